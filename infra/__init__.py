@@ -1,0 +1,2 @@
+if __name__ != "tidegate.infra":
+    raise ImportError(f"import tidegate.infra, not {__name__}")

@@ -1,0 +1,2 @@
+if __name__ != "tidegate.operators":
+    raise ImportError(f"import tidegate.operators, not {__name__}")
