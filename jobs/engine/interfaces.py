@@ -1,0 +1,215 @@
+"""The four interfaces of the epoch protocol: Source, Mover, Store and Sink (design.md section 2).
+
+`Store` is `tidegate.checkpoints.store.Store`; the other three are here. The engine is written against these only, so
+the same protocol runs on Spark and MinIO, and on plain Python and memory in the simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.manifest import Counters, FileRef
+from tidegate.jobs.eventtime.types import Decision, Mark, Member, Survey
+from tidegate.jobs.spec.pipeline import Limits
+
+__all__ = ["Cut", "DeadObject", "MoveOrder", "Moved", "Mover", "Sink", "Slice", "Source", "seq_of", "split_seq"]
+
+_ROW_BITS = 32
+
+
+def seq_of(ordinal: int, row: int) -> int:
+    """Position of a row of an object source: ordinal of its object in the upper half, row in it in the lower.
+
+    >>> split_seq(seq_of(3, 17))
+    (3, 17)
+    """
+    return ordinal << _ROW_BITS | row
+
+
+def split_seq(seq: int) -> tuple[int, int]:
+    """Inverse of `seq_of`."""
+    return seq >> _ROW_BITS, seq & (1 << _ROW_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeadObject:
+    """An object that could not be read: a dead letter as a whole. The object itself stays where it is."""
+
+    member: Member
+    seq: int
+    key: str
+    etag: str
+    size: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The part of one member that an epoch reads: rows with ``start <= seq < end``.
+
+    Attributes:
+        member: whose rows.
+        start: first position, inclusive.
+        end: last position, exclusive.
+        parts: JSON-ready description of what to read, in the source's own terms (object keys with ETags, ordinals,
+            row counts and physical schema; Kafka offsets). Stands in the manifest: the slice can be read again.
+        resume: JSON-ready position after `end`, handed back to `Source.plan` for the next epoch.
+        pending: more was available behind `end` when the slice was planned.
+        done: the member is bounded and `end` is its end.
+        dead: objects in the slice that could not be read.
+    """
+
+    member: Member
+    start: int
+    end: int
+    parts: tuple[dict[str, Any], ...] = ()
+    resume: dict[str, Any] = field(default_factory=dict)
+    pending: bool = False
+    done: bool = False
+    dead: tuple[DeadObject, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to read."""
+        return self.start == self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One point through every source: the slices that end there."""
+
+    slices: tuple[Slice, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to read from any member."""
+        return all(s.empty and not s.dead for s in self.slices)
+
+    def with_slice(self, new: Slice) -> Cut:
+        """The cut with one member's slice replaced."""
+        return replace(self, slices=tuple(new if s.member == new.member else s for s in self.slices))
+
+
+class Source(Protocol):
+    """A source that can be read by range. Called by the driver only, between epochs; must not keep state of its own."""
+
+    name: str
+
+    def members(self) -> Sequence[Member]:
+        """Partitions that exist now. Called once an epoch."""
+        ...
+
+    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: Limits, *, blocked: bool = False) -> Slice:
+        """The next slice from `resume` (None: the beginning), at most `limits`.
+
+        With `blocked` the slice is empty and only tells `pending`. Bad objects are consumed and named in `dead`.
+
+        Raises:
+            TransientError: the source cannot be reached now.
+        """
+        ...
+
+    def trim(self, part: Slice, end: int) -> Slice:
+        """The slice cut short to end at `end` (exclusive), with `pending` and `resume` to match."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOrder:
+    """One epoch's work for a mover.
+
+    Attributes:
+        cut: what to read.
+        decision: what it means.
+        segments: live state segments before the epoch.
+        prefix: key prefix for this attempt's files, for example ``flights/timelines/0``; files go to
+            ``<prefix>/tables/<table>/<tag>/...`` and ``<prefix>/state/<tag>/...``.
+        tag: ``<slot>-<attempt>``, unique to this attempt.
+        timeline: written to ``_timeline`` of every output row.
+        epoch: slot number, written to ``_epoch``.
+        next_position: position of the next released event.
+    """
+
+    cut: Cut
+    decision: Decision
+    segments: tuple[FileRef, ...]
+    prefix: str
+    tag: str
+    timeline: int
+    epoch: int
+    next_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a mover did. Files are durable in the store when this is returned; nothing is visible to readers yet.
+
+    Attributes:
+        files: table -> files written by this epoch.
+        segments: all live segments after the epoch (kept, new, compacted).
+        counters: rows by disposition, in total and per source; they conserve.
+        released_max: greatest (section, event_time) released in this epoch; None if nothing left.
+        next_position: position after the last released event.
+        buffered_rows: rows in the order buffer after the epoch.
+        sketches: source -> lateness sketch of this epoch's rows (JSON-ready).
+        bytes_written: data bytes put into the store.
+    """
+
+    files: dict[str, tuple[FileRef, ...]]
+    segments: tuple[FileRef, ...]
+    counters: Counters
+    released_max: Mark | None
+    next_position: int
+    buffered_rows: int
+    sketches: dict[str, Any] = field(default_factory=dict)
+    bytes_written: int = 0
+
+
+class Mover(Protocol):
+    """Moves rows as decided. Three implementations must agree on every input: reference, Spark SQL, Arrow."""
+
+    def survey(self, cut: Cut, state: Mapping[str, Any]) -> Survey:
+        """Summarise the cut (`now`, `released_max`, `aborts` and `run_start` are filled in by the engine).
+
+        A slice whose first barrier row is not its last row is reported with that barrier; the engine trims the slice
+        to end behind the barrier and surveys again. `state` is the decider's state before the epoch, for punctuation
+        carried over and for `max_jump`.
+
+        Raises:
+            PoisonError: a row or object that `on_bad: fail` refuses, named.
+        """
+        ...
+
+    def move(self, order: MoveOrder) -> Moved:
+        """Write released rows, late rows, window results, dead letters and new state segments."""
+        ...
+
+    def close(self) -> None:
+        """Give back the session."""
+        ...
+
+
+class Sink(Protocol):
+    """A follower of the log: applies sealed epochs in slot order, each exactly once."""
+
+    name: str
+
+    def follow(self, log: SlotLog) -> int:
+        """Bring the sink to the head of the current timeline; rewind first if a fork says so.
+
+        Returns:
+            Slots applied.
+
+        Raises:
+            FencedError: the sink stands on a timeline outside this log's lineage.
+            TransientError: the sink cannot be reached now; call again.
+        """
+        ...
+
+    def lag(self, log: SlotLog) -> int:
+        """Sealed slots that the sink has not applied yet."""
+        ...

@@ -1,0 +1,289 @@
+"""The pipeline spec: what a YAML file under ``dags/pipelines/`` says, as one set of frozen models.
+
+The same models are the Python API: ``PipelineSpec(name="flights", sources={...}, ...)`` equals the YAML.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from tidegate.jobs.spec.options import (
+    BarrierOptions,
+    CoalesceOptions,
+    FrontierOptions,
+    Model,
+    OrderOptions,
+)
+from tidegate.jobs.spec.presets import apply_preset
+from tidegate.jobs.spec.time import Duration
+from tidegate.jobs.spec.windows import WindowSpec
+
+__all__ = [
+    "API_VERSION",
+    "BARRIERS",
+    "CHECKPOINTS",
+    "DEAD_LETTERS",
+    "EVENTS",
+    "LATE",
+    "BarrierColumns",
+    "CheckpointSpec",
+    "Limits",
+    "OutputSpec",
+    "PipelineSpec",
+    "SourceSpec",
+    "SparkSpec",
+    "SupervisionSpec",
+]
+
+API_VERSION: Final = "tidegate/v1"
+EVENTS: Final = "events"
+LATE: Final = "late"
+BARRIERS: Final = "barriers"
+CHECKPOINTS: Final = "checkpoints"
+DEAD_LETTERS: Final = "dead_letters"
+RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
+_TYPE: Final = re.compile(r"(string|boolean|int|long|float|double|date|timestamp|binary|decimal\(\d{1,2},\s*\d{1,2}\))\Z")
+
+
+def _name(value: str) -> str:
+    if not _NAME.match(value):
+        raise ValueError(f"names are lower case letters, digits and underscores, starting with a letter; got {value!r}")
+    return value
+
+
+def _source_name(value: str) -> str:
+    if not re.match(r"[A-Za-z][A-Za-z0-9_\-]{0,62}\Z", value):
+        raise ValueError(f"source names are letters, digits, '_' and '-', starting with a letter; got {value!r}")
+    return value
+
+
+def _column_type(value: str) -> str:
+    if not _TYPE.match(value):
+        allowed = "string, boolean, int, long, float, double, date, timestamp, binary, decimal(p,s)"
+        raise ValueError(f"unknown column type {value!r}; allowed: {allowed}")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
+SourceName = Annotated[str, AfterValidator(_source_name)]
+ColumnType = Annotated[str, AfterValidator(_column_type)]
+
+
+class BarrierColumns(Model):
+    """Where barrier events and punctuation rows stand among a source's rows.
+
+    A row whose ``kind`` column equals ``data`` (or is null) is data; ``punctuation`` names the value of punctuation
+    rows; any value listed in ``types`` is a barrier of that type.
+    """
+
+    kind: str
+    """Column that tells data rows from barriers and punctuation."""
+    data: str = "data"
+    types: tuple[str, ...] = ()
+    id: str | None = None
+    """Integer column with the barrier's id; needed for identity `id`."""
+    punctuation: str | None = None
+
+
+class Limits(Model):
+    """The most that one epoch takes from one partition of a source."""
+
+    objects: Annotated[int, Field(gt=0)] | None = None
+    rows: Annotated[int, Field(gt=0)] | None = None
+
+
+class SourceSpec(FrontierOptions):
+    """One source: where its rows lie, what they look like and how its frontier follows them."""
+
+    kind: Literal["objects"] = "objects"
+    path: str
+    """Folder of objects in arrival order, relative to the store, or a full ``s3://`` / ``file://`` address."""
+    format: Literal["parquet"] = "parquet"
+    partition_by: Literal["source", "folder"] = "source"
+    """One partition for the whole source, or one per folder directly below `path`."""
+    columns: dict[str, ColumnType] = Field(alias="schema", min_length=1)
+    """Column -> type. A column not listed here makes its object a dead letter."""
+    event_time: str
+    """The timestamp column that is the event time."""
+    end_time: str | None = None
+    """Interval events: the timestamp column of the (exclusive) end."""
+    timezone: str | None = None
+    """Zone of naive timestamps; without it they are bad input."""
+    min_event_time: int | None = None
+    """Rows before this instant (ISO text in YAML) are bad input."""
+    barriers: BarrierColumns | None = None
+    coalesce: CoalesceOptions = CoalesceOptions(joins="hold")
+    """How this source's partitions join into its frontier."""
+    limits: Limits = Limits()
+    bounded: bool = False
+    """The source ends when an object named ``_DONE`` stands in its folder and all before it was read."""
+    on_bad: Literal["dead_letter", "fail"] = "dead_letter"
+    """Unreadable objects and rows: keep them in the dead-letter table, or stop the pipeline naming them."""
+
+    @field_validator("min_event_time", mode="before")
+    @classmethod
+    def _instant(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        if isinstance(value, datetime):
+            aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+            return round(aware.timestamp() * 1_000_000)
+        return value
+
+    @model_validator(mode="after")
+    def _columns_exist(self) -> Self:
+        wanted = {"event_time": self.event_time, "end_time": self.end_time}
+        if self.barriers:
+            wanted |= {"barriers.kind": self.barriers.kind, "barriers.id": self.barriers.id}
+        for field, column in wanted.items():
+            if column is not None and column not in self.columns:
+                raise ValueError(f"{field}: column {column!r} is not in the schema ({', '.join(self.columns)})")
+        for field in ("event_time", "end_time"):
+            column = wanted[field]
+            if column is not None and self.columns[column] != "timestamp":
+                raise ValueError(f"{field}: column {column!r} must be a timestamp, not {self.columns[column]}")
+        reserved = [c for c in self.columns if c.startswith("_")]
+        if reserved:
+            raise ValueError(f"column names starting with '_' are tidegate's own: {', '.join(reserved)}")
+        return self
+
+    @model_validator(mode="after")
+    def _has_frontier(self) -> Self:
+        explicit = self.punctuation is not None
+        if self.lag is None and not explicit and self.wall_clock is None:
+            raise ValueError("a source needs a 'lag' (or 'punctuation', or 'wall_clock'), or its frontier never moves")
+        return self
+
+
+class OutputSpec(Model):
+    """Where the tables go."""
+
+    catalog: str | None = None
+    """SQLAlchemy address of the Iceberg SQL catalog; default: a SQLite file beside the local store or in the work folder."""
+    namespace: str | None = None
+    """Iceberg namespace; default: the pipeline's name."""
+    publish_every: Annotated[int, Field(gt=0)] = 1
+    """Sealed epochs gathered into one table snapshot."""
+    max_unpublished: Annotated[int, Field(gt=0)] = 50
+    """The driver waits, and says so, when more sealed epochs than this are not in the tables."""
+
+
+class CheckpointSpec(Model):
+    """Epoch pace and what happens to bad checkpoints."""
+
+    min_interval: Duration = 0
+    """At least this long between the starts of two epochs."""
+    idle_interval: Duration = 1_000_000
+    """How long to wait before looking again when there was nothing to read."""
+    idle_epochs: Literal["on_change", "always"] = "on_change"
+    """Without rows, seal an epoch only if the decision changes something (a timer, a status), or always."""
+    on_bad_checkpoint: Literal["stop", "fork"] = "stop"
+    retain: Annotated[int, Field(gt=0)] = 1000
+    """Completed checkpoints kept restorable."""
+    max_clock_step: Annotated[Duration, Field(gt=0)] = 10_000_000
+    """The most the pipeline clock advances in one epoch, so that an outage expires nothing by itself."""
+
+
+class SparkSpec(Model):
+    """The Spark session of the driver."""
+
+    master: str = "local[2]"
+    driver_memory: str = "2g"
+    conf: dict[str, str] = {}
+
+
+class SupervisionSpec(Model):
+    """What Airflow does with the stream."""
+
+    recover_to: Literal["latest", "latest_healthy"] = "latest"
+    stall_after: Duration = 120_000_000
+    """No finished step for this long counts as stalled."""
+    retries: Annotated[int, Field(ge=0)] = 5
+    retry_delay: Duration = 5_000_000
+    sweep: str = "*/5 * * * *"
+    """Cron of the sweep that brings back what should run."""
+    owner: str = "tidegate"
+
+
+class PipelineSpec(Model):
+    """One pipeline, as in a YAML file under ``dags/pipelines/``."""
+
+    api_version: Literal["tidegate/v1"] = Field(default=API_VERSION, alias="apiVersion")
+    name: Name
+    description: str = ""
+    preset: Literal["tidegate", "nscldaq", "streaminsight", "hazelcast", "flink", "pipet", "wire"] = "tidegate"
+    """Whose defaults the options take; see presets.py."""
+    sources: dict[SourceName, SourceSpec] = Field(min_length=1)
+    coalesce: CoalesceOptions = CoalesceOptions()
+    """How the sources' frontiers join into the output frontier."""
+    release: OrderOptions = OrderOptions()
+    barriers: BarrierOptions = BarrierOptions()
+    windows: dict[Name, WindowSpec] = {}
+    outputs: OutputSpec = OutputSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    spark: SparkSpec = SparkSpec()
+    supervision: SupervisionSpec = SupervisionSpec()
+    quality: dict[str, Any] = {}
+    """Limits handed to the quality suites; see expectations/."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, value: Any) -> Any:
+        return apply_preset(value) if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        clash = RESERVED_TABLES & set(self.windows)
+        if clash:
+            raise ValueError(f"window names {', '.join(sorted(clash))} are reserved for tables")
+        schemas = {json.dumps(s.columns, sort_keys=True) for s in self.sources.values()}
+        if len(schemas) > 1:
+            raise ValueError("all sources of a pipeline share one schema: the same columns with the same types")
+        columns = next(iter(self.sources.values())).columns
+        for name, window in self.windows.items():
+            missing = [k for k in window.keys if k not in columns and k != "_source"]
+            if missing:
+                raise ValueError(f"windows.{name}.keys: no column {', '.join(missing)} in the schema (or '_source')")
+            taken = set(window.aggregates) & {*window.keys, "window_start", "window_end", "revision", "replaces"}
+            if taken:
+                raise ValueError(f"windows.{name}.aggregates: names already taken: {', '.join(sorted(taken))}")
+        for name, source in self.sources.items():
+            imported = source.punctuation.import_from if source.punctuation else None
+            if imported is not None and (imported not in self.sources or imported == name):
+                raise ValueError(f"sources.{name}.punctuation.import_from: no other source named {imported!r}")
+        return self
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The one schema that all sources share."""
+        return next(iter(self.sources.values())).columns
+
+    @property
+    def barrier_timeout(self) -> int | None:
+        """Ticks until an open barrier times out: its own, else four build windows, else never."""
+        if self.barriers.timeout is not None:
+            return self.barriers.timeout
+        window = self.release.build_window
+        return None if window is None else 4 * window
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of all output tables."""
+        return (EVENTS, LATE, *self.windows, BARRIERS, CHECKPOINTS, DEAD_LETTERS)
+
+    def digest(self) -> str:
+        """sha256 of the spec's canonical JSON: stands in every manifest."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+    def canonical(self) -> str:
+        """Canonical JSON of the spec with the preset applied."""
+        return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+

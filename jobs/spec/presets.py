@@ -1,0 +1,103 @@
+"""Presets: the defaults of five systems that people know (semantics.md section 8).
+
+A preset only sets defaults. What the pipeline's own YAML says wins, field by field.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+__all__ = ["PRESETS", "apply_preset"]
+
+_NEVER: Final = {"idle_timeout": "never"}
+
+PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "tidegate": {},
+    "nscldaq": {
+        "source": {"lag": "0", "frontier": "inclusive", "coalesce": _NEVER},
+        "coalesce": {**_NEVER, "members": "discovered"},
+        "release": {"mode": "ordered", "build_window": "20s", "startup_grace": "2s", "on_late": "emit_flagged"},
+        "barriers": {"identity": "ordinal"},
+    },
+    "streaminsight": {
+        "source": {"punctuation": {"explicit": True, "regress": "raise", "on_violation": "error"}, "coalesce": _NEVER},
+        "coalesce": _NEVER,
+        "release": {"mode": "commit"},
+    },
+    "hazelcast": {
+        "source": {"frame": "1s", "coalesce": {"revived": "freeze", "joins": "hold", "all_done": "hold"}},
+        "coalesce": {
+            "idle_timeout": "60s",
+            "all_idle": "jump",
+            "all_done": "hold",
+            "revived": "freeze",
+            "joins": "hold",
+        },
+        "release": {"mode": "pass_through"},
+        "window": {"late_unit": "first_window"},
+        "session": {"session_touch": "separate", "session_late": "event", "session_close": "at_end"},
+    },
+    "flink": {
+        "source": {"frontier": "inclusive", "coalesce": {**_NEVER, "on_idle_punctuation": "ignore"}},
+        "coalesce": {**_NEVER, "all_idle": "jump", "revived": "ignore", "on_idle_punctuation": "ignore"},
+        "release": {"mode": "pass_through"},
+        "barriers": {"identity": "id", "overtake": "subsume"},
+        "session": {"session_touch": "merge", "session_late": "merged", "session_close": "at_end"},
+    },
+    "pipet": {"release": {"mode": "ordered", "on_late": "reject_to_origin"}},
+    "wire": {
+        "source": {"lag": "5s", "coalesce": {"all_idle": "hold", "revived": "freeze"}},
+        "coalesce": {"idle_timeout": "60s", "all_idle": "hold", "revived": "freeze"},
+        "release": {"mode": "pass_through"},
+        "barriers": {"identity": "id", "timeout": "10m", "on_timeout": "abort"},
+        "window": {"late_unit": "window"},
+        "session": {"session_touch": "merge", "session_close": "at_end"},
+    },
+}
+"""Preset -> defaults for every source, the output's coalescing, release, barriers, every window, session windows."""
+
+
+def apply_preset(raw: dict[str, Any]) -> dict[str, Any]:
+    """The raw spec with its preset's defaults filled in where the spec says nothing. The argument is not changed."""
+    preset = PRESETS.get(raw.get("preset", "tidegate"))
+    if not preset:
+        return raw
+    merged = dict(raw)
+    for section in ("coalesce", "release", "barriers"):
+        if section in preset:
+            merged[section] = _merge(preset[section], raw.get(section, {}))
+    merged["sources"] = {
+        name: _source(preset.get("source", {}), source) for name, source in _items(raw.get("sources"))
+    } or raw.get("sources", {})
+    windows = {name: _window(preset, window) for name, window in _items(raw.get("windows"))}
+    if windows:
+        merged["windows"] = windows
+    return merged
+
+
+def _source(defaults: dict[str, Any], source: Any) -> Any:
+    if not isinstance(source, dict):
+        return source
+    if "lag" in source:  # declared settings: the preset's explicit punctuation does not apply
+        defaults = {k: v for k, v in defaults.items() if k != "punctuation"}
+    return _merge(defaults, source)
+
+
+def _window(preset: dict[str, Any], window: Any) -> Any:
+    if not isinstance(window, dict):
+        return window
+    defaults = dict(preset.get("window", {}))
+    if window.get("kind") == "session":
+        defaults |= preset.get("session", {})
+    return _merge(defaults, window)
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _merge(defaults: Any, own: Any) -> Any:
+    """Own values win; nested sections merge field by field."""
+    if not isinstance(defaults, dict) or not isinstance(own, dict):
+        return own
+    return {**defaults, **{k: _merge(defaults.get(k), v) for k, v in own.items()}}
