@@ -1,0 +1,71 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make` alone lists the rest.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+# make demo DAYS=31 START=2013-01-01 PACE=0.5; any other option through ARGS="..."
+DEMO_ARGS = $(if $(DAYS),--days $(DAYS)) $(if $(START),--start $(START)) $(if $(PACE),--pace $(PACE)) $(ARGS)
+LOCK = uv pip compile --universal --generate-hashes --no-emit-index-url --python-version 3.11 --extra demo --group dev pyproject.toml -o requirements.lock
+
+.PHONY: help
+help: ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Run
+
+.PHONY: demo
+demo: venv java ## the whole shape on real flights: Airflow, Spark, MinIO, a kill, a recovery, a summary (DAYS= START= PACE=)
+	$(BIN)/tidegate demo $(DEMO_ARGS)
+
+.PHONY: up
+up: venv java ## start MinIO and Airflow and leave them running
+	$(BIN)/tidegate up $(ARGS)
+
+.PHONY: down
+down: venv ## stop them again
+	$(BIN)/tidegate down $(ARGS)
+
+##@ Check
+
+.PHONY: test
+test: venv java ## every test but the slow ones (ARGS="-m unit" for the fast ones)
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: lint
+lint: venv ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: typecheck
+typecheck: venv ## mypy, strict
+	$(BIN)/mypy
+
+.PHONY: imports
+imports: venv ## who may import whom
+	$(BIN)/lint-imports
+
+.PHONY: ci
+ci: ## what CI runs: all of the above, and the tests against the built wheel
+	.ci/run
+
+##@ Make
+
+.PHONY: venv
+venv: ## the project's environment from requirements.lock
+	@infra/bootstrap.sh venv
+
+.PHONY: java
+java: # Spark needs it; one clear line if it is missing
+	@infra/bootstrap.sh java
+
+.PHONY: wheel
+wheel: venv ## build the wheel into dist/
+	$(BIN)/python -m build --wheel --no-isolation
+
+.PHONY: lock
+lock: venv ## resolve the pins anew (needs the network)
+	$(BIN)/$(LOCK)
+
+.PHONY: clean
+clean: ## remove caches and builds; keeps .venv and a running stack
+	rm -rf dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache spark-warehouse metastore_db derby.log

@@ -1,0 +1,181 @@
+"""A real MinIO server as a local process, with one bucket and a user who may use it and nothing else."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tidegate.infra.ports import LOOPBACK, free_port
+from tidegate.infra.processes import ProcessMark, is_alive, kill, spawn, stop
+from tidegate.jobs.spec.errors import TransientError
+
+__all__ = ["REGION", "Credentials", "MinioServer", "provision"]
+
+REGION = "us-east-1"
+_POLICY = "tidegate-app"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A pair of keys. The secret stays out of `repr`, so that no log line can carry it."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+
+    @classmethod
+    def random(cls, prefix: str) -> Credentials:
+        """New keys; the access key begins with the prefix, so that a person can tell them apart."""
+        return cls(f"{prefix}-{secrets.token_hex(4)}", secrets.token_urlsafe(30))
+
+
+class MinioServer:
+    """One MinIO process on a loopback port, its web console off.
+
+    The data folder and the root credentials outlive the process, so a killed server can be started again.
+
+    Args:
+        program: the server program, from `ensure_minio`.
+        data: folder of the objects; made if missing.
+        log: file that gets the server's output.
+        root: the root user's keys.
+        port: wanted port; another one is taken if somebody listens there.
+        mark: a running server to adopt (then `port` is its port).
+        extra_env: added to the server's environment.
+    """
+
+    def __init__(
+        self,
+        program: Path,
+        data: Path,
+        log: Path,
+        *,
+        root: Credentials | None = None,
+        port: int | None = None,
+        mark: ProcessMark | None = None,
+        extra_env: dict[str, str] | None = None,
+    ) -> None:
+        self.program = program
+        self.data = data
+        self.log = log
+        self.root = root or Credentials.random("root")
+        self.mark = mark
+        self._port = port
+        self._extra_env = extra_env or {}
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, or listened on when it last ran."""
+        if self._port is None:
+            raise RuntimeError("start() chooses the port")
+        return self._port
+
+    @property
+    def endpoint(self) -> str:
+        """Its URL, for S3 clients."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs (it may still be starting)."""
+        return self.mark is not None and is_alive(self.mark)
+
+    def start(self, timeout: float = 30.0) -> None:
+        """Start the server, unless it runs, and wait until it answers.
+
+        Raises:
+            TransientError: it ended, or did not answer in time; the message names its log.
+        """
+        if not self.alive:
+            self._port = free_port(self._port)
+            self.data.mkdir(parents=True, exist_ok=True)
+            self.mark = spawn(self._command(), log=self.log, env=self._environment(), cwd=self.data.parent)
+        self._wait_until_healthy(timeout)
+
+    def stop(self, grace: float = 10.0) -> None:
+        """End it in an orderly way."""
+        if self.mark is not None:
+            stop([self.mark], grace)
+
+    def kill(self) -> None:
+        """End with kill -9, as a crash would. `start()` brings it back with the same port, keys and objects."""
+        if self.mark is not None:
+            kill([self.mark])
+
+    def healthy(self) -> bool:
+        """Whether it answers and can serve writes."""
+        try:
+            with urllib.request.urlopen(f"{self.endpoint}/minio/health/cluster", timeout=2) as answer:  # noqa: S310 - http on loopback
+                return int(answer.status) == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _command(self) -> list[str]:
+        # A certificate in the default ~/.minio/certs would turn the server to https.
+        certificates = self.data.parent / "minio-certs"
+        address = f"{LOOPBACK}:{self.port}"
+        return [str(self.program), "server", "--quiet", "--address", address, "--certs-dir", str(certificates), str(self.data)]
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("MINIO_")}
+        return {
+            **inherited,
+            "MINIO_ROOT_USER": self.root.access_key,
+            "MINIO_ROOT_PASSWORD": self.root.secret_key,
+            "MINIO_BROWSER": "off",
+            "MINIO_UPDATE": "off",  # it would ask a server on the internet for news
+            **self._extra_env,
+        }
+
+    def _wait_until_healthy(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not self.healthy():
+            if not self.alive or time.monotonic() > deadline:
+                what = "did not answer in time" if self.alive else "ended while starting"
+                raise TransientError(f"MinIO {what} on {self.endpoint}", code="infra.minio_start", advice=f"read {self.log}")
+            time.sleep(0.05)
+
+
+def provision(server: MinioServer, bucket: str, app: Credentials) -> None:
+    """Make the bucket and a user who may read, write and list this bucket only. Safe to repeat."""
+    # Late: minio costs 0.2 s, and `tidegate --help` must not pay it.
+    from minio import Minio, MinioAdmin
+    from minio.credentials.providers import StaticProvider
+
+    host = f"{LOOPBACK}:{server.port}"
+    client = Minio(host, access_key=server.root.access_key, secret_key=server.root.secret_key, secure=False, region=REGION)
+    if not client.bucket_exists(bucket_name=bucket):
+        client.make_bucket(bucket_name=bucket)
+    keys = StaticProvider(server.root.access_key, server.root.secret_key)
+    admin = MinioAdmin(endpoint=host, credentials=keys, secure=False)
+    admin.user_add(app.access_key, app.secret_key)
+    admin.policy_add(_POLICY, policy=_bucket_policy(bucket))
+    admin.policy_set(_POLICY, user=app.access_key)
+
+
+def _bucket_policy(bucket: str) -> dict[str, Any]:
+    on_bucket = [
+        "s3:GetBucketLocation",
+        "s3:ListBucket",
+        "s3:ListBucketMultipartUploads",
+        "s3:ListenBucketNotification",
+    ]
+    on_objects = [
+        "s3:GetObject",
+        "s3:PutObject",
+        "s3:DeleteObject",
+        "s3:ListMultipartUploadParts",
+        "s3:AbortMultipartUpload",
+    ]
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Effect": "Allow", "Action": on_bucket, "Resource": [f"arn:aws:s3:::{bucket}"]},
+            {"Effect": "Allow", "Action": on_objects, "Resource": [f"arn:aws:s3:::{bucket}/*"]},
+        ],
+    }

@@ -1,0 +1,137 @@
+"""Detached process groups, identified by pid and start ticks.
+
+A pid alone may belong to somebody else by the time it is used: the kernel hands pids out again. The start time that
+`/proc/<pid>/stat` gives in clock ticks since boot makes the pair unique, so it can be written to a file, read by another
+process hours later, and still never hits a stranger. Nothing here looks for processes by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ProcessMark", "is_alive", "kill", "marked_with", "spawn", "start_ticks", "stop"]
+
+_POLL_SECONDS = 0.05
+
+# Children of this very process become zombies until they are waited for; keeping the handle lets is_alive() do that.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+@dataclass(frozen=True)
+class ProcessMark:
+    """One process, for ever: its pid and the clock tick at which it started."""
+
+    pid: int
+    start_ticks: int
+
+
+def spawn(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> ProcessMark:
+    """Start a program as the leader of its own session, output appended to a file.
+
+    It outlives its starter and gets no Ctrl-C of the terminal.
+
+    Raises:
+        OSError: the program or the working folder does not exist.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+    _children[child.pid] = child
+    # An unreaped child keeps its pid, so the file is there even if the program has ended already.
+    return ProcessMark(child.pid, _stat(child.pid)[1])
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time of a live process in clock ticks since boot; None when it is gone or a zombie."""
+    _reap(pid)
+    try:
+        state, ticks = _stat(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state == "Z" else ticks
+
+
+def is_alive(mark: ProcessMark) -> bool:
+    """Whether this very process still runs."""
+    return start_ticks(mark.pid) == mark.start_ticks
+
+
+def stop(marks: Iterable[ProcessMark], grace: float = 10.0) -> None:
+    """Ask the processes to end, all at once; after the grace time kill them and what is left of their groups."""
+    everyone = list(marks)
+    for mark in everyone:
+        if is_alive(mark):
+            _send(mark.pid, signal.SIGTERM, group=False)
+    _wait_gone(everyone, grace)
+    kill(everyone)
+
+
+def kill(marks: Iterable[ProcessMark], wait: float = 5.0) -> None:
+    """End with kill -9 the whole groups led by these processes, also when a leader has gone before its children."""
+    everyone = list(marks)
+    for mark in everyone:
+        # While a group has members the kernel does not give its number to a new process. So if somebody else has this
+        # pid now, the group is empty; and if nobody has it, the members can only be ours.
+        if start_ticks(mark.pid) in (None, mark.start_ticks):
+            _send(mark.pid, signal.SIGKILL, group=True)
+    _wait_gone(everyone, wait)
+
+
+def marked_with(variable: str, value: str) -> list[ProcessMark]:
+    """All live processes of this user that were started with `variable=value` in their environment.
+
+    Finds what a server's children started in sessions of their own, for example a streaming driver.
+    """
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                ticks = start_ticks(int(entry.name))
+                if ticks is not None:
+                    found.append(ProcessMark(int(entry.name), ticks))
+    return found
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    # The second field is the program's name in parentheses and may hold spaces and parentheses itself.
+    fields = text[text.rindex(")") + 2 :].split()
+    return fields[0], int(fields[19])
+
+
+def _reap(pid: int) -> None:
+    child = _children.get(pid)
+    if child is not None and child.poll() is not None:
+        del _children[pid]
+
+
+def _send(pid: int, number: signal.Signals, *, group: bool) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if group:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+
+
+def _wait_gone(marks: Sequence[ProcessMark], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(is_alive(mark) for mark in marks):
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,29 @@
+"""How long steps tell a person that they go on: one line per step, with the time since the first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+__all__ = ["Progress", "Timed"]
+
+#: Takes one line of plain text.
+Progress = Callable[[str], None]
+
+
+class Timed:
+    """Put the seconds since its making in front of every line."""
+
+    def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+        self._progress = progress
+        self._clock = clock
+        self._began = clock()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this object was made."""
+        return self._clock() - self._began
+
+    def __call__(self, line: str) -> None:
+        """Pass one line on."""
+        self._progress(f"[{self.elapsed:5.1f} s] {line}")
