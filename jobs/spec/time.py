@@ -10,7 +10,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, WithJsonSchema
 
 __all__ = ["TICK_MAX", "TICK_MIN", "Duration", "SignedDuration", "format_duration", "format_instant", "parse_duration", "saturate"]
 
@@ -93,14 +93,15 @@ def saturate(ticks: int) -> int:
     return max(TICK_MIN, min(TICK_MAX, ticks))
 
 
-def _duration(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value  # already ticks: the Python API and specs read back from a manifest
+def _duration(value: Any, info: ValidationInfo) -> int:
+    from_yaml = bool(info.context and info.context.get("yaml"))
+    if isinstance(value, int) and not isinstance(value, bool) and not from_yaml:
+        return value  # the Python API counts in ticks; in YAML a bare number is a forgotten unit
     return parse_duration(value)
 
 
-def _non_negative(value: Any) -> int:
-    ticks = _duration(value)
+def _non_negative(value: Any, info: ValidationInfo) -> int:
+    ticks = _duration(value, info)
     if ticks < 0:
         raise ValueError(f"must not be negative; got {format_duration(ticks)}")
     return ticks
