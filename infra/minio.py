@@ -46,7 +46,6 @@ class MinioServer:
         root: the root user's keys.
         port: wanted port; another one is taken if somebody listens there.
         mark: a running server to adopt (then `port` is its port).
-        extra_env: added to the server's environment.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class MinioServer:
         root: Credentials | None = None,
         port: int | None = None,
         mark: ProcessMark | None = None,
-        extra_env: dict[str, str] | None = None,
     ) -> None:
         self.program = program
         self.data = data
@@ -66,7 +64,6 @@ class MinioServer:
         self.root = root or Credentials.random("root")
         self.mark = mark
         self._port = port
-        self._extra_env = extra_env or {}
 
     @property
     def port(self) -> int:
@@ -91,11 +88,29 @@ class MinioServer:
         Raises:
             TransientError: it ended, or did not answer in time; the message names its log.
         """
-        if not self.alive:
+        self.launch()
+        self.wait_until_healthy(timeout)
+
+    def launch(self) -> ProcessMark:
+        """Start the process, unless it runs, and return at once, so that the caller can note it down before waiting."""
+        if self.mark is None or not is_alive(self.mark):
             self._port = free_port(self._port)
             self.data.mkdir(parents=True, exist_ok=True)
             self.mark = spawn(self._command(), log=self.log, env=self._environment(), cwd=self.data.parent)
-        self._wait_until_healthy(timeout)
+        return self.mark
+
+    def wait_until_healthy(self, timeout: float = 30.0) -> None:
+        """Wait until it answers.
+
+        Raises:
+            TransientError: it ended, or did not answer in time; the message names its log.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.healthy():
+            if not self.alive or time.monotonic() > deadline:
+                what = "did not answer in time" if self.alive else "ended while starting"
+                raise TransientError(f"MinIO {what} on {self.endpoint}", code="infra.minio_start", advice=f"read {self.log}")
+            time.sleep(0.05)
 
     def stop(self, grace: float = 10.0) -> None:
         """End it in an orderly way."""
@@ -129,16 +144,7 @@ class MinioServer:
             "MINIO_ROOT_PASSWORD": self.root.secret_key,
             "MINIO_BROWSER": "off",
             "MINIO_UPDATE": "off",  # it would ask a server on the internet for news
-            **self._extra_env,
         }
-
-    def _wait_until_healthy(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while not self.healthy():
-            if not self.alive or time.monotonic() > deadline:
-                what = "did not answer in time" if self.alive else "ended while starting"
-                raise TransientError(f"MinIO {what} on {self.endpoint}", code="infra.minio_start", advice=f"read {self.log}")
-            time.sleep(0.05)
 
 
 def provision(server: MinioServer, bucket: str, app: Credentials) -> None:

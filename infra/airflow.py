@@ -1,0 +1,93 @@
+"""How Airflow's four processes are started: commands and settings.
+
+`airflow standalone` is not used: its log servers listen on all interfaces, and it cannot be told not to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tidegate.infra.ports import LOOPBACK
+from tidegate.infra.stack_state import AIRFLOW_USERS, StackSecrets
+
+__all__ = ["COMPONENTS", "airflow_command", "airflow_settings", "child_environment", "digest", "passwords_file", "url"]
+
+#: Process name -> arguments of `airflow`, in the order of starting.
+COMPONENTS: dict[str, tuple[str, ...]] = {
+    "api-server": ("api-server",),
+    "scheduler": ("scheduler", "--skip-serve-logs"),
+    "dag-processor": ("dag-processor",),
+    "triggerer": ("triggerer", "--skip-serve-logs"),
+}
+
+
+def airflow_command(*arguments: str) -> list[str]:
+    """The command line of `airflow`, from the environment this Python runs in."""
+    return [sys.executable, "-m", "airflow", *arguments]
+
+
+def url(port: int) -> str:
+    """Where a browser finds Airflow."""
+    return f"http://{LOOPBACK}:{port}"
+
+
+def airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets) -> dict[str, str]:
+    """Airflow's configuration, as environment variables.
+
+    Args:
+        home: AIRFLOW_HOME; also holds the database, the logs and the passwords file.
+        dags: the DAGs folder.
+        port: of the API server.
+        keys: passwords and signing keys.
+    """
+    settings = {
+        "CORE__DAGS_FOLDER": str(dags),
+        "CORE__LOAD_EXAMPLES": "False",
+        "CORE__EXECUTOR": "LocalExecutor",
+        "CORE__PARALLELISM": "4",
+        "CORE__FERNET_KEY": keys.fernet_key,
+        "CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{user}:{role}" for user, role in AIRFLOW_USERS.items()),
+        "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords_file(home)),
+        "CORE__EXECUTION_API_SERVER_URL": f"{url(port)}/execution/",
+        "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+        "LOGGING__BASE_LOG_FOLDER": str(home / "logs"),
+        "API__HOST": LOOPBACK,
+        "API__PORT": str(port),
+        "API__BASE_URL": url(port),
+        "API__WORKERS": "1",
+        # The processes are started one by one; without these each would make up keys of its own.
+        "API__SECRET_KEY": keys.api_secret_key,
+        "API_AUTH__JWT_SECRET": keys.jwt_secret,
+        "DAG_PROCESSOR__PARSING_PROCESSES": "1",
+        "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
+        # New files are looked for every 5 minutes by default: too long for somebody who has just written a pipeline.
+        "DAG_PROCESSOR__REFRESH_INTERVAL": "15",
+        # A task that resumes while the API server is away would burn one of its retries.
+        "WORKERS__EXECUTION_API_RETRIES": "12",
+        "WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "10",
+        "USAGE_DATA_COLLECTION__ENABLED": "False",
+    }
+    return {"AIRFLOW_HOME": str(home), **{f"AIRFLOW__{key}": value for key, value in settings.items()}}
+
+
+def passwords_file(home: Path) -> Path:
+    """Where Airflow's simple login reads its passwords."""
+    return home / "passwords.json"
+
+
+def child_environment(own: Mapping[str, str], inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a child: ours, the user's without foreign Airflow settings, this Python's programs first on PATH."""
+    programs = str(Path(sys.executable).parent)
+    # PYTHONPATH could make the top-level folders importable under a second name.
+    kept = {key: value for key, value in inherited.items() if not key.startswith("AIRFLOW") and key != "PYTHONPATH"}
+    return {**kept, "PATH": f"{programs}:{inherited.get('PATH', os.defpath)}", **own}
+
+
+def digest(environment: Mapping[str, str]) -> str:
+    """Fingerprint of settings: tells whether a running Airflow was started with these."""
+    return hashlib.sha256(json.dumps(sorted(environment.items())).encode()).hexdigest()[:16]

@@ -1,0 +1,198 @@
+"""A thin client of Airflow's REST API: what the demo and the end-to-end tests need of it."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+
+__all__ = ["AirflowApi", "AirflowApiError", "health"]
+
+_TIMEOUT = 30.0
+_ENDED = frozenset({"success", "failed"})
+
+
+class AirflowApiError(ConfigurationError):
+    """Airflow answered with a refusal.
+
+    Attributes:
+        status: the HTTP status, for example 403 or 404.
+    """
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message, code=f"infra.airflow_api_{status}")
+        self.status = status
+
+
+def health(base_url: str) -> dict[str, str]:
+    """Component -> status, with the names of the processes; empty while the API server does not answer."""
+    try:
+        with urllib.request.urlopen(f"{base_url}/api/v2/monitor/health", timeout=5) as answer:  # noqa: S310 - http on loopback
+            report = json.loads(answer.read())
+    except (OSError, ValueError):
+        return {}
+    statuses = {name.replace("_", "-"): str((part or {}).get("status")) for name, part in report.items()}
+    return {"api-server": "healthy", **statuses}
+
+
+class AirflowApi:
+    """Calls the API as one user; logs in by itself, and again when the token has run out.
+
+    Every method raises `AirflowApiError` when Airflow refuses and `TransientError` when it does not answer.
+    """
+
+    def __init__(self, base_url: str, user: str, password: str) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.user = user
+        self._password = password
+        self._token: str | None = None
+
+    def request(self, method: str, path: str, body: object = None) -> Any:
+        """Call `/api/v2<path>` and return the decoded answer; for what has no method of its own.
+
+        Raises:
+            AirflowApiError: any answer of 400 and above.
+            TransientError: no answer.
+        """
+        if self._token is None:
+            self._log_in()
+        try:
+            return self._call(method, f"/api/v2{path}", body)
+        except AirflowApiError as error:
+            if error.status != 401:
+                raise
+            self._log_in()
+            return self._call(method, f"/api/v2{path}", body)
+
+    def dag(self, dag_id: str) -> dict[str, Any] | None:
+        """The DAG, or None while Airflow has not parsed it."""
+        try:
+            found: dict[str, Any] = self.request("GET", f"/dags/{_quote(dag_id)}")
+        except AirflowApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        return found
+
+    def wait_for_dag(self, dag_id: str, timeout: float = 60.0) -> dict[str, Any]:
+        """Wait until Airflow has parsed the DAG.
+
+        Raises:
+            TransientError: it has not appeared in time; the import errors are in the message.
+        """
+        return _poll(lambda: self.dag(dag_id), timeout, lambda: f"no DAG {dag_id}; import errors: {self.import_errors()}")
+
+    def import_errors(self) -> dict[str, str]:
+        """File -> traceback of DAG files that could not be parsed."""
+        errors = self.request("GET", "/importErrors")["import_errors"]
+        return {error["filename"]: error["stack_trace"] for error in errors}
+
+    def pause(self, dag_id: str, paused: bool = True) -> None:
+        """Pause or unpause a DAG."""
+        self.request("PATCH", f"/dags/{_quote(dag_id)}", {"is_paused": paused})
+
+    def unpause(self, dag_id: str) -> None:
+        """Let a DAG run."""
+        self.pause(dag_id, paused=False)
+
+    def trigger(self, dag_id: str, conf: dict[str, Any] | None = None, run_id: str | None = None) -> str:
+        """Start a run with these params and return its id."""
+        body: dict[str, Any] = {"logical_date": None, "conf": conf or {}}
+        if run_id is not None:
+            body["dag_run_id"] = run_id
+        return str(self.request("POST", f"/dags/{_quote(dag_id)}/dagRuns", body)["dag_run_id"])
+
+    def runs(self, dag_id: str) -> list[dict[str, Any]]:
+        """The newest runs of a DAG, newest first."""
+        found: list[dict[str, Any]] = self.request("GET", f"/dags/{_quote(dag_id)}/dagRuns?order_by=-run_after&limit=50")[
+            "dag_runs"
+        ]
+        return found
+
+    def run(self, dag_id: str, run_id: str) -> dict[str, Any]:
+        """One run; its `state` is queued, running, success or failed."""
+        found: dict[str, Any] = self.request("GET", _run_path(dag_id, run_id))
+        return found
+
+    def wait_for_run(self, dag_id: str, run_id: str, timeout: float) -> dict[str, Any]:
+        """Wait for the end of a run, good or bad.
+
+        Raises:
+            TransientError: it still runs after this time.
+        """
+
+        def ended() -> dict[str, Any] | None:
+            run = self.run(dag_id, run_id)
+            return run if run["state"] in _ENDED else None
+
+        return _poll(ended, timeout, lambda: f"{dag_id} run {run_id} is {self.run(dag_id, run_id)['state']}")
+
+    def task_instances(self, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
+        """Task id -> task instance of one run."""
+        found = self.request("GET", f"{_run_path(dag_id, run_id)}/taskInstances")["task_instances"]
+        return {task["task_id"]: task for task in found}
+
+    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
+        """The task's log as text, one line per event."""
+        path = f"{_run_path(dag_id, run_id)}/taskInstances/{_quote(task_id)}/logs/{try_number}?full_content=true"
+        events = self.request("GET", path)["content"]
+        return "\n".join(_log_line(event) for event in events)
+
+    def answer(self, dag_id: str, run_id: str, task_id: str, chosen: list[str], params: dict[str, Any] | None = None) -> None:
+        """Answer a task that waits for a person, for example with `["Approve"]`.
+
+        Wait 3 s after it began to wait: an answer within 0.2 s fails the task although Airflow accepts it.
+        """
+        path = f"{_run_path(dag_id, run_id)}/taskInstances/{_quote(task_id)}/-1/hitlDetails"
+        self.request("PATCH", path, {"chosen_options": chosen, "params_input": params or {}})
+
+    def _log_in(self) -> None:
+        self._token = None
+        self._token = self._call("POST", "/auth/token", {"username": self.user, "password": self._password})["access_token"]
+
+    def _call(self, method: str, path: str, body: object) -> Any:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.base_url + path, data=data, headers=headers, method=method)  # noqa: S310 - http on loopback
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310 - http on loopback
+                content = answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                detail = error.read().decode(errors="replace")[:500]
+            raise AirflowApiError(f"{method} {path}: {error.code} {detail}", status=error.code) from None
+        except OSError as error:
+            raise TransientError(f"Airflow does not answer at {self.base_url}: {error}", code="infra.airflow_away") from error
+        return json.loads(content) if content else None
+
+
+def _run_path(dag_id: str, run_id: str) -> str:
+    return f"/dags/{_quote(dag_id)}/dagRuns/{_quote(run_id)}"
+
+
+def _quote(part: str) -> str:
+    return urllib.parse.quote(part, safe="")
+
+
+def _log_line(event: dict[str, Any] | str) -> str:
+    if isinstance(event, str):
+        return event
+    extra = {key: value for key, value in event.items() if key not in ("timestamp", "event", "level", "logger")}
+    return " ".join(str(part) for part in (event.get("timestamp"), event.get("level"), event.get("event"), extra or None) if part)
+
+
+def _poll(ask: Callable[[], dict[str, Any] | None], timeout: float, complaint: Callable[[], str]) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout
+    while (found := ask()) is None:
+        if time.monotonic() > deadline:
+            raise TransientError(f"after {timeout:.0f} s: {complaint()}", code="infra.airflow_wait")
+        time.sleep(0.5)
+    return found

@@ -1,0 +1,296 @@
+"""The local stack: one MinIO and one Airflow, all on 127.0.0.1, their state in one folder.
+
+    stack.json         ports, pids and start ticks     credentials.json   logins and keys, mode 0600
+    minio-data/        the bucket                      airflow/           AIRFLOW_HOME: database, task logs
+    logs/              output of every process
+
+`up` may be repeated: what runs is adopted, what died is started again, under the same addresses.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from tidegate.infra import airflow
+from tidegate.infra.airflow_api import AirflowApi, health
+from tidegate.infra.minio import REGION, MinioServer, provision
+from tidegate.infra.minio_build import ensure_minio
+from tidegate.infra.ports import free_port
+from tidegate.infra.processes import is_alive, marked_with, spawn, stop
+from tidegate.infra.progress import Progress, Timed
+from tidegate.infra.stack_state import StackSecrets, StackState, exclusive, write_private
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+
+__all__ = ["Stack", "StackSettings", "StackStatus", "default_dags"]
+
+_HEALTHY_WITHIN = 180.0  # 27 s on two idle cores; a busy machine may need several times that
+_DRIVER_GRACE = 20.0  # a driver seals its epoch before it ends
+
+
+def default_dags() -> Path:
+    """`dags/` of the current folder, else of the checkout this code runs from."""
+    own = Path(__file__).resolve().parents[1] / "dags"
+    here = Path.cwd() / "dags"
+    return own if own.is_dir() and not here.is_dir() else here
+
+
+@dataclass(frozen=True)
+class StackSettings:
+    """What may differ between stacks.
+
+    Attributes:
+        home: folder of the stack's state.
+        dags: folder Airflow parses.
+        pipelines: folder of pipeline specs; default: `pipelines` in the DAGs folder.
+        bucket: name of the bucket.
+    """
+
+    home: Path = field(default_factory=lambda: Path.cwd() / ".tidegate")
+    dags: Path = field(default_factory=default_dags)
+    pipelines: Path | None = None
+    bucket: str = "tidegate"
+
+
+@dataclass(frozen=True)
+class StackStatus:
+    """What `tidegate status` says about a stack.
+
+    Attributes:
+        processes: name -> `running` or `stopped`.
+        healthy: every process runs and every server says that it is well.
+        airflow_url: None for a stack that never ran.
+        minio_endpoint: None for a stack that never ran.
+        credentials_file: where the logins are.
+    """
+
+    processes: dict[str, str]
+    healthy: bool
+    airflow_url: str | None
+    minio_endpoint: str | None
+    credentials_file: Path
+
+
+class Stack:
+    """One local stack."""
+
+    def __init__(self, settings: StackSettings | None = None) -> None:
+        self.settings = settings or StackSettings()
+        self.home = self.settings.home.absolute()
+        self.credentials_file = self.home / "credentials.json"
+        self._file = self.home / "stack.json"
+
+    def up(self, progress: Progress) -> StackStatus:
+        """Start what does not run, and return when everything is well.
+
+        Raises:
+            TransientError: a process ended or did not get well in time; the message names its log.
+            ConfigurationError: the DAGs folder does not exist, or the stack's files are damaged.
+        """
+        if not self.settings.dags.is_dir():
+            raise ConfigurationError(
+                f"no DAGs folder at {self.settings.dags}", code="infra.dags", advice="run in the project's folder, or name one"
+            )
+        say = Timed(progress)
+        with exclusive(self.home / "stack.lock"):
+            self._start_minio(say)
+            self._start_airflow(say)
+        say(f"the stack is up: Airflow {self.airflow_url}, MinIO {self.minio_endpoint}")
+        return self.status()
+
+    def down(self, progress: Progress) -> None:
+        """Stop everything this stack started, also streaming drivers; data and addresses stay."""
+        say = Timed(progress)
+        with exclusive(self.home / "stack.lock"):
+            state = self._state
+            minio = state.processes.pop("minio", None)
+            say("stopping Airflow")
+            stop(state.processes.values(), grace=15.0)
+            # Only now: a supervising task would start its driver again. And before MinIO: a driver seals what it has.
+            known = {mark.pid for mark in (*state.processes.values(), *([minio] if minio else []))}
+            drivers = [mark for mark in marked_with("TIDEGATE_STACK_ID", state.stack_id) if mark.pid not in known]
+            if drivers:
+                say(f"stopping {len(drivers)} process(es) that Airflow had started")
+                stop(drivers, grace=_DRIVER_GRACE)
+            if minio:
+                say("stopping MinIO")
+                stop([minio])
+            state.processes = {}
+            state.save(self._file)
+        say("the stack is down; its data stays in " + str(self.home))
+
+    def status(self) -> StackStatus:
+        """Look at the processes and ask the servers how they are."""
+        state = self._state
+        names = ("minio", *airflow.COMPONENTS)
+        alive = {name: name in state.processes and is_alive(state.processes[name]) for name in names}
+        healthy = all(alive.values()) and self.minio().healthy() and not _unwell(state.ports["airflow"])
+        return StackStatus(
+            processes={name: "running" if runs else "stopped" for name, runs in alive.items()},
+            healthy=healthy,
+            airflow_url=airflow.url(state.ports["airflow"]) if "airflow" in state.ports else None,
+            minio_endpoint=self.minio().endpoint if "minio" in state.ports else None,
+            credentials_file=self.credentials_file,
+        )
+
+    @property
+    def airflow_url(self) -> str:
+        """Where a browser finds Airflow; only for a stack that was up."""
+        return airflow.url(self._port("airflow"))
+
+    @property
+    def minio_endpoint(self) -> str:
+        """Where an S3 client finds MinIO; only for a stack that was up."""
+        return f"http://127.0.0.1:{self._port('minio')}"
+
+    @property
+    def store(self) -> str:
+        """The bucket as a store URL."""
+        return f"s3://{self.settings.bucket}"
+
+    def environment(self) -> dict[str, str]:
+        """What any tidegate process needs to find this stack; it holds the secret key of the bucket."""
+        app = self._secrets.minio_app
+        pipelines = self.settings.pipelines or self.settings.dags / "pipelines"
+        return {
+            "TIDEGATE_HOME": str(self.home),
+            "TIDEGATE_STACK_ID": self._state.stack_id,
+            "TIDEGATE_STORE": self.store,
+            "TIDEGATE_S3_ENDPOINT": self.minio_endpoint,
+            "TIDEGATE_S3_ACCESS_KEY": app.access_key,
+            "TIDEGATE_S3_SECRET_KEY": app.secret_key,
+            "TIDEGATE_S3_REGION": REGION,
+            "TIDEGATE_PIPELINES": str(pipelines.absolute()),
+        }
+
+    def airflow_environment(self) -> dict[str, str]:
+        """The settings of the Airflow processes, with `environment()`."""
+        dags = self.settings.dags.absolute()
+        return airflow.airflow_settings(self.home / "airflow", dags, self._port("airflow"), self._secrets) | self.environment()
+
+    def api(self, user: str = "admin") -> AirflowApi:
+        """A client of Airflow's API, logged in as one of `admin`, `olga`, `uwe`, `vic`."""
+        return AirflowApi(self.airflow_url, user, self._secrets.airflow_passwords[user])
+
+    def minio(self) -> MinioServer:
+        """The stack's MinIO, running or not."""
+        state = self._state
+        return MinioServer(
+            Path(),
+            self.home / "minio-data",
+            self.home / "logs" / "minio.log",
+            root=self._secrets.minio_root,
+            port=state.ports.get("minio"),
+            mark=state.processes.get("minio"),
+        )
+
+    @property
+    def _state(self) -> StackState:
+        return StackState.load(self._file)
+
+    @property
+    def _secrets(self) -> StackSecrets:
+        return StackSecrets.load_or_make(self.credentials_file)
+
+    def _port(self, server: str) -> int:
+        ports = self._state.ports
+        if server not in ports:
+            raise ConfigurationError(f"the stack in {self.home} was never up", code="infra.not_up", advice="tidegate up")
+        return ports[server]
+
+    def _start_minio(self, say: Timed) -> None:
+        state, server = self._state, self.minio()
+        adopted = server.alive
+        server.program = ensure_minio(say)
+        state.processes["minio"] = server.launch()
+        state.ports["minio"] = server.port
+        state.save(self._file)
+        server.wait_until_healthy()
+        provision(server, self.settings.bucket, self._secrets.minio_app)
+        say(f"MinIO {'runs already' if adopted else 'is up'} at {server.endpoint}, bucket {self.settings.bucket}")
+
+    def _start_airflow(self, say: Timed) -> None:
+        state = self._state
+        self._choose_airflow_port(state)
+        settings = self.airflow_environment()
+        if state.airflow_digest != airflow.digest(settings):
+            self._stop_airflow(state, say)
+            state.airflow_digest = airflow.digest(settings)
+        env = airflow.child_environment(settings)
+        write_private(airflow.passwords_file(self.home / "airflow"), self._secrets.airflow_passwords)
+        self._migrate(state, env, say)
+        for name, arguments in airflow.COMPONENTS.items():
+            if not (name in state.processes and is_alive(state.processes[name])):
+                state.processes[name] = spawn(
+                    airflow.airflow_command(*arguments), log=self._log(name), env=env, cwd=self.home / "airflow"
+                )
+                state.save(self._file)
+        state.save(self._file)
+        self._wait_until_well(state, say)
+
+    def _choose_airflow_port(self, state: StackState) -> None:
+        server = state.processes.get("api-server")
+        if server is None or not is_alive(server):
+            state.ports["airflow"] = free_port(state.ports.get("airflow"))
+            state.save(self._file)
+
+    def _stop_airflow(self, state: StackState, say: Timed) -> None:
+        running = [mark for name, mark in state.processes.items() if name in airflow.COMPONENTS and is_alive(mark)]
+        if running:
+            say("addresses or settings have changed: restarting Airflow")
+            stop(running, grace=15.0)
+
+    def _migrate(self, state: StackState, env: dict[str, str], say: Timed) -> None:
+        """Prepare the metadata database; once per Airflow version."""
+        wanted = version("apache-airflow")
+        if state.migrated == wanted:
+            return
+        say("preparing Airflow's database")
+        log = self._log("db-migrate")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            command = airflow.airflow_command("db", "migrate")
+            done = subprocess.run(command, stdout=output, stderr=output, env=env, cwd=self.home / "airflow", check=False)
+        if done.returncode != 0:
+            raise _broken("Airflow's database could not be prepared", log)
+        state.migrated = wanted
+        state.save(self._file)
+
+    def _wait_until_well(self, state: StackState, say: Timed) -> None:
+        def all_alive() -> None:
+            for name in airflow.COMPONENTS:
+                if not is_alive(state.processes[name]):
+                    raise _broken(f"Airflow's {name} ended while starting", self._log(name))
+
+        waiting = set(airflow.COMPONENTS) | {"metadatabase"}
+        deadline = time.monotonic() + _HEALTHY_WITHIN
+        while waiting:
+            well = waiting - _unwell(state.ports["airflow"])
+            for name in sorted(well - {"metadatabase"}):
+                say(f"Airflow's {name} is up")
+            waiting -= well
+            all_alive()
+            if waiting and time.monotonic() > deadline:
+                raise _broken(
+                    f"Airflow's {', '.join(sorted(waiting))} did not get well in {_HEALTHY_WITHIN:.0f} s", self._log("api-server")
+                )
+            time.sleep(0.25)
+
+    def _log(self, name: str) -> Path:
+        return self.home / "logs" / f"{name}.log"
+
+
+def _unwell(port: int, ask: Callable[[str], dict[str, str]] = health) -> set[str]:
+    """The components that do not say they are healthy; all of them while the API server does not answer."""
+    answers = ask(airflow.url(port))
+    if not answers:
+        return {*airflow.COMPONENTS, "metadatabase"}
+    return {name for name, status in answers.items() if status != "healthy"}
+
+
+def _broken(message: str, log: Path) -> TransientError:
+    return TransientError(message, code="infra.airflow_start", advice=f"read {log}; then `tidegate down` and `tidegate up`")

@@ -1,0 +1,149 @@
+"""What a stack remembers between commands: its ports and processes (`stack.json`) and its secrets (`credentials.json`)."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import secrets
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tidegate.infra.minio import Credentials
+from tidegate.infra.processes import ProcessMark
+from tidegate.jobs.spec.errors import ConfigurationError
+
+__all__ = ["AIRFLOW_USERS", "StackSecrets", "StackState", "exclusive", "write_private"]
+
+#: Every role Airflow's simple login knows, so that permissions can be tried out.
+AIRFLOW_USERS = {"admin": "admin", "olga": "op", "uwe": "user", "vic": "viewer"}
+
+_FORMAT = 1
+
+
+@dataclass
+class StackState:
+    """The contents of `stack.json`; nothing secret.
+
+    Attributes:
+        stack_id: random; every process of the stack, and what they start, carries it in `TIDEGATE_STACK_ID`.
+        boot_id: the boot during which the processes were started; start ticks mean nothing after another one.
+        ports: by server (`minio`, `airflow`); kept after `down`, so that addresses stay the same.
+        processes: by name.
+        airflow_digest: of the environment Airflow was started with; when it changes Airflow has to be restarted.
+        migrated: the Airflow version that has prepared the database.
+    """
+
+    stack_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    boot_id: str = field(default_factory=lambda: _boot_id())
+    ports: dict[str, int] = field(default_factory=dict)
+    processes: dict[str, ProcessMark] = field(default_factory=dict)
+    airflow_digest: str = ""
+    migrated: str = ""
+
+    @classmethod
+    def load(cls, file: Path) -> StackState:
+        """Read the file; a missing one is a stack that never ran.
+
+        Raises:
+            ConfigurationError: the file is not one of ours.
+        """
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            if data.pop("format") != _FORMAT:
+                raise ValueError(f"format {_FORMAT} expected")
+            processes = {name: ProcessMark(**mark) for name, mark in data.pop("processes").items()}
+            state = cls(**data, processes=processes)
+        except FileNotFoundError:
+            return cls()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _unreadable(file, error) from error
+        if state.boot_id != _boot_id():
+            state.boot_id, state.processes = _boot_id(), {}
+        return state
+
+    def save(self, file: Path) -> None:
+        """Replace the file in one step."""
+        write_private(file, {"format": _FORMAT, **asdict(self)})
+
+
+@dataclass(frozen=True)
+class StackSecrets:
+    """The contents of `credentials.json`, made once per stack. Kept out of `repr`, logs and output."""
+
+    minio_root: Credentials = field(repr=False)
+    minio_app: Credentials = field(repr=False)
+    airflow_passwords: dict[str, str] = field(repr=False)
+    jwt_secret: str = field(repr=False)
+    api_secret_key: str = field(repr=False)
+    fernet_key: str = field(repr=False)
+
+    @classmethod
+    def random(cls) -> StackSecrets:
+        """New ones."""
+        return cls(
+            minio_root=Credentials.random("root"),
+            minio_app=Credentials.random("app"),
+            airflow_passwords={user: secrets.token_urlsafe(12) for user in AIRFLOW_USERS},
+            jwt_secret=secrets.token_urlsafe(48),
+            api_secret_key=secrets.token_urlsafe(32),
+            fernet_key=base64.urlsafe_b64encode(os.urandom(32)).decode(),
+        )
+
+    @classmethod
+    def load_or_make(cls, file: Path) -> StackSecrets:
+        """Read the file, or make new secrets and write it, readable by its owner only.
+
+        Raises:
+            ConfigurationError: the file is damaged.
+        """
+        try:
+            data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            root, app = Credentials(**data.pop("minio_root")), Credentials(**data.pop("minio_app"))
+            return cls(minio_root=root, minio_app=app, **data)
+        except FileNotFoundError:
+            made = cls.random()
+            write_private(file, asdict(made))
+            return made
+        except (ValueError, KeyError, TypeError) as error:
+            raise _unreadable(file, error) from error
+
+
+def write_private(file: Path, data: object) -> None:
+    """Write JSON that only its owner may read; a reader sees the old or the new file, never half of one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as output:
+        json.dump(data, output, indent=2)
+        output.write("\n")
+    draft.rename(file)
+
+
+@contextmanager
+def exclusive(lock: Path) -> Iterator[None]:
+    """Hold a stack for one command; a second one waits.
+
+    The lock goes with the process, so a killed command leaves nothing to clean up.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _unreadable(file: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{file} cannot be read as a file of a tidegate stack: {type(error).__name__}",
+        code="infra.stack_file",
+        advice=f"choose another folder for the stack, or remove {file.parent}",
+    )
