@@ -9,26 +9,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 from tidegate.infra import airflow
-from tidegate.infra.airflow_api import AirflowApi, health
+from tidegate.infra.airflow_api import AirflowApi
+from tidegate.infra.airflow_processes import AirflowProcesses, unwell
 from tidegate.infra.minio import REGION, MinioServer, provision
 from tidegate.infra.minio_build import ensure_minio
 from tidegate.infra.ports import free_port
-from tidegate.infra.processes import is_alive, marked_with, spawn, stop
+from tidegate.infra.processes import is_alive, marked_with, stop
 from tidegate.infra.progress import Progress, Timed
 from tidegate.infra.stack_state import StackSecrets, StackState, exclusive, write_private
-from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.jobs.spec.errors import ConfigurationError
 
 __all__ = ["Stack", "StackSettings", "StackStatus", "default_dags"]
 
-_HEALTHY_WITHIN = 180.0  # 27 s on two idle cores; a busy machine may need several times that
 _DRIVER_GRACE = 20.0  # a driver seals its epoch before it ends
 
 
@@ -128,7 +124,7 @@ class Stack:
         state = self._state
         names = ("minio", *airflow.COMPONENTS)
         alive = {name: name in state.processes and is_alive(state.processes[name]) for name in names}
-        healthy = all(alive.values()) and self.minio().healthy() and not _unwell(state.ports["airflow"])
+        healthy = all(alive.values()) and self.minio().healthy() and not unwell(state.ports["airflow"])
         return StackStatus(
             processes={name: "running" if runs else "stopped" for name, runs in alive.items()},
             healthy=healthy,
@@ -215,82 +211,13 @@ class Stack:
 
     def _start_airflow(self, say: Timed) -> None:
         state = self._state
-        self._choose_airflow_port(state)
-        settings = self.airflow_environment()
-        if state.airflow_digest != airflow.digest(settings):
-            self._stop_airflow(state, say)
-            state.airflow_digest = airflow.digest(settings)
-        env = airflow.child_environment(settings)
-        write_private(airflow.passwords_file(self.home / "airflow"), self._secrets.airflow_passwords)
-        self._migrate(state, env, say)
-        for name, arguments in airflow.COMPONENTS.items():
-            if not (name in state.processes and is_alive(state.processes[name])):
-                state.processes[name] = spawn(
-                    airflow.airflow_command(*arguments), log=self._log(name), env=env, cwd=self.home / "airflow"
-                )
-                state.save(self._file)
-        state.save(self._file)
-        self._wait_until_well(state, say)
-
-    def _choose_airflow_port(self, state: StackState) -> None:
         server = state.processes.get("api-server")
         if server is None or not is_alive(server):
             state.ports["airflow"] = free_port(state.ports.get("airflow"))
             state.save(self._file)
-
-    def _stop_airflow(self, state: StackState, say: Timed) -> None:
-        running = [mark for name, mark in state.processes.items() if name in airflow.COMPONENTS and is_alive(mark)]
-        if running:
-            say("addresses or settings have changed: restarting Airflow")
-            stop(running, grace=15.0)
-
-    def _migrate(self, state: StackState, env: dict[str, str], say: Timed) -> None:
-        """Prepare the metadata database; once per Airflow version."""
-        wanted = version("apache-airflow")
-        if state.migrated == wanted:
-            return
-        say("preparing Airflow's database")
-        log = self._log("db-migrate")
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
-            command = airflow.airflow_command("db", "migrate")
-            done = subprocess.run(command, stdout=output, stderr=output, env=env, cwd=self.home / "airflow", check=False)
-        if done.returncode != 0:
-            raise _broken("Airflow's database could not be prepared", log)
-        state.migrated = wanted
-        state.save(self._file)
-
-    def _wait_until_well(self, state: StackState, say: Timed) -> None:
-        def all_alive() -> None:
-            for name in airflow.COMPONENTS:
-                if not is_alive(state.processes[name]):
-                    raise _broken(f"Airflow's {name} ended while starting", self._log(name))
-
-        waiting = set(airflow.COMPONENTS) | {"metadatabase"}
-        deadline = time.monotonic() + _HEALTHY_WITHIN
-        while waiting:
-            well = waiting - _unwell(state.ports["airflow"])
-            for name in sorted(well - {"metadatabase"}):
-                say(f"Airflow's {name} is up")
-            waiting -= well
-            all_alive()
-            if waiting and time.monotonic() > deadline:
-                raise _broken(
-                    f"Airflow's {', '.join(sorted(waiting))} did not get well in {_HEALTHY_WITHIN:.0f} s", self._log("api-server")
-                )
-            time.sleep(0.25)
-
-    def _log(self, name: str) -> Path:
-        return self.home / "logs" / f"{name}.log"
-
-
-def _unwell(port: int, ask: Callable[[str], dict[str, str]] = health) -> set[str]:
-    """The components that do not say they are healthy; all of them while the API server does not answer."""
-    answers = ask(airflow.url(port))
-    if not answers:
-        return {*airflow.COMPONENTS, "metadatabase"}
-    return {name for name, status in answers.items() if status != "healthy"}
-
-
-def _broken(message: str, log: Path) -> TransientError:
-    return TransientError(message, code="infra.airflow_start", advice=f"read {log}; then `tidegate down` and `tidegate up`")
+        write_private(airflow.passwords_file(self.home / "airflow"), self._secrets.airflow_passwords)
+        processes = AirflowProcesses(self.home, self.airflow_environment(), state, lambda: state.save(self._file), say)
+        processes.restart_if_changed()
+        processes.migrate()
+        processes.start()
+        processes.wait_until_well()

@@ -1,0 +1,127 @@
+"""Airflow's four processes: prepared, started, adopted, watched until they are well."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from tidegate.infra import airflow
+from tidegate.infra.airflow_api import health
+from tidegate.infra.processes import ProcessMark, is_alive, kill, spawn, stop
+from tidegate.infra.progress import Timed
+from tidegate.infra.stack_state import StackState
+from tidegate.jobs.spec.errors import TransientError
+
+__all__ = ["AirflowProcesses", "unwell"]
+
+_HEALTHY_WITHIN = 180.0  # 27 s on two idle cores; a busy machine may need several times that
+
+
+class AirflowProcesses:
+    """Brings the processes noted in a stack's state to life.
+
+    Args:
+        home: the stack's folder.
+        settings: Airflow's settings and what its children need, as environment variables.
+        state: the stack's state; changed in place.
+        save: called after every change, so that a killed command leaves no unknown process.
+        say: told about every step.
+    """
+
+    def __init__(self, home: Path, settings: Mapping[str, str], state: StackState, save: Callable[[], None], say: Timed) -> None:
+        self._home = home
+        self._settings = settings
+        self._env = airflow.child_environment(settings)
+        self._state = state
+        self._save = save
+        self._say = say
+
+    def restart_if_changed(self) -> None:
+        """Stop processes that were started with other settings or addresses: they would never learn the new ones."""
+        wanted = airflow.digest(self._settings)
+        if self._state.airflow_digest == wanted:
+            return
+        running = [mark for name, mark in self._marks().items() if is_alive(mark)]
+        if running:
+            self._say("addresses or settings have changed: restarting Airflow")
+            stop(running, grace=15.0)
+        self._state.airflow_digest = wanted
+        self._save()
+
+    def migrate(self) -> None:
+        """Prepare the metadata database; once per Airflow version.
+
+        Raises:
+            TransientError: it failed; the message names the log.
+        """
+        wanted = version("apache-airflow")
+        if self._state.migrated == wanted:
+            return
+        self._say("preparing Airflow's database (about 10 s)")
+        log = self._log("db-migrate")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            command = airflow.airflow_command("db", "migrate")
+            done = subprocess.run(command, stdout=output, stderr=output, env=self._env, cwd=self._home / "airflow", check=False)
+        if done.returncode != 0:
+            raise _broken("Airflow's database could not be prepared", log)
+        self._state.migrated = wanted
+        self._save()
+
+    def start(self) -> None:
+        """Start what does not run."""
+        marks = self._marks()
+        missing = [name for name in airflow.COMPONENTS if name not in marks or not is_alive(marks[name])]
+        if missing:
+            self._say(f"starting Airflow: {', '.join(missing)} (about 20 s)")
+        # A crashed triggerer or scheduler leaves children that would go on beside the new one.
+        kill(marks[name] for name in missing if name in marks)
+        for name in missing:
+            command = airflow.airflow_command(*airflow.COMPONENTS[name])
+            self._state.processes[name] = spawn(command, log=self._log(name), env=self._env, cwd=self._home / "airflow")
+            self._save()
+
+    def wait_until_well(self) -> None:
+        """Wait until every part reports that it is healthy.
+
+        Raises:
+            TransientError: one ended, or did not get well in time; the message names its log.
+        """
+        waiting = {*airflow.COMPONENTS, "metadatabase"}
+        deadline = time.monotonic() + _HEALTHY_WITHIN
+        while waiting:
+            well = waiting - unwell(self._state.ports["airflow"])
+            if well:
+                self._say(f"Airflow is well: {', '.join(sorted(well))}")
+            waiting -= well
+            self._check_alive()
+            if waiting and time.monotonic() > deadline:
+                message = f"Airflow did not get well in {_HEALTHY_WITHIN:.0f} s: {', '.join(sorted(waiting))}"
+                raise _broken(message, self._log(min(waiting & set(airflow.COMPONENTS), default="api-server")))
+            time.sleep(0.25)
+
+    def _check_alive(self) -> None:
+        for name, mark in self._marks().items():
+            if not is_alive(mark):
+                raise _broken(f"Airflow's {name} ended while starting", self._log(name))
+
+    def _marks(self) -> dict[str, ProcessMark]:
+        return {name: mark for name, mark in self._state.processes.items() if name in airflow.COMPONENTS}
+
+    def _log(self, name: str) -> Path:
+        return self._home / "logs" / f"{name}.log"
+
+
+def unwell(port: int) -> set[str]:
+    """The components that do not say they are healthy; all of them while the API server does not answer."""
+    answers = health(airflow.url(port))
+    if not answers:
+        return {*airflow.COMPONENTS, "metadatabase"}
+    return {name for name, status in answers.items() if status != "healthy"}
+
+
+def _broken(message: str, log: Path) -> TransientError:
+    return TransientError(message, code="infra.airflow_start", advice=f"read {log}; then `tidegate down` and `tidegate up`")
