@@ -1,0 +1,419 @@
+"""Who drives. The lease keeps drivers apart in peace; it is not what makes data safe, the slots are.
+
+Rules, each with its reason:
+
+* Every write is a swap by ETag with a fresh nonce: equal bytes would have an equal ETag, and an observer could not see a renewal.
+* The holder counts its TTL from before it *sent* the renewal that counted, on a clock that runs during sleep.
+* An observer trusts no time in the record: it times an *unchanged ETag* on its own clock, for the TTL the record names.
+* The token grows with every takeover and stands in every manifest and status, so whoever reads them can tell old from new.
+* A lost answer is read back; a nonce I sent is mine, whichever of my requests brought it there.
+* Released means: swapped for a record without a holder. Nothing is ever deleted conditionally; MinIO ignores that condition.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tidegate.checkpoints.canonical import canonical_bytes, parse_json
+from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError, Store
+from tidegate.jobs.spec.errors import FencedError, PoisonError
+
+__all__ = [
+    "RENEW_EVERY",
+    "TTL",
+    "Holder",
+    "Lease",
+    "LeaseHeldError",
+    "LeaseLostError",
+    "LeaseView",
+    "LeaseWatch",
+    "evict",
+    "read_lease",
+]
+
+TTL = 6.0  # seconds; three renewals may fail in a row, and a loss is still seen well under 15 s
+RENEW_EVERY = 2.0  # seconds
+_LOOK_EVERY = 0.5  # seconds between looks at a foreign lease
+_TRIES = 8  # lost answers in a row before giving the store up as ill
+
+
+class LeaseHeldError(FencedError):
+    """Somebody else drives and shows signs of life."""
+
+
+class LeaseLostError(FencedError):
+    """This process held the lease and no longer does. It stops; the stream goes on elsewhere."""
+
+
+class Holder(BaseModel):
+    """A process, named so that another process on the same host can prove it dead.
+
+    Attributes:
+        boot: the kernel's boot id; a pid means nothing after a reboot.
+        namespace: the pid namespace; containers share the boot id but not the pids.
+        start_ticks: start time of the process in clock ticks since boot; pids are used again.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    driver: str
+    host: str
+    boot: str
+    namespace: str
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def this_process(cls, driver: str | None = None) -> Holder:
+        """Describe the calling process; `driver` is a random name unless given."""
+        pid = os.getpid()
+        return cls(
+            driver=driver or secrets.token_hex(6),
+            host=socket.gethostname(),
+            boot=_boot_id(),
+            namespace=_pid_namespace(),
+            pid=pid,
+            start_ticks=_start_ticks(pid) or 0,
+        )
+
+    def proven_dead(self) -> bool:
+        """Whether this very process certainly no longer runs. False whenever that cannot be known from here."""
+        here = (self.host, self.boot, self.namespace) == (socket.gethostname(), _boot_id(), _pid_namespace())
+        if not here or not self.boot or not self.namespace:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass  # it runs under another user; the start ticks may still tell
+        ticks = _start_ticks(self.pid)
+        return ticks is not None and ticks != self.start_ticks
+
+
+class LeaseRecord(BaseModel):
+    """The bytes of `lease.json`. `holder` is None when the lease is free."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: int = 1
+    pipeline: str
+    uid: str | None
+    token: int
+    nonce: str
+    ttl: float
+    holder: Holder | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """What an observer sees. There is no age here: how long a lease has been silent is for `LeaseWatch` to measure."""
+
+    record: LeaseRecord
+    etag: str
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+        return self.record.token
+
+    @property
+    def holder(self) -> Holder | None:
+        """The driver, or None when the lease is free."""
+        return self.record.holder
+
+    @property
+    def free(self) -> bool:
+        """Nobody holds it, or the holder is proven dead."""
+        return self.holder is None or self.holder.proven_dead()
+
+
+def read_lease(store: Store, pipeline: str) -> LeaseView | None:
+    """The lease as it lies in the bucket, or None if the pipeline never had one."""
+    key = Layout(pipeline).lease
+    try:
+        found = store.get(key)
+    except NotFoundError:
+        return None
+    try:
+        return LeaseView(LeaseRecord.model_validate(parse_json(found.data)), found.etag)
+    except (ValueError, ValidationError) as error:
+        raise PoisonError(f"{store.uri(key)} is not a lease", code="lease.malformed", pipeline=pipeline) from error
+
+
+class LeaseWatch:
+    """An observer: how long has this lease shown no sign of life, on my clock?"""
+
+    def __init__(self, store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._store, self._pipeline, self._clock = store, pipeline, clock
+        self._etag: str | None = None
+        self._since = clock.now()
+        self.renewals_seen = 0
+
+    def look(self) -> LeaseView | None:
+        """Read the lease and note whether it changed. Call it about once a second."""
+        asked = self._clock.now()
+        view = read_lease(self._store, self._pipeline)
+        if view is not None and view.etag != self._etag:
+            self.renewals_seen += self._etag is not None
+            self._etag, self._since = view.etag, self._clock.now()
+        elif view is None:
+            self._etag, self._since = None, asked
+        return view
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the current version was first seen."""
+        return self._clock.now() - self._since
+
+    def expired(self, view: LeaseView | None) -> bool:
+        """Whether the lease just looked at may be taken: absent, free, proven dead, or silent for longer than its TTL."""
+        return view is None or view.free or self.silent_for > view.record.ttl
+
+
+class Lease:
+    """The lease as its holder has it. Thread-safe: the keeper renews while the driver checks."""
+
+    def __init__(self, store: Store, record: LeaseRecord, etag: str, sent: float, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._record, self._etag = record, etag
+        self._key = Layout(record.pipeline).lease
+        self._valid_until = sent + record.ttl
+        self._sent: dict[str, float] = {}  # nonces whose answer was lost, with the time they were sent
+        self._lost: str | None = None
+        self._lock = threading.RLock()
+
+    @classmethod
+    def acquire(
+        cls,
+        store: Store,
+        pipeline: str,
+        holder: Holder,
+        *,
+        ttl: float = TTL,
+        clock: Clock = SYSTEM_CLOCK,
+        uid: str | None = None,
+        standby: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Lease:
+        """Take the lease, waiting out a silent holder.
+
+        Takes at once what is absent, free, or held by a process proven dead. Otherwise watches for the TTL of the record.
+
+        With `standby`, go on waiting while the holder shows signs of life. `stop` is asked between looks and ends the wait.
+
+        Raises:
+            LeaseHeldError: the holder renewed while we watched (not with `standby`), or `stop` said so.
+        """
+        watch = LeaseWatch(store, pipeline, clock)
+        lost_answers: dict[str, LeaseRecord] = {}
+        while True:
+            view = watch.look()
+            if view is not None and view.record.nonce in lost_answers:
+                return cls(store, view.record, view.etag, clock.now() - ttl, clock)._renewed()
+            if watch.expired(view):
+                token = view.token + 1 if view else 1
+                record = LeaseRecord(pipeline=pipeline, uid=uid, token=token, nonce=_nonce(), ttl=ttl, holder=holder)
+                taken = _take(store, record, view, clock)
+                if taken is not None:
+                    return taken
+                lost_answers[record.nonce] = record
+                if len(lost_answers) > _TRIES:
+                    raise OutcomeUnknownError.at(store.uri(Layout(pipeline).lease), "no answer several times in a row")
+                continue
+            if stop() or (watch.renewals_seen and not standby):
+                raise _held(pipeline, view)
+            clock.sleep(_LOOK_EVERY)
+
+    @property
+    def token(self) -> int:
+        """The fencing token; stands in every manifest and status."""
+        return self._record.token
+
+    @property
+    def holder(self) -> Holder:
+        """This process."""
+        assert self._record.holder is not None  # noqa: S101 - by construction
+        return self._record.holder
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is known to be somebody else's."""
+        return self._lost is not None
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which an observer must still wait; negative when it need not."""
+        return self._valid_until - self._clock.now()
+
+    def check(self) -> None:
+        """Make sure the lease is still ours, renewing it when its time ran out in between (a sleep, a slow store).
+
+        Raises:
+            LeaseLostError: somebody else took it.
+            OutcomeUnknownError, StoreUnavailableError: that could not be found out.
+        """
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost_error()
+            if self.remaining <= 0:
+                self.renew()
+
+    def renew(self) -> None:
+        """Swap in a fresh nonce. Also takes up a renewal whose answer was lost.
+
+        Raises:
+            LeaseLostError: somebody else took it.
+            OutcomeUnknownError, StoreUnavailableError: no answer; the lease stays valid until its time runs out.
+        """
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost_error()
+            for _ in range(2):  # a second swap is needed only when a lost renewal turns out to have arrived
+                if self._swap(self._record.model_copy(update={"nonce": _nonce()})):
+                    return
+            raise OutcomeUnknownError.at(self._store.uri(self._key), "renewals overtook each other")
+
+    def release(self) -> None:
+        """Let the next driver start at once. Silent when the lease is lost already."""
+        with self._lock:
+            if self._lost is None:
+                free = self._record.model_copy(update={"nonce": _nonce(), "holder": None})
+                # A refusal means: taken over, or a lost renewal arrived. Then the lease ends by itself.
+                with suppress(PreconditionFailedError):
+                    self._store.swap(self._key, canonical_bytes(free.model_dump(mode="json")), self._etag)
+                self._lost = "released by this driver"
+
+    def _renewed(self) -> Lease:
+        self.renew()
+        return self
+
+    def _swap(self, record: LeaseRecord) -> bool:
+        """One renewal; False when an earlier one with a lost answer turned out to be in place."""
+        sent = self._clock.now()
+        self._sent[record.nonce] = sent
+        try:
+            etag = self._store.swap(self._key, canonical_bytes(record.model_dump(mode="json")), self._etag)
+        except PreconditionFailedError:
+            return self._adopt()
+        except OutcomeUnknownError:
+            if self._adopt():
+                return True
+            raise
+        self._hold(record, etag, sent)
+        return True
+
+    def _adopt(self) -> bool:
+        """Read the lease back: mine (True if newer than what I knew), or lost."""
+        view = read_lease(self._store, self._record.pipeline)
+        if view is not None and view.record.nonce in self._sent:
+            self._hold(view.record, view.etag, self._sent[view.record.nonce])
+            return True
+        if view is not None and view.etag == self._etag:
+            return False  # unchanged: the renewal has not arrived (yet)
+        self._lost = f"token {view.token} is held by {_name(view)}" if view else "the lease is gone"
+        raise self._lost_error()
+
+    def _hold(self, record: LeaseRecord, etag: str, sent: float) -> None:
+        self._record, self._etag = record, etag
+        self._valid_until = sent + record.ttl
+        # Older renewals were conditioned on older versions and can no longer arrive.
+        self._sent = {}
+
+    def _lost_error(self) -> LeaseLostError:
+        return LeaseLostError(
+            f"the lease of {self._record.pipeline} (token {self.token}) is no longer held here: {self._lost}",
+            code="lease.lost",
+            pipeline=self._record.pipeline,
+            kept="everything sealed; this driver stops",
+            advice="nothing to do if another driver is meant to run; see: tidegate status",
+        )
+
+
+def evict(store: Store, pipeline: str, *, expected_token: int | None = None) -> int:
+    """Take the lease away from whoever holds it, by swapping in a free one with a higher token; return that token.
+
+    With `expected_token` only that holder is evicted; a successor is left alone and its token returned.
+
+    Raises:
+        PreconditionFailedError: the lease changed each time it was tried.
+    """
+    for _ in range(_TRIES):
+        view = read_lease(store, pipeline)
+        if view is None:
+            return 0
+        if expected_token is not None and view.token != expected_token:
+            return view.token
+        free = view.record.model_copy(update={"token": view.token + 1, "nonce": _nonce(), "holder": None})
+        try:
+            store.swap(Layout(pipeline).lease, canonical_bytes(free.model_dump(mode="json")), view.etag)
+        except (PreconditionFailedError, OutcomeUnknownError):
+            continue  # a renewal came in between, or no answer: look again
+        return free.token
+    raise PreconditionFailedError.at(store.uri(Layout(pipeline).lease), "a quiet moment", "a renewal each time")
+
+
+def _take(store: Store, record: LeaseRecord, view: LeaseView | None, clock: Clock) -> Lease | None:
+    """One try to take the lease; None when somebody was faster or nobody answered."""
+    data, sent = canonical_bytes(record.model_dump(mode="json")), clock.now()
+    key = Layout(record.pipeline).lease
+    try:
+        etag = store.create(key, data) if view is None else store.swap(key, data, view.etag)
+    except (PreconditionFailedError, OutcomeUnknownError):
+        return None
+    return Lease(store, record, etag, sent, clock)
+
+
+def _held(pipeline: str, view: LeaseView | None) -> LeaseHeldError:
+    return LeaseHeldError(
+        f"{pipeline} is driven by {_name(view)}",
+        code="lease.held",
+        pipeline=pipeline,
+        kept="the running stream, untouched",
+        advice=f"stop it first: tidegate stop {pipeline}; or wait beside it: --standby",
+    )
+
+
+def _name(view: LeaseView | None) -> str:
+    if view is None or view.holder is None:
+        return "nobody"
+    return f"{view.holder.driver} (pid {view.holder.pid} on {view.holder.host})"
+
+
+def _nonce() -> str:
+    return secrets.token_hex(8)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""  # not Linux: nobody can be proven dead
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Start time of a live process; -1 for a zombie, None when it cannot be read."""
+    try:
+        # The second field is the command in parentheses and may hold anything, also parentheses.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return -1 if fields[0] in "ZX" else int(fields[19])

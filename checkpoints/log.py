@@ -1,0 +1,351 @@
+"""The redo log: timelines of numbered slots, each filled once. A filled slot *is* the commit; nothing else commits anything.
+
+Why the current timeline is well defined: whoever fills slot n+1 of a timeline has read an epoch in slot n of it (or opened it).
+So slots are filled without gaps, nothing ever follows a fork record in its timeline, and a timeline is left by at most one fork.
+Forks therefore form one chain from timeline 0, and the id of the next timeline is the current one's plus one: two restores that
+race may well choose the same id, but they need the same slot, and the slot is filled once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tidegate.checkpoints.canonical import sha256_of_bytes
+from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.layout import CheckpointId, Layout
+from tidegate.checkpoints.manifest import ForkRecord, Manifest, SlotRecord, Stub, parse_record
+from tidegate.checkpoints.store import (
+    NotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    Store,
+    StoredObject,
+    StoreUnavailableError,
+)
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
+
+__all__ = ["Filled", "Head", "Lost", "SealUndecidedError", "Sealed", "SlotLog", "Stretch"]
+
+SEAL_BUDGET = 30.0  # seconds; five lease lifetimes: after that somebody else drives, and the slot decides without us
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between tries, doubling, jittered
+
+Record = TypeVar("Record", Manifest, ForkRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """One filled slot.
+
+    Attributes:
+        sha256: what the next record of the chain names: of the bytes, or for a stub of the bytes it replaced.
+    """
+
+    record: SlotRecord
+    sha256: str
+    etag: str
+    key: str
+
+    @property
+    def epoch(self) -> Manifest:
+        """The manifest.
+
+        Raises:
+            PoisonError: the epoch was retired, or the slot holds a fork.
+        """
+        if isinstance(self.record, Manifest):
+            return self.record
+        raise PoisonError(
+            f"{self.key} holds no manifest but a {self.record.kind}",
+            code="log.no_manifest",
+            advice="retired checkpoints cannot be opened; choose one of: tidegate checkpoints list",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where the log stands.
+
+    Attributes:
+        timeline: the current timeline.
+        slot: the last position on its lineage (0 before the first epoch); the next slot to fill is `slot + 1`.
+        record: the epoch at that position; None before the first. After a restore it lies in an older timeline.
+        sha256: what the next record must give as `parent_sha256`.
+        etag: of the object `sha256` was taken from.
+        fork: the restore that opened this timeline, as long as nothing was sealed after it.
+    """
+
+    timeline: int
+    slot: int
+    record: Manifest | None
+    sha256: str | None
+    etag: str | None
+    fork: ForkRecord | None = None
+
+    @property
+    def checkpoint(self) -> CheckpointId | None:
+        """The newest complete checkpoint on the lineage: the `parent` of the next epoch."""
+        return self.record.id if self.record else None
+
+    @property
+    def next_slot(self) -> int:
+        """The slot the next record goes into."""
+        return self.slot + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """My record fills the slot: the epoch is COMPLETE, or the restore happened."""
+
+    timeline: int
+    slot: int
+    sha256: str
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Another record fills the slot: this attempt is ABORTED. Leave its files to GC, reload the head, go on or stop."""
+
+    other: SlotRecord
+    sha256: str
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Slots `first` to `last` (None: open end) of one timeline, as a part of a lineage."""
+
+    timeline: int
+    first: int
+    last: int | None
+
+    def holds(self, slot: int) -> bool:
+        """Whether `slot` lies in this stretch."""
+        return self.first <= slot and (self.last is None or slot <= self.last)
+
+
+_Opened = tuple[ForkRecord, Filled]
+
+
+class SealUndecidedError(OutcomeUnknownError):
+    """The budget ended while the slot gave no answer. The attempt's fate stays open: what fills its slot decides it."""
+
+
+class SlotLog:
+    """Reads and extends the log of one pipeline. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        store: Store,
+        pipeline: str,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        seal_budget: float = SEAL_BUDGET,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.store = store
+        self.layout = Layout(pipeline)
+        self.pipeline = pipeline
+        self._clock = clock
+        self._seal_budget = seal_budget
+        self._jitter = jitter
+        self._forks: tuple[_Opened, ...] = ()  # forks are immutable: what was once followed needs no second look
+
+    def head(self) -> Head:
+        """Where the log stands now: one LIST of one key and one GET per timeline not followed before."""
+        while True:
+            timeline = len(self._forks)
+            newest = self.newest(timeline)
+            if newest is None:
+                return self._head_after_fork()
+            if not isinstance(newest.record, ForkRecord):
+                epoch = newest.epoch
+                return Head(timeline, epoch.slot, epoch, newest.sha256, newest.etag)
+            self._forks = (*self._forks[:timeline], (newest.record, newest))
+
+    def newest(self, timeline: int) -> Filled | None:
+        """The newest record of one timeline, or None while it is empty."""
+        entry = next(self.store.list(self.layout.slots(timeline), limit=1), None)
+        return self._open(self.store.get(entry.key)) if entry else None
+
+    def read(self, timeline: int, slot: int) -> Filled | None:
+        """What fills one slot, or None while it is empty."""
+        try:
+            return self._open(self.store.get(self.layout.slot(timeline, slot)))
+        except NotFoundError:
+            return None
+
+    def open(self, checkpoint: CheckpointId) -> Filled:
+        """The slot of one complete checkpoint.
+
+        Raises:
+            ConfigurationError: no such checkpoint was ever completed.
+        """
+        filled = self.read(checkpoint.timeline, checkpoint.slot)
+        if filled is None or isinstance(filled.record, ForkRecord) or filled.record.id != checkpoint:
+            raise ConfigurationError(
+                f"{checkpoint} is not a completed checkpoint of {self.pipeline}",
+                code="checkpoint.unknown",
+                pipeline=self.pipeline,
+                advice="see: tidegate checkpoints list",
+            )
+        return filled
+
+    def seal(self, record: Manifest | ForkRecord) -> Sealed | Lost:
+        """Fill the record's slot with it, and stay until it is known who fills it.
+
+        1. Send the bytes, on the condition that the slot is empty. An answer 200 seals.
+        2. On a 412, a lost answer or an absent store, read the slot back and compare: mine, another's, or empty.
+        3. Empty: send the same bytes again, until the slot answers or the budget ends.
+
+        The caller has checked its lease just before. May be called again with the same record after a `SealUndecidedError`.
+
+        Raises:
+            SealUndecidedError: nobody answered in time; the fate is open.
+            PoisonError: the manifest's counters do not add up; nothing was sent.
+        """
+        self._refuse_unconserved(record)
+        data = record.to_bytes()
+        key = self.layout.slot(record.timeline, record.slot)
+        deadline = self._clock.now() + self._seal_budget
+        pause = _FIRST_PAUSE
+        while True:
+            etag = self._send(key, data)
+            if etag is not None:
+                return Sealed(record.timeline, record.slot, sha256_of_bytes(data), etag)
+            filled = self._look(key)
+            if filled is not None:
+                return self._compare(record, sha256_of_bytes(data), filled)
+            if self._clock.now() + pause > deadline:
+                raise self._undecided(key)
+            self._clock.sleep(pause * (0.5 + self._jitter() / 2))
+            pause = min(_LONGEST_PAUSE, 2 * pause)
+
+    def fork(
+        self, head: Head, recover_to: CheckpointId | None, *, request_id: str, who: str, why: str, at: int | None = None
+    ) -> Sealed | Lost:
+        """Restore: end the current timeline after `head` and open the next one after `recover_to` (None: the beginning).
+
+        Raises:
+            ConfigurationError: `recover_to` was never completed.
+            PoisonError: it was retired.
+        """
+        target = self.open(recover_to) if recover_to else None
+        record = ForkRecord(
+            timeline=head.timeline,
+            slot=head.next_slot,
+            new_timeline=head.timeline + 1,
+            fork_slot=target.epoch.slot if target else 0,
+            parent_sha256=head.sha256,
+            request_id=request_id,
+            who=who,
+            why=why,
+            at=self._clock.ticks() if at is None else at,
+            recover_to=str(recover_to) if recover_to else None,
+            recover_to_sha256=target.sha256 if target else None,
+        )
+        return self.seal(record)
+
+    def forks(self) -> list[ForkRecord]:
+        """All restores so far, oldest first; the n-th opened timeline n + 1."""
+        self.head()
+        return [fork for fork, _ in self._forks]
+
+    def lineage(self, timeline: int) -> list[Stretch]:
+        """Where the epochs of a timeline's history lie, oldest first; the last stretch is its own."""
+        return _lineage(timeline, self.forks())
+
+    def epochs(self, timeline: int, first: int, last: int) -> Iterator[Filled]:
+        """The epochs at positions `first` to `last` on the lineage of a timeline, in order; ends early at an empty slot."""
+        stretches = self.lineage(timeline)
+        for slot in range(first, last + 1):
+            home = next((s.timeline for s in stretches if s.holds(slot)), None)
+            filled = self.read(home, slot) if home is not None else None
+            if filled is None:
+                return
+            yield filled
+
+    def iter_back(self, start: CheckpointId | None) -> Iterator[Filled]:
+        """Epochs and stubs from `start` back to the first, across forks, one GET each."""
+        while start is not None:
+            filled = self.open(start)
+            yield filled
+            record = filled.record
+            parent = None if isinstance(record, ForkRecord) else record.parent
+            start = CheckpointId.parse(parent) if parent else None
+
+    def _head_after_fork(self) -> Head:
+        """The head of a timeline in which nothing was sealed yet."""
+        if not self._forks:
+            return Head(0, 0, None, None, None)
+        fork, opened = self._forks[-1]
+        epoch = self.open(CheckpointId.parse(fork.recover_to)).epoch if fork.recover_to else None
+        return Head(fork.new_timeline, fork.fork_slot, epoch, opened.sha256, opened.etag, fork)
+
+    def _send(self, key: str, data: bytes) -> str | None:
+        """One PUT. None means: the slot has to be asked."""
+        try:
+            return self.store.create(key, data)
+        except (PreconditionFailedError, OutcomeUnknownError, StoreUnavailableError):
+            return None
+
+    def _look(self, key: str) -> Filled | None:
+        try:
+            return self._open(self.store.get(key))
+        except (NotFoundError, TransientError):
+            return None  # empty, or no answer: either way the same bytes are sent again
+
+    def _compare(self, record: Manifest | ForkRecord, mine: str, filled: Filled) -> Sealed | Lost:
+        """Content decides: equal bytes (or the stub of equal bytes) are mine, whoever's request brought them there."""
+        if filled.sha256 == mine:
+            return Sealed(record.timeline, record.slot, mine, filled.etag)
+        return Lost(filled.record, filled.sha256, filled.etag)
+
+    def _open(self, stored: StoredObject) -> Filled:
+        record = parse_record(stored.data, self.store.uri(stored.key))
+        if self.layout.slot(record.timeline, record.slot) != stored.key:
+            raise PoisonError(
+                f"{self.store.uri(stored.key)} holds the record of slot {record.slot} of timeline {record.timeline}",
+                code="log.misplaced",
+                pipeline=self.pipeline,
+                advice="somebody copied objects by hand; restore the bucket from a backup",
+            )
+        sha256 = record.original_sha256 if isinstance(record, Stub) else sha256_of_bytes(stored.data)
+        return Filled(record, sha256, stored.etag, stored.key)
+
+    def _refuse_unconserved(self, record: Manifest | ForkRecord) -> None:
+        if isinstance(record, Manifest) and not record.counters.conserved():
+            raise PoisonError(
+                f"epoch {record.id} read {record.counters.read} rows but accounts for {record.counters.accounted()}",
+                code="manifest.not_conserved",
+                pipeline=self.pipeline,
+                kept="the previous checkpoint; this epoch was not sealed",
+                advice="report this with the manifest in the message; it is a defect of tidegate",
+            )
+
+    def _undecided(self, key: str) -> SealUndecidedError:
+        return SealUndecidedError(
+            f"{self.store.uri(key)} gave no answer for {self._seal_budget:.0f} s; whether the epoch is sealed is not known",
+            code="log.seal_undecided",
+            pipeline=self.pipeline,
+            kept="all files of the attempt; the slot decides",
+            advice="check the store; the next driver goes on from whatever fills the slot",
+            retry_after=5.0,
+        )
+
+
+def _lineage(timeline: int, forks: list[ForkRecord]) -> list[Stretch]:
+    last = forks[timeline].slot - 1 if timeline < len(forks) else None
+    if timeline == 0:
+        return [Stretch(0, 1, last)]
+    opened = forks[timeline - 1]
+    below = _lineage(CheckpointId.parse(opened.recover_to).timeline, forks) if opened.recover_to else []
+    kept = [Stretch(s.timeline, s.first, _least(s.last, opened.fork_slot)) for s in below]
+    return [*(s for s in kept if s.holds(s.first)), Stretch(timeline, opened.fork_slot + 1, last)]
+
+
+def _least(last: int | None, bound: int) -> int:
+    return bound if last is None else min(last, bound)

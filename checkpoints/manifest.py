@@ -1,0 +1,211 @@
+"""What lies in a slot: a sealed epoch, a fork, or the stub of a retired epoch. Frozen models, canonical JSON on the wire.
+
+The chain: every record names the SHA-256 of the bytes before it on its lineage. An epoch names the previous epoch, or, if it is
+the first of a timeline, the fork record that opened the timeline; a fork names the head it ended and the checkpoint it returns
+to. A stub keeps the SHA-256 of the epoch it replaces, so the chain can still be followed through it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tidegate.checkpoints.canonical import canonical_bytes, parse_json
+from tidegate.checkpoints.layout import CheckpointId
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
+
+__all__ = ["FORMAT_VERSION", "Counters", "FileRef", "ForkRecord", "Manifest", "SlotRecord", "Stub", "parse_record"]
+
+FORMAT_VERSION = 1
+
+
+class _Record(BaseModel):
+    # Unknown fields are refused: dropping what a newer writer meant would be silent; it has to raise the format version.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
+
+    def to_bytes(self) -> bytes:
+        """The canonical bytes of this record."""
+        return canonical_bytes(self.model_dump(mode="json"))
+
+
+class FileRef(_Record):
+    """One immutable data file.
+
+    Attributes:
+        key: key in the store of the pipeline.
+        min_time: smallest event time in it, None when it has no rows or no time.
+        kind: what it holds, for example ``order``, ``window:per_hour``, ``sessions:visits``, ``table:late``.
+        extra: whatever the mover wants to find again.
+    """
+
+    key: str
+    rows: int
+    bytes: int
+    sha256: str
+    min_time: int | None = None
+    max_time: int | None = None
+    kind: str
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+
+class Counters(_Record):
+    """The row equation of the events output, **cumulative** along the lineage up to and including this epoch.
+
+    `retained` is what waits in order and commit buffers after the epoch. Cumulative, so that any two checkpoints of a
+    lineage can be subtracted, and that a wrong epoch stays visible in all later ones.
+    """
+
+    read: int = 0
+    released: int = 0
+    late: int = 0
+    dropped: dict[str, int] = Field(default_factory=dict)
+    rejected: int = 0
+    dead_lettered: int = 0
+    retained: int = 0
+    per_source: dict[str, dict[str, int]] = Field(default_factory=dict)
+
+    def accounted(self) -> int:
+        """Rows with a disposition."""
+        return self.released + self.late + sum(self.dropped.values()) + self.rejected + self.dead_lettered + self.retained
+
+    def conserved(self) -> bool:
+        """Whether every row read has exactly one disposition."""
+        return self.read == self.accounted()
+
+
+class _InSlot(_Record):
+    format_version: int = FORMAT_VERSION
+    timeline: int
+    slot: int
+
+
+class Manifest(_InSlot):
+    """A sealed epoch: everything needed to go on after it, and to check it.
+
+    Attributes:
+        uid: the pipeline's identity.
+        parent: checkpoint id of the epoch this one continues; None for the first.
+        parent_sha256: SHA-256 of the record before it in the chain (`Head.sha256`); None for the first.
+        recorded_now: the pipeline clock of this epoch, microseconds UTC.
+        cut: per source partition, where this epoch ends; opaque here.
+        decider: the decider's state *after* the epoch; opaque here.
+        decision: what was decided; opaque here.
+        segments: the whole live state after the epoch.
+        files: per table, what this epoch wrote.
+        created_at: wall clock of the writer in microseconds UTC, for display and retention by age.
+    """
+
+    kind: Literal["epoch"] = "epoch"
+    pipeline: str
+    uid: str
+    spec_digest: str
+    code_version: str
+    parent: str | None
+    parent_sha256: str | None
+    attempt: str
+    lease_token: int
+    driver: str
+    recorded_now: int
+    cut: dict[str, Any] = Field(default_factory=dict)
+    decider: dict[str, Any] = Field(default_factory=dict)
+    decision: dict[str, Any] = Field(default_factory=dict)
+    barriers: list[dict[str, Any]] = Field(default_factory=list)
+    requests: list[str] = Field(default_factory=list)
+    counters: Counters = Field(default_factory=Counters)
+    segments: list[FileRef] = Field(default_factory=list)
+    files: dict[str, list[FileRef]] = Field(default_factory=dict)
+    notes: dict[str, Any] = Field(default_factory=dict)
+    timings: dict[str, float] = Field(default_factory=dict)
+    created_at: int
+
+    @property
+    def id(self) -> CheckpointId:
+        """The checkpoint's public name."""
+        return CheckpointId(self.timeline, self.slot, self.attempt)
+
+    def all_files(self) -> list[FileRef]:
+        """Every object this checkpoint needs: live segments, then the files of its tables."""
+        return [*self.segments, *(file for files in self.files.values() for file in files)]
+
+
+class ForkRecord(_InSlot):
+    """A restore: the timeline of this slot ends here; `new_timeline` goes on after `fork_slot`.
+
+    Attributes:
+        parent_sha256: SHA-256 of the head this record ends (None when the timeline had nothing).
+        recover_to: checkpoint id restored; None for the very beginning (`fork_slot` 0).
+        recover_to_sha256: SHA-256 of that epoch, so the restored state is part of the chain.
+    """
+
+    kind: Literal["fork"] = "fork"
+    new_timeline: int
+    fork_slot: int
+    parent_sha256: str | None
+    request_id: str
+    who: str
+    why: str
+    at: int
+    recover_to: str | None
+    recover_to_sha256: str | None
+
+
+class Stub(_InSlot):
+    """What stays of a retired epoch: enough to decide an attempt's fate and to follow the chain."""
+
+    kind: Literal["stub"] = "stub"
+    attempt: str
+    parent: str | None
+    parent_sha256: str | None
+    original_sha256: str
+    created_at: int
+    retired_at: int
+
+    @property
+    def id(self) -> CheckpointId:
+        """Name of the retired checkpoint."""
+        return CheckpointId(self.timeline, self.slot, self.attempt)
+
+
+SlotRecord = Manifest | ForkRecord | Stub
+_KINDS: dict[str, type[Manifest] | type[ForkRecord] | type[Stub]] = {"epoch": Manifest, "fork": ForkRecord, "stub": Stub}
+
+
+def parse_record(data: bytes, where: str = "a slot") -> SlotRecord:
+    """Read the bytes of a slot.
+
+    Args:
+        data: the bytes as they lie in the bucket.
+        where: named in errors.
+
+    Raises:
+        ConfigurationError: a newer tidegate wrote it.
+        PoisonError: the bytes are not a record.
+    """
+    try:
+        raw = parse_json(data)
+        version, kind = raw["format_version"], _KINDS.get(raw["kind"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise _malformed(where, repr(error)) from error
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise ConfigurationError(
+            f"{where} was written in format {version}; this tidegate reads up to {FORMAT_VERSION}",
+            code="manifest.newer_format",
+            kept="the checkpoint, untouched",
+            advice="run the tidegate version that wrote it, or a newer one",
+        )
+    if kind is None:
+        raise _malformed(where, f"unknown kind {raw['kind']!r}")
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        raise _malformed(where, f"{error.error_count()} bad fields, first: {error.errors()[0]['loc']}") from error
+
+
+def _malformed(where: str, cause: str) -> PoisonError:
+    return PoisonError(
+        f"{where} is not a readable record: {cause}",
+        code="manifest.malformed",
+        kept="all other checkpoints",
+        advice="look at it with: tidegate checkpoints verify; then restore an earlier one",
+    )

@@ -1,0 +1,316 @@
+"""A store in an S3 bucket, through boto3.
+
+Conditional writes are sent exactly once: a client library that silently repeats a PUT whose answer was lost meets its own object
+and reports a loss. All other requests are repeated with jittered pauses within one time budget per operation.
+boto3 is imported when the first request is made, because Airflow imports light parts of this package while parsing DAGs.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, SecretStr
+
+from tidegate.checkpoints.canonical import sha256_of_file
+from tidegate.checkpoints.store import (
+    Entry,
+    NotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StoreDeniedError,
+    StoredObject,
+    StoreUnavailableError,
+    Written,
+    check_key,
+)
+from tidegate.jobs.spec.errors import TidegateError
+
+__all__ = ["S3Settings", "S3Store"]
+
+_MULTIPART_FROM = 64 << 20  # bytes; below, one PUT is faster and its checksum covers the whole object
+_PAGE = 1000  # the most one LIST answers
+_Names = list[str]
+T = TypeVar("T")
+
+
+class S3Settings(BaseModel):
+    """Where the bucket is and how patient to be with it.
+
+    Attributes:
+        endpoint: None for AWS itself.
+        access_key: None leaves finding credentials to boto3 (environment, profile, instance role).
+        budget: seconds one operation may take with all its repetitions. Conditional writes are never repeated.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str = "us-east-1"
+    access_key: str | None = None
+    secret_key: SecretStr | None = None
+    connect_timeout: float = 3.0
+    read_timeout: float = 10.0
+    budget: float = 15.0
+
+    @classmethod
+    def from_environment(cls, bucket: str, prefix: str = "") -> S3Settings:
+        """Read TIDEGATE_S3_ENDPOINT, _ACCESS_KEY, _SECRET_KEY and _REGION; the one place where they are read."""
+        secret = os.environ.get("TIDEGATE_S3_SECRET_KEY")
+        return cls(
+            bucket=bucket,
+            prefix=prefix,
+            endpoint=os.environ.get("TIDEGATE_S3_ENDPOINT") or os.environ.get("AWS_ENDPOINT_URL_S3"),
+            region=os.environ.get("TIDEGATE_S3_REGION") or os.environ.get("AWS_REGION") or "us-east-1",
+            access_key=os.environ.get("TIDEGATE_S3_ACCESS_KEY"),
+            secret_key=SecretStr(secret) if secret else None,
+        )
+
+
+class S3Store:
+    """Objects below `s3://bucket/prefix`."""
+
+    def __init__(self, settings: S3Settings) -> None:
+        self.settings = settings
+        self._prefix = settings.prefix.strip("/") + "/" if settings.prefix.strip("/") else ""
+        self.url = f"s3://{settings.bucket}/{self._prefix}".rstrip("/")
+        self._clients: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> StoredObject:
+        """Read one object; boto3 checks the stored checksum. Raises NotFoundError when there is none."""
+        return self._patiently(lambda: self._get(key))
+
+    def head(self, key: str) -> Entry | None:
+        """Describe one object, or None when there is none."""
+        return self._patiently(lambda: self._head(key))
+
+    def create(self, key: str, data: bytes) -> str:
+        """PUT If-None-Match: *, sent once."""
+        return self._put(key, data, IfNoneMatch="*")
+
+    def swap(self, key: str, data: bytes, etag: str) -> str:
+        """PUT If-Match, sent once."""
+        return self._put(key, data, IfMatch=f'"{etag}"')
+
+    def put(self, key: str, data: bytes) -> str:
+        """PUT without any condition."""
+        return self._patiently(lambda: self._put(key, data))
+
+    def list(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[Entry]:
+        """Objects under `prefix`, a page at a time."""
+        left = limit
+        arguments: dict[str, Any] = {"StartAfter": self._full(start_after)} if start_after else {}
+        while left is None or left > 0:
+            page = self._page(prefix, arguments, MaxKeys=_PAGE if left is None else min(left, _PAGE))
+            # After exactly 1,000 keys comes one more page, without Contents.
+            entries = [self._entry(item) for item in page.get("Contents", [])]
+            yield from entries
+            left = None if left is None else left - len(entries)
+            if not page.get("IsTruncated"):
+                return
+            arguments = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def list_folders(self, prefix: str) -> _Names:
+        """Folder names directly under `prefix`."""
+        names: _Names = []
+        arguments: dict[str, Any] = {}
+        while True:
+            page = self._page(prefix, arguments, Delimiter="/")
+            names += [item["Prefix"][len(self._prefix + prefix) : -1] for item in page.get("CommonPrefixes", [])]
+            if not page.get("IsTruncated"):
+                return sorted(names)
+            arguments = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def delete(self, key: str) -> None:
+        """Remove an object; silent when there is none."""
+        self._patiently(lambda: self._call("delete_object", key, writes=True))
+
+    def upload(self, path: Path, key: str) -> Written:
+        """Store a file; large ones in parts."""
+        digest, size = sha256_of_file(path), path.stat().st_size
+        self._patiently(lambda: self._upload(path, key))
+        stored = self.head(key)
+        if stored is None or stored.size != size:
+            raise OutcomeUnknownError.at(self.uri(key), f"{stored.size if stored else 'nothing'} of {size} bytes arrived")
+        return Written(key, stored.etag, size, digest)
+
+    def download(self, key: str, path: Path) -> None:
+        """Copy an object into a file, which appears whole or not at all."""
+        self._patiently(lambda: self._download(key, path))
+
+    def local_path(self, key: str) -> Path | None:
+        """A bucket has no paths."""
+        return None
+
+    def uri(self, key: str) -> str:
+        """`s3://bucket/prefix/key`."""
+        return f"s3://{self.settings.bucket}/{self._full(key)}"
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            for client in self._clients.values():
+                client.close()
+            self._clients.clear()
+
+    def _full(self, key: str) -> str:
+        return self._prefix + key
+
+    def _get(self, key: str) -> StoredObject:
+        def read() -> StoredObject:
+            answer = self._client().get_object(Bucket=self.settings.bucket, Key=self._full(check_key(key)))
+            return StoredObject(key, answer["Body"].read(), answer["ETag"].strip('"'))
+
+        return self._translated(read, key)
+
+    def _head(self, key: str) -> Entry | None:
+        try:
+            answer = self._call("head_object", key)
+        except NotFoundError:
+            return None
+        return Entry(key, answer["ContentLength"], answer["ETag"].strip('"'), answer["LastModified"].timestamp())
+
+    def _put(self, key: str, data: bytes, **condition: str) -> str:
+        answer = self._call("put_object", key, writes=True, Body=data, **condition)
+        return str(answer["ETag"]).strip('"')
+
+    def _page(self, prefix: str, arguments: dict[str, Any], **more: Any) -> dict[str, Any]:
+        def ask() -> dict[str, Any]:
+            client = self._client()
+            answer = client.list_objects_v2(Bucket=self.settings.bucket, Prefix=self._full(prefix), **arguments, **more)
+            return dict(answer)
+
+        return self._patiently(lambda: self._translated(ask, prefix))
+
+    def _entry(self, item: dict[str, Any]) -> Entry:
+        key = item["Key"][len(self._prefix) :]
+        return Entry(key, item["Size"], item["ETag"].strip('"'), item["LastModified"].timestamp())
+
+    def _upload(self, path: Path, key: str) -> None:
+        from boto3.s3.transfer import TransferConfig
+
+        arguments = {
+            "Filename": str(path),
+            "Bucket": self.settings.bucket,
+            "Key": self._full(check_key(key)),
+            "Config": TransferConfig(multipart_threshold=_MULTIPART_FROM, multipart_chunksize=_MULTIPART_FROM // 2),
+        }
+        self._translated(lambda: self._client(attempts=3).upload_file(**arguments), key, writes=True)
+
+    def _download(self, key: str, path: Path) -> None:
+        part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+        try:
+            client = self._client(attempts=3)
+            self._translated(lambda: client.download_file(self.settings.bucket, self._full(check_key(key)), str(part)), key)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _call(self, name: str, key: str, *, writes: bool = False, **arguments: Any) -> dict[str, Any]:
+        def ask() -> dict[str, Any]:
+            method = getattr(self._client(), name)
+            return dict(method(Bucket=self.settings.bucket, Key=self._full(check_key(key)), **arguments))
+
+        return self._translated(ask, key, writes=writes)
+
+    def _translated(self, ask: Callable[[], T], key: str, *, writes: bool = False) -> T:
+        """Run one request and turn what botocore raises into our errors."""
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return ask()
+        except (BotoCoreError, ClientError, Boto3Error) as error:
+            cause = error.__context__ if isinstance(error, Boto3Error) and error.__context__ else error
+            raise self._translate(cause, key, writes) from error
+
+    def _translate(self, error: BaseException, key: str, writes: bool) -> TidegateError:
+        from botocore.exceptions import (
+            ClientError,
+            ConnectTimeoutError,
+            EndpointConnectionError,
+            NoCredentialsError,
+            PartialCredentialsError,
+        )
+
+        if isinstance(error, ClientError):
+            return self._translate_answer(error.response, key, writes)
+        if isinstance(error, NoCredentialsError | PartialCredentialsError):
+            return self._denied(str(error))
+        if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
+            return StoreUnavailableError.at(self._place(), "cannot connect")  # nothing was sent, so nothing is unknown
+        kind = OutcomeUnknownError if writes else StoreUnavailableError
+        return kind.at(self.uri(key), type(error).__name__)
+
+    def _translate_answer(self, response: dict[str, Any], key: str, writes: bool) -> TidegateError:
+        """Sort the server's answers: definite ones by their code, busy and broken ones as unknown for writes."""
+        code = str(response.get("Error", {}).get("Code", ""))
+        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        if code == "NoSuchBucket" or (status == 404 and key == ""):
+            return self._denied(f"bucket {self.settings.bucket} does not exist")
+        if status == 412 or (status == 404 and writes):  # MinIO answers a swap of a missing key with 404
+            return PreconditionFailedError.at(self.uri(key), "the version asked for", code or str(status))
+        if status == 404:
+            return NotFoundError.at(self.uri(key))
+        if status in (301, 307, 400, 401, 403) and code not in ("RequestTimeout", "SlowDown"):
+            return self._denied(f"{code or status}: {response.get('Error', {}).get('Message', '')}")
+        # 409 (a conflicting write under way), 408, 429, 5xx: it may or may not have happened.
+        kind = OutcomeUnknownError if writes else StoreUnavailableError
+        return kind.at(self.uri(key), f"{status} {code}")
+
+    def _denied(self, cause: str) -> StoreDeniedError:
+        return StoreDeniedError(
+            f"{self._place()} refuses: {cause}",
+            code="store.denied",
+            kept="everything in the bucket",
+            advice="check TIDEGATE_S3_ENDPOINT, TIDEGATE_S3_ACCESS_KEY, TIDEGATE_S3_SECRET_KEY, the region and the bucket's name",
+        )
+
+    def _place(self) -> str:
+        return f"{self.url} at {self.settings.endpoint or 'AWS'}"
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        from tenacity import Retrying, retry_if_exception_type, stop_before_delay, wait_random_exponential
+
+        retrying = Retrying(
+            stop=stop_before_delay(self.settings.budget),
+            wait=wait_random_exponential(multiplier=0.1, max=2.0),
+            retry=retry_if_exception_type((StoreUnavailableError, OutcomeUnknownError)),
+            reraise=True,
+        )
+        return retrying(ask)
+
+    def _client(self, attempts: int = 1) -> Any:
+        """A boto3 client; `attempts` above 1 only for transfers in parts, which are not conditional."""
+        with self._lock:
+            if attempts not in self._clients:
+                self._clients[attempts] = _make_client(self.settings, attempts)
+            return self._clients[attempts]
+
+
+def _make_client(settings: S3Settings, attempts: int) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        retries={"total_max_attempts": attempts, "mode": "standard"},
+        connect_timeout=settings.connect_timeout,
+        read_timeout=settings.read_timeout,
+        max_pool_connections=32,
+        s3={"addressing_style": "path"} if settings.endpoint else {},
+    )
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=settings.endpoint,
+        region_name=settings.region,
+        aws_access_key_id=settings.access_key,
+        aws_secret_access_key=settings.secret_key.get_secret_value() if settings.secret_key else None,
+        config=config,
+    )

@@ -1,0 +1,194 @@
+"""The one small interface between tidegate and the place where its truth lies, and the errors of that place.
+
+Guarantees every store gives (checked at start-up by `probe`):
+
+* `create` and `swap` are atomic: of any number of racers exactly one wins, and a reader sees old or new bytes, never a mixture.
+* What was acknowledged is durable and visible to every later `get`, `head` and `list`.
+* `PreconditionFailedError` means *did not commit*; `OutcomeUnknownError` means *do not know*, and the effect may still come.
+
+Not promised: conditional deletes or copies (MinIO ignores the condition), or anything about a request that is still under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
+
+__all__ = [
+    "Entry",
+    "NotFoundError",
+    "OutcomeUnknownError",
+    "PreconditionFailedError",
+    "Store",
+    "StoreDeniedError",
+    "StoreUnavailableError",
+    "StoredObject",
+    "Written",
+    "check_key",
+]
+
+_Names = list[str]  # inside the class body the name `list` is the method
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One object with its bytes."""
+
+    key: str
+    data: bytes
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One object without its bytes.
+
+    Attributes:
+        etag: empty where a listing would have to read the object to know it (local store); `head` always knows.
+        modified: seconds since 1970 as the store reports it, for display and grace times only.
+    """
+
+    key: str
+    size: int
+    etag: str
+    modified: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What an upload stored; `sha256` was taken while the bytes were read."""
+
+    key: str
+    etag: str
+    size: int
+    sha256: str
+
+
+class NotFoundError(PoisonError):
+    """There is no such object, and the store is otherwise well: definite evidence."""
+
+    @classmethod
+    def at(cls, uri: str) -> NotFoundError:
+        """The error for one address."""
+        return cls(f"{uri} does not exist", code="store.not_found", advice="check with: tidegate checkpoints verify")
+
+
+class PreconditionFailedError(TransientError):
+    """The conditional write did not commit: somebody else's object is there. Read again before deciding."""
+
+    @classmethod
+    def at(cls, uri: str, expected: str, found: str) -> PreconditionFailedError:
+        """The error for one address, with both sides."""
+        return cls(f"{uri} was not written: expected {expected}, found {found}", code="store.precondition_failed")
+
+
+class OutcomeUnknownError(TransientError):
+    """The answer to a write was lost: it may have happened, or may still happen. Read back and compare before acting."""
+
+    @classmethod
+    def at(cls, uri: str, cause: str) -> OutcomeUnknownError:
+        """The error for one address."""
+        return cls(f"no answer to the write of {uri} ({cause})", code="store.outcome_unknown", retry_after=1.0)
+
+
+class StoreUnavailableError(TransientError):
+    """The store cannot be reached or says it is busy. Says nothing about any object."""
+
+    @classmethod
+    def at(cls, uri: str, cause: str) -> StoreUnavailableError:
+        """The error for one address."""
+        return cls(
+            f"{uri} could not be reached ({cause})",
+            code="store.unavailable",
+            kept="everything sealed so far",
+            advice="check that the store runs and that the endpoint is right; tidegate tries again by itself",
+            retry_after=2.0,
+        )
+
+
+class StoreDeniedError(ConfigurationError):
+    """The store refuses these credentials, or the bucket is missing. Says nothing about any object."""
+
+
+class Store(Protocol):
+    """A flat space of keys. All keys are relative to `url`.
+
+    Every method may raise `StoreUnavailableError` (try again later) or `StoreDeniedError` (a person has to act).
+    Implementations are safe to use from several threads.
+    """
+
+    url: str
+
+    def get(self, key: str) -> StoredObject:
+        """Read one object. Raises NotFoundError when there is none."""
+        ...
+
+    def head(self, key: str) -> Entry | None:
+        """Describe one object, or None when there is none."""
+        ...
+
+    def create(self, key: str, data: bytes) -> str:
+        """Write a new object and return its ETag.
+
+        Raises:
+            PreconditionFailedError: an object is there already; nothing was written by this call, unless an earlier
+                call with an unknown outcome was this very object. Compare the content.
+            OutcomeUnknownError: it may have been written, or may be written later.
+        """
+        ...
+
+    def swap(self, key: str, data: bytes, etag: str) -> str:
+        """Replace exactly the version `etag` and return the new ETag.
+
+        Raises:
+            PreconditionFailedError: another version, or no object at all.
+            OutcomeUnknownError: it may have been replaced, or may be replaced later.
+        """
+        ...
+
+    def put(self, key: str, data: bytes) -> str:
+        """Write without any condition; the last writer wins."""
+        ...
+
+    def list(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[Entry]:
+        """Objects whose key starts with `prefix` and sorts after `start_after`, in key order (by code point)."""
+        ...
+
+    def list_folders(self, prefix: str) -> _Names:
+        """Names of the folders directly under `prefix` (which ends with a slash or is empty), sorted, without slashes."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove an object; silent when there is none. Never conditional."""
+        ...
+
+    def upload(self, path: Path, key: str) -> Written:
+        """Store a file durably under a key nobody else writes (an attempt's own folder)."""
+        ...
+
+    def download(self, key: str, path: Path) -> None:
+        """Copy an object into a file. Raises NotFoundError when there is none; the file is complete or absent."""
+        ...
+
+    def local_path(self, key: str) -> Path | None:
+        """Where the object lies (or would lie) as a plain file; None where a copy is needed."""
+        ...
+
+    def uri(self, key: str) -> str:
+        """The address a table catalog records: `s3://bucket/key`, or an absolute path."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections. The store must not be used afterwards."""
+        ...
+
+
+def check_key(key: str) -> str:
+    """Refuse keys that would leave the store or mean different things in different stores."""
+    if not key or key.startswith("/") or "\\" in key or any(part in ("", ".", "..") for part in key.split("/")):
+        raise ValueError(f"not a key: {key!r}")
+    return key
