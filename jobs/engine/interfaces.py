@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.manifest import Counters, FileRef
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.engine.counters import EpochCounters
 from tidegate.jobs.eventtime.types import Decision, Mark, Member, Survey
 from tidegate.jobs.spec.pipeline import Limits
 
@@ -161,7 +162,7 @@ class Moved:
 
     files: dict[str, tuple[FileRef, ...]]
     segments: tuple[FileRef, ...]
-    counters: Counters
+    counters: EpochCounters
     released_max: Mark | None
     next_position: int
     buffered_rows: int

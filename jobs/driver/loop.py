@@ -1,0 +1,166 @@
+"""The loop of the driver: requests, an epoch, publish, wait; until somebody or something ends it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from tidegate.checkpoints.keeper import LeaseKeeper
+from tidegate.checkpoints.store import StoreUnavailableError
+from tidegate.jobs.driver.inbox import Inbox
+from tidegate.jobs.driver.status import StatusReporter
+from tidegate.jobs.driver.steps import DriverSteps
+from tidegate.jobs.engine.epoch import Engine, EpochReport
+from tidegate.jobs.engine.faults import Faults
+from tidegate.jobs.engine.publisher import Publisher
+from tidegate.jobs.spec.errors import TransientError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["Ended", "Loop", "Until"]
+
+_log = structlog.get_logger("tidegate.driver")
+
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 15.0  # seconds, doubling; the store's own budget of 30 s comes on top
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """What ends a run by itself.
+
+    Attributes:
+        idle: seconds without a row and with nothing waiting.
+        epochs: sealed epochs.
+    """
+
+    idle: float | None = None
+    epochs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Why the loop ended: the state for ``status.json`` and a sentence."""
+
+    state: str
+    why: str
+
+
+class Loop:
+    """Runs until stopped, finished, or an error that is not transient."""
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        engine: Engine,
+        publisher: Publisher,
+        keeper: LeaseKeeper,
+        steps: DriverSteps,
+        status: StatusReporter,
+        inbox: Inbox,
+        faults: Faults,
+        stop: threading.Event,
+        until: Until,
+        on_epoch: Callable[[EpochReport, float], None],
+    ) -> None:
+        self._spec, self._engine, self._publisher = spec, engine, publisher
+        self._keeper, self._steps, self._status = keeper, steps, status
+        self._inbox, self._faults, self._stop, self._until = inbox, faults, stop, until
+        self._on_epoch = on_epoch
+        self._sealed = 0
+        self._quiet_since = time.monotonic()
+        self._backoff = _FIRST_BACKOFF
+
+    def run(self) -> Ended:
+        """Epoch after epoch.
+
+        Raises:
+            TidegateError: fenced, poison or configuration; transient ones are waited out.
+        """
+        self._status.set("running")
+        while True:
+            ended = self._asked_to_end()
+            if ended is not None:
+                return ended
+            begun = time.monotonic()
+            try:
+                report = self._epoch()
+            except TransientError as error:
+                self._wait_out(error)
+                continue
+            self._after(report, time.monotonic() - begun)
+            if report.ended and not report.pending:
+                return Ended("finished", "every source is bounded and read to its end")
+            self._pause(report, begun)
+
+    def _asked_to_end(self) -> Ended | None:
+        if self._keeper.lost.is_set():
+            raise self._keeper.error or RuntimeError("lease lost without an error")
+        if self._stop.is_set():
+            return Ended("stopped", "a signal or a request asked for it")
+        if self._until.epochs is not None and self._sealed >= self._until.epochs:
+            return Ended("stopped", f"{self._sealed} epochs were asked for")
+        quiet = time.monotonic() - self._quiet_since
+        if self._until.idle is not None and quiet >= self._until.idle:
+            return Ended("stopped", f"no row for {self._until.idle:g} s")
+        return None
+
+    def _epoch(self) -> EpochReport:
+        self._steps.begin_epoch()
+        self._hold_for_publisher()
+        report = self._engine.run_epoch(self._inbox.collect())
+        if report.lost:
+            _log.warning("slot_lost", advice="another driver or a restore filled it; going on after it")
+        if report.sealed:
+            self._publisher.sealed(report.sealed.slot)
+            self._inbox.applied(report)
+        self._faults.reach("report")
+        return report
+
+    def _hold_for_publisher(self) -> None:
+        limit = self._spec.outputs.max_unpublished
+        while not self._publisher.wait_below(limit, timeout=2.0):
+            trouble = self._publisher.trouble
+            self._steps.enter("wait")
+            self._status.set(
+                "waiting", error=trouble, why=f"{self._publisher.unpublished} epochs are sealed but not in the tables yet"
+            )
+            if self._stop.is_set():
+                return
+        if self._status.state == "waiting":
+            self._status.set("running")
+
+    def _after(self, report: EpochReport, seconds: float) -> None:
+        self._backoff = _FIRST_BACKOFF
+        self._status.decision(report.decision)
+        if report.manifest is not None:
+            self._sealed += 1
+            self._status.epoch(report.manifest, seconds)
+        if report.rows or report.pending:
+            self._quiet_since = time.monotonic()
+        if self._status.state != "running":
+            self._status.set("running")
+        self._on_epoch(report, seconds)
+
+    def _pause(self, report: EpochReport, begun: float) -> None:
+        checkpoint = self._spec.checkpoint
+        rest = checkpoint.min_interval / 1e6 - (time.monotonic() - begun)
+        if not report.rows and not report.pending and not report.lost:
+            rest = max(rest, checkpoint.idle_interval / 1e6)
+        self._steps.enter("wait")
+        if rest > 0:
+            self._stop.wait(rest)
+
+    def _wait_out(self, error: TransientError) -> None:
+        """Say what is wrong, wait, stand where the log stands now, try again."""
+        _log.warning("transient", code=error.code, error=error.message, again_in=self._backoff)
+        self._steps.enter("wait")
+        self._status.set("waiting", error=error, why="trying again by itself")
+        self._stop.wait(max(self._backoff, error.retry_after or 0.0))
+        self._backoff = min(_LONGEST_BACKOFF, 2 * self._backoff)
+        try:
+            self._engine.reload()
+        except StoreUnavailableError:
+            return  # the next epoch meets the same store and comes back here

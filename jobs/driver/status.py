@@ -1,0 +1,110 @@
+"""What the driver says about itself in ``status.json``: read by Airflow, the command line and people; never trusted for data."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.status import write_status
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.driver.steps import DriverSteps
+from tidegate.jobs.eventtime.types import Decision
+from tidegate.jobs.spec.errors import TidegateError
+from tidegate.jobs.spec.time import format_instant
+
+__all__ = ["BEAT_EVERY", "StatusReporter"]
+
+BEAT_EVERY = 2.0  # seconds; with the observer's own patience of 6 s a lost driver is seen in under 10 s
+
+_log = structlog.get_logger("tidegate.driver")
+
+
+class StatusReporter:
+    """Keeps ``status.json`` fresh: at once when the state changes, and every two seconds in between."""
+
+    def __init__(self, store: Store, lease: Lease, steps: DriverSteps, facts: dict[str, Any]) -> None:
+        self._store, self._lease, self._steps = store, lease, steps
+        self._facts: dict[str, Any] = {"started_at": time.time(), **facts}
+        self._extra: Callable[[], dict[str, Any]] = dict
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tidegate-status", daemon=True)
+        self.state = "starting"
+
+    def start(self, extra: Callable[[], dict[str, Any]]) -> None:
+        """Begin to beat; `extra` adds live facts (unpublished epochs, trouble)."""
+        self._extra = extra
+        self._thread.start()
+
+    def set(self, state: str, *, error: TidegateError | None = None, why: str | None = None) -> None:
+        """Change the state and write it now."""
+        self.state = state
+        with self._lock:
+            self._facts["error"] = error.as_dict() if error else None
+            self._facts["why"] = why
+        self.write()
+
+    def epoch(self, manifest: Manifest, seconds: float) -> None:
+        """Note a sealed epoch."""
+        with self._lock:
+            self._facts |= {
+                "checkpoint": str(manifest.id),
+                "slot": manifest.slot,
+                "timeline": manifest.timeline,
+                "sealed_at": manifest.created_at / 1e6,
+                "counters": manifest.counters.model_dump(mode="json"),
+                "epoch_seconds": round(seconds, 3),
+                "timings": manifest.timings,
+            }
+
+    def decision(self, decision: Decision) -> None:
+        """Note what the last cut meant, sealed or not."""
+        with self._lock:
+            self._facts |= {
+                "frontier": decision.frontier_after,
+                "frontier_text": format_instant(decision.frontier_after),
+                "statuses": decision.statuses,
+                "holder": decision.holder,
+                "blocked": list(decision.blocked),
+                "members": member_frontiers(decision),
+            }
+
+    def write(self) -> None:
+        """Write now. A store that does not answer is not worth stopping for."""
+        with self._lock:
+            body = {
+                **self._facts,
+                **self._extra(),
+                "state": self.state,
+                "token": self._lease.token,
+                "step": self._steps.current,
+                "step_since": self._steps.since,
+                "beat_at": time.time(),
+                "holder_process": self._lease.holder.model_dump(),
+            }
+        try:
+            write_status(self._store, self._facts["pipeline"], body)
+        except TidegateError as error:
+            _log.warning("status_not_written", error=error.message)
+
+    def stop(self) -> None:
+        """End the beat."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10.0)
+
+    def _run(self) -> None:
+        while not self._stop.wait(BEAT_EVERY):
+            self.write()
+
+
+def member_frontiers(decision: Decision) -> dict[str, Any]:
+    """Frontier per member as the decider's state has it; empty where it keeps none."""
+    members = decision.after.get("members", {})
+    return {name: state.get("frontier") for name, state in members.items()} if isinstance(members, dict) else {}

@@ -1,0 +1,65 @@
+"""The steps of an epoch as the driver watches them: a deadline for the lease, a name for the status, seconds for the manifest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from tidegate.checkpoints.keeper import LeaseKeeper
+
+__all__ = ["DEADLINES", "DriverSteps"]
+
+DEADLINES: Final[Mapping[str, float]] = {
+    "plan": 120.0,  # listing and footers; a slow store answers within its own budget of 30 s per request
+    "survey": 1800.0,  # one Spark job over the cut
+    "decide": 60.0,
+    "move": 3600.0,  # the whole epoch's rows
+    "seal": 60.0,  # twice the seal's own budget
+    "wait": 120.0,
+    "start": 300.0,  # a cold JVM on a busy machine
+    "publish": 3600.0,
+}
+"""Seconds a step may take before the driver counts as wedged and its lease runs out."""
+
+
+class DriverSteps:
+    """Implements `tidegate.jobs.engine.epoch.Steps` on a lease keeper."""
+
+    def __init__(self, keeper: LeaseKeeper) -> None:
+        self._keeper = keeper
+        self._timings: dict[str, float] = {}
+        self.current = "start"
+        self.since = time.time()
+        self.enter("start")
+
+    def enter(self, name: str) -> None:
+        """Announce a step without measuring it."""
+        self.current, self.since = name, time.time()
+        self._keeper.step(name, DEADLINES[name])
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Announce and measure a step; after it, the driver counts as between steps."""
+        self.enter(name)
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._timings[name] = self._timings.get(name, 0.0) + time.perf_counter() - begun
+            self.enter("wait")
+
+    def require_lease(self) -> int:
+        """The token of the lease, checked now. Raises FencedError when it is gone."""
+        self._keeper.lease.check()
+        return self._keeper.lease.token
+
+    @property
+    def timings(self) -> Mapping[str, float]:
+        """Seconds per step since `begin_epoch`."""
+        return dict(self._timings)
+
+    def begin_epoch(self) -> None:
+        """Forget the last epoch's timings."""
+        self._timings.clear()

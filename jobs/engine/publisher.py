@@ -1,0 +1,114 @@
+"""Step 6: bring the sinks to the head of the log, in a thread of its own, bounded.
+
+Publishing commits nothing: a sealed epoch is complete whether or not a table shows it yet. So a sink that is away is
+tried again with back-off while epochs go on, until too many are unpublished; then the driver waits, visibly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from tenacity import Retrying, retry_if_exception_type, stop_when_event_set, wait_exponential_jitter
+from tenacity.nap import sleep_using_event
+
+from tidegate.checkpoints.log import SlotLog
+from tidegate.jobs.engine.faults import Faults
+from tidegate.jobs.engine.interfaces import Sink
+from tidegate.jobs.spec.errors import TidegateError, TransientError
+
+__all__ = ["Publisher"]
+
+
+class Publisher:
+    """Follows the log with every sink.
+
+    Attributes:
+        error: what stopped the publisher for good (fenced, poison); None while it is well.
+        trouble: the transient failure it is trying to get past; None while it is well.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], log: SlotLog, faults: Faults) -> None:
+        self._sinks, self._log, self._faults = tuple(sinks), log, faults
+        self._sealed = 0
+        self._published = 0
+        self._wake = threading.Condition()
+        self._stop = threading.Event()
+        self.error: TidegateError | None = None
+        self.trouble: TidegateError | None = None
+        self._thread = threading.Thread(target=self._run, name="tidegate-publish", daemon=True)
+
+    def start(self, sealed: int) -> None:
+        """Begin; `sealed` is the head's slot, applied first if the sinks are behind."""
+        self._sealed = sealed
+        self._published = -1
+        self._thread.start()
+
+    def sealed(self, slot: int) -> None:
+        """An epoch was sealed."""
+        with self._wake:
+            self._sealed = slot
+            self._wake.notify_all()
+
+    @property
+    def unpublished(self) -> int:
+        """Sealed epochs that not every sink shows yet."""
+        return max(0, self._sealed - max(self._published, 0))
+
+    def wait_below(self, limit: int, timeout: float) -> bool:
+        """Wait until fewer than `limit` epochs are unpublished; whether that came true within `timeout` seconds.
+
+        Raises:
+            TidegateError: the publisher has stopped for good.
+        """
+        with self._wake:
+            self._wake.wait_for(lambda: self.unpublished < limit or self.error is not None, timeout)
+        if self.error is not None:
+            raise self.error
+        return self.unpublished < limit
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until everything sealed is published; whether it was."""
+        return self.wait_below(1, timeout)
+
+    def stop(self) -> None:
+        """End the thread after the sink it is busy with."""
+        self._stop.set()
+        with self._wake:
+            self._wake.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30.0)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                target = self._sealed
+                if self._published < target:
+                    self._follow()
+                    self._mark(target)
+                with self._wake:
+                    self._wake.wait_for(lambda: self._published < self._sealed or self._stop.is_set())
+        except TidegateError as error:
+            with self._wake:
+                self.error = error
+                self._wake.notify_all()
+
+    def _mark(self, target: int) -> None:
+        with self._wake:
+            self._published = target
+            self.trouble = None
+            self._wake.notify_all()
+
+    def _follow(self) -> None:
+        retrying = Retrying(
+            retry=retry_if_exception_type(TransientError),
+            wait=wait_exponential_jitter(initial=0.5, max=15.0),
+            stop=stop_when_event_set(self._stop),
+            sleep=sleep_using_event(self._stop),
+            before_sleep=lambda state: setattr(self, "trouble", state.outcome.exception() if state.outcome else None),
+            reraise=True,
+        )
+        for sink in self._sinks:
+            self._faults.reach("publish.start")
+            retrying(sink.follow, self._log)
+            self._faults.reach("publish.done")

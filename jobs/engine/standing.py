@@ -1,0 +1,57 @@
+"""Where a driver stands between two epochs: everything it needs to go on, read from the newest sealed manifest alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.checkpoints.log import Head
+from tidegate.checkpoints.manifest import Counters, FileRef
+from tidegate.jobs.eventtime.decider import initial_state
+from tidegate.jobs.eventtime.types import Mark
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["Standing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The state after the newest sealed epoch.
+
+    Attributes:
+        head: where the log stands.
+        decider: the decider's state.
+        resume: member -> where its source goes on.
+        segments: live state segments.
+        counters: rows by disposition, cumulative.
+        next_position: position of the next released event.
+        released_max: greatest (section, event_time) released so far.
+        buffered_rows: rows in the order buffer.
+    """
+
+    head: Head
+    decider: dict[str, Any]
+    resume: dict[str, dict[str, Any]]
+    segments: tuple[FileRef, ...]
+    counters: Counters
+    next_position: int = 0
+    released_max: Mark | None = None
+    buffered_rows: int = 0
+
+    @classmethod
+    def at(cls, head: Head, spec: PipelineSpec) -> Standing:
+        """The standing at a head; the beginning, if nothing was sealed yet."""
+        manifest = head.record
+        if manifest is None:
+            return cls(head, initial_state(spec), {}, (), Counters())
+        released = manifest.notes.get("released_max")
+        return cls(
+            head=head,
+            decider=manifest.decider,
+            resume={member: part["resume"] for member, part in manifest.cut.items()},
+            segments=tuple(manifest.segments),
+            counters=manifest.counters,
+            next_position=manifest.notes["next_position"],
+            released_max=Mark(*released) if released else None,
+            buffered_rows=manifest.counters.retained,
+        )
