@@ -1,0 +1,41 @@
+"""``python -m tidegate.jobs.driver SPEC.yaml --store URL``: what Airflow launches. Logs JSON lines, ends with an exit code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidegate.jobs.driver.logs import configure_logs
+from tidegate.jobs.driver.loop import Until
+from tidegate.jobs.driver.process import RunOptions, run_pipeline
+from tidegate.jobs.spec.errors import TidegateError
+from tidegate.jobs.spec.loader import load_spec
+
+
+def main(
+    spec: Annotated[Path, typer.Argument(help="the pipeline's YAML file")],
+    store: Annotated[str, typer.Option(help="s3://bucket/prefix or a folder", envvar="TIDEGATE_STORE")],
+    recover_to: Annotated[str, typer.Option(help="latest, latest_healthy or a checkpoint id")] = "latest",
+    work: Annotated[Path | None, typer.Option(help="scratch folder; a temporary one by default")] = None,
+    until_idle: Annotated[float | None, typer.Option(help="end after this many seconds without a row")] = None,
+    epochs: Annotated[int | None, typer.Option(help="end after this many sealed epochs")] = None,
+    standby: Annotated[bool, typer.Option(help="wait, with Spark warm, until the lease is free")] = False,
+) -> None:
+    """Drive one pipeline until it is stopped or finished."""
+    configure_logs(json=True)
+    try:
+        pipeline = load_spec(spec)
+    except TidegateError as error:
+        print(error, file=sys.stderr)
+        raise typer.Exit(error.failure_class.exit_code) from None
+    options = RunOptions(
+        store_url=store, until=Until(until_idle, epochs), recover_to=recover_to, standby=standby, work=work
+    )
+    raise typer.Exit(run_pipeline(pipeline, options))
+
+
+if __name__ == "__main__":
+    typer.run(main)

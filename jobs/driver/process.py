@@ -1,0 +1,253 @@
+"""One run of a pipeline, from spec to exit code.
+
+1. Open the store, make sure that it keeps its promises, and that it is this pipeline's.
+2. Take the lease (or stand by for it) while Spark starts.
+3. Stand at the newest checkpoint; `recover_to` other than `latest` is a restore.
+4. Run the loop.
+5. Drain: publish what is sealed, say how it ended, give the lease back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import structlog
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    stop_when_event_set,
+    wait_exponential_jitter,
+)
+from tenacity.nap import sleep_using_event
+
+from tidegate import __version__
+from tidegate.checkpoints.clock import SYSTEM_CLOCK
+from tidegate.checkpoints.identity import ensure_identity
+from tidegate.checkpoints.keeper import LeaseKeeper
+from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.probe import require_honest
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.driver.inbox import Inbox
+from tidegate.jobs.driver.loop import Ended, Loop, Until
+from tidegate.jobs.driver.recovery import settle_head
+from tidegate.jobs.driver.status import StatusReporter
+from tidegate.jobs.driver.steps import DriverSteps
+from tidegate.jobs.engine.epoch import Author, Engine, EpochReport
+from tidegate.jobs.engine.faults import faults_from_environment
+from tidegate.jobs.engine.interfaces import Mover
+from tidegate.jobs.engine.publisher import Publisher
+from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.jobs.sinks.small import SmallTables
+from tidegate.jobs.sources.objects import ObjectSource
+from tidegate.jobs.spec.errors import TidegateError, TransientError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["RunOptions", "run_pipeline"]
+
+_log = structlog.get_logger("tidegate.driver")
+
+_START_PATIENCE = 600.0  # seconds; then exit as transient and let the supervisor decide
+_DRAIN_SECONDS = 60.0  # publishing what is sealed already; the log keeps the rest for the next driver
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to run, as opposed to what (the spec).
+
+    Attributes:
+        store_url: ``s3://bucket/prefix`` or a folder.
+        until: what ends the run by itself.
+        recover_to: ``latest``, ``latest_healthy`` or a checkpoint id; anything but ``latest`` is a restore.
+        standby: wait, with Spark warm, until the lease is free.
+        work: scratch folder; a temporary one unless given.
+        on_epoch: called after each epoch, for progress.
+    """
+
+    store_url: str
+    until: Until = field(default_factory=Until)
+    recover_to: str = "latest"
+    standby: bool = False
+    work: Path | None = None
+    on_epoch: Callable[[EpochReport, float], None] = lambda _report, _seconds: None
+
+
+def run_pipeline(spec: PipelineSpec, options: RunOptions) -> int:
+    """Run one pipeline in this process until it ends; returns the exit code.
+
+    Errors are written to the status, logged, and turned into the exit code of their class. Installs handlers for
+    SIGTERM and SIGINT when called from the main thread: drain, seal, stop.
+    """
+    stop = threading.Event()
+    with _signals(stop), _workdir(options.work) as work:
+        try:
+            ended = _run(spec, options, work, stop)
+        except TidegateError as error:
+            _log.error("ended", pipeline=spec.name, **error.as_dict())
+            return error.failure_class.exit_code
+    _log.info("ended", pipeline=spec.name, state=ended.state, why=ended.why)
+    return 0
+
+
+def _run(spec: PipelineSpec, options: RunOptions, work: Path, stop: threading.Event) -> Ended:
+    store = open_store(options.store_url)
+    with contextlib.closing(store), ThreadPoolExecutor(1, thread_name_prefix="spark-start") as pool:
+        warm = pool.submit(_start_mover, store, spec, work)
+        try:
+            patiently = _patience(spec.name, stop)
+            patiently(require_honest, store)
+            uid = patiently(ensure_identity, store, spec.name)
+            holder = Holder.this_process()
+            lease = patiently(Lease.acquire, store, spec.name, holder, uid=uid, standby=options.standby, stop=stop.is_set)
+            with contextlib.closing(_Run(spec, store, uid, lease, work, stop, options)) as run:
+                return run.go(warm.result)
+        finally:
+            if not warm.cancel() and warm.exception() is None:
+                warm.result().close()
+
+
+def _patience(pipeline: str, stop: threading.Event) -> Retrying:
+    """A store that is away when the driver starts is waited for, audibly; there is no status to write it to."""
+
+    def say(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        wait = state.next_action.sleep if state.next_action else 0.0
+        _log.warning("store_away", pipeline=pipeline, error=str(error), again_in=round(wait, 1))
+
+    return Retrying(
+        retry=retry_if_exception_type(TransientError),
+        wait=wait_exponential_jitter(initial=1.0, max=15.0),
+        stop=stop_after_delay(_START_PATIENCE) | stop_when_event_set(stop),
+        sleep=sleep_using_event(stop),
+        before_sleep=say,
+        reraise=True,
+    )
+
+
+def _start_mover(store: Store, spec: PipelineSpec, work: Path) -> Mover:
+    # Spark is imported here and nowhere above: the lease must not wait for a JVM.
+    from tidegate.jobs.spark.mover import SparkMover
+
+    return SparkMover(store, spec, work)
+
+
+class _Run:
+    """What lives while the lease is held."""
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        store: Store,
+        uid: str,
+        lease: Lease,
+        work: Path,
+        stop: threading.Event,
+        options: RunOptions,
+    ) -> None:
+        self.spec, self.store, self.uid, self.lease, self.stop, self.options = spec, store, uid, lease, stop, options
+        self.log = SlotLog(store, spec.name)
+        self.keeper = LeaseKeeper(lease).start()
+        self.steps = DriverSteps(self.keeper)
+        self.faults = faults_from_environment()
+        self.publisher = Publisher([IcebergSink(spec, store, uid, work)], self.log, self.faults)
+        facts = {"pipeline": spec.name, "pid": os.getpid(), "code_version": __version__, "spec_digest": spec.digest()}
+        self.status = StatusReporter(store, lease, self.steps, facts)
+
+    def go(self, mover: Callable[[], Mover]) -> Ended:
+        """Settle the head, run the loop, drain; the status says how it ended."""
+        self.status.start(lambda: {"unpublished": self.publisher.unpublished, "trouble": _as_dict(self.publisher.trouble)})
+        try:
+            settle_head(self.spec, self.store, self.log, self.lease, self.options.recover_to)
+            self.publisher.start(self.log.head().slot)
+            ended = self._loop(mover()).run()
+            self.status.set("draining", why=ended.why)
+            self.steps.enter("publish")
+            self.publisher.drain(_DRAIN_SECONDS)
+        except TidegateError as error:
+            self.status.set("failed", error=error)
+            raise
+        self.status.set(ended.state, why=ended.why)
+        return ended
+
+    def _loop(self, mover: Mover) -> Loop:
+        sources = [ObjectSource(name, source, self.store) for name, source in self.spec.sources.items()]
+        engine = Engine(
+            self.spec,
+            self.log,
+            sources,
+            mover,
+            author=Author(self.uid, self.lease.holder.driver, __version__),
+            steps=self.steps,
+            clock=SYSTEM_CLOCK,
+            faults=self.faults,
+            small_tables=SmallTables(self.store).write,
+        )
+        inbox = Inbox(self.store, self.spec.name, lambda: self.lease.token, self.stop)
+        return Loop(
+            self.spec,
+            engine,
+            self.publisher,
+            self.keeper,
+            self.steps,
+            self.status,
+            inbox,
+            self.faults,
+            self.stop,
+            self.options.until,
+            self.options.on_epoch,
+        )
+
+    def close(self) -> None:
+        """Stop the threads and give the lease back, so that the next driver need not wait."""
+        self.publisher.stop()
+        self.status.stop()
+        self.keeper.stop()
+        with contextlib.suppress(TransientError):
+            self.lease.release()
+
+
+def _as_dict(error: TidegateError | None) -> dict[str, object] | None:
+    return error.as_dict() if error else None
+
+
+@contextlib.contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT ask for a drain; a second SIGINT ends at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, _frame: object) -> None:
+        if number == signal.SIGINT and stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _workdir(given: Path | None) -> Iterator[Path]:
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given
+        return
+    with TemporaryDirectory(prefix="tidegate-") as folder:
+        yield Path(folder)
+
+
