@@ -31,7 +31,7 @@ __all__ = [
 class Model(BaseModel):
     """Base of every spec model: frozen, unknown fields are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 def _never(value: Any) -> Any:

@@ -21,6 +21,7 @@ from tidegate.jobs.spec.options import (
     OrderOptions,
 )
 from tidegate.jobs.spec.presets import apply_preset
+from tidegate.jobs.spec.quality import QualitySpec
 from tidegate.jobs.spec.time import Duration
 from tidegate.jobs.spec.windows import WindowSpec
 
@@ -231,8 +232,8 @@ class PipelineSpec(Model):
     checkpoint: CheckpointSpec = CheckpointSpec()
     spark: SparkSpec = SparkSpec()
     supervision: SupervisionSpec = SupervisionSpec()
-    quality: dict[str, Any] = {}
-    """Limits handed to the quality suites; see expectations/."""
+    quality: QualitySpec = QualitySpec()
+    """Limits and severities of the quality suites; see expectations/."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,55 @@
+"""The `quality:` section of a pipeline: limits, severities and suites of the Great Expectations checks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tidegate.jobs.spec.options import Model
+from tidegate.jobs.spec.time import Duration
+
+__all__ = ["QualityLimits", "QualitySpec", "Severity"]
+
+Severity = Literal["warn", "critical", "off"]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class QualityLimits(Model):
+    """Numbers that the suites compare with. A suite names them as ``{limit: late_ratio}``."""
+
+    late_ratio: Ratio = 0.10
+    """Late rows of a source as a share of the rows read from it."""
+    late_ratio_critical: Ratio = 0.50
+    """The same, where it stops being a warning."""
+    late_ratio_rise: Ratio = 0.10
+    """How far the late share of the newest checkpoints may lie above that of all before them."""
+    lateness_p99: Duration = 86_400_000_000
+    """99 % of a source's late rows missed the frontier by no more than this."""
+    barriers_complete: Ratio = 0.95
+    """Closed barriers that were complete, as a share."""
+    barrier_waited_p99: Duration = 600_000_000
+    """99 % of the barriers closed within this time after the first arrival."""
+    checkpoint_age: Duration = 300_000_000
+    """A stream that should run has sealed something within this time."""
+    seal_p95: Duration = 5_000_000
+    """95 % of the seals took no longer."""
+    unpublished: Count = 50
+    """Sealed epochs that the tables do not show yet."""
+    dead_ratio: Ratio = 0.01
+    """Dead letters as a share of the rows read."""
+    dead_objects: Count = 0
+    """Objects that could not be read at all."""
+
+
+class QualitySpec(Model):
+    """What the quality checks of a pipeline compare with, and how seriously they take it."""
+
+    limits: QualityLimits = QualityLimits()
+    severity: dict[str, Severity] = {}
+    """Check id -> ``warn``, ``critical`` or ``off``; overrides the suite's own."""
+    suites: str | None = None
+    """Folder of own suites (``*.yaml``), relative to the working folder; a file named like a built-in one replaces it."""
+    recent: Annotated[int, Field(gt=0)] = 20
+    """The newest checkpoints that `late_ratio_rise` compares with all before them."""
