@@ -45,8 +45,10 @@ def probe(store: Store) -> ProbeResult:
         stale = store.create(key, first)
         refuses_second = _refused(lambda: store.create(key, second))
         swapped = not _refused(lambda: store.swap(key, second, stale))
-        refuses_stale = _refused(lambda: store.swap(key, b"third", stale))
         reads = store.get(key).data == second and [e.key for e in store.list(key)] == [key]
+        refuses_stale = _refused(lambda: store.swap(key, b"third", stale))
+        store.delete(key)
+        refuses_missing = _refused(lambda: store.swap(key, second, stale)) and store.head(key) is None
     finally:
         store.delete(key)
     return ProbeResult(
@@ -55,7 +57,7 @@ def probe(store: Store) -> ProbeResult:
         refuses_second_create=refuses_second,
         swaps=swapped,
         refuses_stale_swap=refuses_stale,
-        refuses_swap_of_missing=_refused(lambda: store.swap(key, second, stale)) and store.head(key) is None,
+        refuses_swap_of_missing=refuses_missing,
         reads_own_writes=reads,
     )
 

@@ -1,0 +1,324 @@
+"""The contract of a store, held by every kind of store, and what is special about each."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from tidegate.checkpoints.local import LocalStore, refuse_network_file_system
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.probe import probe, require_honest
+from tidegate.checkpoints.s3 import S3Settings, S3Store
+from tidegate.checkpoints.store import (
+    NotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    Store,
+    StoreDeniedError,
+    StoreUnavailableError,
+)
+from tidegate.jobs.spec.errors import ConfigurationError
+
+
+def test_create_fills_a_key_once(store: Store) -> None:
+    """The second create of a key is refused and changes nothing."""
+    etag = store.create("a/b.json", b"one")
+    with pytest.raises(PreconditionFailedError):
+        store.create("a/b.json", b"two")
+    assert (store.get("a/b.json").data, store.get("a/b.json").etag) == (b"one", etag)
+
+
+def test_swap_replaces_only_the_version_it_names(store: Store) -> None:
+    """A swap needs the current ETag; a stale one and a missing key are refused."""
+    old = store.create("k", b"one")
+    new = store.swap("k", b"two", old)
+    for key, etag in (("k", old), ("none", new)):
+        with pytest.raises(PreconditionFailedError):
+            store.swap(key, b"three", etag)
+    assert store.get("k").data == b"two"
+    assert store.head("none") is None
+
+
+def test_missing_objects_are_definite(store: Store) -> None:
+    """A missing object is NotFoundError from get and download, None from head, and silence from delete."""
+    with pytest.raises(NotFoundError):
+        store.get("none")
+    assert store.head("none") is None
+    store.delete("none")
+
+
+def test_head_describes_what_get_reads(store: Store) -> None:
+    """Size and ETag of head and get agree."""
+    store.put("x/y", b"12345")
+    entry = store.head("x/y")
+    assert entry is not None
+    assert (entry.size, entry.etag) == (5, store.get("x/y").etag)
+
+
+def test_put_overwrites(store: Store) -> None:
+    """The last put wins."""
+    store.put("k", b"one")
+    store.put("k", b"two")
+    assert store.get("k").data == b"two"
+
+
+def test_listing_is_in_key_order_and_can_start_and_stop_anywhere(store: Store) -> None:
+    """Listings follow the order of whole keys, honour prefix, start and limit, and name folders."""
+    keys = ["a-b/1", "a/1", "a/2", "a/b/3", "a.json", "ab", "b/1", "a/b-c"]
+    for key in keys:
+        store.put(key, b"x")
+    everything = [e.key for e in store.list("")]
+    assert everything == sorted(keys)
+    assert [e.key for e in store.list("a/")] == sorted(k for k in keys if k.startswith("a/"))
+    assert [e.key for e in store.list("a")] == sorted(k for k in keys if k.startswith("a"))
+    for start in [*keys, "a/b", "zzz", "a/1x"]:
+        assert [e.key for e in store.list("", start_after=start)] == sorted(k for k in keys if k > start)
+    assert [e.key for e in store.list("", limit=3)] == sorted(keys)[:3]
+    assert list(store.list("", limit=0)) == []
+    assert store.list_folders("") == ["a", "a-b", "b"]
+    assert store.list_folders("a/") == ["b"]
+    assert store.list_folders("none/") == []
+
+
+def test_files_go_up_and_come_down(store: Store, tmp_path: Path) -> None:
+    """An uploaded file comes back byte for byte, with size and checksum reported."""
+    source, back = tmp_path / "source", tmp_path / "back"
+    source.write_bytes(os.urandom(100_000))
+    written = store.upload(source, "files/f")
+    store.download("files/f", back)
+    assert back.read_bytes() == source.read_bytes()
+    assert (written.size, written.etag) == (100_000, store.get("files/f").etag)
+    with pytest.raises(NotFoundError):
+        store.download("none", tmp_path / "never")
+    assert not list(tmp_path.glob("never*"))
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_of_many_racers_exactly_one_wins(store: Store, swap: bool) -> None:
+    """Ten threads create, or swap, one key: one wins, and its bytes lie there."""
+    etag = store.put("k", b"start") if swap else ""
+    outcomes: list[str] = []
+    gate = threading.Barrier(10)
+
+    def race(number: int) -> None:
+        gate.wait()
+        data = f"racer {number}".encode()
+        try:
+            _ = store.swap("k", data, etag) if swap else store.create("k", data)
+            outcomes.append(data.decode())
+        except PreconditionFailedError:
+            outcomes.append("lost")
+
+    threads = [threading.Thread(target=race, args=(n,)) for n in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Counter(outcomes)["lost"] == 9
+    assert store.get("k").data.decode() in outcomes
+
+
+def test_every_store_of_ours_is_honest(store: Store) -> None:
+    """The probe finds all promises kept and leaves nothing behind."""
+    assert require_honest(store).broken == []
+    assert list(store.list("")) == []
+
+
+def test_a_store_that_ignores_conditions_is_refused() -> None:
+    """A store that overwrites in spite of a condition is found out and named."""
+
+    class Liar(MemoryStore):
+        def create(self, key: str, data: bytes) -> str:
+            return self.put(key, data)
+
+        def swap(self, key: str, data: bytes, etag: str) -> str:
+            return self.put(key, data)
+
+    assert probe(Liar()).broken == ["refuses_second_create", "refuses_stale_swap", "refuses_swap_of_missing"]
+    with pytest.raises(ConfigurationError, match="refuses_stale_swap"):
+        require_honest(Liar())
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/./b", "a/..", "a\\b"])
+def test_keys_cannot_leave_the_store(store: Store, key: str) -> None:
+    """Keys with empty or climbing parts are refused before any request."""
+    with pytest.raises(ValueError, match="not a key"):
+        store.put(key, b"")
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
+def test_network_file_systems_are_refused(kind: str) -> None:
+    """The type of the longest mount point above the folder decides."""
+    mounts = f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:5 / /data rw shared:1 - {kind} server:/x rw\n"
+    refuse_network_file_system(Path("/database"), mounts)
+    with pytest.raises(ConfigurationError, match="network file system"):
+        refuse_network_file_system(Path("/data/store"), mounts)
+
+
+def test_a_folder_that_cannot_be_used_is_the_users_business(tmp_path: Path) -> None:
+    """A file where the folder should be is a configuration error with advice."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises((ConfigurationError, StoreUnavailableError), match="file"):
+        LocalStore(tmp_path / "file" / "store")
+
+
+def test_local_files_are_made_durable_before_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Content is fsynced before link, and every folder that changed is fsynced after it."""
+    store = LocalStore(tmp_path / "store")
+    events: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def noted_fsync(handle: int) -> None:
+        target = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        events.append("folder " + str(target.relative_to(store.root)) if target.is_dir() else "content")
+        fsync(handle)
+
+    def noted_link(source: Path, target: Path) -> None:
+        events.append("link")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "link", noted_link)
+    store.create("a/b/c", b"x")
+    assert events == ["content", "link", "folder a/b", "folder a", "folder ."]
+
+
+def test_an_error_after_naming_is_an_unknown_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the folder cannot be made durable, nobody may say whether the write happened."""
+    store = LocalStore(tmp_path / "store")
+    store.put("a/x", b"")
+    fsync = os.fsync
+
+    def broken_for_folders(handle: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{handle}")).is_dir():
+            raise OSError(5, "Input/output error")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", broken_for_folders)
+    with pytest.raises(OutcomeUnknownError):
+        store.create("a/k", b"x")
+    assert store.get("a/k").data == b"x"
+
+
+def test_local_upload_of_a_file_in_place_copies_nothing(tmp_path: Path) -> None:
+    """A file written straight to its local path keeps its inode."""
+    store = LocalStore(tmp_path)
+    path = store.local_path("t/f")
+    assert path is not None
+    path.parent.mkdir()
+    path.write_bytes(b"rows")
+    before = path.stat().st_ino
+    assert store.upload(path, "t/f").size == 4
+    assert path.stat().st_ino == before
+    assert store.uri("t/f") == str(path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "lies_there", "delivered"),
+    [
+        (Fault.NO_EFFECT, False, None),
+        (Fault.LOST_ANSWER, True, None),
+        (Fault.LATE, False, True),
+        (Fault.TWICE, True, False),
+    ],
+)
+def test_faults_do_what_they_say(fault: Fault, lies_there: bool, delivered: bool | None) -> None:
+    """Each fault of a write leaves the bucket as its name promises, now and when held requests arrive."""
+    bucket = MemoryBucket()
+    store = MemoryStore(bucket, hook=lambda request: fault if request.writes else None)
+    if fault is Fault.TWICE:
+        store.create("k", b"x")
+    else:
+        with pytest.raises(OutcomeUnknownError):
+            store.create("k", b"x")
+    assert ("k" in bucket.objects) is lies_there
+    if delivered is not None:
+        assert bucket.deliver() is delivered
+        assert bucket.objects["k"] == b"x"
+
+
+def test_a_refused_request_is_known_to_have_no_effect() -> None:
+    """Reads and writes that never reached the store say so."""
+
+    def hook(request: Request) -> Fault | None:
+        return Fault.REFUSED
+
+    store = MemoryStore(hook=hook)
+    for ask in (lambda: store.put("k", b""), lambda: store.get("k"), lambda: store.list("")):
+        with pytest.raises(StoreUnavailableError):
+            ask()
+    assert store.bucket.objects == {}
+
+
+def test_addresses_open_the_right_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain paths, file, s3 and memory addresses open; anything else is refused with advice."""
+    monkeypatch.setenv("TIDEGATE_S3_ENDPOINT", "http://127.0.0.1:1")
+    assert isinstance(open_store(str(tmp_path)), LocalStore)
+    assert isinstance(open_store(f"file://{tmp_path}"), LocalStore)
+    s3 = open_store("s3://bucket/some/prefix")
+    assert isinstance(s3, S3Store)
+    assert (s3.url, s3.uri("k"), s3.settings.endpoint) == ("s3://bucket/some/prefix", "s3://bucket/some/prefix/k", "http://127.0.0.1:1")
+    one, two = open_store("memory://m"), open_store("memory://m")
+    one.put("k", b"shared")
+    assert two.get("k").data == b"shared"
+    for bad in ("http://x", "s3://", "file://host/x", "gs://b/p"):
+        with pytest.raises(ConfigurationError, match="not the address"):
+            open_store(bad)
+
+
+def test_secrets_stay_out_of_the_settings_text() -> None:
+    """Printing the settings does not print the secret."""
+    settings = S3Settings(bucket="b", access_key="a", secret_key=SecretStr("hush-hush"))
+    assert "hush-hush" not in repr(settings)
+
+
+def test_an_absent_server_is_transient_and_nothing_was_sent() -> None:
+    """A refused connection is unavailable, not unknown, also for conditional writes."""
+    settings = S3Settings(bucket="b", endpoint="http://127.0.0.1:1", access_key="a", secret_key=SecretStr("s"), budget=0.2)
+    store = S3Store(settings)
+    with pytest.raises(StoreUnavailableError, match="cannot connect"):
+        store.create("k", b"")
+    with pytest.raises(StoreUnavailableError):
+        store.get("k")
+
+
+@pytest.mark.minio
+def test_wrong_names_and_keys_are_the_users_business(minio: S3Settings) -> None:
+    """A missing bucket and wrong credentials are configuration errors, never 'not found'."""
+    wrong_bucket = S3Store(minio.model_copy(update={"bucket": "missing"}))
+    wrong_secret = S3Store(S3Settings(**(minio.model_dump() | {"secret_key": SecretStr("wrong")})))
+    for bad in (wrong_bucket, wrong_secret):
+        with pytest.raises(StoreDeniedError, match="TIDEGATE_S3"):
+            bad.get("k")
+        with pytest.raises(StoreDeniedError, match="TIDEGATE_S3"):
+            bad.create("k", b"")
+        with pytest.raises(StoreDeniedError, match="TIDEGATE_S3"):
+            list(bad.list(""))
+
+
+@pytest.mark.minio
+def test_large_files_go_up_in_parts(s3: S3Store, tmp_path: Path) -> None:
+    """A file above the multipart threshold arrives whole."""
+    source, back = tmp_path / "source", tmp_path / "back"
+    source.write_bytes(os.urandom(1 << 20) * 65)
+    written = s3.upload(source, "big")
+    s3.download("big", back)
+    assert written.size == 65 << 20
+    assert back.stat().st_size == 65 << 20
+
+
+@pytest.mark.minio
+def test_listing_across_pages(s3: S3Store) -> None:
+    """Exactly one full page, and a little more, are listed completely."""
+    for number in range(1000):
+        s3.put(f"n/{number:04d}", b"")
+    assert len(list(s3.list("n/"))) == 1000
+    s3.put("n/1000", b"")
+    assert [e.key for e in s3.list("n/")] == [f"n/{n:04d}" for n in range(1001)]
+    assert len(list(s3.list("n/", limit=1000))) == 1000
