@@ -1,0 +1,136 @@
+"""Bad specs: file, line, field, what was found, what is allowed."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.jobs.spec.errors import ConfigurationError, FailureClass, TransientError
+from tidegate.jobs.spec.loader import load_spec, parse_spec
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.windows import Aggregate
+
+GOOD = """\
+apiVersion: tidegate/v1
+name: flights
+sources:
+  EWR:
+    path: inbox/EWR/
+    schema: {at: timestamp, delay: int, carrier: string}
+    event_time: at
+    lag: 30m
+windows:
+  hourly:
+    kind: tumbling
+    size: 1h
+    keys: [carrier]
+    aggregates: {flights: count(*), p99: "approx_quantile(delay, 0.99)"}
+    lateness: 2h
+"""
+
+
+def test_a_good_spec_loads() -> None:
+    """Durations become ticks, aggregates become models."""
+    spec = parse_spec(GOOD)
+    assert spec.sources["EWR"].lag == 30 * 60 * 1_000_000
+    assert str(spec.windows["hourly"].aggregates["p99"]) == "approx_quantile(delay, 0.99)"
+
+
+def test_python_api_equals_yaml() -> None:
+    """The models are the Python API: the same pipeline built in Python is equal and has the same digest."""
+    spec = parse_spec(GOOD)
+    built = PipelineSpec.model_validate(
+        {
+            "name": "flights",
+            "sources": {
+                "EWR": {
+                    "path": "inbox/EWR/",
+                    "schema": {"at": "timestamp", "delay": "int", "carrier": "string"},
+                    "event_time": "at",
+                    "lag": "30m",
+                }
+            },
+            "windows": {
+                "hourly": {
+                    "kind": "tumbling",
+                    "size": "1h",
+                    "keys": ["carrier"],
+                    "aggregates": {"flights": "count(*)", "p99": Aggregate.model_validate("approx_quantile(delay, 0.99)")},
+                    "lateness": "2h",
+                }
+            },
+        }
+    )
+    assert built == spec
+    assert built.digest() == spec.digest()
+
+
+def test_canonical_json_reads_back() -> None:
+    """A spec's canonical JSON is itself a spec, equal to the first."""
+    spec = parse_spec(GOOD)
+    assert parse_spec(spec.canonical()) == spec
+
+
+@pytest.mark.parametrize(
+    ("edit", "finding"),
+    [
+        (("lag: 30m", "lag: 30"), ":8: sources.EWR.lag: a duration needs a unit"),
+        (("lag: 30m", "lag: soon"), ":8: sources.EWR.lag: not a duration: 'soon'"),
+        (("    lag: 30m\n", ""), ":4: sources.EWR: a source needs a 'lag'"),
+        (("lateness", "latness"), ":15: windows.hourly.latness: unknown field, did you mean 'lateness'?"),
+        (("kind: tumbling", "kind: hopping"), ":11: windows.hourly.kind: Input should be 'tumbling'"),
+        (("size: 1h", "size: -1h"), ":12: windows.hourly.size: must not be negative"),
+        (("size: 1h", "size: 0s"), ":12: windows.hourly.size: Input should be greater than 0"),
+        (("count(*)", "counts(*)"), ":14: windows.hourly.aggregates.flights: not an aggregate: 'counts(*)'"),
+        (("keys: [carrier]", "keys: [airline]"), "windows.hourly.keys: no column airline"),
+        (("event_time: at", "event_time: when"), "event_time: column 'when' is not in the schema"),
+        (("delay: int", "delay: integer"), ":6: sources.EWR.schema.delay: unknown column type 'integer'"),
+        (("hourly:", "late:"), "window names late are reserved"),
+        (("name: flights", "name: Flights!"), ":2: name: names are lower case"),
+        (("name: flights", "name: [x"), "not valid YAML"),
+    ],
+)
+def test_a_bad_spec_names_line_field_and_choices(edit: tuple[str, str], finding: str) -> None:
+    """Every mistake is answered with where it is and what would be right."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse_spec(GOOD.replace(*edit), where="p.yaml")
+    assert finding in caught.value.message
+    assert caught.value.failure_class is FailureClass.CONFIGURATION
+
+
+def test_all_findings_at_once() -> None:
+    """A spec with several mistakes lists all of them."""
+    with pytest.raises(ConfigurationError) as caught:
+        parse_spec(GOOD.replace("lag: 30m", "lag: x").replace("lateness", "latness"))
+    assert caught.value.message.count("\n") == 1
+
+
+def test_missing_file_is_no_traceback(tmp_path: Path) -> None:
+    """A wrong path is a configuration error that says what to give."""
+    with pytest.raises(ConfigurationError, match="cannot read the spec"):
+        load_spec(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("preset", ["nscldaq", "streaminsight", "hazelcast", "flink", "pipet", "wire"])
+def test_own_settings_win_over_the_preset(preset: str) -> None:
+    """A preset only sets defaults."""
+    raw: dict[str, Any] = {
+        "name": "p",
+        "preset": preset,
+        "release": {"mode": "ordered"},
+        "coalesce": {"idle_timeout": "7s"},
+        "sources": {"a": {"path": "x/", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "3s"}},
+    }
+    spec = PipelineSpec.model_validate(raw)
+    assert (spec.release.mode, spec.coalesce.idle_timeout, spec.sources["a"].lag) == ("ordered", 7_000_000, 3_000_000)
+
+
+def test_errors_survive_pickling() -> None:
+    """Errors cross process borders with all their fields."""
+    error = TransientError("m", code="c", pipeline="p", kept="k", advice="a", retry_after=2.0)
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert again.as_dict() == error.as_dict()
+    assert type(again) is TransientError
