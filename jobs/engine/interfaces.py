@@ -133,6 +133,8 @@ class MoveOrder:
         timeline: written to ``_timeline`` of every output row.
         epoch: slot number, written to ``_epoch``.
         next_position: position of the next released event.
+        state: the decider's state before the epoch, as given to `Mover.survey`: rows must be judged as they were surveyed
+            (generated punctuation, `max_jump`).
     """
 
     cut: Cut
@@ -143,6 +145,7 @@ class MoveOrder:
     timeline: int
     epoch: int
     next_position: int
+    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

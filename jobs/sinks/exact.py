@@ -1,0 +1,203 @@
+"""Is every row in exactly one place, and do the windows equal a recomputation? Asked of the tables themselves.
+
+An independent check: it reads the input objects again with pyarrow, the published tables as any reader would, and
+recomputes in DuckDB. Nothing of the decider or a mover is used. *Exact* as issue and design mean it: semantics.md
+section 9.1 and 9.8.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.interfaces import seq_of
+from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec
+from tidegate.jobs.spec.time import TICK_MAX
+from tidegate.jobs.spec.windows import Aggregate, AggregateFunction, WindowKind, WindowSpec
+
+__all__ = ["Exactness", "check_exact", "sealed_epochs"]
+
+_SQL = {
+    AggregateFunction.COUNT: "count({0})",
+    AggregateFunction.SUM: "sum({0})",
+    AggregateFunction.AVG: "avg({0})",
+    AggregateFunction.MIN: "min({0})",
+    AggregateFunction.MAX: "max({0})",
+}
+_TOLERANCE = 1e-9  # relative, for averages: DuckDB and Spark add doubles in different orders
+
+
+@dataclass
+class Exactness:
+    """The findings.
+
+    Attributes:
+        rows: source -> disposition -> rows, as counted from the tables; `read` from the input objects.
+        problems: sentences; empty means exact.
+        windows: window -> results compared.
+        skipped: windows that DuckDB cannot recompute, with the reason.
+    """
+
+    rows: dict[str, dict[str, int]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    windows: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        """No problem was found."""
+        return not self.problems
+
+
+def sealed_epochs(log: SlotLog) -> list[Manifest]:
+    """All epochs on the current lineage, oldest first."""
+    head = log.head()
+    return [filled.epoch for filled in log.epochs(head.timeline, 1, head.slot)]
+
+
+def check_exact(spec: PipelineSpec, store: Store, log: SlotLog, table: Callable[[str], pa.Table]) -> Exactness:
+    """Compare input, tables and recomputation at the head of the log; everything sealed must be published.
+
+    Args:
+        spec: the pipeline.
+        store: where its input objects lie.
+        log: its log.
+        table: reads one published table (late rows, events, windows in their current revision).
+    """
+    epochs = sealed_epochs(log)
+    found = Exactness()
+    if not epochs:
+        return found
+    with duckdb.connect() as db:
+        db.execute("set timezone = 'UTC'")
+        db.register("input", _input_rows(spec, store, epochs))
+        for name in (EVENTS, LATE, DEAD_LETTERS):
+            db.register(name, table(name))
+        _check_places(db, epochs[-1], found)
+        for name, window in spec.windows.items():
+            _check_window(db, name, window, table(name), epochs[-1], found)
+    return found
+
+
+def _input_rows(spec: PipelineSpec, store: Store, epochs: Iterable[Manifest]) -> pa.Table:
+    """Every data row of every consumed object, with its provenance."""
+    tables: dict[str, pa.Table] = {}
+    rows = []
+    for epoch in epochs:
+        for member, cut in epoch.cut.items():
+            source, _, partition = member.partition("/")
+            for part in cut["parts"]:
+                if part["key"] not in tables:
+                    tables[part["key"]] = pq.read_table(io.BytesIO(store.get(part["key"]).data))
+                begin, end = part["row_start"], part["row_end"]
+                chunk = tables[part["key"]].slice(begin, end - begin)
+                rows.append(_with_provenance(spec.sources[source], source, partition, part["ordinal"], begin, chunk))
+    return pa.concat_tables(rows, promote_options="permissive")
+
+
+def _with_provenance(spec: SourceSpec, source: str, partition: str, ordinal: int, begin: int, chunk: pa.Table) -> pa.Table:
+    if spec.barriers is not None:
+        kind = chunk.column(spec.barriers.kind)
+        chunk = chunk.append_column("_row", pa.array(range(begin, begin + chunk.num_rows), pa.int64()))
+        chunk = chunk.filter(pa.array([k is None or k == spec.barriers.data for k in kind.to_pylist()]))
+    else:
+        chunk = chunk.append_column("_row", pa.array(range(begin, begin + chunk.num_rows), pa.int64()))
+    seqs = [seq_of(ordinal, row) for row in chunk.column("_row").to_pylist()]
+    chunk = chunk.drop_columns(["_row"])
+    times = chunk.column(spec.event_time).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    chunk = chunk.append_column("_time", times)
+    for name, values in (("_source", [source] * len(seqs)), ("_partition", [partition] * len(seqs)), ("_seq", seqs)):
+        chunk = chunk.append_column(name, pa.array(values, pa.int64() if name == "_seq" else pa.string()))
+    return chunk
+
+
+def _check_places(db: duckdb.DuckDBPyConnection, head: Manifest, found: Exactness) -> None:
+    db.execute(
+        f"""create temp table places as
+        select _source, _partition, _seq, case when place = 'late' then 'late' else place end as place from (
+            select _source, _partition, _seq, 'released' as place from {EVENTS}
+            union all select _source, _partition, _seq, 'late' from {LATE} where output = 'events'
+            union all select _source, _partition, _seq, 'dead_lettered' from {DEAD_LETTERS} where "row" is not null)"""
+    )
+    for source, rows in db.execute("select _source, count(*) from input group by 1 order by 1").fetchall():
+        found.rows[source] = {"read": rows, "released": 0, "late": 0, "dead_lettered": 0}
+    for source, place, rows in db.execute("select _source, place, count(*) from places group by 1, 2").fetchall():
+        found.rows.setdefault(source, {"read": 0})[place] = rows
+    twice = _one(db, "select count(*) from (select 1 from places group by _source, _partition, _seq having count(*) > 1)")
+    if twice:
+        found.problems.append(f"{twice} rows stand in more than one place")
+    foreign = _one(db, "select count(*) from places anti join input using (_source, _partition, _seq)")
+    if foreign:
+        found.problems.append(f"{foreign} rows in the tables were never read")
+    missing = _one(db, "select count(*) from input anti join places using (_source, _partition, _seq)")
+    expected = head.counters.retained + sum(head.counters.dropped.values()) + head.counters.rejected
+    if missing != expected:
+        found.problems.append(f"{missing} rows stand in no table, but {expected} are retained, dropped or rejected")
+    gaps = _one(db, f"select count(*) from (select position - row_number() over (order by position) + 1 as d from {EVENTS}) where d <> 0")
+    if gaps:
+        found.problems.append(f"positions of the events table are not contiguous from 0 ({gaps} off)")
+
+
+def _check_window(
+    db: duckdb.DuckDBPyConnection, name: str, window: WindowSpec, actual: pa.Table, head: Manifest, found: Exactness
+) -> None:
+    if window.kind is not WindowKind.TUMBLING or any(a.function not in _SQL for a in window.aggregates.values()):
+        found.skipped[name] = "only tumbling windows with count, sum, avg, min and max are recomputed here"
+        return
+    frontier = head.decision["frontier_after"]
+    closed = "true" if frontier >= TICK_MAX else f"window_start + {window.size} <= {frontier}"
+    keys = "".join(f'"{key}", ' for key in window.keys)
+    aggregates = ", ".join(f'{_expression(a)} as "{column}"' for column, a in window.aggregates.items())
+    db.register("actual_window", actual)
+    db.execute(
+        f"""create or replace temp table expected as
+        with accepted as (
+            select *, {window.offset} + cast(floor((_time - {window.offset}) / {window.size}::double) as bigint)
+                * {window.size} as window_start
+            from input
+            anti join (select _source, _partition, _seq from {LATE} where output = '{name}' or reason = 'max_jump') using (_source, _partition, _seq)
+            anti join (select _source, _partition, _seq from {DEAD_LETTERS} where "row" is not null) using (_source, _partition, _seq))
+        select {keys}window_start, {aggregates} from accepted group by {keys}window_start having {closed}"""
+    )
+    db.execute(
+        f"""create or replace temp table published as
+        select * replace (epoch_us(window_start) as window_start) from actual_window"""
+    )
+    found.windows[name] = _one(db, "select count(*) from expected")
+    difference = _one(db, _difference(window))
+    if difference:
+        found.problems.append(f"{difference} results of window {name} differ from a recomputation over the accepted rows")
+
+
+def _difference(window: WindowSpec) -> str:
+    """Rows of either side without an equal partner; averages within rounding."""
+    same = " and ".join(f'e."{k}" is not distinct from p."{k}"' for k in (*window.keys, "window_start"))
+    unequal = " or ".join(_unequal(f'"{column}"', a) for column, a in window.aggregates.items())
+    return f"""select count(*) from expected e full join published p on {same}
+        where e.window_start is null or p.window_start is null or {unequal}"""
+
+
+def _unequal(column: str, aggregate: Aggregate) -> str:
+    if aggregate.function in (AggregateFunction.AVG, AggregateFunction.SUM):
+        return (
+            f"(e.{column} is null) <> (p.{column} is null) or "
+            f"abs(e.{column} - p.{column}) > {_TOLERANCE} * greatest(1, abs(e.{column}))"
+        )
+    return f"e.{column} is distinct from p.{column}"
+
+
+def _expression(aggregate: Aggregate) -> str:
+    return _SQL[aggregate.function].format(aggregate.expression)
+
+
+def _one(db: duckdb.DuckDBPyConnection, sql: str) -> int:
+    row = db.execute(sql).fetchone()
+    return int(row[0]) if row else 0
