@@ -1,0 +1,105 @@
+"""The closing summary of the demo: measured figures only."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.infra.stack import Stack
+from tidegate.jobs.sinks.exact import Exactness
+
+__all__ = ["Facts", "print_summary"]
+
+
+@dataclass
+class Facts:
+    """What the demo measured.
+
+    Attributes:
+        noticed: seconds from kill -9 to a new driver holding the lease.
+        gap: seconds from kill -9 to the first new sealed checkpoint.
+        elapsed: seconds of the whole demo.
+        stays: the stack is left up.
+    """
+
+    noticed: float = 0.0
+    gap: float = 0.0
+    elapsed: float = 0.0
+    recovered_from: str = ""
+    restored_to: str = ""
+    stream: str = ""
+    quality: dict[str, Any] = field(default_factory=dict)
+    exactness: Exactness = field(default_factory=Exactness)
+    epochs: list[Manifest] = field(default_factory=list)
+    stays: bool = False
+
+
+def print_summary(facts: Facts, stack: Stack) -> None:
+    """Print the tables of the summary."""
+    console = Console()
+    console.print()
+    console.print(_rows(facts))
+    console.print(_figures(facts))
+    links = [("Airflow", stack.airflow_url), ("Logins", str(stack.credentials_file))]
+    if facts.quality.get("docs"):
+        links.append(("Data Docs", f"{stack.store}/{facts.quality['docs']}"))
+    for name, target in links:
+        console.print(f"  {name:10} {target}", soft_wrap=True, highlight=False)
+
+
+def _rows(facts: Facts) -> Table:
+    table = Table(title="Every row in exactly one place", title_justify="left")
+    columns = ("read", "released", "late", "dropped", "rejected", "dead_lettered", "retained")
+    table.add_column("airport")
+    for column in columns:
+        table.add_column(column.replace("_", "-"), justify="right")
+    head = facts.epochs[-1].counters
+    for source, places in sorted(facts.exactness.rows.items()):
+        counted = head.per_source.get(source, {})
+        values = {name: places.get(name, counted.get(name, 0)) for name in columns}
+        values["retained"] = values["read"] - sum(values[name] for name in columns[1:-1])
+        table.add_row(source, *(f"{values[name]:,}" for name in columns))
+    return table
+
+
+def _figures(facts: Facts) -> Table:
+    table = Table(title="Figures", title_justify="left", show_header=False)
+    table.add_column("what")
+    table.add_column("value")
+    notes = [epoch.notes["epoch"] for epoch in facts.epochs]
+    emitted = sum(sum(n["windows"].values()) for n in notes)
+    results = sum(facts.exactness.windows.values())
+    seals = [e.timings.get("seal", 0.0) for e in facts.epochs]
+    totals = [sum(e.timings.values()) for e in facts.epochs]
+    barriers = [b["outcome"] for e in facts.epochs for b in e.barriers]
+    outcome = ", ".join(f"{barriers.count(kind)} {kind}" for kind in sorted(set(barriers))) or "none"
+    verdict = "exact" if facts.exactness.exact else "; ".join(facts.exactness.problems)
+    for what, value in (
+        ("tables against a recomputation", verdict),
+        ("windows, revisions", f"{results:,} windows, {emitted - results:,} later revisions"),
+        ("barriers (day_close)", outcome),
+        ("checkpoints sealed", f"{len(facts.epochs):,} on the current lineage"),
+        ("epoch, median and p95", f"{_median(totals):.2f} s, {_p95(totals):.2f} s"),
+        ("seal, median and p95", f"{_median(seals) * 1000:.0f} ms, {_p95(seals) * 1000:.0f} ms"),
+        ("kill -9 of the driver", f"new driver after {facts.noticed:.1f} s, first new checkpoint after {facts.gap:.1f} s"),
+        ("recovered from", facts.recovered_from),
+        ("restored by hand to", facts.restored_to),
+        ("quality", str(facts.quality.get("verdict", "not run"))),
+        ("stream ended as", facts.stream),
+        ("whole demo", f"{facts.elapsed:.0f} s"),
+    ):
+        table.add_row(what, value)
+    return table
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def _p95(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))] if values else 0.0
