@@ -64,6 +64,12 @@ class LocalStore:
             data = self._path(key).read_bytes()
         return StoredObject(key, data, sha256_of_bytes(data))
 
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Read a part of one object."""
+        with self._reading(key), self._path(key).open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
     def head(self, key: str) -> Entry | None:
         """Describe one object, or None when there is none. Reads the file: the ETag is its content."""
         path = self._path(key)

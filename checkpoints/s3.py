@@ -87,6 +87,10 @@ class S3Store:
         """Read one object; boto3 checks the stored checksum. Raises NotFoundError when there is none."""
         return self._patiently(lambda: self._get(key))
 
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Read a part of one object."""
+        return self._patiently(lambda: self._get_range(key, start, length))
+
     def head(self, key: str) -> Entry | None:
         """Describe one object, or None when there is none."""
         return self._patiently(lambda: self._head(key))
@@ -167,6 +171,14 @@ class S3Store:
         def read() -> StoredObject:
             answer = self._client().get_object(Bucket=self.settings.bucket, Key=self._full(check_key(key)))
             return StoredObject(key, answer["Body"].read(), answer["ETag"].strip('"'))
+
+        return self._translated(read, key)
+
+    def _get_range(self, key: str, start: int, length: int) -> bytes:
+        def read() -> bytes:
+            wanted = f"bytes={start}-{start + length - 1}"
+            answer = self._client().get_object(Bucket=self.settings.bucket, Key=self._full(check_key(key)), Range=wanted)
+            return bytes(answer["Body"].read())
 
         return self._translated(read, key)
 

@@ -127,6 +127,10 @@ class Store(Protocol):
         """Read one object. Raises NotFoundError when there is none."""
         ...
 
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Read a part of one object, shorter when the object ends first. Raises NotFoundError when there is none."""
+        ...
+
     def head(self, key: str) -> Entry | None:
         """Describe one object, or None when there is none."""
         ...

@@ -1,0 +1,302 @@
+"""Parquet objects in a folder of a bucket, read in the order of their keys.
+
+A position is the object's ordinal and the row in it (`seq_of`). The ordinal counts the objects consumed so far, good or bad,
+in key order, so the same resume point gives the same slices again. Two things a producer must keep: keys grow in arrival order
+(an object that appears *before* the last consumed key is never seen), and an object is written once and stays.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.store import Entry, NotFoundError, Store
+from tidegate.jobs.engine.interfaces import DeadObject, Slice, seq_of, split_seq
+from tidegate.jobs.eventtime.types import Member
+from tidegate.jobs.sources.footers import BadObject, Footer, parse_footer, read_footer
+from tidegate.jobs.spec.errors import TransientError
+from tidegate.jobs.spec.pipeline import Limits, SourceSpec
+
+__all__ = ["DONE_MARKER", "ObjectSource", "locate"]
+
+DONE_MARKER = "_DONE"
+_MOST_OBJECTS = 1000  # per epoch without a limit of its own: one LIST page, and a cut that fits into a manifest
+_THREADS = 4  # footers are waiting time, not work
+_WHOLE_UP_TO = 256 << 10  # bytes: below, one GET of everything is faster than a HEAD and a range
+_REMEMBERED = 8192  # footers; about 10 MB
+
+
+def locate(spec: SourceSpec, store: Store) -> tuple[Store, str]:
+    """The store and the key prefix a source reads from: the pipeline's own store, or one at a full address."""
+    if "://" in spec.path or spec.path.startswith("/"):
+        return open_store(spec.path), ""
+    return store, spec.path.strip("/") + "/"
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """One object as it was when it was looked at."""
+
+    key: str
+    etag: str
+    size: int
+    content: Footer | BadObject
+
+    @property
+    def rows(self) -> int:
+        return self.content.rows if isinstance(self.content, Footer) else 0
+
+
+class ObjectSource:
+    """A source whose events lie as Parquet objects below one path. Keeps no state but a cache of footers."""
+
+    def __init__(self, name: str, spec: SourceSpec, store: Store) -> None:
+        self.name = name
+        self.spec = spec
+        self.store, self.prefix = locate(spec, store)
+        self._cache: OrderedDict[tuple[str, str, int, float | None], _Facts] = OrderedDict()
+
+    def members(self) -> Sequence[Member]:
+        """One member for the source, or one per folder directly below its path."""
+        if self.spec.partition_by == "source":
+            return [Member(self.name)]
+        return [Member(self.name, folder) for folder in self.store.list_folders(self.prefix) if _is_data(folder)]
+
+    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: Limits, *, blocked: bool = False) -> Slice:
+        """The next slice from `resume`, at most `limits`.
+
+        1. Look for the end marker first: whatever a producer wrote before it is then in the listing.
+        2. List behind the last consumed key, one object more than wanted: it tells whether more is pending.
+        3. Read the footers of the listed objects, and cut at the limits.
+
+        Raises:
+            TransientError: the store cannot be reached, or an object vanished while it was looked at.
+        """
+        at = _Resume.read(resume)
+        if blocked:
+            waiting = at.open is not None or bool(self._list(member, at.after, 1))
+            return Slice(member, at.seq, at.seq, resume=at.write(), pending=waiting)
+        ended = self.spec.bounded and self.store.head(self._folder(member) + DONE_MARKER) is not None
+        opened = [self._opened(at.open)] if at.open else []
+        wanted = (limits.objects or _MOST_OBJECTS) - len(opened)
+        entries = self._list(member, at.after, wanted + 1)
+        cutter = _Cutter(member, at, limits)
+        for facts in chain(opened, self._facts(entries[:wanted])):
+            if not cutter.take(facts):
+                break
+        pending = cutter.at.open is not None or cutter.listed < len(entries)
+        return cutter.slice(pending=pending, done=ended and not pending)
+
+    def trim(self, part: Slice, end: int) -> Slice:
+        """The slice cut short to end at `end`: behind a barrier row, always inside one of its objects or at its end."""
+        if end >= part.end:
+            return part
+        ordinal, row = split_seq(end)
+        kept = [p for p in part.parts if p["ordinal"] <= ordinal and seq_of(p["ordinal"], p["row_start"]) < end]
+        last = kept[-1]
+        resume = _Resume(ordinal, row, None, _pinned(last))
+        if row >= last["rows"]:
+            resume = _Resume(ordinal + 1, 0, last["key"], None)
+        if last["ordinal"] == ordinal:
+            kept[-1] = {**last, "row_end": min(row, last["row_end"])}
+        dead = tuple(d for d in part.dead if d.seq < end)
+        return replace(part, end=end, parts=tuple(kept), resume=resume.write(), pending=True, done=False, dead=dead)
+
+    def changed(self, part: Slice) -> tuple[DeadObject, ...]:
+        """Objects of a planned slice that are no longer what was pinned: the same key with a new ETag, or gone."""
+        heads = self._parallel(lambda p: self.store.head(p["key"]), part.parts)
+        return tuple(
+            _changed(part.member, seq_of(p["ordinal"], p["row_start"]), p, head)
+            for p, head in zip(part.parts, heads, strict=True)
+            if head is None or head.etag != p["etag"]
+        )
+
+    def _folder(self, member: Member) -> str:
+        return self.prefix if self.spec.partition_by == "source" else f"{self.prefix}{member.partition}/"
+
+    def _list(self, member: Member, after: str | None, count: int) -> list[Entry]:
+        """The next `count` data objects; names with a leading underscore or dot are not data."""
+        folder = self._folder(member)
+        found: list[Entry] = []
+        while len(found) < count:
+            asked = count - len(found) + 1  # one to spare for an end marker
+            page = list(self.store.list(folder, start_after=after, limit=asked))
+            found += [e for e in page if _is_data(e.key[len(folder) :])]
+            if len(page) < asked:
+                break
+            after = page[-1].key
+        return found[:count]
+
+    def _opened(self, pinned: Mapping[str, Any]) -> _Facts:
+        """The object whose beginning was consumed already. It must still be the one that was pinned."""
+        content: Footer | BadObject = Footer(pinned["rows"], pinned["columns"])
+        head = self.store.head(pinned["key"])
+        if head is None or head.etag != pinned["etag"]:
+            content = BadObject("changed_object", _changed_detail(pinned, head))
+        return _Facts(pinned["key"], pinned["etag"], pinned["size"], content)
+
+    def _facts(self, entries: Sequence[Entry]) -> Iterator[_Facts]:
+        """Facts in key order, a batch ahead of the consumer at most: a row limit may end the cut early."""
+        rest = iter(entries)
+        while batch := list(islice(rest, 4 * _THREADS)):
+            yield from self._parallel(self._look, batch)
+
+    def _parallel(self, task: Any, items: Sequence[Any]) -> list[Any]:
+        if len(items) < 2:
+            return [task(item) for item in items]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return list(pool.map(task, items))
+
+    def _look(self, entry: Entry) -> _Facts:
+        identity = (entry.key, entry.etag, entry.size, entry.modified)
+        facts = self._cache.get(identity)
+        if facts is None:
+            facts = self._read(entry)
+            self._cache[identity] = facts
+            while len(self._cache) > _REMEMBERED:
+                self._cache.popitem(last=False)
+        return facts
+
+    def _read(self, entry: Entry) -> _Facts:
+        try:
+            if entry.size <= _WHOLE_UP_TO:
+                found = self.store.get(entry.key)
+                content = self._judge(parse_footer(found.data, len(found.data)))
+                return _Facts(entry.key, found.etag, len(found.data), content)
+            head = self.store.head(entry.key)
+            if head is None:
+                raise NotFoundError.at(self.store.uri(entry.key))
+            content = self._judge(read_footer(head.size, partial(self.store.get_range, entry.key)))
+            return _Facts(entry.key, head.etag, head.size, content)
+        except NotFoundError as error:
+            raise TransientError(
+                f"{self.store.uri(entry.key)} vanished while source {self.name} looked at it",
+                code="source.vanished",
+                kept="everything sealed so far",
+                advice="objects of a source must stay; the cut is planned again without it",
+                retry_after=1.0,
+            ) from error
+
+    def _judge(self, content: Footer | BadObject) -> Footer | BadObject:
+        """A column nobody declared makes its object a dead letter; a missing one reads as null, but for the event time."""
+        if isinstance(content, BadObject):
+            return content
+        unknown = [c for c in content.columns if c not in self.spec.columns]
+        if unknown:
+            declared = ", ".join(self.spec.columns)
+            return BadObject("unknown_column", f"column {', '.join(unknown)} is not in the schema ({declared})")
+        if self.spec.event_time not in content.columns:
+            return BadObject("missing_column", f"there is no column {self.spec.event_time}, which is the event time")
+        return content
+
+
+@dataclass(frozen=True, slots=True)
+class _Resume:
+    """Where a member goes on: the next row, and behind which key: one consumed whole, or the open object, consumed in part."""
+
+    ordinal: int = 0
+    row: int = 0
+    key: str | None = None
+    open: dict[str, Any] | None = None
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any] | None) -> _Resume:
+        return cls(raw["ordinal"], raw["row"], raw["key"], raw["open"]) if raw else cls()
+
+    def write(self) -> dict[str, Any]:
+        return {"ordinal": self.ordinal, "row": self.row, "key": self.key, "open": self.open}
+
+    @property
+    def seq(self) -> int:
+        return seq_of(self.ordinal, self.row)
+
+    @property
+    def after(self) -> str | None:
+        """Listing goes on behind this key."""
+        return self.open["key"] if self.open else self.key
+
+
+class _Cutter:
+    """Takes objects in order until a limit is reached."""
+
+    def __init__(self, member: Member, at: _Resume, limits: Limits) -> None:
+        self.member = member
+        self.at = at
+        self.start = at.seq
+        self.listed = 0
+        self._left = limits.rows
+        self._parts: list[dict[str, Any]] = []
+        self._dead: list[DeadObject] = []
+
+    def take(self, facts: _Facts) -> bool:
+        """Consume an object, whole or up to the row limit. False when the slice is full."""
+        if self._left == 0:
+            return False
+        self.listed += self.at.open is None
+        first, rows = self.at.row, facts.rows
+        if isinstance(facts.content, BadObject):
+            bad = facts.content
+            self._dead.append(DeadObject(self.member, self.at.seq, facts.key, facts.etag, facts.size, bad.reason, bad.detail))
+            self.at = _Resume(self.at.ordinal + 1, 0, facts.key, None)
+            return True
+        last = rows if self._left is None else min(rows, first + self._left)
+        part = _part(facts, facts.content, self.at.ordinal, first, last)
+        if last > first:
+            self._parts.append(part)
+        if self._left is not None:
+            self._left -= last - first
+        if last < rows:
+            self.at = _Resume(self.at.ordinal, last, None, _pinned(part))
+            return False
+        self.at = _Resume(self.at.ordinal + 1, 0, facts.key, None)
+        return True
+
+    def slice(self, *, pending: bool, done: bool) -> Slice:
+        return Slice(
+            self.member,
+            self.start,
+            self.at.seq,
+            tuple(self._parts),
+            self.at.write(),
+            pending,
+            done,
+            tuple(self._dead),
+        )
+
+
+def _part(facts: _Facts, footer: Footer, ordinal: int, first: int, last: int) -> dict[str, Any]:
+    return {
+        "key": facts.key,
+        "etag": facts.etag,
+        "size": facts.size,
+        "ordinal": ordinal,
+        "rows": footer.rows,
+        "row_start": first,
+        "row_end": last,
+        "columns": footer.columns,
+    }
+
+
+def _pinned(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: part[name] for name in ("key", "etag", "size", "rows", "columns")}
+
+
+def _changed_detail(pinned: Mapping[str, Any], head: Entry | None) -> str:
+    found = "it is gone" if head is None else f"its ETag is {head.etag}"
+    return f"the object was pinned with ETag {pinned['etag']}, now {found}"
+
+
+def _changed(member: Member, seq: int, pinned: Mapping[str, Any], head: Entry | None) -> DeadObject:
+    detail = _changed_detail(pinned, head)
+    return DeadObject(member, seq, pinned["key"], pinned["etag"], pinned["size"], "changed_object", detail)
+
+
+def _is_data(name: str) -> bool:
+    """Whether a name below the source's folder is data: no part of it starts with an underscore or a dot."""
+    return bool(name) and not name.endswith("/") and all(piece[0] not in "_." for piece in name.split("/") if piece)

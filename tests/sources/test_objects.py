@@ -1,0 +1,268 @@
+"""The objects source: order, limits, trimming, bad objects, replay."""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore
+from tidegate.checkpoints.store import StoreUnavailableError
+from tidegate.jobs.engine.interfaces import Slice, seq_of
+from tidegate.jobs.eventtime.types import Member
+from tidegate.jobs.sources.objects import DONE_MARKER, ObjectSource
+from tidegate.jobs.spec.pipeline import Limits, SourceSpec
+
+ME = Member("a")
+COLUMNS = {"t": "timestamp", "n": "long"}
+
+
+def parquet(rows: int, **columns: pa.Array) -> bytes:
+    """A Parquet object."""
+    times = pa.array(range(rows), pa.timestamp("us", tz="UTC"))
+    table = pa.table(columns or {"t": times, "n": pa.array(range(rows), pa.int64())})
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+def spec(**more: Any) -> SourceSpec:
+    """A source of times and numbers."""
+    return SourceSpec.model_validate({"path": "inbox/a", "schema": COLUMNS, "event_time": "t", "lag": "1s", **more})
+
+
+def source(objects: dict[str, bytes], **more: Any) -> ObjectSource:
+    """The source over a memory store with these objects."""
+    store = MemoryStore(MemoryBucket(dict(objects)))
+    return ObjectSource("a", spec(**more), store)
+
+
+def inbox(*sizes: int) -> dict[str, bytes]:
+    """Objects with so many rows each."""
+    return {f"inbox/a/{i:03d}.parquet": parquet(rows) for i, rows in enumerate(sizes)}
+
+
+def all_slices(src: ObjectSource, limits: Limits, resume: dict[str, Any] | None = None) -> list[Slice]:
+    """Plan until nothing is left."""
+    slices: list[Slice] = []
+    while True:
+        part = src.plan(ME, resume, limits)
+        if part.empty:
+            return slices
+        slices.append(part)
+        resume = part.resume
+
+
+def rows_of(slices: list[Slice]) -> list[tuple[str, int]]:
+    """The rows that slices name, as (three digits of the key, row)."""
+    return [(p["key"][-11:-8], row) for s in slices for p in s.parts for row in range(p["row_start"], p["row_end"])]
+
+
+def test_reads_in_key_order() -> None:
+    """Every row of every object is read once, in the order of the keys."""
+    got = rows_of(all_slices(source(inbox(2, 3, 1)), Limits()))
+    assert got == [("000", 0), ("000", 1), ("001", 0), ("001", 1), ("001", 2), ("002", 0)]
+
+
+def test_part_says_what_to_read() -> None:
+    """A part pins key, ETag, size and physical columns, and gives ordinal and row range."""
+    part = source(inbox(2)).plan(ME, None, Limits()).parts[0]
+    assert part["key"] == "inbox/a/000.parquet"
+    assert part["etag"]
+    assert part["size"] == len(parquet(2))
+    assert part["columns"] == {"t": "timestamp[us, tz=UTC]", "n": "int64"}
+    assert (part["ordinal"], part["rows"], part["row_start"], part["row_end"]) == (0, 2, 0, 2)
+
+
+@pytest.mark.parametrize("objects", [1, 2, 3])
+def test_object_limit(objects: int) -> None:
+    """An epoch takes at most `limits.objects` objects and says that more is pending."""
+    slices = all_slices(source(inbox(1, 1, 1)), Limits(objects=objects))
+    assert [len(s.parts) for s in slices] == {1: [1, 1, 1], 2: [2, 1], 3: [3]}[objects]
+    assert [s.pending for s in slices] == [True] * (len(slices) - 1) + [False]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 100])
+def test_row_limit_cuts_inside_objects(rows: int) -> None:
+    """A row limit cuts inside an object, and the next slice goes on at the very next row."""
+    src = source(inbox(3, 0, 4, 2))
+    slices = all_slices(src, Limits(rows=rows))
+    assert rows_of(slices) == rows_of(all_slices(src, Limits()))
+    assert all(len(rows_of([s])) <= rows for s in slices)
+    assert all(a.end == b.start for a, b in pairwise(slices))
+
+
+def test_trim_then_resume_equals_no_trim() -> None:
+    """A slice trimmed anywhere, and the slice after it, hold the same rows as the whole slice."""
+    src = source(inbox(3, 2, 4))
+    whole = src.plan(ME, None, Limits())
+    for key, row in rows_of([whole]):
+        cut = src.trim(whole, seq_of(int(key), row) + 1)
+        assert cut.pending or cut == whole
+        rest = all_slices(src, Limits(), cut.resume)
+        assert rows_of([cut, *rest]) == rows_of([whole])
+
+
+def test_trim_at_the_end_is_nothing() -> None:
+    """Trimming to the slice's own end changes nothing."""
+    src = source(inbox(3))
+    whole = src.plan(ME, None, Limits())
+    assert src.trim(whole, whole.end) is whole
+
+
+def test_trim_drops_dead_objects_behind_the_barrier() -> None:
+    """A bad object behind the barrier is not consumed yet."""
+    src = source({**inbox(3), "inbox/a/001.parquet": b"junk"})
+    cut = src.trim(src.plan(ME, None, Limits()), seq_of(0, 2))
+    assert cut.dead == ()
+    rest = src.plan(ME, cut.resume, Limits())
+    assert [d.seq for d in rest.dead] == [seq_of(1, 0)]
+    assert rows_of([rest]) == [("000", 2)]
+
+
+def test_replay_gives_identical_slices() -> None:
+    """Resuming from an old checkpoint in a new process plans exactly the same slices again."""
+    objects = {**inbox(5, 0, 3, 2), "inbox/a/0015.parquet": b"junk"}
+    first = all_slices(source(objects), Limits(rows=2))
+    for i, part in enumerate(first):
+        assert all_slices(source(objects), Limits(rows=2), part.resume) == first[i + 1 :]
+
+
+def test_blocked_only_tells_pending() -> None:
+    """A blocked member reads nothing, keeps its place, and tells whether something waits."""
+    src = source(inbox(2, 2))
+    one = src.plan(ME, None, Limits(objects=1))
+    held = src.plan(ME, one.resume, Limits(), blocked=True)
+    assert (held.empty, held.pending, held.resume) == (True, True, one.resume)
+    two = src.plan(ME, one.resume, Limits())
+    assert not src.plan(ME, two.resume, Limits(), blocked=True).pending
+
+
+def test_bounded_source_ends_at_its_marker() -> None:
+    """A bounded member is done when the marker stands there and everything was read, not before."""
+    objects = inbox(1, 1)
+    assert not source(objects, bounded=True).plan(ME, None, Limits()).done
+    src = source({**objects, f"inbox/a/{DONE_MARKER}": b""}, bounded=True)
+    first = src.plan(ME, None, Limits(objects=1))
+    assert (first.done, first.pending) == (False, True)
+    assert src.plan(ME, first.resume, Limits()).done
+
+
+def test_marker_without_bounded_means_nothing() -> None:
+    """An unbounded source ignores markers and all other names with a leading underscore or dot."""
+    src = source({**inbox(1), "inbox/a/_DONE": b"", "inbox/a/_SUCCESS": b"", "inbox/a/.hidden/x.parquet": b"x"})
+    part = src.plan(ME, None, Limits())
+    assert (part.done, part.pending, part.dead, len(part.parts)) == (False, False, (), 1)
+
+
+def test_folders_are_partitions() -> None:
+    """With `partition_by: folder` each folder is a member that reads its own objects."""
+    src = source(
+        {"inbox/a/x/1.parquet": parquet(1), "inbox/a/y/1.parquet": parquet(2), "inbox/a/_tmp/1.parquet": parquet(1)},
+        partition_by="folder",
+    )
+    members = src.members()
+    assert members == [Member("a", "x"), Member("a", "y")]
+    assert [src.plan(m, None, Limits()).parts[0]["rows"] for m in members] == [1, 2]
+
+
+def bad_objects() -> dict[str, tuple[bytes, str]]:
+    """Case -> (bytes, reason)."""
+    good = parquet(10)
+    times = pa.array([1], pa.timestamp("us", tz="UTC"))
+    return {
+        "empty": (b"", "empty_object"),
+        "text": (b"a,b\n1,2\n", "not_parquet"),
+        "tiny": (b"x", "not_parquet"),
+        "only magic": (b"PAR1", "truncated"),
+        "half": (good[: len(good) // 2], "truncated"),
+        "no tail": (good[:-1], "truncated"),
+        "bad footer": (good[:-200] + b"\xff" * 192 + good[-8:], "truncated"),
+        "unknown column": (parquet(1, t=times, n=pa.array([1]), extra=pa.array([1])), "unknown_column"),
+        "no event time": (parquet(1, n=pa.array([1])), "missing_column"),
+    }
+
+
+@pytest.mark.parametrize("case", bad_objects())
+def test_bad_object_is_consumed_and_named(case: str) -> None:
+    """A bad object is consumed as a dead letter with its reason; the objects around it are read."""
+    data, reason = bad_objects()[case]
+    src = source({"inbox/a/000.parquet": parquet(1), "inbox/a/001.parquet": data, "inbox/a/002.parquet": parquet(1)})
+    part = src.plan(ME, None, Limits())
+    assert [(d.key, d.reason, d.seq, d.size) for d in part.dead] == [("inbox/a/001.parquet", reason, seq_of(1, 0), len(data))]
+    assert rows_of([part]) == [("000", 0), ("002", 0)]
+    assert src.plan(ME, part.resume, Limits()).empty
+
+
+def test_unknown_column_is_named() -> None:
+    """The dead letter names the column that nobody declared."""
+    data, _ = bad_objects()["unknown column"]
+    assert "extra" in source({"inbox/a/1": data}).plan(ME, None, Limits()).dead[0].detail
+
+
+def test_other_missing_columns_and_wrong_types_are_not_bad_objects() -> None:
+    """A missing column reads as null and a text in a number column is judged row by row: the object is good."""
+    times = pa.array([1, 2], pa.timestamp("us", tz="UTC"))
+    src = source({"inbox/a/1": parquet(2, t=times), "inbox/a/2": parquet(2, t=times, n=pa.array(["1", "x"]))})
+    part = src.plan(ME, None, Limits())
+    assert part.dead == ()
+    assert [p["columns"].get("n") for p in part.parts] == [None, "string"]
+
+
+def test_open_object_that_changed_is_an_error_row() -> None:
+    """An object replaced while it was read in part is a dead letter, not a new object."""
+    src = source(inbox(5, 1))
+    first = src.plan(ME, None, Limits(rows=2))
+    assert isinstance(src.store, MemoryStore)
+    src.store.put("inbox/a/000.parquet", parquet(7))
+    rest = src.plan(ME, first.resume, Limits())
+    assert [(d.reason, d.seq) for d in rest.dead] == [("changed_object", seq_of(0, 2))]
+    assert rows_of([rest]) == [("001", 0)]
+
+
+def test_changed_names_replaced_and_vanished_objects() -> None:
+    """Between plan and re-read, a new ETag or a missing object is found by looking again."""
+    src = source(inbox(1, 1, 1))
+    part = src.plan(ME, None, Limits())
+    assert src.changed(part) == ()
+    src.store.put("inbox/a/001.parquet", parquet(2))
+    src.store.delete("inbox/a/002.parquet")
+    assert [(d.key, d.reason) for d in src.changed(part)] == [
+        ("inbox/a/001.parquet", "changed_object"),
+        ("inbox/a/002.parquet", "changed_object"),
+    ]
+
+
+def test_unreachable_store_is_transient() -> None:
+    """A store that is away raises a transient error and loses nothing."""
+    src = source(inbox(1))
+    assert isinstance(src.store, MemoryStore)
+    src.store.hook = lambda request: Fault.REFUSED
+    with pytest.raises(StoreUnavailableError):
+        src.plan(ME, None, Limits())
+
+
+def test_footers_are_read_once() -> None:
+    """Planning again reads no footer again."""
+    src = source(inbox(1, 1, 1))
+    assert isinstance(src.store, MemoryStore)
+    asked: list[str] = []
+    src.plan(ME, None, Limits())
+    src.store.hook = lambda request: asked.append(request.verb)
+    src.plan(ME, None, Limits())
+    assert asked == ["list"]
+
+
+def test_large_object_is_read_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large object only the end is fetched, also when the footer is longer than the first range."""
+    monkeypatch.setattr("tidegate.jobs.sources.objects._WHOLE_UP_TO", 100)
+    for first_read in (64 << 10, 1 << 10, 64):
+        monkeypatch.setattr("tidegate.jobs.sources.footers._FIRST_READ", first_read)
+        part = source(inbox(1000)).plan(ME, None, Limits())
+        assert part.parts[0]["rows"] == 1000
+        dead = source({"inbox/a/1": parquet(1000)[:-3], "inbox/a/2": b"x" * 5000}).plan(ME, None, Limits()).dead
+        assert [d.reason for d in dead] == ["truncated", "not_parquet"]
