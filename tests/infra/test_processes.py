@@ -1,0 +1,106 @@
+"""Processes are told apart by pid and start ticks, and stopped with all their children."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tidegate.infra.processes import ProcessMark, is_alive, kill, marked_with, spawn, start_ticks, stop
+
+# A parent with a child of its own; both end on SIGTERM only if the parent is told to.
+_FAMILY = """
+import os, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(sys.argv[1], "w").write(str(child.pid))
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1] + ".ready", "w").close()
+time.sleep(600)
+"""
+
+Family = Callable[[str], tuple[ProcessMark, ProcessMark]]
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Iterator[Family]:
+    marks: list[ProcessMark] = []
+
+    def start(manner: str) -> tuple[ProcessMark, ProcessMark]:
+        note = tmp_path / "child"
+        parent = spawn([sys.executable, "-c", _FAMILY, str(note), manner], log=tmp_path / "log")
+        marks.append(parent)
+        _until(lambda: Path(f"{note}.ready").exists())
+        pid = int(note.read_text())
+        ticks = start_ticks(pid)
+        assert ticks is not None
+        return parent, ProcessMark(pid, ticks)
+
+    yield start
+    kill(marks)
+
+
+def _until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_a_process_leads_its_own_session(family: Family) -> None:
+    """A Ctrl-C at the terminal of the starter does not reach it."""
+    parent, _ = family("obedient")
+    assert os.getsid(parent.pid) == parent.pid
+    assert is_alive(parent)
+
+
+@pytest.mark.parametrize("manner", ["obedient", "deaf"])
+def test_stop_ends_the_whole_group(family: Family, manner: str) -> None:
+    """SIGTERM where it helps, SIGKILL where it does not, and no child is left behind."""
+    parent, child = family(manner)
+    stop([parent], grace=0.3)
+    assert not is_alive(parent)
+    _until(lambda: not is_alive(child))
+
+
+def test_kill_reaches_the_children_of_a_dead_leader(family: Family) -> None:
+    """A leader that crashed does not save its children."""
+    parent, child = family("obedient")
+    os.kill(parent.pid, 9)
+    _until(lambda: not is_alive(parent))
+    assert is_alive(child)
+    kill([parent])
+    _until(lambda: not is_alive(child))
+
+
+def test_never_touches_a_reused_pid(family: Family) -> None:
+    """The same pid with other start ticks is a stranger: it is reported as dead and left alone."""
+    parent, _ = family("obedient")
+    stranger = ProcessMark(parent.pid, parent.start_ticks - 1)
+    assert not is_alive(stranger)
+    stop([stranger], grace=0.1)
+    assert is_alive(parent)
+
+
+def test_a_zombie_is_dead(tmp_path: Path) -> None:
+    """A process that has ended is dead even before its parent has waited for it."""
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
+    _until(lambda: start_ticks(pid) is None)
+    assert Path(f"/proc/{pid}/stat").exists()
+    os.waitpid(pid, 0)
+
+
+def test_finds_descendants_by_their_environment(tmp_path: Path) -> None:
+    """What a server starts in a session of its own is still found, by a random value in its environment."""
+    value = os.urandom(8).hex()
+    env = {**os.environ, "TIDEGATE_STACK_ID": value}
+    mark = spawn([sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "log", env=env)
+    try:
+        _until(lambda: mark in marked_with("TIDEGATE_STACK_ID", value))
+        assert marked_with("TIDEGATE_STACK_ID", "another") == []
+    finally:
+        kill([mark])
