@@ -1,0 +1,87 @@
+"""Rows of object slices: Parquet objects read whole, converted to the spec's types value by value where need be."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.interfaces import Slice, seq_of
+from tidegate.jobs.reference.rows import RawRow
+from tidegate.jobs.reference.tables import TIMESTAMP, arrow_type, from_arrow
+from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spec.pipeline import SourceSpec
+
+__all__ = ["ObjectReader"]
+
+_Column = tuple[list[Any], dict[int, tuple[str, str]]]  # values, row -> (reason, detail)
+
+
+class ObjectReader:
+    """Gives the rows of object slices from a store."""
+
+    def __init__(self, store: Store, source: SourceSpec) -> None:
+        self._store = store
+        self._source = source
+
+    def rows(self, part: Slice) -> Iterator[RawRow]:
+        """Rows of all parts in order."""
+        for piece in part.parts:
+            yield from self._piece(piece)
+
+    def _piece(self, piece: dict[str, Any]) -> Iterator[RawRow]:
+        found = self._store.get(piece["key"])
+        if piece.get("etag") and found.etag != piece["etag"]:
+            raise PoisonError(
+                f"{piece['key']} changed after it was planned (ETag {piece['etag']}, now {found.etag})",
+                code="source.changed_object",
+                kept="everything sealed so far",
+                advice="objects must not be overwritten; put the rows into a new object",
+            )
+        start, stop = piece["row_start"], piece["row_end"]
+        table = pq.read_table(io.BytesIO(found.data)).slice(start, stop - start)
+        columns: dict[str, _Column] = {name: self._column(table, name) for name in self._source.columns}
+        for number in range(table.num_rows):
+            bad = next((faults[number] for _, faults in columns.values() if number in faults), None)
+            values = {name: column[number] for name, (column, _) in columns.items()}
+            yield RawRow(seq_of(piece["ordinal"], start + number), values, piece["key"], found.etag, bad)
+
+    def _column(self, table: Any, name: str) -> _Column:
+        if name not in table.column_names:
+            return [None] * table.num_rows, {}
+        column, target = table.column(name), arrow_type(self._source.columns[name])
+        if target == TIMESTAMP and pa.types.is_timestamp(column.type):
+            return self._timestamps(column, name)
+        try:
+            return from_arrow(column.cast(target)), {}
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return _one_by_one(column, target, name)
+
+    def _timestamps(self, column: Any, name: str) -> _Column:
+        """Finer units are cut to microseconds; naive ones need the source's time zone."""
+        if column.type.tz is not None:
+            return from_arrow(column.cast(TIMESTAMP, safe=False)), {}
+        if self._source.timezone is None:
+            fault = ("naive_time", f"{name} has no time zone, and the source has no 'timezone'")
+            raw = column.to_pylist()
+            return raw, {n: fault for n, value in enumerate(raw) if value is not None}
+        naive = column.cast(pa.timestamp("us"), safe=False)
+        zoned = pc.assume_timezone(naive, self._source.timezone, ambiguous="earliest", nonexistent="earliest")
+        return from_arrow(zoned.cast(TIMESTAMP)), {}
+
+
+def _one_by_one(column: Any, target: Any, name: str) -> _Column:
+    values: list[Any] = []
+    faults: dict[int, tuple[str, str]] = {}
+    for number, value in enumerate(column):
+        try:
+            values += from_arrow(pa.chunked_array([pa.array([value.as_py()], column.type).cast(target)]))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            values.append(value.as_py())
+            faults[number] = ("bad_value", f"{name}: {error}")
+    return values, faults
