@@ -41,6 +41,7 @@ __all__ = ["AIRPORTS", "BARRIER", "SCHEMA", "FeedCounts", "FlightsFeed", "HourOb
 
 AIRPORTS = ("EWR", "JFK", "LGA")
 BARRIER = "day_close"
+_TRIES, _WAIT = 100, 3.0  # five minutes: longer than any restart, short enough not to outlive a stack that is gone
 
 SCHEMA = pa.schema(
     [
@@ -181,6 +182,9 @@ def feed(
     Objects that are there already are skipped without waiting, so a feed that was stopped goes on where it stopped. While
     the store is away it waits; it then catches up, as a real sender would.
 
+    Raises:
+        TransientError: the store was away for five minutes; started again, the feed goes on.
+
     Args:
         flights: what to send.
         store: where to; keys are relative to its URL.
@@ -232,15 +236,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _send(store: Store, item: HourObject, progress: Progress, sleep: Callable[[float], None]) -> None:
     buffer = io.BytesIO()
     pq.write_table(item.table, buffer)
-    while True:
+    for attempt in range(_TRIES):
         try:
             store.create(item.key, buffer.getvalue())
             return
         except PreconditionFailedError:  # our own, of an attempt whose answer was lost, or another feed's: the same rows
             return
         except (OutcomeUnknownError, StoreUnavailableError) as error:
+            if attempt == _TRIES - 1:
+                raise
             progress(f"waiting for the store: {error.message}")
-            sleep(1.0)
+            sleep(_WAIT)
 
 
 def _say(line: str) -> None:

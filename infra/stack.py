@@ -154,7 +154,6 @@ class Stack:
         pipelines = self.settings.pipelines or self.settings.dags / "pipelines"
         return {
             "TIDEGATE_HOME": str(self.home),
-            "TIDEGATE_STACK_ID": self._state.stack_id,
             "TIDEGATE_STORE": self.store,
             "TIDEGATE_S3_ENDPOINT": self.minio_endpoint,
             "TIDEGATE_S3_ACCESS_KEY": app.access_key,
@@ -164,9 +163,14 @@ class Stack:
         }
 
     def airflow_environment(self) -> dict[str, str]:
-        """The settings of the Airflow processes, with `environment()`."""
+        """The settings of the Airflow processes, with `environment()`.
+
+        What Airflow starts inherits the stack's id; that is how `down` finds drivers. It is not in `environment()`, so
+        that a shell with these variables is never taken for a part of the stack.
+        """
         dags = self.settings.dags.absolute()
-        return airflow.airflow_settings(self.home / "airflow", dags, self._port("airflow"), self._secrets) | self.environment()
+        settings = airflow.airflow_settings(self.home / "airflow", dags, self._port("airflow"), self._secrets)
+        return settings | self.environment() | {"TIDEGATE_STACK_ID": self._state.stack_id}
 
     def api(self, user: str = "admin") -> AirflowApi:
         """A client of Airflow's API, logged in as one of `admin`, `olga`, `uwe`, `vic`."""

@@ -31,7 +31,7 @@ class StackState:
     """The contents of `stack.json`; nothing secret.
 
     Attributes:
-        stack_id: random; every process of the stack, and what they start, carries it in `TIDEGATE_STACK_ID`.
+        stack_id: random; what Airflow's processes start carries it in `TIDEGATE_STACK_ID`.
         boot_id: the boot during which the processes were started; start ticks mean nothing after another one.
         ports: by server (`minio`, `airflow`); kept after `down`, so that addresses stay the same.
         processes: by name.

@@ -1,0 +1,156 @@
+"""The stack's memory of itself, and one real start and stop of all five processes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tidegate.infra import stack_state
+from tidegate.infra.airflow import COMPONENTS, airflow_settings, child_environment
+from tidegate.infra.airflow_api import AirflowApiError
+from tidegate.infra.processes import ProcessMark, is_alive, start_ticks
+from tidegate.infra.stack import Stack, StackSettings
+from tidegate.infra.stack_state import StackSecrets, StackState
+from tidegate.jobs.spec.errors import ConfigurationError
+
+
+def test_state_survives_the_command(tmp_path: Path) -> None:
+    """What one command wrote the next one reads, with the same ids, ports and processes."""
+    state = StackState(ports={"minio": 1}, processes={"minio": ProcessMark(2, 3)}, airflow_digest="d", migrated="3")
+    state.save(tmp_path / "stack.json")
+    assert StackState.load(tmp_path / "stack.json") == state
+
+
+def test_processes_of_another_boot_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a reboot pids and start ticks name strangers; ports are still wanted."""
+    StackState(ports={"minio": 1}, processes={"minio": ProcessMark(2, 3)}).save(tmp_path / "stack.json")
+    monkeypatch.setattr(stack_state, "_boot_id", lambda: "another")
+    state = StackState.load(tmp_path / "stack.json")
+    assert state.processes == {}
+    assert state.ports == {"minio": 1}
+
+
+def test_secrets_are_made_once_and_kept_private(tmp_path: Path) -> None:
+    """Only the owner can read them, the next command gets the same ones, and no repr shows any."""
+    file = tmp_path / "credentials.json"
+    made = StackSecrets.load_or_make(file)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert StackSecrets.load_or_make(file) == made
+    assert sorted(made.airflow_passwords) == ["admin", "olga", "uwe", "vic"]
+    assert repr(made) == "StackSecrets()"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 99}', '{"format": 1}'])
+def test_damaged_files_are_named(tmp_path: Path, content: str) -> None:
+    """A file that is not ours is a configuration error with its path, for both files."""
+    file = tmp_path / "stack.json"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError, match=str(file)):
+        StackState.load(file)
+    with pytest.raises(ConfigurationError, match=str(file)):
+        StackSecrets.load_or_make(file)
+
+
+def test_everything_listens_on_loopback_only(tmp_path: Path) -> None:
+    """Airflow's server is bound to 127.0.0.1, and the log servers, which cannot be, are off."""
+    settings = airflow_settings(tmp_path, tmp_path, 1, StackSecrets.random())
+    assert settings["AIRFLOW__API__HOST"] == "127.0.0.1"
+    assert "--skip-serve-logs" in COMPONENTS["scheduler"]
+    assert "--skip-serve-logs" in COMPONENTS["triggerer"]
+
+
+def test_children_get_no_foreign_airflow_settings() -> None:
+    """A user's own AIRFLOW variables and PYTHONPATH do not leak into the stack."""
+    inherited = {"AIRFLOW_HOME": "/other", "AIRFLOW__CORE__EXECUTOR": "X", "PYTHONPATH": "/repo", "PATH": "/bin", "LANG": "C"}
+    env = child_environment({"AIRFLOW_HOME": "/mine"}, inherited)
+    assert env["AIRFLOW_HOME"] == "/mine"
+    assert env["LANG"] == "C"
+    assert env["PATH"].endswith(":/bin")
+    assert "AIRFLOW__CORE__EXECUTOR" not in env
+    assert "PYTHONPATH" not in env
+
+
+def test_a_stack_that_never_ran(tmp_path: Path) -> None:
+    """Its status says stopped, `down` does nothing, its addresses are a configuration error, not a traceback."""
+    (tmp_path / "dags").mkdir()
+    stack = Stack(StackSettings(home=tmp_path / "home", dags=tmp_path / "dags"))
+    status = stack.status()
+    assert not status.healthy
+    assert set(status.processes.values()) == {"stopped"}
+    assert status.airflow_url is None
+    stack.down(lambda _: None)
+    with pytest.raises(ConfigurationError, match="never up"):
+        _ = stack.airflow_url
+
+
+def test_a_missing_dags_folder_is_said_before_anything_starts(tmp_path: Path) -> None:
+    """Nothing is started or written when the DAGs folder does not exist."""
+    stack = Stack(StackSettings(home=tmp_path / "home", dags=tmp_path / "nowhere"))
+    with pytest.raises(ConfigurationError, match="no DAGs folder"):
+        stack.up(lambda _: None)
+    assert not (tmp_path / "home").exists()
+
+
+# The driver of a pipeline in small: a task that leaves a process of its own session behind.
+_DAG = """
+import subprocess, sys
+from airflow.sdk import dag, task
+
+@dag(schedule=None)
+def leaves():
+    @task
+    def start():
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        print("CHILD", child.pid)
+    start()
+leaves()
+"""
+
+
+@pytest.mark.airflow
+@pytest.mark.minio
+@pytest.mark.timeout(600)
+def test_up_again_and_down(tmp_path: Path) -> None:
+    """The stack comes up well, adopts what runs, replaces what was killed, runs a DAG, and takes everything down with it."""
+    dags = tmp_path / "dags"
+    dags.mkdir()
+    (dags / "leaves.py").write_text(_DAG)
+    stack = Stack(StackSettings(home=tmp_path / "home", dags=dags))
+    lines: list[str] = []
+    try:
+        first = stack.up(lines.append)
+        assert first.healthy
+        before = StackState.load(tmp_path / "home" / "stack.json").processes
+        os.kill(before["triggerer"].pid, 9)
+        assert stack.up(lines.append).healthy
+        after = StackState.load(tmp_path / "home" / "stack.json").processes
+        assert {name for name in before if before[name] != after[name]} == {"triggerer"}
+
+        api = stack.api()
+        api.wait_for_dag("leaves")
+        api.unpause("leaves")
+        run = api.trigger("leaves")
+        assert api.wait_for_run("leaves", run, timeout=120)["state"] == "success"
+        log = api.log("leaves", run, "start")
+        assert "CHILD" in log
+        assert api.import_errors() == {}
+        with pytest.raises(AirflowApiError, match="403"):
+            stack.api("vic").trigger("leaves")
+    finally:
+        stack.down(lines.append)
+    child = int(log.split("CHILD ")[1].split()[0])
+    assert start_ticks(child) is None
+    assert not any(is_alive(mark) for mark in after.values())
+    assert set(stack.status().processes.values()) == {"stopped"}
+    _check_no_secret_leaked(stack)
+
+
+def _check_no_secret_leaked(stack: Stack) -> None:
+    keys = StackSecrets.load_or_make(stack.credentials_file)
+    secrets = [*keys.airflow_passwords.values(), keys.minio_root.secret_key, keys.minio_app.secret_key, keys.jwt_secret]
+    logs = [path.read_text(errors="replace") for path in stack.home.rglob("*.log")]
+    assert logs
+    assert not [secret for secret in secrets for text in logs if secret in text]
