@@ -1,0 +1,70 @@
+"""Whether a pipeline should run: what people want, as against what is. The sweep starts only what should run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.documents import Document, change, read
+from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.errors import ConfigurationError
+
+__all__ = ["Desired", "DesiredState", "read_desired", "set_desired"]
+
+
+class DesiredState(StrEnum):
+    """What somebody wants of a pipeline."""
+
+    RUN = "run"
+    STOPPED = "stopped"  # by a person; nothing starts it but a person
+    RECOVERING = "recovering"  # a restore is under way; nothing else may start it
+
+
+class Desired(Document):
+    """The bytes of `desired.json`. A pipeline nobody ever started is stopped."""
+
+    state: DesiredState = DesiredState.STOPPED
+    who: str = ""
+    why: str = ""
+    at: int = 0
+
+
+def read_desired(store: Store, pipeline: str) -> Desired:
+    """What is wanted now."""
+    found, _ = read(store, Layout(pipeline).desired, Desired)
+    return found or Desired()
+
+
+def set_desired(
+    store: Store,
+    pipeline: str,
+    state: DesiredState,
+    *,
+    who: str,
+    why: str = "",
+    only_from: DesiredState | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Desired:
+    """Say what is wanted, by compare-and-swap.
+
+    With `only_from`, refuse when something else is wanted in the meantime.
+
+    Raises:
+        ConfigurationError: `only_from` no longer holds.
+    """
+
+    def step(before: Desired) -> Desired:
+        if before.state is state and before.who == who and before.why == why:
+            return before
+        if only_from is not None and before.state is not only_from:
+            raise ConfigurationError(
+                f"{pipeline} should be {before.state} (said by {before.who or 'nobody'}), not {only_from}",
+                code="desired.moved",
+                pipeline=pipeline,
+                kept="the wish as it was",
+                advice=f"look again with: tidegate status {pipeline}",
+            )
+        return before.model_copy(update={"state": state, "who": who, "why": why, "at": clock.ticks()})
+
+    return change(store, Layout(pipeline).desired, Desired(), step)

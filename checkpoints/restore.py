@@ -1,0 +1,177 @@
+"""Go back to any retained checkpoint: first a plan that says what it costs, then one conditional PUT.
+
+1. `plan_restore` reads and computes; nothing changes. The plan is bound to the head it was made for.
+2. `commit_restore`, under the lease: claim the checkpoint in `roots.json`, then put the fork record into the next slot of the
+   current timeline. That PUT is the restore; two restores cannot both win.
+3. Everything else (tables, sinks, state) is redone from the record by whichever driver runs next. A crash after step 2 needs no
+   repair; a crash before it leaves a claim, which becomes void when the slot is filled by anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict
+
+from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.index import Summary
+from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.log import Head, Lost, Sealed, SlotLog, Stretch
+from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest
+from tidegate.checkpoints.roots import RootsFile
+from tidegate.jobs.spec.errors import TransientError
+
+__all__ = ["HeadMovedError", "RestorePlan", "commit_restore", "plan_restore"]
+
+
+class HeadMovedError(TransientError):
+    """Something was sealed, or restored, after the plan was made. Make a new plan, and ask again whoever approved the old one."""
+
+
+class RestorePlan(BaseModel):
+    """What a restore would do.
+
+    Attributes:
+        target: checkpoint to return to; None for the very beginning.
+        timeline, slot, sha256: the head this plan is bound to.
+        epochs_rewound: epochs of the current lineage that leave it.
+        epochs_regained: epochs of an abandoned timeline that come back.
+        rows: rows by disposition taken back (cumulative counters, head minus target).
+        tables: rows that leave each table; those of `epochs_rewound`.
+        windows: emitted results that are taken back, per window.
+        since: creation time of the target, microseconds UTC.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    pipeline: str
+    target: str | None
+    timeline: int
+    slot: int
+    sha256: str | None
+    head: str | None
+    epochs_rewound: int
+    epochs_regained: int
+    rows: dict[str, int]
+    tables: dict[str, int]
+    windows: dict[str, int]
+    since: int | None
+    spec_changed: bool
+
+
+def plan_restore(log: SlotLog, target: CheckpointId | None, *, catalog: Catalog | None = None) -> RestorePlan:
+    """Say what going back to `target` would take back. Changes nothing (but may fill the catalog's index).
+
+    Raises:
+        ConfigurationError: `target` was never completed.
+        PoisonError: it was retired.
+    """
+    head = log.head()
+    manifest = log.open(target).epoch if target else None
+    shared = _shared_until(log, head, target)
+    leaving = _epochs_after(catalog or Catalog(log), log.lineage(head.timeline), shared, head.slot)
+    counters = head.record.counters if head.record else Counters()
+    return RestorePlan(
+        pipeline=log.pipeline,
+        target=str(target) if target else None,
+        timeline=head.timeline,
+        slot=head.slot,
+        sha256=head.sha256,
+        head=str(head.checkpoint) if head.checkpoint else None,
+        epochs_rewound=len(leaving),
+        epochs_regained=(manifest.slot if manifest else 0) - shared,
+        rows=_taken_back(counters, manifest.counters if manifest else Counters()),
+        tables=_summed(row.tables for row in leaving),
+        windows=_summed(row.windows for row in leaving),
+        since=manifest.created_at if manifest else None,
+        spec_changed=_spec_changed(head.record, manifest),
+    )
+
+
+def commit_restore(log: SlotLog, lease: Lease, plan: RestorePlan, *, request_id: str, who: str, why: str) -> Sealed:
+    """Carry out a plan. The caller holds the lease before, during and after.
+
+    Raises:
+        HeadMovedError: the plan is no longer about the present.
+        ConfigurationError, PoisonError: the target is condemned, or was retired meanwhile.
+        SealUndecidedError: nobody answered; call again with the same `request_id` and plan: the slot decides.
+    """
+    lease.check()
+    done = _already_done(log, plan, request_id)
+    if done is not None:
+        return done
+    head, target = log.head(), CheckpointId.parse(plan.target) if plan.target else None
+    if (head.timeline, head.slot, head.sha256) != (plan.timeline, plan.slot, plan.sha256):
+        raise _moved(plan, head)
+    if target is not None:
+        RootsFile(log.store, log.pipeline).claim(request_id, target, timeline=head.timeline, slot=head.next_slot, who=who)
+    lease.check()
+    outcome = log.fork(head, target, request_id=request_id, who=who, why=why)
+    if isinstance(outcome, Lost):
+        raise _moved(plan, log.head())
+    return outcome
+
+
+def _already_done(log: SlotLog, plan: RestorePlan, request_id: str) -> Sealed | None:
+    """An earlier call whose answer was lost may have won the slot."""
+    filled = log.read(plan.timeline, plan.slot + 1)
+    if filled is None or not isinstance(filled.record, ForkRecord) or filled.record.request_id != request_id:
+        return None
+    return Sealed(plan.timeline, plan.slot + 1, filled.sha256, filled.etag)
+
+
+def _shared_until(log: SlotLog, head: Head, target: CheckpointId | None) -> int:
+    """The last position that the current lineage and the target's have in common."""
+    if target is None:
+        return 0
+    here = log.lineage(head.timeline)
+    there = [s for s in log.lineage(target.timeline) if s.first <= target.slot]
+    shared = 0
+    for left, right in zip(here, there, strict=False):
+        if (left.timeline, left.first) != (right.timeline, right.first):
+            break
+        ends = [end for end in (left.last, right.last, target.slot, head.slot) if end is not None]
+        shared = min(ends)
+        if left.last != right.last:
+            break
+    return shared
+
+
+def _epochs_after(catalog: Catalog, lineage: list[Stretch], position: int, head_slot: int) -> list[Summary]:
+    """Summaries of the lineage's epochs after a position."""
+    rows: list[Summary] = []
+    for stretch in lineage:
+        if stretch.last is None or stretch.last > position:
+            last = head_slot if stretch.last is None else stretch.last
+            found = catalog.index.rows(stretch.timeline)
+            rows += [row for row in found if row.kind != "fork" and position < row.slot <= last and stretch.holds(row.slot)]
+    return rows
+
+
+def _taken_back(head: Counters, target: Counters) -> dict[str, int]:
+    names = ("read", "released", "late", "rejected", "dead_lettered", "retained")
+    rows = {name: getattr(head, name) - getattr(target, name) for name in names}
+    return rows | {"dropped": sum(head.dropped.values()) - sum(target.dropped.values())}
+
+
+def _summed(parts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.items():
+            total[name] = total.get(name, 0) + count
+    return dict(sorted(total.items()))
+
+
+def _spec_changed(head: Manifest | None, target: Manifest | None) -> bool:
+    return head is not None and target is not None and head.spec_digest != target.spec_digest
+
+
+def _moved(plan: RestorePlan, head: Head) -> HeadMovedError:
+    return HeadMovedError(
+        f"the restore was planned at slot {plan.slot} of timeline {plan.timeline}; the log is at {head.slot} of {head.timeline}",
+        code="restore.head_moved",
+        pipeline=plan.pipeline,
+        kept="everything; nothing was restored",
+        advice="make a new plan and look at it again",
+    )

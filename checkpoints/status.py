@@ -1,0 +1,47 @@
+"""What a driver says about itself, for people and for Airflow. The last writer wins; nothing here is trusted for data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tidegate.checkpoints.canonical import canonical_bytes, parse_json
+from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.store import NotFoundError, Store
+
+__all__ = ["Status", "read_status", "write_status"]
+
+
+class Status(BaseModel):
+    """One report.
+
+    Attributes:
+        token: lease token of the driver that wrote it; a report with another token than the lease's is somebody's last words.
+        step: the step it is in.
+        at: its wall clock, microseconds UTC, for display.
+        body: whatever else it says (frontiers, lag, error, probe result, rates).
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = 1
+    token: int
+    driver: str
+    step: str
+    at: int
+    body: dict[str, Any] = Field(default_factory=dict)
+
+
+def write_status(store: Store, pipeline: str, status: Status) -> None:
+    """Overwrite the report."""
+    store.put(Layout(pipeline).status, canonical_bytes(status.model_dump(mode="json")))
+
+
+def read_status(store: Store, pipeline: str, *, token: int | None = None) -> Status | None:
+    """The report, or None if there is none, if it cannot be read, or if it is not by the driver with `token`."""
+    try:
+        status = Status.model_validate(parse_json(store.get(Layout(pipeline).status).data))
+    except (NotFoundError, ValueError):
+        return None
+    return status if token is None or status.token == token else None
