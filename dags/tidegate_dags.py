@@ -1,0 +1,9 @@
+"""Every pipeline spec in `pipelines/` beside this file (or in `TIDEGATE_PIPELINES`) becomes its Airflow DAGs."""
+
+import os
+from pathlib import Path
+
+from tidegate.operators.factory import build_dags
+
+# Airflow looks for the words "airflow" and "DAG" before it parses a file.
+globals().update(build_dags(os.environ.get("TIDEGATE_PIPELINES") or Path(__file__).parent / "pipelines"))

@@ -1,0 +1,167 @@
+"""From a folder of pipeline specs to DAGs. Parsing reads YAML and nothing else: no store, no Spark, no expectations.
+
+    <p>.stream    supervises the driver          <p>.recover   goes back to a checkpoint of choice
+    <p>.quality   checks, on asset events        tidegate.sweep  starts what should run and does not
+
+One broken spec does not take the others down: its findings become the import error of the DAG file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
+from airflow.sdk import DAG, Param
+from tidegate.operators.recover import RecoverOperator
+
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.spec.loader import load_spec
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.operators.assets import KINDS, stream_asset
+from tidegate.operators.quality import QualityOperator
+from tidegate.operators.stream import StreamOperator
+from tidegate.operators.sweep import SweepOperator
+
+__all__ = ["build_dags"]
+
+SWEEP: Final = "tidegate.sweep"
+QUALITY_EVERY: Final = 600.0  # seconds; a check costs about ten seconds of one core, most of it importing Great Expectations
+_SINCE: Final = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def build_dags(folder: str | Path, *, conn_id: str | None = None, quality_every: float = QUALITY_EVERY) -> dict[str, DAG]:
+    """All DAGs for the specs in a folder, by id.
+
+    Args:
+        folder: holds one `*.yaml` file per pipeline.
+        conn_id: Airflow connection of the store; None for the environment (`TIDEGATE_STORE`).
+        quality_every: at most one check of a pipeline in so many seconds.
+    """
+    specs: dict[str, tuple[PipelineSpec, Path]] = {}
+    findings = []
+    for path in sorted(Path(folder).glob("*.yaml")):
+        try:
+            spec = load_spec(path)
+            _refuse_second(spec, path, specs)
+        except ConfigurationError as error:
+            findings.append(error.message)
+        else:
+            specs[spec.name] = (spec, path)
+    dags = [dag for spec, path in specs.values() for dag in _pipeline_dags(spec, str(path.absolute()), conn_id, quality_every)]
+    dags += _sweeps([spec for spec, _ in specs.values()], conn_id)
+    if findings:
+        dags.append(_BrokenSpecs(findings))
+    return {dag.dag_id: dag for dag in dags}
+
+
+def _refuse_second(spec: PipelineSpec, path: Path, taken: dict[str, tuple[PipelineSpec, Path]]) -> None:
+    if spec.name in taken:
+        raise ConfigurationError(
+            f"{path}:1: name: {spec.name!r} is taken by {taken[spec.name][1]}; names are unique in a folder",
+            code="spec.name_taken",
+        )
+
+
+def _pipeline_dags(spec: PipelineSpec, path: str, conn_id: str | None, quality_every: float) -> Iterable[DAG]:
+    yield _stream(spec, path, conn_id)
+    yield _recover(spec, path, conn_id)
+    yield _quality(spec, path, conn_id, quality_every)
+
+
+def _stream(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
+    supervision = spec.supervision
+    with _dag(spec, "stream", "Runs the stream: adopts a live driver or launches one, and stays with it.") as dag:
+        StreamOperator(
+            task_id="stream",
+            pipeline=spec.name,
+            spec=path,
+            recover_to=supervision.recover_to,
+            conn_id=conn_id,
+            stall_after=supervision.stall_after / 1e6,
+            retries=supervision.retries,
+            retry_delay=timedelta(microseconds=supervision.retry_delay),
+        )
+    return dag
+
+
+def _recover(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
+    params = {
+        "checkpoint": Param(
+            "latest_healthy",
+            type="string",
+            title="Checkpoint",
+            description="`latest`, `latest_healthy`, or an id such as t0-000123-ab12cd from the Streams page.",
+        ),
+        "reason": Param("", type="string", title="Reason", description="Kept with the restore, for whoever asks later."),
+        "dry_run": Param(False, type="boolean", title="Dry run", description="Verify and report only; nothing is changed."),
+    }
+    with _dag(spec, "recover", "Goes back to a checkpoint: verify, report, stop, restore, start again.", params=params) as dag:
+        RecoverOperator(task_id="recover", pipeline=spec.name, spec=path, stream_dag=f"{spec.name}.stream", conn_id=conn_id)
+    return dag
+
+
+def _quality(spec: PipelineSpec, path: str, conn_id: str | None, every: float) -> DAG:
+    sealed, late, barrier = (stream_asset(spec.name, kind, every, conn_id) for kind in KINDS)
+    with _dag(spec, "quality", "Checks late rows, barriers and checkpoints.", schedule=sealed | late | barrier) as dag:
+        QualityOperator(task_id="quality", pipeline=spec.name, spec=path, conn_id=conn_id)
+    return dag
+
+
+def _dag(spec: PipelineSpec, kind: str, what: str, **kwargs: Any) -> DAG:
+    return DAG(
+        dag_id=f"{spec.name}.{kind}",
+        description=what,
+        doc_md=spec.description or None,
+        start_date=_SINCE,
+        catchup=False,
+        max_active_runs=1,
+        is_paused_upon_creation=False,
+        tags=["tidegate", spec.name],
+        default_args={"owner": spec.supervision.owner},
+        **{"schedule": None, **kwargs},
+    )
+
+
+def _sweeps(specs: Sequence[PipelineSpec], conn_id: str | None) -> list[DAG]:
+    """One sweep for all pipelines with the same cron: a process per pipeline would cost more than what it guards."""
+    groups: dict[str, list[PipelineSpec]] = defaultdict(list)
+    for spec in specs:
+        groups[spec.supervision.sweep].append(spec)
+    usual = max(groups, key=lambda cron: len(groups[cron]), default="")
+    return [_sweep(SWEEP if cron == usual else f"{SWEEP}.{_slug(cron)}", cron, group, conn_id) for cron, group in groups.items()]
+
+
+def _sweep(dag_id: str, cron: str, specs: Sequence[PipelineSpec], conn_id: str | None) -> DAG:
+    with DAG(
+        dag_id=dag_id,
+        description="Starts every stream that should run and has no driver.",
+        start_date=_SINCE,
+        schedule=cron,
+        catchup=False,
+        max_active_runs=1,
+        is_paused_upon_creation=False,
+        tags=["tidegate"],
+    ) as dag:
+        look = SweepOperator(task_id="look", pipelines={spec.name: f"{spec.name}.stream" for spec in specs}, conn_id=conn_id)
+        TriggerDagRunOperator.partial(task_id="start").expand(trigger_dag_id=look.output)
+    return dag
+
+
+def _slug(cron: str) -> str:
+    return re.sub(r"[^0-9a-z]+", "_", cron.lower().replace("*", "x")).strip("_")
+
+
+class _BrokenSpecs(DAG):
+    """Fails Airflow's validation on purpose, which shows its message as an import error and keeps the other DAGs."""
+
+    def __init__(self, findings: list[str]) -> None:
+        super().__init__(dag_id="tidegate.broken_specs", schedule=None)
+        self._findings = findings
+
+    def validate(self) -> None:
+        raise ConfigurationError("\n".join(self._findings), code="spec.invalid")

@@ -1,0 +1,72 @@
+"""From what a driver left behind to the one failure taxonomy, and from there to Airflow's RetryPolicy.
+
+This module is imported at DAG parse (a RetryRule imports the exceptions it names), so it stays light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
+
+from tidegate.jobs.spec.errors import (
+    ConfigurationError,
+    FailureClass,
+    FencedError,
+    PoisonError,
+    TidegateError,
+    TransientError,
+)
+
+__all__ = ["DriverLostError", "class_of_exit", "failure_of", "retry_policy"]
+
+_ERRORS: Final[dict[FailureClass, type[TidegateError]]] = {
+    FailureClass.TRANSIENT: TransientError,
+    FailureClass.FENCED: FencedError,
+    FailureClass.POISON: PoisonError,
+    FailureClass.CONFIGURATION: ConfigurationError,
+}
+_BY_EXIT: Final = {kind.exit_code: kind for kind in FailureClass}
+
+
+class DriverLostError(TransientError):
+    """The driver vanished again and again without sealing anything. Airflow tries again with its own back-off."""
+
+
+def class_of_exit(code: int) -> FailureClass | None:
+    """The failure class of a driver's exit code; None for 0 and for codes no driver chooses (a signal, out of memory)."""
+    return _BY_EXIT.get(code)
+
+
+def failure_of(error: Mapping[str, Any]) -> TidegateError:
+    """Rebuild the error that a driver reported (the shape of `TidegateError.as_dict`)."""
+    try:
+        kind = FailureClass(error.get("class", ""))
+    except ValueError:
+        kind = FailureClass.TRANSIENT  # a newer driver may know more classes; trying again does no harm
+    return _ERRORS[kind](
+        str(error.get("message") or "the driver failed without a message"),
+        code=str(error.get("code") or "driver.failed"),
+        pipeline=error.get("pipeline"),
+        kept=error.get("kept"),
+        advice=error.get("advice"),
+        retry_after=error.get("retry_after"),
+    )
+
+
+def retry_policy(delay: timedelta) -> ExceptionRetryPolicy:
+    """Poison and configuration wait for a person; everything else is tried again after `delay`."""
+    final = [f"{kind.__module__}.{kind.__name__}" for kind in (PoisonError, ConfigurationError)]
+    return ExceptionRetryPolicy(
+        rules=[
+            RetryRule(exception=list(final), action=RetryAction.FAIL, reason="trying again meets the same fault"),
+            RetryRule(
+                exception=f"{TransientError.__module__}.{TransientError.__name__}",
+                action=RetryAction.RETRY,
+                retry_delay=delay,
+                reason="the world may be better by then",
+            ),
+        ]
+    )

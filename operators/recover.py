@@ -1,0 +1,181 @@
+"""Go back to a checkpoint, in steps that can each be repeated.
+
+1. choose and verify the checkpoint; report what would be rewound (a dry run ends here)
+2. say that a recovery is under way: nobody else may start the stream
+3. stop the driver: ask, SIGTERM, SIGKILL
+4. hold the lease and fill the next slot with the fork record: that PUT is the restore
+5. say that the stream shall run; its own task launches the driver, or this one does if no task is there
+6. wait for the first epoch of the new timeline
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.clock import SYSTEM_CLOCK
+from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+from tidegate.checkpoints.keeper import LeaseKeeper
+from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.restore import RestorePlan, commit_restore, plan_restore
+from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.verify import Verdict, verify
+from tidegate.jobs.spec.errors import PoisonError, TransientError
+from tidegate.operators.access import StoreAccess
+from tidegate.operators.control import stop_driver
+from tidegate.operators.launch import LocalLauncher
+
+__all__ = ["RecoverOperator"]
+
+_LOOK_EVERY = 1.0  # seconds
+_ACTIVE = ["queued", "running"]
+
+
+class RecoverOperator(BaseOperator):
+    """Restores a pipeline to a checkpoint and sees it running again.
+
+    Args:
+        pipeline: name of the pipeline.
+        spec: path of its YAML file.
+        stream_dag: id of the DAG that supervises it.
+        checkpoint: `latest`, `latest_healthy`, a pin, or an id; a template, by default the run's param.
+        reason: kept with the restore; a template.
+        dry_run_only: verify and report; a template that renders to `True` or `False`.
+        conn_id: Airflow connection of the store; None for the environment.
+        first_epoch_timeout: seconds to wait for the first epoch after the restore.
+    """
+
+    ui_color = "#f3d9cf"
+    template_fields = ("checkpoint", "reason", "dry_run_only")
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        spec: str,
+        stream_dag: str,
+        checkpoint: str = "{{ params.checkpoint }}",
+        reason: str = "{{ params.reason }}",
+        dry_run_only: str = "{{ params.dry_run }}",
+        conn_id: str | None = None,
+        first_epoch_timeout: float = 300.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pipeline, self.spec, self.stream_dag, self.conn_id = pipeline, spec, stream_dag, conn_id
+        self.checkpoint, self.reason, self.dry_run_only = checkpoint, reason, dry_run_only
+        self.first_epoch_timeout = first_epoch_timeout
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Run the steps; the report and the outcome are the task's result."""
+        access = StoreAccess.resolve(self.conn_id)
+        store = access.open()
+        log = SlotLog(store, self.pipeline)
+        request, who = str(context["run_id"]), _who(context)
+        why = self.reason or f"run {request}"
+        if not _done(log, request):  # a retry after the PUT must not restore twice
+            # Step 1.
+            target = self._choose(log)
+            plan = plan_restore(log, target)
+            self.log.info("%s", report(plan))
+            if self.dry_run_only == "True":
+                self.log.info("dry run: nothing was changed")
+                return {"pipeline": self.pipeline, "dry_run": True, "plan": plan.model_dump()}
+            self._restore(store, log, target, request, who, why)
+        # Steps 5 and 6.
+        head = log.head()
+        if context["ti"].get_dr_count(dag_id=self.stream_dag, states=_ACTIVE) == 0:
+            launched = LocalLauncher().launch(self.pipeline, self.spec, access, "latest")
+            self.log.info("no run of %s is active: launched a driver here, log %s", self.stream_dag, launched.log)
+        seconds = self._await_first_epoch(log, head.timeline)
+        return {"pipeline": self.pipeline, "timeline": head.timeline, "fork_slot": _fork_slot(log, request), "seconds": seconds}
+
+    def _choose(self, log: SlotLog) -> CheckpointId:
+        checkpoint = Catalog(log).resolve(self.checkpoint)
+        result = verify(log, checkpoint)
+        if result.verdict is not Verdict.HEALTHY:
+            found = "; ".join(f"{f.key}: {f.problem.value}" for f in result.findings[:5])
+            kind = TransientError if result.verdict is Verdict.UNKNOWN else PoisonError
+            raise kind(
+                f"{checkpoint} is {result.verdict.value}: {found}",
+                code="recover.unfit",
+                pipeline=self.pipeline,
+                kept="the running stream, untouched",
+                advice="choose another checkpoint: tidegate checkpoints list",
+            )
+        self.log.info("%s verified: everything it needs is there and whole", checkpoint)
+        return checkpoint
+
+    def _restore(self, store: Store, log: SlotLog, target: CheckpointId, request: str, who: str, why: str) -> None:
+        # Step 2.
+        before = read_desired(store, self.pipeline).state
+        after = DesiredState.STOPPED if before is DesiredState.STOPPED else DesiredState.RUN
+        set_desired(store, self.pipeline, DesiredState.RECOVERING, who=who, why=why)
+        try:
+            # Step 3.
+            self.log.info("%s", stop_driver(store, self.pipeline, who=who, why=why, say=self.log.info))
+            # Step 4: the driver may have sealed more while it drained, so the plan is made anew before it is carried out.
+            lease = Lease.acquire(store, self.pipeline, Holder.this_process(f"recover-{request}"[:60]))
+            try:
+                with LeaseKeeper(lease) as keeper:
+                    keeper.step("restore", 300.0)
+                    sealed = commit_restore(log, lease, plan_restore(log, target), request_id=request, who=who, why=why)
+            finally:
+                lease.release()
+            self.log.info("restored %s: fork in slot %s of timeline %s", target, sealed.slot, sealed.timeline)
+            after = DesiredState.RUN
+        finally:
+            # After a failure it is as before: a running stream goes on where it stood instead of staying down unattended.
+            set_desired(store, self.pipeline, after, who=who, why=why)
+
+    def _await_first_epoch(self, log: SlotLog, timeline: int) -> float:
+        begun = SYSTEM_CLOCK.now()
+        while SYSTEM_CLOCK.now() - begun < self.first_epoch_timeout:
+            head = log.head()
+            if head.timeline > timeline or (head.timeline == timeline and head.fork is None):
+                seconds = SYSTEM_CLOCK.now() - begun
+                self.log.info("first epoch of timeline %s sealed after %.1f s: %s", timeline, seconds, head.checkpoint)
+                return round(seconds, 1)
+            SYSTEM_CLOCK.sleep(_LOOK_EVERY)
+        raise TransientError(
+            f"restored, but no epoch was sealed within {self.first_epoch_timeout:.0f} s",
+            code="recover.no_epoch",
+            pipeline=self.pipeline,
+            kept="the restore is done and stays",
+            advice=f"see the run of {self.stream_dag} and the driver's log",
+        )
+
+
+def report(plan: RestorePlan) -> str:
+    """The impact report, for the task log and for whoever approves."""
+    lines = [
+        f"Impact of restoring {plan.pipeline} to {plan.target or 'the beginning'}",
+        f"  head now         {plan.head} (slot {plan.slot} of timeline {plan.timeline})",
+        f"  epochs rewound   {plan.epochs_rewound}" + (f", regained {plan.epochs_regained}" if plan.epochs_regained else ""),
+        f"  rows taken back  {_counts(plan.rows)}",
+        f"  per table        {_counts(plan.tables)}",
+        f"  window results   {_counts(plan.windows)}",
+    ]
+    if plan.spec_changed:
+        lines.append("  note             the spec has changed since that checkpoint")
+    return "\n".join(lines)
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count) or "none"
+
+
+def _done(log: SlotLog, request: str) -> bool:
+    return any(fork.request_id == request for fork in log.forks())
+
+
+def _fork_slot(log: SlotLog, request: str) -> int:
+    return next(fork.fork_slot for fork in log.forks() if fork.request_id == request)
+
+
+def _who(context: Any) -> str:
+    return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")

@@ -1,0 +1,76 @@
+"""The scheduled sweep: start what `desired.json` says should run and has neither a driver nor a run that cares for it.
+
+A driver without a run (its run was deleted, or ended while the triggerer was down) is given one: the run adopts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+from tidegate.checkpoints.desired import DesiredState, read_desired
+from tidegate.checkpoints.lease import read_lease
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.errors import FailureClass, TransientError
+from tidegate.operators.access import StoreAccess
+from tidegate.operators.observe import status_of
+
+__all__ = ["SweepOperator", "verdict"]
+
+_ACTIVE = ["queued", "running"]
+_FOR_A_PERSON = {FailureClass.POISON.value, FailureClass.CONFIGURATION.value}
+
+
+class SweepOperator(BaseOperator):
+    """Looks at every pipeline and returns the stream DAGs that need a run.
+
+    Args:
+        pipelines: pipeline -> id of its stream DAG.
+        conn_id: Airflow connection of the store; None for the environment.
+    """
+
+    ui_color = "#e3e3e3"
+
+    def __init__(self, *, pipelines: Mapping[str, str], conn_id: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipelines, self.conn_id = dict(pipelines), conn_id
+
+    def execute(self, context: Any) -> Sequence[str]:
+        """One look per pipeline; a store that does not answer is tried again by the next sweep."""
+        store = StoreAccess.resolve(self.conn_id).open()
+        wanted = []
+        for pipeline, dag_id in self.pipelines.items():
+            try:
+                watched = context["ti"].get_dr_count(dag_id=dag_id, states=_ACTIVE) > 0
+                start, why = verdict(store, pipeline, watched=watched)
+            except TransientError as error:
+                start, why = False, error.message
+            self.log.info("%s: %s", pipeline, why)
+            if start:
+                wanted.append(dag_id)
+        return wanted
+
+
+def verdict(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, str]:
+    """Whether the stream needs a run, and why.
+
+    Args:
+        store: the bucket.
+        pipeline: its name.
+        watched: a run of its stream DAG is active; it cares for the driver itself.
+    """
+    desired = read_desired(store, pipeline)
+    if desired.state is not DesiredState.RUN:
+        return False, f"desired: {desired.state.value}"
+    if watched:
+        return False, "a run cares for it"
+    lease = read_lease(store, pipeline)
+    if lease is not None and not lease.free:
+        return True, "a driver runs without a run: giving it one"
+    status = status_of(store, pipeline) or {}
+    kind = (status.get("error") or {}).get("class")
+    if status.get("state") == "failed" and kind in _FOR_A_PERSON:
+        return False, f"waits for a person: {status['error'].get('message')}"
+    return True, "should run and does not: starting it"

@@ -1,0 +1,122 @@
+"""What watches a stream while its task sleeps: a poll every two seconds in the triggerer, without blocking its loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+from tidegate.checkpoints.lease import read_lease
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.errors import TransientError
+from tidegate.operators.access import StoreAccess
+from tidegate.operators.control import Patience, stop_driver
+from tidegate.operators.launch import Launched
+from tidegate.operators.observe import StreamObserver
+from tidegate.operators.watch import Observation, Rules, StreamState
+
+__all__ = ["StreamTrigger"]
+
+_SETTLE = 2.5  # seconds before the first event: an event that races with the parking of its task gets lost
+_ASK_STATE = 10.0  # seconds for Airflow to say what became of the task; once measured at 8.5
+# Airflow gives on_kill 30 s: 10 to ask, then these.
+_KILL_PATIENCE = Patience(request=10.0, terminate=5.0, kill=3.0)
+# What a person, or a time-out, made of the task; anything else means that a new try is on its way or has adopted the driver.
+_OVER = frozenset({"success", "failed", "removed", "skipped", "upstream_failed"})
+
+
+class StreamTrigger(BaseTrigger):
+    """Fires once, when the stream is no longer live; the payload is an `Observation`.
+
+    Args:
+        pipeline: name of the pipeline.
+        conn_id: Airflow connection of the store; None for the environment.
+        floor: token of the driver to watch, or the least it can get.
+        launched: `Launched.as_dict` of the process the task started, if it did.
+        rules: `Rules` as a dict.
+        poll: seconds between looks.
+    """
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        floor: int,
+        conn_id: str | None = None,
+        launched: dict[str, Any] | None = None,
+        rules: dict[str, float] | None = None,
+        poll: float = 2.0,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Airflow's
+        self.pipeline, self.floor, self.conn_id, self.launched = pipeline, floor, conn_id, launched
+        self.rules, self.poll = rules or asdict(Rules()), poll
+        self._seen_token = floor
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        names = ("pipeline", "floor", "conn_id", "launched", "rules", "poll")
+        return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        store = await asyncio.to_thread(self._open)
+        launched = Launched.from_dict(self.launched) if self.launched else None
+        observer = StreamObserver(store, self.pipeline, floor=self.floor, launched=launched, rules=Rules(**self.rules))
+        await asyncio.sleep(_SETTLE)
+        while True:
+            observation = await asyncio.to_thread(self._look, store, observer)
+            if observation is not None:
+                yield TriggerEvent(observation.as_dict())  # type: ignore[no-untyped-call]
+                return
+            await asyncio.sleep(self.poll)
+
+    async def on_kill(self) -> None:
+        """A person ended the task: stop the driver too, unless a new try of this task or another run has it by now.
+
+        Never called while the triggerer is down; the sweep then finds a driver without a run and lets a run adopt it.
+        """
+        task = self.task_instance
+        if task is None:
+            return
+        state = await asyncio.wait_for(asyncio.to_thread(_state_of, task), _ASK_STATE)
+        if state not in _OVER:
+            self.log.info("the task is %s: its driver stays", state)
+            return
+        await asyncio.to_thread(self._stop, f"the task was set to {state} in Airflow")
+
+    def _open(self) -> Store:
+        return StoreAccess.resolve(self.conn_id).open()
+
+    def _look(self, store: Store, observer: StreamObserver) -> Observation | None:
+        """An observation that needs action, or None."""
+        observation = observer.look()
+        if observation is None:
+            return None
+        if observation.state is StreamState.LIVE:
+            self._seen_token = observer.floor
+            return None
+        try:
+            recovering = read_desired(store, self.pipeline).state is DesiredState.RECOVERING
+        except TransientError:
+            return None
+        return None if recovering else observation  # somebody restores the stream and will say when it may run again
+
+    def _stop(self, why: str) -> None:
+        store = self._open()
+        lease = read_lease(store, self.pipeline)
+        if lease is not None and lease.token > self._seen_token:
+            self.log.info("token %s drives now, not the watched %s: it stays", lease.token, self._seen_token)
+            return
+        set_desired(store, self.pipeline, DesiredState.STOPPED, who="airflow", why=why)
+        self.log.info(stop_driver(store, self.pipeline, who="airflow", why=why, patience=_KILL_PATIENCE, say=self.log.info))
+
+
+def _state_of(task: Any) -> str | None:
+    """The task's state as Airflow has it now."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    states = RuntimeTaskInstance.get_task_states(dag_id=task.dag_id, task_ids=[task.task_id], run_ids=[task.run_id])
+    found = states.get(task.run_id, {}).get(task.task_id)
+    return None if found is None else str(getattr(found, "value", found))

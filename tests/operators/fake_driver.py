@@ -1,0 +1,151 @@
+"""A driver without Spark: takes the lease, seals an empty epoch at each beat, obeys requests and SIGTERM.
+
+    python fake_driver.py SPEC.yaml --store URL [--recover-to ...]
+
+`FAKE_DRIVER` in the store (`<pipeline>/fake.json`) tells it what to do wrong: {"mode": "run" | "poison" | "transient" |
+"configuration" | "finish" | "stall"}. It is read at start and at each beat, so a test can change its mind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from tidegate.checkpoints.identity import ensure_identity
+from tidegate.checkpoints.keeper import LeaseKeeper
+from tidegate.checkpoints.layout import new_attempt
+from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.log import Sealed, SlotLog
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.requests import Ack, AckOutcome, Kind, acknowledge, pending
+from tidegate.checkpoints.status import Status, write_status
+from tidegate.checkpoints.store import NotFoundError, Store
+from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TidegateError, TransientError
+from tidegate.jobs.spec.loader import load_spec
+
+BEAT = 0.5
+ERRORS: dict[str, type[TidegateError]] = {
+    "poison": PoisonError,
+    "transient": TransientError,
+    "configuration": ConfigurationError,
+}
+
+
+class FakeDriver:
+    """One run of it."""
+
+    def __init__(self, store: Store, pipeline: str) -> None:
+        self.store, self.pipeline = store, pipeline
+        self.uid = ensure_identity(store, pipeline)
+        self.lease = Lease.acquire(store, pipeline, Holder.this_process(), uid=self.uid)
+        self.keeper = LeaseKeeper(self.lease).start()
+        self.log = SlotLog(store, pipeline)
+        self.stop = threading.Event()
+        self.facts: dict[str, Any] = {
+            "state": "starting",
+            "members": {"EWR/0": 1_357_000_000_000_000},
+            "holder": {"member": "EWR/0"},
+        }
+        self.step_since = time.time()
+
+    def run(self) -> str:
+        """Beat until something ends it; the last word."""
+        self.say("running")
+        while not self.stop.is_set():
+            mode = self.mode()
+            if mode in ERRORS:
+                raise ERRORS[mode]("the fake was told to fail", code=f"fake.{mode}", pipeline=self.pipeline)
+            if mode == "finish":
+                return "finished"
+            if mode != "stall":
+                self.beat()
+            self.obey()
+            if self.keeper.lost.is_set():
+                raise FencedError("the lease is lost", code="lease.lost")
+            self.stop.wait(BEAT)
+        return "stopped"
+
+    def mode(self) -> str:
+        """What it was told."""
+        try:
+            return str(json.loads(self.store.get(f"{self.pipeline}/fake.json").data)["mode"])
+        except NotFoundError:
+            return "run"
+
+    def beat(self) -> None:
+        """Seal one empty epoch."""
+        self.keeper.step("seal", 60.0)
+        head = self.log.head()
+        now = time.time_ns() // 1000
+        manifest = Manifest(
+            timeline=head.timeline,
+            slot=head.next_slot,
+            pipeline=self.pipeline,
+            uid=self.uid,
+            spec_digest="fake",
+            code_version="fake",
+            parent=str(head.checkpoint) if head.checkpoint else None,
+            parent_sha256=head.sha256,
+            attempt=new_attempt(),
+            lease_token=self.lease.token,
+            driver=self.lease.holder.driver,
+            recorded_now=now,
+            created_at=now,
+        )
+        if isinstance(self.log.seal(manifest), Sealed):
+            self.facts["checkpoint"] = str(manifest.id)
+            self.facts["slot"], self.facts["timeline"], self.facts["sealed_at"] = manifest.slot, manifest.timeline, now / 1e6
+            self.step_since = time.time()
+        self.say("running")
+
+    def obey(self) -> None:
+        """Stop and drain requests."""
+        for request in pending(self.store, self.pipeline):
+            if request.kind in (Kind.STOP, Kind.DRAIN) and request.unfit(self.lease.token, time.time_ns() // 1000) is None:
+                ack = Ack(id=request.id, outcome=AckOutcome.APPLIED, token=self.lease.token, at=time.time_ns() // 1000)
+                acknowledge(self.store, self.pipeline, ack)
+                self.stop.set()
+
+    def say(self, state: str, error: TidegateError | None = None) -> None:
+        """Write the status."""
+        self.facts |= {"state": state, "error": error.as_dict() if error else None, "step_since": self.step_since}
+        status = Status(
+            token=self.lease.token, driver=self.lease.holder.driver, step="seal", at=time.time_ns() // 1000, body=self.facts
+        )
+        write_status(self.store, self.pipeline, status)
+
+    def close(self) -> None:
+        """Give the lease back."""
+        self.keeper.stop()
+        self.lease.release()
+
+
+def main() -> int:
+    """The process; its exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("spec")
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--recover-to", default="latest")
+    chosen = parser.parse_args()
+    driver = FakeDriver(open_store(chosen.store), load_spec(chosen.spec).name)
+    signal.signal(signal.SIGTERM, lambda *_: driver.stop.set())
+    sys.stdout.write("fake driver started\n")
+    try:
+        driver.say(driver.run())
+    except TidegateError as error:
+        driver.say("failed", error)
+        sys.stderr.write(f"{error}\n")
+        return error.failure_class.exit_code
+    finally:
+        driver.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
