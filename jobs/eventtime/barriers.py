@@ -1,0 +1,361 @@
+"""Barrier events: markers in the data that synchronise members (semantics.md section 3, 4 to 7).
+
+A member that delivered its barrier stands at it until the barrier closes. Open barriers form a queue, oldest first; only
+its head can close. `arrive`, `abort` and `cancel` note what happened; `settle` closes what can be closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, TypedDict
+
+from tidegate.jobs.eventtime.types import BarrierHealth, BarrierOutcome, BarrierRow, Status
+from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spec.options import BarrierOptions
+
+__all__ = ["Arrival", "Barriers", "Closed", "Open", "health_from_dict", "health_to_dict"]
+
+MISSED_KEPT: Final = 64
+"""Closed barriers remembered per member for resynchronisation: a source that never sends any must not grow the state."""
+
+
+class Arrival(TypedDict):
+    """One member's barrier row."""
+
+    at: int
+    seq: int
+    time: int
+    type: str
+
+
+class Open(TypedDict):
+    """A barrier that at least one member has delivered."""
+
+    id: int
+    opened: int
+    arrivals: dict[str, Arrival]
+
+
+class Missed(TypedDict):
+    """A closed barrier that a member has not delivered."""
+
+    id: int
+    types: list[str]
+    time: int
+    health: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A barrier that closed, or a closed one amended by a tardy member, and the cause."""
+
+    health: BarrierHealth
+    cause: str
+
+
+@dataclass(slots=True)
+class Barriers:
+    """All barriers of a pipeline: open ones, what members missed, what a person aborted.
+
+    Attributes:
+        options: identity, overtaking, alignment and the class of the timeout.
+        timeout: ticks until the head of the queue times out; None: never.
+        roster: member -> status of every member, as of this epoch; set by the caller.
+        section: number of the current section.
+        open: open barriers, oldest first.
+        missed: member -> closed barriers it has not delivered, oldest first (identity ``ordinal``).
+        last_id: every id up to this one is closed or aborted, open ones excepted.
+        latest: greatest id seen.
+        last_closed: pipeline clock of the last close.
+        aborted: ids aborted before their first arrival.
+        closed: what `settle`, `arrive`, `abort` and `cancel` closed since the last `take`.
+    """
+
+    options: BarrierOptions
+    timeout: int | None
+    roster: Mapping[str, str] = field(default_factory=dict)
+    section: int = 0
+    open: list[Open] = field(default_factory=list)
+    missed: dict[str, list[Missed]] = field(default_factory=dict)
+    last_id: int | None = None
+    latest: int | None = None
+    last_closed: int | None = None
+    aborted: list[int] = field(default_factory=list)
+    closed: list[Closed] = field(default_factory=list)
+
+    @classmethod
+    def from_dict(cls, options: BarrierOptions, timeout: int | None, data: Mapping[str, Any]) -> Barriers:
+        """Inverse of `to_dict`; the mapping is not changed by later calls."""
+        opened = [Open(id=b["id"], opened=b["opened"], arrivals=dict(b["arrivals"])) for b in data["open"]]
+        return cls(
+            options,
+            timeout,
+            {},
+            data["section"],
+            opened,
+            {m: list(v) for m, v in data["missed"].items()},
+            data["last_id"],
+            data["latest"],
+            data["last_closed"],
+            list(data["aborted"]),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        names = ("section", "open", "missed", "last_id", "latest", "last_closed", "aborted")
+        return {name: getattr(self, name) for name in names}
+
+    # ------------------------------------------------------------------ questions
+
+    def standing(self) -> set[str]:
+        """Members at an open barrier."""
+        return {m for b in self.open for m in b["arrivals"]}
+
+    def blocked(self) -> set[str]:
+        """Members not to be read: at an open barrier; under ``pass`` only those already at a second one."""
+        if self.options.alignment == "block":
+            return self.standing()
+        seen: set[str] = set()
+        twice: set[str] = set()
+        for barrier in self.open:
+            twice |= seen & barrier["arrivals"].keys()
+            seen |= barrier["arrivals"].keys()
+        return twice
+
+    def due(self) -> int | None:
+        """First instant at which the head of the queue is timed out (strictly greater)."""
+        if not self.open or self.timeout is None:
+            return None
+        return self._since(self.open[0]) + self.timeout + 1
+
+    def take(self) -> list[Closed]:
+        """What closed since the last call, in order."""
+        taken, self.closed = self.closed, []
+        return taken
+
+    # ------------------------------------------------------------------ signals
+
+    def arrive(self, member: str, row: BarrierRow, clock: int) -> bool:
+        """A member delivers its barrier row; whether it stands at an open barrier now (False: ignored or tardy)."""
+        arrival: Arrival = {"at": clock, "seq": row.seq, "time": row.event_time, "type": row.type}
+        if self.options.identity == "ordinal":
+            return self._arrive_in_order(member, arrival)
+        return self._arrive_by_id(member, row, arrival)
+
+    def abort(self, id_: int, clock: int, cause: str = "aborted") -> bool:
+        """Abort one barrier by hand, open or still to come; whether that changed anything."""
+        found = self._find(id_)
+        if found is None and self._past(id_):
+            return False
+        self.latest = _larger(self.latest, id_)
+        if found is None:
+            self.aborted = [*self.aborted, id_]
+            self._record(Open(id=id_, opened=clock, arrivals={}), clock, BarrierOutcome.ABORTED, cause)
+        else:
+            self._close(found, clock, BarrierOutcome.ABORTED, cause)
+        return True
+
+    def cancel(self, id_: int, clock: int) -> None:
+        """Abort every barrier up to this id; later arrivals of those are ignored."""
+        for barrier in [b for b in self.open if b["id"] < id_]:
+            self._close(barrier, clock, BarrierOutcome.ABORTED, "subsumed")
+        self.abort(id_, clock, "cancelled")
+        self._passed(id_)
+
+    def settle(self, clock: int, pending: Collection[str]) -> None:
+        """Close the heads that can be closed.
+
+        Args:
+            clock: pipeline clock of the epoch.
+            pending: members that had rows left when the cut was planned: nobody times out waiting for those.
+        """
+        while self.open and self._settle_head(self.open[0], clock, pending):
+            pass
+
+    # ------------------------------------------------------------------ ids
+
+    def _find(self, id_: int) -> Open | None:
+        return next((b for b in self.open if b["id"] == id_), None)
+
+    def _past(self, id_: int) -> bool:
+        """Closed or aborted: later arrivals of it are ignored."""
+        return id_ in self.aborted or (self.last_id is not None and id_ <= self.last_id)
+
+    def _passed(self, id_: int) -> None:
+        """Every id up to this one is past, open ones excepted."""
+        self.last_id = _larger(self.last_id, id_)
+        self.aborted = [a for a in self.aborted if a > self.last_id]
+
+    # ------------------------------------------------------------------ arrival
+
+    def _arrive_in_order(self, member: str, arrival: Arrival) -> bool:
+        """Identity ``ordinal``: the first open barrier without this member, or one that it missed (section 3.5)."""
+        candidate = next((b for b in self.open if member not in b["arrivals"]), None)
+        missed = self.missed.get(member)
+        if missed:
+            chosen = _resync(missed, candidate, arrival)
+            if chosen is not None:
+                self._tardy(member, chosen)
+                return False
+            del self.missed[member]  # older candidates are missed for good
+        if candidate is None:
+            number = max([self.last_id or 0, *(b["id"] for b in self.open)]) + 1
+            if number in self.aborted:
+                self._ignore_aborted(number, member, arrival)
+                return False
+            candidate = self._opened(number, arrival["at"])
+        candidate["arrivals"][member] = arrival
+        return True
+
+    def _ignore_aborted(self, number: int, member: str, arrival: Arrival) -> None:
+        """The first arrival of an ordinal that was aborted beforehand: the others' barriers of it are ignored too."""
+        barrier = Open(id=number, opened=arrival["at"], arrivals={member: arrival})
+        absent = [m for m, s in self.roster.items() if m != member and s != Status.DONE]
+        self._remember_missing(self._health(barrier, arrival["at"], BarrierOutcome.ABORTED, absent))
+        self._passed(number)
+
+    def _arrive_by_id(self, member: str, row: BarrierRow, arrival: Arrival) -> bool:
+        if row.id is None:
+            raise PoisonError(f"a barrier row of {member} at position {row.seq} has no id", code="eventtime.barrier_without_id")
+        self.latest = _larger(self.latest, row.id)
+        missed = next((m for m in self.missed.get(member, ()) if m["id"] == row.id), None)
+        if missed is not None:
+            self._tardy(member, missed)
+            return False
+        self.missed.pop(member, None)  # ids grow: older ones are missed for good
+        found = self._find(row.id)
+        if found is None and self._past(row.id):
+            return False
+        if self.options.overtake == "subsume" and not self._subsume(row.id, arrival["at"]):
+            return False
+        found = found or self._opened(row.id, arrival["at"])
+        found["arrivals"].setdefault(member, arrival)
+        return True
+
+    def _subsume(self, id_: int, clock: int) -> bool:
+        """Overtake ``subsume``: an older id is ignored, a newer one aborts what is open."""
+        if any(b["id"] > id_ for b in self.open):
+            return False
+        for barrier in [b for b in self.open if b["id"] < id_]:
+            self._close(barrier, clock, BarrierOutcome.ABORTED, "subsumed")
+        return True
+
+    def _opened(self, id_: int, clock: int) -> Open:
+        barrier = Open(id=id_, opened=clock, arrivals={})
+        self.latest = _larger(self.latest, id_)
+        self.open.append(barrier)
+        self.open.sort(key=lambda b: b["id"])
+        return barrier
+
+    def _tardy(self, member: str, missed: Missed) -> None:
+        """Record the tardy member with the barrier it missed; older ones are missed for good."""
+        health = missed["health"]
+        amended = {**health, "tardy": [*health["tardy"], member]}
+        rest = [m for m in self.missed.pop(member) if m["id"] > missed["id"]]
+        if rest:
+            self.missed[member] = rest
+        for other, entries in self.missed.items():  # the next tardy member of this barrier must not forget this one
+            self.missed[other] = [Missed(**{**e, "health": amended}) if e["id"] == missed["id"] else e for e in entries]
+        self.closed.append(Closed(health_from_dict(amended), "tardy"))
+
+    # ------------------------------------------------------------------ closing
+
+    def _since(self, barrier: Open) -> int:
+        return barrier["opened"] if self.last_closed is None else max(barrier["opened"], self.last_closed)
+
+    def _settle_head(self, head: Open, clock: int, pending: Collection[str]) -> bool:
+        """Complete, or nobody left to wait for, or timed out (sections 3.4 and 3.5)."""
+        skipped = {m for b in self.open[1:] for m in b["arrivals"]}
+        absent = self._absent(head)
+        awaited = [m for m in absent if self.roster[m] != Status.IDLE and m not in skipped]
+        gone = BarrierOutcome.INCOMPLETE if self.options.on_timeout == "incomplete" else BarrierOutcome.ABORTED
+        if not awaited:
+            self._close(head, clock, gone if absent else BarrierOutcome.COMPLETE, "missing" if absent else "complete")
+            return True
+        if self.timeout is None or clock - self._since(head) <= self.timeout or any(m in pending for m in awaited):
+            return False
+        self._close(head, clock, gone, "timeout")
+        return True
+
+    def _absent(self, barrier: Open) -> list[str]:
+        return [m for m, status in self.roster.items() if m not in barrier["arrivals"] and status != Status.DONE]
+
+    def _close(self, barrier: Open, clock: int, outcome: BarrierOutcome, cause: str) -> None:
+        """Close an open barrier: it leaves the queue, its members flow again, the section grows (section 3.4)."""
+        head = barrier is self.open[0]
+        self._remember_missing(self._record(barrier, clock, outcome, cause))
+        self.open.remove(barrier)
+        self.section += 1
+        self.last_closed = clock
+        if head:
+            self._passed(barrier["id"])
+        else:
+            self.aborted = [*self.aborted, barrier["id"]]
+
+    def _record(self, barrier: Open, clock: int, outcome: BarrierOutcome, cause: str) -> BarrierHealth:
+        health = self._health(barrier, clock, outcome, self._absent(barrier) if barrier["arrivals"] else ())
+        self.closed.append(Closed(health, cause))
+        return health
+
+    def _health(self, barrier: Open, clock: int, outcome: BarrierOutcome, absent: Iterable[str]) -> BarrierHealth:
+        present = barrier["arrivals"]
+        order = [m for m in self.roster if m in present]
+        arrivals = {m: present[m] for m in (*order, *sorted(present.keys() - set(order)))}
+        types = tuple(a["type"] for a in arrivals.values())
+        return BarrierHealth(
+            id=barrier["id"],
+            outcome=outcome,
+            types=types,
+            homogeneous=len(set(types)) <= 1,
+            participants={m: (a["at"], a["seq"], a["time"]) for m, a in arrivals.items()},
+            missing=tuple(absent),
+            ended=tuple(m for m, s in self.roster.items() if s == Status.DONE and m not in arrivals),
+            tardy=(),
+            opened=barrier["opened"],
+            closed=clock,
+            section=self.section,
+        )
+
+    def _remember_missing(self, health: BarrierHealth) -> None:
+        """Its absent members may still deliver it; they must not be paired with the next one."""
+        if self.options.identity == "id" and health.outcome is not BarrierOutcome.INCOMPLETE:
+            return  # an aborted id is ignored by its number alone
+        for member in health.missing:
+            time = min(health.participants.values())[2]
+            entry = Missed(id=health.id, types=sorted(set(health.types)), time=time, health=health_to_dict(health))
+            self.missed[member] = [*self.missed.get(member, ()), entry][-MISSED_KEPT:]
+
+
+def _larger(known: int | None, value: int) -> int:
+    return value if known is None else max(known, value)
+
+
+def _resync(missed: list[Missed], candidate: Open | None, arrival: Arrival) -> Missed | None:
+    """Which barrier a tardy member means: same type, then nearest time, then oldest; None: the open one."""
+    options: list[tuple[bool, int, int, Missed | None]] = [
+        (arrival["type"] not in m["types"], abs(m["time"] - arrival["time"]), m["id"], m) for m in missed
+    ]
+    if candidate is not None:
+        arrivals = candidate["arrivals"].values()
+        first = min((a["at"], a["seq"], a["time"]) for a in arrivals)[2]
+        types = {a["type"] for a in arrivals}
+        options.append((arrival["type"] not in types, abs(first - arrival["time"]), candidate["id"], None))
+    return min(options, key=lambda o: o[:3])[3]
+
+
+def health_to_dict(health: BarrierHealth) -> dict[str, Any]:
+    """A health row as JSON-ready data."""
+    data = asdict(health)
+    data["outcome"] = health.outcome.value
+    for name in ("types", "missing", "ended", "tardy"):
+        data[name] = list(data[name])
+    data["participants"] = {m: list(p) for m, p in health.participants.items()}
+    return data
+
+
+def health_from_dict(data: Mapping[str, Any]) -> BarrierHealth:
+    """Inverse of `health_to_dict`."""
+    lists = {name: tuple(data[name]) for name in ("types", "missing", "ended", "tardy")}
+    participants = {m: (p[0], p[1], p[2]) for m, p in data["participants"].items()}
+    return BarrierHealth(**{**data, **lists, "outcome": BarrierOutcome(data["outcome"]), "participants": participants})

@@ -1,0 +1,177 @@
+"""Coalescing: how the frontiers of several inputs become one (semantics.md sections 1 and 2).
+
+The same `Coalescer` joins the partitions of a source and the sources of a pipeline. Signals (`frontier`, `idle`, `active`,
+`done`, `join`, `remove`) only note what they say; `settle` then moves the output frontier once and returns what is emitted.
+A conformance case settles after every signal, the decider once per epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypedDict
+
+from tidegate.jobs.eventtime.types import Status
+from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spec.options import CoalesceOptions
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
+
+__all__ = ["Coalescer", "Input", "Signal"]
+
+ACTIVE: Final = Status.ACTIVE.value
+IDLE: Final = Status.IDLE.value
+DONE: Final = Status.DONE.value
+
+Signal = tuple[str, int | str]
+"""``("watermark", F)`` or ``("status", "idle")``: what a coalescer emits."""
+
+
+class Input(TypedDict):
+    """What is known of one input. Replaced, never changed in place: states share unchanged inputs.
+
+    A typed dict, not a class: there may be ten thousand, and they go to JSON and back in every epoch.
+    """
+
+    frontier: int | None
+    status: str
+    aligned: bool
+
+
+@dataclass(slots=True)
+class Coalescer:
+    """Joins the frontiers of its inputs by the options of one level.
+
+    Attributes:
+        options: see `CoalesceOptions`.
+        regress: a frontier that does not grow is ignored, or an error (``strictly increasing``).
+        inputs: the members by name.
+        value: F; TICK_MIN: none yet.
+        status: the status emitted last.
+        joined: there has been a member.
+    """
+
+    options: CoalesceOptions
+    regress: Literal["ignore", "error"] = "ignore"
+    inputs: dict[str, Input] = field(default_factory=dict)
+    value: int = TICK_MIN
+    status: str = ACTIVE
+    joined: bool = False
+
+    @classmethod
+    def from_dict(cls, options: CoalesceOptions, data: dict[str, Any]) -> Coalescer:
+        """Inverse of `to_dict`; the dict is not changed by later signals."""
+        return cls(options, "ignore", dict(data["inputs"]), data["value"], data["status"], data["joined"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {"inputs": self.inputs, "value": self.value, "status": self.status, "joined": self.joined}
+
+    def join(self, name: str) -> None:
+        """A new member: it starts at F, or without a frontier and then holds F (option `joins`)."""
+        start = self.value if self.options.joins == "at_F" and self.value > TICK_MIN else None
+        self.inputs[name] = {"frontier": start, "status": ACTIVE, "aligned": True}
+        self.joined = True
+
+    def remove(self, name: str) -> bool:
+        """Forget a member; whether it was one. F is recomputed without it and never falls."""
+        return self.inputs.pop(name, None) is not None
+
+    def frontier(self, name: str, value: int) -> None:
+        """A member's frontier; on an idle member it revives it or is ignored (option `on_idle_punctuation`).
+
+        Raises:
+            PoisonError: the member is done, or the frontier does not grow and `regress` is ``error``.
+        """
+        known = self._live(name, "a frontier")
+        if known["status"] == IDLE:
+            if self.options.on_idle_punctuation == "ignore":
+                return
+            known = self._revived(known)
+        before = known["frontier"]
+        if before is not None and value <= before:
+            if self.regress == "error":
+                message = f"the frontier of {name} is not monotonically increasing: {value} after {before}"
+                raise PoisonError(message, code="eventtime.frontier_regress")
+            value = before
+        aligned = known["aligned"] or value >= self.value
+        self.inputs[name] = {"frontier": value, "status": ACTIVE, "aligned": aligned}
+
+    def active(self, name: str) -> None:
+        """A member has data again. Left out of F until it has caught up, unless F is to freeze (option `revived`)."""
+        known = self._live(name, "activity")
+        if known["status"] == IDLE:
+            self.inputs[name] = self._revived(known)
+
+    def idle(self, name: str) -> None:
+        """A member has gone quiet; it loses its alignment. Repeated signals change nothing."""
+        known = self._live(name, "an idle signal")
+        if known["status"] != IDLE:
+            self.inputs[name] = {"frontier": known["frontier"], "status": IDLE, "aligned": False}
+
+    def done(self, name: str) -> None:
+        """A member has ended and leaves F; its last frontier still counts when all the others fall idle."""
+        known = self._live(name, "a second end")
+        self.inputs[name] = {"frontier": known["frontier"], "status": DONE, "aligned": False}
+
+    def _live(self, name: str, what: str) -> Input:
+        known = self.inputs[name]
+        if known["status"] == DONE:
+            duplicate = "duplicate" if what == "a second end" else "not monotonically increasing"
+            raise PoisonError(f"{name} is done but sent {what} ({duplicate})", code="eventtime.signal_after_done")
+        return known
+
+    def _revived(self, known: Input) -> Input:
+        behind = known["frontier"] is None or known["frontier"] < self.value
+        return {"frontier": known["frontier"], "status": ACTIVE, "aligned": not behind or self.options.revived == "freeze"}
+
+    def included(self) -> Iterable[tuple[str, Input]]:
+        """Members that make F: active and aligned."""
+        return ((n, i) for n, i in self.inputs.items() if i["status"] == ACTIVE and i["aligned"])
+
+    def note(self, name: str, value: int) -> None:
+        """A frontier known without a signal of the member's own (one passed on from a lower level): no revival."""
+        known = self.inputs[name]
+        if known["frontier"] is None or value > known["frontier"]:
+            self.inputs[name] = {"frontier": value, "status": known["status"], "aligned": known["aligned"]}
+
+    def combined(self, instead: Mapping[str, int | None] | None = None) -> int | None:
+        """Coalesce the included members' frontiers, or what stands `instead` of them; None while F has to hold."""
+        if instead:
+            values = [instead[n] if n in instead else i["frontier"] for n, i in self.included()]
+        else:
+            values = [i["frontier"] for i in self.inputs.values() if i["aligned"] and i["status"] == ACTIVE]
+        known = [v for v in values if v is not None]
+        if self.options.coalesce == "max":
+            return max(known, default=None)
+        return min(known, default=None) if len(known) == len(values) else None
+
+    def settle(self, at_least: int = TICK_MIN) -> list[Signal]:
+        """Recompute F and the status and return what is emitted: F if it grew, then the status if it changed.
+
+        Args:
+            at_least: F by a recorded wall-clock outcome (a residence expiry).
+        """
+        before = self.value, self.status
+        self.status, candidate = self._outcome()
+        self.value = max(self.value, at_least, TICK_MIN if candidate is None else candidate)
+        signals: list[Signal] = []
+        if self.value != before[0]:
+            signals.append(("watermark", self.value))
+        if self.status != before[1]:
+            signals.append(("status", self.status))
+        return signals
+
+    def _outcome(self) -> tuple[str, int | None]:
+        statuses = {i["status"] for i in self.inputs.values()}
+        if ACTIVE in statuses:
+            return ACTIVE, self.combined()
+        if IDLE in statuses:
+            return IDLE, self._top() if self.options.all_idle == "jump" else None
+        if DONE in statuses:
+            return DONE, TICK_MAX if self.options.all_done == "infinity" else None
+        silent = self.options.no_members == "silent" and not self.joined
+        return (self.status if silent else IDLE), None
+
+    def _top(self) -> int | None:
+        """The largest time frontier seen; +inf of an ended member is no time."""
+        return max((f for i in self.inputs.values() if (f := i["frontier"]) is not None and f < TICK_MAX), default=None)

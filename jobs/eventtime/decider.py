@@ -1,0 +1,509 @@
+"""The pure decider: what one cut means (semantics.md sections 1 to 4; design.md section 2, step 3).
+
+`decide` takes the spec, the state after the previous epoch and the survey of this one, and says what the mover needs. It
+does no I/O and takes the wall clock as data, so the same arguments always give the same decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tidegate.jobs.eventtime import clock as clocks
+from tidegate.jobs.eventtime import frontier as frontiers
+from tidegate.jobs.eventtime import holder
+from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer, Signal
+from tidegate.jobs.eventtime.state import MemberState, World
+from tidegate.jobs.eventtime.types import Decision, Mark, Member, MemberSurvey, Survey
+from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spec.options import CoalesceOptions, ReleaseMode
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
+
+__all__ = ["blocked", "decide", "hold_back", "initial_state", "next_timer"]
+
+_DEFAULT_IDLE: Final = CoalesceOptions().idle_timeout
+
+
+def initial_state(spec: PipelineSpec) -> dict[str, Any]:
+    """The state before the first epoch, JSON-ready."""
+    return World.new(spec).to_dict()
+
+
+def blocked(state: dict[str, Any]) -> set[Member]:
+    """Members standing at an open barrier: nothing may be read from them in the next epoch."""
+    return {Member.parse(name) for name in state["blocked"]}
+
+
+def decide(spec: PipelineSpec, state: dict[str, Any], survey: Survey) -> Decision:
+    """Decide one epoch. Pure: `state` is not changed, the next state is `Decision.after`.
+
+    The steps are those of semantics.md section 1, "Inside an epoch". Rows are judged (by the mover) against
+    `frontier_before`, so all that moves here applies from the next epoch on.
+
+    Raises:
+        PoisonError: a member sent what its declaration forbids (rows after its end, a barrier without an id, a
+            punctuation that regresses under ``regress: error``).
+    """
+    world = World.from_dict(spec, state)
+    epoch = _Epoch(spec, world, survey, clocks.advance(world.clock, survey.now, spec.checkpoint.max_clock_step))
+    # Step 1. The pipeline clock, who is there, and who has fallen idle by it.
+    epoch.roster()
+    # Step 2. Barriers: requests, arrivals, then closes. The rows of this epoch still belong to the section before.
+    epoch.barriers()
+    # Step 3. Member frontiers, then the sources', then the output's.
+    epoch.frontiers()
+    # Step 4. What leaves the order buffer.
+    return epoch.decision()
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """One call of `decide`: the world while it changes, and what there is to say about it."""
+
+    spec: PipelineSpec
+    world: World
+    survey: Survey
+    clock: int
+    recorded: list[dict[str, Any]] = field(default_factory=list)
+    emitted: list[Signal] = field(default_factory=list)
+    grace: bool = False
+    before: dict[str, Any] = field(default_factory=dict)
+    standing_before: set[str] = field(default_factory=set)
+    live: dict[str, MemberSurvey] = field(default_factory=dict)
+    punctuations: dict[str, int] = field(default_factory=dict)
+    pending: set[str] = field(default_factory=set)
+    heard: set[str] = field(default_factory=set)
+
+    # ------------------------------------------------------------------ step 1
+
+    def roster(self) -> None:
+        """Joins, removals, ends, activity and idleness of members, then of sources."""
+        world = self.world
+        self.before = {
+            "clock": world.clock,
+            "frontier": world.output.value,
+            "section": world.barriers.section,
+            "released": world.order.released,
+        }
+        self.standing_before = world.barriers.standing()
+        if self.survey.run_start:
+            world.order.start_run()
+        for entry in self.survey.members:
+            self._member(str(entry.member), entry)
+        for name in world.members.keys() - self.live.keys():
+            self._remove(name)
+        was_over = world.order.grace_over
+        self.grace = world.order.in_grace(self.clock, events=bool(self.heard))
+        if world.order.grace_over and not was_over:
+            self.recorded.append({"kind": "startup_grace_over"})
+
+    def _member(self, name: str, entry: MemberSurvey) -> None:
+        source = self.spec.sources.get(entry.member.source)
+        if source is None:
+            raise PoisonError(f"the survey names {name}, a source that the spec does not have", code="eventtime.unknown_source")
+        coalescer = self.world.sources[entry.member.source]
+        state = self.world.members.get(name)
+        active = _activity(entry, state)
+        if active:
+            self.heard.add(entry.member.source)
+        if state is None:
+            if source.coalesce.members == "discovered" and not active:
+                return
+            state = _joined(self.clock)
+            coalescer.join(name)
+        self.live[name] = entry
+        if state["punctuation"] is not None:
+            self.punctuations[name] = state["punctuation"]
+        status = coalescer.inputs[name]["status"]
+        if status == DONE:
+            self._still_done(name, state, entry, active=active)
+            return
+        if entry.pending:
+            self.pending.add(name)
+        _refuse_regression(source, name, entry)
+        state = self._read(name, state, entry, active=active)
+        self.world.members[name] = state
+        self._status(name, source, coalescer, status, state, active=active)
+
+    def _still_done(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool) -> None:
+        if active or entry.pending:
+            raise PoisonError(f"{name} has ended, but there are rows of it after its end", code="eventtime.signal_after_done")
+        self.world.members[name] = state
+
+    def _read(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool) -> MemberState:
+        """What the member's rows and punctuation say; behind its open barrier they are only held (section 1)."""
+        seen, held = state["seen"], state["held"]
+        punctuation, held_punctuation = state["punctuation"], state["held_punctuation"]
+        if name in self.standing_before:
+            held = frontiers.highest(held, entry.max_time)
+            held_punctuation = frontiers.highest(held_punctuation, entry.punctuation)
+        else:
+            seen = frontiers.highest(seen, entry.max_time)
+            punctuation = frontiers.highest(punctuation, entry.punctuation)
+        return {
+            "seen": seen,
+            "punctuation": punctuation,
+            "held": held,
+            "held_punctuation": held_punctuation,
+            "active_at": self.clock if active else state["active_at"],
+            "pending": entry.pending,
+            "generator": state["generator"] if entry.punctuation_state is None else entry.punctuation_state,
+        }
+
+    def _status(
+        self, name: str, source: SourceSpec, coalescer: Coalescer, status: str, state: MemberState, *, active: bool
+    ) -> None:
+        entry = self.live[name]
+        if active and status == IDLE and not entry.pending and _only_punctuation(entry):
+            active = source.coalesce.on_idle_punctuation == "revive"
+        if active or entry.pending:
+            if status == IDLE:
+                coalescer.active(name)
+        elif status == ACTIVE and clocks.expired(self.clock, state["active_at"], _partition_timeout(source)):
+            coalescer.idle(name)
+            self.recorded.append({"kind": "idle", "member": name})
+
+    def _remove(self, name: str) -> None:
+        del self.world.members[name]
+        self.world.sources[Member.parse(name).source].remove(name)
+
+    # ------------------------------------------------------------------ step 2
+
+    def barriers(self) -> None:
+        """Aborts by hand, arrivals in source order, then what closes; nothing closes during the start-up grace."""
+        barriers = self.world.barriers
+        barriers.roster = {
+            name: DONE if entry.done else self.world.sources[entry.member.source].inputs[name]["status"]
+            for name, entry in self.live.items()
+        }
+        for id_ in self.survey.aborts:
+            barriers.abort(id_, self.clock)
+        for name, entry in self.live.items():
+            if entry.barrier is not None:
+                barriers.arrive(name, entry.barrier, self.clock)
+        if not self.grace:
+            barriers.settle(self.clock, self.pending)
+        for name in self.standing_before - barriers.standing():
+            self._resume(name)
+
+    def _resume(self, name: str) -> None:
+        """The member's barrier closed: what was read behind it counts now (alignment ``pass``)."""
+        state = self.world.members.get(name)
+        if state is None or (state["held"] is None and state["held_punctuation"] is None):
+            return
+        self.world.members[name] = {
+            **state,
+            "seen": frontiers.highest(state["seen"], state["held"]),
+            "punctuation": frontiers.highest(state["punctuation"], state["held_punctuation"]),
+            "held": None,
+            "held_punctuation": None,
+        }
+
+    # ------------------------------------------------------------------ step 3
+
+    def frontiers(self) -> None:
+        """F_i, then every source in import order, then F; F stands still during the start-up grace."""
+        for name, entry in self.live.items():
+            self._member_frontier(name, entry)
+        for name in _import_order(self.spec):
+            self._source(name)
+        for name, coalescer in self.world.sources.items():
+            self._join_output(name, coalescer)
+        newest = max((e.max_time for e in self.live.values() if e.max_time is not None), default=None)
+        if newest is not None and self.spec.release.mode is not ReleaseMode.PASS_THROUGH:
+            self.world.order.read(self.clock, self.before["section"], newest)
+        if not self.grace:
+            self.emitted = self.world.output.settle(self._expired_residence())
+
+    def _member_frontier(self, name: str, entry: MemberSurvey) -> None:
+        coalescer = self.world.sources[entry.member.source]
+        known = coalescer.inputs[name]
+        if known["status"] == DONE:
+            return
+        source = self.spec.sources[entry.member.source]
+        value = _frontier(source, self.world.members[name], entry, self.survey.now, counts=name not in self.standing_before)
+        if value is not None and known["status"] != IDLE and (known["frontier"] is None or value > known["frontier"]):
+            coalescer.frontier(name, value)
+        if entry.done:
+            coalescer.done(name)
+
+    def _source(self, name: str) -> None:
+        """Import, then coalesce the partitions of one source."""
+        coalescer = self.world.sources[name]
+        punctuation = self.spec.sources[name].punctuation
+        if punctuation is not None and punctuation.import_from is not None:
+            imported = self.world.sources[punctuation.import_from].value
+            if imported > TICK_MIN:
+                for member, known in list(coalescer.inputs.items()):
+                    if known["status"] == ACTIVE and (known["frontier"] is None or imported > known["frontier"]):
+                        coalescer.frontier(member, imported)
+        coalescer.settle()
+
+    def _join_output(self, name: str, coalescer: Coalescer) -> None:
+        """Pass a source's status and emitted frontier on to the output."""
+        output = self.world.output
+        heard = name in self.heard
+        if name not in output.inputs:
+            if self.spec.coalesce.members == "discovered" and not heard:
+                return
+            output.join(name)
+            self.world.active_at[name] = self.clock
+        if heard:
+            self.world.active_at[name] = self.clock
+        if output.inputs[name]["status"] != DONE:
+            self._signal_output(name, coalescer)
+
+    def _signal_output(self, name: str, coalescer: Coalescer) -> None:
+        output, source = self.world.output, self.spec.sources[name]
+        known = output.inputs[name]
+        emitted = frontiers.rounded(coalescer.value if coalescer.value > TICK_MIN else None, source.frame)
+        if coalescer.status == DONE:
+            output.done(name)
+            return
+        idle = coalescer.status == IDLE or self._source_timed_out(name)
+        if not idle:
+            output.active(name)
+        if emitted is not None and emitted > TICK_MIN:
+            if idle:
+                output.note(name, emitted)
+            elif known["frontier"] is None or emitted > known["frontier"]:
+                output.frontier(name, emitted)
+        if idle and known["status"] != IDLE:
+            output.idle(name)
+            self.recorded.append({"kind": "idle", "source": name})
+
+    def _source_timed_out(self, name: str) -> bool:
+        if any(self.live[member].member.source == name for member in self.pending):
+            return False
+        return clocks.expired(self.clock, self.world.active_at[name], self.spec.coalesce.idle_timeout)
+
+    def _expired_residence(self) -> int:
+        """F by the build window: the largest time whose residence has run out (section 2, `build_window`)."""
+        order, section = self.world.order, self.world.barriers.section
+        overdue = order.overdue(self.clock, section, self._awaited())
+        if overdue is None:
+            return TICK_MIN
+        self.recorded.append({"kind": "residence_expired", "section": section, "time": overdue})
+        self.world.order.expire(Mark(section, overdue))
+        return min(overdue + _exact(self.spec), self._held_behind_barriers())
+
+    def _awaited(self) -> int | None:
+        """Least frontier of the active members that had rows left: no timer may expire that waits for those."""
+        standing = self.world.barriers.standing()
+        values = [
+            TICK_MIN if (f := known["frontier"]) is None else f
+            for name in self.pending - standing
+            if (known := self._input(name))["status"] == ACTIVE and known["aligned"]
+        ]
+        return min(values, default=None)
+
+    def _held_behind_barriers(self) -> int:
+        """F never passes a row held behind a barrier: the least frontier of standing members that had rows left."""
+        standing = self.world.barriers.standing() & self.pending
+        values = [TICK_MIN if (f := self._input(name)["frontier"]) is None else f for name in standing]
+        return min(values, default=TICK_MAX)
+
+    def _input(self, name: str) -> Any:
+        return self.world.sources[self.live[name].member.source].inputs[name]
+
+    # ------------------------------------------------------------------ step 4
+
+    def decision(self) -> Decision:
+        """Marks of the ordered release, and everything else a mover or a person wants to know."""
+        world, before = self.world, self.before
+        release_before = before["released"]
+        release_after = self._release()
+        closed = world.barriers.take()
+        for one in closed:
+            outcome = one.health.outcome.value
+            self.recorded.append({"kind": "barrier", "id": one.health.id, "outcome": outcome, "cause": one.cause})
+        world.clock = self.clock
+        world.buffered_rows = self.survey.buffered_rows
+        world.holder = holder.find(self.spec, world, world.barriers.standing(), self.clock)
+        late, by_time = self._order_late()
+        after = world.to_dict()
+        return Decision(
+            now=self.clock,
+            frontier_before=before["frontier"],
+            frontier_after=world.output.value,
+            section=before["section"],
+            order_late=late,
+            order_late_by_time=by_time,
+            release_before=release_before,
+            release_after=release_after,
+            member_punctuation=self.punctuations,
+            barriers=tuple(c.health for c in closed),
+            blocked=tuple(after["blocked"]),
+            statuses={n: i["status"] for s in world.sources.values() for n, i in s.inputs.items()},
+            emitted=tuple(self.emitted),
+            recorded=tuple(self.recorded),
+            holder=world.holder,
+            changed=self._changed(release_before, release_after, after),
+            after=after,
+        )
+
+    def _release(self) -> Mark:
+        """Section 3: up to the section's frontier; a member at its barrier does not hold back the section's rows."""
+        mode, order = self.spec.release.mode, self.world.order
+        if mode is ReleaseMode.PASS_THROUGH:
+            return order.released
+        section = self.world.barriers.section
+        if self.grace:
+            return order.released
+        reach = self.world.output.value
+        standing = self.world.barriers.standing()
+        if mode is ReleaseMode.ORDERED and standing:
+            reach = max(reach, self._section_frontier(standing))
+        return order.release(Mark(section, reach))
+
+    def _section_frontier(self, standing: set[str]) -> int:
+        instead: dict[str, int | None] = {}
+        for name, coalescer in self.world.sources.items():
+            unbounded: dict[str, int | None] = dict.fromkeys(standing & coalescer.inputs.keys(), TICK_MAX)
+            if unbounded:
+                reach = frontiers.rounded(coalescer.combined(unbounded), self.spec.sources[name].frame)
+                instead[name] = frontiers.highest(reach, coalescer.value if coalescer.value > TICK_MIN else None)
+        reach = self.world.output.combined(instead)
+        return TICK_MIN if reach is None else reach
+
+    def _order_late(self) -> tuple[Mark | None, bool]:
+        """Section 3.3. By time, a row below one that already left is late too: the output has to stay sorted."""
+        mode, released = self.spec.release.mode, self.survey.released_max
+        if mode is ReleaseMode.PASS_THROUGH:
+            return None, False
+        if mode is ReleaseMode.ORDERED and _exact(self.spec):
+            return released, False
+        section, time = self.before["section"], self.before["frontier"]
+        if mode is ReleaseMode.ORDERED and released is not None and released.section == section:
+            time = max(time, released.time)
+        return (Mark(section, time) if time > TICK_MIN else None), True
+
+    def _changed(self, release_before: Mark, release_after: Mark, after: dict[str, Any]) -> bool:
+        """Worth sealing without rows: something moved, or the clock of a running timer has to."""
+        before = self.before
+        if self.emitted or self.recorded or release_before != release_after or self.world.barriers.section != before["section"]:
+            return True
+        stepped = before["clock"] is None or self.clock - before["clock"] >= self.spec.checkpoint.max_clock_step
+        return stepped and next_timer(self.spec, after) is not None
+
+
+def _joined(clock: int) -> MemberState:
+    return {
+        "seen": None,
+        "punctuation": None,
+        "held": None,
+        "held_punctuation": None,
+        "active_at": clock,
+        "pending": False,
+        "generator": None,
+    }
+
+
+def _activity(entry: MemberSurvey, state: MemberState | None) -> bool:
+    """Anything was read of the member; punctuation only counts when it is new."""
+    if not _only_punctuation(entry):
+        return True
+    if entry.punctuation is None:
+        return False
+    known = None if state is None else frontiers.highest(state["punctuation"], state["held_punctuation"])
+    return known is None or entry.punctuation > known
+
+
+def _only_punctuation(entry: MemberSurvey) -> bool:
+    return not (entry.rows or entry.quarantined or entry.dead) and entry.barrier is None
+
+
+def _refuse_regression(source: SourceSpec, name: str, entry: MemberSurvey) -> None:
+    if entry.regressions and source.punctuation is not None and source.punctuation.regress == "error":
+        message = f"punctuation of {name} went back {entry.regressions} times in this epoch"
+        raise PoisonError(message, code="eventtime.punctuation_regress")
+
+
+def _frontier(source: SourceSpec, state: MemberState, entry: MemberSurvey, now: int, *, counts: bool) -> int | None:
+    """F_i: the greatest of what rows, punctuation and the wall clock promise (section 1)."""
+    value = frontiers.highest(frontiers.heuristic(source, state["seen"]), state["punctuation"])
+    if source.wall_clock is None or not counts:
+        return value
+    inclusive = source.frontier == "inclusive"
+    return frontiers.highest(value, frontiers.wall_clock(source.wall_clock, now, entry.max_time, inclusive=inclusive))
+
+
+def _exact(spec: PipelineSpec) -> bool:
+    """Lag 0 and an inclusive frontier everywhere: the order compares with what was released (section 3.3)."""
+    return all(s.lag == 0 and s.frontier == "inclusive" for s in spec.sources.values())
+
+
+def _partition_timeout(source: SourceSpec) -> int | None:
+    """A source of one partition falls idle by the output's timeout, unless it sets its own."""
+    timeout = source.coalesce.idle_timeout
+    return None if source.partition_by == "source" and timeout == _DEFAULT_IDLE else timeout
+
+
+def _import_order(spec: PipelineSpec) -> list[str]:
+    """Sources, each after the one it imports its frontier from; a circle is cut where it is met again."""
+    order: list[str] = []
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        punctuation = spec.sources[name].punctuation
+        if punctuation is not None and punctuation.import_from is not None and punctuation.import_from not in path:
+            visit(punctuation.import_from, (*path, name))
+        if name not in order:
+            order.append(name)
+
+    for name in spec.sources:
+        visit(name, ())
+    return order
+
+
+def hold_back(spec: PipelineSpec, state: dict[str, Any], buffered_rows: int | None = None) -> set[Member]:
+    """Members not to be read in the next epoch because they are too far ahead (back-pressure, section 7.4).
+
+    The slowest members are always read, so this never stops a pipeline whose slowest member has rows.
+
+    Args:
+        spec: the pipeline.
+        state: the decider's state.
+        buffered_rows: rows in the order buffer now; None: as of the last survey.
+    """
+    release = spec.release
+    full = (state["buffered_rows"] if buffered_rows is None else buffered_rows) >= release.max_buffered_rows
+    if not full and release.max_ahead is None:
+        return set()
+    reach = max(state["output"]["value"], state["order"]["released"][1])
+    ahead = {name: value - reach for name, value in _known_frontiers(state) if value > reach}
+    held = set(ahead) if full else set()
+    if release.max_ahead is not None:
+        far = {name for name, distance in ahead.items() if distance > release.max_ahead}
+        if any(m["pending"] and n not in far for n, m in state["members"].items()):
+            held |= far
+    return {Member.parse(name) for name in held}
+
+
+def _known_frontiers(state: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    for source in state["sources"].values():
+        for name, known in source["inputs"].items():
+            if known["frontier"] is not None and known["status"] == ACTIVE:
+                yield name, known["frontier"]
+
+
+def next_timer(spec: PipelineSpec, state: dict[str, Any]) -> int | None:
+    """Pipeline-clock instant of the next timer that may change something; None if none is running."""
+    world = World.from_dict(spec, state)
+    timers = [world.order.due(), world.barriers.due(), *_idle_timers(spec, world)]
+    return min((t for t in timers if t is not None), default=None)
+
+
+def _idle_timers(spec: PipelineSpec, world: World) -> Iterator[int]:
+    for name, coalescer in world.sources.items():
+        timeout = _partition_timeout(spec.sources[name])
+        pending = False
+        for member, known in coalescer.inputs.items():
+            state = world.members[member]
+            pending = pending or state["pending"]
+            if timeout is not None and known["status"] == ACTIVE and not state["pending"]:
+                yield state["active_at"] + timeout
+        waiting = name in world.output.inputs and world.output.inputs[name]["status"] == ACTIVE
+        if waiting and not pending and spec.coalesce.idle_timeout is not None:
+            yield world.active_at[name] + spec.coalesce.idle_timeout

@@ -1,0 +1,57 @@
+"""One member's frontier: no further row of the member has an event time below it (semantics.md section 1).
+
+All functions return exclusive frontiers; an inclusive declaration (``<= T``) is shifted by one tick here and nowhere else.
+Sums saturate at the int64 ends.
+"""
+
+from __future__ import annotations
+
+from tidegate.jobs.spec.options import FrontierOptions, WallClockOptions
+from tidegate.jobs.spec.time import TICK_MAX, saturate
+
+__all__ = ["heuristic", "highest", "rounded", "wall_clock"]
+
+
+def heuristic(options: FrontierOptions, seen: int | None) -> int | None:
+    """``seen - lag``, one tick more if inclusive; None without a lag or before the first row."""
+    if seen is None or options.lag is None:
+        return None
+    return saturate(seen - options.lag + (options.frontier == "inclusive"))
+
+
+def wall_clock(options: WallClockOptions, now: int, newest: int | None, *, inclusive: bool) -> int | None:
+    """``now - lag`` by the recorded wall clock; capped, it never passes the largest time read in the epoch.
+
+    Args:
+        options: lag and cap.
+        now: the recorded wall clock of the epoch.
+        newest: largest event time read in this epoch; None without rows, and then a capped frontier does not move.
+        inclusive: shift by one tick.
+    """
+    if options.cap and newest is None:
+        return None
+    frontier = now - options.lag + inclusive
+    return saturate(min(frontier, newest) if options.cap and newest is not None else frontier)
+
+
+def rounded(frontier: int | None, frame: int | None) -> int | None:
+    """The emitted form: rounded down to a multiple of the frame; a frame of 0 emits none; +inf stays.
+
+    >>> rounded(-1, 10), rounded(17, 10), rounded(17, 0), rounded(17, None)
+    (-10, 10, None, 17)
+    """
+    if frontier is None or frame == 0:
+        return None
+    if frame is None or frontier >= TICK_MAX:
+        return frontier
+    return saturate(frontier // frame * frame)
+
+
+def highest(*frontiers: int | None) -> int | None:
+    """The greatest of the frontiers that exist.
+
+    >>> highest(None, 3, 1), highest(None)
+    (3, None)
+    """
+    known = [f for f in frontiers if f is not None]
+    return max(known) if known else None

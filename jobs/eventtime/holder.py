@@ -1,0 +1,46 @@
+"""Who holds the output frontier back, since when, and why (semantics.md section 4.4, issue "who holds the frontier")."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate.jobs.eventtime.state import World
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.time import TICK_MIN
+
+__all__ = ["find"]
+
+
+def find(spec: PipelineSpec, world: World, standing: set[str], clock: int) -> dict[str, Any] | None:
+    """The member with the least frontier among those that make F; `since` is when it became that member."""
+    source = _least(world.output.included())
+    if source is None:
+        return None
+    member = _least(world.sources[source].included()) or source
+    before = world.holder
+    since = before["since"] if before is not None and before["member"] == member else clock
+    return {"member": member, "since": since, "why": _why(spec, world, source, member, standing)}
+
+
+def _least(inputs: Any) -> str | None:
+    """Name of the input without a frontier, else with the least one; ties by name, so that a replay agrees."""
+    best: tuple[int, str] | None = None
+    for name, known in inputs:
+        frontier = TICK_MIN if known["frontier"] is None else known["frontier"]
+        if best is None or (frontier, name) < best:
+            best = (frontier, name)
+    return None if best is None else best[1]
+
+
+def _why(spec: PipelineSpec, world: World, source: str, member: str, standing: set[str]) -> str:
+    state = world.members.get(member)
+    options = spec.sources[source]
+    if member in standing:
+        return "open barrier"
+    if state is not None and state["pending"]:
+        return "buffered rows"
+    if options.punctuation is not None and (state is None or state["punctuation"] is None):
+        return "no punctuation"
+    if spec.coalesce.idle_timeout is not None or options.coalesce.idle_timeout is not None:
+        return "idle timer running"
+    return "no data"

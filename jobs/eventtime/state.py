@@ -1,0 +1,126 @@
+"""The decider's state: typed while an epoch is decided, plain JSON between epochs.
+
+`World.from_dict` copies what an epoch may change and shares the rest; nothing reachable from the given dict is ever changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypedDict
+
+from tidegate.jobs.eventtime.barriers import Barriers
+from tidegate.jobs.eventtime.coalesce import Coalescer
+from tidegate.jobs.eventtime.order import Order
+from tidegate.jobs.spec.options import CoalesceOptions
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+
+__all__ = ["STATE_VERSION", "MemberState", "World"]
+
+STATE_VERSION: Final = 1
+EMPTY: Final = Coalescer(CoalesceOptions()).to_dict()
+"""State of the coalescer of a source that was added to the spec later."""
+
+
+class MemberState(TypedDict):
+    """What is carried for one member; replaced, never changed in place.
+
+    `seen` is the greatest event time before the member's open barrier, `punctuation` the greatest punctuation there;
+    `held` and `held_punctuation` are the same for what was read behind it (alignment ``pass``). `active_at` is the
+    pipeline clock of its last activity, or of its joining. `generator` belongs to the mover.
+    """
+
+    seen: int | None
+    punctuation: int | None
+    held: int | None
+    held_punctuation: int | None
+    active_at: int
+    pending: bool
+    generator: dict[str, int] | None
+
+
+@dataclass(slots=True)
+class World:
+    """Everything the decider knows between two epochs.
+
+    Attributes:
+        clock: the pipeline clock; None before the first epoch.
+        members: by ``str(member)``.
+        sources: per source, its partitions coalesced.
+        output: the sources coalesced.
+        active_at: per source, pipeline clock of its last activity or joining.
+        barriers: open and missed barriers, and the section.
+        order: release marks and residence.
+        buffered_rows: rows in the order buffer, as far as known.
+        holder: who holds the frontier, since when and why.
+    """
+
+    clock: int | None
+    members: dict[str, MemberState]
+    sources: dict[str, Coalescer]
+    output: Coalescer
+    active_at: dict[str, int]
+    barriers: Barriers
+    order: Order
+    buffered_rows: int = 0
+    holder: dict[str, Any] | None = None
+
+    @classmethod
+    def new(cls, spec: PipelineSpec) -> World:
+        """The beginning: no member, no frontier, section 0."""
+        return cls(
+            clock=None,
+            members={},
+            sources={name: Coalescer(_partition_options(source)) for name, source in spec.sources.items()},
+            output=Coalescer(_output_options(spec)),
+            active_at={},
+            barriers=Barriers(spec.barriers, spec.barrier_timeout),
+            order=Order(spec.release),
+        )
+
+    @classmethod
+    def from_dict(cls, spec: PipelineSpec, data: Mapping[str, Any]) -> World:
+        """Inverse of `to_dict`."""
+        return cls(
+            clock=data["clock"],
+            members=dict(data["members"]),
+            sources={
+                name: Coalescer.from_dict(_partition_options(source), data["sources"].get(name, EMPTY))
+                for name, source in spec.sources.items()
+            },
+            output=Coalescer.from_dict(_output_options(spec), data["output"]),
+            active_at=dict(data["active_at"]),
+            barriers=Barriers.from_dict(spec.barriers, spec.barrier_timeout, data["barriers"]),
+            order=Order.from_dict(spec.release, data["order"]),
+            buffered_rows=data["buffered_rows"],
+            holder=data["holder"],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {
+            "version": STATE_VERSION,
+            "clock": self.clock,
+            "members": self.members,
+            "sources": {name: source.to_dict() for name, source in self.sources.items()},
+            "output": self.output.to_dict(),
+            "active_at": self.active_at,
+            "barriers": self.barriers.to_dict(),
+            "order": self.order.to_dict(),
+            "buffered_rows": self.buffered_rows,
+            "holder": self.holder,
+            "blocked": sorted(self.barriers.blocked()),
+        }
+
+
+def _partition_options(source: SourceSpec) -> CoalesceOptions:
+    """`advance_to_end`: a completed source goes to +inf, whatever its partitions' `all_done` says (section 4.2)."""
+    if source.punctuation is not None and source.punctuation.advance_to_end:
+        return source.coalesce.model_copy(update={"all_done": "infinity"})
+    return source.coalesce
+
+
+def _output_options(spec: PipelineSpec) -> CoalesceOptions:
+    if all(s.punctuation is not None and s.punctuation.advance_to_end for s in spec.sources.values()):
+        return spec.coalesce.model_copy(update={"all_done": "infinity"})
+    return spec.coalesce
