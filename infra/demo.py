@@ -23,16 +23,18 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from tidegate.jobs.sinks.tables import read_table
+
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.requests import Kind, submit
 from tidegate.checkpoints.status import read_status
 from tidegate.infra.demo_report import Facts, print_summary
 from tidegate.infra.flights import FlightsFeed
 from tidegate.infra.processes import ProcessMark, is_alive, spawn, stop
 from tidegate.infra.stack import Stack, StackSettings
 from tidegate.jobs.sinks.exact import check_exact, sealed_epochs
-from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.spec.errors import PoisonError, TidegateError, TransientError
 from tidegate.jobs.spec.loader import load_spec
 
@@ -128,7 +130,9 @@ class _Demo:
         status = self.status()
         os.kill(status["holder_process"]["pid"], signal.SIGKILL)
         killed = time.monotonic()
-        self.say(f"kill -9 to the driver (pid {status['holder_process']['pid']}), latest checkpoint {before.id if before else None}")
+        self.say(
+            f"kill -9 to the driver (pid {status['holder_process']['pid']}), latest checkpoint {before.id if before else None}"
+        )
         token = status["token"]
         self._wait(lambda: self.status().get("token", 0) > token, "a new driver", _PATIENCE)
         self.facts.noticed = time.monotonic() - killed
@@ -168,15 +172,15 @@ class _Demo:
 
     def _stop_stream(self) -> None:
         """The stream ends green because its driver said so itself."""
-        from tidegate.checkpoints.requests import ask
-
-        ask(self.store, PIPELINE, "stop", who="demo", why="the demo is over")
+        submit(self.store, PIPELINE, Kind.STOP, who="demo", why="the demo is over", token=self.status()["token"])
         ended = self.api.wait_for_run(f"{PIPELINE}.stream", self.stream_run, timeout=_PATIENCE)
         self.facts.stream = ended["state"]
         self.say(f"{PIPELINE}.stream ended: {ended['state']}")
 
     def _exact(self) -> bool:
-        found = check_exact(self.spec, self.store, self.log, lambda name: read_table(self.spec, self.store, name, current_only=True))
+        found = check_exact(
+            self.spec, self.store, self.log, lambda name: read_table(self.spec, self.store, name, current_only=True)
+        )
         self.facts.exactness, self.facts.epochs = found, sealed_epochs(self.log)
         for problem in found.problems:
             self.say(f"NOT EXACT: {problem}")
@@ -199,7 +203,8 @@ class _Demo:
 
     def status(self) -> dict[str, Any]:
         """The driver's status as it lies in the bucket; empty before the first."""
-        return read_status(self.store, PIPELINE) or {}
+        found = read_status(self.store, PIPELINE)
+        return {**found.body, "token": found.token} if found else {}
 
     def newest(self) -> Manifest:
         """The newest sealed epoch."""

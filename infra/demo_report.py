@@ -74,7 +74,7 @@ def _figures(facts: Facts) -> Table:
     notes = [epoch.notes["epoch"] for epoch in facts.epochs]
     emitted = sum(sum(n["windows"].values()) for n in notes)
     results = sum(facts.exactness.windows.values())
-    seals = [e.timings.get("seal", 0.0) for e in facts.epochs]
+    seals = [e.timings["seal_before"] for e in facts.epochs if "seal_before" in e.timings]
     totals = [sum(e.timings.values()) for e in facts.epochs]
     barriers = [b["outcome"] for e in facts.epochs for b in e.barriers]
     outcome = ", ".join(f"{barriers.count(kind)} {kind}" for kind in sorted(set(barriers))) or "none"

@@ -31,9 +31,7 @@ def main(
     except TidegateError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(error.failure_class.exit_code) from None
-    options = RunOptions(
-        store_url=store, until=Until(until_idle, epochs), recover_to=recover_to, standby=standby, work=work
-    )
+    options = RunOptions(store_url=store, until=Until(until_idle, epochs), recover_to=recover_to, standby=standby, work=work)
     raise typer.Exit(run_pipeline(pipeline, options))
 
 

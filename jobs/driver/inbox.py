@@ -7,41 +7,81 @@ from collections.abc import Callable
 
 import structlog
 
-from tidegate.checkpoints.requests import Request, acknowledge, pending_requests
-from tidegate.checkpoints.roots import pin
+from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.requests import Ack, AckOutcome, Kind, Request, acknowledge, pending
+from tidegate.checkpoints.roots import RootsFile
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch import Asked, EpochReport
+from tidegate.jobs.spec.errors import ConfigurationError
 
 __all__ = ["Inbox"]
 
 _log = structlog.get_logger("tidegate.driver")
 
+_ENDING = (Kind.STOP, Kind.DRAIN)  # between two epochs both come to the same: what was read is sealed
+_PINNING = (Kind.SAVEPOINT, Kind.PIN)
+
 
 class Inbox:
-    """Reads ``requests/`` once an epoch; one LIST when there is nothing."""
+    """Reads ``requests/`` once an epoch; two LISTs when there is nothing."""
 
-    def __init__(self, store: Store, pipeline: str, token: Callable[[], int], stop: threading.Event) -> None:
+    def __init__(
+        self,
+        store: Store,
+        pipeline: str,
+        token: Callable[[], int],
+        stop: threading.Event,
+        applied: Callable[[], frozenset[str]],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._store, self._pipeline, self._token, self._stop = store, pipeline, token, stop
-        self._open: tuple[Request, ...] = ()
+        self._applied_before, self._clock = applied, clock
+        self._open: list[Request] = []
 
     def collect(self) -> Asked:
-        """Requests for the coming epoch. A stop is acknowledged and obeyed at once: nothing has to be sealed for it."""
-        waiting = pending_requests(self._store, self._pipeline, token=self._token())
-        for request in (r for r in waiting if r.kind in ("stop", "drain")):
-            acknowledge(self._store, self._pipeline, request, outcome="stopping")
-            _log.info("stop_requested", who=request.who, why=request.why)
-            self._stop.set()
-        self._open = tuple(r for r in waiting if r.kind not in ("stop", "drain"))
+        """Requests for the coming epoch. A stop is obeyed at once: nothing has to be sealed for it."""
+        fit = []
+        for request in pending(self._store, self._pipeline, applied=self._applied_before()):
+            unfit = request.unfit(self._token(), self._clock.ticks())
+            if unfit is not None:
+                self._acknowledge(request, unfit, "meant for another driver, or too old")
+            elif request.kind in _ENDING:
+                _log.info("stop_requested", who=request.who, why=request.why)
+                self._acknowledge(request, AckOutcome.APPLIED, "stopping")
+                self._stop.set()
+            else:
+                fit.append(request)
+        self._open = fit
         return Asked(
-            ids=tuple(r.id for r in self._open),
-            aborts=tuple(int(r.target) for r in self._open if r.kind == "abort-barrier" and r.target),
-            savepoints=tuple(r.target for r in self._open if r.kind == "savepoint" and r.target),
+            ids=tuple(r.id for r in fit),
+            aborts=tuple(r.barrier for r in fit if r.barrier is not None),
+            savepoints=tuple(r.name for r in fit if r.kind in _PINNING and r.name is not None),
         )
 
     def applied(self, report: EpochReport) -> None:
-        """Acknowledge what the sealed epoch applied; its id stands in the manifest, so a crash before this repeats nothing."""
+        """Acknowledge what the sealed epoch applied; the ids stand in its manifest, so a crash before this repeats nothing."""
         for request in self._open:
-            if request.kind == "savepoint" and report.sealed is not None and request.target:
-                pin(self._store, self._pipeline, report.sealed, name=request.target, who=request.who, why=request.why)
-            acknowledge(self._store, self._pipeline, request, outcome=f"applied in {report.sealed}")
-        self._open = ()
+            outcome, detail = AckOutcome.APPLIED, ""
+            if request.kind in _PINNING and report.sealed is not None:
+                outcome, detail = self._pin(request, report.sealed)
+            self._acknowledge(request, outcome, detail, report.sealed)
+        self._open = []
+
+    def _pin(self, request: Request, checkpoint: CheckpointId) -> tuple[AckOutcome, str]:
+        try:
+            RootsFile(self._store, self._pipeline).pin(request.name or "", checkpoint, who=request.who, why=request.why)
+        except ConfigurationError as error:
+            return AckOutcome.REFUSED, error.message
+        return AckOutcome.APPLIED, f"pinned as {request.name}"
+
+    def _acknowledge(self, request: Request, outcome: AckOutcome, detail: str, checkpoint: CheckpointId | None = None) -> None:
+        ack = Ack(
+            id=request.id,
+            outcome=outcome,
+            detail=detail,
+            checkpoint=str(checkpoint) if checkpoint else None,
+            token=self._token(),
+            at=self._clock.ticks(),
+        )
+        acknowledge(self._store, self._pipeline, ack)

@@ -168,7 +168,7 @@ class _Run:
         """Settle the head, run the loop, drain; the status says how it ended."""
         self.status.start(lambda: {"unpublished": self.publisher.unpublished, "trouble": _as_dict(self.publisher.trouble)})
         try:
-            settle_head(self.spec, self.store, self.log, self.lease, self.options.recover_to)
+            settle_head(self.spec, self.log, self.lease, self.options.recover_to)
             self.publisher.start(self.log.head().slot)
             ended = self._loop(mover()).run()
             self.status.set("draining", why=ended.why)
@@ -193,7 +193,7 @@ class _Run:
             faults=self.faults,
             small_tables=SmallTables(self.store).write,
         )
-        inbox = Inbox(self.store, self.spec.name, lambda: self.lease.token, self.stop)
+        inbox = Inbox(self.store, self.spec.name, lambda: self.lease.token, self.stop, lambda: _applied(engine))
         return Loop(
             self.spec,
             engine,
@@ -215,6 +215,12 @@ class _Run:
         self.keeper.stop()
         with contextlib.suppress(TransientError):
             self.lease.release()
+
+
+def _applied(engine: Engine) -> frozenset[str]:
+    """Requests that stand in the newest manifest; a driver that died before acknowledging them must not apply them again."""
+    record = engine.standing.head.record
+    return frozenset(record.requests) if record else frozenset()
 
 
 def _as_dict(error: TidegateError | None) -> dict[str, object] | None:
@@ -249,5 +255,3 @@ def _workdir(given: Path | None) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="tidegate-") as folder:
         yield Path(folder)
-
-

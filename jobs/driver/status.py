@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import structlog
 
+from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.status import write_status
+from tidegate.checkpoints.status import Status, write_status
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.driver.steps import DriverSteps
 from tidegate.jobs.eventtime.types import Decision
@@ -28,9 +28,11 @@ _log = structlog.get_logger("tidegate.driver")
 class StatusReporter:
     """Keeps ``status.json`` fresh: at once when the state changes, and every two seconds in between."""
 
-    def __init__(self, store: Store, lease: Lease, steps: DriverSteps, facts: dict[str, Any]) -> None:
-        self._store, self._lease, self._steps = store, lease, steps
-        self._facts: dict[str, Any] = {"started_at": time.time(), **facts}
+    def __init__(
+        self, store: Store, lease: Lease, steps: DriverSteps, facts: dict[str, Any], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._store, self._lease, self._steps, self._clock = store, lease, steps, clock
+        self._facts: dict[str, Any] = {"started_at": clock.ticks(), **facts}
         self._extra: Callable[[], dict[str, Any]] = dict
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -57,7 +59,7 @@ class StatusReporter:
                 "checkpoint": str(manifest.id),
                 "slot": manifest.slot,
                 "timeline": manifest.timeline,
-                "sealed_at": manifest.created_at / 1e6,
+                "sealed_at": manifest.created_at,
                 "counters": manifest.counters.model_dump(mode="json"),
                 "epoch_seconds": round(seconds, 3),
                 "timings": manifest.timings,
@@ -82,14 +84,18 @@ class StatusReporter:
                 **self._facts,
                 **self._extra(),
                 "state": self.state,
-                "token": self._lease.token,
-                "step": self._steps.current,
                 "step_since": self._steps.since,
-                "beat_at": time.time(),
                 "holder_process": self._lease.holder.model_dump(),
             }
+        status = Status(
+            token=self._lease.token,
+            driver=self._lease.holder.driver,
+            step=self._steps.current,
+            at=self._clock.ticks(),
+            body=body,
+        )
         try:
-            write_status(self._store, self._facts["pipeline"], body)
+            write_status(self._store, self._facts["pipeline"], status)
         except TidegateError as error:
             _log.warning("status_not_written", error=error.message)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.keeper import LeaseKeeper
 
 __all__ = ["DEADLINES", "DriverSteps"]
@@ -31,12 +32,12 @@ class DriverSteps:
         self._keeper = keeper
         self._timings: dict[str, float] = {}
         self.current = "start"
-        self.since = time.time()
+        self.since = 0
         self.enter("start")
 
     def enter(self, name: str) -> None:
         """Announce a step without measuring it."""
-        self.current, self.since = name, time.time()
+        self.current, self.since = name, SYSTEM_CLOCK.ticks()
         self._keeper.step(name, DEADLINES[name])
 
     @contextmanager
@@ -61,5 +62,6 @@ class DriverSteps:
         return dict(self._timings)
 
     def begin_epoch(self) -> None:
-        """Forget the last epoch's timings."""
-        self._timings.clear()
+        """Forget the last epoch's timings, but for its seal: no manifest can hold the time of its own."""
+        seal = self._timings.get("seal")
+        self._timings = {} if seal is None else {"seal_before": seal}

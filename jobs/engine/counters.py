@@ -14,8 +14,6 @@ from tidegate.checkpoints.manifest import Counters
 __all__ = ["EpochCounters", "accumulate"]
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class EpochCounters:
     """Counts of one epoch. `late` is about the events output; lateness per window is in `late_by_output`.

@@ -24,7 +24,7 @@ from tidegate.jobs.engine.counters import accumulate
 from tidegate.jobs.engine.faults import Faults
 from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Mover, Slice, Source
 from tidegate.jobs.engine.standing import Standing
-from tidegate.jobs.eventtime.decider import blocked, decide, hold_back, next_timer
+from tidegate.jobs.eventtime.decider import blocked, decide, hold_back
 from tidegate.jobs.eventtime.types import Decision, Survey
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -131,7 +131,7 @@ class Engine:
         self.standing = Standing.at(self._log.head(), self._spec)
         return self.standing
 
-    def run_epoch(self, asked: Asked = Asked()) -> EpochReport:  # noqa: B008 - frozen
+    def run_epoch(self, asked: Asked = Asked()) -> EpochReport:
         """One epoch, steps 1 to 5. Seals nothing when nothing was read and nothing changed.
 
         Raises:
@@ -197,12 +197,7 @@ class Engine:
             return decide(self._spec, self.standing.decider, survey)
 
     def _worth_sealing(self, cut: Cut, decision: Decision, asked: Asked) -> bool:
-        """Rows, a change, a request; or a running timer, so that the pipeline clock, which is capped per epoch, reaches it."""
-        if not cut.empty or decision.changed or asked.any or self._spec.checkpoint.idle_epochs == "always":
-            return True
-        before = self.standing.head.record
-        capped = before is not None and decision.now - before.recorded_now >= self._spec.checkpoint.max_clock_step
-        return capped and next_timer(self._spec, decision.after) is not None
+        return not cut.empty or decision.changed or asked.any or self._spec.checkpoint.idle_epochs == "always"
 
     def _move(self, cut: Cut, decision: Decision) -> tuple[MoveOrder, Moved]:
         """Step 4."""
@@ -217,6 +212,7 @@ class Engine:
             timeline=head.timeline,
             epoch=head.next_slot,
             next_position=self.standing.next_position,
+            state=self.standing.decider,
         )
         with self._steps.step("move"):
             moved = self._mover.move(order)
@@ -313,8 +309,7 @@ def slice_record(part: Slice) -> dict[str, Any]:
 
 def decision_record(decision: Decision) -> dict[str, Any]:
     """A decision as JSON; its `after` stands in the manifest's own field."""
-    record = {k: v for k, v in asdict(decision).items() if k != "after"}
-    return _plain(record)
+    return {k: _plain(v) for k, v in asdict(decision).items() if k != "after"}
 
 
 def _plain(value: Any) -> Any:

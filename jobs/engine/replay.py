@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Cut, DeadObject, MoveOrder, Mover, Slice
+from tidegate.jobs.eventtime.decider import initial_state
 from tidegate.jobs.eventtime.types import BarrierHealth, BarrierOutcome, Decision, Mark, Member
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["Replay", "cut_of", "decision_of", "order_of", "replay_epoch"]
 
@@ -34,17 +36,20 @@ class Replay:
         return all(difference == 0 for _, _, difference in self.tables.values())
 
 
-def replay_epoch(epoch: Manifest, parent: Manifest | None, mover: Mover, sealed: Store, scratch: Store) -> Replay:
+def replay_epoch(
+    spec: PipelineSpec, epoch: Manifest, parent: Manifest | None, mover: Mover, sealed: Store, scratch: Store
+) -> Replay:
     """Move one sealed epoch again and compare its tables.
 
     Args:
+        spec: the pipeline as it was when the epoch was sealed.
         epoch: the epoch to replay.
         parent: the epoch before it on its lineage; None for the first.
         mover: reads inputs and segments from `sealed` and writes to `scratch`.
         sealed: where the pipeline lies.
         scratch: where the mover writes.
     """
-    moved = mover.move(order_of(epoch, parent))
+    moved = mover.move(order_of(spec, epoch, parent))
     tables = {}
     for table in sorted({*epoch.files, *moved.files} - {"barriers"}):
         before = _rows(sealed, _data_files(epoch.files.get(table, [])))
@@ -53,7 +58,7 @@ def replay_epoch(epoch: Manifest, parent: Manifest | None, mover: Mover, sealed:
     return Replay(str(epoch.id), tables)
 
 
-def order_of(epoch: Manifest, parent: Manifest | None) -> MoveOrder:
+def order_of(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None) -> MoveOrder:
     """The order that the mover was given."""
     return MoveOrder(
         cut=cut_of(epoch.cut),
@@ -64,6 +69,7 @@ def order_of(epoch: Manifest, parent: Manifest | None) -> MoveOrder:
         timeline=epoch.timeline,
         epoch=epoch.slot,
         next_position=parent.notes["next_position"] if parent else 0,
+        state=parent.decider if parent else initial_state(spec),
     )
 
 

@@ -141,7 +141,9 @@ def _check_places(db: duckdb.DuckDBPyConnection, head: Manifest, found: Exactnes
     expected = head.counters.retained + sum(head.counters.dropped.values()) + head.counters.rejected
     if missing != expected:
         found.problems.append(f"{missing} rows stand in no table, but {expected} are retained, dropped or rejected")
-    gaps = _one(db, f"select count(*) from (select position - row_number() over (order by position) + 1 as d from {EVENTS}) where d <> 0")
+    gaps = _one(
+        db, f"select count(*) from (select position - row_number() over (order by position) + 1 as d from {EVENTS}) where d <> 0"
+    )
     if gaps:
         found.problems.append(f"positions of the events table are not contiguous from 0 ({gaps} off)")
 

@@ -287,4 +287,3 @@ class PipelineSpec(Model):
     def canonical(self) -> str:
         """Canonical JSON of the spec with the preset applied."""
         return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
-

@@ -47,7 +47,7 @@ class QualitySpec(Model):
     """What the quality checks of a pipeline compare with, and how seriously they take it."""
 
     limits: QualityLimits = QualityLimits()
-    severity: dict[str, Severity] = {}
+    severity: dict[str, Severity] = Field(default_factory=dict)
     """Check id -> ``warn``, ``critical`` or ``off``; overrides the suite's own."""
     suites: str | None = None
     """Folder of own suites (``*.yaml``), relative to the working folder; a file named like a built-in one replaces it."""

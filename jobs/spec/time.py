@@ -12,7 +12,16 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, WithJsonSchema
 
-__all__ = ["TICK_MAX", "TICK_MIN", "Duration", "SignedDuration", "format_duration", "format_instant", "parse_duration", "saturate"]
+__all__ = [
+    "TICK_MAX",
+    "TICK_MIN",
+    "Duration",
+    "SignedDuration",
+    "format_duration",
+    "format_instant",
+    "parse_duration",
+    "saturate",
+]
 
 TICK_MIN: Final = -(2**63)
 TICK_MAX: Final = 2**63 - 1
@@ -108,7 +117,9 @@ def _non_negative(value: Any, info: ValidationInfo) -> int:
 
 
 _AS_TEXT = PlainSerializer(format_duration, return_type=str, when_used="json")
-_SCHEMA = WithJsonSchema({"type": "string", "description": "a duration, for example 10s, 1h30m, 250ms", "examples": ["10s", "1h30m"]})
+_SCHEMA = WithJsonSchema(
+    {"type": "string", "description": "a duration, for example 10s, 1h30m, 250ms", "examples": ["10s", "1h30m"]}
+)
 
 Duration = Annotated[int, BeforeValidator(_non_negative), _AS_TEXT, _SCHEMA]
 """Ticks >= 0; written as text in YAML and JSON, as an int of ticks in Python."""

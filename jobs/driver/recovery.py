@@ -1,0 +1,72 @@
+"""Before the first epoch: make sure that the checkpoint to go on from is whole, or go back to one that is.
+
+Going on from the newest is no decision. Everything else, passing over a bad checkpoint included, is a restore: a fork record
+in the log, with who and why, and never silent (design.md section 2, bad checkpoints).
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import structlog
+
+from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.restore import commit_restore, plan_restore
+from tidegate.checkpoints.verify import Verdict, Verification, condemn, verify
+from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["settle_head"]
+
+_log = structlog.get_logger("tidegate.driver")
+
+
+def settle_head(spec: PipelineSpec, log: SlotLog, lease: Lease, recover_to: str) -> None:
+    """Leave the log with a head that is whole and is what `recover_to` asks for.
+
+    Raises:
+        PoisonError: the newest checkpoint is damaged and the spec says ``on_bad_checkpoint: stop``, or none is whole.
+        ConfigurationError: `recover_to` names no checkpoint.
+    """
+    head = log.head()
+    if head.checkpoint is None:
+        return
+    if recover_to == "latest":
+        found = verify(log, head.checkpoint, checksums=False)
+        if found.verdict is not Verdict.DAMAGED:
+            return  # whole, or the store could not say: only definite evidence condemns
+        target, why = _past_the_damage(spec, log, found), f"{head.checkpoint} is damaged"
+    else:
+        target, why = Catalog(log).resolve(recover_to), f"started with recover_to={recover_to}"
+    if target != head.checkpoint:
+        plan = plan_restore(log, target)
+        commit_restore(log, lease, plan, request_id=secrets.token_hex(8), who=f"driver {lease.holder.driver}", why=why)
+        _log.warning("restored", pipeline=spec.name, to=str(target), epochs_rewound=plan.epochs_rewound, why=why)
+
+
+def _past_the_damage(spec: PipelineSpec, log: SlotLog, damaged: Verification) -> CheckpointId:
+    first = damaged.findings[0]
+    condemn(log, damaged)
+    if spec.checkpoint.on_bad_checkpoint == "stop":
+        raise PoisonError(
+            f"checkpoint {damaged.checkpoint} of {spec.name} is damaged: {first.problem} {first.key} {first.detail}",
+            code="checkpoint.damaged",
+            pipeline=spec.name,
+            kept="all other checkpoints and the tables as they are",
+            advice=f"go back to one that is whole: tidegate checkpoints restore {spec.name} latest_healthy "
+            "(or let the driver do it: on_bad_checkpoint: fork)",
+        )
+    for row in Catalog(log).listing():
+        candidate = CheckpointId.parse(row.id) if row.restorable and row.id else None
+        if candidate and verify(log, candidate, checksums=False).verdict is Verdict.HEALTHY:
+            return candidate
+    raise PoisonError(
+        f"no checkpoint of {spec.name} is whole",
+        code="checkpoint.none_whole",
+        pipeline=spec.name,
+        kept="everything that is left in the bucket",
+        advice=f"look at them: tidegate checkpoints verify {spec.name}; start anew under another name",
+    )

@@ -1,0 +1,191 @@
+"""The epoch protocol on plain parts: steps 1 to 5 of design.md section 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engine.harness import SECOND, Bench, PlainSteps, barrier, row, spec_of
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.jobs.engine.faults import POINTS
+from tidegate.jobs.engine.replay import replay_epoch
+from tidegate.jobs.reference.mover import ReferenceMover
+from tidegate.jobs.spec.errors import FencedError
+
+
+class Crash(BaseException):
+    """What a kill -9 looks like to the code: nothing catches it."""
+
+
+class CrashAt:
+    """Raises at the n-th time a point is reached."""
+
+    def __init__(self, point: str, nth: int = 1) -> None:
+        self.point, self.left = point, nth
+
+    def reach(self, point: str) -> None:
+        """Raise when it is time."""
+        if point == self.point:
+            self.left -= 1
+            if self.left == 0:
+                raise Crash(point)
+
+
+def _feed(bench: Bench, step: int) -> None:
+    """Deterministic rows of step n: mostly in order, one late row, a barrier now and then."""
+    for offset, name in enumerate(bench.sources):
+        bench.sources[name].append(*(row(10 * step + i + offset, i) for i in range(5)))
+        if step == 3:
+            bench.sources[name].append(row(1, 100))
+        if step in (2, 4):
+            bench.sources[name].append(barrier(10 * step + 6, step))
+
+
+def _run(bench: Bench, steps: int = 6) -> None:
+    engine = bench.engine()
+    for step in range(steps):
+        _feed(bench, step)
+        _drain(bench, engine)
+
+
+def _drain(bench: Bench, engine: Any) -> None:
+    while True:
+        bench.clock.advance(1.0)
+        report = engine.run_epoch()
+        if not report.rows and not report.pending:
+            return
+
+
+def _content(bench: Bench) -> dict[str, list[str]]:
+    """All tables without timeline and epoch, which exactness leaves out."""
+    tables = ("events", "late", "w", "barriers")
+    volatile = {"_timeline", "_epoch", "opened", "closed", "waited_us", "participants"}
+    return {
+        name: sorted(repr(sorted((k, v) for k, v in r.items() if k not in volatile)) for r in bench.rows(name)) for name in tables
+    }
+
+
+def test_every_manifest_conserves_and_chains() -> None:
+    """Counters add up in every epoch and each manifest names its parent's bytes (9.1)."""
+    bench = Bench(spec_of())
+    _run(bench)
+    epochs = bench.epochs()
+    assert len(epochs) >= 6
+    assert all(e.counters.conserved() for e in epochs)
+    assert [e.parent for e in epochs[1:]] == [str(e.id) for e in epochs[:-1]]
+    assert epochs[-1].counters.read == 62
+    late = [r for r in bench.rows("late") if r["output"] == "events"]
+    assert epochs[-1].counters.late == len(late) == 2
+
+
+def test_barriers_end_slices_and_split_sections() -> None:
+    """A slice ends with its first barrier; rows behind it leave in the next section (3.4)."""
+    bench = Bench(spec_of())
+    _run(bench)
+    assert [(b["barrier_id"], b["outcome"]) for b in bench.rows("barriers")] == [(1, "complete"), (2, "complete")]
+    sections = [r["section"] for r in bench.rows("events")]
+    assert sections == sorted(sections)
+    assert set(sections) == {0, 1, 2}
+
+
+def test_positions_are_contiguous() -> None:
+    """Released events are numbered from zero without gaps, across epochs."""
+    bench = Bench(spec_of())
+    _run(bench)
+    positions = [r["position"] for r in bench.rows("events")]
+    assert positions == list(range(len(positions)))
+
+
+def test_nothing_to_do_seals_nothing() -> None:
+    """An empty cut without a change is no epoch."""
+    bench = Bench(spec_of(coalesce={"idle_timeout": "never"}))
+    engine = bench.engine()
+    bench.sources["a"].append(row(1))
+    bench.sources["b"].append(row(1))
+    assert engine.run_epoch().sealed is not None
+    assert engine.run_epoch().sealed is None
+
+
+@pytest.mark.parametrize("point", [p for p in POINTS if not p.startswith(("publish", "report"))])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_crash_at_any_step_changes_nothing(point: str, nth: int) -> None:
+    """Killed at a step and started anew, twice, the tables equal an undisturbed run's: equal cuts, equal rows."""
+    calm, shaken = Bench(spec_of()), Bench(spec_of())
+    _run(calm)
+    engine = shaken.engine(faults=CrashAt(point, nth))
+    crashes = 0
+    for step in range(6):
+        _feed(shaken, step)
+        while True:
+            try:
+                _drain(shaken, engine)
+                break
+            except Crash:
+                crashes += 1
+                engine = shaken.engine(faults=CrashAt(point, nth) if crashes < 2 else None)
+    assert crashes == 2
+    assert _content(shaken) == _content(calm)
+
+
+def test_two_drivers_one_winner_per_slot() -> None:
+    """A second driver at the same head loses the slot, reloads and goes on; no row is doubled."""
+    bench = Bench(spec_of())
+    first, second = bench.engine(), bench.engine()
+    for step in range(4):
+        _feed(bench, step)
+        assert first.run_epoch().sealed is not None
+        assert second.run_epoch().lost
+        _drain(bench, second)
+        first.reload()
+    seqs = [(r["_source"], r["_seq"]) for name in ("events", "late") for r in bench.rows(name) if r.get("output") != "w"]
+    assert len(seqs) == len(set(seqs))
+
+
+def test_a_fenced_driver_seals_nothing() -> None:
+    """The lease is checked just before the PUT; a driver without it leaves garbage only."""
+    bench = Bench(spec_of())
+    steps = PlainSteps()
+    engine = bench.engine(steps=steps)
+    _feed(bench, 0)
+    steps.lost = FencedError("gone", code="lease.lost")
+    with pytest.raises(FencedError):
+        engine.run_epoch()
+    assert bench.epochs() == []
+
+
+def test_replay_gives_the_same_rows() -> None:
+    """Any sealed epoch, moved again from its recorded cut and decision, gives the same rows (9.9)."""
+    bench = Bench(spec_of())
+    _run(bench)
+    epochs = bench.epochs()
+    for parent, epoch in zip([None, *epochs], epochs, strict=False):
+        scratch = _Overlay(bench.store)
+        mover = ReferenceMover(scratch, bench.spec, bench.sources)
+        replay = replay_epoch(bench.spec, epoch, parent, mover, bench.store, scratch)
+        assert replay.equal, replay
+
+
+class _Overlay(MemoryStore):
+    """Reads through to the sealed store, writes to itself."""
+
+    def __init__(self, below: Any) -> None:
+        super().__init__()
+        self._below = below
+
+    def get(self, key: str) -> Any:
+        """Own object first."""
+        return super().get(key) if self.head(key) else self._below.get(key)
+
+
+def test_idle_member_lets_the_frontier_pass() -> None:
+    """A silent source is idle after its timeout on the pipeline clock, and the frontier goes on without it (section 1)."""
+    bench = Bench(spec_of(coalesce={"idle_timeout": "5s"}))
+    engine = bench.engine()
+    bench.sources["b"].append(row(0))
+    for second in range(10):
+        bench.sources["a"].append(row(second))
+        bench.clock.advance(1.0)
+        engine.run_epoch()
+    assert bench.epochs()[-1].decision["frontier_after"] > 4 * SECOND
+    assert {r["kind"] for e in bench.epochs() for r in e.decision["recorded"]} == {"idle"}
