@@ -1,0 +1,65 @@
+"""`python -m tidegate.expectations run SPEC.yaml --store URL`: the suites in a process of their own.
+
+Exit codes: 0 pass or warn, 1 a critical check failed (named), else the code of the failure class. The last line on
+standard output is the store key of the result; with ``--json`` the only line is the whole result in its envelope.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+# GX imports all of pyspark (2 s) when it is installed; no frame here is Spark's. Only in this process, and only if unused.
+sys.modules.setdefault("pyspark", None)  # type: ignore[arg-type]
+
+from tidegate.checkpoints.open import open_store  # noqa: E402
+from tidegate.expectations.quality import SCHEMA_VERSION, check_quality  # noqa: E402
+from tidegate.jobs.spec.errors import TidegateError  # noqa: E402
+from tidegate.jobs.spec.loader import load_spec  # noqa: E402
+
+__all__ = ["main", "report"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        spec, store = load_spec(options.spec), open_store(options.store)
+        result = check_quality(spec, store)
+    except TidegateError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return error.failure_class.exit_code
+    if options.json:
+        print(json.dumps({"schema_version": SCHEMA_VERSION, "kind": "quality", "data": result}))  # noqa: T201
+    else:
+        print(report(result, store.uri(result["docs"])))  # noqa: T201
+        print(result["key"])  # noqa: T201
+    return 1 if result["verdict"] == "fail" else 0
+
+
+def report(result: dict[str, Any], docs: str) -> str:
+    """The result for people: the verdict, every failed check with what was seen, where to read on."""
+    failed = result["failed"]
+    lines = [f"{result['pipeline']}: {result['verdict']} ({len(result['checks'])} checks, {len(failed)} failed)"]
+    lines.append(f"looked at the tables up to checkpoint {result['checkpoint'] or 'none'}")
+    for check in failed:
+        lines.append(f"{check['severity'].upper():8} {check['suite']}.{check['id']}: {check['says']}")
+        lines.append(f"         seen: {check['observed']}")
+    lines.append(f"Data Docs: {docs}")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tidegate.expectations", description="Quality checks of a pipeline.")
+    run = parser.add_subparsers(required=True, metavar="COMMAND").add_parser("run", help="run all suites over the tables")
+    run.add_argument("spec", metavar="SPEC.yaml", help="the pipeline's spec")
+    run.add_argument("--store", required=True, metavar="URL", help="s3://bucket/prefix or a folder")
+    run.add_argument("--json", action="store_true", help="print the whole result as one line of JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

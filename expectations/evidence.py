@@ -1,0 +1,71 @@
+"""Gather what the checks look at: the tables up to one epoch, and the manifests that belong to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.desired import DesiredState, read_desired
+from tidegate.checkpoints.lease import read_lease
+from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.store import Store
+from tidegate.expectations.summaries import Evidence
+from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+
+__all__ = ["TableReader", "gather"]
+
+TableReader = Callable[[str], pa.Table]
+"""Table name -> all its rows, empty (with its columns) before the first epoch."""
+
+
+def gather(spec: PipelineSpec, store: Store, read: TableReader, *, clock: Clock = SYSTEM_CLOCK) -> Evidence:
+    """Read everything once. The tables are cut at the newest epoch of the checkpoints table, so that they fit together.
+
+    Raises:
+        TransientError: the store or the catalog cannot be reached now.
+    """
+    log = SlotLog(store, spec.name)
+    sealed = log.head()
+    checkpoints = read(CHECKPOINTS)
+    epoch = pc.max(checkpoints["_epoch"]).as_py() or 0
+    head = _manifest(log, sealed, epoch)
+    return Evidence(
+        spec=spec,
+        late=_until(read(LATE), epoch),
+        barriers=_until(read(BARRIERS), epoch),
+        checkpoints=checkpoints,
+        dead_letters=_until(read(DEAD_LETTERS), epoch),
+        events=_until(read(EVENTS), epoch),
+        head=head,
+        past=_manifest(log, sealed, epoch - spec.quality.recent),
+        sealed=sealed.slot,
+        now=clock.ticks(),
+        wanted=_wanted(store, spec.name, head),
+    )
+
+
+def _until(table: pa.Table, epoch: int) -> pa.Table:
+    return table.filter(pc.less_equal(table["_epoch"], epoch))
+
+
+def _manifest(log: SlotLog, head: Head, epoch: int) -> Manifest | None:
+    """The manifest of one epoch on the current lineage; None before the first, and for a retired one."""
+    if head.record is not None and head.slot == epoch:
+        return head.record
+    filled = next(log.epochs(head.timeline, epoch, epoch), None) if epoch > 0 else None
+    return filled.record if filled is not None and isinstance(filled.record, Manifest) else None
+
+
+def _wanted(store: Store, pipeline: str, head: Manifest | None) -> bool:
+    """It should run or is driven, and rows were waiting when the newest checkpoint was sealed: the next one is due.
+
+    A stream with nothing to read seals nothing, however healthy it is.
+    """
+    lease = read_lease(store, pipeline)
+    driven = lease is not None and lease.holder is not None
+    running = driven or read_desired(store, pipeline).state is DesiredState.RUN
+    return running and head is not None and any(part.get("pending") for part in head.cut.values())

@@ -1,0 +1,69 @@
+"""One quality run, from tables to the result in the bucket."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.store import Store
+from tidegate.expectations import docs
+from tidegate.expectations.evidence import TableReader, gather
+from tidegate.expectations.runner import CheckResult, run_suites
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["SCHEMA_VERSION", "check_quality"]
+
+SCHEMA_VERSION = 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def check_quality(
+    spec: PipelineSpec, store: Store, *, read: TableReader | None = None, clock: Clock = SYSTEM_CLOCK
+) -> dict[str, Any]:
+    """Run every suite, put result and Data Docs into the store, and return the result.
+
+    The result's ``verdict`` is ``pass``, ``warn`` or ``fail``; ``checkpoint`` is the newest one that was looked at, so
+    that ``recover_to: latest_healthy`` can tell which checkpoints were found healthy; ``key`` and ``docs`` are store keys.
+
+    Raises:
+        ConfigurationError: a suite is wrong.
+        TransientError: the store or the catalog cannot be reached now.
+    """
+    begun = time.monotonic()
+    evidence = gather(spec, store, read or _table_reader(spec, store), clock=clock)
+    run = run_suites(evidence)
+    at = _EPOCH + timedelta(microseconds=evidence.now)
+    name, quality = at.strftime("%Y%m%dT%H%M%S.%fZ"), Layout(spec.name).quality
+    head = evidence.head
+    result: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "quality",
+        "id": name,
+        "key": f"{quality}results/{name}.json",
+        "docs": f"{quality}docs/{name}/index.html",
+        "pipeline": spec.name,
+        "at": at.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "checkpoint": str(head.id) if head else None,
+        "timeline": head.timeline if head else None,
+        "epoch": head.slot if head else None,
+        "verdict": run.verdict,
+        "failed": [_record(c) for c in run.failed],
+        "checks": [_record(c) for c in run.checks],
+        "seconds": round(time.monotonic() - begun, 3),
+    }
+    docs.publish(store, result, run)
+    return result
+
+
+def _record(check: CheckResult) -> dict[str, Any]:
+    return asdict(check) | {"offenders": list(check.offenders), "page": check.page}
+
+
+def _table_reader(spec: PipelineSpec, store: Store) -> TableReader:
+    from tidegate.jobs.sinks.tables import read_table  # pyiceberg takes a second to import
+
+    return lambda name: read_table(spec, store, name)

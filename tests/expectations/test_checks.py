@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidegate.expectations.checks import limit_values, load_suites
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.quality import QualityLimits
+
+GOOD = """\
+suite: mine
+title: Mine
+checks:
+  - {id: own, summary: release, says: one event, expect: expect_column_values_to_be_in_set,
+     kwargs: {column: events, value_set: [1]}}
+"""
+
+
+def with_quality(spec: PipelineSpec, **quality: object) -> PipelineSpec:
+    """The spec with a `quality` section."""
+    return PipelineSpec.model_validate(spec.model_dump(by_alias=True) | {"quality": quality})
+
+
+def test_built_in_suites_cover_every_part(spec: PipelineSpec) -> None:
+    """The five suites of the issue are there and load."""
+    assert {s.suite for s in load_suites(spec)} == {"late_rows", "barriers", "checkpoints", "dead_letters", "release"}
+
+
+def test_durations_become_seconds() -> None:
+    """Suites compare seconds, the spec speaks of durations."""
+    assert limit_values(QualityLimits(lateness_p99="90s"))["lateness_p99"] == 90.0  # type: ignore[arg-type]
+
+
+def test_limits_reach_the_arguments(spec: PipelineSpec) -> None:
+    """A limit of the spec replaces the default in arguments and sentence."""
+    changed = with_quality(spec, limits={"late_ratio": 0.25})
+    check = next(c for s in load_suites(changed) for c in s.checks if c.id == "late_ratio")
+    limits = limit_values(changed.quality.limits)
+    assert check.resolved(limits)["max_value"] == 0.25
+    assert "25%" in check.says.format(**limits)
+
+
+def test_severity_is_overridden_and_switched_off(spec: PipelineSpec) -> None:
+    """The spec decides how serious a check is; `off` removes it."""
+    changed = with_quality(spec, severity={"late_ratio": "critical", "barrier_ids": "off"})
+    checks = {c.id: c for s in load_suites(changed) for c in s.checks}
+    assert checks["late_ratio"].severity == "critical"
+    assert "barrier_ids" not in checks
+
+
+def test_unknown_check_in_severity_is_refused(spec: PipelineSpec) -> None:
+    """A misspelt check id is an error that lists the real ones."""
+    with pytest.raises(ConfigurationError) as caught:
+        load_suites(with_quality(spec, severity={"late_ration": "off"}))
+    assert "late_ration" in str(caught.value)
+    assert "late_ratio" in str(caught.value.advice)
+
+
+def test_own_folder_adds_and_replaces(spec: PipelineSpec, tmp_path: Path) -> None:
+    """A file with a new name adds a suite, one named like a built-in replaces it."""
+    (tmp_path / "mine.yaml").write_text(GOOD)
+    (tmp_path / "release.yaml").write_text(GOOD.replace("mine", "release").replace("own", "replaced"))
+    suites = {s.suite: s for s in load_suites(with_quality(spec, suites=str(tmp_path)))}
+    assert [c.id for c in suites["mine"].checks] == ["own"]
+    assert [c.id for c in suites["release"].checks] == ["replaced"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("summary: release", "summary: releases", "no summary 'releases'"),
+        ("value_set: [1]", "value_set: {limit: nope}", "no limit 'nope'"),
+        ("says: one event", "says: '{nope}'", "nope"),
+        ("title: Mine", "titel: Mine", "titel"),
+        ("suite: mine", "suite: [", "mine.yaml"),
+    ],
+)
+def test_broken_suite_names_file_and_fault(spec: PipelineSpec, tmp_path: Path, old: str, new: str, says: str) -> None:
+    """A wrong suite file is a configuration error that says where and what."""
+    (tmp_path / "mine.yaml").write_text(GOOD.replace(old, new))
+    with pytest.raises(ConfigurationError, match=r"mine\.yaml") as caught:
+        load_suites(with_quality(spec, suites=str(tmp_path)))
+    assert says in str(caught.value)
+
+
+def test_missing_folder_is_refused(spec: PipelineSpec) -> None:
+    """A folder that does not exist is named with its full path."""
+    with pytest.raises(ConfigurationError, match="/nowhere"):
+        load_suites(with_quality(spec, suites="/nowhere"))

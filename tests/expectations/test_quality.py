@@ -1,0 +1,119 @@
+"""From a bucket to the result in it: gathering, the whole run, the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.expectations.conftest import changed, manifest
+
+from tidegate.checkpoints.clock import ManualClock
+from tidegate.checkpoints.desired import DesiredState, set_desired
+from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.store import Store
+from tidegate.expectations import __main__ as command
+from tidegate.expectations import quality
+from tidegate.expectations.evidence import gather
+from tidegate.expectations.summaries import Evidence
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+Read = Callable[[str], pa.Table]
+SPEC = """\
+apiVersion: tidegate/v1
+name: flights
+sources:
+  EWR: &s {path: inbox/EWR, schema: {sched: timestamp, carrier: string}, event_time: sched, lag: 1h}
+  JFK: {<<: *s, path: inbox/JFK}
+"""
+
+
+def fill(store: Store, slots: int = 3, *, pending: bool = False) -> None:
+    """Seal epochs whose counters agree with the healthy tables."""
+    log = SlotLog(store, "flights")
+    for slot in range(1, slots + 1):
+        head = log.head()
+        parent = str(head.checkpoint) if head.checkpoint else None
+        sealed = manifest(slot, pending=pending).model_copy(update={"parent": parent, "parent_sha256": head.sha256})
+        log.seal(sealed)
+
+
+@pytest.fixture
+def read(healthy: Evidence) -> Read:
+    return lambda name: getattr(healthy, name)
+
+
+def test_tables_are_cut_at_the_newest_published_epoch(spec: PipelineSpec, healthy: Evidence) -> None:
+    """Rows of an epoch that the checkpoints table does not show yet are left out, and it counts as unpublished."""
+    store = MemoryStore()
+    fill(store)
+    behind = changed(healthy, checkpoints=healthy.checkpoints.slice(0, 2))
+    evidence = gather(spec, store, lambda name: getattr(behind, name), clock=ManualClock())
+    assert evidence.barriers["_epoch"].to_pylist() == [1, 2]
+    assert (evidence.head is not None and evidence.head.slot, evidence.sealed) == (2, 3)
+
+
+def test_past_is_the_manifest_before_the_recent_ones(spec: PipelineSpec, read: Read) -> None:
+    """`quality.recent` epochs back, and nothing when there are not that many."""
+    store = MemoryStore()
+    fill(store)
+    recent = PipelineSpec.model_validate(spec.model_dump(by_alias=True) | {"quality": {"recent": 2}})
+    past = gather(recent, store, read, clock=ManualClock()).past
+    assert past is not None
+    assert past.slot == 1
+    assert gather(spec, store, read, clock=ManualClock()).past is None
+
+
+@pytest.mark.parametrize(("state", "pending", "wanted"), [("run", True, True), ("run", False, False), ("stopped", True, False)])
+def test_next_checkpoint_is_due_only_with_work_and_will(
+    spec: PipelineSpec, read: Read, state: str, pending: bool, wanted: bool
+) -> None:
+    """An idle stream seals nothing, a stopped one neither; neither is behind."""
+    store = MemoryStore()
+    fill(store, pending=pending)
+    set_desired(store, "flights", DesiredState(state), who="test")
+    assert gather(spec, store, read, clock=ManualClock()).wanted is wanted
+
+
+def test_pipeline_that_never_ran_has_evidence(spec: PipelineSpec, healthy: Evidence) -> None:
+    """Before the first epoch there is nothing, and no error."""
+    evidence = gather(spec, MemoryStore(), lambda name: getattr(healthy, name).slice(0, 0), clock=ManualClock())
+    assert (evidence.head, evidence.sealed) == (None, 0)
+
+
+@pytest.mark.e2e
+@pytest.mark.filterwarnings("ignore")
+def test_command_prints_verdict_and_key(
+    tmp_path: Path, read: Read, healthy: Evidence, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 0 with the key last when all is well; exit 1 naming the critical check; the envelope with --json."""
+    (tmp_path / "flights.yaml").write_text(SPEC)
+    store = LocalStore(tmp_path / "store")
+    fill(store)
+    monkeypatch.setattr(quality, "_table_reader", lambda spec, store: read)
+    arguments = ["run", str(tmp_path / "flights.yaml"), "--store", str(tmp_path / "store")]
+    assert command.main(arguments) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("flights: pass")
+    stored = json.loads(store.get(out[-1]).data)
+    assert (stored["verdict"], stored["checkpoint"]) == ("pass", "t0-000003-aaaaaaaaaaaa")
+    assert store.head(stored["docs"]) is not None
+
+    doubled = changed(healthy, events=pa.concat_tables([healthy.events, healthy.events.slice(0, 1)]))
+    monkeypatch.setattr(quality, "_table_reader", lambda spec, store: lambda name: getattr(doubled, name))
+    assert command.main([*arguments, "--json"]) == 1
+    envelope = json.loads(capsys.readouterr().out)
+    assert envelope["kind"] == "quality"
+    assert [c["id"] for c in envelope["data"]["failed"]] == ["positions_once", "rows_once"]
+    assert json.loads(store.get("flights/quality/results/latest.json").data)["verdict"] == "fail"
+
+
+def test_bad_spec_is_two_and_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A configuration error goes to standard error in words, with the exit code of its class."""
+    (tmp_path / "bad.yaml").write_text("name: flights\nsorces: {}\n")
+    assert command.main(["run", str(tmp_path / "bad.yaml"), "--store", str(tmp_path)]) == 2
+    assert "sorces" in capsys.readouterr().err
