@@ -1,7 +1,7 @@
 """Is a checkpoint whole? Presence, size and checksum of every object it needs, and its place in the chain.
 
 Only definite evidence condemns: an object that is missing while the store lists and answers, a wrong size, a wrong checksum, a
-record whose hash is not the one its successor names. Time-outs, 403 and 503 are evidence of nothing; they make a result *unknown*.
+record whose hash is not the one its successor names. Time-outs, 403 and 503 are evidence of nothing, and make a result *unknown*.
 A record is judged by its own bytes, so a later epoch that verifies by itself stays usable after a damaged one.
 """
 

@@ -1,0 +1,345 @@
+"""The lease: takeover without comparing clocks, fencing by token, lost answers, proven death, wedged drivers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tidegate.checkpoints.clock import ManualClock
+from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.keeper import LeaseKeeper
+from tidegate.checkpoints.lease import TTL, Lease, LeaseHeldError, LeaseLostError, LeaseWatch, evict, read_lease
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.store import OutcomeUnknownError, Store, StoreUnavailableError
+from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError
+
+
+def far_away(name: str) -> Holder:
+    """A holder on another host, about which nothing can be proven from here."""
+    return Holder(driver=name, host="elsewhere", boot="b", namespace="n", pid=1, start_ticks=1)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Sleepy(ManualClock):
+    """A clock on which something else happens whenever somebody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], None] = _nothing
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.meanwhile()
+
+
+@pytest.fixture
+def sleepy() -> Sleepy:
+    return Sleepy()
+
+
+def test_a_free_lease_is_taken_at_once_on_every_store(store: Store, clock: ManualClock) -> None:
+    """First start, renewal, release and next start work on each kind of store, without waiting."""
+    before = clock.now()
+    one = Lease.acquire(store, "p", far_away("one"), clock=clock, uid="u")
+    one.renew()
+    one.check()
+    one.release()
+    two = Lease.acquire(store, "p", far_away("two"), clock=clock, uid="u")
+    assert (one.token, two.token, clock.now()) == (1, 2, before)
+    view = read_lease(store, "p")
+    assert view is not None
+    assert view.holder == two.holder
+    assert view.record.uid == "u"
+
+
+def test_every_renewal_changes_the_etag(memory: MemoryStore, clock: ManualClock) -> None:
+    """Equal content would hide a sign of life; the nonce makes each renewal visible."""
+    lease = Lease.acquire(memory, "p", far_away("one"), clock=clock)
+    etags = set()
+    for _ in range(5):
+        view = read_lease(memory, "p")
+        assert view is not None
+        etags.add(view.etag)
+        lease.renew()
+    assert len(etags) == 5
+
+
+def test_a_live_holder_is_left_alone(memory: MemoryStore, sleepy: Sleepy) -> None:
+    """A renewal seen while watching means: held, by name."""
+    lease = Lease.acquire(memory, "p", far_away("one"), clock=sleepy)
+    sleepy.meanwhile = lease.renew
+    with pytest.raises(LeaseHeldError, match=r"one \(pid 1 on elsewhere\)"):
+        Lease.acquire(memory, "p", far_away("two"), clock=sleepy)
+
+
+def test_a_silent_holder_is_replaced_after_its_ttl_on_the_observers_clock(memory: MemoryStore) -> None:
+    """Takeover waits out the TTL on the newcomer's own clock, however wrong the other clock is."""
+    one = Lease.acquire(memory, "p", far_away("one"), clock=ManualClock(start=9e9))
+    clock = ManualClock(start=5.0)
+    two = Lease.acquire(memory, "p", far_away("two"), clock=clock)
+    assert TTL < clock.now() - 5.0 < TTL + 1.5
+    assert two.token == 2
+    with pytest.raises(LeaseLostError, match="token 2 is held by two"):
+        one.renew()
+    with pytest.raises(LeaseLostError):
+        one.check()
+    assert one.lost
+
+
+def test_a_standby_waits_until_the_holder_falls_silent(memory: MemoryStore, sleepy: Sleepy) -> None:
+    """A standby driver outlasts many renewals and takes over a TTL after the last one."""
+    one = Lease.acquire(memory, "p", far_away("one"), clock=sleepy)
+    renewals = iter(range(40))
+    sleepy.meanwhile = lambda: one.renew() if next(renewals, None) is not None else None
+    two = Lease.acquire(memory, "p", far_away("two"), clock=sleepy, standby=True)
+    assert two.token == 2
+    assert next(renewals, None) is None
+
+
+def test_a_standby_can_be_told_to_stop(memory: MemoryStore, sleepy: Sleepy) -> None:
+    """`stop` ends the wait."""
+    one = Lease.acquire(memory, "p", far_away("one"), clock=sleepy)
+    sleepy.meanwhile = one.renew
+    looks = iter(range(5))
+    with pytest.raises(LeaseHeldError):
+        Lease.acquire(memory, "p", far_away("two"), clock=sleepy, standby=True, stop=lambda: next(looks, None) is None)
+
+
+def test_a_holder_proven_dead_is_replaced_at_once(memory: MemoryStore, clock: ManualClock) -> None:
+    """A process of this host that ended leaves its lease to the next one without a wait."""
+    code = "from tidegate.checkpoints.holder import Holder; print(Holder.this_process().model_dump_json(), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        holder = Holder.model_validate_json(child.stdout.readline())
+        Lease.acquire(memory, "p", holder, clock=clock)
+        assert not holder.proven_dead()
+        child.kill()
+    before = clock.now()
+    assert Lease.acquire(memory, "p", Holder.this_process("next"), clock=clock).token == 2
+    assert clock.now() == before
+
+
+def test_a_zombie_and_a_reused_pid_are_dead() -> None:
+    """A child that ended but was not waited for is dead; so is a pid whose start time differs."""
+    me = Holder.this_process()
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it ended, and is a zombie from here on
+        assert me.model_copy(update={"pid": child.pid}).proven_dead()
+    assert me.model_copy(update={"start_ticks": me.start_ticks - 1}).proven_dead()
+    assert not me.proven_dead()
+
+
+@pytest.mark.parametrize("field", ["host", "boot", "namespace"])
+def test_nothing_is_proven_across_hosts_boots_and_containers(field: str) -> None:
+    """A pid says something only on its own host, boot and pid namespace."""
+    dead = Holder.this_process().model_copy(update={"start_ticks": 0})
+    assert dead.proven_dead()
+    assert not dead.model_copy(update={field: "other"}).proven_dead()
+
+
+@pytest.mark.parametrize("fault", [Fault.NO_EFFECT, Fault.LOST_ANSWER, Fault.LATE])
+def test_a_lost_answer_to_the_first_take_is_read_back(fault: Fault, clock: ManualClock) -> None:
+    """However the create was lost, exactly one lease results and its holder knows it."""
+    faults = [fault]
+    bucket = MemoryBucket()
+    store = MemoryStore(bucket, hook=lambda request: faults.pop() if faults and request.writes else None)
+    lease = Lease.acquire(store, "p", far_away("one"), clock=clock)
+    while bucket.held:
+        bucket.deliver()
+    lease.renew()
+    assert lease.token == 1
+
+
+def test_a_renewal_whose_answer_was_lost_is_taken_up(clock: ManualClock) -> None:
+    """The holder reads back, recognises its nonce, and goes on as the holder."""
+    faults: list[Fault] = []
+    store = MemoryStore(hook=lambda request: faults.pop() if faults and request.writes else None)
+    lease = Lease.acquire(store, "p", far_away("one"), clock=clock)
+    faults.append(Fault.LOST_ANSWER)
+    clock.advance(2)
+    lease.renew()
+    assert lease.remaining == TTL
+    lease.renew()
+    lease.check()
+
+
+def test_a_renewal_that_lands_late_does_not_cost_the_lease(clock: ManualClock) -> None:
+    """A held-up renewal that arrives between two others is recognised as one's own."""
+    faults: list[Fault] = []
+    bucket = MemoryBucket()
+    store = MemoryStore(bucket, hook=lambda request: faults.pop() if faults and request.writes else None)
+    lease = Lease.acquire(store, "p", far_away("one"), clock=clock)
+    faults.append(Fault.LATE)
+    with pytest.raises(OutcomeUnknownError):
+        lease.renew()
+    assert bucket.deliver() is True
+    clock.advance(1)
+    lease.renew()
+    assert lease.remaining == TTL - 1  # counted from when the renewal that is in place was sent
+    lease.renew()
+    assert lease.remaining == TTL
+
+
+def test_the_holders_time_counts_from_before_it_sent(clock: ManualClock) -> None:
+    """A slow answer shortens the lease: observers may have seen the renewal long ago."""
+
+    def slow(request: Request) -> Fault | None:
+        if request.verb == "swap":
+            clock.advance(4)
+        return None
+
+    lease = Lease.acquire(MemoryStore(hook=slow), "p", far_away("one"), clock=clock)
+    lease.renew()
+    assert lease.remaining == TTL - 4
+
+
+def test_a_sleeper_that_nobody_replaced_goes_on(memory: MemoryStore, clock: ManualClock) -> None:
+    """After its time ran out, check renews; when nobody took the lease, it is simply kept."""
+    lease = Lease.acquire(memory, "p", far_away("one"), clock=clock)
+    clock.advance(60)
+    assert lease.remaining < 0
+    lease.check()
+    assert lease.remaining == TTL
+
+
+def test_an_absent_store_is_not_a_loss(clock: ManualClock) -> None:
+    """While the store is away the lease is neither lost nor renewed."""
+    away = [False]
+    store = MemoryStore(hook=lambda request: Fault.REFUSED if away[0] else None)
+    lease = Lease.acquire(store, "p", far_away("one"), clock=clock)
+    away[0] = True
+    with pytest.raises(StoreUnavailableError):
+        lease.renew()
+    assert not lease.lost
+    clock.advance(TTL + 1)
+    with pytest.raises(StoreUnavailableError):
+        lease.check()
+    away[0] = False
+    lease.check()
+
+
+def test_eviction_raises_the_token_and_frees_the_lease(memory: MemoryStore, clock: ManualClock) -> None:
+    """An evicted driver finds out; the next one starts at once with a higher token still."""
+    one = Lease.acquire(memory, "p", far_away("one"), clock=clock)
+    assert evict(memory, "p", expected_token=one.token) == 2
+    with pytest.raises(LeaseLostError):
+        one.check() if one.remaining <= 0 else one.renew()
+    before = clock.now()
+    two = Lease.acquire(memory, "p", far_away("two"), clock=clock)
+    assert (two.token, clock.now()) == (3, before)
+    assert evict(memory, "p", expected_token=1) == 3
+    two.renew()
+    assert evict(MemoryStore(), "p") == 0
+
+
+def test_a_released_lease_stays_released(memory: MemoryStore, clock: ManualClock) -> None:
+    """After release, check refuses; releasing a lost lease is silent."""
+    one = Lease.acquire(memory, "p", far_away("one"), clock=clock)
+    one.release()
+    with pytest.raises(LeaseLostError, match="released"):
+        one.check()
+    two = Lease.acquire(memory, "p", far_away("two"), clock=clock)
+    one.release()
+    two.renew()
+
+
+def test_two_newcomers_cannot_both_take_it(memory: MemoryStore, clock: ManualClock) -> None:
+    """Of two takers of a free lease one holds it and the other meets a live holder."""
+    Lease.acquire(memory, "p", far_away("old"), clock=clock).release()
+    rival: list[Lease] = []
+
+    def overtake(request: Request) -> Fault | None:
+        if request.verb == "swap" and not rival:
+            rival.append(Lease.acquire(MemoryStore(memory.bucket), "p", far_away("rival"), clock=clock))
+        return None
+
+    waiting = Sleepy()
+    waiting.meanwhile = lambda: rival[0].renew()
+    with pytest.raises(LeaseHeldError, match="rival"):
+        Lease.acquire(MemoryStore(memory.bucket, hook=overtake), "p", far_away("late"), clock=waiting)
+    rival[0].renew()
+
+
+def test_an_observer_measures_silence_on_its_own_clock(memory: MemoryStore, clock: ManualClock) -> None:
+    """The watch counts from the last change it saw and forgets nothing between looks."""
+    watch = LeaseWatch(memory, "p", clock)
+    assert watch.expired(watch.look())
+    lease = Lease.acquire(memory, "p", far_away("one"), clock=clock)
+    view = watch.look()
+    clock.advance(5)
+    watch.look()
+    assert (watch.silent_for, watch.expired(view)) == (5, False)
+    lease.renew()
+    watch.look()
+    assert (watch.silent_for, watch.renewals_seen) == (0, 1)
+    clock.advance(TTL + 0.1)
+    assert watch.expired(watch.look())
+
+
+def test_garbage_in_the_lease_is_named(memory: MemoryStore) -> None:
+    """A lease that cannot be read is an error that names the object."""
+    memory.put("p/lease.json", b"no")
+    with pytest.raises(PoisonError, match=r"lease\.json is not a lease"):
+        read_lease(memory, "p")
+
+
+def test_a_wedged_driver_loses_its_lease_although_its_thread_lives(memory: MemoryStore, clock: ManualClock) -> None:
+    """Past the step's deadline nothing is renewed; the next step renews again, or learns of the loss."""
+    keeper = LeaseKeeper(Lease.acquire(memory, "p", far_away("one"), clock=clock), clock=clock)
+    keeper.step("move", 10)
+    clock.advance(9)
+    keeper.tick()
+    assert keeper.lease.remaining == TTL
+    clock.advance(2)
+    keeper.tick()
+    assert keeper.overdue
+    assert keeper.lease.remaining == TTL - 2
+    keeper.step("seal", 10)
+    keeper.tick()
+    assert keeper.lease.remaining == TTL
+    clock.advance(11)
+    Lease.acquire(memory, "p", far_away("two"), clock=clock)
+    keeper.step("plan", 10)
+    keeper.tick()
+    assert keeper.lost.is_set()
+    assert isinstance(keeper.error, FencedError)
+
+
+def test_the_keeper_survives_a_store_that_is_away(clock: ManualClock) -> None:
+    """Failed renewals are noted, not fatal, whatever their class."""
+    faults: list[Fault] = []
+    store = MemoryStore(hook=lambda request: faults.pop() if faults else None)
+    keeper = LeaseKeeper(Lease.acquire(store, "p", far_away("one"), clock=clock), clock=clock)
+    faults.append(Fault.REFUSED)
+    keeper.tick()
+    assert isinstance(keeper.trouble, StoreUnavailableError)
+    keeper.tick()
+    assert keeper.trouble is None
+    assert not keeper.lost.is_set()
+
+
+def test_the_thread_renews_by_itself(memory: MemoryStore) -> None:
+    """Started, the keeper renews without being asked, and stops when told."""
+    lease = Lease.acquire(memory, "p", far_away("one"))
+    watch = LeaseWatch(memory, "p")
+    watch.look()
+    with LeaseKeeper(lease, every=0.01) as keeper:
+        deadline = lease.remaining
+        while watch.renewals_seen < 3 and deadline > 0:
+            watch.look()
+            deadline = lease.remaining
+    assert watch.renewals_seen >= 3
+    assert not keeper.lost.is_set()
+
+
+def test_pipeline_names_are_checked(memory: MemoryStore) -> None:
+    """A name that cannot be a key is refused before anything is written."""
+    with pytest.raises(ConfigurationError):
+        Lease.acquire(memory, "../p", far_away("one"))

@@ -1,0 +1,162 @@
+"""Records in slots: canonical bytes, format versions, the golden manifest, ids and keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.checkpoints.canonical import canonical_bytes, parse_json, sha256_of_bytes, sha256_of_file
+from tidegate.checkpoints.identity import ensure_identity, read_identity, require_identity
+from tidegate.checkpoints.layout import CheckpointId, Layout, new_attempt
+from tidegate.checkpoints.lifecycle import Attempt, CheckpointState
+from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest, Stub, parse_record
+from tidegate.checkpoints.memory import Fault, MemoryStore
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
+
+GOLDEN = Path(__file__).parent / "golden"
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("manifest", Manifest), ("fork", ForkRecord), ("stub", Stub)])
+def test_golden_records_of_version_1_stay_readable(name: str, kind: type) -> None:
+    """Yesterday's bytes are read by today's code and written back byte for byte."""
+    data = (GOLDEN / f"{name}-v1.json").read_bytes()
+    record = parse_record(data)
+    assert isinstance(record, kind)
+    assert record.to_bytes() == data
+
+
+def test_the_golden_manifest_keeps_its_hash() -> None:
+    """The chain hash of the golden bytes is pinned: a change of the writer shows here."""
+    assert sha256_of_file(GOLDEN / "manifest-v1.json") == (GOLDEN / "manifest-v1.sha256").read_text().strip()
+
+
+def test_a_newer_format_is_refused_with_advice() -> None:
+    """A record of a later version names both versions and says what to do."""
+    data = json.loads((GOLDEN / "manifest-v1.json").read_bytes()) | {"format_version": 2, "shiny": True}
+    with pytest.raises(ConfigurationError, match=r"format 2.*reads up to 1") as caught:
+        parse_record(json.dumps(data).encode())
+    assert caught.value.advice is not None
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff", b"[]", b"{}", b'{"format_version":1,"kind":"?"}', b'{"format_version":1,"kind":"epoch"}']
+)
+def test_garbage_in_a_slot_is_named_as_such(data: bytes) -> None:
+    """Bytes that are no record raise an error that names the place."""
+    with pytest.raises(PoisonError, match="slot 7"):
+        parse_record(data, "slot 7")
+
+
+def test_an_unknown_field_is_refused() -> None:
+    """A field of the same version that nobody knows is not dropped silently."""
+    data = json.loads((GOLDEN / "manifest-v1.json").read_bytes()) | {"surprise": 1}
+    with pytest.raises(PoisonError, match="surprise"):
+        parse_record(json.dumps(data).encode())
+
+
+@settings(deadline=None)  # two busy cores
+@given(JSON)
+def test_canonical_bytes_are_a_fixed_point(value: object) -> None:
+    """Reading and writing again gives the same bytes, whatever the order of keys was."""
+    data = canonical_bytes(value)
+    assert canonical_bytes(parse_json(data)) == data
+    assert sha256_of_bytes(data) == sha256_of_bytes(canonical_bytes(json.loads(json.dumps(value))))
+
+
+@pytest.mark.parametrize("value", [{1: 2}, {"a": [{None: 1}]}, float("nan"), {"a": float("inf")}])
+def test_what_json_would_change_silently_is_refused(value: object) -> None:
+    """Keys that are not text, and numbers that are not finite, are errors."""
+    with pytest.raises(ValueError, match=r"keys are strings|not JSON compliant|Out of range"):
+        canonical_bytes(value)
+
+
+@settings(deadline=None)  # two busy cores
+@given(st.integers(0, 99), st.integers(1, 10**8), st.from_regex(r"[0-9a-f]{6,32}", fullmatch=True))
+def test_checkpoint_ids_survive_being_written(timeline: int, slot: int, attempt: str) -> None:
+    """Parsing the written form gives the id back; keys of slots and folders do too."""
+    checkpoint, layout = CheckpointId(timeline, slot, attempt), Layout("p")
+    assert CheckpointId.parse(str(checkpoint)) == checkpoint
+    assert layout.slot_of(layout.slot(timeline, slot)) == (timeline, slot)
+    assert layout.attempt_of(layout.state(checkpoint) + "x.parquet") == checkpoint
+    assert layout.attempt_of(layout.table("late", checkpoint) + "sub/x.parquet") == checkpoint
+    assert layout.attempt_of(layout.slot(timeline, slot)) is None
+
+
+@settings(deadline=None)  # two busy cores
+@given(st.integers(1, 10**9), st.integers(1, 10**9))
+def test_newer_slots_sort_first(one: int, two: int) -> None:
+    """Key order is the reverse of slot order."""
+    layout = Layout("p")
+    assert (layout.slot(0, one) < layout.slot(0, two)) == (one > two)
+
+
+def test_ids_and_names_are_checked() -> None:
+    """Wrong ids, pipeline names, table names and slots are refused."""
+    for text in ("", "t0-1", "latest", "t0-000001-XYZ123", "t0-000001-ab12cd "):
+        with pytest.raises(ConfigurationError, match="not a checkpoint id"):
+            CheckpointId.parse(text)
+    for name in ("", "a/b", "../x", ".hidden"):
+        with pytest.raises(ConfigurationError, match="cannot be a pipeline name"):
+            Layout(name)
+    with pytest.raises(ConfigurationError, match="table name"):
+        Layout("p").table("a/b", CheckpointId(0, 1, new_attempt()))
+    with pytest.raises(ValueError, match="slots are"):
+        Layout("p").slot(0, 0)
+
+
+def test_the_row_equation() -> None:
+    """Every disposition counts once; a missing row shows."""
+    counters = Counters(read=21, released=10, late=1, dropped={"a": 2, "b": 3}, rejected=1, dead_lettered=1, retained=3)
+    assert counters.conserved()
+    assert not counters.model_copy(update={"late": 0}).conserved()
+
+
+def test_an_attempt_moves_only_forward() -> None:
+    """The lifecycle allows its edges and no other; a sent attempt is aborted only on evidence."""
+    attempt = Attempt("t0-000001-ab12cd")
+    for state in (CheckpointState.SNAPSHOT, CheckpointState.PERSISTED, CheckpointState.ACKNOWLEDGED):
+        attempt.to(state)
+    for wrong in (CheckpointState.TRIGGERED, CheckpointState.ABORTED):
+        with pytest.raises(PoisonError, match="cannot go"):
+            attempt.to(wrong)
+    attempt.to(CheckpointState.ABORTED, slot_holds_other=True)
+    assert attempt.decided
+    with pytest.raises(PoisonError, match="cannot go"):
+        attempt.to(CheckpointState.COMPLETE)
+
+
+def test_an_attempt_that_was_never_sent_can_be_aborted() -> None:
+    """Before the PUT, giving up is a fact."""
+    attempt = Attempt("t0-000001-ab12cd")
+    attempt.to(CheckpointState.ABORTED)
+    assert attempt.decided
+
+
+@pytest.mark.parametrize("fault", [None, Fault.LOST_ANSWER, Fault.NO_EFFECT, Fault.LATE])
+def test_all_first_starters_get_one_identity(fault: Fault | None) -> None:
+    """Whatever happens to the first create, everybody ends with the uid that lies in the bucket."""
+    faults = [fault]
+    store = MemoryStore(hook=lambda request: faults.pop() if faults and request.verb == "create" else None)
+    assert read_identity(store, "p") is None
+    one, two = ensure_identity(store, "p"), ensure_identity(store, "p")
+    assert one == two == read_identity(store, "p")
+    require_identity(store, "p", one)
+
+
+def test_a_wiped_or_foreign_bucket_is_refused() -> None:
+    """A uid that is not in the bucket is refused, naming both sides."""
+    store = MemoryStore()
+    with pytest.raises(ConfigurationError, match="says nothing, but abc"):
+        require_identity(store, "p", "abc")
+    uid = ensure_identity(store, "p")
+    with pytest.raises(ConfigurationError, match=uid):
+        require_identity(store, "p", "abc")
