@@ -1,0 +1,117 @@
+"""Where the Iceberg tables are registered, how their files are opened, and the pointer that readers start from.
+
+The catalog is a SQLite file (or any SQL database): it gives the compare-and-swap of a table commit. It need not be
+reachable for readers, and may be lost: `<pipeline>/iceberg/current.json` in the bucket names one consistent cut over all
+tables by their metadata files. Whoever publishes moves it forward; it never goes back on a lineage, and whatever it names is
+exact, because a table's content is a function of its mark on the log alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.catalog.sql import SqlCatalog
+
+from tidegate.checkpoints.canonical import canonical_bytes, parse_json
+from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.s3 import S3Store
+from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["Current", "current_key", "io_properties", "namespace", "open_catalog", "read_current", "table_location"]
+
+_CATALOG = "tidegate"  # Spark's JdbcCatalog on the same database needs the same name
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """One cut over all tables.
+
+    Attributes:
+        upto: every table holds slots 1 to `upto` of the lineage of `timeline`, and nothing else.
+        tables: table -> address of its Iceberg metadata file; tables that never had a row may be missing.
+    """
+
+    uid: str
+    timeline: int
+    upto: int
+    tables: dict[str, str] = field(default_factory=dict)
+
+
+def namespace(spec: PipelineSpec) -> str:
+    """The Iceberg namespace of a pipeline."""
+    return spec.outputs.namespace or spec.name
+
+
+def table_location(spec: PipelineSpec, store: Store, table: str) -> str:
+    """Where Iceberg's own metadata of a table lies; the data files lie with their epochs."""
+    return store.uri(f"{spec.name}/iceberg/{table}")
+
+
+def open_catalog(spec: PipelineSpec, store: Store, workdir: Path) -> SqlCatalog:
+    """The catalog of `outputs.catalog`; else a SQLite file beside a local store, or in the work folder."""
+    address = spec.outputs.catalog
+    if address is None:
+        path = store.root / ".tidegate-store" / "catalog.sqlite" if isinstance(store, LocalStore) else workdir / "catalog.sqlite"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        address = f"sqlite:///{path}"
+    catalog = SqlCatalog(_CATALOG, uri=address, warehouse=store.uri(f"{spec.name}/iceberg"), **io_properties(store))
+    catalog.create_namespace_if_not_exists(namespace(spec))
+    return catalog
+
+
+def io_properties(store: Store) -> dict[str, str]:
+    """What pyiceberg needs to open the store's files."""
+    properties = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
+    if isinstance(store, S3Store):
+        settings = store.settings
+        given = {
+            "s3.endpoint": settings.endpoint,
+            "s3.region": settings.region,
+            "s3.access-key-id": settings.access_key,
+            "s3.secret-access-key": settings.secret_key.get_secret_value() if settings.secret_key else None,
+            "s3.connect-timeout": str(settings.connect_timeout),
+            "s3.request-timeout": str(settings.read_timeout),
+        }
+        properties |= {name: value for name, value in given.items() if value is not None}
+    return properties
+
+
+def current_key(pipeline: str) -> str:
+    """Key of the pointer."""
+    return f"{pipeline}/iceberg/current.json"
+
+
+def read_current(store: Store, pipeline: str) -> Current | None:
+    """The newest published cut, or None before the first."""
+    found = _read(store, pipeline)
+    return found[0] if found else None
+
+
+def move_current(store: Store, pipeline: str, new: Current) -> None:
+    """Move the pointer forward, unless somebody has moved it at least as far."""
+    while True:
+        found = _read(store, pipeline)
+        try:
+            if found is None:
+                store.create(current_key(pipeline), canonical_bytes(asdict(new)))
+            elif found[0] != new and not _ahead(found[0], new):
+                store.swap(current_key(pipeline), canonical_bytes(asdict(new)), found[1])
+            return
+        except PreconditionFailedError:
+            continue
+
+
+def _ahead(there: Current, new: Current) -> bool:
+    return there.uid == new.uid and (there.timeline, there.upto) > (new.timeline, new.upto)
+
+
+def _read(store: Store, pipeline: str) -> tuple[Current, str] | None:
+    try:
+        stored = store.get(current_key(pipeline))
+    except NotFoundError:
+        return None
+    raw: dict[str, Any] = parse_json(stored.data)
+    return Current(**raw), stored.etag

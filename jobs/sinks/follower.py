@@ -1,0 +1,161 @@
+"""One Iceberg table as a follower of the log: marked snapshots, appended and rewound by compare-and-swap.
+
+Rules that keep a slot from being applied twice or on the wrong timeline (design.md section 2, reproduced in the tests):
+
+* pyiceberg's commit retry is off: it would rebase on whatever it finds, without looking at the marks.
+* Every commit asserts that main still is the snapshot whose mark was judged.
+* A rewind goes back *and* appends an empty fence in the same commit, so that main never is an old snapshot again, on which a
+  sleeping publisher could still commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update.snapshot import ExpireSnapshots, ManageSnapshots
+
+from tidegate.jobs.sinks.marks import Mark
+
+__all__ = ["TABLE_PROPERTIES", "Follower", "tag_name"]
+
+UID, TIMELINE, FROM, UPTO, FENCE, ROOT = (f"tidegate.{n}" for n in ("uid", "timeline", "from", "upto", "fence", "root"))
+TABLE_PROPERTIES = {
+    "commit.retry.num-retries": "0",
+    "commit.manifest-merge.enabled": "true",  # else every commit rewrites a list as long as the table's history
+    "commit.manifest.min-count-to-merge": "16",
+    "gc.enabled": "false",  # data files belong to checkpoints; tidegate's own GC decides about them
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+def tag_name(timeline: int, slot: int) -> str:
+    """Tag of a group end: every table of the pipeline has it."""
+    return f"t{timeline}-e{slot}"
+
+
+class Follower:
+    """A table with marks."""
+
+    def __init__(self, table: Table, uid: str) -> None:
+        self.table = table
+        self.uid = uid
+
+    @property
+    def location(self) -> str:
+        """Address of the table's metadata file."""
+        return self.table.metadata_location
+
+    def owner(self) -> str | None:
+        """The uid of the pipeline that published last; None in a new table."""
+        newest = self._newest()
+        return newest.summary.additional_properties.get(UID) if newest and newest.summary else None
+
+    def mark(self) -> Mark | None:
+        """The newest marked snapshot on main; None in a table whose first commit never happened."""
+        newest = self._newest()
+        return _mark(newest) if newest else None
+
+    def marks(self) -> list[Mark]:
+        """Every marked snapshot that is still there, on main or not."""
+        return [mark for snapshot in self.table.metadata.snapshots if (mark := _mark(snapshot))]
+
+    def tagged(self) -> list[Mark]:
+        """Marks of group ends, oldest first."""
+        ends = {
+            r.snapshot_id
+            for n, r in self.table.metadata.refs.items()
+            if r.snapshot_ref_type is SnapshotRefType.TAG and n != "root"
+        }
+        return sorted((m for m in self.marks() if m.snapshot_id in ends), key=lambda m: (m.upto, m.timeline))
+
+    def begin(self, timeline: int, upto: int) -> None:
+        """The first snapshot of a new table: empty, true for every slot so far."""
+        with _Commit(self.table) as commit:
+            _append(commit, [], self._marked(timeline, 1, upto) | {ROOT: "true"})
+            ManageSnapshots(commit).create_tag(_head(commit), "root").commit()
+
+    def apply(self, files: Sequence[str], timeline: int, first: int, upto: int, tags: Collection[str] | None = None) -> None:
+        """Append slots `first` to `upto`.
+
+        Args:
+            files: addresses of the Parquet files of these slots.
+            timeline: the lineage on which `first` and `upto` are positions.
+            first: the slot after the table's mark.
+            upto: the new mark.
+            tags: at a group end, the names of older tags that are kept; None elsewhere.
+        """
+        with _Commit(self.table) as commit:
+            _append(commit, files, self._marked(timeline, first, upto))
+            if tags is not None:
+                self._tag(commit, timeline, upto, tags)
+
+    def rewind(self, to: Mark, timeline: int, position: int) -> None:
+        """Go back to a marked snapshot and fence main against everybody who saw another one, in one commit."""
+        with _Commit(self.table) as commit:
+            ManageSnapshots(commit).set_current_snapshot(snapshot_id=to.snapshot_id)
+            _append(commit, [], self._marked(timeline, position + 1, position) | {FENCE: str(timeline)})
+
+    def _newest(self) -> Snapshot | None:
+        snapshot = self.table.metadata.current_snapshot()
+        while snapshot is not None and _mark(snapshot) is None:
+            parent = snapshot.parent_snapshot_id
+            snapshot = self.table.metadata.snapshot_by_id(parent) if parent is not None else None
+        return snapshot
+
+    def _marked(self, timeline: int, first: int, upto: int) -> dict[str, str]:
+        return {UID: self.uid, TIMELINE: str(timeline), FROM: str(first), UPTO: str(upto)}
+
+    def _tag(self, commit: Transaction, timeline: int, upto: int, kept: Collection[str]) -> None:
+        """Tag the new snapshot, drop old tags, and forget snapshots that nothing names any more. Files stay."""
+        before = self.table.metadata
+        tags = [n for n, r in before.refs.items() if r.snapshot_ref_type is SnapshotRefType.TAG]
+        old = set(tags) - {*kept, "root"}
+        manage = ManageSnapshots(commit).create_tag(_head(commit), tag_name(timeline, upto))
+        for name in old:
+            manage.remove_tag(name)
+        manage.commit()
+        named = {ref.snapshot_id for ref in commit.table_metadata.refs.values()}
+        newest = self._newest()  # the mark before this one stays: a reader may just have opened it
+        unnamed = [s.snapshot_id for s in before.snapshots if s.snapshot_id not in named and s is not newest]
+        if unnamed:
+            ExpireSnapshots(commit).by_ids(unnamed).commit()
+
+
+class _Commit(Transaction):
+    """A transaction that builds its metadata once per staged change, not at every look: a sixth of the time."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
+        self._built: tuple[int, TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """The table's metadata with the staged changes."""
+        if self._built is None or self._built[0] != len(self._updates):
+            self._built = (len(self._updates), super().table_metadata)
+        return self._built[1]
+
+
+def _append(commit: Transaction, files: Sequence[str], properties: dict[str, str]) -> None:
+    if files:
+        # The duplicate check would read every manifest of the table; the marks make duplicates impossible.
+        commit.add_files(list(files), snapshot_properties=properties, check_duplicate_files=False)
+        return
+    with commit.update_snapshot(snapshot_properties=properties).fast_append():
+        pass
+
+
+def _head(commit: Transaction) -> int:
+    return commit.table_metadata.refs[MAIN_BRANCH].snapshot_id
+
+
+def _mark(snapshot: Snapshot) -> Mark | None:
+    found: dict[str, Any] = snapshot.summary.additional_properties if snapshot.summary else {}
+    if UPTO not in found:
+        return None
+    return Mark(snapshot.snapshot_id, int(found[TIMELINE]), int(found[UPTO]), found.get(ROOT) == "true")

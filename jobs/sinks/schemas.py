@@ -1,0 +1,145 @@
+"""Columns of the output tables (Arrow). User columns keep the spec's names and types; times are microseconds in UTC."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.windows import Aggregate, AggregateFunction, WindowSpec
+
+__all__ = ["TIMESTAMP", "own_schema", "table_schema", "type_of"]
+
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+_TEXTS: Final = pa.list_(pa.string())
+_TYPES: Final[dict[str, Any]] = {
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": TIMESTAMP,
+    "binary": pa.binary(),
+}
+_ORIGIN: Final = {"_source": pa.string(), "_partition": pa.string(), "_seq": pa.int64()}
+_EPOCH: Final = {"_timeline": pa.int32(), "_epoch": pa.int64()}
+_OWN: Final[dict[str, dict[str, Any]]] = {
+    EVENTS: {"position": pa.int64(), "section": pa.int64(), "_late": pa.bool_(), **_ORIGIN, **_EPOCH},
+    LATE: {
+        "output": pa.string(),
+        "reason": pa.string(),
+        "lateness_us": pa.int64(),
+        "frontier": TIMESTAMP,
+        **_ORIGIN,
+        **_EPOCH,
+    },
+    DEAD_LETTERS: {
+        "reason": pa.string(),
+        "detail": pa.string(),
+        "object": pa.string(),
+        "etag": pa.string(),
+        "row": pa.string(),
+        **_ORIGIN,
+        **_EPOCH,
+    },
+    BARRIERS: {
+        "barrier_id": pa.int64(),
+        "outcome": pa.string(),
+        "types": _TEXTS,
+        "homogeneous": pa.bool_(),
+        "participants": pa.string(),
+        "missing": _TEXTS,
+        "ended": _TEXTS,
+        "tardy": _TEXTS,
+        "opened": TIMESTAMP,
+        "closed": TIMESTAMP,
+        "waited_us": pa.int64(),
+        "section": pa.int64(),
+        **_EPOCH,
+    },
+    CHECKPOINTS: {
+        "checkpoint_id": pa.string(),
+        "slot": pa.int64(),
+        "attempt": pa.string(),
+        "sealed_at": TIMESTAMP,
+        "recorded_now": TIMESTAMP,
+        "frontier": TIMESTAMP,
+        "final": pa.bool_(),
+        **dict.fromkeys(
+            (
+                "rows_read",
+                "rows_released",
+                "rows_late",
+                "rows_dropped",
+                "rows_rejected",
+                "rows_dead",
+                "rows_retained",
+                "windows_emitted",
+                "bytes",
+            ),
+            pa.int64(),
+        ),
+        "epoch_ms": pa.float64(),
+        "seal_ms": pa.float64(),
+        "unpublished": pa.int64(),
+        **_EPOCH,
+    },
+}
+
+
+def table_schema(spec: PipelineSpec, table: str) -> Any:
+    """The Arrow schema of one output table. A window's aggregates over expressions get their likely type only."""
+    if table in spec.windows:
+        return pa.schema(_window(spec, spec.windows[table]))
+    user = {name: type_of(kind) for name, kind in spec.columns.items()} if table in (EVENTS, LATE) else {}
+    return pa.schema({**user, **_OWN[table]})
+
+
+def own_schema(table: str) -> Any:
+    """tidegate's own columns of a table that is no window."""
+    return pa.schema(_OWN[table])
+
+
+def type_of(kind: str) -> Any:
+    """The Arrow type of a spec column type."""
+    decimal = re.match(r"decimal\((\d+),\s*(\d+)\)", kind)
+    return pa.decimal128(int(decimal[1]), int(decimal[2])) if decimal else _TYPES[kind]
+
+
+def _window(spec: PipelineSpec, window: WindowSpec) -> dict[str, Any]:
+    return {
+        **{key: _column(spec, key) for key in window.keys},
+        "window_start": TIMESTAMP,
+        "window_end": TIMESTAMP,
+        "revision": pa.int32(),
+        "replaces": _TEXTS,
+        **{name: _aggregate(spec, aggregate) for name, aggregate in window.aggregates.items()},
+        **_EPOCH,
+    }
+
+
+def _column(spec: PipelineSpec, name: str) -> Any:
+    return pa.string() if name in ("_source", "_partition") else type_of(spec.columns.get(name, "double"))
+
+
+def _aggregate(spec: PipelineSpec, aggregate: Aggregate) -> Any:
+    kind = _column(spec, aggregate.expression)
+    match aggregate.function:
+        case AggregateFunction.COUNT | AggregateFunction.DISTINCT | AggregateFunction.APPROX_DISTINCT:
+            return pa.int64()
+        case AggregateFunction.AVG | AggregateFunction.APPROX_QUANTILE:
+            return pa.float64()
+        case AggregateFunction.COLLECT:
+            return pa.list_(kind)
+        case AggregateFunction.SUM if pa.types.is_integer(kind):
+            return pa.int64()
+        case AggregateFunction.SUM if pa.types.is_decimal(kind):
+            return pa.decimal128(min(38, kind.precision + 10), kind.scale)
+        case AggregateFunction.SUM:
+            return pa.float64()
+        case _:
+            return kind

@@ -1,0 +1,119 @@
+"""A log with hand-made epochs, and the tables that follow it."""
+
+from __future__ import annotations
+
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidegate.checkpoints.clock import ManualClock
+from tidegate.checkpoints.layout import CheckpointId, Layout, new_attempt
+from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.log import Sealed, SlotLog
+from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.jobs.sinks.schemas import table_schema
+from tidegate.jobs.sinks.small import write_small
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+UID = "0" * 32
+
+
+def make_spec(**more: Any) -> PipelineSpec:
+    """A pipeline with one window."""
+    columns = {"t": "timestamp", "carrier": "string", "delay": "double"}
+    return PipelineSpec.model_validate(
+        {
+            "name": "p",
+            "sources": {"a": {"path": "inbox/a", "schema": columns, "event_time": "t", "lag": "1s"}},
+            "windows": {"hourly": {"kind": "tumbling", "size": "1h", "keys": ["carrier"], "aggregates": {"n": "count(*)"}}},
+            **more,
+        }
+    )
+
+
+@dataclass
+class World:
+    """A store, its log, and epochs sealed by hand: slot s releases `rows` events with `_epoch` s."""
+
+    store: Store
+    workdir: Path
+    spec: PipelineSpec = field(default_factory=make_spec)
+
+    def __post_init__(self) -> None:
+        self.log = SlotLog(self.store, self.spec.name, clock=ManualClock())
+        self.layout = Layout(self.spec.name)
+
+    def sink(self, workdir: str = "one", uid: str = UID) -> IcebergSink:
+        """A publisher; publishers with the same work folder share a catalog."""
+        return IcebergSink(self.spec, self.store, uid, self.workdir / workdir)
+
+    def seal(self, count: int = 1, tables: tuple[str, ...] = ("events",), rows: int = 2) -> Manifest:
+        """Seal epochs that write these tables."""
+        for _ in range(count):
+            manifest = self._epoch(tables, rows)
+            assert isinstance(self.log.seal(manifest), Sealed)
+        return manifest
+
+    def fork(self, to: CheckpointId | None) -> None:
+        """Restore."""
+        assert isinstance(self.log.fork(self.log.head(), to, request_id="r", who="me", why="test", at=0), Sealed)
+
+    def rows(self, sink: IcebergSink, table: str = "events") -> list[tuple[int, int]]:
+        """(timeline, epoch) of every row on main, sorted."""
+        found = sink.open_table(table).scan().to_arrow()
+        return sorted(zip(found["_timeline"].to_pylist(), found["_epoch"].to_pylist(), strict=True))
+
+    def wanted(self, table: str = "events") -> list[tuple[int, int]]:
+        """What a table must hold: the rows of the current lineage."""
+        head = self.log.head()
+        epochs = [f.epoch for f in self.log.epochs(head.timeline, 1, head.slot)]
+        if table == "checkpoints":
+            return [(e.timeline, e.slot) for e in epochs]
+        return sorted((e.timeline, e.slot) for e in epochs for f in e.files.get(table, []) for _ in range(f.rows))
+
+    def exact(self, sink: IcebergSink) -> bool:
+        """Whether every table holds the lineage's rows, each once."""
+        head = self.log.head()
+        epochs = [f.epoch for f in self.log.epochs(head.timeline, 1, head.slot)]
+        tables = {"events", "checkpoints", *(t for e in epochs for t in e.files)}
+        return all(self.rows(sink, t) == self.wanted(t) for t in tables)
+
+    def _epoch(self, tables: tuple[str, ...], rows: int) -> Manifest:
+        head = self.log.head()
+        me = CheckpointId(head.timeline, head.next_slot, new_attempt())
+        files = {table: [self._file(table, me, rows)] for table in tables}
+        return Manifest(
+            pipeline=self.spec.name,
+            uid=UID,
+            spec_digest="",
+            code_version="0",
+            timeline=me.timeline,
+            slot=me.slot,
+            parent=str(head.checkpoint) if head.checkpoint else None,
+            parent_sha256=head.sha256,
+            attempt=me.attempt,
+            lease_token=1,
+            driver="test",
+            recorded_now=0,
+            counters=Counters(read=rows, released=rows),
+            files=files,
+            notes={"epoch": {"read": rows, "released": rows}},
+            created_at=me.slot,
+        )
+
+    def _file(self, table: str, me: CheckpointId, rows: int) -> FileRef:
+        schema = table_schema(self.spec, table)
+        values = {"_timeline": me.timeline, "_epoch": me.slot}
+        data = pa.table({f.name: pa.array([values.get(f.name)] * rows, f.type) for f in schema}, schema=schema)
+        return write_small(self.store, f"{self.layout.table(table, me)}part-0.parquet", data)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(LocalStore(tmp_path / "store"), tmp_path / "work")
