@@ -75,6 +75,8 @@ class _Epoch:
     punctuations: dict[str, int] = field(default_factory=dict)
     pending: set[str] = field(default_factory=set)
     heard: set[str] = field(default_factory=set)
+    awake: set[str] = field(default_factory=set)
+    quiet: set[str] = field(default_factory=set)
 
     # ------------------------------------------------------------------ step 1
 
@@ -94,6 +96,8 @@ class _Epoch:
             self._member(str(entry.member), entry)
         for name in world.members.keys() - self.live.keys():
             self._remove(name)
+        for name in world.sources:
+            self._source_member(name)
         was_over = world.order.grace_over
         self.grace = world.order.in_grace(self.clock, events=bool(self.heard))
         if world.order.grace_over and not was_over:
@@ -122,6 +126,7 @@ class _Epoch:
             return
         if entry.pending:
             self.pending.add(name)
+            self.awake.add(entry.member.source)
         _refuse_regression(source, name, entry)
         state = self._read(name, state, entry, active=active)
         self.world.members[name] = state
@@ -157,11 +162,11 @@ class _Epoch:
     ) -> None:
         entry = self.live[name]
         if active and status == IDLE and not entry.pending and _only_punctuation(entry):
-            active = source.coalesce.on_idle_punctuation == "revive"
+            active = not _ignores_idle_punctuation(self.spec, source)
         if active or entry.pending:
             if status == IDLE:
                 coalescer.active(name)
-        elif status == ACTIVE and clocks.expired(self.clock, state["active_at"], _partition_timeout(source)):
+        elif status == ACTIVE and clocks.expired(self.clock, state["active_at"], _partition_timeout(self.spec, source)):
             coalescer.idle(name)
             self.recorded.append({"kind": "idle", "member": name})
 
@@ -169,15 +174,25 @@ class _Epoch:
         del self.world.members[name]
         self.world.sources[Member.parse(name).source].remove(name)
 
+    def _source_member(self, name: str) -> None:
+        """A source as a member of the output: known from the start or with its first event; quiet by the output's timeout."""
+        output = self.world.output
+        if name not in output.inputs:
+            if self.spec.coalesce.members == "discovered" and name not in self.heard:
+                return
+            output.join(name)
+            self.world.active_at[name] = self.clock
+        if name in self.heard:
+            self.world.active_at[name] = self.clock
+        elif name not in self.awake and clocks.expired(self.clock, self.world.active_at[name], self.spec.coalesce.idle_timeout):
+            self.quiet.add(name)
+
     # ------------------------------------------------------------------ step 2
 
     def barriers(self) -> None:
         """Aborts by hand, arrivals in source order, then what closes; nothing closes during the start-up grace."""
         barriers = self.world.barriers
-        barriers.roster = {
-            name: DONE if entry.done else self.world.sources[entry.member.source].inputs[name]["status"]
-            for name, entry in self.live.items()
-        }
+        barriers.roster = self._statuses()
         for id_ in self.survey.aborts:
             barriers.abort(id_, self.clock)
         for name, entry in self.live.items():
@@ -187,6 +202,15 @@ class _Epoch:
             barriers.settle(self.clock, self.pending)
         for name in self.standing_before - barriers.standing():
             self._resume(name)
+
+    def _statuses(self) -> dict[str, str]:
+        """Status of every member that counts: idle also when its whole source is, done already when this cut ends it."""
+        known: dict[str, str] = {}
+        for source, coalescer in self.world.sources.items():
+            if source in self.world.output.inputs:
+                inputs = coalescer.inputs
+                known |= {n: _effective(inputs[n]["status"], quiet=source in self.quiet) for n in self.live if n in inputs}
+        return {n: DONE if e.done and n in known else known[n] for n, e in self.live.items() if n in known}
 
     def _resume(self, name: str) -> None:
         """The member's barrier closed: what was read behind it counts now (alignment ``pass``)."""
@@ -209,8 +233,9 @@ class _Epoch:
             self._member_frontier(name, entry)
         for name in _import_order(self.spec):
             self._source(name)
-        for name, coalescer in self.world.sources.items():
-            self._join_output(name, coalescer)
+        for name, known in list(self.world.output.inputs.items()):
+            if known["status"] != DONE:
+                self._signal_output(name, self.world.sources[name])
         newest = max((e.max_time for e in self.live.values() if e.max_time is not None), default=None)
         if newest is not None and self.spec.release.mode is not ReleaseMode.PASS_THROUGH:
             self.world.order.read(self.clock, self.before["section"], newest)
@@ -241,20 +266,6 @@ class _Epoch:
                         coalescer.frontier(member, imported)
         coalescer.settle()
 
-    def _join_output(self, name: str, coalescer: Coalescer) -> None:
-        """Pass a source's status and emitted frontier on to the output."""
-        output = self.world.output
-        heard = name in self.heard
-        if name not in output.inputs:
-            if self.spec.coalesce.members == "discovered" and not heard:
-                return
-            output.join(name)
-            self.world.active_at[name] = self.clock
-        if heard:
-            self.world.active_at[name] = self.clock
-        if output.inputs[name]["status"] != DONE:
-            self._signal_output(name, coalescer)
-
     def _signal_output(self, name: str, coalescer: Coalescer) -> None:
         output, source = self.world.output, self.spec.sources[name]
         known = output.inputs[name]
@@ -262,7 +273,7 @@ class _Epoch:
         if coalescer.status == DONE:
             output.done(name)
             return
-        idle = coalescer.status == IDLE or self._source_timed_out(name)
+        idle = coalescer.status == IDLE or name in self.quiet
         if not idle:
             output.active(name)
         if emitted is not None and emitted > TICK_MIN:
@@ -273,11 +284,6 @@ class _Epoch:
         if idle and known["status"] != IDLE:
             output.idle(name)
             self.recorded.append({"kind": "idle", "source": name})
-
-    def _source_timed_out(self, name: str) -> bool:
-        if any(self.live[member].member.source == name for member in self.pending):
-            return False
-        return clocks.expired(self.clock, self.world.active_at[name], self.spec.coalesce.idle_timeout)
 
     def _expired_residence(self) -> int:
         """F by the build window: the largest time whose residence has run out (section 2, `build_window`)."""
@@ -336,7 +342,7 @@ class _Epoch:
             member_punctuation=self.punctuations,
             barriers=tuple(c.health for c in closed),
             blocked=tuple(after["blocked"]),
-            statuses={n: i["status"] for s in world.sources.values() for n, i in s.inputs.items()},
+            statuses=self._statuses(),
             emitted=tuple(self.emitted),
             recorded=tuple(self.recorded),
             holder=world.holder,
@@ -435,10 +441,19 @@ def _exact(spec: PipelineSpec) -> bool:
     return all(s.lag == 0 and s.frontier == "inclusive" for s in spec.sources.values())
 
 
-def _partition_timeout(source: SourceSpec) -> int | None:
-    """A source of one partition falls idle by the output's timeout, unless it sets its own."""
+def _effective(status: str, *, quiet: bool) -> str:
+    return IDLE if quiet and status == ACTIVE else status
+
+
+def _partition_timeout(spec: PipelineSpec, source: SourceSpec) -> int | None:
+    """A source of one partition is that partition: it falls idle by the output's timeout, unless it sets its own."""
     timeout = source.coalesce.idle_timeout
-    return None if source.partition_by == "source" and timeout == _DEFAULT_IDLE else timeout
+    return spec.coalesce.idle_timeout if source.partition_by == "source" and timeout == _DEFAULT_IDLE else timeout
+
+
+def _ignores_idle_punctuation(spec: PipelineSpec, source: SourceSpec) -> bool:
+    levels = (source.coalesce, spec.coalesce) if source.partition_by == "source" else (source.coalesce,)
+    return any(level.on_idle_punctuation == "ignore" for level in levels)
 
 
 def _import_order(spec: PipelineSpec) -> list[str]:
@@ -497,7 +512,7 @@ def next_timer(spec: PipelineSpec, state: dict[str, Any]) -> int | None:
 
 def _idle_timers(spec: PipelineSpec, world: World) -> Iterator[int]:
     for name, coalescer in world.sources.items():
-        timeout = _partition_timeout(spec.sources[name])
+        timeout = _partition_timeout(spec, spec.sources[name])
         pending = False
         for member, known in coalescer.inputs.items():
             state = world.members[member]

@@ -1,0 +1,192 @@
+"""Hand-made queues in front of the decider: cuts them, surveys the cuts, lets it decide and does what it says.
+
+A mover for points in time only: enough for cases about frontiers, order and barriers, without a store or files.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidegate.jobs.eventtime.decider import blocked, decide, initial_state
+from tidegate.jobs.eventtime.types import BarrierRow, Decision, Mark, Member, MemberSurvey, Survey
+from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["Barrier", "Feed", "Item", "Point", "Punctuation", "Step", "pipeline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A data row."""
+
+    time: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """A barrier row."""
+
+    time: int = 0
+    type: str = "run"
+    id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Punctuation:
+    """A punctuation row: no later row of its member is below this."""
+
+    frontier: int
+
+
+Item = Point | Barrier | Punctuation
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one epoch did: points that left, in order, and points that went to the late table."""
+
+    decision: Decision
+    released: list[Point]
+    late: list[Point]
+
+    @property
+    def times(self) -> list[int]:
+        """Event times of what left."""
+        return [point.time for point in self.released]
+
+
+def pipeline(
+    names: tuple[str, ...], source: dict[str, Any] | None = None, *, preset: str = "tidegate", **sections: Any
+) -> PipelineSpec:
+    """A spec with these sources, all alike; one suite unit is one tick."""
+    columns = {"t": "timestamp", "kind": "string"}
+    common = {"schema": columns, "event_time": "t", **(source or {})}
+    sources = {name: {"path": name, **common} for name in names}
+    return PipelineSpec.model_validate({"name": "feed", "preset": preset, "sources": sources, **sections})
+
+
+@dataclass
+class _Queue:
+    items: deque[Item] = field(default_factory=deque)
+    seq: int = 0
+    ended: bool = False
+    newest: int | None = None
+    punctuation: int | None = None
+
+
+class Feed:
+    """Queues, order buffer and the decider's state.
+
+    Args:
+        spec: the pipeline; its sources' queues exist from the start unless `empty`.
+        empty: start without members; they appear with `add`.
+    """
+
+    def __init__(self, spec: PipelineSpec, *, empty: bool = False) -> None:
+        self.spec = spec
+        self.state = initial_state(spec)
+        self._rank = {name: number for number, name in enumerate(spec.sources)}
+        self._queues: dict[Member, _Queue] = {} if empty else {Member(name): _Queue() for name in spec.sources}
+        self._buffer: list[tuple[int, int, int, str, int, Point]] = []
+        self._released_max: Mark | None = None
+        self._run_start = True
+
+    def add(self, source: str, *items: Item, partition: str = "0") -> None:
+        """Items arrive behind the others; a queue not known before appears."""
+        self._queues.setdefault(Member(source, partition), _Queue()).items.extend(items)
+
+    def end(self, source: str, partition: str = "0") -> None:
+        """Nothing more will arrive."""
+        self._queues.setdefault(Member(source, partition), _Queue()).ended = True
+
+    def remove(self, source: str, partition: str = "0") -> None:
+        """The queue disappears."""
+        del self._queues[Member(source, partition)]
+
+    def waiting(self, source: str, partition: str = "0") -> bool:
+        """Whether items have not been read yet."""
+        return bool(self._queues[Member(source, partition)].items)
+
+    @property
+    def buffered(self) -> list[int]:
+        """Event times standing in the order buffer."""
+        return sorted(entry[1] for entry in self._buffer)
+
+    def step(self, now: int, take: Mapping[str, int] | None = None, **more: Any) -> Step:
+        """One epoch: everything that may be read, or at most `take` items of a source (0 for those not named)."""
+        standing = blocked(self.state)
+        read: list[tuple[Member, int, Point]] = []
+        surveys = []
+        for member in sorted(self._queues, key=lambda m: (self._rank[m.source], m.partition)):
+            limit = 0 if member in standing else None if take is None else take.get(member.source, 0)
+            surveys.append(self._read(member, limit, read))
+        survey = Survey(
+            now,
+            tuple(surveys),
+            buffered_rows=len(self._buffer),
+            released_max=self._released_max,
+            run_start=self._run_start,
+            **more,
+        )
+        decision = decide(self.spec, self.state, survey)
+        self._run_start = False
+        self.state = decision.after
+        return self._move(decision, read)
+
+    def _read(self, member: Member, limit: int | None, read: list[tuple[Member, int, Point]]) -> MemberSurvey:
+        queue, times, barrier, disorder = self._queues[member], [], None, 0
+        while queue.items and (limit is None or limit > 0) and barrier is None:
+            limit = None if limit is None else limit - 1
+            item, seq = queue.items.popleft(), queue.seq
+            queue.seq += 1
+            if isinstance(item, Barrier):
+                barrier = BarrierRow(seq, item.type, item.id, item.time)
+            elif isinstance(item, Punctuation):
+                queue.punctuation = max(item.frontier, item.frontier if queue.punctuation is None else queue.punctuation)
+            else:
+                disorder += queue.newest is not None and item.time < queue.newest
+                queue.newest = item.time if queue.newest is None else max(queue.newest, item.time)
+                times.append(item.time)
+                read.append((member, seq, item))
+        return MemberSurvey(
+            member=member,
+            rows=len(times),
+            min_time=min(times, default=None),
+            max_time=max(times, default=None),
+            barrier=barrier,
+            punctuation=queue.punctuation,
+            pending=bool(queue.items),
+            done=queue.ended and not queue.items,
+            disorder=disorder,
+        )
+
+    def _move(self, decision: Decision, read: list[tuple[Member, int, Point]]) -> Step:
+        """Judge what was read, then release: the rules of the events output."""
+        flagged: list[Point] = []
+        late: list[Point] = []
+        fresh: list[tuple[int, int, int, str, int, Point]] = []
+        for member, seq, point in read:
+            if _is_late(decision, point.time):
+                (flagged if self.spec.release.on_late is LatePolicy.EMIT_FLAGGED else late).append(point)
+            else:
+                fresh.append((decision.section, point.time, self._rank[member.source], member.partition, seq, point))
+        if self.spec.release.mode is ReleaseMode.PASS_THROUGH:
+            return Step(decision, [entry[5] for entry in fresh], late)
+        self._buffer = sorted([*self._buffer, *fresh], key=lambda e: e[:5])
+        leaving = [e for e in self._buffer if (e[0], e[1]) < decision.release_after]
+        self._buffer = self._buffer[len(leaving) :]
+        if leaving:
+            newest = Mark(leaving[-1][0], leaving[-1][1])
+            self._released_max = newest if self._released_max is None else max(newest, self._released_max)
+        return Step(decision, [*flagged, *(e[5] for e in leaving)], late)
+
+
+def _is_late(decision: Decision, time: int) -> bool:
+    mark = decision.order_late
+    if mark is None:
+        return False
+    return time < mark.time if decision.order_late_by_time else (decision.section, time) < mark

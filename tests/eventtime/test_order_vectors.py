@@ -1,0 +1,258 @@
+"""Ordered release and barrier events as users of an event orderer know them: the project's own copy of those vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate.jobs.conformance.feed import Barrier, Feed, Point, Step, pipeline
+from tidegate.jobs.eventtime.types import BarrierHealth, BarrierOutcome
+
+S = 1_000_000
+KNOWN: dict[str, Any] = {"coalesce": {"members": "declared"}, "release": {"startup_grace": "0"}}
+
+
+def orderer(**sections: Any) -> Feed:
+    """Two sources known from the start, lag 0, build window 20 s."""
+    return Feed(pipeline(("a", "b"), preset="nscldaq", **(KNOWN | sections)))
+
+
+def points(*times: int) -> list[Point]:
+    return [Point(t) for t in times]
+
+
+def closed(step: Step) -> list[tuple[BarrierOutcome, tuple[str, ...], tuple[str, ...]]]:
+    """Outcome, participants and missing members of every barrier that closed."""
+    return [(b.outcome, tuple(b.participants), b.missing) for b in step.decision.barriers]
+
+
+def test_rows_leave_up_to_the_least_of_the_newest() -> None:
+    """O1: with data in every queue, rows up to the least of the largest times leave, those equal to it too."""
+    feed = orderer()
+    feed.add("a", *points(10, 30))
+    feed.add("b", *points(20, 25))
+    assert feed.step(0).times == [10, 20, 25]
+    assert feed.buffered == [30]
+
+
+def test_a_source_not_yet_discovered_is_not_waited_for() -> None:
+    """O2: without a grace the first source's row leaves at once and the second source's older row is late."""
+    feed = Feed(pipeline(("a", "b"), preset="nscldaq", release={"startup_grace": "0"}))
+    feed.add("a", *points(100))
+    assert feed.step(0).times == [100]
+    feed.add("b", *points(90))
+    step = feed.step(S)
+    assert step.times == [90]
+    assert step.decision.order_late is not None
+    assert step.decision.order_late.time == 100
+
+
+def test_the_start_up_grace_gathers_sources_first() -> None:
+    """O2: with a grace of 2 s nothing leaves before it has passed, then both sources' rows leave in order."""
+    feed = Feed(pipeline(("a", "b"), preset="nscldaq"))
+    feed.add("a", *points(100))
+    assert feed.step(0).times == []
+    feed.add("b", *points(90))
+    assert feed.step(S).times == []
+    released = feed.step(2 * S).times
+    for second in range(3, 22):
+        released += feed.step(second * S).times
+    assert released == [90, 100]
+
+
+def test_the_build_window_lets_rows_go_without_the_silent_source() -> None:
+    """O3: a row leaves when it has waited exactly the build window; the silent source's older row is then late."""
+    feed = orderer()
+    feed.add("a", *points(100))
+    assert feed.step(0).times == []
+    feed.add("a", *points(110))
+    assert feed.step(5 * S).times == []
+    assert feed.step(15 * S).times == []
+    assert feed.step(19 * S).times == []
+    assert feed.step(20 * S).times == [100]
+    assert feed.step(24 * S).times == []
+    assert feed.step(25 * S).times == [110]
+    feed.add("b", *points(90))
+    step = feed.step(26 * S)
+    assert step.times == [90]
+    feed.add("a", *points(120))
+    assert feed.step(27 * S).times == []
+    assert feed.buffered == [120]
+
+
+def test_a_barrier_holds_back_what_stands_behind_it() -> None:
+    """O4: rows before the barrier leave, rows behind it wait until all sources have delivered theirs."""
+    feed = orderer()
+    feed.add("a", Point(10), Barrier(11), Point(20))
+    feed.add("b", *points(12, 15))
+    step = feed.step(0)
+    assert step.times == [10, 12, 15]
+    assert step.decision.blocked == ("a/0",)
+    feed.add("b", Barrier(16))
+    assert closed(feed.step(S)) == [(BarrierOutcome.COMPLETE, ("a/0", "b/0"), ())]
+    feed.add("b", *points(30))
+    assert feed.step(2 * S).times == [20]
+
+
+def test_an_incomplete_barrier_names_who_is_missing() -> None:
+    """O5: the barrier times out strictly after four build windows, naming the missing source; then flow resumes."""
+    feed = orderer()
+    feed.add("a", Barrier(11), Point(20))
+    feed.add("b", *points(15))
+    assert feed.step(0).times == [15]
+    for second in range(10, 81, 10):
+        assert closed(feed.step(second * S)) == []
+    assert closed(feed.step(81 * S)) == [(BarrierOutcome.INCOMPLETE, ("a/0",), ("b/0",))]
+    released = [feed.step(second * S).times for second in (82, 92, 102)]
+    assert released == [[], [], [20]]
+
+
+def test_types_that_differ_make_a_heterogeneous_barrier() -> None:
+    """O6: the barrier is complete and lists each source's type; it is not homogeneous."""
+    feed = orderer()
+    feed.add("a", Barrier(101, "begin"))
+    feed.add("b", Barrier(102, "end"))
+    (barrier,) = feed.step(0).decision.barriers
+    assert barrier.outcome is BarrierOutcome.COMPLETE
+    assert (barrier.types, barrier.homogeneous) == (("begin", "end"), False)
+
+
+def test_with_a_build_window_of_zero_rows_leave_at_once() -> None:
+    """O7: off is not zero: a window of zero releases at once, and an older row is reported late once."""
+    feed = orderer(release={"startup_grace": "0", "build_window": "0"})
+    feed.add("a", *points(100))
+    assert feed.step(0).times == [100]
+    feed.add("b", *points(50))
+    step = feed.step(S)
+    assert step.times == [50]
+    assert step.decision.order_late is not None
+    assert step.decision.order_late.time == 100
+
+
+def test_queued_barriers_are_two_barriers() -> None:
+    """O9: a second pair of barriers already queued is a second complete barrier, never data."""
+    feed = orderer()
+    feed.add("a", Barrier(5), Point(10), Barrier(20))
+    feed.add("b", Barrier(6), Point(12), Barrier(21))
+    first, second = feed.step(0), feed.step(S)
+    assert closed(first) == closed(second) == [(BarrierOutcome.COMPLETE, ("a/0", "b/0"), ())]
+    assert second.times == [10, 12]
+    assert [b.id for s in (first, second) for b in s.decision.barriers] == [1, 2]
+
+
+def test_a_tardy_barrier_is_not_paired_with_the_next() -> None:
+    """O10: the partner's late barrier is recorded with the barrier it missed, and the next one waits for its own."""
+    feed = orderer()
+    feed.add("a", Barrier(11, "run1"))
+    for second in range(0, 81, 10):
+        assert closed(feed.step(second * S)) == []
+    assert closed(feed.step(81 * S)) == [(BarrierOutcome.INCOMPLETE, ("a/0",), ("b/0",))]
+    feed.add("b", Barrier(12, "run1"))
+    (tardy,) = feed.step(90 * S).decision.barriers
+    assert (tardy.id, tardy.outcome, tardy.tardy) == (1, BarrierOutcome.INCOMPLETE, ("b/0",))
+    feed.add("a", Barrier(50, "run2"))
+    step = feed.step(100 * S)
+    assert closed(step) == []
+    assert step.decision.blocked == ("a/0",)
+    feed.add("b", Barrier(51, "run2"))
+    (barrier,) = feed.step(101 * S).decision.barriers
+    assert (barrier.id, barrier.outcome, barrier.homogeneous) == (2, BarrierOutcome.COMPLETE, True)
+
+
+def test_an_open_barrier_starves_nobody_else() -> None:
+    """O11: rows of the other source leave although one source stands at its barrier; what it held is not late."""
+    feed = orderer()
+    feed.add("a", Barrier(11), Point(20))
+    feed.add("b", *points(12, 15, 30))
+    step = feed.step(0)
+    assert step.times == [12, 15, 30]
+    for second in range(10, 81, 10):
+        feed.step(second * S)
+    assert closed(feed.step(81 * S)) == [(BarrierOutcome.INCOMPLETE, ("a/0",), ("b/0",))]
+    step = feed.step(82 * S)
+    assert (step.times, step.decision.section) == ([20], 1)
+
+
+def test_every_late_row_is_counted() -> None:
+    """O12: three rows below what was released are three late rows, not one."""
+    feed = orderer(release={"startup_grace": "0", "on_late": "side_output"})
+    feed.add("a", *points(100))
+    released = [feed.step(second * S).times for second in (0, 10, 20)]
+    assert released == [[], [], [100]]
+    feed.add("b", *points(50, 60, 70))
+    assert [p.time for p in feed.step(21 * S).late] == [50, 60, 70]
+
+
+def test_disorder_inside_a_source_is_sorted() -> None:
+    """O13: rows of one source that arrive out of order leave in order."""
+    feed = orderer()
+    feed.add("a", *points(10, 30, 20))
+    feed.add("b", *points(40))
+    assert feed.step(0).times == [10, 20, 30]
+
+
+def test_an_outage_expires_nothing_by_itself() -> None:
+    """After a gap of an hour the pipeline clock has moved by its largest step only: the row still waits."""
+    feed = orderer()
+    feed.add("a", *points(100))
+    feed.step(0)
+    step = feed.step(3600 * S)
+    assert step.times == []
+    assert step.decision.now == 10 * S
+    assert feed.step(3601 * S).times == [100]
+
+
+def test_the_build_window_waits_for_a_source_that_has_rows() -> None:
+    """A row does not expire while the source it waits for still had rows to read when the cut was planned."""
+    feed = orderer()
+    feed.add("a", *points(100))
+    feed.add("b", *points(10, 20, 30))
+    assert feed.step(0, {"a": 1, "b": 1}).times == [10]
+    for second in (10, 20):
+        assert feed.step(second * S, {}).times == []
+    assert feed.step(30 * S, {"b": 1}).times == [20]
+    assert feed.step(31 * S).times == [30, 100]
+
+
+def test_a_dead_source_is_missing_and_waited_for_no_longer() -> None:
+    """A source that fell idle is missing from the barrier, which closes at once when all the others arrived."""
+    feed = orderer(coalesce={"members": "declared", "idle_timeout": "5s"})
+    feed.add("a", Point(1), Barrier(2))
+    assert closed(feed.step(0)) == []
+    feed.add("a", Point(3))
+    assert closed(feed.step(5 * S)) == [(BarrierOutcome.INCOMPLETE, ("a/0",), ("b/0",))]
+
+
+def test_an_ended_source_satisfies_every_barrier() -> None:
+    """A done source counts as having delivered: the barrier is complete and lists it as ended."""
+    feed = orderer()
+    feed.add("a", Barrier(1))
+    feed.end("b")
+    (barrier,) = feed.step(0).decision.barriers
+    assert (barrier.outcome, barrier.ended) == (BarrierOutcome.COMPLETE, ("b/0",))
+
+
+def test_a_barrier_can_be_aborted_by_hand() -> None:
+    """An open barrier aborted by request closes as aborted, and the partner's own barrier of it is not the next one."""
+    feed = orderer()
+    feed.add("a", Barrier(1))
+    feed.step(0)
+    (barrier,) = feed.step(S, aborts=(1,)).decision.barriers
+    assert barrier.outcome is BarrierOutcome.ABORTED
+    feed.add("b", Barrier(2))
+    assert [b.tardy for b in feed.step(2 * S).decision.barriers] == [("b/0",)]
+    feed.add("a", Barrier(9))
+    feed.add("b", Barrier(9))
+    assert closed(feed.step(3 * S)) == [(BarrierOutcome.COMPLETE, ("a/0", "b/0"), ())]
+
+
+def test_a_barrier_to_come_can_be_aborted() -> None:
+    """A future ordinal aborted by request is ignored when it arrives, from every source."""
+    feed = orderer()
+    assert [b.outcome for b in feed.step(0, aborts=(1,)).decision.barriers] == [BarrierOutcome.ABORTED]
+    feed.add("a", Barrier(1), Point(5))
+    feed.add("b", Barrier(1), Point(6))
+    assert feed.step(S).decision.blocked == ()
+    feed.add("a", Barrier(9))
+    feed.add("b", Barrier(9))
+    steps: list[BarrierHealth] = [b for second in (2, 3) for b in feed.step(second * S).decision.barriers]
+    assert [(b.id, b.outcome) for b in steps] == [(2, BarrierOutcome.COMPLETE)]
