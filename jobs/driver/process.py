@@ -51,7 +51,7 @@ from tidegate.jobs.engine.publisher import Publisher
 from tidegate.jobs.sinks.iceberg import IcebergSink
 from tidegate.jobs.sinks.small import SmallTables
 from tidegate.jobs.sources.objects import ObjectSource
-from tidegate.jobs.spec.errors import TidegateError, TransientError
+from tidegate.jobs.spec.errors import PoisonError, TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["RunOptions", "run_pipeline"]
@@ -94,8 +94,12 @@ def run_pipeline(spec: PipelineSpec, options: RunOptions) -> int:
         try:
             ended = _run(spec, options, work, stop)
         except TidegateError as error:
-            _log.error("ended", pipeline=spec.name, **error.as_dict())
+            _log.error("ended", **{**error.as_dict(), "pipeline": spec.name})
             return error.failure_class.exit_code
+        except Exception as error:
+            known = _unexpected(spec.name, error)
+            _log.error("ended", **known.as_dict())
+            return known.failure_class.exit_code
     _log.info("ended", pipeline=spec.name, state=ended.state, why=ended.why)
     return 0
 
@@ -174,9 +178,10 @@ class _Run:
             self.status.set("draining", why=ended.why)
             self.steps.enter("publish")
             self.publisher.drain(_DRAIN_SECONDS)
-        except TidegateError as error:
-            self.status.set("failed", error=error)
-            raise
+        except Exception as error:
+            known = error if isinstance(error, TidegateError) else _unexpected(self.spec.name, error)
+            self.status.set("failed", error=known)
+            raise known from error
         self.status.set(ended.state, why=ended.why)
         return ended
 
@@ -215,6 +220,24 @@ class _Run:
         self.keeper.stop()
         with contextlib.suppress(TransientError):
             self.lease.release()
+
+
+def _unexpected(pipeline: str, error: Exception) -> TidegateError:
+    """What no part of the driver expected. A lost JVM is the world's fault and worth a new start; the rest is a defect."""
+    _log.error("traceback", pipeline=pipeline, exc_info=error)
+    first = (str(error).strip().splitlines() or [""])[0][:500]
+    kept = "everything sealed; this epoch was not"
+    if isinstance(error, ConnectionError | EOFError) or type(error).__name__ == "Py4JNetworkError":
+        return TransientError(
+            f"Spark's JVM is gone ({first})", code="driver.jvm_lost", pipeline=pipeline, kept=kept, retry_after=1.0
+        )
+    return PoisonError(
+        f"{type(error).__name__}: {first}",
+        code="driver.unexpected",
+        pipeline=pipeline,
+        kept=kept,
+        advice="the traceback is in the driver's log; if it names no row of yours it is a defect of tidegate",
+    )
 
 
 def _applied(engine: Engine) -> frozenset[str]:
