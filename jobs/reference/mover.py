@@ -289,6 +289,8 @@ class ReferenceMover:
             gaps=load_gaps(self._store, gap_segments, window.keys),
         )
         fold.take(data)
+        for row in fold.expired:
+            epoch.count(row, f"expired:{name}")
         for row in fold.late:
             self._late_in_window(name, row, order, epoch)
         results = [{**result, "_timeline": order.timeline, "_epoch": order.epoch} for result in fold.emit()]

@@ -79,7 +79,7 @@ class SliceRows:
 def carried(state: Mapping[str, Any], member: Member) -> dict[str, int]:
     """What the rows of earlier cuts left behind for this member."""
     found = state.get("members", {}).get(str(member)) or {}
-    return dict(found.get("punctuation_state") or {})
+    return dict(found.get("generator") or {})
 
 
 def read_rows(source: SourceSpec, part: Slice, raws: Iterable[RawRow], state: Mapping[str, Any]) -> SliceRows:
@@ -88,7 +88,7 @@ def read_rows(source: SourceSpec, part: Slice, raws: Iterable[RawRow], state: Ma
     Raises:
         PoisonError: a bad row under ``on_bad: fail``, or punctuation going back under ``regress: error``.
     """
-    reader = _Reader(source, part.member, carried(state, part.member), state.get("now"))
+    reader = _Reader(source, part.member, carried(state, part.member), state.get("clock"))
     for raw in raws:
         reader.take(raw)
         if reader.barrier is not None:

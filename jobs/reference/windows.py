@@ -46,6 +46,7 @@ class WindowFold:
         time_column: column that `on_late: adjust` moves.
         gaps: empty windows to come, by key, for `zero_rows`; changed in place.
         late: rows that are late for this output.
+        expired: (row, window) pairs that came after the purge of the window; a row may still count in others.
         touched: windows whose state changed in this epoch, those that are gone included.
     """
 
@@ -57,6 +58,7 @@ class WindowFold:
     time_column: str
     gaps: dict[Key, Gaps] = field(default_factory=dict)
     late: list[Row] = field(default_factory=list)
+    expired: list[Row] = field(default_factory=list)
     touched: dict[tuple[Key, int, int], Live] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,6 +105,7 @@ class WindowFold:
             spans = spans_of(self.window, row.time, row.end)
             if not spans:
                 continue  # between two windows, or before min_window_start: no window, nothing to be late for
+            self.expired += [row for _, end in spans if self.purged(end, self.before)]
             if not self._late_for(row, spans):
                 self._join(key, row, spans)
             elif self.window.on_late is LatePolicy.ADJUST and row.end > self.before:

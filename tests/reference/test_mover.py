@@ -58,7 +58,7 @@ class Rig:
         moved = self.mover.move(order)
         assert moved.counters.conserved()
         self.resume, self.segments, self.position = part.resume, moved.segments, moved.next_position
-        self.state = {"now": 0, "members": {"a/0": {"punctuation_state": survey.members[0].punctuation_state}}}
+        self.state = {"clock": 0, "members": {"a/0": {"generator": survey.members[0].punctuation_state}}}
         return moved
 
     def table(self, moved: Moved, name: str) -> list[dict[str, Any]]:
@@ -176,10 +176,10 @@ def test_survey_ends_at_the_first_barrier() -> None:
 def test_far_future_rows_are_quarantined() -> None:
     """`max_jump`: a stamp far ahead of partition and clock goes to the late table and does not move the frontier."""
     rig = Rig(pipeline({"max_jump": 100}))
-    rig.state = {"now": 1000}
+    rig.state = {"clock": 1000}
     moved = rig.run(at(1000), at(5000), at(1001), before=TICK_MIN, after=TICK_MIN)
     assert [(r["reason"], r["t"]) for r in rig.table(moved, "late")] == [("max_jump", 5000)]
-    assert rig.state["members"]["a/0"]["punctuation_state"]["newest"] == 1001
+    assert rig.state["members"]["a/0"]["generator"]["newest"] == 1001
 
 
 def test_object_slices_are_cast_to_the_schema() -> None:
