@@ -1,0 +1,181 @@
+"""The output tables as a reader sees them: one consistent cut over all of them, without a catalog.
+
+`<pipeline>/iceberg/current.json` names the metadata files; each holds exactly the slots up to the pointer's, so an older cut is
+the rows whose `_epoch` is not above it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from pyiceberg.table import ALWAYS_TRUE, StaticTable
+
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.sinks.catalog import Current, io_properties, read_current
+from tidegate.jobs.sinks.schemas import table_schema
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.time import format_instant
+from tidegate.jobs.spec.windows import WindowSpec
+
+__all__ = ["FORMATS", "current_revisions", "export", "read_table"]
+
+FORMATS = (".parquet", ".csv", ".json")
+_ORDER = ("position", "_epoch", "window_start", "_source", "_partition", "_seq", "barrier_id")  # files come in no order
+
+
+def read_table(
+    spec: PipelineSpec,
+    store: Store,
+    name: str,
+    *,
+    current_only: bool = False,
+    at: int | None = None,
+    columns: tuple[str, ...] | None = None,
+) -> Any:
+    """Rows of one output table. A table that never had a row is empty.
+
+    Args:
+        spec: the pipeline.
+        store: its store.
+        name: a table of the pipeline.
+        current_only: of a window's results only the newest revision of each, without replaced sessions.
+        at: the cut after this slot of the current lineage; default: the newest that every table shows.
+        columns: only these; default: all.
+
+    Raises:
+        ConfigurationError: no such table, or the tables do not show that slot yet.
+        TransientError: the store cannot be reached.
+    """
+    _require(spec, name)
+    current = read_current(store, spec.name) or Current("", 0, 0)
+    if at is not None and at > current.upto:
+        raise ConfigurationError(
+            f"the tables of {spec.name} show slots up to {current.upto}, not {at} yet",
+            code="tables.not_published",
+            pipeline=spec.name,
+            advice="wait until the epoch is published, or ask for an older one",
+        )
+    window = spec.windows.get(name)
+    wanted = None if current_only and window else columns
+    table = _scan(spec, store, name, current, at, wanted)
+    if current_only and window:
+        table = current_revisions(table, window)
+    return table.select(list(columns)) if columns else table
+
+
+def current_revisions(table: Any, window: WindowSpec) -> Any:
+    """The newest revision of each result, without sessions that a later one replaces.
+
+    With `revisions: delta` every revision carries a part of its own, so all of them are current.
+    """
+    if window.revisions == "delta" or table.num_rows == 0:
+        return table
+    newest: dict[tuple[Any, ...], tuple[int, int, int]] = {}
+    order = zip(table["_epoch"].to_pylist(), table["revision"].to_pylist(), strict=True)
+    results = list(_results(table, window))
+    for row, (result, (epoch, revision)) in enumerate(zip(results, order, strict=True)):
+        newest[result] = max(newest.get(result, (-1, -1, -1)), (epoch, revision, row))
+    gone = {
+        (*result[:-1], name) for result, names in zip(results, table["replaces"].to_pylist(), strict=True) for name in names or ()
+    }
+    return table.take(pa.array(sorted(row for result, (_, _, row) in newest.items() if result not in gone), pa.int64()))
+
+
+def export(table: Any, path: Path) -> None:
+    """Write rows to a .parquet, .csv or .json file (one JSON object per line); lists stand in CSV as JSON texts.
+
+    Raises:
+        ConfigurationError: another ending, or the file cannot be written.
+    """
+    try:
+        match path.suffix:
+            case ".parquet":
+                pq.write_table(table, path)
+            case ".csv":
+                pyarrow.csv.write_csv(_flat(table), path)
+            case ".json":
+                path.write_text("".join(json.dumps(row, default=_text) + "\n" for row in table.to_pylist()))
+            case _:
+                raise _export_error(path, f"the ending must be one of {', '.join(FORMATS)}")
+    except OSError as error:
+        raise _export_error(path, str(error)) from error
+
+
+def _require(spec: PipelineSpec, name: str) -> None:
+    if name not in spec.tables:
+        raise ConfigurationError(
+            f"{spec.name} has no table {name!r}",
+            code="tables.unknown",
+            pipeline=spec.name,
+            advice=f"choose one of: {', '.join(spec.tables)}",
+        )
+
+
+def _scan(spec: PipelineSpec, store: Store, name: str, current: Current, at: int | None, columns: tuple[str, ...] | None) -> Any:
+    location = current.tables.get(name)
+    if location is None:
+        empty = table_schema(spec, name).empty_table()
+        return empty.select(list(columns)) if columns else empty
+    rows = ALWAYS_TRUE if at is None else f"_epoch <= {at}"
+    try:
+        table = StaticTable.from_metadata(location, io_properties(store))
+        found = table.scan(row_filter=rows, selected_fields=columns or ("*",)).to_arrow()
+    except OSError as error:
+        raise TransientError(
+            f"table {name} of {spec.name} cannot be read: {str(error).splitlines()[0]}",
+            code="tables.unavailable",
+            pipeline=spec.name,
+            advice="check the store and try again",
+            retry_after=2.0,
+        ) from error
+    plain = found.cast(pa.schema([field.with_type(_plain(field.type)) for field in found.schema]))
+    order = [(c, "ascending") for c in _ORDER if c in plain.column_names]
+    return plain.sort_by(order) if order else plain
+
+
+def _plain(kind: Any) -> Any:
+    """pyiceberg answers with large types where there is no file to learn from; readers need not know."""
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
+
+
+def _results(table: Any, window: WindowSpec) -> Iterator[tuple[Any, ...]]:
+    """What each row is a result of: its keys and its bounds, written as in `replaces`."""
+    bounds = zip(*(_ticks(table[c]) for c in ("window_start", "window_end")), strict=True)
+    keys = zip(*(table[c].to_pylist() for c in window.keys), strict=True) if window.keys else [()] * table.num_rows
+    for key, (start, end) in zip(keys, bounds, strict=True):
+        yield (*key, f"{format_instant(start)}/{format_instant(end)}")
+
+
+def _ticks(column: Any) -> list[int]:
+    return list(column.cast(pa.int64()).to_pylist())
+
+
+def _flat(table: Any) -> Any:
+    """Lists and bytes as texts: CSV has neither."""
+    for i, field in enumerate(table.schema):
+        if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
+            texts = [None if v is None else json.dumps(v, default=_text) for v in table.column(i).to_pylist()]
+            table = table.set_column(i, field.name, pa.array(texts, pa.string()))
+        elif pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
+            texts = [None if v is None else v.hex() for v in table.column(i).to_pylist()]
+            table = table.set_column(i, field.name, pa.array(texts, pa.string()))
+    return table
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _export_error(path: Path, cause: str) -> ConfigurationError:
+    return ConfigurationError(f"cannot write {path}: {cause}", code="tables.export", advice="choose another file with --out")
