@@ -17,13 +17,13 @@ from typing import Any, Final
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, Param
-from tidegate.operators.recover import RecoverOperator
 
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators.assets import KINDS, stream_asset
 from tidegate.operators.quality import QualityOperator
+from tidegate.operators.recover import RecoverOperator
 from tidegate.operators.stream import StreamOperator
 from tidegate.operators.sweep import SweepOperator
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +39,7 @@ class DataDocsLink(BaseOperatorLink):
 
 
 class QualityOperator(BaseOperator):
-    """Runs `python -m tidegate.expectations run SPEC --store URL` and names what failed.
+    """Runs `python -m tidegate.expectations` (or `$TIDEGATE_CHECKS`) with `run SPEC --store URL` and names what failed.
 
     Args:
         pipeline: name of the pipeline.
@@ -60,7 +62,8 @@ class QualityOperator(BaseOperator):
             TidegateError: the check itself could not run.
         """
         access = StoreAccess.resolve(self.conn_id)
-        command = [sys.executable, "-m", "tidegate.expectations", "run", self.spec, "--store", access.url]
+        own = shlex.split(os.environ.get("TIDEGATE_CHECKS", ""))
+        command = [*(own or [sys.executable, "-m", "tidegate.expectations"]), "run", self.spec, "--store", access.url]
         done = subprocess.run(
             command, env=child_environment(access), capture_output=True, text=True, timeout=_TIME_OUT, check=False
         )

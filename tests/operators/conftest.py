@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tidegate.checkpoints.lease import LeaseView, read_lease
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.open import open_store
+from tidegate.infra.stack import Stack, StackSettings
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
 
 Wait = Callable[..., None]
 
@@ -21,3 +35,99 @@ def wait_until() -> Wait:
             time.sleep(0.05)
 
     return wait
+
+
+PIPELINES = ("lost", "cleared", "ended", "poisoned", "restored", "checked", "swept", "flaky")
+
+_SPEC = """\
+apiVersion: tidegate/v1
+name: {name}
+sources:
+  one:
+    path: inbox/one
+    schema: {{at: timestamp, value: long}}
+    event_time: at
+    lag: 1m
+supervision: {{retries: 2, retry_delay: 1s}}
+"""
+
+
+class Cockpit:
+    """A real Airflow and MinIO with one small pipeline per test, driven by fake drivers."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack, self.api, self.store = stack, stack.api(), open_store(stack.store)
+
+    def start(self, pipeline: str) -> str:
+        """Trigger the stream and wait until its driver has sealed something; the run id."""
+        self.api.wait_for_dag(f"{pipeline}.stream")
+        run = self.api.trigger(f"{pipeline}.stream")
+        self.until(lambda: self.task(pipeline, run)["state"] == "deferred" and self.head(pipeline) > 0, 60, "a running stream")
+        return run
+
+    def task(self, pipeline: str, run: str, kind: str = "stream") -> dict[str, Any]:
+        """The one task instance of a run."""
+        return self.api.task_instances(f"{pipeline}.{kind}", run)[kind]
+
+    def log(self, pipeline: str, run: str, kind: str = "stream", try_number: int = 1) -> str:
+        """Its log."""
+        return self.api.log(f"{pipeline}.{kind}", run, kind, try_number)
+
+    def holder(self, pipeline: str) -> LeaseView | None:
+        """The lease, if somebody alive holds it."""
+        view = read_lease(self.store, pipeline)
+        return None if view is None or view.free else view
+
+    def token(self, pipeline: str) -> int:
+        """Token of the live driver; 0 without one."""
+        view = self.holder(pipeline)
+        return view.token if view else 0
+
+    def head(self, pipeline: str) -> int:
+        """Position of the newest checkpoint."""
+        return SlotLog(self.store, pipeline).head().slot
+
+    def tell(self, pipeline: str, mode: str) -> None:
+        """Tell the fake driver what to do."""
+        self.store.put(f"{pipeline}/fake.json", json.dumps({"mode": mode}).encode())
+
+    def kill(self, pipeline: str) -> int:
+        """kill -9 the driver; the token it had."""
+        view = self.holder(pipeline)
+        assert view is not None
+        assert view.holder is not None
+        os.kill(view.holder.pid, signal.SIGKILL)
+        return view.token
+
+    def until(self, condition: Callable[[], object], seconds: float, what: str) -> float:
+        """Wait for a condition; seconds it took."""
+        begun = time.monotonic()
+        while not condition():
+            assert time.monotonic() - begun < seconds, f"no {what} within {seconds:.0f} s"
+            time.sleep(0.1)
+        return time.monotonic() - begun
+
+
+@pytest.fixture(scope="session")
+def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
+    """One stack for all tests of this tier. `TIDEGATE_TEST_HOME` names a folder whose stack is kept for the next run."""
+    kept = os.environ.get("TIDEGATE_TEST_HOME")
+    folder = Path(kept) if kept else tmp_path_factory.mktemp("cockpit")
+    dags = folder / "dags"
+    (dags / "pipelines").mkdir(parents=True, exist_ok=True)
+    shutil.copy(_REPOSITORY / "dags" / "tidegate_dags.py", dags)
+    for name in PIPELINES:
+        (dags / "pipelines" / f"{name}.yaml").write_text(_SPEC.format(name=name))
+    stack = Stack(StackSettings(home=folder / "home", dags=dags))
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TIDEGATE_DRIVER", f"{sys.executable} {Path(__file__).with_name('fake_driver.py')}")
+    patch.setenv("TIDEGATE_CHECKS", f"{sys.executable} {Path(__file__).with_name('fake_checks.py')}")
+    try:
+        stack.up(print)
+        for key, value in stack.environment().items():
+            patch.setenv(key, value)
+        yield Cockpit(stack)
+    finally:
+        if not kept:
+            stack.down(print)
+        patch.undo()

@@ -1,0 +1,120 @@
+"""The Airflow side against real Airflow processes and a real MinIO; only the drivers are fake."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+from tidegate.checkpoints.log import SlotLog
+
+from .conftest import Cockpit
+
+pytestmark = pytest.mark.airflow
+
+
+def test_every_dag_parses(cockpit: Cockpit) -> None:
+    """Airflow has no import errors and knows the DAGs of every pipeline."""
+    assert cockpit.api.import_errors() == {}
+    for kind in ("stream", "recover", "quality"):
+        assert cockpit.api.wait_for_dag(f"lost.{kind}")["is_paused"] is False
+    assert cockpit.api.wait_for_dag("tidegate.sweep")
+
+
+def test_a_killed_driver_is_noticed_and_replaced(cockpit: Cockpit) -> None:
+    """kill -9 is noticed in under 15 s, the next driver goes on after the last checkpoint, and no retry is used up."""
+    run = cockpit.start("lost")
+    before = cockpit.kill("lost")
+    head = cockpit.head("lost")
+    noticed = cockpit.until(lambda: cockpit.task("lost", run)["state"] != "deferred", 15, "notice of the loss")
+    cockpit.until(lambda: cockpit.token("lost") == before + 1, 60, "new driver")
+    cockpit.until(lambda: cockpit.head("lost") > head, 30, "new checkpoint")
+    assert noticed < 15
+    assert cockpit.task("lost", run)["try_number"] == 1
+
+
+def test_a_cleared_task_adopts_its_driver(cockpit: Cockpit) -> None:
+    """The new try finds the driver alive: same token, and the late on_kill of the old trigger leaves it alone."""
+    run = cockpit.start("cleared")
+    token = cockpit.token("cleared")
+    cockpit.api.request(
+        "POST",
+        "/dags/cleared.stream/clearTaskInstances",
+        {"dry_run": False, "dag_run_id": run, "only_failed": False, "reset_dag_runs": True},
+    )
+    again = {"try_number": 2, "state": "deferred"}
+    cockpit.until(lambda: again.items() <= cockpit.task("cleared", run).items(), 60, "second try")
+    head = cockpit.head("cleared")
+    # The old trigger's on_kill comes up to 3 s after the clear, and then asks Airflow for the state: let it have its say.
+    cockpit.until(lambda: cockpit.head("cleared") >= head + 20, 60, "more checkpoints")
+    assert cockpit.token("cleared") == token
+    assert "adopting the driver" in cockpit.log("cleared", run, try_number=2)
+
+
+def test_a_task_marked_failed_stops_its_driver(cockpit: Cockpit) -> None:
+    """Whoever ends the task in the UI ends the driver too, gently, and nothing starts it again."""
+    run = cockpit.start("ended")
+    cockpit.api.request("PATCH", f"/dags/ended.stream/dagRuns/{run}/taskInstances/stream", {"new_state": "failed"})
+    cockpit.until(lambda: cockpit.holder("ended") is None, 40, "end of the driver")
+    desired = read_desired(cockpit.store, "ended")
+    assert (desired.state, desired.why) == (DesiredState.STOPPED, "the task was set to failed in Airflow")
+
+
+def test_poison_fails_at_once(cockpit: Cockpit) -> None:
+    """A driver that fails with poison fails the task without a retry, and its message stands in the log."""
+    run = cockpit.start("poisoned")
+    cockpit.tell("poisoned", "poison")
+    cockpit.until(lambda: cockpit.task("poisoned", run)["state"] == "failed", 60, "failed task")
+    assert cockpit.task("poisoned", run)["try_number"] == 1
+    assert "the fake was told to fail" in cockpit.log("poisoned", run)
+
+
+def test_a_driver_that_never_seals_ends_in_airflow_s_retries(cockpit: Cockpit) -> None:
+    """Transient failures without progress are relaunched a few times, then retried, then the task fails."""
+    cockpit.tell("flaky", "transient")
+    cockpit.api.wait_for_dag("flaky.stream")
+    run = cockpit.api.trigger("flaky.stream")
+    cockpit.until(lambda: cockpit.task("flaky", run)["try_number"] == 2, 120, "second try")
+    assert "without a new checkpoint" in cockpit.log("flaky", run)
+    cockpit.tell("flaky", "finish")
+    cockpit.until(lambda: cockpit.task("flaky", run)["state"] == "success", 60, "good end")
+
+
+def test_a_stream_goes_back_to_an_older_checkpoint(cockpit: Cockpit) -> None:
+    """The recover DAG stops the driver, forks, and the stream's own run goes on from there on a new timeline."""
+    run = cockpit.start("restored")
+    cockpit.until(lambda: cockpit.head("restored") >= 8, 60, "some checkpoints")
+    target = next(row.id for row in Catalog(SlotLog(cockpit.store, "restored")).listing() if row.slot == 3)
+    recovery = cockpit.api.trigger("restored.recover", {"checkpoint": target, "reason": "a test"})
+    ended = cockpit.api.wait_for_run("restored.recover", recovery, 120)
+    log = cockpit.log("restored", recovery, "recover")
+    assert ended["state"] == "success", log
+    assert f"Impact of restoring restored to {target}" in log
+    head = SlotLog(cockpit.store, "restored").head()
+    fork = SlotLog(cockpit.store, "restored").forks()[0]
+    assert head.timeline == 1
+    assert (fork.recover_to, fork.why, fork.who) == (target, "a test", "admin")
+    assert read_desired(cockpit.store, "restored").state is DesiredState.RUN
+    cockpit.until(lambda: cockpit.task("restored", run)["state"] == "deferred", 60, "watched stream")
+    assert cockpit.task("restored", run)["try_number"] == 1
+
+
+def test_failed_expectations_turn_the_run_red(cockpit: Cockpit) -> None:
+    """The failed expectation is named in the task's log; a warning alone would not fail it."""
+    cockpit.api.wait_for_dag("checked.quality")
+    run = cockpit.api.trigger("checked.quality")
+    assert cockpit.api.wait_for_run("checked.quality", run, 60)["state"] == "failed"
+    log = cockpit.log("checked", run, "quality")
+    assert "failed expectation: late late_ratio 0.7 of LGA came late" in log
+    assert "failed expectation: late reasons" not in log
+
+
+def test_the_sweep_starts_what_should_run(cockpit: Cockpit) -> None:
+    """A stream that should run and has neither driver nor run gets a run; one that is stopped does not."""
+    cockpit.api.wait_for_dag("swept.stream")
+    set_desired(cockpit.store, "swept", DesiredState.RUN, who="test", why="it should run")
+    run = cockpit.api.trigger("tidegate.sweep")
+    assert cockpit.api.wait_for_run("tidegate.sweep", run, 90)["state"] == "success"
+    cockpit.until(lambda: cockpit.token("swept") > 0, 60, "driver")
+    assert "swept: should run and does not" in cockpit.api.log("tidegate.sweep", run, "look")
+    assert "ended: desired: stopped" in cockpit.api.log("tidegate.sweep", run, "look")
