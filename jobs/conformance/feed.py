@@ -8,14 +8,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.eventtime.decider import blocked, decide, initial_state
-from tidegate.jobs.eventtime.types import BarrierRow, Decision, Mark, Member, MemberSurvey, Survey
+from tidegate.jobs.eventtime.types import Decision, Mark, Member, MemberSurvey, Survey
+from tidegate.jobs.reference.rows import RawRow, read_rows
+from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["Barrier", "Feed", "Item", "Point", "Punctuation", "Step", "pipeline"]
+
+
+BARRIER_TYPES: Final = ("run", "begin", "end", "run1", "run2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +43,9 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class Punctuation:
-    """A punctuation row: no later row of its member is below this."""
+    """A punctuation row: no later row of its member is below this time (an inclusive source: nor at it)."""
 
-    frontier: int
+    time: int
 
 
 Item = Point | Barrier | Punctuation
@@ -63,8 +69,9 @@ def pipeline(
     names: tuple[str, ...], source: dict[str, Any] | None = None, *, preset: str = "tidegate", **sections: Any
 ) -> PipelineSpec:
     """A spec with these sources, all alike; one suite unit is one tick."""
-    columns = {"t": "timestamp", "kind": "string"}
-    common = {"schema": columns, "event_time": "t", **(source or {})}
+    columns = {"t": "timestamp", "kind": "string", "id": "long", "name": "string"}
+    marks = {"kind": "kind", "types": BARRIER_TYPES, "id": "id", "punctuation": "punctuation"}
+    common = {"schema": columns, "event_time": "t", "barriers": marks, **(source or {})}
     sources = {name: {"path": name, **common} for name in names}
     return PipelineSpec.model_validate({"name": "feed", "preset": preset, "sources": sources, **sections})
 
@@ -74,8 +81,6 @@ class _Queue:
     items: deque[Item] = field(default_factory=deque)
     seq: int = 0
     ended: bool = False
-    newest: int | None = None
-    punctuation: int | None = None
 
 
 class Feed:
@@ -111,6 +116,10 @@ class Feed:
         """Whether items have not been read yet."""
         return bool(self._queues[Member(source, partition)].items)
 
+    def blocked(self, source: str, partition: str = "0") -> bool:
+        """Whether the queue stands at an open barrier."""
+        return Member(source, partition) in blocked(self.state)
+
     @property
     def buffered(self) -> list[int]:
         """Event times standing in the order buffer."""
@@ -138,31 +147,22 @@ class Feed:
         return self._move(decision, read)
 
     def _read(self, member: Member, limit: int | None, read: list[tuple[Member, int, Point]]) -> MemberSurvey:
-        queue, times, barrier, disorder = self._queues[member], [], None, 0
-        while queue.items and (limit is None or limit > 0) and barrier is None:
-            limit = None if limit is None else limit - 1
-            item, seq = queue.items.popleft(), queue.seq
+        queue = self._queues[member]
+        raws: list[RawRow] = []
+        while queue.items and (limit is None or len(raws) < limit):
+            item = queue.items.popleft()
+            raws.append(_raw(queue.seq, item))
             queue.seq += 1
             if isinstance(item, Barrier):
-                barrier = BarrierRow(seq, item.type, item.id, item.time)
-            elif isinstance(item, Punctuation):
-                queue.punctuation = max(item.frontier, item.frontier if queue.punctuation is None else queue.punctuation)
-            else:
-                disorder += queue.newest is not None and item.time < queue.newest
-                queue.newest = item.time if queue.newest is None else max(queue.newest, item.time)
-                times.append(item.time)
-                read.append((member, seq, item))
-        return MemberSurvey(
-            member=member,
-            rows=len(times),
-            min_time=min(times, default=None),
-            max_time=max(times, default=None),
-            barrier=barrier,
-            punctuation=queue.punctuation,
-            pending=bool(queue.items),
-            done=queue.ended and not queue.items,
-            disorder=disorder,
-        )
+                break
+        start, pending = queue.seq - len(raws), bool(queue.items)
+        part = Slice(member, start, queue.seq, pending=pending, done=queue.ended and not pending)
+        found = read_rows(self.spec.sources[member.source], part, raws, self.state)
+        if found.violations and self.spec.release.on_late is LatePolicy.ERROR:
+            row, mark = found.violations[0]
+            raise PoisonError(f"{member} row {row.seq}: {row.time} is below the punctuation {mark}", code="row.late")
+        read += [(member, row.seq, Point(row.time, row.values["name"])) for row in found.data]
+        return found.survey
 
     def _move(self, decision: Decision, read: list[tuple[Member, int, Point]]) -> Step:
         """Judge what was read, then release: the rules of the events output."""
@@ -190,3 +190,14 @@ def _is_late(decision: Decision, time: int) -> bool:
     if mark is None:
         return False
     return time < mark.time if decision.order_late_by_time else (decision.section, time) < mark
+
+
+def _raw(seq: int, item: Item) -> RawRow:
+    values: dict[str, Any] = {"t": item.time, "kind": "data", "id": None, "name": ""}
+    if isinstance(item, Barrier):
+        values |= {"kind": item.type, "id": item.id}
+    elif isinstance(item, Punctuation):
+        values |= {"kind": "punctuation"}
+    else:
+        values |= {"name": item.name}
+    return RawRow(seq, values)

@@ -166,12 +166,12 @@ class Coalescer:
         if ACTIVE in statuses:
             return ACTIVE, self.combined()
         if IDLE in statuses:
-            return IDLE, self._top() if self.options.all_idle == "jump" else None
+            return IDLE, self.top() if self.options.all_idle == "jump" else None
         if DONE in statuses:
             return DONE, TICK_MAX if self.options.all_done == "infinity" else None
         silent = self.options.no_members == "silent" and not self.joined
         return (self.status if silent else IDLE), None
 
-    def _top(self) -> int | None:
+    def top(self) -> int | None:
         """The largest time frontier seen; +inf of an ended member is no time."""
         return max((f for i in self.inputs.values() if (f := i["frontier"]) is not None and f < TICK_MAX), default=None)
