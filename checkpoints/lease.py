@@ -238,14 +238,18 @@ class Lease:
             raise OutcomeUnknownError.at(self._store.uri(self._key), "renewals overtook each other")
 
     def release(self) -> None:
-        """Let the next driver start at once. Silent when the lease is lost already."""
+        """Let the next driver start at once. Silent when the lease is lost already.
+
+        Raises:
+            OutcomeUnknownError, StoreUnavailableError: no answer; the lease is given up here all the same and runs out by itself.
+        """
         with self._lock:
             if self._lost is None:
+                self._lost = "released by this driver"  # before sending: an answer that is lost must not leave it valid here
                 free = self._record.model_copy(update={"nonce": _nonce(), "holder": None})
                 # A refusal means: taken over, or a lost renewal arrived. Then the lease ends by itself.
                 with suppress(PreconditionFailedError):
                     self._store.swap(self._key, canonical_bytes(free.model_dump(mode="json")), self._etag)
-                self._lost = "released by this driver"
 
     def _renewed(self) -> Lease:
         self.renew()

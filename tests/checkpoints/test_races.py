@@ -1,0 +1,307 @@
+"""Random races on one bucket: any interleaving of requests, any fault at any request, crashes, late and doubled writes.
+
+Each actor is a thread, but only one runs at a time: it stops at every request and every sleep, and a string of bytes drawn by
+Hypothesis says who goes on and what happens to the request. A failing string shrinks and replays exactly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+from tests.checkpoints.conftest import Author
+
+from tidegate.checkpoints.canonical import sha256_of_bytes
+from tidegate.checkpoints.clock import Clock, ManualClock
+from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.log import Sealed, SlotLog
+from tidegate.checkpoints.manifest import ForkRecord, Manifest
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.jobs.spec.errors import ConfigurationError, TidegateError
+
+AUTHOR = Author()
+FAULTS = [*Fault, *Fault, "deliver", "deliver", "crash before", "crash after"]  # crashes are rarer: they end an actor
+
+
+class Crash(BaseException):
+    """kill -9 of one actor."""
+
+
+@dataclass
+class Stage:
+    """Runs actors one request at a time, as the bytes say; zeros, and the end of the bytes, mean: no fault, first actor."""
+
+    script: bytes
+    bucket: MemoryBucket = field(default_factory=MemoryBucket)
+    clock: ManualClock = field(default_factory=ManualClock)
+    after_each: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._bytes: Iterator[int] = iter(self.script)
+        self._back = threading.Semaphore(0)
+        self._waiting: dict[str, tuple[threading.Semaphore, float]] = {}  # actor -> its turn, not before
+        self._threads: list[threading.Thread] = []
+        self.surprises: list[BaseException] = []
+
+    def actor(self, name: str, body: Callable[[MemoryStore, Clock], None]) -> None:
+        """Add an actor; it does nothing before `play`."""
+        turn = threading.Semaphore(0)
+        stage = self
+
+        class OwnClock(ManualClock):
+            def now(self) -> float:
+                return stage.clock.now()
+
+            def sleep(self, seconds: float) -> None:
+                stage._pause(name, turn, stage.clock.now() + seconds)
+
+        def hook(request: Request) -> Fault | None:
+            stage._pause(name, turn, 0.0)
+            return stage._fate(request)
+
+        def run() -> None:
+            turn.acquire()
+            try:
+                body(MemoryStore(stage.bucket, name=name, hook=hook), OwnClock())
+            except (Crash, TidegateError):
+                pass  # an actor may die or give up at any time
+            except BaseException as error:
+                stage.surprises.append(error)
+            stage._back.release()
+
+        self._waiting[name] = (turn, 0.0)
+        self._threads.append(threading.Thread(target=run, daemon=True))
+
+    def play(self) -> None:
+        """Run everybody to the end, then let every held write arrive."""
+        for thread in self._threads:
+            thread.start()
+        while self._waiting:
+            self._next()
+            self.after_each()
+        while self.bucket.held:
+            self.bucket.deliver()
+        for thread in self._threads:
+            thread.join()
+        if self.surprises:
+            raise self.surprises[0]
+
+    def _next(self) -> None:
+        awake = [name for name, (_, since) in self._waiting.items() if since <= self.clock.now()]
+        if not awake:
+            earliest = min(since for _, since in self._waiting.values())
+            self.clock.advance(earliest - self.clock.now() + 1e-6)
+            return
+        name = awake[next(self._bytes, 0) % len(awake)]
+        turn, _ = self._waiting.pop(name)
+        turn.release()
+        self._back.acquire()
+
+    def _pause(self, name: str, turn: threading.Semaphore, until: float) -> None:
+        self._waiting[name] = (turn, until)
+        self._back.release()
+        turn.acquire()
+
+    def _fate(self, request: Request) -> Fault | None:
+        number = next(self._bytes, 0)
+        fault = FAULTS[number % len(FAULTS)] if number >= 192 else None
+        if fault == "deliver":
+            if self.bucket.held:
+                self.bucket.deliver(number % len(self.bucket.held))
+            return None
+        if fault == "crash before":
+            raise Crash
+        if fault == "crash after":
+            if request.writes:
+                self.bucket.held.append(request)
+            raise Crash
+        return fault if isinstance(fault, Fault) and (request.writes or fault is Fault.REFUSED) else None
+
+
+class Ledger(MemoryBucket):
+    """A bucket that refuses to see a filled slot change."""
+
+    def apply(self, request: Request) -> str:
+        there = self.objects.get(request.key)
+        etag = super().apply(request)
+        assert "/slots/" not in request.key or there is None, "a filled slot changed"
+        return etag
+
+
+def driver(stage: Stage, name: str, seals: int, told: list[tuple[Manifest, bool]]) -> None:
+    """Adds an actor that seals epochs one after the other, whatever others do, and notes what it was told."""
+
+    def body(store: MemoryStore, clock: Clock) -> None:
+        log = SlotLog(store, "p", clock=clock, seal_budget=3.0, jitter=lambda: 0.5)
+        for number in range(seals):
+            manifest = AUTHOR.manifest(log.head(), driver=name, attempt=sha256_of_bytes(f"{name}{number}".encode())[:12])
+            told.append((manifest, isinstance(log.seal(manifest), Sealed)))
+
+    stage.actor(name, body)
+
+
+def restorer(stage: Stage, name: str, won: list[str]) -> None:
+    """Adds an actor that goes back to the parent of the head, or to the beginning."""
+
+    def body(store: MemoryStore, clock: Clock) -> None:
+        log = SlotLog(store, "p", clock=clock, seal_budget=3.0, jitter=lambda: 0.5)
+        head = log.head()
+        target = next(iter(log.iter_back(head.checkpoint)), None)
+        back = log.open(head.checkpoint).epoch.parent if head.checkpoint and target else None
+        checkpoint = next((f.epoch.id for f in log.iter_back(head.checkpoint) if str(f.epoch.id) == back), None)
+        if isinstance(log.fork(head, checkpoint, request_id=name, who=name, why="", at=0), Sealed):
+            won.append(name)
+
+    stage.actor(name, body)
+
+
+def judge(bucket: MemoryBucket, told: list[tuple[Manifest, bool]], won: list[str]) -> None:
+    """What must hold of the bucket and of what the actors were told, whatever happened."""
+    log = SlotLog(MemoryStore(bucket), "p")
+    for manifest, sealed in told:
+        filled = log.read(manifest.timeline, manifest.slot)
+        assert filled is not None, "told a fate although the slot is empty"
+        assert (filled.record == manifest) is sealed, "told another fate than the slot holds"
+    head, forks = log.head(), log.forks()
+    assert set(won) <= {fork.request_id for fork in forks}, "a restore that was told it won is not in the log"
+    before = None
+    for position, filled in enumerate(log.epochs(head.timeline, 1, head.slot), start=1):
+        assert filled.epoch.slot == position
+        assert filled.epoch.parent == (str(before) if before else None)
+        before = filled.epoch.id
+    assert before == head.checkpoint
+    for timeline in range(head.timeline + 1):
+        no_gaps_and_one_fork(log, timeline, ended=timeline < head.timeline)
+
+
+def no_gaps_and_one_fork(log: SlotLog, timeline: int, *, ended: bool) -> None:
+    """Slots are filled without gaps, each names the hash before it, and only the last one may be a fork."""
+    newest = log.newest(timeline)
+    if newest is None:
+        return
+    first = log.lineage(timeline)[-1].first
+    records = [log.read(timeline, slot) for slot in range(first, newest.record.slot + 1)]
+    kinds = [isinstance(filled.record, ForkRecord) for filled in records if filled is not None]
+    assert len(kinds) == len(records), "a gap between slots"
+    assert kinds == [False] * (len(kinds) - 1) + [ended]
+    for before, after in pairwise(records):
+        assert before is not None
+        assert after is not None
+        assert after.record.parent_sha256 == before.sha256
+
+
+# Full length: short strings would leave most requests without a fault. Zeros are the simplest script, so failures still shrink.
+SCRIPT = st.binary(min_size=160, max_size=160)
+RACE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors])
+
+
+@RACE
+@given(SCRIPT)
+@example(b"")
+def test_drivers_and_restorers_race_without_harm(script: bytes) -> None:
+    """Two drivers and two restorers: one record per slot, no gaps, and everybody was told the truth."""
+    stage = Stage(script, bucket=Ledger())
+    told: list[tuple[Manifest, bool]] = []
+    won: list[str] = []
+    driver(stage, "one", 3, told)
+    driver(stage, "two", 3, told)
+    restorer(stage, "ann", won)
+    restorer(stage, "bob", won)
+    stage.play()
+    judge(stage.bucket, told, won)
+
+
+@RACE
+@given(SCRIPT)
+def test_two_drivers_never_hold_the_lease_at_once(script: bytes) -> None:
+    """While any observer must still wait for one holder, nobody else believes to hold the lease; tokens are never shared."""
+    stage = Stage(script)
+    leases: dict[str, Lease] = {}
+    tokens: list[int] = []
+
+    def body(name: str) -> Callable[[MemoryStore, Clock], None]:
+        holder = Holder(driver=name, host="elsewhere", boot="b", namespace="n", pid=1, start_ticks=1)
+
+        def run(store: MemoryStore, clock: Clock) -> None:
+            lease = Lease.acquire(store, "p", holder, clock=clock, standby=True)
+            leases[name] = lease
+            tokens.append(lease.token)
+            for _ in range(3):
+                clock.sleep(2.0)
+                lease.renew()
+            lease.release()
+
+        return run
+
+    def at_most_one() -> None:
+        held = [name for name, lease in leases.items() if not lease.lost and lease.remaining > 0]
+        assert len(held) <= 1, f"held at once by {held}"
+
+    stage.after_each = at_most_one
+    for name in ("one", "two", "three"):
+        stage.actor(name, body(name))
+    stage.play()
+    assert len(tokens) == len(set(tokens))
+
+
+class TestMutants:
+    """The races find the classic mistakes; each is put in on purpose."""
+
+    def _found(self, monkeypatch: pytest.MonkeyPatch, name: str, replacement: object) -> None:
+        monkeypatch.setattr(SlotLog, name, replacement)
+        run = settings(RACE, max_examples=1000, database=None, phases=[Phase.generate])
+        hunt = run(given(SCRIPT)(test_drivers_and_restorers_race_without_harm.hypothesis.inner_test))  # type: ignore[attr-defined]
+        with pytest.raises((AssertionError, TidegateError, BaseExceptionGroup)):
+            hunt()
+
+    def test_sealing_without_the_condition(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A plain PUT overwrites somebody's epoch, and the races see it."""
+        self._found(monkeypatch, "_send", lambda log, key, data: log.store.put(key, data))
+
+    def test_taking_a_412_for_a_loss(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without reading back, the repetition of a successful PUT is told as a loss."""
+        from tidegate.checkpoints.log import Lost
+
+        monkeypatch.setattr(
+            SlotLog, "_compare", lambda log, record, mine, filled: Lost(filled.record, filled.sha256, filled.etag)
+        )
+        self._found(monkeypatch, "_refuse_unconserved", lambda log, record: None)
+
+    def test_taking_an_unknown_outcome_for_a_success(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Believing in a PUT whose answer was lost tells fates the slot does not hold."""
+        from tidegate.checkpoints.store import OutcomeUnknownError
+
+        def believing(log: SlotLog, key: str, data: bytes) -> str | None:
+            try:
+                return log.store.create(key, data)
+            except OutcomeUnknownError:
+                return "surely"
+            except TidegateError:
+                return None
+
+        self._found(monkeypatch, "_send", believing)
+
+
+def test_an_actor_that_errs_is_reported() -> None:
+    """The stage hides crashes and our own errors, but no defect of the code under test."""
+    stage = Stage(b"")
+
+    def body(store: MemoryStore, clock: Clock) -> None:
+        raise ZeroDivisionError
+
+    stage.actor("one", body)
+    with pytest.raises(ZeroDivisionError):
+        stage.play()
+    quiet = Stage(b"")
+
+    def refused(store: MemoryStore, clock: Clock) -> None:
+        raise ConfigurationError("no", code="x")
+
+    quiet.actor("one", refused)
+    quiet.play()
