@@ -7,7 +7,7 @@ A conformance case settles after every signal, the decider once per epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict
 
@@ -124,10 +124,6 @@ class Coalescer:
         behind = known["frontier"] is None or known["frontier"] < self.value
         return {"frontier": known["frontier"], "status": ACTIVE, "aligned": not behind or self.options.revived == "freeze"}
 
-    def included(self) -> Iterable[tuple[str, Input]]:
-        """Members that make F: active and aligned."""
-        return ((n, i) for n, i in self.inputs.items() if i["status"] == ACTIVE and i["aligned"])
-
     def note(self, name: str, value: int) -> None:
         """A frontier known without a signal of the member's own (one passed on from a lower level): no revival."""
         known = self.inputs[name]
@@ -137,7 +133,8 @@ class Coalescer:
     def combined(self, instead: Mapping[str, int | None] | None = None) -> int | None:
         """Coalesce the included members' frontiers, or what stands `instead` of them; None while F has to hold."""
         if instead:
-            values = [instead[n] if n in instead else i["frontier"] for n, i in self.included()]
+            included = [n for n, i in self.inputs.items() if i["aligned"] and i["status"] == ACTIVE]
+            values = [instead[n] if n in instead else self.inputs[n]["frontier"] for n in included]
         else:
             values = [i["frontier"] for i in self.inputs.values() if i["aligned"] and i["status"] == ACTIVE]
         known = [v for v in values if v is not None]

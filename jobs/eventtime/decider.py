@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, NamedTuple
 
 from tidegate.jobs.eventtime import clock as clocks
 from tidegate.jobs.eventtime import frontier as frontiers
 from tidegate.jobs.eventtime import holder
 from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer, Signal
-from tidegate.jobs.eventtime.state import MemberState, World
-from tidegate.jobs.eventtime.types import Decision, Mark, Member, MemberSurvey, Survey
-from tidegate.jobs.spec.errors import PoisonError
-from tidegate.jobs.spec.options import CoalesceOptions, ReleaseMode
-from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.jobs.eventtime.members import Members, Rules, partition_timeout, statuses
+from tidegate.jobs.eventtime.state import World
+from tidegate.jobs.eventtime.types import Decision, Mark, Member, Survey
+from tidegate.jobs.spec.options import ReleaseMode
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
 __all__ = ["blocked", "decide", "hold_back", "initial_state", "next_timer"]
-
-_DEFAULT_IDLE: Final = CoalesceOptions().idle_timeout
 
 
 def initial_state(spec: PipelineSpec) -> dict[str, Any]:
@@ -47,7 +45,7 @@ def decide(spec: PipelineSpec, state: dict[str, Any], survey: Survey) -> Decisio
             punctuation that regresses under ``regress: error``).
     """
     world = World.from_dict(spec, state)
-    epoch = _Epoch(spec, world, survey, clocks.advance(world.clock, survey.now, spec.checkpoint.max_clock_step))
+    epoch = _Epoch.open(spec, world, survey)
     # Step 1. The pipeline clock, who is there, and who has fallen idle by it.
     epoch.roster()
     # Step 2. Barriers: requests, arrivals, then closes. The rows of this epoch still belong to the section before.
@@ -58,6 +56,15 @@ def decide(spec: PipelineSpec, state: dict[str, Any], survey: Survey) -> Decisio
     return epoch.decision()
 
 
+class _Before(NamedTuple):
+    """What stood before the epoch."""
+
+    clock: int | None
+    frontier: int
+    section: int
+    released: Mark
+
+
 @dataclass(slots=True)
 class _Epoch:
     """One call of `decide`: the world while it changes, and what there is to say about it."""
@@ -66,193 +73,87 @@ class _Epoch:
     world: World
     survey: Survey
     clock: int
+    members: Members
+    before: _Before
     recorded: list[dict[str, Any]] = field(default_factory=list)
     emitted: list[Signal] = field(default_factory=list)
     grace: bool = False
-    before: dict[str, Any] = field(default_factory=dict)
-    standing_before: set[str] = field(default_factory=set)
-    live: dict[str, MemberSurvey] = field(default_factory=dict)
-    punctuations: dict[str, int] = field(default_factory=dict)
-    pending: set[str] = field(default_factory=set)
-    heard: set[str] = field(default_factory=set)
-    awake: set[str] = field(default_factory=set)
     quiet: set[str] = field(default_factory=set)
+
+    @classmethod
+    def open(cls, spec: PipelineSpec, world: World, survey: Survey) -> _Epoch:
+        """The epoch before its first step."""
+        clock = clocks.advance(world.clock, survey.now, spec.checkpoint.max_clock_step)
+        rules = {name: Rules.of(spec, name, coalescer) for name, coalescer in world.sources.items()}
+        members = Members(world, rules, survey.now, clock, world.barriers.standing())
+        before = _Before(world.clock, world.output.value, world.barriers.section, world.order.released)
+        return cls(spec, world, survey, clock, members, before)
 
     # ------------------------------------------------------------------ step 1
 
     def roster(self) -> None:
         """Joins, removals, ends, activity and idleness of members, then of sources."""
-        world = self.world
-        self.before = {
-            "clock": world.clock,
-            "frontier": world.output.value,
-            "section": world.barriers.section,
-            "released": world.order.released,
-        }
-        self.standing_before = world.barriers.standing()
+        order = self.world.order
         if self.survey.run_start:
-            world.order.start_run()
-        for entry in self.survey.members:
-            self._member(str(entry.member), entry)
-        for name in world.members.keys() - self.live.keys():
-            self._remove(name)
-        for name in world.sources:
+            order.start_run()
+        self.members.read(self.survey.members)
+        self.recorded += [{"kind": "idle", "member": name} for name in self.members.fallen_idle]
+        for name in self.world.sources:
             self._source_member(name)
-        was_over = world.order.grace_over
-        self.grace = world.order.in_grace(self.clock, events=bool(self.heard))
-        if world.order.grace_over and not was_over:
+        was_over = order.grace_over
+        self.grace = order.in_grace(self.clock, events=bool(self.members.heard))
+        if order.grace_over and not was_over:
             self.recorded.append({"kind": "startup_grace_over"})
-
-    def _member(self, name: str, entry: MemberSurvey) -> None:
-        source = self.spec.sources.get(entry.member.source)
-        if source is None:
-            raise PoisonError(f"the survey names {name}, a source that the spec does not have", code="eventtime.unknown_source")
-        coalescer = self.world.sources[entry.member.source]
-        state = self.world.members.get(name)
-        active = _activity(entry, state)
-        if active:
-            self.heard.add(entry.member.source)
-        if state is None:
-            if source.coalesce.members == "discovered" and not active:
-                return
-            state = _joined(self.clock)
-            coalescer.join(name)
-        self.live[name] = entry
-        if state["punctuation"] is not None:
-            self.punctuations[name] = state["punctuation"]
-        status = coalescer.inputs[name]["status"]
-        if status == DONE:
-            self._still_done(name, state, entry, active=active)
-            return
-        if entry.pending:
-            self.pending.add(name)
-            self.awake.add(entry.member.source)
-        _refuse_regression(source, name, entry)
-        state = self._read(name, state, entry, active=active)
-        self.world.members[name] = state
-        self._status(name, source, coalescer, status, state, active=active)
-
-    def _still_done(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool) -> None:
-        if active or entry.pending:
-            raise PoisonError(f"{name} has ended, but there are rows of it after its end", code="eventtime.signal_after_done")
-        self.world.members[name] = state
-
-    def _read(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool) -> MemberState:
-        """What the member's rows and punctuation say; behind its open barrier they are only held (section 1)."""
-        seen, held = state["seen"], state["held"]
-        punctuation, held_punctuation = state["punctuation"], state["held_punctuation"]
-        if name in self.standing_before:
-            held = frontiers.highest(held, entry.max_time)
-            held_punctuation = frontiers.highest(held_punctuation, entry.punctuation)
-        else:
-            seen = frontiers.highest(seen, entry.max_time)
-            punctuation = frontiers.highest(punctuation, entry.punctuation)
-        return {
-            "seen": seen,
-            "punctuation": punctuation,
-            "held": held,
-            "held_punctuation": held_punctuation,
-            "active_at": self.clock if active else state["active_at"],
-            "pending": entry.pending,
-            "generator": state["generator"] if entry.punctuation_state is None else entry.punctuation_state,
-        }
-
-    def _status(
-        self, name: str, source: SourceSpec, coalescer: Coalescer, status: str, state: MemberState, *, active: bool
-    ) -> None:
-        entry = self.live[name]
-        if active and status == IDLE and not entry.pending and _only_punctuation(entry):
-            active = not _ignores_idle_punctuation(self.spec, source)
-        if active or entry.pending:
-            if status == IDLE:
-                coalescer.active(name)
-        elif status == ACTIVE and clocks.expired(self.clock, state["active_at"], _partition_timeout(self.spec, source)):
-            coalescer.idle(name)
-            self.recorded.append({"kind": "idle", "member": name})
-
-    def _remove(self, name: str) -> None:
-        del self.world.members[name]
-        self.world.sources[Member.parse(name).source].remove(name)
 
     def _source_member(self, name: str) -> None:
         """A source as a member of the output: known from the start or with its first event; quiet by the output's timeout."""
-        output = self.world.output
+        output, heard = self.world.output, name in self.members.heard
         if name not in output.inputs:
-            if self.spec.coalesce.members == "discovered" and name not in self.heard:
+            if self.spec.coalesce.members == "discovered" and not heard:
                 return
             output.join(name)
             self.world.active_at[name] = self.clock
-        if name in self.heard:
+        if heard:
             self.world.active_at[name] = self.clock
-        elif name not in self.awake and clocks.expired(self.clock, self.world.active_at[name], self.spec.coalesce.idle_timeout):
+        elif name not in self.members.awake and clocks.expired(
+            self.clock, self.world.active_at[name], self.spec.coalesce.idle_timeout
+        ):
             self.quiet.add(name)
 
     # ------------------------------------------------------------------ step 2
 
     def barriers(self) -> None:
         """Aborts by hand, arrivals in source order, then what closes; nothing closes during the start-up grace."""
-        barriers = self.world.barriers
-        barriers.roster = self._statuses()
+        barriers, live = self.world.barriers, self.members.live
+        if not (barriers.open or self.members.arrivals or self.survey.aborts):
+            return
+        known = statuses(live, self.world, self.quiet)
+        barriers.roster = {name: DONE if live[name].done else status for name, status in known.items()}
         for id_ in self.survey.aborts:
             barriers.abort(id_, self.clock)
-        for name, entry in self.live.items():
-            if entry.barrier is not None:
-                barriers.arrive(name, entry.barrier, self.clock)
+        for name in self.members.arrivals:
+            row = live[name].barrier
+            if row is not None:
+                barriers.arrive(name, row, self.clock)
         if not self.grace:
-            barriers.settle(self.clock, self.pending)
-        for name in self.standing_before - barriers.standing():
-            self._resume(name)
-
-    def _statuses(self) -> dict[str, str]:
-        """Status of every member that counts: idle also when its whole source is, done already when this cut ends it."""
-        known: dict[str, str] = {}
-        for source, coalescer in self.world.sources.items():
-            if source in self.world.output.inputs:
-                inputs = coalescer.inputs
-                known |= {n: _effective(inputs[n]["status"], quiet=source in self.quiet) for n in self.live if n in inputs}
-        return {n: DONE if e.done and n in known else known[n] for n, e in self.live.items() if n in known}
-
-    def _resume(self, name: str) -> None:
-        """The member's barrier closed: what was read behind it counts now (alignment ``pass``)."""
-        state = self.world.members.get(name)
-        if state is None or (state["held"] is None and state["held_punctuation"] is None):
-            return
-        self.world.members[name] = {
-            **state,
-            "seen": frontiers.highest(state["seen"], state["held"]),
-            "punctuation": frontiers.highest(state["punctuation"], state["held_punctuation"]),
-            "held": None,
-            "held_punctuation": None,
-        }
+            barriers.settle(self.clock, self.members.pending)
+        for name in sorted(self.members.standing - barriers.standing()):
+            self.members.resume(name)
 
     # ------------------------------------------------------------------ step 3
 
     def frontiers(self) -> None:
-        """F_i, then every source in import order, then F; F stands still during the start-up grace."""
-        for name, entry in self.live.items():
-            self._member_frontier(name, entry)
+        """Every source in import order, then F, which stands still during the start-up grace."""
         for name in _import_order(self.spec):
             self._source(name)
         for name, known in list(self.world.output.inputs.items()):
             if known["status"] != DONE:
                 self._signal_output(name, self.world.sources[name])
-        newest = max((e.max_time for e in self.live.values() if e.max_time is not None), default=None)
+        newest = self.members.newest
         if newest is not None and self.spec.release.mode is not ReleaseMode.PASS_THROUGH:
-            self.world.order.read(self.clock, self.before["section"], newest)
+            self.world.order.read(self.clock, self.before.section, newest)
         if not self.grace:
             self.emitted = self.world.output.settle(self._expired_residence())
-
-    def _member_frontier(self, name: str, entry: MemberSurvey) -> None:
-        coalescer = self.world.sources[entry.member.source]
-        known = coalescer.inputs[name]
-        if known["status"] == DONE:
-            return
-        source = self.spec.sources[entry.member.source]
-        value = _frontier(source, self.world.members[name], entry, self.survey.now, counts=name not in self.standing_before)
-        if value is not None and known["status"] != IDLE and (known["frontier"] is None or value > known["frontier"]):
-            coalescer.frontier(name, value)
-        if entry.done:
-            coalescer.done(name)
 
     def _source(self, name: str) -> None:
         """Import, then coalesce the partitions of one source."""
@@ -300,26 +201,26 @@ class _Epoch:
         standing = self.world.barriers.standing()
         values = [
             TICK_MIN if (f := known["frontier"]) is None else f
-            for name in self.pending - standing
+            for name in self.members.pending - standing
             if (known := self._input(name))["status"] == ACTIVE and known["aligned"]
         ]
         return min(values, default=None)
 
     def _held_behind_barriers(self) -> int:
         """F never passes a row held behind a barrier: the least frontier of standing members that had rows left."""
-        standing = self.world.barriers.standing() & self.pending
+        standing = self.world.barriers.standing() & self.members.pending
         values = [TICK_MIN if (f := self._input(name)["frontier"]) is None else f for name in standing]
         return min(values, default=TICK_MAX)
 
     def _input(self, name: str) -> Any:
-        return self.world.sources[self.live[name].member.source].inputs[name]
+        return self.world.sources[self.members.live[name].member.source].inputs[name]
 
     # ------------------------------------------------------------------ step 4
 
     def decision(self) -> Decision:
         """Marks of the ordered release, and everything else a mover or a person wants to know."""
         world, before = self.world, self.before
-        release_before = before["released"]
+        release_before = before.released
         release_after = self._release()
         closed = world.barriers.take()
         for one in closed:
@@ -332,17 +233,17 @@ class _Epoch:
         after = world.to_dict()
         return Decision(
             now=self.clock,
-            frontier_before=before["frontier"],
+            frontier_before=before.frontier,
             frontier_after=world.output.value,
-            section=before["section"],
+            section=before.section,
             order_late=late,
             order_late_by_time=by_time,
             release_before=release_before,
             release_after=release_after,
-            member_punctuation=self.punctuations,
+            member_punctuation=self.members.punctuations,
             barriers=tuple(c.health for c in closed),
             blocked=tuple(after["blocked"]),
-            statuses=self._statuses(),
+            statuses=statuses(self.members.live, world, self.quiet),
             emitted=tuple(self.emitted),
             recorded=tuple(self.recorded),
             holder=world.holder,
@@ -381,7 +282,7 @@ class _Epoch:
             return None, False
         if mode is ReleaseMode.ORDERED and _exact(self.spec):
             return released, False
-        section, time = self.before["section"], self.before["frontier"]
+        section, time = self.before.section, self.before.frontier
         if mode is ReleaseMode.ORDERED and released is not None and released.section == section:
             time = max(time, released.time)
         return (Mark(section, time) if time > TICK_MIN else None), True
@@ -389,71 +290,15 @@ class _Epoch:
     def _changed(self, release_before: Mark, release_after: Mark, after: dict[str, Any]) -> bool:
         """Worth sealing without rows: something moved, or the clock of a running timer has to."""
         before = self.before
-        if self.emitted or self.recorded or release_before != release_after or self.world.barriers.section != before["section"]:
+        if self.emitted or self.recorded or release_before != release_after or self.world.barriers.section != before.section:
             return True
-        stepped = before["clock"] is None or self.clock - before["clock"] >= self.spec.checkpoint.max_clock_step
+        stepped = before.clock is None or self.clock - before.clock >= self.spec.checkpoint.max_clock_step
         return stepped and next_timer(self.spec, after) is not None
-
-
-def _joined(clock: int) -> MemberState:
-    return {
-        "seen": None,
-        "punctuation": None,
-        "held": None,
-        "held_punctuation": None,
-        "active_at": clock,
-        "pending": False,
-        "generator": None,
-    }
-
-
-def _activity(entry: MemberSurvey, state: MemberState | None) -> bool:
-    """Anything was read of the member; punctuation only counts when it is new."""
-    if not _only_punctuation(entry):
-        return True
-    if entry.punctuation is None:
-        return False
-    known = None if state is None else frontiers.highest(state["punctuation"], state["held_punctuation"])
-    return known is None or entry.punctuation > known
-
-
-def _only_punctuation(entry: MemberSurvey) -> bool:
-    return not (entry.rows or entry.quarantined or entry.dead) and entry.barrier is None
-
-
-def _refuse_regression(source: SourceSpec, name: str, entry: MemberSurvey) -> None:
-    if entry.regressions and source.punctuation is not None and source.punctuation.regress == "error":
-        message = f"punctuation of {name} went back {entry.regressions} times in this epoch"
-        raise PoisonError(message, code="eventtime.punctuation_regress")
-
-
-def _frontier(source: SourceSpec, state: MemberState, entry: MemberSurvey, now: int, *, counts: bool) -> int | None:
-    """F_i: the greatest of what rows, punctuation and the wall clock promise (section 1)."""
-    value = frontiers.highest(frontiers.heuristic(source, state["seen"]), state["punctuation"])
-    if source.wall_clock is None or not counts:
-        return value
-    inclusive = source.frontier == "inclusive"
-    return frontiers.highest(value, frontiers.wall_clock(source.wall_clock, now, entry.max_time, inclusive=inclusive))
 
 
 def _exact(spec: PipelineSpec) -> bool:
     """Lag 0 and an inclusive frontier everywhere: the order compares with what was released (section 3.3)."""
     return all(s.lag == 0 and s.frontier == "inclusive" for s in spec.sources.values())
-
-
-def _effective(status: str, *, quiet: bool) -> str:
-    return IDLE if quiet and status == ACTIVE else status
-
-
-def _partition_timeout(spec: PipelineSpec, source: SourceSpec) -> int | None:
-    """A source of one partition is that partition: it falls idle by the output's timeout, unless it sets its own."""
-    timeout = source.coalesce.idle_timeout
-    return spec.coalesce.idle_timeout if source.partition_by == "source" and timeout == _DEFAULT_IDLE else timeout
-
-
-def _ignores_idle_punctuation(spec: PipelineSpec, source: SourceSpec) -> bool:
-    levels = (source.coalesce, spec.coalesce) if source.partition_by == "source" else (source.coalesce,)
-    return any(level.on_idle_punctuation == "ignore" for level in levels)
 
 
 def _import_order(spec: PipelineSpec) -> list[str]:
@@ -512,7 +357,7 @@ def next_timer(spec: PipelineSpec, state: dict[str, Any]) -> int | None:
 
 def _idle_timers(spec: PipelineSpec, world: World) -> Iterator[int]:
     for name, coalescer in world.sources.items():
-        timeout = _partition_timeout(spec, spec.sources[name])
+        timeout = partition_timeout(spec, spec.sources[name])
         pending = False
         for member, known in coalescer.inputs.items():
             state = world.members[member]

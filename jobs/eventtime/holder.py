@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidegate.jobs.eventtime.coalesce import ACTIVE, Coalescer
 from tidegate.jobs.eventtime.state import World
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.time import TICK_MIN
 
 __all__ = ["find"]
 
 
 def find(spec: PipelineSpec, world: World, standing: set[str], clock: int) -> dict[str, Any] | None:
     """The member with the least frontier among those that make F; `since` is when it became that member."""
-    source = _least(world.output.included())
+    source = _least(world.output)
     if source is None:
         return None
-    member = _least(world.sources[source].included()) or source
+    member = _least(world.sources[source]) or source
     before = world.holder
     since = before["since"] if before is not None and before["member"] == member else clock
     return {"member": member, "since": since, "why": _why(spec, world, source, member, standing)}
 
 
-def _least(inputs: Any) -> str | None:
-    """Name of the input without a frontier, else with the least one; ties by name, so that a replay agrees."""
-    best: tuple[int, str] | None = None
-    for name, known in inputs:
-        frontier = TICK_MIN if known["frontier"] is None else known["frontier"]
-        if best is None or (frontier, name) < best:
-            best = (frontier, name)
-    return None if best is None else best[1]
+def _least(coalescer: Coalescer) -> str | None:
+    """Name of the included input without a frontier, else with the least one; ties by name, so that a replay agrees."""
+    included = [(i["frontier"], n) for n, i in coalescer.inputs.items() if i["aligned"] and i["status"] == ACTIVE]
+    without = [n for frontier, n in included if frontier is None]
+    if without:
+        return min(without)
+    return min(included)[1] if included else None
 
 
 def _why(spec: PipelineSpec, world: World, source: str, member: str, standing: set[str]) -> str:

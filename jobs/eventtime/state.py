@@ -15,25 +15,31 @@ from tidegate.jobs.eventtime.order import Order
 from tidegate.jobs.spec.options import CoalesceOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
-__all__ = ["STATE_VERSION", "MemberState", "World"]
+__all__ = ["STATE_VERSION", "Behind", "MemberState", "World"]
 
 STATE_VERSION: Final = 1
 EMPTY: Final = Coalescer(CoalesceOptions()).to_dict()
 """State of the coalescer of a source that was added to the spec later."""
 
 
+class Behind(TypedDict):
+    """What was read behind a member's open barrier: it counts when the barrier closes (alignment ``pass``)."""
+
+    seen: int | None
+    punctuation: int | None
+
+
 class MemberState(TypedDict):
     """What is carried for one member; replaced, never changed in place.
 
     `seen` is the greatest event time before the member's open barrier, `punctuation` the greatest punctuation there;
-    `held` and `held_punctuation` are the same for what was read behind it (alignment ``pass``). `active_at` is the
-    pipeline clock of its last activity, or of its joining. `generator` belongs to the mover.
+    `behind` is what came after it. `active_at` is the pipeline clock of its last activity, or of its joining.
+    `pending`: it had rows left in the last cut. `generator` belongs to the mover.
     """
 
     seen: int | None
     punctuation: int | None
-    held: int | None
-    held_punctuation: int | None
+    behind: Behind | None
     active_at: int
     pending: bool
     generator: dict[str, int] | None

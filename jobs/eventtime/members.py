@@ -1,0 +1,241 @@
+"""One pass over the survey: who is there, what was read of whom, who is idle or done, and every F_i (semantics.md section 1).
+
+This is the only part of an epoch whose cost grows with the number of members, so it is one loop with the options of a
+source worked out beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidegate.jobs.eventtime import frontier as frontiers
+from tidegate.jobs.eventtime.clock import expired
+from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer
+from tidegate.jobs.eventtime.frontier import highest
+from tidegate.jobs.eventtime.state import Behind, MemberState, World
+from tidegate.jobs.eventtime.types import Member, MemberSurvey
+from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spec.options import CoalesceOptions
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+
+__all__ = ["Members", "Rules", "partition_timeout", "statuses"]
+
+_DEFAULT_IDLE: Final = CoalesceOptions().idle_timeout
+
+
+def partition_timeout(spec: PipelineSpec, source: SourceSpec) -> int | None:
+    """A source of one partition is that partition: it falls idle by the output's timeout, unless it sets its own."""
+    timeout = source.coalesce.idle_timeout
+    return spec.coalesce.idle_timeout if source.partition_by == "source" and timeout == _DEFAULT_IDLE else timeout
+
+
+@dataclass(slots=True)
+class Rules:
+    """The options of one source, worked out for the loop, and its coalescer."""
+
+    options: SourceSpec
+    coalescer: Coalescer
+    timeout: int | None
+    discovered: bool
+    ignores_idle_punctuation: bool
+    refuses_regression: bool
+
+    @classmethod
+    def of(cls, spec: PipelineSpec, name: str, coalescer: Coalescer) -> Rules:
+        """Rules of the source `name`."""
+        source = spec.sources[name]
+        levels = (source.coalesce, spec.coalesce) if source.partition_by == "source" else (source.coalesce,)
+        return cls(
+            options=source,
+            coalescer=coalescer,
+            timeout=partition_timeout(spec, source),
+            discovered=source.coalesce.members == "discovered",
+            ignores_idle_punctuation=any(level.on_idle_punctuation == "ignore" for level in levels),
+            refuses_regression=source.punctuation is not None and source.punctuation.regress == "error",
+        )
+
+    def frontier(self, state: MemberState, now: int, newest: int | None, *, clocked: bool) -> int | None:
+        """F_i: the greatest of what rows, punctuation and (if `clocked`) the wall clock promise."""
+        value = frontiers.heuristic(self.options, state["seen"])
+        if state["punctuation"] is not None:
+            value = highest(value, state["punctuation"])
+        wall = self.options.wall_clock
+        if wall is not None and clocked:
+            inclusive = self.options.frontier == "inclusive"
+            value = highest(value, frontiers.wall_clock(wall, now, newest, inclusive=inclusive))
+        return value
+
+
+@dataclass(slots=True)
+class Members:
+    """What the pass finds out besides the members' new states.
+
+    Attributes:
+        world: changed by the pass.
+        rules: per source.
+        now: recorded wall clock.
+        clock: pipeline clock.
+        standing: members at an open barrier before the epoch.
+        live: joined members' surveys, in survey order.
+        pending: members that had rows left when the cut was planned.
+        awake: their sources.
+        heard: sources of which anything was read.
+        newest: largest event time read; None without rows.
+        punctuations: punctuation of each member before the epoch.
+        fallen_idle: members that fell idle by the clock.
+        arrivals: members whose slice ends with a barrier row.
+    """
+
+    world: World
+    rules: dict[str, Rules]
+    now: int
+    clock: int
+    standing: set[str]
+    live: dict[str, MemberSurvey] = field(default_factory=dict)
+    pending: set[str] = field(default_factory=set)
+    awake: set[str] = field(default_factory=set)
+    heard: set[str] = field(default_factory=set)
+    newest: int | None = None
+    punctuations: dict[str, int] = field(default_factory=dict)
+    fallen_idle: list[str] = field(default_factory=list)
+    arrivals: list[str] = field(default_factory=list)
+
+    def read(self, entries: Iterable[MemberSurvey]) -> None:
+        """The pass: joins, rows, statuses, frontiers and ends; then removals."""
+        for entry in entries:
+            member = entry.member
+            rules = self.rules.get(member.source)
+            if rules is None:
+                message = f"the survey names {member}, a source that the spec does not have"
+                raise PoisonError(message, code="eventtime.unknown_source")
+            self._member(f"{member.source}/{member.partition}", rules, entry)
+        if len(self.live) != len(self.world.members):
+            for name in self.world.members.keys() - self.live.keys():
+                self._remove(name)
+
+    def resume(self, name: str) -> None:
+        """The member's barrier closed: what was read behind it counts now (alignment ``pass``)."""
+        state, entry = self.world.members.get(name), self.live.get(name)
+        if state is None or entry is None or state["behind"] is None:
+            return
+        behind = state["behind"]
+        seen, punctuation = highest(state["seen"], behind["seen"]), highest(state["punctuation"], behind["punctuation"])
+        state = {**state, "seen": seen, "punctuation": punctuation, "behind": None}
+        self.world.members[name] = state
+        rules = self.rules[entry.member.source]
+        if rules.coalescer.inputs[name]["status"] == ACTIVE:
+            self._advance(name, rules, rules.frontier(state, self.now, None, clocked=False))
+
+    def _member(self, name: str, rules: Rules, entry: MemberSurvey) -> None:
+        state = self.world.members.get(name)
+        rows = bool(entry.rows or entry.quarantined or entry.dead) or entry.barrier is not None
+        active = rows or (entry.punctuation is not None and _is_news(entry.punctuation, state))
+        if state is None:
+            if rules.discovered and not active:
+                return
+            state = self.world.members[name] = _joined(self.clock)
+            rules.coalescer.join(name)
+        self.live[name] = entry
+        self._note(name, state, entry, active=active)
+        status = rules.coalescer.inputs[name]["status"]
+        if status == DONE:
+            if active or entry.pending:
+                message = f"{name} has ended, but there are rows of it after its end"
+                raise PoisonError(message, code="eventtime.signal_after_done")
+            return
+        if entry.regressions and rules.refuses_regression:
+            message = f"punctuation of {name} went back {entry.regressions} times in this epoch"
+            raise PoisonError(message, code="eventtime.punctuation_regress")
+        if active or entry.pending != state["pending"] or entry.punctuation_state is not None:
+            state = self.world.members[name] = self._next(name, state, entry, active=active)
+        if status == IDLE and not rows and rules.ignores_idle_punctuation:
+            active = False
+        status = self._status(name, rules, status, state, wakes=active or entry.pending)
+        if status == ACTIVE and (active or rules.options.wall_clock is not None):
+            clocked = name not in self.standing
+            self._advance(name, rules, rules.frontier(state, self.now, entry.max_time, clocked=clocked))
+        if entry.done:
+            rules.coalescer.done(name)
+
+    def _note(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool) -> None:
+        if state["punctuation"] is not None:
+            self.punctuations[name] = state["punctuation"]
+        if active:
+            self.heard.add(entry.member.source)
+        if entry.pending:
+            self.pending.add(name)
+            self.awake.add(entry.member.source)
+        if entry.barrier is not None:
+            self.arrivals.append(name)
+        if entry.max_time is not None and (self.newest is None or entry.max_time > self.newest):
+            self.newest = entry.max_time
+
+    def _next(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool) -> MemberState:
+        """What the rows and punctuation of this cut say; behind an open barrier they are only held."""
+        seen, punctuation, behind = state["seen"], state["punctuation"], state["behind"]
+        if name in self.standing:
+            held: Behind = behind or {"seen": None, "punctuation": None}
+            behind = {
+                "seen": highest(held["seen"], entry.max_time),
+                "punctuation": highest(held["punctuation"], entry.punctuation),
+            }
+        else:
+            if entry.max_time is not None and (seen is None or entry.max_time > seen):
+                seen = entry.max_time
+            punctuation = entry.punctuation if punctuation is None else highest(punctuation, entry.punctuation)
+        return {
+            "seen": seen,
+            "punctuation": punctuation,
+            "behind": behind,
+            "active_at": self.clock if active else state["active_at"],
+            "pending": entry.pending,
+            "generator": state["generator"] if entry.punctuation_state is None else entry.punctuation_state,
+        }
+
+    def _status(self, name: str, rules: Rules, status: str, state: MemberState, *, wakes: bool) -> str:
+        """Idle iff nothing is pending and the last activity is `idle_timeout` ago; anything to read revives."""
+        if wakes:
+            if status == IDLE:
+                rules.coalescer.active(name)
+            return ACTIVE
+        if status == ACTIVE and expired(self.clock, state["active_at"], rules.timeout):
+            rules.coalescer.idle(name)
+            self.fallen_idle.append(name)
+            return IDLE
+        return status
+
+    @staticmethod
+    def _advance(name: str, rules: Rules, value: int | None) -> None:
+        known = rules.coalescer.inputs[name]["frontier"]
+        if value is not None and (known is None or value > known):
+            rules.coalescer.frontier(name, value)
+
+    def _remove(self, name: str) -> None:
+        del self.world.members[name]
+        source = self.world.sources.get(Member.parse(name).source)
+        if source is not None:
+            source.remove(name)
+
+
+def _is_news(punctuation: int, state: MemberState | None) -> bool:
+    """Surveys repeat the punctuation in force; only a greater one is activity."""
+    if state is None:
+        return True
+    behind = state["behind"]
+    known = highest(state["punctuation"], behind["punctuation"] if behind else None)
+    return known is None or punctuation > known
+
+
+def _joined(clock: int) -> MemberState:
+    return {"seen": None, "punctuation": None, "behind": None, "active_at": clock, "pending": False, "generator": None}
+
+
+def statuses(live: dict[str, MemberSurvey], world: World, quiet: set[str]) -> dict[str, str]:
+    """Status of every member whose source counts: idle also when its whole source is."""
+    inputs = {source: coalescer.inputs for source, coalescer in world.sources.items() if source in world.output.inputs}
+    known = {n: inputs[e.member.source][n]["status"] for n, e in live.items() if e.member.source in inputs}
+    if quiet:
+        known = {n: IDLE if s == ACTIVE and live[n].member.source in quiet else s for n, s in known.items()}
+    return known
