@@ -92,10 +92,10 @@ def _stream(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
 def _recover(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     params = {
         "checkpoint": Param(
-            "latest_healthy",
+            "latest",
             type="string",
             title="Checkpoint",
-            description="`latest`, `latest_healthy`, or an id such as t0-000123-ab12cd from the Streams page.",
+            description="`latest`, `latest_healthy`, a pin, or an id such as t0-000123-ab12cd from the Streams page.",
         ),
         "reason": Param("", type="string", title="Reason", description="Kept with the restore, for whoever asks later."),
         "dry_run": Param(False, type="boolean", title="Dry run", description="Verify and report only; nothing is changed."),

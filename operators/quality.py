@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseOperator, BaseOperatorLink
+from airflow.sdk.configuration import conf
 
+from tidegate.checkpoints.canonical import parse_json
+from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import PoisonError, TransientError
 from tidegate.operators.access import StoreAccess, child_environment
 from tidegate.operators.failures import class_of_exit, failure_of
@@ -26,16 +28,19 @@ class QualityFailedError(PoisonError):
 
 
 class DataDocsLink(BaseOperatorLink):
-    """Button on the task: the Data Docs of this check."""
+    """Button on the task: the Data Docs of this check, served behind Airflow's login by the plugin."""
 
     name = "Data Docs"
-    xcom_key = "data_docs"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        from airflow.sdk.bases.xcom import BaseXCom
+        """Called once, on the worker, when the task has ended; without a result it leads to the newest one."""
+        return docs_url(operator.pipeline, getattr(operator, "docs_key", None))
 
-        found = BaseXCom.get_value(key=self.xcom_key, ti_key=ti_key)
-        return str(found or "")
+
+def docs_url(pipeline: str, key: str | None) -> str:
+    """Where the plugin serves a page of the Data Docs; the index without a key."""
+    page = key.partition("/quality/docs/")[2] if key else "index.html"
+    return f"{conf.get('api', 'base_url', fallback='').rstrip('/')}/tidegate/docs/{pipeline}.quality/{page}"
 
 
 class QualityOperator(BaseOperator):
@@ -53,6 +58,7 @@ class QualityOperator(BaseOperator):
     def __init__(self, *, pipeline: str, spec: str, conn_id: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.pipeline, self.spec, self.conn_id = pipeline, spec, conn_id
+        self.docs_key: str | None = None
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run the checks.
@@ -68,15 +74,21 @@ class QualityOperator(BaseOperator):
             command, env=child_environment(access), capture_output=True, text=True, timeout=_TIME_OUT, check=False
         )
         self.log.info("%s", "\n".join([*done.stderr.splitlines()[-40:], *done.stdout.splitlines()]))
-        report = _report(done.stdout)
-        if done.returncode not in (0, 1) or report is None:
+        result = self._result(access.open(), done.stdout)
+        if done.returncode not in (0, 1) or result is None:
             raise self._could_not_run(done)
-        docs = report.get("docs") or report.get("docs_url")
-        if docs:
-            context["ti"].xcom_push(key=DataDocsLink.xcom_key, value=str(docs))
+        self.docs_key = str(result["docs"])
         if done.returncode == 1:
-            raise self._failed(report, docs)
-        return {"pipeline": self.pipeline, "passed": True, "docs": docs}
+            raise self._failed(result)
+        return {"pipeline": self.pipeline, "verdict": result["verdict"], "docs": docs_url(self.pipeline, self.docs_key)}
+
+    def _result(self, store: Store, output: str) -> dict[str, Any] | None:
+        """The result whose key stands on the last line of the output."""
+        key = (output.strip().splitlines() or [""])[-1].strip()
+        if not key.startswith(Layout(self.pipeline).quality):
+            return None
+        found: dict[str, Any] = parse_json(store.get(key).data)
+        return found
 
     def _could_not_run(self, done: subprocess.CompletedProcess[str]) -> Exception:
         kind = class_of_exit(done.returncode)
@@ -87,31 +99,20 @@ class QualityOperator(BaseOperator):
             )
         return failure_of({"class": kind.value, "code": "quality.not_run", "message": last, "pipeline": self.pipeline})
 
-    def _failed(self, report: dict[str, Any], docs: Any) -> QualityFailedError:
-        names = failed_checks(report)
+    def _failed(self, result: dict[str, Any]) -> QualityFailedError:
+        names = failed_checks(result)
         for name in names:
             self.log.error("failed expectation: %s", name)
         return QualityFailedError(
-            f"{len(names)} expectation(s) failed: {'; '.join(names)}",
+            f"{len(names)} critical expectation(s) failed: {'; '.join(names)}",
             code="quality.failed",
             pipeline=self.pipeline,
             kept="the stream runs on; nothing was rolled back",
-            advice=f"see the Data Docs: {docs}" if docs else "see the report in the task log",
+            advice=f"see the Data Docs: {docs_url(self.pipeline, str(result['docs']))}",
         )
 
 
-def failed_checks(report: dict[str, Any]) -> list[str]:
-    """One line per failed critical check of a report."""
-    checks = report.get("checks", [])
-    bad = [c for c in checks if not c.get("success", True) and c.get("severity", "critical") == "critical"]
-    return [" ".join(str(c[k]) for k in ("suite", "id", "message") if c.get(k)) for c in bad] or ["(the report names none)"]
-
-
-def _report(stdout: str) -> dict[str, Any] | None:
-    """The JSON report whose path stands on the last line of the output."""
-    lines = stdout.strip().splitlines()
-    try:
-        found: dict[str, Any] = json.loads(Path(lines[-1].strip()).read_text(encoding="utf-8"))
-    except (IndexError, OSError, ValueError):
-        return None
-    return found
+def failed_checks(result: dict[str, Any]) -> list[str]:
+    """One line per failed critical check of a result; warnings are in the log, but do not fail the run."""
+    bad = [check for check in result.get("failed", []) if check.get("severity") == "critical"]
+    return [f"{check['suite']}.{check['id']}: {check['says']} (seen: {check['observed']})" for check in bad]

@@ -1,21 +1,21 @@
-"""Checks without Great Expectations: `fake_checks.py run SPEC --store URL` fails one expectation, as the real runner reports it."""
+"""Checks without Great Expectations: `run SPEC --store URL` fails one expectation and reports as the real runner does."""
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from pathlib import Path
 
-report = {
-    "checks": [
-        {"suite": "late", "id": "late_ratio", "success": False, "severity": "critical", "message": "0.7 of LGA came late"},
-        {"suite": "late", "id": "reasons", "success": False, "severity": "warn", "message": "a new reason"},
-        {"suite": "barriers", "id": "complete", "success": True, "severity": "critical", "message": ""},
-    ],
-    "docs": "s3://tidegate/checked/quality/index.html",
-}
-path = Path(tempfile.mkdtemp()) / "report.json"
-path.write_text(json.dumps(report))
-sys.stdout.write(f"one expectation failed\n{path}\n")
+from tidegate.checkpoints.open import open_store
+from tidegate.jobs.spec.loader import load_spec
+
+_, _, spec, _, url = sys.argv
+pipeline = load_spec(spec).name
+late = {"suite": "late", "id": "late_ratio", "severity": "critical", "says": "few rows are late", "observed": "0.7 of LGA"}
+reasons = {"suite": "late", "id": "reasons", "severity": "warn", "says": "known reasons", "observed": "a new one"}
+key = f"{pipeline}/quality/results/1.json"
+result = {"verdict": "fail", "failed": [late, reasons], "docs": f"{pipeline}/quality/docs/1/index.html", "key": key}
+store = open_store(url)
+store.put(key, json.dumps(result).encode())
+store.put(result["docs"], b"<h1>Data Docs</h1>")
+sys.stdout.write(f"late.late_ratio failed\n{key}\n")
 sys.exit(1)

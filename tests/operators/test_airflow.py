@@ -105,8 +105,8 @@ def test_failed_expectations_turn_the_run_red(cockpit: Cockpit) -> None:
     run = cockpit.api.trigger("checked.quality")
     assert cockpit.api.wait_for_run("checked.quality", run, 60)["state"] == "failed"
     log = cockpit.log("checked", run, "quality")
-    assert "failed expectation: late late_ratio 0.7 of LGA came late" in log
-    assert "failed expectation: late reasons" not in log
+    assert "failed expectation: late.late_ratio: few rows are late (seen: 0.7 of LGA)" in log
+    assert "failed expectation: late.reasons" not in log
 
 
 def test_the_sweep_starts_what_should_run(cockpit: Cockpit) -> None:
