@@ -30,14 +30,15 @@ __all__ = ["make_app"]
 
 _STREAM = ".stream"
 # The page loads nothing from anywhere else, and only Airflow may put it into a frame.
-_HEADERS = {"Content-Security-Policy": "default-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'self'"}
+_POLICY = "default-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'self'"
+_HEADERS = {"Content-Security-Policy": _POLICY}
+_DOCS_HEADERS = {"Content-Security-Policy": f"{_POLICY}; script-src 'none'"}  # Data Docs show values from the data
 
 
 def make_app() -> FastAPI:
     """The application behind `/tidegate`."""
-    app = FastAPI(
-        title="tidegate", dependencies=[Depends(requires_access_view(AccessView.WEBSITE))], docs_url=None, redoc_url=None
-    )
+    everyone = [Depends(requires_access_view(AccessView.WEBSITE))]
+    app = FastAPI(title="tidegate", dependencies=everyone, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(TidegateError, _explain)
     views: dict[str, StreamView] = {}
 
@@ -81,7 +82,7 @@ def make_app() -> FastAPI:
             data = StoreAccess.resolve().open().get(key).data
         except (NotFoundError, ValueError):
             raise HTTPException(404, f"no such page: {key}") from None
-        return Response(data, media_type=mimetypes.guess_type(key)[0] or "text/plain", headers=_HEADERS)
+        return Response(data, media_type=mimetypes.guess_type(key)[0] or "text/plain", headers=_DOCS_HEADERS)
 
     return app
 

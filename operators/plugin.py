@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
@@ -27,8 +27,10 @@ class TidegatePlugin(AirflowPlugin):
     """One entry in the navigation, one panel beside the tasks of a stream."""
 
     name = "tidegate"
-    fastapi_apps: ClassVar[list[Any]] = [{"app": _LazyApp(), "url_prefix": "/tidegate", "name": "tidegate"}]
-    external_views: ClassVar[list[Any]] = [
+    fastapi_apps = [  # noqa: RUF012 - declared so by Airflow
+        {"app": _LazyApp(), "url_prefix": "/tidegate", "name": "tidegate"}
+    ]
+    external_views = [  # noqa: RUF012 - declared so by Airflow
         {
             "name": "Streams",
             "href": "/tidegate/page",

@@ -182,12 +182,8 @@ def impact(log: SlotLog, checkpoint: str) -> dict[str, Any]:
 def _barrier(row: dict[str, Any], checkpoint: str) -> dict[str, Any]:
     opened, closed = int(row.get("opened") or 0), int(row.get("closed") or 0)
     names = ("id", "outcome", "types", "missing", "tardy", "ended", "homogeneous")
-    return {
-        **{name: row.get(name) for name in names},
-        "waited": (closed - opened) / 1e6,
-        "at": closed // 1000,
-        "checkpoint": checkpoint,
-    }
+    facts = {name: row.get(name) for name in names}
+    return {**facts, "waited": (closed - opened) / 1e6, "at": closed // 1000, "checkpoint": checkpoint}
 
 
 def _restore(fork: dict[str, Any]) -> dict[str, Any]:
