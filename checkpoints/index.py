@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -107,6 +108,16 @@ class Summary(BaseModel):
 _PAGE_ROWS = TypeAdapter(list[Summary])
 
 
+@dataclass(slots=True)
+class _Page:
+    """A page that is being brought up to date."""
+
+    key: str
+    rows: list[Summary]
+    etag: str
+    missing: range
+
+
 class SlotIndex:
     """Rows about all filled slots of one pipeline. Reading brings the pages up to date."""
 
@@ -121,8 +132,9 @@ class SlotIndex:
         if stretch is None or stretch.last is None:
             return []
         pages = range((stretch.first - 1) // PAGE, (stretch.last - 1) // PAGE + 1)
-        found = self._each(lambda page: self._page(timeline, page, stretch), pages)
-        return [row for rows in found for row in rows]
+        found = self._each(lambda page: self._known(timeline, page, stretch), pages)
+        self._fill_up(timeline, [page for page in found if page.missing])
+        return [row for page in found for row in page.rows]
 
     def refresh(self) -> None:
         """Bring the index up to date. Worth doing every few hundred epochs, by the driver or by maintenance."""
@@ -154,18 +166,22 @@ class SlotIndex:
         last = forks[timeline].slot if timeline < len(forks) else head.slot
         return Stretch(timeline, first, last) if last >= first else None
 
-    def _page(self, timeline: int, page: int, stretch: Stretch) -> list[Summary]:
-        """One page, with the rows that were sealed since it was last written."""
-        first = max(stretch.first, page * PAGE + 1)
-        last = min(stretch.last or 0, (page + 1) * PAGE)
-        key = self._page_key(timeline, page)
+    def _known(self, timeline: int, number: int, stretch: Stretch) -> _Page:
+        """One page as it was last written, and the slots that were sealed since."""
+        first = max(stretch.first, number * PAGE + 1)
+        last = min(stretch.last or 0, (number + 1) * PAGE)
+        key = self._page_key(timeline, number)
         rows, etag = self._read_page(key)
-        missing = range(rows[-1].slot + 1 if rows else first, last + 1)
-        if missing:
-            rows = [*rows, *self._each(lambda slot: self._summary(timeline, slot), missing)]
-            if all(row.kind != "missing" for row in rows):  # damage is looked at anew each time
-                self._write_page(key, rows, etag)
-        return rows
+        return _Page(key, rows, etag, range(rows[-1].slot + 1 if rows else first, last + 1))
+
+    def _fill_up(self, timeline: int, pages: list[_Page]) -> None:
+        """Read the missing slots of all pages at once, and write the pages."""
+        slots = [slot for page in pages for slot in page.missing]
+        rows = iter(self._each(lambda slot: self._summary(timeline, slot), slots))
+        for page in pages:
+            page.rows.extend(next(rows) for _ in page.missing)
+            if all(row.kind != "missing" for row in page.rows):  # damage is looked at anew each time
+                self._write_page(page.key, page.rows, page.etag)
 
     def _read_page(self, key: str) -> tuple[list[Summary], str]:
         try:

@@ -1,0 +1,193 @@
+"""Listing, resolving and comparing checkpoints, quickly and through forks, from a cache that may be thrown away."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tidegate.checkpoints import index
+from tidegate.checkpoints.canonical import sha256_of_bytes
+from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.diff import diff
+from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
+from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
+from tidegate.checkpoints.roots import RootsFile
+from tidegate.checkpoints.s3 import S3Store
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tests.checkpoints.conftest import Author
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of four slots, so that a short history has several."""
+    monkeypatch.setattr(index, "PAGE", 4)
+
+
+def ids(catalog: Catalog) -> list[str]:
+    """What a listing shows."""
+    return [str(row.id) for row in catalog.listing()]
+
+
+def test_checkpoints_are_listed_newest_first_on_every_store(store: Store, author: Author) -> None:
+    """A listing shows every epoch with its numbers, also when some were sealed since the last one."""
+    log = SlotLog(store, "p")
+    catalog = Catalog(log)
+    assert catalog.listing() == []
+    manifests = author.extend(log, 6, files=True)
+    assert ids(catalog) == [str(m.id) for m in reversed(manifests)]
+    manifests += author.extend(log, 5)
+    assert ids(catalog) == [str(m.id) for m in reversed(manifests)]
+    row = catalog.listing()[-1]
+    assert (row.slot, row.read, row.released, row.files, row.tables, row.restorable) == (1, 10, 10, 2, {"events": 10}, True)
+
+
+def test_timelines_are_told_apart(log: SlotLog, author: Author) -> None:
+    """The current lineage is the default; abandoned checkpoints are shown on request and marked."""
+    old = author.extend(log, 6)
+    log.fork(log.head(), old[1].id, request_id="r", who="ann", why="")
+    catalog = Catalog(log)
+    assert ids(catalog) == [str(m.id) for m in reversed(old[:2])]
+    new = author.extend(log, 3)
+    assert ids(catalog) == [str(m.id) for m in reversed([*old[:2], *new])]
+    everything = catalog.listing(all_timelines=True)
+    assert {row.id for row in everything if not row.on_lineage} == {str(m.id) for m in old[2:]}
+    assert [row.kind for row in catalog.listing(all_timelines=True, kinds=["fork"])] == ["fork"]
+
+
+def test_the_index_is_only_a_cache(log: SlotLog, author: Author) -> None:
+    """Deleted, garbled or rebuilt, the pages never change what is listed."""
+    author.extend(log, 10)
+    catalog = Catalog(log)
+    before = catalog.listing()
+    for spoil in (lambda key: log.store.delete(key), lambda key: log.store.put(key, b"{nonsense")):
+        for entry in list(log.store.list(log.layout.index)):
+            spoil(entry.key)
+        assert Catalog(log).listing() == before
+    catalog.index.rebuild()
+    assert catalog.listing() == before
+
+
+def test_full_pages_spare_reading_slots(log: SlotLog, author: Author) -> None:
+    """With its pages written, a listing reads no slot but the head."""
+    author.extend(log, 8)
+    Catalog(log).listing()
+    read: list[str] = []
+    store = MemoryStore(log.store.bucket, hook=lambda request: read.append(request.key) if request.verb == "get" else None)  # type: ignore[attr-defined]
+    assert len(Catalog(SlotLog(store, "p")).listing()) == 8
+    assert {key for key in read if "/slots/" in key} == {log.layout.slot(0, 8)}
+
+
+def test_names_resolve(log: SlotLog, author: Author) -> None:
+    """latest, latest_healthy, pins, full ids and unique prefixes lead to a checkpoint."""
+    one, two, three = author.extend(log, 3)
+    catalog, roots = Catalog(log), RootsFile(log.store, "p")
+    roots.pin("golden", one.id, who="ann")
+    roots.condemn_damaged(three.id, "test")
+    assert catalog.resolve("latest") == three.id
+    assert catalog.resolve("latest_healthy") == two.id
+    assert catalog.resolve("latest_healthy", healthy=lambda c: c == one.id) == one.id
+    assert catalog.resolve("golden") == one.id
+    assert catalog.resolve(str(two.id)) == two.id
+    assert catalog.resolve(str(two.id)[:10]) == two.id
+    assert catalog.show(two.id) == two
+    rows = {row.id: row for row in catalog.listing()}
+    assert rows[str(one.id)].pins == ("golden",)
+    assert not rows[str(three.id)].restorable
+
+
+def test_names_that_do_not_resolve_say_why(log: SlotLog, author: Author) -> None:
+    """Nothing, ambiguity and a total loss are told apart."""
+    catalog = Catalog(log)
+    with pytest.raises(ConfigurationError, match="nothing was sealed yet"):
+        catalog.resolve("latest")
+    manifests = author.extend(log, 3)
+    with pytest.raises(ConfigurationError, match="it could be t0-000003"):
+        catalog.resolve("t0")
+    with pytest.raises(ConfigurationError, match="no such checkpoint or pin"):
+        catalog.resolve("silver")
+    for manifest in manifests:
+        RootsFile(log.store, "p").condemn_damaged(manifest.id, "test")
+    with pytest.raises(ConfigurationError, match="every checkpoint is damaged"):
+        catalog.resolve("latest_healthy")
+
+
+def test_two_checkpoints_differ_by_name(author: Author) -> None:
+    """A diff names counters, positions, frontiers, state and tables; equal checkpoints have none."""
+    start = Head(0, 0, None, None, None)
+    file = FileRef(key="k", rows=3, bytes=1, sha256="s", kind="order")
+    left = author.manifest(start, decider={"frontiers": {"a": 1, "b": 2}}, cut={"a/0": {"end": 5}}, segments=[file])
+    right = author.manifest(
+        start,
+        decider={"frontiers": {"a": 1, "b": 9}},
+        cut={"a/0": {"end": 8}, "c/0": {"end": 1}},
+        counters=Counters(read=15, released=9, dropped={"cti_violation": 6}),
+        files={"late": [file]},
+        spec_digest="other",
+    )
+    found = diff(left, right)
+    assert not found.same
+    assert found.spec_changed
+    assert found.counters == {"read": 5, "released": -1, "dropped.cti_violation": 6}
+    assert {name: (pair.left, pair.right) for name, pair in found.positions.items()} == {"a/0": (5, 8), "c/0": (None, 1)}
+    assert {name: (pair.left, pair.right) for name, pair in found.decider.items()} == {"frontiers.b": (2, 9)}
+    assert (found.state["order"].left, found.state["order"].right) == (3, None)
+    assert found.tables["late"].right == 3
+    assert diff(left, left).same
+
+
+def synthesise(real: SlotLog, author: Author, count: int) -> list[Manifest]:
+    """A long history, chained as if sealed one by one. Into the real store go the index pages and the manifests after them.
+
+    A listing never reads the older manifests: that is the point of the pages, and what the test then measures.
+    """
+    memory = SlotLog(MemoryStore(MemoryBucket()), "p")
+    head, manifests = Head(0, 0, None, None, None), []
+    for _ in range(count):
+        manifest = author.manifest(head, decider={"frontiers": {str(n): n for n in range(10)}})
+        data = manifest.to_bytes()
+        etag = memory.store.put(memory.layout.slot(0, manifest.slot), data)
+        head = Head(0, manifest.slot, manifest, sha256_of_bytes(data), etag)
+        manifests.append(manifest)
+    Catalog(memory).index.refresh()
+    for entry in memory.store.list(memory.layout.index):
+        real.store.put(entry.key, memory.store.get(entry.key).data)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda m: real.store.put(real.layout.slot(0, m.slot), m.to_bytes()), manifests[-100:]))
+    return manifests
+
+
+@pytest.mark.minio
+@pytest.mark.slow
+def test_ten_thousand_checkpoints_are_listed_within_a_second(
+    s3: S3Store, author: Author, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With index pages, 10,000 checkpoints are listed and the newest healthy one chosen in under a second on local MinIO."""
+    monkeypatch.setattr(index, "PAGE", 500)
+    manifests = synthesise(SlotLog(s3, "p"), author, 10_100)
+    manifests += author.extend(SlotLog(s3, "p"), 20)
+    RootsFile(s3, "p").condemn_damaged(manifests[-1].id, "test")
+    catalog = Catalog(SlotLog(s3, "p"))
+    began = time.perf_counter()
+    rows = catalog.listing()
+    listed = time.perf_counter() - began
+    began = time.perf_counter()
+    chosen = catalog.resolve("latest_healthy", healthy=lambda c: c.slot < 10_120)
+    resolved = time.perf_counter() - began
+    with capsys.disabled():
+        print(f"\nlisted {len(rows)} checkpoints in {listed:.2f} s, newest healthy in {resolved:.2f} s")  # noqa: T201 - a measurement
+    assert (len(rows), chosen) == (10_120, manifests[-2].id)
+    assert resolved < 1.0
+
+
+def test_prefixes_look_like_ids(log: SlotLog) -> None:
+    """An empty log resolves no prefix."""
+    with pytest.raises(ConfigurationError, match="no such"):
+        Catalog(log).resolve(str(CheckpointId(0, 1, "abcdef")))

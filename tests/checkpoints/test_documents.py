@@ -1,0 +1,230 @@
+"""Small documents: compare-and-swap without ABA, wishes, requests and their acknowledgements, status, pins and claims."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tidegate.checkpoints.clock import ManualClock
+from tidegate.checkpoints.desired import Desired, DesiredState, read_desired, set_desired
+from tidegate.checkpoints.documents import change
+from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.requests import (
+    Ack,
+    AckOutcome,
+    Kind,
+    acknowledge,
+    forget_acknowledged,
+    pending,
+    read_ack,
+    submit,
+)
+from tidegate.checkpoints.roots import Roots, RootsFile, pin_checkpoint
+from tidegate.checkpoints.status import Status, read_status, write_status
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
+
+if TYPE_CHECKING:
+    from tests.checkpoints.conftest import Author
+
+C = CheckpointId(0, 1, "abcdef")
+
+
+def once(*faults: Fault) -> MemoryStore:
+    """A store whose first writes meet these faults."""
+    left = list(faults)
+    return MemoryStore(hook=lambda request: left.pop(0) if left and request.writes else None)
+
+
+@pytest.mark.parametrize("fault", [Fault.NO_EFFECT, Fault.LOST_ANSWER, Fault.LATE, Fault.TWICE])
+def test_a_change_happens_once_whatever_the_answer(fault: Fault) -> None:
+    """A lost answer is found out by reading: the step has nothing left to do, or is tried again."""
+    store = once(fault)
+    set_desired(store, "p", DesiredState.RUN, who="ann")
+    assert read_desired(store, "p").revision == 1
+    while store.bucket.held:
+        assert store.bucket.deliver() is False
+    assert read_desired(store, "p").state is DesiredState.RUN
+
+
+def test_a_held_up_swap_never_fits_again() -> None:
+    """Back at the old wish, the document has a new revision: the late swap of long ago is refused."""
+    bucket = MemoryBucket()
+    store = MemoryStore(bucket)
+    clock = ManualClock()
+    set_desired(store, "p", DesiredState.RUN, who="ann", clock=clock)
+    late = [Fault.LATE]
+    slow = MemoryStore(bucket, hook=lambda request: late.pop() if late and request.writes else None)
+    set_desired(slow, "p", DesiredState.STOPPED, who="bob", clock=clock)
+    set_desired(store, "p", DesiredState.RUN, who="ann", clock=clock)
+    assert bucket.deliver() is False
+    assert read_desired(store, "p").state is DesiredState.RUN
+
+
+def test_nobody_started_means_stopped_and_foreign_moves_are_refused() -> None:
+    """The default wish is 'stopped'; with `only_from` a wish that moved meanwhile is not overwritten."""
+    store = MemoryStore()
+    assert read_desired(store, "p") == Desired()
+    set_desired(store, "p", DesiredState.RECOVERING, who="ann", only_from=DesiredState.STOPPED)
+    with pytest.raises(ConfigurationError, match=r"should be recovering \(said by ann\), not run"):
+        set_desired(store, "p", DesiredState.STOPPED, who="bob", only_from=DesiredState.RUN)
+
+
+def test_a_document_nobody_can_get_through_to_is_transient() -> None:
+    """When others are always faster, the change gives up instead of spinning."""
+    bucket = MemoryBucket()
+    number = iter(range(1000))
+
+    def rival(request: Request) -> Fault | None:
+        if request.writes:
+            bucket.objects[request.key] = Desired(revision=next(number), why=str(number)).to_bytes()
+        return None
+
+    with pytest.raises(TransientError, match="could not be changed"):
+        set_desired(MemoryStore(bucket, hook=rival), "p", DesiredState.RUN, who="ann")
+
+
+def test_a_document_that_cannot_be_read_is_named() -> None:
+    """Garbage is an error with the address, not a fresh start."""
+    store = MemoryStore()
+    store.put("p/roots.json", b"{")
+    with pytest.raises(PoisonError, match=r"p/roots\.json is not a readable Roots"):
+        RootsFile(store, "p").read()
+
+
+def test_steps_that_change_nothing_write_nothing() -> None:
+    """A step that returns the document as it was makes no request beyond the read."""
+    writes: list[str] = []
+    store = MemoryStore(hook=lambda request: writes.append(request.verb) if request.writes else None)
+    change(store, "p/roots.json", Roots(), lambda roots: roots)
+    assert len(writes) <= 1
+
+
+def test_requests_wait_until_acknowledged_on_every_store(store: Store, clock: ManualClock) -> None:
+    """A request is pending until its ack lies there; ids that stand in manifests are left out."""
+    first = submit(store, "p", Kind.STOP, who="ann", token=3, clock=clock)
+    clock.advance(1)
+    second = submit(store, "p", Kind.SAVEPOINT, who="ann", name="before-release", clock=clock)
+    assert [r.id for r in pending(store, "p")] == [first.id, second.id]
+    assert [r.id for r in pending(store, "p", applied=[first.id])] == [second.id]
+    ack = Ack(id=first.id, outcome=AckOutcome.APPLIED, token=3, at=clock.ticks())
+    assert acknowledge(store, "p", ack) == ack
+    assert acknowledge(store, "p", ack.model_copy(update={"outcome": AckOutcome.REFUSED})) == ack
+    assert read_ack(store, "p", first.id) == ack
+    assert read_ack(store, "p", second.id) is None
+    assert pending(store, "p") == [second]
+
+
+def test_a_stale_request_does_not_fit_a_successor(clock: ManualClock) -> None:
+    """A stop for token 3 is refused by the driver with token 4, and by anybody after its expiry."""
+    request = submit(MemoryStore(), "p", Kind.STOP, who="ann", token=3, ttl=60, clock=clock)
+    assert request.unfit(3, clock.ticks()) is None
+    assert request.unfit(4, clock.ticks()) is AckOutcome.REFUSED
+    clock.advance(60)
+    assert request.unfit(3, clock.ticks()) is AckOutcome.EXPIRED
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_every_request_names_its_target(kind: Kind) -> None:
+    """A request without token, barrier or name is refused when it is made."""
+    with pytest.raises(ValueError, match="names its"):
+        submit(MemoryStore(), "p", kind, who="ann")
+
+
+def test_submitting_twice_is_once() -> None:
+    """The same request id returns the request that lies there; a lost answer does not double it."""
+    store = once(Fault.LOST_ANSWER)
+    one = submit(store, "p", Kind.DRAIN, who="ann", token=1, request_id="r")
+    assert submit(store, "p", Kind.DRAIN, who="bob", token=2, request_id="r") == one
+    assert pending(store, "p") == [one]
+
+
+def test_acknowledged_requests_are_forgotten_after_their_expiry(clock: ManualClock) -> None:
+    """Only a request that nobody would apply any more is removed, with its ack."""
+    store = MemoryStore()
+    done = submit(store, "p", Kind.STOP, who="ann", token=1, ttl=60, clock=clock)
+    submit(store, "p", Kind.STOP, who="ann", token=1, ttl=60, clock=clock)
+    acknowledge(store, "p", Ack(id=done.id, outcome=AckOutcome.APPLIED, token=1, at=0))
+    assert forget_acknowledged(store, "p", now=clock.ticks()) == 0
+    clock.advance(61)
+    assert forget_acknowledged(store, "p", now=clock.ticks()) == 1
+    assert len(pending(store, "p")) == 1
+
+
+def test_status_of_another_driver_is_ignored() -> None:
+    """A report counts only for the token it was asked for; garbage and absence are no report."""
+    store = MemoryStore()
+    assert read_status(store, "p") is None
+    write_status(store, "p", Status(token=4, driver="d", step="move", at=1, body={"frontiers": {"a": 5}}))
+    status = read_status(store, "p", token=4)
+    assert status is not None
+    assert status.body == {"frontiers": {"a": 5}}
+    assert read_status(store, "p", token=5) is None
+    store.put("p/status.json", b"{")
+    assert read_status(store, "p") is None
+
+
+def test_pins_keep_names_apart() -> None:
+    """A pin may be repeated, not moved; unpin frees the name."""
+    roots = RootsFile(MemoryStore(), "p")
+    roots.pin("golden", C, who="ann")
+    roots.pin("golden", C, who="bob")
+    with pytest.raises(ConfigurationError, match="already names"):
+        roots.pin("golden", CheckpointId(0, 2, "abcdef"), who="bob")
+    assert roots.read().kept == {str(C)}
+    roots.unpin("golden")
+    roots.unpin("golden")
+    assert roots.read().kept == set()
+
+
+def test_what_is_condemned_cannot_be_pinned_or_restored() -> None:
+    """Pin and claim of a condemned checkpoint are refused with the reason; an acquittal lifts it."""
+    roots = RootsFile(MemoryStore(), "p")
+    roots.condemn_damaged(C, "checksum of x")
+    roots.condemn_damaged(C, "again")
+    with pytest.raises(ConfigurationError, match="damaged: checksum of x"):
+        roots.pin("x", C, who="ann")
+    with pytest.raises(ConfigurationError, match="damaged: checksum of x"):
+        roots.claim("r", C, timeline=0, slot=9, who="ann")
+    assert roots.read().damaged == {str(C)}
+    roots.acquit([str(C)])
+    roots.pin("x", C, who="ann")
+
+
+def test_retirement_passes_over_pins_and_claims_and_drops_void_claims() -> None:
+    """What is pinned or claimed is never condemned; a void claim protects nothing any more."""
+    roots = RootsFile(MemoryStore(), "p")
+    ids = [CheckpointId(0, n, "abcdef") for n in range(1, 5)]
+    roots.pin("golden", ids[0], who="ann")
+    roots.claim("live", ids[1], timeline=0, slot=9, who="ann")
+    roots.claim("void", ids[2], timeline=0, slot=5, who="ann")
+    after = roots.condemn_retired(lambda seen: ({str(c) for c in ids}, {"void"}))
+    assert after.retiring == {str(ids[2]), str(ids[3])}
+    assert set(after.claims) == {"live"}
+
+
+def test_a_claim_that_comes_in_between_is_seen() -> None:
+    """When a restore claims a checkpoint while retention decides, the decision is made again."""
+    bucket = MemoryBucket()
+    asked: list[Roots] = []
+
+    def decide(seen: Roots) -> tuple[set[str], set[str]]:
+        if not asked:
+            RootsFile(MemoryStore(bucket), "p").claim("r", C, timeline=0, slot=9, who="ann")
+        asked.append(seen)
+        return {str(C)}, set()
+
+    assert RootsFile(MemoryStore(bucket), "p").condemn_retired(decide).retiring == set()
+    assert len(asked) == 2
+
+
+def test_pinning_looks_at_the_slot(log: SlotLog, author: Author) -> None:
+    """Only a checkpoint that was completed can be pinned."""
+    manifest = author.seal(log)
+    pin_checkpoint(log, "golden", manifest.id, who="ann")
+    with pytest.raises(ConfigurationError, match="not a completed"):
+        pin_checkpoint(log, "other", CheckpointId(0, 1, "ffffff"), who="ann")
+    assert set(RootsFile(log.store, "p").read().pins) == {"golden"}
