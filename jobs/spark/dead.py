@@ -1,0 +1,37 @@
+"""Dead letters: rows that cannot be taken as the schema declares them, kept as JSON text with their origin."""
+
+from __future__ import annotations
+
+import pyarrow.compute as pc
+
+from tidegate.jobs.spark.epoch import Epoch
+from tidegate.jobs.spark.write import Written
+from tidegate.jobs.spec.pipeline import DEAD_LETTERS
+
+__all__ = ["write_dead"]
+
+
+def write_dead(epoch: Epoch) -> tuple[Written, dict[str, int]]:
+    """Write the dead rows of an epoch; returns them and their count per source."""
+    frame = epoch.staged.frame
+    if frame is None:
+        return Written((), ()), {}
+    parts = epoch.staged.parts
+    objects = ", ".join(f"'{_escaped(part.key)}'" for part in parts)
+    etags = ", ".join(f"'{_escaped(part.etag)}'" for part in parts)
+    rows = frame.where("_dead IS NOT NULL").selectExpr(
+        "_dead AS reason",
+        "_detail AS detail",
+        f"array({objects})[_p] AS object",
+        f"array({etags})[_p] AS etag",
+        "_json AS row",
+        *epoch.provenance(),
+    )
+    written = epoch.writer.table(DEAD_LETTERS, epoch.result(rows, epoch.staged.rows), None)
+    table = written.read(["_source"])
+    counts = {} if table is None else {i["values"]: i["counts"] for i in pc.value_counts(table["_source"]).to_pylist()}
+    return written, counts
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")

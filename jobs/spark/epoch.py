@@ -1,0 +1,70 @@
+"""What the moving parts of one epoch share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.interfaces import MoveOrder
+from tidegate.jobs.spark.read import CutFrame, local_copy
+from tidegate.jobs.spark.write import FETCH_ROWS, Writer, fetch
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["Epoch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch's work.
+
+    Attributes:
+        staged: its cut.
+        data: the cut's data rows that are not set aside; None when there are none.
+        low: least event time of those rows, None when there are none.
+        kept: folder of local copies of state segments.
+    """
+
+    session: SparkSession
+    spec: PipelineSpec
+    store: Store
+    order: MoveOrder
+    writer: Writer
+    staged: CutFrame
+    data: DataFrame | None
+    low: int | None
+    kept: Path
+
+    @property
+    def small(self) -> bool:
+        """Whether results as large as the cut may come to the driver."""
+        return self.staged.rows <= FETCH_ROWS
+
+    def segments(self, kind: str) -> list[FileRef]:
+        """Live segments of one kind before this epoch."""
+        return [ref for ref in self.order.segments if ref.kind == kind]
+
+    def result(self, frame: DataFrame, rows: int) -> pa.Table | DataFrame:
+        """A result of at most `rows` rows as the writer takes it: fetched when small."""
+        return fetch(frame) if rows <= FETCH_ROWS else frame
+
+    def load(self, refs: list[FileRef], fresh: list[Path] | None = None) -> DataFrame | None:
+        """State segments (and files just written) as one DataFrame; None when there are none."""
+        paths = [*(local_copy(self.store, ref.key, self.kept) for ref in refs), *(fresh or [])]
+        if not paths:
+            return None
+        rows = sum(pq.read_metadata(path).num_rows for path in paths)
+        if rows <= FETCH_ROWS:
+            table = pa.concat_tables((pq.read_table(path, partitioning=None) for path in paths), promote_options="permissive")
+            return self.session.createDataFrame(table)
+        return self.session.read.option("mergeSchema", "false").parquet(*(str(path) for path in paths))
+
+    def provenance(self) -> list[str]:
+        """The provenance columns of an output row, as Spark SQL."""
+        epoch = [f"CAST({self.order.timeline} AS int) AS _timeline", f"CAST({self.order.epoch} AS bigint) AS _epoch"]
+        return ["_source", "_partition", "_seq", *epoch]

@@ -1,0 +1,115 @@
+"""Types on their way from an object's columns to the declared ones, and tidegate's own column names.
+
+User columns never start with ``_`` (the spec refuses it), so every inner column does.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import pyarrow as pa
+
+__all__ = ["PROVENANCE", "arrow_of_declared", "cast_never_fails", "is_naive", "quote", "spark_of_arrow", "spark_of_declared", "unwrap"]
+
+PROVENANCE: Final = ("_source", "_partition", "_seq", "_timeline", "_epoch")
+
+_SPARK_OF_ARROW: Final = {
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "uint8": "smallint",  # Spark has no unsigned types: the next wider one holds every value
+    "uint16": "int",
+    "uint32": "bigint",
+    "uint64": "decimal(20,0)",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "large_string": "string",
+    "string_view": "string",
+    "binary": "binary",
+    "large_binary": "binary",
+    "date32[day]": "date",
+}
+_SPARK_OF_DECLARED: Final = {"long": "bigint"}
+_ARROW_OF_DECLARED: Final = {
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "binary": pa.binary(),
+}
+_WIDENING: Final = {
+    "int": {"int8", "int16", "int32", "uint8", "uint16"},
+    "long": {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"},
+    "float": {"float"},
+    "double": {"float", "double", "int8", "int16", "int32", "uint8", "uint16", "uint32"},
+}
+_TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]\Z")
+_DECIMAL: Final = re.compile(r"decimal(?:32|64|128|256)\((\d+), ?(-?\d+)\)\Z")
+_DICTIONARY: Final = re.compile(r"dictionary<values=(.+), indices=\w+, ordered=\d>\Z")
+
+
+def quote(name: str) -> str:
+    """A column name in Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def unwrap(arrow: str) -> str:
+    """The value type of a dictionary-encoded column; any other type as it is."""
+    match = _DICTIONARY.match(arrow)
+    return match[1] if match else arrow
+
+
+def is_naive(arrow: str) -> bool:
+    """Whether the type is a timestamp without a time zone."""
+    match = _TIMESTAMP.match(unwrap(arrow))
+    return match is not None and match[2] is None
+
+
+def spark_of_arrow(arrow: str) -> str | None:
+    """The Spark SQL type that reads this physical column; None when no declared type can come from it.
+
+    >>> spark_of_arrow("timestamp[us]"), spark_of_arrow("uint16"), spark_of_arrow("list<item: int64>")
+    ('timestamp_ntz', 'int', None)
+    """
+    arrow = unwrap(arrow)
+    if match := _TIMESTAMP.match(arrow):
+        return "timestamp" if match[2] else "timestamp_ntz"
+    if (match := _DECIMAL.match(arrow)) and int(match[1]) <= 38 and int(match[2]) >= 0:
+        return f"decimal({match[1]},{match[2]})"
+    return _SPARK_OF_ARROW.get(arrow)
+
+
+def is_nanos(arrow: str) -> bool:
+    """Whether the column is a timestamp of nanoseconds, which Spark reads as plain integers."""
+    match = _TIMESTAMP.match(unwrap(arrow))
+    return match is not None and match[1] == "ns"
+
+
+def spark_of_declared(declared: str) -> str:
+    """The Spark SQL type of a declared column type."""
+    return _SPARK_OF_DECLARED.get(declared, declared)
+
+
+def arrow_of_declared(declared: str) -> pa.DataType:
+    """The Arrow type of a declared column type."""
+    if match := re.match(r"decimal\((\d+),\s*(\d+)\)\Z", declared):
+        return pa.decimal128(int(match[1]), int(match[2]))
+    return _ARROW_OF_DECLARED[declared]
+
+
+def cast_never_fails(arrow: str, declared: str) -> bool:
+    """Whether every value of the physical type fits the declared one, so that footers alone can vouch for the rows."""
+    arrow = unwrap(arrow)
+    if declared == "timestamp":
+        match = _TIMESTAMP.match(arrow)
+        return match is not None and match[2] is not None and match[1] != "ns"
+    own = spark_of_arrow(arrow)
+    return own is not None and (own == spark_of_declared(declared).replace(" ", "") or arrow in _WIDENING.get(declared, ()))

@@ -1,0 +1,69 @@
+"""The Spark session of a pipeline: settings that the mover's results and its speed depend on."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from tidegate.jobs.spec.pipeline import PipelineSpec, SparkSpec
+
+__all__ = ["SETTINGS", "open_session"]
+
+SETTINGS: Final[dict[str, str]] = {
+    # What results depend on.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # pyiceberg refuses INT96
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
+    "spark.sql.legacy.parquet.nanosAsLong": "true",
+    "spark.sql.caseSensitive": "true",  # Parquet names are
+    # The rule evaluates to_json on the driver with a generator that all threads planning the same frame would share.
+    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation",
+    # It evaluates shared plans inside the optimizer, where two threads meet in one stateful expression (to_json fails).
+    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation",
+    # What speed depends on: epochs are small, so planning and scheduling count more than the best plan.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.parquet.compression.codec": "snappy",
+    "spark.io.compression.codec": "lz4",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",  # listing by a Spark job costs more than it saves
+}
+_CLASSIC: Final[dict[str, str]] = {  # settings of the process, which Spark Connect has on its server
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.log.level": "ERROR",
+    "spark.sql.codegen.cache.maxEntries": "1000",  # the same few plans return in every epoch: never compile them twice
+    "spark.locality.wait": "0s",
+    "spark.sql.ui.retainedExecutions": "1",
+    "spark.ui.retainedJobs": "1",
+    "spark.ui.retainedStages": "1",
+    "spark.ui.retainedTasks": "1",
+}
+
+
+def open_session(spec: PipelineSpec) -> SparkSession:
+    """Start (or join) the session the spec asks for: classic by default, Spark Connect for an ``sc://`` master."""
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    return _connect(spec.spark) if spec.spark.master.startswith("sc://") else _classic(spec.spark, spec.name)
+
+
+def _classic(spark: SparkSpec, name: str) -> SparkSession:
+    builder = SparkSession.builder.appName(f"tidegate {name}").master(spark.master).config("spark.driver.memory", spark.driver_memory)
+    for key, value in {**_CLASSIC, **SETTINGS, **spark.conf}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _connect(spark: SparkSpec) -> SparkSession:
+    session: SparkSession = SparkSession.builder.remote(spark.master).getOrCreate()
+    for key, value in {**SETTINGS, **spark.conf}.items():
+        if key.startswith("spark.sql."):
+            session.conf.set(key, value)
+    return session

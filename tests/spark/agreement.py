@@ -1,0 +1,217 @@
+"""Runs the Spark mover and the reference mover over the same cuts and decisions and compares every table and counter."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.engine.counters import EpochCounters
+from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Slice, seq_of
+from tidegate.jobs.eventtime.decider import decide, initial_state
+from tidegate.jobs.eventtime.types import Decision, Member, MemberSurvey
+from tidegate.jobs.reference.mover import ReferenceMover
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidegate.jobs.spark.mover import SparkMover
+
+COLUMNS = {"t": "timestamp", "kind": "string", "k": "string", "n": "long", "v": "double"}
+SECOND = 1_000_000
+TIMESTAMP = pa.timestamp("us", "UTC")
+_ARROW = pa.schema([("t", TIMESTAMP), ("kind", pa.string()), ("k", pa.string()), ("n", pa.int64()), ("v", pa.float64())])
+
+Row = dict[str, Any]
+
+
+def spec_of(sources: dict[str, dict[str, Any]] | None = None, **more: Any) -> PipelineSpec:
+    """A pipeline over the columns above; sources differ from the default by what is given."""
+    base = {"schema": COLUMNS, "event_time": "t", "lag": "5s"}
+    named = {name: {**base, "path": f"inbox/{name}", **own} for name, own in (sources or {"a": {}, "b": {}}).items()}
+    return PipelineSpec.model_validate({"name": "p", "sources": named, **more})
+
+
+@dataclass
+class Side:
+    """One mover with its own state."""
+
+    mover: Any
+    prefix: str
+    segments: tuple[FileRef, ...] = ()
+    position: int = 0
+    moved: list[Moved] = field(default_factory=list)
+
+
+class Pair:
+    """Both movers over one store, epoch by epoch."""
+
+    def __init__(self, spec: PipelineSpec, session: SparkSession, folder: Path) -> None:
+        from tidegate.jobs.spark.mover import SparkMover
+
+        self.spec = spec
+        self.store = LocalStore(folder / "store")
+        self.spark: SparkMover = SparkMover(self.store, spec, folder / "work", session=session)
+        self.sides = {"spark": Side(self.spark, "spark/0"), "reference": Side(ReferenceMover(self.store, spec), "reference/0")}
+        self.state = initial_state(spec)
+        self.ordinals: dict[Member, int] = {}
+        self.waiting: dict[Member, list[dict[str, Any]]] = {}
+        self.now = 0
+        self.epoch = 0
+        self.decisions: list[Decision] = []
+
+    def put(self, source: str, rows: list[Row] | pa.Table, partition: str = "0") -> None:
+        """Write one object of a source."""
+        member = Member(source, partition)
+        ordinal = self.ordinals.get(member, 0)
+        self.ordinals[member] = ordinal + 1
+        key = f"inbox/{source}/{partition}-{ordinal:05d}.parquet"
+        table = rows if isinstance(rows, pa.Table) else table_of(rows)
+        path = self.store.local_path(key)
+        assert path is not None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path)
+        found = self.store.head(key)
+        assert found is not None
+        columns = {f.name: str(f.type) for f in table.schema}
+        part = {"key": key, "etag": found.etag, "size": found.size, "ordinal": ordinal, "rows": table.num_rows}
+        self.waiting.setdefault(member, []).append({**part, "row_start": 0, "row_end": table.num_rows, "columns": columns})
+
+    def run(self, now: int, *, done: bool = False, decision: Decision | None = None) -> tuple[Moved, Moved]:
+        """One epoch over everything that waits; asserts that surveys, tables and counters agree."""
+        blocked = {Member.parse(m) for m in self.state.get("blocked", ())}
+        members = sorted({*self.waiting, *(Member(s) for s in self.spec.sources if not self.ordinals)} | set(self.ordinals))
+        cut = Cut(tuple(self._slice(m, done=done, blocked=m in blocked) for m in members))
+        reference = self.sides["reference"].mover.survey(cut, self.state)
+        cut = self._trimmed(cut, reference.members)
+        reference = self.sides["reference"].mover.survey(cut, self.state)
+        spark = self.spark.survey(cut, self.state)
+        assert [comparable(m) for m in spark.members] == [comparable(m) for m in reference.members]
+        self.now, self.epoch = now, self.epoch + 1
+        decided = decision or decide(self.spec, self.state, replace(reference, now=now))
+        self.decisions.append(decided)
+        moved = [self._move(name, cut, decided) for name in ("spark", "reference")]
+        self.state = decided.after or self.state
+        for piece in cut.slices:
+            self._consume(piece)
+        self.compare(*moved)
+        return moved[0], moved[1]
+
+    def compare(self, spark: Moved, reference: Moved) -> None:
+        """The two did the same."""
+        for table in {*spark.files, *reference.files}:
+            got, wanted = self.rows(spark.files.get(table, ())), self.rows(reference.files.get(table, ()))
+            assert same(got, wanted), difference(table, got, wanted)
+        assert counted(spark) == counted(reference)
+        assert spark.counters.conserved()
+        assert spark.next_position == reference.next_position
+        assert spark.buffered_rows == reference.buffered_rows
+        assert spark.released_max == reference.released_max
+
+    def rows(self, refs: tuple[FileRef, ...]) -> list[Row]:
+        """Rows of table files, in a fixed order, without what may differ (texts of dead letters)."""
+        found: list[Row] = []
+        for ref in refs:
+            path = self.store.local_path(ref.key)
+            assert path is not None
+            table = pq.read_table(path, partitioning=None)
+            assert table.num_rows == ref.rows
+            found += [{k: v for k, v in row.items() if k not in ("detail", "row")} for row in table.to_pylist()]
+        return sorted(found, key=lambda row: json.dumps(row, default=str, sort_keys=True))
+
+    def table(self, name: str, side: str = "spark") -> list[Row]:
+        """All rows of a table that one side has written."""
+        return self.rows(tuple(ref for moved in self.sides[side].moved for ref in moved.files.get(name, ())))
+
+    def _slice(self, member: Member, *, done: bool, blocked: bool) -> Slice:
+        parts = tuple(self.waiting.get(member, ()))
+        if not parts or blocked:
+            at = self._next(member)
+            return Slice(member, at, at, pending=bool(parts), done=done and not parts)
+        start = seq_of(parts[0]["ordinal"], parts[0]["row_start"])
+        return Slice(member, start, seq_of(parts[-1]["ordinal"], parts[-1]["row_end"]), parts, done=done)
+
+    def _next(self, member: Member) -> int:
+        parts = self.waiting.get(member)
+        return seq_of(parts[0]["ordinal"], parts[0]["row_start"]) if parts else seq_of(self.ordinals.get(member, 0), 0)
+
+    def _trimmed(self, cut: Cut, members: tuple[MemberSurvey, ...]) -> Cut:
+        for piece, found in zip(cut.slices, members, strict=True):
+            if found.barrier is not None and found.barrier.seq + 1 < piece.end:
+                cut = cut.with_slice(_trim(piece, found.barrier.seq + 1))
+        return cut
+
+    def _move(self, name: str, cut: Cut, decision: Decision) -> Moved:
+        side = self.sides[name]
+        order = MoveOrder(
+            cut, decision, side.segments, side.prefix, f"{self.epoch:06d}-abcdef", 0, self.epoch, side.position, self.state
+        )
+        moved: Moved = side.mover.move(order)
+        side.segments, side.position = moved.segments, moved.next_position
+        side.moved.append(moved)
+        return moved
+
+    def _consume(self, piece: Slice) -> None:
+        left = []
+        for part in self.waiting.get(piece.member, []):
+            start = seq_of(part["ordinal"], part["row_start"])
+            end = seq_of(part["ordinal"], part["row_end"])
+            if end > max(piece.end, start):
+                left.append({**part, "row_start": part["row_start"] + max(0, piece.end - start)})
+        self.waiting[piece.member] = [part for part in left if part["row_start"] < part["row_end"]]
+
+
+def _trim(piece: Slice, end: int) -> Slice:
+    parts = []
+    for part in piece.parts:
+        start = seq_of(part["ordinal"], part["row_start"])
+        if start < end:
+            parts.append({**part, "row_end": min(part["row_end"], part["row_start"] + end - start)})
+    return replace(piece, end=end, parts=tuple(parts), pending=True, done=False)
+
+
+def table_of(rows: list[Row]) -> pa.Table:
+    """Rows with ticks as times, as an Arrow table of the declared types."""
+    columns = {f.name: [row.get(f.name) for row in rows] for f in _ARROW}
+    times = pa.array(columns.pop("t"), pa.int64()).cast(TIMESTAMP)
+    return pa.table([times, *(pa.array(columns[f.name], f.type) for f in _ARROW if f.name != "t")], schema=_ARROW)
+
+
+def comparable(found: MemberSurvey) -> MemberSurvey:
+    """Without what the Spark mover counts only sometimes."""
+    return replace(found, punctuation_state=None, disorder=0, duplicates=0)
+
+
+def counted(moved: Moved) -> EpochCounters:
+    """Counters without the (row, window) pairs that only the reference counts."""
+    per_source = {
+        source: {k: n for k, n in counts.items() if not k.startswith("expired:")}
+        for source, counts in moved.counters.per_source.items()
+    }
+    return replace(moved.counters, per_source=per_source)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal, floats up to the order of their summands."""
+    if isinstance(left, float) and isinstance(right, float):
+        return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-9) or (math.isnan(left) and math.isnan(right))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+    return bool(left == right)
+
+
+def difference(table: str, got: list[Row], wanted: list[Row]) -> str:
+    """The rows that only one side has."""
+    only_got = [row for row in got if not any(same(row, other) for other in wanted)]
+    only_wanted = [row for row in wanted if not any(same(row, other) for other in got)]
+    return f"{table}: {len(got)} rows, wanted {len(wanted)}\nonly spark: {only_got[:5]}\nonly reference: {only_wanted[:5]}"
