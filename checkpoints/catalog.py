@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from tidegate.checkpoints.index import WORKERS, SlotIndex, Summary
 from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.log import SlotLog, Stretch
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.roots import Roots, RootsFile
 from tidegate.jobs.spec.errors import ConfigurationError
 
 __all__ = ["Catalog", "Listed"]
 
-
-class Listed(Summary):
-    """A summary as people see it: with what `roots.json` says about it."""
-
-    pins: tuple[str, ...] = ()
-    condemned: str | None = None
-    on_lineage: bool = True
-
-    @property
-    def restorable(self) -> bool:
-        """Whether it can be restored as far as is known."""
-        return self.kind == "epoch" and self.condemned is None
+Listed = Summary  # a row of a listing: a summary with pins, condemnation and lineage filled in
 
 
 class Catalog:
@@ -34,14 +24,14 @@ class Catalog:
         self.log = log
         self.index = SlotIndex(log, workers=workers)
 
-    def listing(self, *, all_timelines: bool = False, kinds: Iterable[str] = ("epoch",)) -> list[Listed]:
+    def listing(self, *, all_timelines: bool = False, kinds: Iterable[str] = ("epoch",)) -> list[Summary]:
         """Checkpoints, newest first: those of the current lineage, or of all timelines."""
         roots = RootsFile(self.log.store, self.log.pipeline).read()
         head = self.log.head()
         lineage = self.log.lineage(head.timeline)
         wanted = set(kinds)
         rows = [row for timeline in range(head.timeline + 1) for row in self.index.rows(timeline) if row.kind in wanted]
-        listed = [_listed(row, roots, any(s.timeline == row.timeline and s.holds(row.slot) for s in lineage)) for row in rows]
+        listed = _annotated(rows, roots, lineage)
         chosen = [row for row in listed if all_timelines or row.on_lineage]
         return sorted(chosen, key=lambda row: (row.slot, row.timeline), reverse=True)
 
@@ -72,9 +62,13 @@ class Catalog:
         return self.log.open(checkpoint).epoch
 
     def _latest_healthy(self, healthy: Callable[[CheckpointId], bool]) -> CheckpointId:
-        for row in self.listing():
-            if row.restorable and row.id is not None and healthy(CheckpointId.parse(row.id)):
-                return CheckpointId.parse(row.id)
+        condemned = RootsFile(self.log.store, self.log.pipeline).read().condemned
+        for stretch in reversed(self.log.lineage(self.log.head().timeline)):
+            for row in self.index.newest_first(stretch.timeline):
+                if row.kind == "epoch" and row.id and stretch.holds(row.slot) and row.id not in condemned:
+                    checkpoint = CheckpointId.parse(row.id)
+                    if healthy(checkpoint):
+                        return checkpoint
         raise self._nothing("latest_healthy", "every checkpoint is damaged or retired")
 
     def _by_prefix(self, text: str) -> CheckpointId:
@@ -92,8 +86,21 @@ class Catalog:
             advice="see: tidegate checkpoints list",
         )
 
-def _listed(row: Summary, roots: Roots, on_lineage: bool) -> Listed:
-    entry = roots.condemned.get(row.id) if row.id else None
-    pins = tuple(sorted(name for name, pin in roots.pins.items() if pin.checkpoint == row.id))
-    condemned = f"{entry.reason}: {entry.detail}" if entry else None
-    return Listed.model_construct(**dict(row), pins=pins, condemned=condemned, on_lineage=on_lineage)
+def _annotated(rows: Iterable[Summary], roots: Roots, lineage: list[Stretch]) -> list[Summary]:
+    """The rows with pins, condemnations and lineage filled in; most rows have nothing to fill in and stay as they are."""
+    pins: dict[str, list[str]] = {}
+    for name, pin in sorted(roots.pins.items()):
+        pins.setdefault(pin.checkpoint, []).append(name)
+    condemned = {checkpoint: f"{entry.reason}: {entry.detail}" for checkpoint, entry in roots.condemned.items()}
+    known = {stretch.timeline: stretch for stretch in lineage}
+    listed = []
+    for row in rows:
+        stretch, change = known.get(row.timeline), dict[str, Any]()
+        if row.id in pins:
+            change["pins"] = tuple(pins[row.id])
+        if row.id in condemned:
+            change["condemned"] = condemned[row.id]
+        if stretch is None or not stretch.holds(row.slot):
+            change["on_lineage"] = False
+        listed.append(row.model_copy(update=change) if change else row)
+    return listed

@@ -8,7 +8,7 @@ timelines tell which slots exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,7 +32,11 @@ B = TypeVar("B")
 
 
 class Summary(BaseModel):
-    """One filled slot, in short. `rows` and the other counts are cumulative, as in the manifest's counters."""
+    """One filled slot, in short.
+
+    `read`, `released`, `late` and `retained` are cumulative, as in the manifest's counters. The last three fields are not on the
+    pages: the catalog fills them in from `roots.json` and the lineage.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -53,6 +57,14 @@ class Summary(BaseModel):
     tables: dict[str, int] = Field(default_factory=dict)  # rows this epoch wrote per table
     windows: dict[str, int] = Field(default_factory=dict)  # results this epoch emitted per window
     barriers: int = 0
+    pins: tuple[str, ...] = ()
+    condemned: str | None = None
+    on_lineage: bool = True
+
+    @property
+    def restorable(self) -> bool:
+        """Whether it can be restored as far as is known."""
+        return self.kind == "epoch" and self.condemned is None
 
     @classmethod
     def of(cls, filled: Filled) -> Summary:
@@ -129,12 +141,18 @@ class SlotIndex:
     def rows(self, timeline: int) -> list[Summary]:
         """Summaries of all filled slots of one timeline, oldest first; brings its index pages up to date."""
         stretch = self._own_slots(timeline)
-        if stretch is None or stretch.last is None:
-            return []
-        pages = range((stretch.first - 1) // PAGE, (stretch.last - 1) // PAGE + 1)
-        found = self._each(lambda page: self._known(timeline, page, stretch), pages)
+        found = self._each(lambda page: self._known(timeline, page, stretch), _pages(stretch))
         self._fill_up(timeline, [page for page in found if page.missing])
         return [row for page in found for row in page.rows]
+
+    def newest_first(self, timeline: int) -> Iterator[Summary]:
+        """The same rows from the newest back, reading only as many pages as are asked for."""
+        stretch = self._own_slots(timeline)
+        for number in reversed(_pages(stretch)):
+            page = self._known(timeline, number, stretch)
+            if page.missing:
+                self._fill_up(timeline, [page])
+            yield from reversed(page.rows)
 
     def refresh(self) -> None:
         """Bring the index up to date. Worth doing every few hundred epochs, by the driver or by maintenance."""
@@ -158,13 +176,13 @@ class SlotIndex:
             if fresh != rows:
                 self._write_page(key, fresh, etag)
 
-    def _own_slots(self, timeline: int) -> Stretch | None:
-        """The filled slots of a timeline, with the fork record that ended it; None while it is empty."""
+    def _own_slots(self, timeline: int) -> Stretch:
+        """The filled slots of a timeline, with the fork record that ended it; `last` is before `first` while it is empty."""
         head = self._log.head()
         forks = self._log.forks()
         first = 1 if timeline == 0 else forks[timeline - 1].fork_slot + 1
         last = forks[timeline].slot if timeline < len(forks) else head.slot
-        return Stretch(timeline, first, last) if last >= first else None
+        return Stretch(timeline, first, last)
 
     def _known(self, timeline: int, number: int, stretch: Stretch) -> _Page:
         """One page as it was last written, and the slots that were sealed since."""
@@ -214,3 +232,9 @@ class SlotIndex:
             return [ask(item) for item in todo]
         with ThreadPoolExecutor(self._workers) as pool:
             return [*pool.map(ask, todo)]
+
+
+def _pages(stretch: Stretch) -> range:
+    """Numbers of the pages that hold a stretch."""
+    last = stretch.last or 0
+    return range((stretch.first - 1) // PAGE, (last - 1) // PAGE + 1 if last >= stretch.first else 0)
