@@ -13,7 +13,8 @@ from tidegate.checkpoints.store import Store
 from tidegate.expectations import docs
 from tidegate.expectations.evidence import TableReader, gather
 from tidegate.expectations.runner import CheckResult, run_suites
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.expectations.summaries import LATE_COLUMNS, event_columns
+from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
 
 __all__ = ["SCHEMA_VERSION", "check_quality"]
 
@@ -66,4 +67,6 @@ def _record(check: CheckResult) -> dict[str, Any]:
 def _table_reader(spec: PipelineSpec, store: Store) -> TableReader:
     from tidegate.jobs.sinks.tables import read_table  # pyiceberg takes a second to import
 
-    return lambda name: read_table(spec, store, name)
+    # The two tables that may be large are read without the user's columns.
+    narrow = {EVENTS: event_columns(spec), LATE: LATE_COLUMNS}
+    return lambda name: read_table(spec, store, name, columns=narrow.get(name))

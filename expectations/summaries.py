@@ -18,7 +18,10 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 
-__all__ = ["SUMMARIES", "Evidence", "event_columns"]
+__all__ = ["LATE_COLUMNS", "SUMMARIES", "Evidence", "event_columns"]
+
+LATE_COLUMNS: Final = ("output", "reason", "lateness_us", "_source", "_epoch")
+"""The columns of the late table that the checks need."""
 
 _SECOND: Final = 1_000_000
 _KEPT: Final = {LatePolicy.SIDE_OUTPUT, LatePolicy.REJECT_TO_ORIGIN}  # policies under which every late row reaches the late table
@@ -26,7 +29,7 @@ _DISPOSITIONS: Final = ["rows_released", "rows_late", "rows_dropped", "rows_reje
 
 
 def event_columns(spec: PipelineSpec) -> tuple[str, ...]:
-    """The columns of the events table that the checks need; it is the one table that is not small."""
+    """The columns of the events table that the checks need; it is the one table that is never small."""
     event_time = next(iter(spec.sources.values())).event_time
     return ("position", "section", "_late", "_source", "_partition", "_seq", "_epoch", event_time)
 

@@ -1,0 +1,285 @@
+"""`tidegate checkpoints`: list, look, verify, go back, keep, compare."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidegate.jobs.cli import context, output
+from tidegate.jobs.cli.context import JsonOption, PipelineArgument, StoreOption
+
+if TYPE_CHECKING:
+    from tidegate.checkpoints.catalog import Catalog
+    from tidegate.checkpoints.index import Summary
+    from tidegate.checkpoints.log import SlotLog
+    from tidegate.checkpoints.restore import RestorePlan
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="List, verify, restore, pin and compare checkpoints.")
+
+CheckpointArgument = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="latest, latest_healthy, a pin's name, an id, or the beginning of one.")
+]
+Why = Annotated[str, typer.Option(help="Kept with it, for whoever asks later.")]
+
+
+@app.command("list")
+def list_(
+    pipeline: PipelineArgument,
+    store: StoreOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All of them, on every timeline, retired ones and restores too.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List completed checkpoints, newest first."""
+    catalog = _catalog(pipeline, store)
+    kinds = ("epoch", "stub", "fork") if everything else ("epoch",)
+    found = catalog.listing(all_timelines=everything, kinds=kinds)
+    shown = found if everything else found[:limit]
+    if as_json:
+        output.envelope("checkpoints", [row.model_dump(mode="json") for row in shown])
+        return
+    columns = ["checkpoint", "age", "read", "released", "late", "retained", "files", "size", "notes"]
+    output.table(columns, [_row(row) for row in shown])
+    if len(found) > len(shown):
+        output.console().print(f"{len(found) - len(shown):,} older ones: --limit N or --all")
+
+
+@app.command()
+def show(
+    pipeline: PipelineArgument, checkpoint: CheckpointArgument, store: StoreOption = None, as_json: JsonOption = False
+) -> None:
+    """Show one checkpoint: rows, positions, files, timings; with --json the whole manifest."""
+    catalog = _catalog(pipeline, store)
+    manifest = catalog.show(catalog.resolve(checkpoint))
+    if as_json:
+        output.envelope("checkpoint", manifest.model_dump(mode="json") | {"id": str(manifest.id)})
+        return
+    decision = manifest.decision
+    facts: list[tuple[str, object]] = [
+        ("checkpoint", manifest.id),
+        ("continues", manifest.parent or "the beginning"),
+        ("sealed", f"{output.instant(manifest.created_at)}, {output.age(manifest.created_at)} ago, by {manifest.driver}"),
+        ("frontier", f"{output.instant(decision.get('frontier_before'))} to {output.instant(decision.get('frontier_after'))}"),
+        ("barriers closed", len(manifest.barriers)),
+        ("requests applied", ", ".join(manifest.requests) or "none"),
+        ("spec", manifest.spec_digest[:12]),
+        ("seconds", ", ".join(f"{step} {seconds:.2f}" for step, seconds in manifest.timings.items())),
+    ]
+    output.table(["", ""], [(f"{name}:", value) for name, value in facts])
+    counters = manifest.counters.model_dump(exclude={"per_source", "dropped"}) | {
+        "dropped": sum(manifest.counters.dropped.values())
+    }
+    output.table(list(counters), [list(counters.values())], title="rows since the beginning")
+    ends = [(m, p.get("end"), "yes" if p.get("pending") else "no") for m, p in sorted(manifest.cut.items())]
+    output.table(["partition", "read up to", "more waiting"], ends)
+    files = [(f"table {t}", len(fs), sum(f.rows for f in fs), sum(f.bytes for f in fs)) for t, fs in manifest.files.items()]
+    kinds = sorted({s.kind for s in manifest.segments})
+    for kind in kinds:
+        segments = [s for s in manifest.segments if s.kind == kind]
+        files.append((f"state {kind}", len(segments), sum(s.rows for s in segments), sum(s.bytes for s in segments)))
+    output.table(["files of", "count", "rows", "size"], [(n, c, r, output.size(b)) for n, c, r, b in files])
+
+
+@app.command()
+def verify(
+    pipeline: PipelineArgument,
+    checkpoint: Annotated[
+        list[str] | None, typer.Argument(metavar="[CHECKPOINT]...", help="Which ones. Default: the newest.")
+    ] = None,
+    store: StoreOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every checkpoint of the current lineage.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Presence and size only, no checksums.")] = False,
+    condemn: Annotated[bool, typer.Option(help="Note damaged ones in the bucket, so that nobody restores them.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the chain, presence, size and checksum of every object a checkpoint needs. Exit 1 if one is damaged."""
+    from tidegate.checkpoints import verify as verifying
+    from tidegate.checkpoints.layout import CheckpointId
+
+    catalog = _catalog(pipeline, store)
+    if everything:
+        chosen = [CheckpointId.parse(row.id) for row in catalog.listing() if row.id]
+    else:
+        chosen = [catalog.resolve(text) for text in checkpoint or ["latest"]]
+    results = []
+    for result in verifying.scrub(catalog.log, chosen, checksums=not fast):
+        results.append(result)
+        if condemn:
+            verifying.condemn(catalog.log, result)
+        if not as_json:
+            output.console().print(
+                f"{result.checkpoint}  {result.verdict}  {result.objects:,} objects, {output.size(result.bytes)}"
+            )
+            for finding in result.findings:
+                output.console().print(f"    {finding.problem}: {finding.key} {finding.detail}")
+    if as_json:
+        output.envelope("verification", [r.model_dump(mode="json") for r in results])
+    if any(r.verdict == verifying.Verdict.DAMAGED for r in results):
+        raise typer.Exit(1)
+
+
+@app.command()
+def restore(
+    pipeline: PipelineArgument,
+    checkpoint: CheckpointArgument,
+    store: StoreOption = None,
+    why: Why = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Say what would happen, and stop there.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Go back to a checkpoint. The stream has to stand still; the next driver goes on from there.
+
+    Nothing is deleted: the epochs after it stay on their own timeline and can be restored in turn.
+    """
+    from tidegate.checkpoints.restore import plan_restore
+
+    catalog = _catalog(pipeline, store)
+    log = catalog.log
+    plan = plan_restore(log, catalog.resolve(checkpoint), catalog=catalog)
+    if not as_json:
+        _print_plan(plan)
+    if not dry_run:
+        if not yes:
+            typer.confirm("restore?", abort=True, err=as_json)
+        _commit(log, plan, why)
+    if as_json:
+        output.envelope("restore", plan.model_dump(mode="json") | {"done": not dry_run})
+    elif not dry_run:
+        output.console().print(f"{log.pipeline} stands at {plan.target}; start it to go on from there")
+
+
+@app.command()
+def pin(
+    pipeline: PipelineArgument,
+    checkpoint: CheckpointArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it; usable wherever a checkpoint is asked for.")],
+    store: StoreOption = None,
+    why: Why = "",
+) -> None:
+    """Keep a checkpoint under a name: retention leaves it alone."""
+    from tidegate.checkpoints.roots import pin_checkpoint
+
+    catalog = _catalog(pipeline, store)
+    found = catalog.resolve(checkpoint)
+    pin_checkpoint(catalog.log, name, found, who=context.who(), why=why)
+    output.console().print(f"{found} is pinned as {name}")
+
+
+@app.command()
+def unpin(
+    pipeline: PipelineArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The pin's name.")],
+    store: StoreOption = None,
+) -> None:
+    """Give up a pin; the checkpoint may be retired from now on."""
+    from tidegate.checkpoints.roots import RootsFile
+    from tidegate.jobs.spec.errors import ConfigurationError
+
+    log = context.open_log(pipeline, store)
+    roots = RootsFile(log.store, log.pipeline)
+    pins = roots.read().pins
+    if name not in pins:
+        raise ConfigurationError(
+            f"{log.pipeline} has no pin {name!r}",
+            code="cli.unknown_pin",
+            advice=f"there are: {', '.join(sorted(pins)) or 'none'}",
+        )
+    roots.unpin(name)
+    output.console().print(f"{pins[name].checkpoint} is no longer pinned as {name}")
+
+
+@app.command()
+def diff(
+    pipeline: PipelineArgument,
+    left: CheckpointArgument,
+    right: CheckpointArgument,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two checkpoints: rows, positions, frontiers, state, tables."""
+    from tidegate.checkpoints.diff import diff as compare
+
+    catalog = _catalog(pipeline, store)
+    found = compare(*(catalog.show(catalog.resolve(text)) for text in (left, right)))
+    if as_json:
+        output.envelope("diff", found.model_dump(mode="json"))
+        return
+    if found.same:
+        output.console().print(f"{found.left} and {found.right} are equal" + (", but for the spec" if found.spec_changed else ""))
+        return
+    rows: list[tuple[object, ...]] = [("rows", name, "", f"{change:+,}") for name, change in found.counters.items()]
+    for what in ("positions", "decider", "state", "tables"):
+        rows += [(what, name, pair.left, pair.right) for name, pair in getattr(found, what).items()]
+    rows += [("spec", "digest", "", "changed")] if found.spec_changed else []
+    output.table(["what", "name", found.left, found.right], [[_short(value) for value in row] for row in rows])
+
+
+def _catalog(pipeline: str, store: str | None) -> Catalog:
+    from tidegate.checkpoints.catalog import Catalog
+
+    return Catalog(context.open_log(pipeline, store))
+
+
+def _row(row: Summary) -> tuple[object, ...]:
+    notes = [f"pinned as {name}" for name in row.pins]
+    notes += [row.condemned] if row.condemned else []
+    notes += [] if row.on_lineage else ["left by a restore"]
+    notes += {"stub": ["retired"], "fork": [f"restore of {row.parent or 'the beginning'}"]}.get(row.kind, [])
+    name = row.id or f"t{row.timeline}-{row.slot:06d}"
+    age = output.age(row.created_at)
+    return name, age, row.read, row.released, row.late, row.retained, row.files, output.size(row.bytes), ", ".join(notes)
+
+
+def _print_plan(plan: RestorePlan) -> None:
+    since = f" of {output.instant(plan.since)}" if plan.since else ""
+    back = f"{plan.epochs_rewound:,} epochs are taken back"
+    again = f", {plan.epochs_regained:,} of an older timeline come back" if plan.epochs_regained else ""
+    output.console().print(f"{plan.pipeline}: from {plan.head} back to {plan.target}{since}; {back}{again}")
+    if plan.spec_changed:
+        output.console().print("the spec has changed since then")
+    rows: list[tuple[str, Any]] = [(f"rows {name}", count) for name, count in plan.rows.items() if count]
+    rows += [(f"table {name}", count) for name, count in plan.tables.items()]
+    rows += [(f"window results of {name}", count) for name, count in plan.windows.items()]
+    if rows:
+        output.table(["taken back", "rows"], rows)
+
+
+def _commit(log: SlotLog, plan: RestorePlan, why: str) -> None:
+    from tidegate.checkpoints.holder import Holder
+    from tidegate.checkpoints.lease import Lease
+    from tidegate.checkpoints.restore import commit_restore
+
+    lease = Lease.acquire(log.store, log.pipeline, Holder.this_process())
+    try:
+        with _recovering(log):
+            request = f"restore-{secrets.token_hex(6)}"
+            commit_restore(log, lease, plan, request_id=request, who=context.who(), why=why or "asked for on the command line")
+    finally:
+        lease.release()
+
+
+@contextmanager
+def _recovering(log: SlotLog) -> Iterator[None]:
+    """Keep the sweep from starting a driver in the middle; afterwards what was wanted before is wanted again."""
+    from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+
+    before = read_desired(log.store, log.pipeline)
+    set_desired(log.store, log.pipeline, DesiredState.RECOVERING, who=context.who(), why="restore")
+    try:
+        yield
+    finally:
+        set_desired(log.store, log.pipeline, before.state, who=before.who, why=before.why, only_from=DesiredState.RECOVERING)
+
+
+def _short(value: object) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,65 @@
+"""The command line `tidegate`. One module per group of commands; each imports what it needs when it runs.
+
+`tidegate --help` has to answer at once, so nothing heavier than typer is imported here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidegate.jobs.cli import checkpoints, conformance, quality, run, spec, stack, status, tables
+from tidegate.jobs.cli.output import Guarded
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="tidegate",
+    cls=Guarded,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Event-time streams that keep their late rows, their barriers and every checkpoint.",
+    epilog="Exit codes: 0 fine, 1 the pipeline's data or logic, 2 spec, names or credentials, 3 gave up on a server, "
+    "4 another driver took over. TIDEGATE_DEBUG=1 shows tracebacks.",
+)
+
+_RUN, _LOOK, _WRITE, _LOCAL = "Run", "Look", "Specs", "Local stack"
+
+app.command("run", rich_help_panel=_RUN)(run.run)
+app.command("stop", rich_help_panel=_RUN)(run.stop)
+app.command("status", rich_help_panel=_LOOK)(status.status)
+app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=_LOOK)
+app.command("tables", rich_help_panel=_LOOK)(tables.tables)
+app.command("quality", rich_help_panel=_LOOK)(quality.quality)
+app.command("validate", rich_help_panel=_WRITE)(spec.validate)
+app.command("schema", rich_help_panel=_WRITE)(spec.schema)
+app.add_typer(conformance.app, name="conformance", rich_help_panel=_WRITE)
+app.command("up", rich_help_panel=_LOCAL)(stack.up)
+app.command("down", rich_help_panel=_LOCAL)(stack.down)
+app.command("demo", rich_help_panel=_LOCAL, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    stack.demo
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from tidegate import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the `tidegate` script."""
+    app()

@@ -1,0 +1,144 @@
+"""How the command line speaks: tables and sentences for people, one envelope for machines, errors without tracebacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tidegate.jobs.spec.errors import TidegateError
+
+__all__ = ["SCHEMA_VERSION", "Guarded", "age", "console", "envelope", "instant", "print_error", "size", "table"]
+
+SCHEMA_VERSION = 1
+_TICKS = 1_000_000
+
+
+class Guarded(TyperGroup):
+    """The outermost group: turns errors into words and exit codes (0 fine, 1 poison, 2 configuration, 3 transient, 4 fenced)."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from tidegate.jobs.spec.errors import TidegateError
+
+        try:
+            return super().invoke(ctx)
+        except TidegateError as error:
+            if _debug():
+                raise
+            print_error(error)
+            raise typer.Exit(error.failure_class.exit_code) from None
+        except (typer.Exit, typer.Abort, KeyboardInterrupt):
+            raise
+        except BrokenPipeError:  # `tidegate ... | head`
+            sys.stderr.close()
+            raise typer.Exit(0) from None
+        except Exception as error:
+            if _debug() or _click_made(error):
+                raise
+            print_error(_unexpected(error))
+            raise typer.Exit(1) from None
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console on the current stream. Wide when nobody looks, so that lines can be searched."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 200
+    return Console(stderr=stderr, highlight=False, soft_wrap=not stream.isatty(), width=width)
+
+
+def envelope(kind: str, data: Any) -> None:
+    """Print the one JSON shape that every reading command has."""
+    typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, "data": data}, default=str))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+    """Print a table; numbers stand to the right."""
+    from rich.table import Table
+
+    found = [list(row) for row in rows]
+    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for number, name in enumerate(columns):
+        numeric = all(isinstance(row[number], int | float) for row in found) and bool(found)
+        grid.add_column(name, justify="right" if numeric else "left", no_wrap=number == 0, overflow="fold")
+    for row in found:
+        grid.add_row(*(_cell(value) for value in row))
+    console().print(grid)
+
+
+def print_error(error: TidegateError) -> None:
+    """What happened, what was kept, what to do next: on standard error, and as an envelope where JSON was asked for."""
+    from rich.text import Text
+
+    if "--json" in sys.argv:
+        envelope("error", error.as_dict())
+    screen = console(stderr=True)
+    screen.print(Text.assemble((f"{error.failure_class.value} error: ", "bold red"), error.message))
+    if error.kept:
+        screen.print(Text.assemble(("kept: ", "bold"), error.kept))
+    if error.advice:
+        screen.print(Text.assemble(("next: ", "bold"), error.advice))
+
+
+def instant(ticks: int | None) -> str:
+    """An instant for people, to the second where that says enough."""
+    from tidegate.jobs.spec.time import format_instant
+
+    text = format_instant(ticks)
+    return text.split(".")[0] + "Z" if "." in text else text
+
+
+def age(ticks: int | None, now: int | None = None) -> str:
+    """How long ago, in the two largest units; nothing for no instant."""
+    from tidegate.jobs.spec.time import format_duration
+
+    if ticks is None:
+        return ""
+    gone = max(0, (time.time_ns() // 1000 if now is None else now) - ticks)
+    unit = 1_000 if gone < _TICKS else _TICKS if gone < 3600 * _TICKS else 60 * _TICKS
+    return format_duration(gone // unit * unit) if gone >= unit else "0s"
+
+
+def size(count: int) -> str:
+    """Bytes as people read them."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _debug() -> bool:
+    return os.environ.get("TIDEGATE_DEBUG", "") not in ("", "0")
+
+
+def _click_made(error: Exception) -> bool:
+    """Usage errors are worded by the library itself, with exit code 2."""
+    return hasattr(error, "exit_code") and hasattr(error, "show")
+
+
+def _unexpected(error: Exception) -> TidegateError:
+    from tidegate.jobs.spec.errors import PoisonError
+
+    return PoisonError(
+        f"{type(error).__name__}: {error}",
+        code="cli.unexpected",
+        advice="this is a defect of tidegate; run again with TIDEGATE_DEBUG=1 for the traceback and report it",
+    )

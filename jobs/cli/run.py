@@ -1,0 +1,111 @@
+"""`tidegate run` and `tidegate stop`: a pipeline in this process, and the polite end of one anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.jobs.cli import context, output
+from tidegate.jobs.cli.context import PipelineArgument, SpecArgument, StoreOption
+
+if TYPE_CHECKING:
+    from tidegate.checkpoints.log import SlotLog
+    from tidegate.jobs.engine.epoch import EpochReport
+
+__all__ = ["run", "stop"]
+
+
+def run(
+    spec: SpecArgument,
+    store: StoreOption = None,
+    until_idle: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="End after this long without a row and with nothing waiting.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="End after this many sealed epochs.")] = None,
+    standby: Annotated[bool, typer.Option(help="Wait, with Spark warm, until the running driver is gone.")] = False,
+    recover_to: Annotated[
+        str,
+        typer.Option(
+            metavar="CHECKPOINT", help="latest, latest_healthy, a pin or an id; anything but latest goes back for good."
+        ),
+    ] = "latest",
+    work: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Scratch folder; a temporary one by default.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line per epoch.")] = False,
+) -> None:
+    """Run a pipeline here, without Airflow, from its newest checkpoint until it is stopped.
+
+    Ctrl-C drains: the epoch under way is sealed and published first. A second Ctrl-C ends at once; nothing sealed is lost.
+    """
+    pipeline, url = context.find_spec(spec), context.store_url(store)
+    from tidegate.jobs.driver.logs import configure_logs
+    from tidegate.jobs.driver.loop import Until
+    from tidegate.jobs.driver.process import RunOptions, run_pipeline
+
+    configure_logs(json=False)
+    options = RunOptions(
+        store_url=url,
+        until=Until(until_idle, epochs),
+        recover_to=recover_to,
+        standby=standby,
+        work=work,
+        on_epoch=(lambda _report, _seconds: None) if quiet else _epoch_line,
+    )
+    raise typer.Exit(run_pipeline(pipeline, options))
+
+
+def stop(
+    pipeline: PipelineArgument,
+    store: StoreOption = None,
+    why: Annotated[str, typer.Option(help="Kept with the request.")] = "",
+    wait: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait until the driver is gone.")] = 60.0,
+) -> None:
+    """Ask the driver of a pipeline to seal what it has and end; it stays stopped until somebody starts it."""
+    from tidegate.checkpoints.desired import DesiredState, set_desired
+    from tidegate.checkpoints.lease import read_lease
+    from tidegate.checkpoints.requests import Kind, submit
+    from tidegate.jobs.spec.errors import TransientError
+
+    log = context.open_log(pipeline, store)
+    set_desired(log.store, log.pipeline, DesiredState.STOPPED, who=context.who(), why=why)
+    lease = read_lease(log.store, log.pipeline)
+    if lease is None or lease.free:
+        output.console().print(f"{log.pipeline} does not run; it stays stopped")
+        return
+    submit(log.store, log.pipeline, Kind.DRAIN, who=context.who(), why=why, token=lease.token)
+    if not _gone(log, lease.token, wait):
+        raise TransientError(
+            f"the driver of {log.pipeline} has not ended within {wait:g} s",
+            code="cli.still_running",
+            pipeline=log.pipeline,
+            kept="the request; the driver ends after the epoch it is in",
+            advice=f"look again: tidegate status {log.pipeline}",
+        )
+    output.console().print(f"{log.pipeline} has stopped")
+
+
+def _gone(log: SlotLog, token: int, patience: float) -> bool:
+    """Whether the holder of `token` gave the lease up, or lost it, in time."""
+    from tidegate.checkpoints.clock import SYSTEM_CLOCK
+    from tidegate.checkpoints.lease import LeaseWatch
+
+    watch, deadline = LeaseWatch(log.store, log.pipeline), SYSTEM_CLOCK.now() + patience
+    while True:
+        view = watch.look()
+        if view is None or view.token != token or watch.expired(view):
+            return True
+        if SYSTEM_CLOCK.now() >= deadline:
+            return False
+        SYSTEM_CLOCK.sleep(0.3)
+
+
+def _epoch_line(report: EpochReport, seconds: float) -> None:
+    if report.sealed is None or report.manifest is None:
+        return
+    counts = report.manifest.notes.get("epoch", {})
+    parts = [f"{name} {counts.get(name, 0):,}" for name in ("read", "released", "late") if counts.get(name)]
+    if report.decision.barriers:
+        parts.append("barriers " + ", ".join(f"{b.id} {b.outcome.value}" for b in report.decision.barriers))
+    frontier = output.instant(report.decision.frontier_after)
+    output.console().print(f"{report.sealed}  {'  '.join(parts) or 'no rows'}  frontier {frontier}  {seconds:.2f} s")

@@ -1,0 +1,84 @@
+"""`tidegate validate` and `tidegate schema`: pipeline specs, for people and for editors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidegate.jobs.cli import context, output
+from tidegate.jobs.cli.context import JsonOption
+
+if TYPE_CHECKING:
+    from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["schema", "validate"]
+
+
+def validate(
+    spec: Annotated[list[str], typer.Argument(metavar="SPEC...", help="Paths of pipeline specs, or names of known pipelines.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Check pipeline specs. A wrong one names file, line, field, what was found and what is allowed; exit 2."""
+    from tidegate.jobs.spec.errors import ConfigurationError
+
+    reports: list[dict[str, Any]] = []
+    for given in spec:
+        try:
+            pipeline = context.find_spec(given)
+            _check_suites(pipeline)
+            reports.append({"spec": given, "valid": True, **_summary(pipeline)})
+        except ConfigurationError as error:
+            reports.append({"spec": given, "valid": False, "error": error.as_dict()})
+            if not as_json:
+                output.print_error(error)
+            continue
+        if not as_json:
+            output.console().print(f"{given}: valid; {_words(pipeline)}")
+    if as_json:
+        output.envelope("validation", reports)
+    if not all(report["valid"] for report in reports):
+        raise typer.Exit(2)
+
+
+def schema(
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to a file instead.")] = None,
+) -> None:
+    """Print the JSON Schema of pipeline specs, for editors: every field with its choices and defaults."""
+    from tidegate.jobs.spec.errors import ConfigurationError
+    from tidegate.jobs.spec.pipeline import PipelineSpec
+
+    found = PipelineSpec.model_json_schema(by_alias=True)
+    text = json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **found}, indent=2)
+    if out is None:
+        typer.echo(text)
+        return
+    try:
+        out.write_text(text + "\n")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {out}: {error}", code="cli.out", advice="choose another file") from error
+
+
+def _check_suites(pipeline: PipelineSpec) -> None:
+    from tidegate.jobs.spec.quality import QualitySpec
+
+    if pipeline.quality != QualitySpec():  # reading the suites imports pandas; without a word about quality nothing can be wrong
+        from tidegate.expectations.checks import load_suites
+
+        load_suites(pipeline)
+
+
+def _summary(pipeline: PipelineSpec) -> dict[str, Any]:
+    return {
+        "pipeline": pipeline.name,
+        "digest": pipeline.digest(),
+        "sources": list(pipeline.sources),
+        "tables": list(pipeline.tables),
+    }
+
+
+def _words(pipeline: PipelineSpec) -> str:
+    windows = f", windows {', '.join(pipeline.windows)}" if pipeline.windows else ""
+    return f"pipeline {pipeline.name}, sources {', '.join(pipeline.sources)}{windows}"

@@ -1,0 +1,235 @@
+"""`tidegate status`: what runs, how far it is, who holds it back, and what is wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidegate.jobs.cli import context, output
+from tidegate.jobs.cli.context import JsonOption, StoreOption
+
+if TYPE_CHECKING:
+    from tidegate.checkpoints.lease import LeaseView
+    from tidegate.checkpoints.log import SlotLog
+    from tidegate.checkpoints.manifest import Manifest
+    from tidegate.checkpoints.status import Status
+    from tidegate.checkpoints.store import Store
+
+__all__ = ["describe", "status"]
+
+_SILENT_AFTER = 15_000_000  # ticks; a driver writes its status every 2 s, and a loss is to be seen in under 15 s
+
+
+def status(
+    pipeline: Annotated[
+        str | None, typer.Argument(metavar="PIPELINE", help="Name of a pipeline, or the path of its spec. Default: all.")
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show state, driver, frontiers, newest checkpoint and troubles of one pipeline or of all."""
+    from tidegate.checkpoints.log import SlotLog
+
+    if pipeline is not None:
+        log = context.open_log(pipeline, store)
+        report = describe(log) | {"store": _probe(log.store)}
+        output.envelope("status", report) if as_json else _print_one(report)
+        return
+    place = context.open_reading(store)
+    reports = [describe(SlotLog(place, name)) for name in context.known_pipelines(place)]
+    if as_json:
+        output.envelope("statuses", {"store": _probe(place), "pipelines": reports})
+    else:
+        _print_all(place, reports)
+
+
+def describe(log: SlotLog) -> dict[str, Any]:
+    """One pipeline as JSON-ready data. Data comes from the log; the driver's own word is used only for how it feels."""
+    from tidegate.checkpoints.clock import SYSTEM_CLOCK
+    from tidegate.checkpoints.desired import read_desired
+    from tidegate.checkpoints.lease import read_lease
+    from tidegate.checkpoints.status import read_status
+
+    lease, said = read_lease(log.store, log.pipeline), read_status(log.store, log.pipeline)
+    head, now = log.head(), SYSTEM_CLOCK.ticks()
+    body: dict[str, Any] = said.body if said and lease and said.token == lease.token else {}
+    return {
+        "pipeline": log.pipeline,
+        "state": _state(lease, said, now),
+        "why": body.get("why"),
+        "desired": read_desired(log.store, log.pipeline).state.value,
+        "driver": _driver(lease, said, now),
+        "checkpoint": _checkpoint(head.record, now),
+        "timeline": head.timeline,
+        "restores": head.timeline,
+        "unpublished": _unpublished(log.store, log.pipeline, head.timeline, head.slot),
+        "error": body.get("error"),
+        "trouble": body.get("trouble"),
+        **_progress(head.record),
+    }
+
+
+def _state(lease: LeaseView | None, said: Status | None, now: int) -> str:
+    """One word. `lost`: the driver died without a word; `silent`: it should speak every two seconds and does not."""
+    if lease is None:
+        return "never ran"
+    word = str(said.body.get("state", "starting")) if said and said.token == lease.token else "starting"
+    if lease.holder is None:
+        return word if word in ("stopped", "finished", "failed") else "stopped"
+    if lease.holder.proven_dead():
+        return "lost"
+    if said is not None and said.token == lease.token and now - said.at > _SILENT_AFTER:
+        return "silent"
+    return word
+
+
+def _driver(lease: LeaseView | None, said: Status | None, now: int) -> dict[str, Any] | None:
+    if lease is None or lease.holder is None:
+        return None
+    own = said if said is not None and said.token == lease.token else None
+    return {
+        "name": lease.holder.driver,
+        "host": lease.holder.host,
+        "pid": lease.holder.pid,
+        "token": lease.token,
+        "step": own.step if own else None,
+        "started_at": own.body.get("started_at") if own else None,
+        "heard_of": (now - own.at) / 1_000_000 if own else None,
+    }
+
+
+def _checkpoint(manifest: Manifest | None, now: int) -> dict[str, Any] | None:
+    if manifest is None:
+        return None
+    return {
+        "id": str(manifest.id),
+        "sealed_at": manifest.created_at,
+        "age_seconds": (now - manifest.created_at) / 1_000_000,
+        "epoch_seconds": round(sum(manifest.timings.values()), 3),
+    }
+
+
+def _progress(manifest: Manifest | None) -> dict[str, Any]:
+    """Frontiers and rows as of the newest sealed epoch."""
+    if manifest is None:
+        return {"frontier": None, "sources": {}, "holder": None, "rows": None, "open_barriers": []}
+    decider = manifest.decider
+    inputs = decider.get("output", {}).get("inputs", {})
+    counters = manifest.counters
+    sources = {
+        name: {
+            "frontier": inputs.get(name, {}).get("frontier"),
+            "status": inputs.get(name, {}).get("status"),
+            "rows": counters.per_source.get(name, {}),
+            "pending": any(part.get("pending") for member, part in manifest.cut.items() if member.startswith(f"{name}/")),
+        }
+        for name in sorted({*inputs, *counters.per_source})
+    }
+    return {
+        "frontier": manifest.decision.get("frontier_after"),
+        "sources": sources,
+        "holder": manifest.decision.get("holder"),
+        "blocked": manifest.decision.get("blocked", []),
+        "rows": counters.model_dump(mode="json", exclude={"per_source"}),
+    }
+
+
+def _unpublished(store: Store, pipeline: str, timeline: int, slot: int) -> int | None:
+    """Sealed epochs that the tables do not show; None while they still stand on an older timeline."""
+    from tidegate.checkpoints.canonical import parse_json
+    from tidegate.checkpoints.store import NotFoundError
+
+    # jobs.sinks.catalog owns this pointer, but importing it means importing pyiceberg: a second, for one number.
+    try:
+        pointer = parse_json(store.get(f"{pipeline}/iceberg/current.json").data)
+    except (NotFoundError, ValueError):
+        return slot
+    return slot - int(pointer["upto"]) if pointer["timeline"] == timeline else None
+
+
+def _probe(store: Store) -> dict[str, Any]:
+    """Whether the store keeps its promises; a reader without the right to write learns just that."""
+    from tidegate.checkpoints.probe import probe
+    from tidegate.jobs.spec.errors import TidegateError
+
+    try:
+        found = probe(store)
+    except TidegateError as error:
+        return {"url": store.url, "honest": None, "detail": error.message}
+    return {"url": store.url, "honest": found.honest, "detail": ", ".join(found.broken) or "all conditional writes honoured"}
+
+
+def _print_all(store: Store, reports: list[dict[str, Any]]) -> None:
+    if not reports:
+        output.console().print(f"no pipeline ran in {store.url} yet")
+        return
+    rows = [
+        (
+            r["pipeline"],
+            r["state"],
+            output.instant(r["frontier"]),
+            r["checkpoint"]["id"] if r["checkpoint"] else "none",
+            output.age(r["checkpoint"]["sealed_at"]) if r["checkpoint"] else "",
+            "restore under way" if r["unpublished"] is None else r["unpublished"],
+            _trouble(r) or "",
+        )
+        for r in reports
+    ]
+    output.table(["pipeline", "state", "frontier", "checkpoint", "age", "unpublished", "trouble"], rows)
+
+
+def _print_one(report: dict[str, Any]) -> None:
+    facts: list[tuple[str, object]] = [
+        ("pipeline", report["pipeline"]),
+        ("state", report["state"] + (f" ({report['why']})" if report["why"] else "") + f"; wanted: {report['desired']}"),
+        ("driver", _driver_words(report["driver"])),
+        ("checkpoint", _checkpoint_words(report["checkpoint"])),
+        ("unpublished", "the tables still have to follow a restore" if report["unpublished"] is None else report["unpublished"]),
+        ("frontier", output.instant(report["frontier"])),
+        ("held by", _holder_words(report["holder"])),
+        ("rows", _row_words(report["rows"])),
+        ("store", f"{report['store']['url']}: {report['store']['detail']}"),
+    ]
+    if trouble := _trouble(report):
+        facts.append(("trouble", trouble))
+    output.table(["", ""], [(f"{name}:", value) for name, value in facts])
+    sources = report["sources"]
+    if sources:
+        columns = ["source", "status", "frontier", "read", "released", "late", "more waiting"]
+        output.table(columns, [_source_row(name, s) for name, s in sources.items()])
+
+
+def _source_row(name: str, source: dict[str, Any]) -> tuple[object, ...]:
+    rows, waiting = source["rows"], "yes" if source["pending"] else "no"
+    counts = [rows.get(kind, 0) for kind in ("read", "released", "late")]
+    return name, source["status"], output.instant(source["frontier"]), *counts, waiting
+
+
+def _driver_words(driver: dict[str, Any] | None) -> str:
+    if driver is None:
+        return "none"
+    heard = "" if driver["heard_of"] is None else f", heard of {driver['heard_of']:.0f} s ago"
+    return f"{driver['name']}, pid {driver['pid']} on {driver['host']}, token {driver['token']}, step {driver['step']}{heard}"
+
+
+def _checkpoint_words(checkpoint: dict[str, Any] | None) -> str:
+    if checkpoint is None:
+        return "none sealed yet"
+    return f"{checkpoint['id']}, {output.age(checkpoint['sealed_at'])} ago, epoch took {checkpoint['epoch_seconds']:g} s"
+
+
+def _holder_words(holder: dict[str, Any] | None) -> str:
+    return "nobody" if holder is None else f"{holder['member']} since {output.instant(holder['since'])}: {holder['why']}"
+
+
+def _row_words(rows: dict[str, Any] | None) -> str:
+    if rows is None:
+        return "none"
+    parts = [f"{rows[k]:,} {k.replace('_', '-')}" for k in ("released", "late", "rejected", "dead_lettered", "retained")]
+    return f"{rows['read']:,} read = " + " + ".join([*parts, f"{sum(rows['dropped'].values()):,} dropped"])
+
+
+def _trouble(report: dict[str, Any]) -> str | None:
+    error = report["error"] or report["trouble"]
+    return f"{error['class']}: {error['message']}" if error else None

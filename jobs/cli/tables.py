@@ -1,0 +1,59 @@
+"""`tidegate tables`: what the output tables hold, on the screen or in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tidegate.jobs.cli import context, output
+from tidegate.jobs.cli.context import JsonOption, StoreOption
+
+__all__ = ["tables"]
+
+
+def tables(
+    pipeline: Annotated[
+        str, typer.Argument(metavar="PIPELINE", help="Path of the pipeline's spec, or the name of a known pipeline.")
+    ],
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A table. Default: list them.")] = None,
+    store: StoreOption = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all rows to a .parquet, .csv or .json file.")] = None,
+    current: Annotated[bool, typer.Option(help="Of a window only the newest revision of each result.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Rows shown on the screen: the newest so many.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List the tables of a pipeline, show one, or write it to a file."""
+    spec = context.find_spec(pipeline)
+    log = context.open_log(spec.name, store)
+    from tidegate.jobs.sinks.tables import export, read_table
+
+    if name is None:
+        counts = [(table, read_table(spec, log.store, table, columns=("_epoch",)).num_rows) for table in spec.tables]
+        if as_json:
+            output.envelope("tables", [{"table": table, "rows": rows} for table, rows in counts])
+        else:
+            output.table(["table", "rows"], counts)
+        return
+    found = read_table(spec, log.store, name, current_only=current)
+    if out is not None:
+        export(found, out)
+        written = {"table": name, "rows": found.num_rows, "file": str(out)}
+        output.envelope("export", written) if as_json else output.console().print(f"{found.num_rows:,} rows of {name} in {out}")
+    elif as_json:
+        output.envelope("table", {"table": name, "rows": found.to_pylist()})
+    else:
+        _show(name, found, limit)
+
+
+def _show(name: str, found: Any, limit: int) -> None:
+    newest = found.slice(max(0, found.num_rows - limit))
+    output.table(newest.column_names, [[_cell(v) for v in row.values()] for row in newest.to_pylist()])
+    output.console().print(f"{newest.num_rows:,} of {found.num_rows:,} rows of {name}")
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return value.isoformat().replace("+00:00", "Z") if hasattr(value, "isoformat") else value

@@ -1,0 +1,133 @@
+"""A local store with a history in it, and a way to call the command line and read what it said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tidegate.checkpoints.canonical import sha256_of_bytes
+from tidegate.checkpoints.identity import ensure_identity
+from tidegate.checkpoints.layout import CheckpointId, new_attempt
+from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
+from tidegate.jobs.cli.main import app
+from tidegate.jobs.spec.time import TICK_MIN
+
+SEALED = 1_750_000_000_000_000
+SPEC = """\
+apiVersion: tidegate/v1
+name: flights
+sources:
+  EWR: {path: inbox/EWR, schema: {sched: timestamp, carrier: string}, event_time: sched, lag: 1h}
+"""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command said."""
+
+    exit_code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        """The data of the envelope, whose shape is checked on the way."""
+        envelope = json.loads(self.out)
+        assert set(envelope) == {"schema_version", "kind", "data"}
+        return envelope["data"]
+
+
+Cli = Callable[..., Said]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Call `tidegate` in an empty folder, with the store of these tests."""
+    for name in ("TIDEGATE_STORE", "TIDEGATE_PIPELINES", "TIDEGATE_DEBUG", "TIDEGATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str, input: str | None = None) -> Said:
+        monkeypatch.setattr("sys.argv", ["tidegate", *arguments])
+        result = CliRunner().invoke(app, list(arguments), input=input)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Said(result.exit_code, result.stdout, result.stderr)
+
+    return call
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """The default store of the folder the commands run in."""
+    return LocalStore(tmp_path / ".tidegate" / "store")
+
+
+@pytest.fixture
+def log(store: LocalStore) -> SlotLog:
+    """Three sealed epochs of `flights`."""
+    ensure_identity(store, "flights")
+    log = SlotLog(store, "flights")
+    for _ in range(3):
+        seal(log)
+    return log
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    path = tmp_path / "flights.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+def seal(log: SlotLog) -> Manifest:
+    """One more epoch: ten rows read, nine released, one late; one file."""
+    head = log.head()
+    slot, attempt = head.next_slot, new_attempt()
+    checkpoint = CheckpointId(head.timeline, slot, attempt)
+    data = str(checkpoint).encode()
+    key = f"{log.layout.table('events', checkpoint)}part-0.parquet"
+    log.store.put(key, data)
+    file = FileRef(key=key, rows=9, bytes=len(data), sha256=sha256_of_bytes(data), kind="table:events")
+    counters: dict[str, int] = {"read": 10 * slot, "released": 9 * slot, "late": slot}
+    frontier = 1_000_000 * slot
+    manifest = Manifest(
+        pipeline="flights",
+        uid="u",
+        spec_digest="d" * 64,
+        code_version="1",
+        timeline=head.timeline,
+        slot=slot,
+        parent=str(head.checkpoint) if head.checkpoint else None,
+        parent_sha256=head.sha256,
+        attempt=attempt,
+        lease_token=1,
+        driver="driver1",
+        recorded_now=SEALED,
+        cut={"EWR/0": {"start": slot - 1, "end": slot, "pending": slot % 2 == 0}},
+        decider={"output": {"value": frontier, "inputs": {"EWR": {"frontier": frontier, "status": "active", "aligned": True}}}},
+        decision={
+            "frontier_before": frontier - 1_000_000 if slot > 1 else TICK_MIN,
+            "frontier_after": frontier,
+            "holder": {"member": "EWR/0", "since": SEALED, "why": "no data"},
+        },
+        counters=Counters(read=10 * slot, released=9 * slot, late=slot, per_source={"EWR": counters}),
+        files={"events": [file]},
+        timings={"move": 0.5, "seal": 0.01},
+        created_at=SEALED + 1_000_000 * slot,
+    )
+    log.seal(manifest)
+    return manifest
+
+
+def ids(rows: Sequence[dict[str, Any]]) -> list[int]:
+    """Slots of listed checkpoints."""
+    return [row["slot"] for row in rows]

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from tests.cli.conftest import Cli, ids, seal
+
+from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.log import SlotLog
+
+
+def test_list_is_newest_first_and_limited(cli: Cli, log: SlotLog) -> None:
+    """The newest checkpoints come first; what is left out is said."""
+    assert ids(cli("checkpoints", "list", "flights", "--json").data) == [3, 2, 1]
+    said = cli("checkpoints", "list", "flights", "--limit", "1")
+    assert "2 older ones" in said.out
+    assert str(log.head().checkpoint) in said.out
+
+
+def test_show_takes_a_prefix(cli: Cli, log: SlotLog) -> None:
+    """The beginning of an id is enough; the manifest comes whole with --json."""
+    assert cli("checkpoints", "show", "flights", "t0-000002", "--json").data["counters"]["read"] == 20
+    said = cli("checkpoints", "show", "flights", "latest")
+    assert "rows since the beginning" in said.out
+    assert "EWR/0" in said.out
+
+
+def test_verify_finds_a_lost_file(cli: Cli, log: SlotLog) -> None:
+    """Whole is 0; a missing file is named, is exit 1, and can be condemned so that nobody restores it."""
+    assert cli("checkpoints", "verify", "flights", "--all").exit_code == 0
+    lost = log.head().record
+    assert lost is not None
+    log.store.delete(lost.files["events"][0].key)
+    said = cli("checkpoints", "verify", "flights", "--condemn", "--json")
+    assert said.exit_code == 1
+    assert said.data[0]["findings"][0]["problem"] == "missing"
+    assert cli("checkpoints", "pin", "flights", "latest", "keep").exit_code == 2
+
+
+def test_restore_asks_and_tells_what_it_costs(cli: Cli, log: SlotLog) -> None:
+    """Without a yes nothing happens; with it the log goes on from the older checkpoint."""
+    set_desired(log.store, "flights", DesiredState.RUN, who="ann", why="nightly")
+    said = cli("checkpoints", "restore", "flights", "t0-000001", input="n\n")
+    assert (said.exit_code, "2 epochs are taken back" in said.out) == (1, True)
+    assert log.head().timeline == 0
+    assert cli("checkpoints", "restore", "flights", "t0-000001", "--yes", "--why", "bad day").exit_code == 0
+    head, (fork,) = SlotLog(log.store, "flights").head(), log.forks()
+    assert (head.timeline, head.slot, fork.why) == (1, 1, "bad day")
+    wish = read_desired(log.store, "flights")
+    assert (wish.state, wish.who) == (DesiredState.RUN, "ann")
+
+
+def test_dry_run_changes_nothing(cli: Cli, log: SlotLog) -> None:
+    """A plan is only a plan."""
+    said = cli("checkpoints", "restore", "flights", "t0-000002", "--dry-run", "--json")
+    assert (said.data["done"], said.data["epochs_rewound"], said.data["tables"]) == (False, 1, {"events": 9})
+    assert log.head().timeline == 0
+
+
+def test_restore_under_a_live_driver_is_refused(cli: Cli, log: SlotLog) -> None:
+    """Somebody who renews the lease keeps it; the message says how to stop the stream."""
+    lease = Lease.acquire(log.store, "flights", Holder.this_process(), ttl=0.6)
+    # The holder renews once while the command watches: the command's own sleep gives it the turn.
+    from tidegate.checkpoints import lease as module
+
+    class Turn:
+        def __init__(self) -> None:
+            self.at = 0.0
+
+        def now(self) -> float:
+            return self.at
+
+        def ticks(self) -> int:
+            return 0
+
+        def sleep(self, seconds: float) -> None:
+            self.at += seconds
+            lease.renew()
+
+    turn = Turn()
+    original = module.Lease.acquire.__func__  # type: ignore[attr-defined]
+    try:
+        module.Lease.acquire = classmethod(lambda cls, *a, **k: original(cls, *a, clock=turn, **k))  # type: ignore[method-assign, assignment]
+        said = cli("checkpoints", "restore", "flights", "t0-000001", "--yes")
+    finally:
+        module.Lease.acquire = classmethod(original)  # type: ignore[method-assign, assignment]
+    assert (said.exit_code, "tidegate stop flights" in said.err) == (4, True)
+    assert log.head().timeline == 0
+
+
+def test_pins_name_checkpoints(cli: Cli, log: SlotLog) -> None:
+    """A pin can be used wherever a checkpoint is asked for, and shows in the list, until it is given up."""
+    assert cli("checkpoints", "pin", "flights", "t0-000002", "before_upgrade").exit_code == 0
+    assert cli("checkpoints", "show", "flights", "before_upgrade", "--json").data["slot"] == 2
+    assert cli("checkpoints", "list", "flights", "--json").data[1]["pins"] == ["before_upgrade"]
+    assert cli("checkpoints", "unpin", "flights", "before_upgrade").exit_code == 0
+    said = cli("checkpoints", "unpin", "flights", "before_upgrade")
+    assert (said.exit_code, "no pin" in said.err) == (2, True)
+
+
+def test_diff_counts_the_difference(cli: Cli, log: SlotLog) -> None:
+    """Rows are subtracted, positions stand side by side; equal ones are called equal."""
+    seal(log)
+    data = cli("checkpoints", "diff", "flights", "t0-000001", "latest", "--json").data
+    assert (data["counters"]["read"], data["positions"]["EWR/0"]) == (30, {"left": 1, "right": 4})
+    assert "+30" in cli("checkpoints", "diff", "flights", "t0-000001", "latest").out
+    assert "are equal" in cli("checkpoints", "diff", "flights", "latest", "latest").out
+
+
+def test_everything_shows_restores(cli: Cli, log: SlotLog) -> None:
+    """After a restore the left epochs are listed as such, with the restore itself."""
+    cli("checkpoints", "restore", "flights", "t0-000001", "--yes")
+    assert ids(cli("checkpoints", "list", "flights", "--json").data) == [1]
+    said = cli("checkpoints", "list", "flights", "--all")
+    assert "left by a restore" in said.out
+    assert "restore of t0-000001" in said.out

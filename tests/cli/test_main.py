@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import SPEC, Cli
+
+from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.log import SlotLog
+from tidegate.jobs.cli import context, output
+from tidegate.jobs.spec.errors import FencedError, PoisonError, TransientError
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """`tidegate --help` answers at once: no pydantic, no Spark, no boto3, no Arrow."""
+    code = "import sys; from tidegate.jobs.cli.main import app; print(*sys.modules)"
+    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    heavy = {"pydantic", "pyspark", "boto3", "pyarrow", "pandas", "airflow", "great_expectations", "pyiceberg", "duckdb"}
+    assert loaded & heavy == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "-h"], ["checkpoints", "restore", "--help"], ["demo", "--help"]])
+def test_help_is_there(cli: Cli, arguments: list[str]) -> None:
+    """Every command explains itself."""
+    assert "sage:" in cli(*arguments).out
+
+
+def test_version(cli: Cli) -> None:
+    """The version is printed alone."""
+    from tidegate import __version__
+
+    assert cli("--version").out.strip() == __version__
+
+
+def test_unknown_pipeline_lists_the_known_ones(cli: Cli, log: SlotLog) -> None:
+    """A misspelt name is a configuration error that offers what there is."""
+    said = cli("checkpoints", "list", "flight")
+    assert said.exit_code == 2
+    assert "did you mean 'flights'" in said.err
+    assert "known: flights" in said.err
+    assert "Traceback" not in said.err
+
+
+def test_looking_makes_no_store(cli: Cli, tmp_path: Path) -> None:
+    """A reading command in an empty folder says so and leaves it empty."""
+    said = cli("status")
+    assert said.exit_code == 2
+    assert "there is no store" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_error_with_json_is_an_envelope_too(cli: Cli, log: SlotLog) -> None:
+    """Scripts find the error where they look for data; people find it on standard error."""
+    said = cli("checkpoints", "show", "flights", "t9", "--json")
+    assert said.data["code"] == "checkpoint.unknown"
+    assert "next:" in said.err
+
+
+@pytest.mark.parametrize(("kind", "code"), [(PoisonError, 1), (TransientError, 3), (FencedError, 4)])
+def test_exit_code_follows_the_class(
+    cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch, kind: type[PoisonError], code: int
+) -> None:
+    """Whoever calls can tell who has to act."""
+
+    def fail(store: object) -> None:
+        raise kind("it broke", code="x", kept="everything", advice="wait")
+
+    monkeypatch.setattr(context, "known_pipelines", fail)
+    said = cli("status")
+    assert said.exit_code == code
+    assert [line.split(":")[0] for line in said.err.strip().splitlines()] == [f"{kind.failure_class.value} error", "kept", "next"]
+
+
+def test_unexpected_error_has_no_traceback_unless_asked(cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect is one sentence, and the whole story with TIDEGATE_DEBUG=1."""
+
+    def fail(store: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(context, "known_pipelines", fail)
+    said = cli("status")
+    assert (said.exit_code, "RuntimeError: boom" in said.err, "Traceback" in said.err) == (1, True, False)
+    monkeypatch.setenv("TIDEGATE_DEBUG", "1")
+    with pytest.raises(RuntimeError, match="boom"):
+        cli("status")
+
+
+def test_wrong_option_is_two(cli: Cli) -> None:
+    """Usage errors share the code of configuration errors."""
+    assert cli("status", "--nope").exit_code == 2
+
+
+def test_store_comes_from_option_then_environment_then_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The nearest word wins."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TIDEGATE_STORE", raising=False)
+    assert context.store_url(None) == ".tidegate/store"
+    monkeypatch.setenv("TIDEGATE_STORE", "memory://env")
+    assert context.store_url(None) == "memory://env"
+    assert context.store_url("memory://own") == "memory://own"
+
+
+def test_spec_is_found_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A name is looked up in dags/pipelines, and in $TIDEGATE_PIPELINES first."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TIDEGATE_PIPELINES", raising=False)
+    for folder in ("dags/pipelines", "mine"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "flights.yaml").write_text(SPEC)
+    assert context.spec_path("flights") == Path("dags/pipelines/flights.yaml")
+    monkeypatch.setenv("TIDEGATE_PIPELINES", str(tmp_path / "mine"))
+    assert context.spec_path("flights") == tmp_path / "mine" / "flights.yaml"
+
+
+def test_validate_names_line_and_field(cli: Cli, spec_file: Path) -> None:
+    """A good spec is summed up, a bad one is taken apart; one bad one makes the exit code 2."""
+    assert "valid; pipeline flights" in cli("validate", str(spec_file)).out
+    bad = spec_file.with_name("bad.yaml")
+    bad.write_text(SPEC.replace("lag: 1h", "lgg: 1h"))
+    said = cli("validate", str(spec_file), str(bad), "--json")
+    assert said.exit_code == 2
+    assert [r["valid"] for r in said.data] == [True, False]
+    assert "bad.yaml:4" in said.data[1]["error"]["message"]
+
+
+def test_validate_reads_the_suites(cli: Cli, spec_file: Path) -> None:
+    """A quality section that names no check is found before the checks run."""
+    spec_file.write_text(SPEC + "quality: {severity: {late_ration: critical}}\n")
+    said = cli("validate", str(spec_file))
+    assert (said.exit_code, "late_ration" in said.err) == (2, True)
+
+
+def test_schema_is_a_schema(cli: Cli, tmp_path: Path) -> None:
+    """Editors get plain JSON Schema with the quality limits in it."""
+    found = json.loads(cli("schema").out)
+    assert found["title"] == "PipelineSpec"
+    assert "late_ratio" in found["$defs"]["QualityLimits"]["properties"]
+    cli("schema", "--out", "schema.json")
+    assert json.loads((tmp_path / "schema.json").read_text()) == found
+
+
+def test_conformance_counts_and_fails(cli: Cli, tmp_path: Path) -> None:
+    """A file without an adapter is refused with the known ones."""
+    (tmp_path / "odd.json").write_text('{"cases": []}')
+    said = cli("conformance", "run", "odd.json")
+    assert (said.exit_code, "flink_valve" in said.err) == (2, True)
+    (tmp_path / "flink_valve.json").write_text('{"cases": []}')
+    assert cli("conformance", "run", "flink_valve.json", "--json").data["passed"] == 0
+
+
+def test_ages_and_sizes_for_people() -> None:
+    """Two units are enough."""
+    assert output.age(0, 3_723_000_000) == "1h2m"
+    assert output.age(0, 61_500_000) == "1m1s"
+    assert output.age(5, 5) == "0s"
+    assert (output.size(999), output.size(1_500_000)) == ("999 B", "1.5 MB")
+
+
+def test_store_of_the_stack_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`--store stack` takes address and keys from the local stack; without it an own store here comes first."""
+    from tidegate.infra import stack
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TIDEGATE_STORE", raising=False)
+    monkeypatch.setattr(stack.Stack, "environment", lambda self: {"TIDEGATE_STORE": "s3://bucket"})
+    (tmp_path / ".tidegate").mkdir()
+    (tmp_path / ".tidegate" / "stack.json").write_text("{}")
+    assert context.store_url("stack") == "s3://bucket"
+    monkeypatch.delenv("TIDEGATE_STORE")
+    assert context.store_url(None) == "s3://bucket"
+    monkeypatch.delenv("TIDEGATE_STORE")
+    LocalStore(tmp_path / ".tidegate" / "store")
+    assert context.store_url(None) == ".tidegate/store"

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import pytest
+from tests.cli.conftest import Cli
+
+from tidegate.checkpoints.clock import SYSTEM_CLOCK
+from tidegate.checkpoints.desired import read_desired
+from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.requests import pending
+from tidegate.checkpoints.status import Status, write_status
+
+
+def say(log: SlotLog, lease: Lease, state: str, *, ago: float = 0.0, **body: object) -> None:
+    """The driver's own word."""
+    at = SYSTEM_CLOCK.ticks() - int(ago * 1_000_000)
+    write_status(log.store, "flights", Status(token=lease.token, driver="d", step="move", at=at, body={"state": state, **body}))
+
+
+def test_stopped_pipeline_shows_where_it_stands(cli: Cli, log: SlotLog) -> None:
+    """Without a driver, everything that was sealed is still told."""
+    data = cli("status", "flights", "--json").data
+    assert (data["state"], data["driver"], data["frontier"], data["unpublished"]) == ("never ran", None, 3_000_000, 3)
+    assert data["sources"]["EWR"] == {
+        "frontier": 3_000_000,
+        "status": "active",
+        "rows": {"read": 30, "released": 27, "late": 3},
+        "pending": False,
+    }
+    assert data["holder"]["why"] == "no data"
+    assert data["store"]["honest"] is True
+
+
+def test_words_name_holder_and_rows(cli: Cli, log: SlotLog) -> None:
+    """People read who holds the frontier back, since when and why, and the row equation."""
+    out = cli("status", "flights").out
+    assert "EWR/0 since 2025-06-15T15:06:40Z: no data" in out
+    assert "30 read = 27 released + 3 late" in out
+
+
+@pytest.mark.parametrize(("ago", "state"), [(0.0, "running"), (60.0, "silent")])
+def test_running_driver_has_to_speak(cli: Cli, log: SlotLog, ago: float, state: str) -> None:
+    """A held lease with a fresh status is running; an old status is silence."""
+    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    say(log, lease, "running", ago=ago)
+    data = cli("status", "flights", "--json").data
+    assert (data["state"], data["driver"]["step"]) == (state, "move")
+
+
+def test_dead_driver_is_lost(cli: Cli, log: SlotLog) -> None:
+    """A holder that is proven dead did not end, it was lost."""
+    dead = Holder.this_process().model_copy(update={"start_ticks": 1})
+    say(log, Lease.acquire(log.store, "flights", dead), "running")
+    assert cli("status", "flights", "--json").data["state"] == "lost"
+
+
+def test_foreign_words_are_ignored(cli: Cli, log: SlotLog) -> None:
+    """A status with another token than the lease's is somebody's last words."""
+    first = Lease.acquire(log.store, "flights", Holder.this_process())
+    say(log, first, "running")
+    first.release()
+    second = Lease.acquire(log.store, "flights", Holder.this_process())
+    assert second.token > first.token
+    assert cli("status", "flights", "--json").data["state"] == "starting"
+
+
+def test_failure_is_told(cli: Cli, log: SlotLog) -> None:
+    """How a driver ended, and why, outlives it."""
+    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    error = {"class": "poison", "message": "row 7 has no time", "code": "x"}
+    say(log, lease, "failed", error=error)
+    lease.release()
+    out = cli("status", "flights").out
+    assert "failed" in out
+    assert "poison: row 7 has no time" in out
+
+
+def test_all_pipelines_and_none(cli: Cli, store: LocalStore) -> None:
+    """An empty store is said to be empty; folders of strangers are no pipelines."""
+    assert "no pipeline ran" in cli("status").out
+    store.put("inbox/EWR/0.parquet", b"")
+    assert cli("status", "--json").data["pipelines"] == []
+
+
+def test_all_pipelines_in_one_table(cli: Cli, log: SlotLog) -> None:
+    """One line per pipeline."""
+    assert "flights" in cli("status").out
+    assert [p["pipeline"] for p in cli("status", "--json").data["pipelines"]] == ["flights"]
+
+
+def test_stop_of_a_stopped_pipeline_is_kept(cli: Cli, log: SlotLog) -> None:
+    """Stopping what does not run still says that it should not."""
+    said = cli("stop", "flights", "--why", "holiday")
+    assert (said.exit_code, "does not run" in said.out) == (0, True)
+    assert read_desired(log.store, "flights").why == "holiday"
+
+
+def test_stop_asks_this_driver_and_waits(cli: Cli, log: SlotLog) -> None:
+    """The request names the driver's token; one that does not end in time is a transient failure, and the wish stays."""
+    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    said = cli("stop", "flights", "--wait", "0")
+    assert (said.exit_code, "has not ended" in said.err) == (3, True)
+    (request,) = pending(log.store, "flights")
+    assert (request.kind, request.token) == ("drain", lease.token)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.cli.conftest import Cli
+
+from tidegate.checkpoints.log import SlotLog
+from tidegate.jobs.sinks import tables as sink
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> pa.Table:
+    """What every table holds here; reading real ones is tested where they are written."""
+    table = pa.table({"position": [0, 1, 2], "carrier": ["UA", "DL", None], "_epoch": [1, 1, 2]})
+
+    def read(spec: object, store: object, name: str, *, columns: Any = None, current_only: bool = False) -> pa.Table:
+        return table.select(list(columns)) if columns else table
+
+    monkeypatch.setattr(sink, "read_table", read)
+    return table
+
+
+def test_tables_are_listed_with_their_rows(cli: Cli, log: SlotLog, spec_file: Path, rows: pa.Table) -> None:
+    """Without a name every table of the pipeline is listed."""
+    data = cli("tables", "flights.yaml", "--json").data
+    assert {row["table"] for row in data} == {"events", "late", "barriers", "checkpoints", "dead_letters"}
+
+
+def test_table_is_shown_from_its_end(cli: Cli, log: SlotLog, spec_file: Path, rows: pa.Table) -> None:
+    """The newest rows on the screen, all of them as JSON."""
+    out = cli("tables", "flights.yaml", "events", "--limit", "2").out
+    assert "UA" not in out
+    assert "2 of 3 rows of events" in out
+    assert len(cli("tables", "flights.yaml", "events", "--json").data["rows"]) == 3
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
+def test_table_is_written(cli: Cli, log: SlotLog, spec_file: Path, rows: pa.Table, tmp_path: Path, ending: str) -> None:
+    """The ending of the file chooses the format."""
+    out = tmp_path / f"events.{ending}"
+    assert cli("tables", "flights.yaml", "events", "--out", str(out)).exit_code == 0
+    if ending == "parquet":
+        assert pq.read_table(out).equals(rows)
+    elif ending == "csv":
+        assert out.read_text().splitlines()[1] == '0,"UA",1'
+    else:
+        assert [json.loads(line)["carrier"] for line in out.read_text().splitlines()] == ["UA", "DL", None]
+
+
+def test_tables_need_a_spec(cli: Cli, log: SlotLog) -> None:
+    """A name without a spec says where it was looked for."""
+    said = cli("tables", "flights")
+    assert (said.exit_code, "dags/pipelines" in said.err) == (2, True)
+
+
+def test_quality_runs_in_a_process_of_its_own(cli: Cli, log: SlotLog, spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spec, store and exit code are handed through."""
+    calls: list[list[str]] = []
+
+    class Done:
+        returncode = 1
+
+    def run(command: list[str], *, check: bool) -> Done:
+        calls.append(command)
+        return Done()
+
+    monkeypatch.setattr("subprocess.run", run)
+    assert cli("quality", "flights.yaml", "--json").exit_code == 1
+    expected = [sys.executable, "-m", "tidegate.expectations", "run", "flights.yaml", "--store", log.store.url, "--json"]
+    assert calls == [expected]
