@@ -38,6 +38,10 @@ def _never(value: Any) -> Any:
     return None if value in ("never", "off", "none") else value
 
 
+def _frame(value: Any) -> Any:
+    return 0 if value == "never" else _never(value)
+
+
 OptionalDuration = Annotated[Duration | None, BeforeValidator(_never)]
 """A duration, or ``never``."""
 
@@ -134,8 +138,8 @@ class FrontierOptions(Model):
     """Heuristic: frontier = largest time seen - lag. Required unless punctuated, imported or by wall clock."""
     frontier: Literal["exclusive", "inclusive"] = "exclusive"
     """Exclusive: no later row below F. Inclusive: none at or below F, which shifts F by one tick."""
-    frame: OptionalDuration = None
-    """Round the emitted frontier down to a multiple of this; 0 emits none (``never`` of the table)."""
+    frame: Annotated[Duration | None, BeforeValidator(_frame)] = None
+    """Round the emitted frontier down to a multiple of this; ``never`` (or 0) emits none, ``off`` does not round."""
     punctuation: PunctuationOptions | None = None
     wall_clock: WallClockOptions | None = None
     max_jump: OptionalDuration = None

@@ -21,10 +21,13 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
     },
     "streaminsight": {
         "source": {"punctuation": {"explicit": True, "regress": "raise", "on_violation": "error"}, "coalesce": _NEVER},
+        "declared": {"punctuation": {"regress": "raise", "on_violation": "drop"}, "coalesce": _NEVER},
+        "declared_release": {"mode": "commit", "on_late": "drop"},
         "coalesce": _NEVER,
-        "release": {"mode": "commit"},
+        "release": {"mode": "commit", "on_late": "error"},
     },
     "hazelcast": {
+        "punctuated": {"regress": "error"},
         "source": {"frame": "1s", "coalesce": {"revived": "freeze", "joins": "hold", "all_done": "hold"}},
         "coalesce": {
             "idle_timeout": "60s",
@@ -54,7 +57,11 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "session": {"session_touch": "merge", "session_close": "at_end"},
     },
 }
-"""Preset -> defaults for every source, the output's coalescing, release, barriers, every window, session windows."""
+"""Preset -> defaults for every source, the output's coalescing, release, barriers, every window, session windows.
+
+``punctuated`` adds to the punctuation of sources that have one. Sources with declared settings (generated punctuation or a
+lag) take ``declared`` instead of ``source``, and a pipeline with such a source ``declared_release`` instead of ``release``.
+"""
 
 
 def apply_preset(raw: dict[str, Any]) -> dict[str, Any]:
@@ -62,24 +69,40 @@ def apply_preset(raw: dict[str, Any]) -> dict[str, Any]:
     preset = PRESETS.get(raw.get("preset", "tidegate"))
     if not preset:
         return raw
+    sources = dict(_items(raw.get("sources")))
+    if any(_declared(source) for source in sources.values()):
+        preset = {**preset, "release": preset.get("declared_release", preset.get("release", {}))}
     merged = dict(raw)
     for section in ("coalesce", "release", "barriers"):
         if section in preset:
             merged[section] = _merge(preset[section], raw.get(section, {}))
-    merged["sources"] = {
-        name: _source(preset.get("source", {}), source) for name, source in _items(raw.get("sources"))
-    } or raw.get("sources", {})
+    merged["sources"] = {name: _source(preset, source) for name, source in sources.items()} or raw.get("sources", {})
     windows = {name: _window(preset, window) for name, window in _items(raw.get("windows"))}
     if windows:
         merged["windows"] = windows
     return merged
 
 
-def _source(defaults: dict[str, Any], source: Any) -> Any:
+def _declared(source: Any) -> bool:
+    """Whether a source's frontier follows from settings, not from punctuation rows of its own."""
+    if not isinstance(source, dict):
+        return False
+    punctuation = source.get("punctuation")
+    generated = isinstance(punctuation, dict) and any(punctuation.get(k) is not None for k in ("every_events", "every_span"))
+    return generated or source.get("lag") is not None
+
+
+def _source(preset: dict[str, Any], source: Any) -> Any:
     if not isinstance(source, dict):
         return source
-    if "lag" in source:  # declared settings: the preset's explicit punctuation does not apply
-        defaults = {k: v for k, v in defaults.items() if k != "punctuation"}
+    defaults = dict(preset.get("source", {}))
+    if _declared(source):
+        defaults = dict(preset.get("declared", defaults))
+    has_punctuation = isinstance(source.get("punctuation"), dict)
+    if has_punctuation and "punctuated" in preset:
+        defaults["punctuation"] = preset["punctuated"]
+    if not has_punctuation and _declared(source):
+        defaults.pop("punctuation", None)  # a lag needs no punctuation beside it
     return _merge(defaults, source)
 
 

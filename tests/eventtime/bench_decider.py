@@ -21,7 +21,9 @@ def survey(epoch: int, count: int, *, rows: bool) -> Survey:
     """Every member reads 100 rows, or none does."""
     start = epoch * 1_000_000
     members = (
-        MemberSurvey(Member("s", f"{n:05d}"), 100, start + n, start + n + 900_000) if rows else MemberSurvey(Member("s", f"{n:05d}"))
+        MemberSurvey(Member("s", f"{n:05d}"), 100, start + n, start + n + 900_000)
+        if rows
+        else MemberSurvey(Member("s", f"{n:05d}"))
         for n in range(count)
     )
     return Survey(start, tuple(members))
@@ -50,7 +52,9 @@ def main() -> None:
         for rows in (True, False):
             deciding, coding = measure(count, rows=rows)
             kind = "with rows" if rows else "idle"
-            sys.stdout.write(f"{count:6d} members, {kind:9s}: decide {deciding:7.2f} ms, state to JSON and back {coding:7.2f} ms\n")
+            sys.stdout.write(
+                f"{count:6d} members, {kind:9s}: decide {deciding:7.2f} ms, state to JSON and back {coding:7.2f} ms\n"
+            )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ def orderer(**sections: Any) -> Feed:
 
 
 def points(*times: int) -> list[Point]:
+    """Rows at these times."""
     return [Point(t) for t in times]
 
 
