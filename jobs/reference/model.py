@@ -332,7 +332,6 @@ class Model:
         level = self.sources[name]
         if level.status == "done":
             self.output.set_status(name, "done")
-            given.raise_to(self._framed(name, level.frontier))
             return
         pending = any(one.pending for m, one in self.members.items() if m.source == name)
         silent = not pending and self._timed_out(self.active_at[name], self.spec.coalesce.idle_timeout)

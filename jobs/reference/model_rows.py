@@ -13,6 +13,7 @@ from tidegate.jobs.eventtime.types import BarrierRow, Member
 from tidegate.jobs.reference.rows import Row
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import BarrierColumns, SourceSpec
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
 __all__ = ["ModelMember", "Verdict"]
 
@@ -84,7 +85,7 @@ class ModelMember:
         if source.wall_clock is not None and (newest_read is not None or not source.wall_clock.cap):
             wall = now - source.wall_clock.lag + more
             known.append(min(wall, newest_read) if source.wall_clock.cap and newest_read is not None else wall)
-        return max((min(max(k, -(2**63)), 2**63 - 1) for k in known if k is not None), default=None)
+        return max((min(max(k, TICK_MIN), TICK_MAX) for k in known if k is not None), default=None)
 
     def _signal(self, marks: BarrierColumns, seq: int, values: Mapping[str, Any], time: int | None) -> Verdict:
         kind = values[marks.kind]
@@ -125,6 +126,7 @@ class ModelMember:
             self._promise(self.newest - options.delay + (1 if self.source.frontier == "inclusive" else 0))
 
     def _promise(self, stamp: int) -> None:
+        stamp = max(TICK_MIN, min(TICK_MAX, stamp))
         if self.punctuation is None or stamp > self.punctuation:
             self.punctuation = stamp
 

@@ -186,7 +186,8 @@ class ModelWindow:
             return True
         if self.window.emit == "each_epoch":
             return pane.dirty
-        return self._over(pane.end, after) and (pane.dirty or pane.revision == -1)
+        untold = (pane.start, pane.end) not in pane.told  # new, or a session that has grown since
+        return self._over(pane.end, after) and (pane.dirty or untold)
 
     def _result(self, pane: Pane) -> dict[str, Any]:
         pane.revision += 1

@@ -15,6 +15,7 @@ from tidegate.jobs.eventtime.types import BarrierRow, Member, MemberSurvey
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import PunctuationOptions
 from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.time import saturate
 
 __all__ = ["BadRow", "RawRow", "Row", "SliceRows", "carried", "read_rows"]
 
@@ -247,6 +248,7 @@ class _Reader:
         return by_events or (options.every_span is not None and span >= options.every_span)
 
     def _advance(self, stamp: int) -> None:
+        stamp = saturate(stamp)
         self.punctuation = stamp if self.punctuation is None else max(self.punctuation, stamp)
 
     @property

@@ -206,13 +206,15 @@ class WindowFold:
     # results
 
     def _due(self, window: Live) -> bool:
+        own = (window.start, window.end)
         match self.window.emit:
             case "each_epoch":
                 return window.changed
             case "complete":
                 return True
             case _:
-                return self.closed(window.end, self.after) and (window.changed or window.revision < 0)
+                # A session that grew past F after its result waits for its new end, and is then due under new bounds.
+                return self.closed(window.end, self.after) and (window.changed or own not in window.standing)
 
     def _result(self, window: Live) -> dict[str, Any]:
         rows = sorted(window.rows, key=self.order)

@@ -1,0 +1,128 @@
+"""Adapters of the suites about windows (by file stem), and of the two that share Flink's step vocabulary.
+
+Adapters map a suite's conventions to options and its rows to ours; they never compute a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tidegate.jobs.conformance import assignment_suite, batch_suites, beam_suite, kafka_suite, spark_suite
+from tidegate.jobs.conformance.bench import Bench, Play, bench
+from tidegate.jobs.conformance.result import CaseResult
+from tidegate.jobs.conformance.windows_common import (
+    END,
+    WINDOW,
+    DifferenceError,
+    OutOfScopeError,
+    decide_case,
+    match,
+    pipeline,
+    watermark,
+)
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["SUITES"]
+
+Adapter = Callable[[Mapping[str, Any], Mapping[str, Any], str], CaseResult]
+
+_COUNT = "count triggers (semantics.md section 8)"
+_CUSTOM = "custom triggers, like those in event time inside a window (semantics.md section 8)"
+
+
+def _steps(header: Mapping[str, Any], case: Mapping[str, Any], engine: str, preset: str) -> CaseResult:
+    def play() -> None:
+        spec = _pipeline(case, preset)
+        _run(case, bench(spec, engine))
+
+    return decide_case(case["id"], play)
+
+
+def flink_window_operator(header: Mapping[str, Any], case: Mapping[str, Any], engine: str) -> CaseResult:
+    """Flink's window operator."""
+    return _steps(header, case, engine, "flink")
+
+
+def hazelcast_window(header: Mapping[str, Any], case: Mapping[str, Any], engine: str) -> CaseResult:
+    """Hazelcast's window processors."""
+    return _steps(header, case, engine, "hazelcast")
+
+
+def _pipeline(case: Mapping[str, Any], preset: str) -> PipelineSpec:
+    trigger, window = case["trigger"], case["window"]
+    if trigger["on"] == "count":
+        raise OutOfScopeError(_COUNT)
+    if trigger["on"] != "watermark_passes_window_end":
+        raise OutOfScopeError(f"{trigger['on']}: {_CUSTOM}")
+    shape = {name: window[name] for name in ("kind", "size", "slide", "gap", "offset") if name in window}
+    if _by_element(window):
+        shape["gap"] = 1  # the element's own gap becomes the length of an interval row, see _row
+    spec = {
+        **shape,
+        "keys": ["key"],
+        "aggregates": {"value": f"{case['aggregate']}(value)"},
+        "lateness": case["allowed_lateness"],
+        "revisions": "delta" if trigger["panes"] == "discarding" else "accumulate",
+    }
+    return pipeline({WINDOW: spec}, preset=preset, inclusive=case["watermark_means"] == "le")
+
+
+def _by_element(window: Mapping[str, Any]) -> bool:
+    return "gap_by_element" in window or "point_values" in window
+
+
+def _row(window: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any]:
+    row = {"t": step["ts"], "key": step["key"], "value": step["value"]}
+    if not _by_element(window):
+        return row
+    if step["value"] in window.get("point_values", ()):
+        return row  # an empty window is our shortest one: a point
+    return {**row, "until": step["ts"] + step.get("gap", window.get("gap"))}
+
+
+def _run(case: Mapping[str, Any], engine: Bench) -> None:
+    results: list[dict[str, Any]] = []
+    late: list[dict[str, Any]] = []
+    for number, step in enumerate(case["steps"]):
+        where = f"step {number} ({step['op']})"
+        match step["op"]:
+            case "event":
+                _gather(engine.epoch({"events": [_row(case["window"], step)]}), results, late)
+            case "watermark":
+                _gather(engine.epoch(watermark(step["ts"])), results, late)
+            case "end_of_input":
+                _gather(engine.epoch(END), results, late)
+            case "checkpoint_and_restore":
+                engine.restore()
+            case "expect":
+                match_and_clear(where, step["rows"], results)
+            case "expect_late":
+                match_and_clear(where, step["rows"], late)
+            case "end_expect_nothing_more":
+                match_and_clear(where, [], results)
+            case op:
+                raise DifferenceError(f"{where}: the adapter does not know {op!r}")
+
+
+def _gather(play: Play, results: list[dict[str, Any]], late: list[dict[str, Any]]) -> None:
+    results += [{**r, "window": [r["window_start"], r["window_end"]]} for r in play.windows[WINDOW]]
+    late += [{**r, "ts": r["t"]} for r in play.late if r["output"] == WINDOW]
+
+
+def match_and_clear(where: str, expected: Sequence[Mapping[str, Any]], given: list[dict[str, Any]]) -> None:
+    """Compare what was given since the last time, and forget it."""
+    match(where, expected, given)
+    given.clear()
+
+
+SUITES: dict[str, Adapter] = {
+    "flink_window_operator": flink_window_operator,
+    "hazelcast_window": hazelcast_window,
+    **assignment_suite.SUITES,
+    **kafka_suite.SUITES,
+    **beam_suite.SUITES,
+    **spark_suite.SUITES,
+    **batch_suites.SUITES,
+}
+"""File stem -> adapter."""
