@@ -111,12 +111,28 @@ def test_failed_build_names_its_log_and_leaves_nothing(tmp_path: Path, monkeypat
     go.write_text('#!/bin/sh\n[ "$1" = env ] && echo go1.26.1 && exit 0\necho "no route to the proxy" >&2; exit 1\n')
     go.chmod(0o755)
     monkeypatch.setenv("PATH", str(tools))
+    (tmp_path / "cache" / "bin" / "minio-build-killed").mkdir(parents=True)
     lines: list[str] = []
     with pytest.raises(TransientError, match="no route to the proxy") as caught:
         ensure_minio(lines.append, tmp_path / "cache")
     assert "minio-build.log" in str(caught.value)
     assert sorted(os.listdir(tmp_path / "cache" / "bin")) == ["minio-build.log", "minio.lock"]
     assert any("3 to 5 minutes" in line for line in lines)
+
+
+def test_a_finished_build_is_found_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Go leaves in GOBIN becomes the cached program in one rename; the second call builds nothing."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    go = tools / "go"
+    go.write_text('#!/bin/sh\n[ "$1" = env ] && echo go1.24.0 && exit 0\nset -e\necho "$2" > "$GOBIN/minio"\n')
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    program = ensure_minio(lambda _: None, tmp_path / "cache")
+    assert program.read_text().startswith("github.com/minio/minio@")
+    assert sorted(os.listdir(program.parent)) == ["minio", "minio-build.log", "minio.lock"]
+    go.unlink()
+    assert ensure_minio(lambda _: pytest.fail("it said something"), tmp_path / "cache") == program
 
 
 def test_cache_folder_follows_the_environment() -> None:
