@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -20,6 +21,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update.snapshot import ExpireSnapshots, ManageSnapshots
 
 from tidegate.jobs.sinks.marks import Mark
+from tidegate.jobs.spec.errors import PoisonError
 
 __all__ = ["TABLE_PROPERTIES", "Follower", "tag_name"]
 
@@ -140,11 +142,25 @@ class _Commit(Transaction):
             self._built = (len(self._updates), super().table_metadata)
         return self._built[1]
 
+    def commit_transaction(self) -> Table:
+        """Commit once.
+
+        Raises:
+            CommitFailedException: somebody else committed first; nothing of this commit took effect.
+        """
+        try:
+            return super().commit_transaction()
+        except ValueError as error:  # main is the same snapshot, but not for the first time: pyiceberg compares sequence numbers
+            raise CommitFailedException(str(error)) from error
+
 
 def _append(commit: Transaction, files: Sequence[str], properties: dict[str, str]) -> None:
     if files:
         # The duplicate check would read every manifest of the table; the marks make duplicates impossible.
-        commit.add_files(list(files), snapshot_properties=properties, check_duplicate_files=False)
+        try:
+            commit.add_files(list(files), snapshot_properties=properties, check_duplicate_files=False)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise _misfit(commit, error) from error
         return
     with commit.update_snapshot(snapshot_properties=properties).fast_append():
         pass
@@ -152,6 +168,16 @@ def _append(commit: Transaction, files: Sequence[str], properties: dict[str, str
 
 def _head(commit: Transaction) -> int:
     return commit.table_metadata.refs[MAIN_BRANCH].snapshot_id
+
+
+def _misfit(commit: Transaction, error: Exception) -> PoisonError:
+    table = ".".join(commit._table.name())
+    return PoisonError(
+        f"a file of an epoch does not fit the table {table}: {error}",
+        code="sink.misfit",
+        kept="the sealed epochs; the table shows the ones before",
+        advice="if the spec's columns changed, give the pipeline a new name or outputs.namespace",
+    )
 
 
 def _mark(snapshot: Snapshot) -> Mark | None:

@@ -19,7 +19,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.sinks.catalog import Current, move_current, namespace, open_catalog, read_current, table_location
 from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, Follower, tag_name
-from tidegate.jobs.sinks.marks import Way
+from tidegate.jobs.sinks.marks import Mark, Way
 from tidegate.jobs.sinks.schemas import table_schema
 from tidegate.jobs.sinks.small import checkpoint_rows, write_small
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
@@ -129,8 +129,8 @@ class IcebergSink:
         begin = self._position(way)
         if not flush and head.slot - begin < self.spec.outputs.publish_every:
             return 0
-        while (low := self._low(way)) < head.slot and self._position(way) < head.slot:
-            self._group(log, way, min(head.slot, low + _MOST))
+        while (done := self._position(way)) < head.slot:
+            self._group(log, way, min(head.slot, done + _MOST))
         self._point(way)
         return head.slot - begin
 
@@ -162,16 +162,32 @@ class IcebergSink:
         return follower
 
     def _rewind(self, way: Way) -> None:
+        """Bring every table onto this lineage.
+
+        Tables may find themselves at different positions, as their snapshots allow. `checkpoints` goes no further than the
+        others, and goes first: what its mark says about them must hold after a crash at any point of this.
+        """
+        reached: dict[str, tuple[int, Mark]] = {}
         for table, follower in self._tables.items():
             mark = follower.mark()
-            if mark is None:
-                continue
-            if mark.timeline > way.timeline or (mark.timeline == way.timeline and way.position(mark) is None):
-                raise self._fenced(table, mark.timeline, mark.upto, way)
-            if mark.timeline != way.timeline:
-                reached = [(position, m) for m in follower.marks() if (position := way.position(m)) is not None]
-                position, best = max(reached, key=lambda found: found[0])
-                follower.rewind(best, way.timeline, position)
+            if mark is not None and self._must_rewind(table, mark, way):
+                reached[table] = self._reach(follower, way, limit=way.slot)
+        if CHECKPOINTS in reached:
+            least = min(position for position, _ in reached.values())
+            reached[CHECKPOINTS] = self._reach(self._tables[CHECKPOINTS], way, limit=least)
+        for table in sorted(reached, key=lambda name: name != CHECKPOINTS):
+            position, mark = reached[table]
+            self._tables[table].rewind(mark, way.timeline, position)
+
+    def _must_rewind(self, table: str, mark: Mark, way: Way) -> bool:
+        if mark.timeline > way.timeline or (mark.timeline == way.timeline and way.position(mark) is None):
+            raise self._fenced(table, mark.timeline, mark.upto, way)
+        return mark.timeline != way.timeline
+
+    def _reach(self, follower: Follower, way: Way, limit: int) -> tuple[int, Mark]:
+        """The furthest position on the lineage that one of the table's snapshots holds; the empty root holds at any."""
+        found = [(position, mark) for mark in follower.marks() if (position := way.position(mark)) is not None]
+        return max((min(p, limit) if m.root else p, m) for p, m in found if p <= limit or m.root)
 
     def _group(self, log: SlotLog, way: Way, upto: int) -> None:
         """Apply everything up to a slot. Tables without new files are left alone, unless the group ends here."""

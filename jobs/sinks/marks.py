@@ -12,7 +12,7 @@ __all__ = ["Mark", "Way", "shared_slots"]
 _END = 1 << 62  # an open stretch: more slots than any timeline has
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Mark:
     """What a table's snapshot holds: slots 1 to `upto` of the lineage of `timeline`, each once.
 

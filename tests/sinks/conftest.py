@@ -13,7 +13,7 @@ from tidegate.checkpoints.clock import ManualClock
 from tidegate.checkpoints.layout import CheckpointId, Layout, new_attempt
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import Sealed, SlotLog
-from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
+from tidegate.checkpoints.manifest import Counters, FileRef, Manifest, Stub
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.sinks.iceberg import IcebergSink
 from tidegate.jobs.sinks.schemas import table_schema
@@ -23,14 +23,14 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 UID = "0" * 32
 
 
-def make_spec(**more: Any) -> PipelineSpec:
+def make_spec(columns: dict[str, str] | None = None, **more: Any) -> PipelineSpec:
     """A pipeline with one window."""
-    columns = {"t": "timestamp", "carrier": "string", "delay": "double"}
+    columns = columns or {"t": "timestamp", "carrier": "string", "delay": "double"}
     return PipelineSpec.model_validate(
         {
             "name": "p",
             "sources": {"a": {"path": "inbox/a", "schema": columns, "event_time": "t", "lag": "1s"}},
-            "windows": {"hourly": {"kind": "tumbling", "size": "1h", "keys": ["carrier"], "aggregates": {"n": "count(*)"}}},
+            "windows": {"hourly": {"kind": "tumbling", "size": "1h", "aggregates": {"n": "count(*)"}}},
             **more,
         }
     )
@@ -62,6 +62,36 @@ class World:
     def fork(self, to: CheckpointId | None) -> None:
         """Restore."""
         assert isinstance(self.log.fork(self.log.head(), to, request_id="r", who="me", why="test", at=0), Sealed)
+
+    def retire(self, slot: int) -> None:
+        """Replace a manifest by its stub."""
+        filled = self.log.read(0, slot)
+        assert filled is not None
+        epoch = filled.epoch
+        stub = Stub(
+            timeline=0,
+            slot=slot,
+            attempt=epoch.attempt,
+            parent=epoch.parent,
+            parent_sha256=epoch.parent_sha256,
+            original_sha256=filled.sha256,
+            created_at=epoch.created_at,
+            retired_at=0,
+        )
+        self.store.swap(filled.key, stub.to_bytes(), filled.etag)
+
+    def forget_after(self, timeline: int, slot: int) -> None:
+        """A bucket that lost its newest slots."""
+        for entry in list(self.store.list(self.layout.timelines)):
+            found = self.layout.slot_of(entry.key)
+            if found and found > (timeline, slot):
+                self.store.delete(entry.key)
+        self.log = SlotLog(self.store, self.spec.name, clock=ManualClock())
+
+    def lose_catalog(self) -> None:
+        """The SQLite file is gone."""
+        assert isinstance(self.store, LocalStore)
+        (self.store.root / ".tidegate-store" / "catalog.sqlite").unlink()
 
     def rows(self, sink: IcebergSink, table: str = "events") -> list[tuple[int, int]]:
         """(timeline, epoch) of every row on main, sorted."""

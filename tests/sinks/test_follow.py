@@ -1,0 +1,457 @@
+"""The Iceberg tables follow the log: each slot once, whoever races, sleeps, crashes or restores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyiceberg.exceptions import CommitFailedException
+from tests.sinks.conftest import UID, World, make_spec
+
+from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, Follower
+from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
+
+
+def once(monkeypatch: pytest.MonkeyPatch, target: str, when: Callable[[Follower], bool], act: Callable[[], object]) -> None:
+    """Let somebody else act at the moment between load and commit: just before `Follower.target` runs."""
+    original = getattr(Follower, target)
+    done: list[bool] = []
+
+    def interrupted(self: Follower, *args: Any, **more: Any) -> None:
+        if not done and when(self):
+            done.append(True)
+            act()
+        original(self, *args, **more)
+
+    monkeypatch.setattr(Follower, target, interrupted)
+
+
+def is_table(name: str) -> Callable[[Follower], bool]:
+    """Whether a follower is that table."""
+    return lambda follower: follower.table.name()[-1] == name
+
+
+def test_applies_each_sealed_slot_once(world: World) -> None:
+    """After `follow` every table holds the lineage's rows; following again changes nothing."""
+    sink = world.sink()
+    world.seal(3, ("events", "late"))
+    assert sink.follow(world.log) == 3
+    assert world.exact(sink)
+    assert sink.follow(world.log) == 0
+    assert (sink.readable_epoch(), sink.lag(world.log)) == (3, 0)
+
+
+def test_nothing_sealed_is_nothing_to_do(world: World) -> None:
+    """An empty log makes no tables and no pointer."""
+    sink = world.sink()
+    assert (sink.follow(world.log), sink.lag(world.log), sink.readable_epoch()) == (0, 0, 0)
+
+
+def test_window_table_appears_with_its_first_file(world: World) -> None:
+    """A window's table is made from its first file, also when that comes late, and rewinds to before it existed."""
+    sink = world.sink()
+    early = world.seal(2).id
+    sink.follow(world.log)
+    world.seal(1, ("events", "hourly"))
+    sink.follow(world.log)
+    assert world.rows(sink, "hourly") == [(0, 3)] * 2
+    world.fork(early)
+    sink.follow(world.log)
+    assert world.rows(sink, "hourly") == []
+    world.seal(1, ("hourly",))
+    sink.follow(world.log)
+    assert world.exact(sink)
+    assert world.rows(sink, "hourly") == [(1, 3)] * 2
+
+
+def test_follower_away_for_twenty_epochs_catches_up(world: World) -> None:
+    """A sink that was away applies all it missed, in groups, from a new process."""
+    world.seal(2)
+    world.sink().follow(world.log)
+    world.seal(20, ("events", "late"))
+    sink = world.sink()
+    assert sink.lag(world.log) == 20
+    assert sink.follow(world.log) == 20
+    assert world.exact(sink)
+
+
+def test_catching_up_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far behind, one snapshot takes a bounded number of slots."""
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MOST", 4)
+    world.seal(11)
+    sink = world.sink()
+    assert sink.follow(world.log) == 11
+    assert world.exact(sink)
+    assert [m.upto for m in Follower(sink.open_table("events"), UID).marks()] == [0, 8, 11]
+
+
+def test_untouched_tables_cost_nothing_until_the_group_ends(world: World) -> None:
+    """A table without new files gets its empty snapshot at the group end only, and then every table has the same tag."""
+    sink = world.sink()
+    world.seal(10)
+    sink.follow(world.log)
+    for _ in range(9):
+        world.seal()
+        sink.follow(world.log)
+    assert _mark(sink, "late") == 10
+    world.seal()
+    sink.follow(world.log)
+    tables = ("events", "late", "barriers", "checkpoints", "dead_letters")
+    assert {_mark(sink, t) for t in tables} == {20}
+    for table in tables:
+        assert {"t0-e10", "t0-e20"} <= set(sink.open_table(table).refs())
+    assert sink.open_table("events").scan().use_ref("t0-e10").to_arrow().num_rows == 20
+
+
+def test_metadata_stays_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old tags and snapshots are forgotten, but for the newest, the root and a ladder of older ones; data files stay."""
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._RUNG", 5)
+    sink = world.sink()
+    for _ in range(14):
+        world.seal()
+        sink.follow(world.log)
+    metadata = sink.open_table("events").metadata
+    assert set(metadata.refs) == {"main", "root", "t0-e4", "t0-e9", "t0-e12", "t0-e13", "t0-e14"}
+    assert len(metadata.snapshots) <= 8
+    assert world.exact(sink)
+
+
+def test_publish_every_gathers_epochs(world: World) -> None:
+    """With `publish_every` epochs wait until enough are there, or until a flush."""
+    world.spec = make_spec(outputs={"publish_every": 3})
+    sink = world.sink()
+    world.seal(2)
+    assert sink.follow(world.log, flush=False) == 0
+    world.seal(1)
+    assert sink.follow(world.log, flush=False) == 3
+    world.seal(1)
+    assert sink.follow(world.log) == 1
+
+
+def test_two_publishers_race(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher that was overtaken between load and commit applies nothing twice."""
+    one, two = world.sink(), world.sink()
+    world.seal(3)
+    one.follow(world.log)
+    two.follow(world.log)
+    world.seal(2)
+    once(monkeypatch, "apply", is_table("events"), lambda: two.follow(world.log))
+    one.follow(world.log)
+    assert world.exact(one)
+
+
+def with_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables as pyiceberg makes them by default, with its commit retry on."""
+    properties = {**TABLE_PROPERTIES, "commit.retry.num-retries": "4", "commit.retry.min-wait-ms": "1"}
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg.TABLE_PROPERTIES", properties)
+
+
+@pytest.mark.parametrize("missing", ["no retry", "mark check"])
+def test_the_race_doubles_rows_without_the_mends(world: World, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """The same race publishes an epoch twice with pyiceberg's retry on, or if the mark is not judged again after a conflict."""
+    if missing == "no retry":
+        with_retry(monkeypatch)
+    one, two = world.sink(), world.sink()
+    world.seal(3)
+    one.follow(world.log)
+    two.follow(world.log)
+    world.seal(1)
+    once(monkeypatch, "apply", is_table("events"), lambda: two.follow(world.log))
+    if missing == "mark check":
+        monkeypatch.setattr(one, "_slot", lambda follower: 3)
+        monkeypatch.setattr(one, "_position", lambda way: 3 if world.rows(one).count((0, 4)) < 4 else 4)
+    one.follow(world.log)
+    assert world.rows(one).count((0, 4)) == 4
+
+
+def test_racing_threads_publish_each_slot_once(world: World) -> None:
+    """Three publishers in earnest, on one catalog, while epochs are sealed."""
+    world.seal(2)
+    sinks = [world.sink() for _ in range(3)]
+    sinks[0].follow(world.log)
+    failures: list[BaseException] = []
+
+    def publish(sink: IcebergSink) -> None:
+        try:
+            for _ in range(6):
+                try:
+                    sink.follow(world.log)
+                except TransientError:
+                    continue
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=publish, args=(sink,)) for sink in sinks]
+    for thread in threads:
+        thread.start()
+    world.seal(6, ("events", "late"))
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    sinks[0].follow(world.log)
+    assert world.exact(sinks[0])
+
+
+def test_publish_that_straddles_a_rewind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher asleep between load and commit wakes after restore and rewind: its slot does not come back."""
+    sleeper, other = world.sink(), world.sink()
+    target = world.seal(2).id
+    world.seal(1)
+    sleeper.follow(world.log)
+    world.seal(2)
+
+    def restore() -> None:
+        world.fork(target)
+        other.follow(world.log)
+        world.seal(1)
+
+    once(monkeypatch, "apply", is_table("events"), restore)
+    sleeper.follow(world.log)
+    assert world.exact(sleeper)
+    assert world.rows(sleeper) == [(0, 1)] * 2 + [(0, 2)] * 2 + [(1, 3)] * 2
+
+
+def test_straddling_publish_comes_back_with_the_retry(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pyiceberg's retry on, the same sleeper puts the abandoned slot on top of the fence."""
+    with_retry(monkeypatch)
+    sleeper, other = world.sink(), world.sink()
+    target = world.seal(2).id
+    sleeper.follow(world.log)
+    world.seal(1)
+
+    def restore() -> None:
+        world.fork(target)
+        other.follow(world.log)
+
+    once(monkeypatch, "apply", is_table("events"), restore)
+    sleeper.follow(world.log)
+    assert (0, 3) in world.rows(sleeper)
+
+
+def test_a_bare_rollback_stops_no_sleeper_in_general_but_a_fence_does(world: World) -> None:
+    """After a rewind main is a snapshot that nobody has seen before, so a commit prepared on the old one fails."""
+    world.seal(2)
+    sink = world.sink()
+    sink.follow(world.log)
+    asleep, mine = (Follower(sink.open_table("events"), UID) for _ in range(2))
+    mark = mine.mark()
+    assert mark is not None
+    mine.rewind(mark, 1, 2)
+    assert mine.mark() != mark
+    assert mine.table.current_snapshot().parent_snapshot_id == mark.snapshot_id  # type: ignore[union-attr]
+    with pytest.raises(CommitFailedException):
+        asleep.apply([], 0, 3, 3)
+
+
+@pytest.mark.parametrize("where", ["before", "after events", "between rollback and fence"])
+def test_crash_during_a_rewind_heals(world: World, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Whatever part of a rewind happened before the crash, the next publisher finishes it."""
+    target = world.seal(3).id
+    world.seal(2, ("events", "late"))
+    sink = world.sink()
+    sink.follow(world.log)
+    world.fork(target)
+    if where == "between rollback and fence":  # our own pair is one commit; another tool's may not be
+        table = sink.open_table("events")
+        root = table.refs()["root"].snapshot_id
+        table.manage_snapshots().set_current_snapshot(snapshot_id=root).commit()
+    else:
+        crashing = is_table("events") if where == "before" else is_table("late")
+        with monkeypatch.context() as patch:
+            once(patch, "rewind", crashing, _crash)
+            with pytest.raises(KeyboardInterrupt):
+                sink.follow(world.log)
+    world.seal(1)
+    fresh = world.sink()
+    fresh.follow(world.log)
+    assert world.exact(fresh)
+
+
+@pytest.mark.parametrize("table", ["events", "late", "hourly", "checkpoints"])
+def test_crash_between_tables_heals(world: World, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+    """A publisher that dies before any table's commit leaves a readable cut, and the next one completes it."""
+    world.seal(1, ("events", "late", "hourly"))
+    sink = world.sink()
+    sink.follow(world.log)
+    world.seal(1, ("events", "late", "hourly"))
+    with monkeypatch.context() as patch:
+        once(patch, "apply", is_table(table), _crash)
+        with pytest.raises(KeyboardInterrupt):
+            sink.follow(world.log)
+    fresh = world.sink()
+    assert (fresh.readable_epoch(), fresh.lag(world.log)) == (1, 1)
+    fresh.follow(world.log)
+    assert world.exact(fresh)
+    assert fresh.readable_epoch() == 2
+
+
+def test_restore_of_a_restore(world: World) -> None:
+    """Forks of forks, also back into an older timeline, and to the very beginning."""
+    sink = world.sink()
+    ids = [world.seal().id for _ in range(5)]
+    sink.follow(world.log)
+    world.fork(ids[1])
+    sink.follow(world.log)
+    own = world.seal(2, ("events", "late")).id
+    sink.follow(world.log)
+    for target in (ids[4], own, None):
+        world.fork(target)
+        assert sink.lag(world.log) >= 0
+        sink.follow(world.log)
+        assert world.exact(sink)
+        world.seal(1)
+        sink.follow(world.log)
+        assert world.exact(sink)
+
+
+def test_restore_before_anything_was_published(world: World) -> None:
+    """Slots sealed, restored and sealed again while no table existed: only the lineage is published."""
+    target = world.seal(2).id
+    world.seal(2)
+    world.fork(target)
+    world.seal(1)
+    sink = world.sink()
+    sink.follow(world.log)
+    assert world.exact(sink)
+
+
+def test_lost_catalog_is_found_through_the_pointer(world: World) -> None:
+    """A new catalog takes over the tables where they stand: nothing is published again."""
+    world.seal(3, ("events", "hourly"))
+    world.sink("one").follow(world.log)
+    world.lose_catalog()
+    fresh = world.sink("two")
+    assert fresh.lag(world.log) == 0
+    world.seal(1, ("events", "hourly"))
+    assert fresh.follow(world.log) == 1
+    assert world.exact(fresh)
+
+
+@pytest.mark.parametrize("lost", ["nothing", "catalog and pointer"])
+def test_catalog_is_rebuilt_from_the_log(world: World, lost: str) -> None:
+    """Tables made anew from the log alone hold the same rows."""
+    target = world.seal(3, ("events", "hourly")).id
+    sink = world.sink()
+    sink.follow(world.log)
+    world.fork(target)
+    world.seal(2, ("events", "late"))
+    sink.follow(world.log)
+    if lost != "nothing":
+        world.lose_catalog()
+        world.store.delete("p/iceberg/current.json")
+    fresh = world.sink()
+    assert fresh.rebuild(world.log) == 5
+    assert world.exact(fresh)
+
+
+def test_rebuild_says_when_an_epoch_was_retired(world: World) -> None:
+    """A retired manifest no longer names its files: rebuilding is refused, not guessed."""
+    world.seal(2)
+    world.retire(1)
+    with pytest.raises(PoisonError, match="no manifest"):
+        world.sink().rebuild(world.log)
+
+
+def test_tables_outside_the_lineage_are_fenced(world: World) -> None:
+    """Tables on a timeline that this log does not know, or ahead of it, are left alone."""
+    target = world.seal(2).id
+    world.fork(target)
+    world.seal(1)
+    world.sink().follow(world.log)
+    world.forget_after(0, 2)
+    with pytest.raises(FencedError, match="timeline 1"):
+        world.sink().follow(world.log)
+
+
+def test_tables_ahead_of_the_log_are_fenced(world: World) -> None:
+    """A log that lost slots which the tables already show is refused."""
+    world.seal(3)
+    world.sink().follow(world.log)
+    world.forget_after(0, 2)
+    with pytest.raises(FencedError, match="slot 3"):
+        world.sink().follow(world.log)
+
+
+def test_tables_of_another_pipeline_are_refused(world: World) -> None:
+    """Another uid means another pipeline's tables: a configuration error that changes nothing."""
+    world.seal(1)
+    world.sink().follow(world.log)
+    with pytest.raises(ConfigurationError, match="another pipeline"):
+        world.sink(uid="1" * 32).follow(world.log)
+
+
+def test_unreachable_catalog_is_transient(world: World) -> None:
+    """A catalog that cannot be opened is tried again later."""
+    world.spec = make_spec(outputs={"catalog": "sqlite:////nonexistent/folder/catalog.sqlite"})
+    world.seal(1)
+    with pytest.raises(TransientError, match="cannot be reached"):
+        world.sink().follow(world.log)
+
+
+def test_missing_file_is_poison(world: World) -> None:
+    """A sealed epoch whose file is gone is named; trying again cannot help."""
+    epoch = world.seal(1)
+    world.store.delete(epoch.files["events"][0].key)
+    with pytest.raises(PoisonError, match="is gone"):
+        world.sink().follow(world.log)
+
+
+def test_no_retry_property_stands_in_every_table(world: World) -> None:
+    """The property that keeps pyiceberg from rebasing a commit is set on every table."""
+    world.seal(1, ("events", "hourly"))
+    sink = world.sink()
+    sink.follow(world.log)
+    for table in world.spec.tables:
+        assert sink.open_table(table).properties["commit.retry.num-retries"] == "0"
+
+
+def test_checkpoints_never_run_ahead_of_the_others_after_a_rewind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the others can only go back further, `checkpoints` does too, so that a crash right after loses nothing."""
+    world.seal(2)
+    sink = world.sink()
+    sink.follow(world.log)
+    target = world.seal(1).id
+    sink.follow(world.log)
+    world.seal(1)
+    events = Follower(sink.open_table("events"), UID)
+    second = next(m for m in events.marks() if m.upto == 2)
+    third = next(m for m in events.marks() if m.upto == 3)
+    events.table.manage_snapshots().set_current_snapshot(snapshot_id=second.snapshot_id).commit()
+    events.table.maintenance.expire_snapshots().by_id(third.snapshot_id).commit()
+    world.fork(target)
+    with monkeypatch.context() as patch:
+        once(patch, "apply", lambda follower: True, _crash)
+        with pytest.raises(KeyboardInterrupt):
+            world.sink().follow(world.log)
+    fresh = world.sink()
+    assert _mark(fresh, "checkpoints") <= 2
+    fresh.follow(world.log)
+    assert world.exact(fresh)
+
+
+def test_file_that_does_not_fit_is_poison(world: World) -> None:
+    """A file with other columns than its table is named with advice, not a traceback."""
+    world.seal(1)
+    sink = world.sink()
+    sink.follow(world.log)
+    strange = world.spec.model_copy(update={"sources": make_spec(columns={"t": "timestamp", "other": "string"}).sources})
+    world.spec, old = strange, world.spec
+    world.seal(1)
+    world.spec = old
+    with pytest.raises(PoisonError, match="does not fit"):
+        sink.follow(world.log)
+
+
+def _mark(sink: IcebergSink, table: str) -> int:
+    mark = Follower(sink.open_table(table), UID).mark()
+    assert mark is not None
+    return mark.upto
+
+
+def _crash() -> None:
+    raise KeyboardInterrupt
