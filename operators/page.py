@@ -60,8 +60,8 @@ def make_app() -> FastAPI:
     def stream(dag_id: str, user: GetUserDep) -> dict[str, Any]:
         recover = f"{pipeline_of(dag_id)}.recover"
         return {
-            **view(dag_id).detail(),
             **_dag(dag_id),
+            **view(dag_id).detail(),
             "recover_dag": recover,
             "may_restore": _may(user, "POST", recover, DagAccessEntity.RUN),
         }
@@ -95,7 +95,7 @@ def pipeline_of(dag_id: str) -> str:
     """
     pipeline = dag_id.rpartition(".")[0]
     if not dag_id.endswith(_STREAM) or not pipeline:
-        raise ConfigurationError(f"{dag_id!r} is not a stream", code="page.no_stream", advice="see the list of streams")
+        raise _no_stream(dag_id)
     return pipeline
 
 
@@ -127,4 +127,10 @@ def _stream_dags() -> list[dict[str, Any]]:
 
 def _dag(dag_id: str) -> dict[str, Any]:
     found = next((dag for dag in _stream_dags() if dag["dag_id"] == dag_id), None)
-    return found or {"dag_id": dag_id, "paused": False, "runs": 0}
+    if found is None:
+        raise _no_stream(dag_id)
+    return found
+
+
+def _no_stream(dag_id: str) -> ConfigurationError:
+    return ConfigurationError(f"there is no stream {dag_id!r}", code="page.no_stream", advice="see the list of streams")

@@ -21,7 +21,7 @@ from tidegate.checkpoints.keeper import LeaseKeeper
 from tidegate.checkpoints.layout import new_attempt
 from tidegate.checkpoints.lease import Holder, Lease
 from tidegate.checkpoints.log import Sealed, SlotLog
-from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.manifest import Counters, Manifest
 from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.requests import Ack, AckOutcome, Kind, acknowledge, pending
 from tidegate.checkpoints.status import Status, write_status
@@ -47,11 +47,7 @@ class FakeDriver:
         self.keeper = LeaseKeeper(self.lease).start()
         self.log = SlotLog(store, pipeline)
         self.stop = threading.Event()
-        self.facts: dict[str, Any] = {
-            "state": "starting",
-            "members": {"EWR/0": 1_357_000_000_000_000},
-            "holder": {"member": "EWR/0"},
-        }
+        self.facts: dict[str, Any] = {}
         self.step_since = time.time()
 
     def run(self) -> str:
@@ -83,6 +79,11 @@ class FakeDriver:
         self.keeper.step("seal", 60.0)
         head = self.log.head()
         now = time.time_ns() // 1000
+        frontier, slot = 1_357_000_000_000_000 + head.next_slot * 60_000_000, head.next_slot
+        members = {"EWR/0": frontier + 9_000_000 * (slot % 7), "JFK/0": frontier, "LGA/0": frontier + 5_000_000 * (slot % 11)}
+        per_source = {name[:3]: {"read": 10 * slot, "late": slot * part} for part, name in enumerate(members)}
+        late = sum(source["late"] for source in per_source.values())
+        counters = Counters(read=30 * slot, released=30 * slot - late, late=late, per_source=per_source)
         manifest = Manifest(
             timeline=head.timeline,
             slot=head.next_slot,
@@ -97,6 +98,11 @@ class FakeDriver:
             driver=self.lease.holder.driver,
             recorded_now=now,
             created_at=now,
+            counters=counters,
+            decider={"members": {name: {"frontier": at} for name, at in members.items()}},
+            decision={"frontier_after": frontier, "holder": {"member": "JFK/0", "why": "no data", "since": frontier}},
+            barriers=[_barrier(slot, now)] if slot % 10 == 0 else [],
+            timings={"move": 0.3 + slot % 5 / 10, "seal": 0.01 + slot % 3 / 100},
         )
         if isinstance(self.log.seal(manifest), Sealed):
             self.facts["checkpoint"] = str(manifest.id)
@@ -124,6 +130,19 @@ class FakeDriver:
         """Give the lease back."""
         self.keeper.stop()
         self.lease.release()
+
+
+def _barrier(slot: int, now: int) -> dict[str, Any]:
+    missing = ["LGA/0"] if slot % 30 == 0 else []
+    outcome = "incomplete" if missing else "complete"
+    return {
+        "id": slot // 10,
+        "types": ["day_close"],
+        "outcome": outcome,
+        "missing": missing,
+        "opened": now - 2_500_000,
+        "closed": now,
+    }
 
 
 def main() -> int:

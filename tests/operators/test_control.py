@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tidegate.checkpoints.clock import ManualClock
+from tidegate.checkpoints.desired import DesiredState, set_desired
+from tidegate.checkpoints.lease import Holder, Lease, read_lease
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.requests import Kind, pending
+from tidegate.checkpoints.status import Status, write_status
+from tidegate.operators.control import Patience, stop_driver
+from tidegate.operators.sweep import verdict
+
+ELSEWHERE = Holder(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+
+
+class World(ManualClock):
+    """A clock on which something else happens whenever somebody waits."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        super().__init__()
+        self.meanwhile = meanwhile
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.meanwhile()
+
+
+def test_a_listening_driver_is_asked_and_drains() -> None:
+    """The request names the driver's token; nothing harder is needed."""
+    store, clock = MemoryStore(), World(lambda: None)
+    lease = Lease.acquire(store, "p", ELSEWHERE, clock=clock)
+
+    def driver() -> None:
+        if any(r.kind is Kind.DRAIN and r.token == lease.token for r in pending(store, "p")):
+            lease.release()
+
+    clock.meanwhile = driver
+    assert stop_driver(store, "p", who="ann", why="test", clock=clock) == "the driver drained and stopped by itself"
+
+
+def test_a_deaf_driver_elsewhere_loses_its_lease() -> None:
+    """No signal reaches another host, so the lease goes to nobody under a higher token."""
+    store, clock = MemoryStore(), World(lambda: None)
+    lease = Lease.acquire(store, "p", ELSEWHERE, clock=clock)
+    clock.meanwhile = lease.renew
+    said = stop_driver(store, "p", who="ann", why="test", patience=Patience(request=3), clock=clock)
+    view = read_lease(store, "p")
+    assert "taken away" in said
+    assert view is not None
+    assert (view.holder, view.token) == (None, lease.token + 1)
+
+
+def test_without_a_driver_there_is_nothing_to_stop() -> None:
+    """A free lease ends it at once; no request is left behind for a successor."""
+    store = MemoryStore()
+    assert stop_driver(store, "p", who="ann", why="test", clock=ManualClock()) == "no driver was running"
+    assert pending(store, "p") == []
+
+
+def _failed(store: MemoryStore, kind: str) -> None:
+    body = {"state": "failed", "error": {"class": kind, "message": "row 7"}}
+    write_status(store, "p", Status(token=1, driver="d", step="x", at=0, body=body))
+
+
+@pytest.mark.parametrize(
+    ("desired", "watched", "failed", "expected"),
+    [
+        (DesiredState.STOPPED, False, None, (False, "desired: stopped")),
+        (DesiredState.RUN, True, None, (False, "a run cares for it")),
+        (DesiredState.RUN, False, None, (True, "should run and does not: starting it")),
+        (DesiredState.RUN, False, "transient", (True, "should run and does not: starting it")),
+        (DesiredState.RUN, False, "poison", (False, "waits for a person: row 7")),
+    ],
+)
+def test_the_sweep_starts_only_what_should_run(
+    desired: DesiredState, watched: bool, failed: str | None, expected: tuple[bool, str]
+) -> None:
+    """What a person stopped, what a run cares for, and what only a person can mend is left alone."""
+    store = MemoryStore()
+    set_desired(store, "p", desired, who="ann")
+    if failed:
+        _failed(store, failed)
+    assert verdict(store, "p", watched=watched) == expected
+
+
+def test_a_driver_without_a_run_is_given_one() -> None:
+    """Its run was deleted, or ended while the triggerer was down: the new run adopts it."""
+    store = MemoryStore()
+    set_desired(store, "p", DesiredState.RUN, who="ann")
+    Lease.acquire(store, "p", ELSEWHERE)
+    assert verdict(store, "p", watched=False) == (True, "a driver runs without a run: giving it one")

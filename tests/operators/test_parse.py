@@ -1,0 +1,116 @@
+"""What Airflow sees when it parses the DAGs folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.operators import get_provider_info
+from tidegate.operators.factory import build_dags
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HEAVY = ("pyspark", "py4j", "great_expectations", "pyiceberg", "boto3", "botocore", "pandas", "pyarrow", "duckdb", "fastapi")
+
+SPEC = """\
+apiVersion: tidegate/v1
+name: {name}
+sources:
+  one: {{path: inbox/one, schema: {{at: timestamp}}, event_time: at, lag: 1m}}
+supervision: {{sweep: "{cron}"}}
+"""
+
+# Measured beyond what Airflow imports by itself for any DAG file with these base classes.
+_MEASURE = """
+import sys, time, json
+import airflow.providers.standard.operators.trigger_dagrun
+from airflow.sdk import DAG, Asset, AssetWatcher, BaseOperator, Param, RetryRule
+from airflow.triggers.base import BaseEventTrigger
+before, begun = set(sys.modules), time.process_time()
+from tidegate.operators.factory import build_dags
+dags = build_dags(sys.argv[1])
+seconds = time.process_time() - begun
+import tidegate.operators.plugin
+print(json.dumps([seconds, sorted(set(sys.modules) - before), sorted(dags)]))
+"""
+
+
+def _write(folder: Path, name: str, cron: str = "*/5 * * * *") -> None:
+    (folder / f"{name}.yaml").write_text(SPEC.format(name=name, cron=cron))
+
+
+def _measure(folder: Path) -> tuple[float, list[str], list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURE, str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=dict(os.environ),
+        timeout=120,
+    )
+    seconds, modules, dags = json.loads(done.stdout.splitlines()[-1])
+    return seconds, modules, dags
+
+
+@pytest.mark.airflow
+def test_parsing_imports_nothing_heavy() -> None:
+    """The demo's DAGs parse in under a second of processor time, and no heavy package comes along, also not by the plugin."""
+    seconds, modules, dags = _measure(REPOSITORY / "dags" / "pipelines")
+    packages = {name.partition(".")[0] for name in modules}
+    assert packages.isdisjoint(HEAVY), packages & set(HEAVY)
+    assert {"flights.stream", "flights.recover", "flights.quality", "tidegate.sweep"} <= set(dags)
+    assert seconds < 1.0
+
+
+@pytest.mark.airflow
+def test_a_hundred_pipelines_parse_in_two_seconds(tmp_path: Path) -> None:
+    """The cost per pipeline stays small enough for a folder of a hundred."""
+    for number in range(100):
+        _write(tmp_path, f"p{number:03}")
+    seconds, _, dags = _measure(tmp_path)
+    assert len(dags) == 301
+    assert seconds < 3.0  # one second of it is the import
+
+
+def test_a_broken_spec_leaves_the_others_alone(tmp_path: Path) -> None:
+    """The good pipeline has its DAGs; the bad one becomes an import error that names file, line and field."""
+    _write(tmp_path, "good")
+    (tmp_path / "bad.yaml").write_text("apiVersion: tidegate/v1\nname: bad\nsauces: {}\n")
+    dags = build_dags(tmp_path)
+    assert {"good.stream", "good.recover", "good.quality", "tidegate.sweep"} < set(dags)
+    broken = dags["tidegate.broken_specs"]
+    with pytest.raises(ConfigurationError, match=r"bad\.yaml:3: sauces: unknown field, did you mean 'sources'"):
+        broken.validate()
+
+
+def test_two_specs_with_one_name_are_refused(tmp_path: Path) -> None:
+    """The second file is the broken one; the first keeps its DAGs."""
+    _write(tmp_path, "same")
+    (tmp_path / "zz.yaml").write_text((tmp_path / "same.yaml").read_text())
+    dags = build_dags(tmp_path)
+    assert "same.stream" in dags
+    with pytest.raises(ConfigurationError, match=r"zz\.yaml:1: name: 'same' is taken by .*same\.yaml"):
+        dags["tidegate.broken_specs"].validate()
+
+
+def test_pipelines_with_one_cron_share_a_sweep(tmp_path: Path) -> None:
+    """One sweep process for all pipelines with the same cron; another cron gets another sweep."""
+    _write(tmp_path, "a")
+    _write(tmp_path, "b")
+    _write(tmp_path, "c", "0 * * * *")
+    dags = build_dags(tmp_path)
+    assert sorted(dags["tidegate.sweep"].get_task("look").pipelines) == ["a", "b"]
+    assert sorted(dags["tidegate.sweep.0_x_x_x_x"].get_task("look").pipelines) == ["c"]
+
+
+def test_the_provider_names_modules_that_exist() -> None:
+    """Airflow lists the provider, and everything it names can be imported."""
+    info = get_provider_info()
+    named = [m for kind in ("operators", "triggers") for group in info[kind] for m in group["python-modules"]]
+    for module in named:
+        assert (REPOSITORY / "operators" / f"{module.rpartition('.')[2]}.py").is_file(), module

@@ -1,0 +1,155 @@
+"""The supervising task, step by step, on a store in memory and with a launcher that only notes what it should start."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from airflow.sdk.exceptions import TaskDeferred
+
+from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
+from tidegate.operators import stream
+from tidegate.operators.failures import DriverLostError
+from tidegate.operators.launch import Launched
+from tidegate.operators.stream import RELAUNCHES, Budget, StreamOperator
+
+HERE = Holder(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+
+
+class NotingLauncher:
+    """Starts nothing."""
+
+    started: ClassVar[list[str]] = []
+
+    def launch(self, pipeline: str, spec: str, access: Any, recover_to: str) -> Launched:
+        self.started.append(recover_to)
+        return Launched(f"attempt-{len(self.started)}", "/nowhere/log", HERE, "/nowhere/exit")
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A bucket of its own per test, and no process is ever started."""
+    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
+    monkeypatch.setenv("TIDEGATE_STORE", url)
+    monkeypatch.setattr(NotingLauncher, "started", [])
+    monkeypatch.setattr(stream, "LocalLauncher", NotingLauncher)
+    return open_store(url)
+
+
+def _operator() -> StreamOperator:
+    return StreamOperator(task_id="stream", pipeline="p", spec="p.yaml", retries=2)
+
+
+def _context(try_number: int = 1, max_tries: int = 2) -> dict[str, Any]:
+    return {"run_id": "r", "ti": SimpleNamespace(try_number=try_number, max_tries=max_tries), "dag_run": None}
+
+
+def _execute(**task: int) -> TaskDeferred:
+    with pytest.raises(TaskDeferred) as deferred:
+        _operator().execute(_context(**task))
+    return deferred.value
+
+
+def _event(state: str, **error: str) -> dict[str, Any]:
+    return {"state": state, "why": "because", "token": 1, "error": error}
+
+
+def _resume(state: str, budget: Budget | None = None, **error: str) -> Any:
+    return _operator().resume(_context(), _event(state, **error), None, asdict(budget or Budget()))
+
+
+def test_a_free_stream_is_launched(store: Store) -> None:
+    """Nobody drives: the task starts a driver, says that the stream should run, and watches for the next token."""
+    deferred = _execute()
+    assert NotingLauncher.started == ["latest"]
+    assert read_desired(store, "p").state is DesiredState.RUN
+    assert (deferred.trigger.floor, deferred.trigger.launched["attempt"]) == (1, "attempt-1")
+    assert deferred.method_name == "resume"
+
+
+def test_a_live_driver_is_adopted(store: Store) -> None:
+    """Wherever the driver came from: nothing is started, and its token is watched."""
+    Lease.acquire(store, "p", HERE)
+    deferred = _execute()
+    assert NotingLauncher.started == []
+    assert (deferred.trigger.floor, deferred.trigger.launched) == (1, None)
+
+
+def test_nothing_is_launched_while_somebody_restores(store: Store) -> None:
+    """A recovery under way is waited for by the trigger; the wish of the restorer stays."""
+    set_desired(store, "p", DesiredState.RECOVERING, who="ann")
+    _execute()
+    assert NotingLauncher.started == []
+    assert read_desired(store, "p").state is DesiredState.RECOVERING
+
+
+def test_an_automatic_retry_respects_a_stop(store: Store) -> None:
+    """Stopped while the task waited for its retry: it ends green. A person's clear starts the stream again."""
+    set_desired(store, "p", DesiredState.STOPPED, who="ann")
+    assert "stopped" in _operator().execute(_context(try_number=2))["why"]
+    _execute(try_number=2, max_tries=4)
+    assert read_desired(store, "p").state is DesiredState.RUN
+
+
+@pytest.mark.parametrize("state", ["lost", "stalled", "stopped"])
+def test_an_unintended_end_is_followed_by_a_new_driver(store: Store, state: str) -> None:
+    """Lost, stalled, or stopped by nobody: the stream should run, so it is launched anew without a retry."""
+    set_desired(store, "p", DesiredState.RUN, who="ann")
+    with pytest.raises(TaskDeferred) as deferred:
+        _resume(state)
+    assert NotingLauncher.started == ["latest"]
+    assert deferred.value.kwargs["budget"]["relaunches"] == 1
+
+
+def test_without_progress_airflow_s_retries_take_over(store: Store) -> None:
+    """After a few launches in a row without a new checkpoint the task fails as transient."""
+    set_desired(store, "p", DesiredState.RUN, who="ann")
+    with pytest.raises(DriverLostError, match="without a new checkpoint"):
+        _resume("lost", Budget(None, RELAUNCHES))
+    assert NotingLauncher.started == []
+
+
+def test_progress_renews_the_budget() -> None:
+    """A stream that seals between two losses may be lost as often as it likes."""
+    assert Budget("a", RELAUNCHES).spend("b") == Budget("b", 1)
+    assert not Budget("a", RELAUNCHES - 1).spend("a").exhausted
+    assert Budget("a", RELAUNCHES).spend("a").exhausted
+
+
+@pytest.mark.parametrize(("kind", "error"), [("poison", PoisonError), ("configuration", ConfigurationError)])
+def test_what_needs_a_person_fails_the_task(store: Store, kind: str, error: type[Exception]) -> None:
+    """Poison and configuration are raised as they were reported, for the retry policy to see."""
+    set_desired(store, "p", DesiredState.RUN, who="ann")
+    with pytest.raises(error, match="row 7"):
+        _resume("failed", **{"class": kind, "message": "row 7"})
+    assert NotingLauncher.started == []
+
+
+def test_a_fenced_driver_means_that_another_one_drives(store: Store) -> None:
+    """The other one is adopted; nothing is wrong with the stream."""
+    set_desired(store, "p", DesiredState.RUN, who="ann")
+    Lease.acquire(store, "p", HERE)
+    with pytest.raises(TaskDeferred) as deferred:
+        _resume("failed", **{"class": "fenced"})
+    assert NotingLauncher.started == []
+    assert deferred.value.trigger.launched is None
+
+
+def test_a_wanted_stop_ends_green(store: Store) -> None:
+    """Somebody said stopped, and the driver has stopped."""
+    set_desired(store, "p", DesiredState.STOPPED, who="ann")
+    assert "meant to be stopped" in _resume("stopped")["why"]
+
+
+def test_a_finished_stream_stays_finished(store: Store) -> None:
+    """All sources are done: the run ends green, and the sweep has nothing to bring back."""
+    set_desired(store, "p", DesiredState.RUN, who="ann")
+    _resume("finished")
+    assert read_desired(store, "p").state is DesiredState.STOPPED
