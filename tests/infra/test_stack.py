@@ -6,6 +6,7 @@ import os
 import stat
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tidegate.infra import stack_state
@@ -129,6 +130,8 @@ def test_up_again_and_down(tmp_path: Path) -> None:
         after = StackState.load(tmp_path / "home" / "stack.json").processes
         assert {name for name in before if before[name] != after[name]} == {"triggerer"}
 
+        assert _listening(after) == {"127.0.0.1", "::1"}
+
         api = stack.api()
         api.wait_for_dag("leaves")
         api.unpause("leaves")
@@ -146,6 +149,14 @@ def test_up_again_and_down(tmp_path: Path) -> None:
     assert not any(is_alive(mark) for mark in after.values())
     assert set(stack.status().processes.values()) == {"stopped"}
     _check_no_secret_leaked(stack)
+
+
+def _listening(marks: dict[str, ProcessMark]) -> set[str]:
+    """The addresses on which the processes and their children listen."""
+    leaders = [psutil.Process(mark.pid) for mark in marks.values()]
+    everyone = [*leaders, *(child for leader in leaders for child in leader.children(recursive=True))]
+    sockets = [socket for process in everyone for socket in process.net_connections("tcp")]
+    return {socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN}
 
 
 def _check_no_secret_leaked(stack: Stack) -> None:
