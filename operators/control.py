@@ -8,19 +8,23 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tidegate.checkpoints.canonical import parse_json
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.lease import Holder, LeaseWatch, evict
-from tidegate.checkpoints.requests import Kind, submit
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.requests import Kind, Request, submit
+from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.operators.launch import send_signal
 
-__all__ = ["Patience", "remove_driver", "stop_driver"]
+__all__ = ["Patience", "asked_to_stop", "remove_driver", "stop_driver"]
 
 _LOOK_EVERY = 0.5  # seconds
+_OURS = "hold-"  # requests that only clear the way for a moment; what shall be afterwards stands in desired.json
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,32 @@ def stop_driver(
     if stopper.gone():
         return "no driver was running"
     say(f"asking the driver with token {stopper.token} to drain and stop")
-    submit(store, pipeline, Kind.DRAIN, who=who, why=why, token=stopper.token, ttl=patience.request, clock=clock)
+    submit(
+        store,
+        pipeline,
+        Kind.DRAIN,
+        who=who,
+        why=why,
+        token=stopper.token,
+        ttl=patience.request,
+        request_id=f"{_OURS}{secrets.token_hex(8)}",
+        clock=clock,
+    )
     if stopper.wait(patience.request):
         return "the driver drained and stopped by itself"
     return _harder(store, pipeline, stopper, patience, say)
+
+
+def asked_to_stop(store: Store, pipeline: str, token: int) -> Request | None:
+    """The request by which somebody outside asked the driver with this token to end, if there was one."""
+    layout = Layout(pipeline)
+    for entry in store.list(layout.requests):
+        if entry.key.removeprefix(layout.requests).startswith(_OURS):
+            continue
+        request = _request(store, entry.key)
+        if request is not None and request.kind in (Kind.STOP, Kind.DRAIN) and request.token == token:
+            return request
+    return None
 
 
 def remove_driver(
@@ -106,3 +132,10 @@ def _harder(store: Store, pipeline: str, stopper: _Stopper, patience: Patience, 
         return "the driver ended"
     evict(store, pipeline, expected_token=stopper.token)
     return "the lease was taken away; the driver stops at its next step"
+
+
+def _request(store: Store, key: str) -> Request | None:
+    try:
+        return Request.model_validate(parse_json(store.get(key).data))
+    except (NotFoundError, ValueError):
+        return None

@@ -25,7 +25,7 @@ from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import FailureClass
 from tidegate.operators.access import StoreAccess
-from tidegate.operators.control import remove_driver
+from tidegate.operators.control import asked_to_stop, remove_driver
 from tidegate.operators.failures import DriverLostError, failure_of, retry_policy
 from tidegate.operators.launch import Launched, LocalLauncher, send_signal, tail
 from tidegate.operators.trigger import StreamTrigger
@@ -116,6 +116,9 @@ class StreamOperator(BaseOperator):
         if seen.state is StreamState.FINISHED:
             set_desired(store, self.pipeline, DesiredState.STOPPED, who="airflow", why=seen.why)
             return self._ended(seen.why)
+        request = asked_to_stop(store, self.pipeline, seen.token) if seen.state is StreamState.STOPPED else None
+        if request is not None:
+            set_desired(store, self.pipeline, DesiredState.STOPPED, who=request.who, why=request.why)
         if read_desired(store, self.pipeline).state is DesiredState.STOPPED:
             return self._ended(f"the stream is meant to be stopped, and {seen.why}")
         if seen.state is StreamState.FAILED:

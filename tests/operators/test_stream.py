@@ -13,6 +13,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
 from tidegate.checkpoints.lease import Holder, Lease
 from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.requests import Kind, submit
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 from tidegate.operators import stream
@@ -146,6 +147,17 @@ def test_a_wanted_stop_ends_green(store: Store) -> None:
     """Somebody said stopped, and the driver has stopped."""
     set_desired(store, "p", DesiredState.STOPPED, who="ann")
     assert "meant to be stopped" in _resume("stopped")["why"]
+
+
+def test_a_request_from_outside_is_a_wish_to_stop(store: Store) -> None:
+    """Whoever asked the driver to stop meant it, although desired.json was not touched; a recovery's own request does not count."""
+    set_desired(store, "p", DesiredState.RUN, who="ann")
+    submit(store, "p", Kind.DRAIN, who="airflow", token=1, request_id="hold-1")
+    with pytest.raises(TaskDeferred):
+        _resume("stopped")
+    submit(store, "p", Kind.STOP, who="bob", why="enough", token=1)
+    assert "meant to be stopped" in _resume("stopped")["why"]
+    assert read_desired(store, "p").who == "bob"
 
 
 def test_a_finished_stream_stays_finished(store: Store) -> None:
