@@ -150,7 +150,7 @@ def test_a_wanted_stop_ends_green(store: Store) -> None:
 
 
 def test_a_request_from_outside_is_a_wish_to_stop(store: Store) -> None:
-    """Whoever asked the driver to stop meant it, although desired.json was not touched; a recovery's own request does not count."""
+    """Whoever asked the driver to stop meant it, whatever desired.json says; a recovery's own request does not count."""
     set_desired(store, "p", DesiredState.RUN, who="ann")
     submit(store, "p", Kind.DRAIN, who="airflow", token=1, request_id="hold-1")
     with pytest.raises(TaskDeferred):
