@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from tidegate.checkpoints.canonical import sha256_of_bytes
-from tidegate.checkpoints.clock import ManualClock
+from tidegate.checkpoints.clock import Clock, ManualClock
 from tidegate.checkpoints.layout import CheckpointId, Layout, new_attempt
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import Head, Sealed, SlotLog
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
-from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
 from tidegate.checkpoints.s3 import S3Settings, S3Store
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.errors import TidegateError
 
 
 class Author:
@@ -53,10 +58,10 @@ class Author:
         kind = f"table:{table}" if table else "order"
         return FileRef(key=key, rows=10, bytes=len(data), sha256=sha256_of_bytes(data), kind=kind)
 
-    def seal(self, log: SlotLog, *, files: bool = False, **over: Any) -> Manifest:
-        """Seal one epoch at the head, with one table file and one segment of its own if `files`."""
+    def seal(self, log: SlotLog, *, with_files: bool = False, **over: Any) -> Manifest:
+        """Seal one epoch at the head, with one table file and one segment of its own if `with_files`."""
         manifest = self.manifest(log.head(), **over)
-        if files:
+        if with_files:
             data = str(manifest.id).encode()
             segment = self.file(log.store, manifest.id, data, table=None)
             table = {"events": [self.file(log.store, manifest.id, data)]}
@@ -64,9 +69,130 @@ class Author:
         assert isinstance(log.seal(manifest), Sealed)
         return manifest
 
-    def extend(self, log: SlotLog, count: int, *, files: bool = False) -> list[Manifest]:
+    def extend(self, log: SlotLog, count: int, *, with_files: bool = False) -> list[Manifest]:
         """Seal several epochs in a row."""
-        return [self.seal(log, files=files) for _ in range(count)]
+        return [self.seal(log, with_files=with_files) for _ in range(count)]
+
+
+# Full length: short strings would leave most requests without a fault. Zeros are the simplest script, so failures still shrink.
+SCRIPT = st.binary(min_size=160, max_size=160)
+RACE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors])
+FAULTS = [*Fault, *Fault, "deliver", "deliver", "crash before", "crash after"]  # crashes are rarer: they end an actor
+
+
+class Crash(BaseException):
+    """kill -9 of one actor."""
+
+
+@dataclass
+class Stage:
+    """Runs actors one request at a time, as the bytes say; zeros, and the end of the bytes, mean: no fault, first actor.
+
+    Each actor is a thread, but only one runs at a time: it stops at every request and at every sleep, and the next byte says
+    who goes on; another byte says what happens to the request.
+    """
+
+    script: bytes
+    bucket: MemoryBucket = field(default_factory=MemoryBucket)
+    clock: ManualClock = field(default_factory=ManualClock)
+    after_each: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._bytes: Iterator[int] = iter(self.script)
+        self._rate = next(self._bytes, 0) % 64  # of 256 requests: calm scripts let long errands end, stormy ones rarely
+        self._back = threading.Semaphore(0)
+        self._waiting: dict[str, tuple[threading.Semaphore, float]] = {}  # actor -> its turn, not before
+        self._threads: list[threading.Thread] = []
+        self.surprises: list[BaseException] = []
+
+    def actor(self, name: str, body: Callable[[MemoryStore, Clock], None]) -> None:
+        """Add an actor; it does nothing before `play`."""
+        turn = threading.Semaphore(0)
+        stage = self
+
+        class OwnClock(ManualClock):
+            def now(self) -> float:
+                return stage.clock.now()
+
+            def sleep(self, seconds: float) -> None:
+                stage._pause(name, turn, stage.clock.now() + seconds)
+
+        def hook(request: Request) -> Fault | None:
+            stage._pause(name, turn, 0.0)
+            return stage._fate(request)
+
+        def run() -> None:
+            turn.acquire()
+            try:
+                body(MemoryStore(stage.bucket, name=name, hook=hook), OwnClock())
+            except (Crash, TidegateError):
+                pass  # an actor may die or give up at any time
+            except BaseException as error:
+                stage.surprises.append(error)
+            stage._back.release()
+
+        self._waiting[name] = (turn, 0.0)
+        self._threads.append(threading.Thread(target=run, daemon=True))
+
+    def play(self) -> None:
+        """Run everybody to the end, then let every held write arrive."""
+        for thread in self._threads:
+            thread.start()
+        while self._waiting:
+            self._next()
+            self.after_each()
+        while self.bucket.held:
+            self.bucket.deliver()
+        for thread in self._threads:
+            thread.join()
+        if self.surprises:
+            raise self.surprises[0]
+
+    def _next(self) -> None:
+        awake = [name for name, (_, since) in self._waiting.items() if since <= self.clock.now()]
+        if not awake:
+            earliest = min(since for _, since in self._waiting.values())
+            self.clock.advance(earliest - self.clock.now() + 1e-6)
+            return
+        name = awake[next(self._bytes, 0) % len(awake)]
+        turn, _ = self._waiting.pop(name)
+        turn.release()
+        self._back.acquire()
+
+    def _pause(self, name: str, turn: threading.Semaphore, until: float) -> None:
+        self._waiting[name] = (turn, until)
+        self._back.release()
+        turn.acquire()
+
+    def _fate(self, request: Request) -> Fault | None:
+        number = next(self._bytes, 0)
+        fault = FAULTS[number % len(FAULTS)] if number >= 256 - self._rate else None
+        if fault == "deliver":
+            if self.bucket.held:
+                self.bucket.deliver(number % len(self.bucket.held))
+            return None
+        if fault == "crash before":
+            raise Crash
+        if fault == "crash after":
+            if request.writes:
+                self.bucket.held.append(request)
+            raise Crash
+        return fault if isinstance(fault, Fault) and (request.writes or fault is Fault.REFUSED) else None
+
+
+class Ledger(MemoryBucket):
+    """A bucket that refuses to see a filled slot change, except to a stub if `stubs`."""
+
+    def __init__(self, *, stubs: bool = False) -> None:
+        super().__init__()
+        self._stubs = stubs
+
+    def apply(self, request: Request) -> str:
+        there = self.objects.get(request.key)
+        etag = super().apply(request)
+        retired = self._stubs and request.verb == "swap" and b'"kind":"stub"' in (request.data or b"")
+        assert "/slots/" not in request.key or there is None or retired, "a filled slot changed"
+        return etag
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ def test_checkpoints_are_listed_newest_first_on_every_store(store: Store, author
     log = SlotLog(store, "p")
     catalog = Catalog(log)
     assert catalog.listing() == []
-    manifests = author.extend(log, 6, files=True)
+    manifests = author.extend(log, 6, with_files=True)
     assert ids(catalog) == [str(m.id) for m in reversed(manifests)]
     manifests += author.extend(log, 5)
     assert ids(catalog) == [str(m.id) for m in reversed(manifests)]

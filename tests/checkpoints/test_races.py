@@ -1,139 +1,28 @@
 """Random races on one bucket: any interleaving of requests, any fault at any request, crashes, late and doubled writes.
 
-Each actor is a thread, but only one runs at a time: it stops at every request and every sleep, and a string of bytes drawn by
-Hypothesis says who goes on and what happens to the request. A failing string shrinks and replays exactly.
+The `Stage` runs the actors one request at a time, as a string of bytes drawn by Hypothesis says. A failing string shrinks and
+replays exactly.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
-from hypothesis import strategies as st
-from tests.checkpoints.conftest import Author
+from hypothesis import Phase, example, given, settings
+from tests.checkpoints.conftest import RACE, SCRIPT, Author, Ledger, Stage
 
 from tidegate.checkpoints.canonical import sha256_of_bytes
-from tidegate.checkpoints.clock import Clock, ManualClock
+from tidegate.checkpoints.clock import Clock
 from tidegate.checkpoints.holder import Holder
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.log import Sealed, SlotLog
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
 from tidegate.jobs.spec.errors import ConfigurationError, TidegateError
 
 AUTHOR = Author()
-FAULTS = [*Fault, *Fault, "deliver", "deliver", "crash before", "crash after"]  # crashes are rarer: they end an actor
-
-
-class Crash(BaseException):
-    """kill -9 of one actor."""
-
-
-@dataclass
-class Stage:
-    """Runs actors one request at a time, as the bytes say; zeros, and the end of the bytes, mean: no fault, first actor."""
-
-    script: bytes
-    bucket: MemoryBucket = field(default_factory=MemoryBucket)
-    clock: ManualClock = field(default_factory=ManualClock)
-    after_each: Callable[[], None] = lambda: None
-
-    def __post_init__(self) -> None:
-        self._bytes: Iterator[int] = iter(self.script)
-        self._back = threading.Semaphore(0)
-        self._waiting: dict[str, tuple[threading.Semaphore, float]] = {}  # actor -> its turn, not before
-        self._threads: list[threading.Thread] = []
-        self.surprises: list[BaseException] = []
-
-    def actor(self, name: str, body: Callable[[MemoryStore, Clock], None]) -> None:
-        """Add an actor; it does nothing before `play`."""
-        turn = threading.Semaphore(0)
-        stage = self
-
-        class OwnClock(ManualClock):
-            def now(self) -> float:
-                return stage.clock.now()
-
-            def sleep(self, seconds: float) -> None:
-                stage._pause(name, turn, stage.clock.now() + seconds)
-
-        def hook(request: Request) -> Fault | None:
-            stage._pause(name, turn, 0.0)
-            return stage._fate(request)
-
-        def run() -> None:
-            turn.acquire()
-            try:
-                body(MemoryStore(stage.bucket, name=name, hook=hook), OwnClock())
-            except (Crash, TidegateError):
-                pass  # an actor may die or give up at any time
-            except BaseException as error:
-                stage.surprises.append(error)
-            stage._back.release()
-
-        self._waiting[name] = (turn, 0.0)
-        self._threads.append(threading.Thread(target=run, daemon=True))
-
-    def play(self) -> None:
-        """Run everybody to the end, then let every held write arrive."""
-        for thread in self._threads:
-            thread.start()
-        while self._waiting:
-            self._next()
-            self.after_each()
-        while self.bucket.held:
-            self.bucket.deliver()
-        for thread in self._threads:
-            thread.join()
-        if self.surprises:
-            raise self.surprises[0]
-
-    def _next(self) -> None:
-        awake = [name for name, (_, since) in self._waiting.items() if since <= self.clock.now()]
-        if not awake:
-            earliest = min(since for _, since in self._waiting.values())
-            self.clock.advance(earliest - self.clock.now() + 1e-6)
-            return
-        name = awake[next(self._bytes, 0) % len(awake)]
-        turn, _ = self._waiting.pop(name)
-        turn.release()
-        self._back.acquire()
-
-    def _pause(self, name: str, turn: threading.Semaphore, until: float) -> None:
-        self._waiting[name] = (turn, until)
-        self._back.release()
-        turn.acquire()
-
-    def _fate(self, request: Request) -> Fault | None:
-        number = next(self._bytes, 0)
-        fault = FAULTS[number % len(FAULTS)] if number >= 192 else None
-        if fault == "deliver":
-            if self.bucket.held:
-                self.bucket.deliver(number % len(self.bucket.held))
-            return None
-        if fault == "crash before":
-            raise Crash
-        if fault == "crash after":
-            if request.writes:
-                self.bucket.held.append(request)
-            raise Crash
-        return fault if isinstance(fault, Fault) and (request.writes or fault is Fault.REFUSED) else None
-
-
-class Ledger(MemoryBucket):
-    """A bucket that refuses to see a filled slot change."""
-
-    def apply(self, request: Request) -> str:
-        there = self.objects.get(request.key)
-        etag = super().apply(request)
-        assert "/slots/" not in request.key or there is None, "a filled slot changed"
-        return etag
-
-
 def driver(stage: Stage, name: str, seals: int, told: list[tuple[Manifest, bool]]) -> None:
     """Adds an actor that seals epochs one after the other, whatever others do, and notes what it was told."""
 
@@ -194,11 +83,6 @@ def no_gaps_and_one_fork(log: SlotLog, timeline: int, *, ended: bool) -> None:
         assert before is not None
         assert after is not None
         assert after.record.parent_sha256 == before.sha256
-
-
-# Full length: short strings would leave most requests without a fault. Zeros are the simplest script, so failures still shrink.
-SCRIPT = st.binary(min_size=160, max_size=160)
-RACE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors])
 
 
 @RACE

@@ -1,0 +1,166 @@
+"""Restores: what a plan says, what binds it, and that only one wins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tidegate.checkpoints.clock import ManualClock
+from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.lease import Lease, LeaseLostError, evict
+from tidegate.checkpoints.log import SealUndecidedError, SlotLog
+from tidegate.checkpoints.manifest import FileRef, Manifest
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.restore import HeadMovedError, commit_restore, plan_restore
+from tidegate.checkpoints.roots import RootsFile
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tests.checkpoints.conftest import Author
+
+
+def lease_of(log: SlotLog, clock: ManualClock) -> Lease:
+    """A lease for whoever restores."""
+    return Lease.acquire(log.store, "p", Holder.this_process(), clock=clock)
+
+
+def test_a_restore_end_to_end_on_every_store(store: Store, author: Author, clock: ManualClock) -> None:
+    """Plan, commit, and the next epoch goes on from the target on a new timeline; the old one stays."""
+    log = SlotLog(store, "p")
+    manifests = author.extend(log, 4, with_files=True)
+    plan = plan_restore(log, manifests[1].id)
+    assert (plan.epochs_rewound, plan.epochs_regained) == (2, 0)
+    assert (plan.rows["read"], plan.rows["released"], plan.tables) == (20, 20, {"events": 20})
+    commit_restore(log, lease_of(log, clock), plan, request_id="r", who="ann", why="test")
+    assert author.seal(log).parent == str(manifests[1].id)
+    assert log.open(manifests[3].id).epoch == manifests[3]
+
+
+def test_a_plan_changes_nothing(log: SlotLog, author: Author) -> None:
+    """A dry run writes index pages at most."""
+    manifests = author.extend(log, 3)
+    before = {e.key for e in log.store.list("")}
+    plan_restore(log, manifests[0].id)
+    plan_restore(log, None)
+    assert all(key.startswith(log.layout.index) for key in {e.key for e in log.store.list("")} - before)
+
+
+def test_a_plan_tells_windows_and_spec(log: SlotLog, author: Author) -> None:
+    """Emitted results per window are summed over the rewound epochs; a changed spec is said."""
+    one = author.seal(log)
+    late = {"late": [FileRef(key="k", rows=2, bytes=1, sha256="s", kind="table:late")]}
+    author.seal(log, notes={"epoch": {"windows": {"hourly": 3, "daily": 1}}}, files=late)
+    author.seal(log, notes={"epoch": {"windows": {"hourly": 4}}}, spec_digest="other")
+    plan = plan_restore(log, one.id)
+    assert plan.windows == {"daily": 1, "hourly": 7}
+    assert plan.tables == {"late": 2}
+    assert plan.spec_changed
+    assert not plan_restore(log, log.head().checkpoint).spec_changed
+
+
+def test_the_beginning_is_a_target(log: SlotLog, author: Author, clock: ManualClock) -> None:
+    """Without a checkpoint to trust, everything is read again from slot 1."""
+    author.extend(log, 3)
+    plan = plan_restore(log, None)
+    assert (plan.target, plan.epochs_rewound, plan.rows["read"]) == (None, 3, 30)
+    commit_restore(log, lease_of(log, clock), plan, request_id="r", who="ann", why="")
+    assert (log.head().timeline, log.head().slot) == (1, 0)
+
+
+def test_going_forward_to_an_abandoned_timeline(log: SlotLog, author: Author, clock: ManualClock) -> None:
+    """Rewound and regained epochs are counted from where the two histories part."""
+    old = author.extend(log, 6)
+    lease = lease_of(log, clock)
+    commit_restore(log, lease, plan_restore(log, old[2].id), request_id="r1", who="ann", why="")
+    author.extend(log, 2)
+    plan = plan_restore(log, old[4].id)
+    assert (plan.epochs_rewound, plan.epochs_regained) == (2, 2)
+    commit_restore(log, lease, plan, request_id="r2", who="ann", why="")
+    assert log.head().record == old[4]
+    assert plan_restore(log, old[5].id).epochs_regained == 1
+
+
+def test_a_plan_is_bound_to_its_head(log: SlotLog, author: Author, clock: ManualClock) -> None:
+    """After another epoch, or another restore, the plan is refused and nothing happens."""
+    manifests = author.extend(log, 3)
+    plan = plan_restore(log, manifests[0].id)
+    author.seal(log)
+    with pytest.raises(HeadMovedError, match="planned at slot 3 of timeline 0; the log is at 4"):
+        commit_restore(log, lease_of(log, clock), plan, request_id="r", who="ann", why="")
+    assert log.head().timeline == 0
+    assert RootsFile(log.store, "p").read().claims == {}
+
+
+def test_of_two_approved_restores_one_wins(log: SlotLog, author: Author, clock: ManualClock) -> None:
+    """The second of two plans for one head is refused, even if it gets as far as the slot."""
+    one, two, _ = author.extend(log, 3)
+    plans = plan_restore(log, one.id), plan_restore(log, two.id)
+    lease = lease_of(log, clock)
+    commit_restore(log, lease, plans[0], request_id="a", who="ann", why="")
+    with pytest.raises(HeadMovedError):
+        commit_restore(log, lease, plans[1], request_id="b", who="bob", why="")
+    assert log.head().record == one
+
+
+def test_an_epoch_that_slips_in_between_wins(log: SlotLog, author: Author, clock: ManualClock) -> None:
+    """A sleeper that fills the slot between the check and the PUT is a correct epoch; the restore asks again."""
+    manifests = author.extend(log, 2)
+    plan = plan_restore(log, manifests[0].id)
+    bucket: MemoryBucket = log.store.bucket  # type: ignore[attr-defined]
+    slipped: list[Manifest] = []
+
+    def hook(request: Request) -> Fault | None:
+        if request.verb == "create" and "/slots/" in request.key and not slipped:
+            slipped.append(author.seal(log))
+        return None
+
+    rival = SlotLog(MemoryStore(bucket, hook=hook), "p", clock=clock)
+    with pytest.raises(HeadMovedError):
+        commit_restore(rival, lease_of(log, clock), plan, request_id="r", who="ann", why="")
+    assert log.head().record == slipped[0]
+
+
+def test_a_restore_whose_answer_was_lost_can_be_called_again(author: Author, clock: ManualClock) -> None:
+    """The same request finds its own fork record, also after the next driver has sealed."""
+    bucket = MemoryBucket()
+    log = SlotLog(MemoryStore(bucket), "p")
+    manifests = author.extend(log, 2)
+    plan = plan_restore(log, manifests[0].id)
+    down: list[bool] = []
+
+    def hook(request: Request) -> Fault | None:
+        if request.verb == "create" and "/slots/" in request.key:
+            down.append(True)
+            return Fault.LOST_ANSWER
+        return Fault.REFUSED if down else None
+
+    mute = SlotLog(MemoryStore(bucket, hook=hook), "p", clock=clock, seal_budget=1.0)
+    lease = lease_of(log, clock)
+    with pytest.raises(SealUndecidedError):
+        commit_restore(mute, lease, plan, request_id="r", who="ann", why="")
+    author.seal(log)
+    assert commit_restore(log, lease, plan, request_id="r", who="ann", why="").slot == 3
+    with pytest.raises(HeadMovedError):
+        commit_restore(log, lease, plan, request_id="other", who="ann", why="")
+
+
+def test_no_restore_without_the_lease(log: SlotLog, author: Author, clock: ManualClock) -> None:
+    """An evicted restorer stops before it writes anything."""
+    manifests = author.extend(log, 2)
+    lease = lease_of(log, clock)
+    evict(log.store, "p")
+    clock.advance(10)
+    with pytest.raises(LeaseLostError):
+        commit_restore(log, lease, plan_restore(log, manifests[0].id), request_id="r", who="ann", why="")
+    assert log.head().timeline == 0
+
+
+def test_a_condemned_target_is_refused(log: SlotLog, author: Author, clock: ManualClock) -> None:
+    """What verification condemned cannot be restored."""
+    manifests = author.extend(log, 2)
+    RootsFile(log.store, "p").condemn_damaged(manifests[0].id, "checksum")
+    with pytest.raises(ConfigurationError, match="damaged"):
+        commit_restore(log, lease_of(log, clock), plan_restore(log, manifests[0].id), request_id="r", who="ann", why="")
+    assert log.head().timeline == 0

@@ -1,0 +1,327 @@
+"""Retention and garbage collection: what goes, what stays, and that nothing referenced is ever deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import Phase, given, settings
+from tests.checkpoints.conftest import RACE, SCRIPT, Author, Ledger, Stage
+
+from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.clock import Clock, ManualClock
+from tidegate.checkpoints.layout import CheckpointId, new_attempt
+from tidegate.checkpoints.log import Lost, Sealed, SlotLog
+from tidegate.checkpoints.manifest import Manifest, Stub
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore
+from tidegate.checkpoints.retention import Policy, Retention
+from tidegate.checkpoints.roots import RootsFile, pin_checkpoint
+from tidegate.checkpoints.verify import Verdict, verify
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TidegateError, TransientError
+
+if TYPE_CHECKING:
+    from tidegate.checkpoints.store import Store
+
+EAGER = Policy(keep_last=2, keep_for=0, grace=0)
+LATER = 1_760_000_000_000_000  # microseconds; after everything the author writes
+
+
+def nothing() -> Iterable[str]:
+    """No table catalog."""
+    return ()
+
+
+def retention(log: SlotLog, policy: Policy = EAGER, **options: Callable[[], int]) -> Retention:
+    """Retention at a time when everything is old."""
+    return Retention(log, policy, external=nothing, clock=ManualClock(wall_ticks=LATER), workers=1, **options)
+
+
+def state(log: SlotLog) -> dict[int, str]:
+    """What fills the slots of timeline 0."""
+    return {row.slot: row.kind for row in Catalog(log, workers=1).index.rows(0)}
+
+
+def test_old_checkpoints_become_stubs_and_their_files_go(store: Store, author: Author) -> None:
+    """On every store: beyond both bounds a checkpoint is retired, its slot stays as a stub, only its own files are deleted."""
+    log = SlotLog(store, "p")
+    manifests = author.extend(log, 5, with_files=True)
+    report = Retention(log, EAGER, external=nothing, clock=ManualClock(wall_ticks=LATER + 10**15), workers=2).run()
+    assert report.retired == tuple(str(m.id) for m in manifests[:3])
+    assert len(report.deleted) == 6
+    assert state(log) == {1: "stub", 2: "stub", 3: "stub", 4: "epoch", 5: "epoch"}
+    assert [verify(log, m.id).verdict for m in manifests] == [Verdict.RETIRED] * 3 + [Verdict.HEALTHY] * 2
+    assert RootsFile(store, "p").read().condemned == {}
+    chain = [f.record.id for f in log.iter_back(log.head().checkpoint) if isinstance(f.record, Manifest | Stub)]
+    assert chain == [m.id for m in reversed(manifests)]
+
+
+def test_segments_that_live_on_stay(log: SlotLog, author: Author) -> None:
+    """A segment written long ago and still part of the state is reachable from the newest manifest."""
+    old = author.seal(log, with_files=True)
+    author.extend(log, 3)
+    author.seal(log, segments=old.segments)
+    retention(log).run()
+    assert log.store.head(old.segments[0].key) is not None
+    assert log.store.head(old.files["events"][0].key) is None
+
+
+def test_a_dry_run_says_the_same_and_does_nothing(log: SlotLog, author: Author) -> None:
+    """The dry run's report equals the real one's, and the bucket is as before but for the index."""
+    author.extend(log, 5, with_files=True)
+    state(log)
+    before = {e.key: e.etag for e in log.store.list("")}
+    dry = retention(log).run(dry_run=True)
+    assert {e.key: e.etag for e in log.store.list("")} == before
+    real = retention(log).run()
+    assert dry.model_copy(update={"dry_run": False}) == real
+
+
+def test_bounds_by_count_and_age_must_both_be_passed(log: SlotLog, author: Author) -> None:
+    """What is young stays although there are many; what is among the newest stays although it is old."""
+    author.extend(log, 5)
+    assert retention(log, Policy(keep_last=1, keep_for=10**9)).run().retired == ()
+    assert retention(log, Policy(keep_last=5, keep_for=0)).run().retired == ()
+    assert len(retention(log, Policy(keep_last=0, keep_for=0)).run().retired) == 4  # never the head
+
+
+def test_pins_claims_and_unpublished_slots_stay(log: SlotLog, author: Author) -> None:
+    """Whatever the policy says, these are kept with their files; a claim only until its slot is filled."""
+    manifests = author.extend(log, 6, with_files=True)
+    pin_checkpoint(log, "golden", manifests[0].id, who="ann")
+    roots = RootsFile(log.store, "p")
+    roots.claim("open", manifests[1].id, timeline=0, slot=7, who="ann")
+    roots.claim("void", manifests[2].id, timeline=0, slot=4, who="ann")
+    report = retention(log, published_upto=lambda: 4).run()
+    assert report.retired == (str(manifests[2].id), str(manifests[3].id))
+    assert [verify(log, m.id).verdict for m in manifests] == [
+        Verdict.HEALTHY,
+        Verdict.HEALTHY,
+        Verdict.RETIRED,
+        Verdict.RETIRED,
+        Verdict.HEALTHY,
+        Verdict.HEALTHY,
+    ]
+
+
+def test_files_the_tables_still_reference_stay(log: SlotLog, author: Author) -> None:
+    """A retired epoch's table files live on in a table's snapshot; addresses of any form count."""
+    manifests = author.extend(log, 4, with_files=True)
+    kept = [m.files["events"][0].key for m in manifests[:2]]
+    Retention(
+        log, EAGER, external=lambda: [log.store.uri(key) for key in kept], clock=ManualClock(wall_ticks=LATER), workers=1
+    ).run()
+    assert all(log.store.head(key) for key in kept)
+    assert all(log.store.head(m.segments[0].key) is None for m in manifests[:2])
+
+
+def test_an_undecided_attempt_is_never_touched(log: SlotLog, author: Author) -> None:
+    """Files of an attempt for the next slot belong to somebody who may only be asleep; a decided loser's are garbage."""
+    author.extend(log, 2, with_files=True)
+    sleeper, loser = CheckpointId(0, 3, new_attempt()), CheckpointId(0, 2, new_attempt())
+    kept, gone = author.file(log.store, sleeper).key, author.file(log.store, loser).key
+    assert retention(log).run().deleted == (gone,)
+    assert log.store.head(kept) is not None
+    manifest = author.manifest(log.head(), attempt=sleeper.attempt)
+    assert isinstance(log.seal(manifest), Sealed)
+
+
+def test_young_garbage_is_spared_for_a_while(store: Store, author: Author) -> None:
+    """The grace time keeps what was just written, where the store knows when that was."""
+    log = SlotLog(store, "p")
+    author.seal(log, with_files=True)
+    author.file(store, CheckpointId(0, 1, new_attempt()))
+    report = Retention(log, Policy(keep_last=1, keep_for=0, grace=3600), external=nothing, workers=1).run()
+    expected = (0, 1) if isinstance(store, MemoryStore) else (1, 0)  # memory knows no times
+    assert (report.kept_by_grace, len(report.deleted)) == expected
+
+
+def test_abandoned_timelines_are_kept_until_they_are_old(log: SlotLog, author: Author) -> None:
+    """What a restore left behind stays restorable for `keep_for`, then goes; the fork record stays."""
+    old = author.extend(log, 4, with_files=True)
+    log.fork(log.head(), old[1].id, request_id="r", who="ann", why="")
+    author.extend(log, 3, with_files=True)
+    assert retention(log, Policy(keep_last=1, keep_for=10**9)).run().deleted == ()
+    retention(log).run()
+    assert state(log) == {1: "stub", 2: "stub", 3: "stub", 4: "stub", 5: "fork"}
+    assert SlotLog(log.store, "p").head().slot == 5
+
+
+def test_the_target_of_a_fresh_restore_is_the_head(log: SlotLog, author: Author) -> None:
+    """Before anything is sealed after a restore, its target is never retired."""
+    old = author.extend(log, 5, with_files=True)
+    log.fork(log.head(), old[0].id, request_id="r", who="ann", why="")
+    retention(log, Policy(keep_last=0, keep_for=0, grace=0)).run()
+    assert SlotLog(log.store, "p").head().record == old[0]
+    assert verify(log, old[0].id).verdict is Verdict.HEALTHY
+
+
+def test_a_missing_slot_stops_the_sweep(log: SlotLog, author: Author) -> None:
+    """When a manifest is gone nobody knows what it named, so nothing is deleted."""
+    author.extend(log, 4, with_files=True)
+    log.store.delete(log.layout.slot(0, 3))
+    before = {e.key for e in log.store.list("") if e.key.endswith(".parquet")}
+    with pytest.raises(PoisonError, match="slot 3 of timeline 0 is missing"):
+        retention(log).run()
+    assert {e.key for e in log.store.list("") if e.key.endswith(".parquet")} == before
+
+
+def test_what_retention_condemned_cannot_be_pinned_in_between(log: SlotLog, author: Author) -> None:
+    """Between the condemnation and the stub a pin is refused; after the stub it is refused by the slot."""
+    manifests = author.extend(log, 3)
+    roots = RootsFile(log.store, "p")
+    roots.condemn_retired(lambda seen: ({str(manifests[0].id)}, set()))
+    with pytest.raises(ConfigurationError, match="retired"):
+        pin_checkpoint(log, "late", manifests[0].id, who="ann")
+    retention(log, Policy(keep_last=2, keep_for=0)).run()
+    with pytest.raises(PoisonError, match="stub"):
+        pin_checkpoint(log, "late", manifests[0].id, who="ann")
+    assert roots.read().pins == {}
+
+
+def test_a_run_that_died_is_finished_by_the_next(log: SlotLog, author: Author) -> None:
+    """Condemned and half stubbed, the next run goes on where the last one ended."""
+    manifests = author.extend(log, 4, with_files=True)
+    RootsFile(log.store, "p").condemn_retired(lambda seen: ({str(m.id) for m in manifests[:2]}, set()))
+    report = retention(log).run()
+    assert report.retired == tuple(str(m.id) for m in manifests[:2])
+    assert RootsFile(log.store, "p").read().condemned == {}
+    assert retention(log).run().retired == ()
+
+
+def test_storage_is_reported_by_kind(log: SlotLog, author: Author) -> None:
+    """Objects and bytes are counted by what they are."""
+    author.extend(log, 2, with_files=True)
+    RootsFile(log.store, "p").condemn_damaged(CheckpointId(0, 1, "abcdef"), "x")
+    report = retention(log).storage()
+    assert report.objects == {"slots": 2, "state": 2, "tables": 2, "other": 1}
+    assert report.bytes["state"] > 0
+
+
+def collector(stage: Stage) -> None:
+    """Adds an actor that retires and sweeps twice, as eagerly as it may."""
+
+    def body(store: MemoryStore, clock: Clock) -> None:
+        log = SlotLog(store, "p", clock=clock)
+        for _ in range(3):
+            policy = Policy(keep_last=1, keep_for=0, grace=0)
+            with suppress(TransientError):  # the next run goes on
+                Retention(log, policy, external=nothing, clock=ManualClock(wall_ticks=LATER), workers=1).run()
+
+    stage.actor("gc", body)
+
+
+def writer(stage: Stage, name: str) -> None:
+    """Adds a driver that writes files first and seals then; a segment of the state lives on from epoch to epoch."""
+
+    def body(store: MemoryStore, clock: Clock) -> None:
+        author, log = Author(), SlotLog(store, "p", clock=clock, seal_budget=3.0, jitter=lambda: 0.5)
+        for _ in range(4):
+            head = log.head()
+            manifest = author.manifest(head, driver=name)
+            new = author.file(store, manifest.id, str(manifest.id).encode(), table=None)
+            carried = head.record.segments[-1:] if head.record else []
+            log.seal(manifest.model_copy(update={"segments": [*carried, new]}))
+
+    stage.actor(name, body)
+
+
+def returner(stage: Stage, name: str, steps_back: int) -> None:
+    """Adds a restorer that claims a checkpoint before it forks, as `commit_restore` does."""
+
+    def body(store: MemoryStore, clock: Clock) -> None:
+        log = SlotLog(store, "p", clock=clock, seal_budget=3.0, jitter=lambda: 0.5)
+        head = log.head()
+        epochs = [f.record.id for f in log.iter_back(head.checkpoint) if isinstance(f.record, Manifest)]
+        target = epochs[min(steps_back, len(epochs) - 1)] if epochs else None
+        if target is not None:
+            RootsFile(store, "p").claim(name, target, timeline=head.timeline, slot=head.next_slot, who=name)
+            log.fork(head, target, request_id=name, who=name, why="", at=0)
+
+    stage.actor(name, body)
+
+
+def pinner(stage: Stage, pinned: list[CheckpointId]) -> None:
+    """Adds an actor that pins the oldest checkpoint it finds."""
+
+    def body(store: MemoryStore, clock: Clock) -> None:
+        log = SlotLog(store, "p", clock=clock)
+        epochs = [f.record.id for f in log.iter_back(log.head().checkpoint) if isinstance(f.record, Manifest)]
+        if epochs:
+            pin_checkpoint(log, "golden", epochs[-1], who="pin")
+            pinned.append(epochs[-1])
+
+    stage.actor("pin", body)
+
+
+def everything_left_is_whole(bucket: MemoryBucket, pinned: list[CheckpointId]) -> None:
+    """Every checkpoint that is not a stub has all its files; the head and what was pinned are among them."""
+    log = SlotLog(MemoryStore(bucket), "p")
+    head = log.head()
+    for timeline in range(head.timeline + 1):
+        for row in Catalog(log, workers=1).index.rows(timeline):
+            filled = log.read(timeline, row.slot)
+            assert filled is not None
+            if isinstance(filled.record, Manifest) and str(filled.record.id) not in RootsFile(log.store, "p").read().retiring:
+                assert verify(log, filled.record.id, workers=1).verdict is Verdict.HEALTHY
+    for checkpoint in pinned:
+        assert isinstance(log.open(checkpoint).record, Manifest), "a pinned checkpoint was retired"
+
+
+def race_with_gc(script: bytes) -> None:
+    """Two drivers, a restorer, somebody who pins, and two collectors at once."""
+    bucket = Ledger(stubs=True)
+    author = Author()
+    author.extend(SlotLog(MemoryStore(bucket), "p"), 4, with_files=True)
+    stage = Stage(script, bucket=bucket)
+    pinned: list[CheckpointId] = []
+    writer(stage, "one")
+    collector(stage)
+    returner(stage, "ann", 2)
+    pinner(stage, pinned)
+    writer(stage, "two")
+    stage.play()
+    everything_left_is_whole(bucket, pinned)
+
+
+@RACE
+@given(SCRIPT)
+def test_gc_beside_drivers_restores_and_pins_deletes_nothing_needed(script: bytes) -> None:
+    """Whatever the interleaving, faults and crashes: every checkpoint that is left can be restored."""
+    race_with_gc(script)
+
+
+def test_gc_of_undecided_attempts_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: a sweep one slot too far takes files from under a driver that is about to seal."""
+    original = Retention._mark
+
+    def one_too_far(self: Retention, leaving: Iterable[str]) -> object:
+        marked = original(self, leaving)
+        return type(marked)({t: bound + 1 for t, bound in marked.bounds.items()}, marked.keys)
+
+    monkeypatch.setattr(Retention, "_mark", one_too_far)
+    with pytest.raises((AssertionError, TidegateError, BaseExceptionGroup)):
+        settings(RACE, max_examples=500, database=None, phases=[Phase.generate])(given(SCRIPT)(race_with_gc))()
+
+
+def test_a_stub_is_as_good_as_its_epoch_for_a_sleeper(log: SlotLog, author: Author) -> None:
+    """A rival of a retired slot loses to the stub."""
+    head = log.head()
+    author.extend(log, 4)
+    retention(log).run()
+    outcome = log.seal(author.manifest(head))
+    assert isinstance(outcome, Lost)
+    assert isinstance(outcome.other, Stub)
+
+
+def test_a_refused_store_ends_the_run_before_anything_is_deleted(author: Author) -> None:
+    """When manifests cannot be read, the mark is incomplete and the sweep does not start."""
+    bucket = MemoryBucket()
+    author.extend(SlotLog(MemoryStore(bucket), "p"), 4, with_files=True)
+    retention(SlotLog(MemoryStore(bucket), "p"), Policy(keep_last=9)).run()
+    before = set(bucket.objects)
+    away = MemoryStore(bucket, hook=lambda request: Fault.REFUSED if request.verb == "get" and "/slots/" in request.key else None)
+    with pytest.raises(TidegateError):
+        retention(SlotLog(away, "p")).run()
+    assert {key for key in before if key.endswith(".parquet")} <= set(bucket.objects)

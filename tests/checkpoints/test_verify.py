@@ -1,0 +1,139 @@
+"""Verification: what counts as evidence, what does not, and what a damaged checkpoint does to its neighbours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.manifest import Manifest, Stub
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.roots import RootsFile
+from tidegate.checkpoints.store import Store, StoreDeniedError
+from tidegate.checkpoints.verify import Finding, Problem, Verdict, condemn, scrub, verify
+
+if TYPE_CHECKING:
+    from tests.checkpoints.conftest import Author
+
+
+def problems(log: SlotLog, checkpoint: CheckpointId, **options: bool) -> list[Problem]:
+    """What verification finds."""
+    return [finding.problem for finding in verify(log, checkpoint, **options).findings]  # type: ignore[arg-type]
+
+
+def test_a_whole_checkpoint_is_healthy_on_every_store(store: Store, author: Author) -> None:
+    """Manifest, segment and table file are all looked at, with their checksums."""
+    log = SlotLog(store, "p")
+    one, two = author.extend(log, 2, with_files=True)
+    for manifest in (one, two):
+        result = verify(log, manifest.id)
+        assert (result.verdict, result.objects, result.checksums) == (Verdict.HEALTHY, 3, True)
+        assert not condemn(log, result)
+
+
+def test_damage_is_named_and_condemned(log: SlotLog, author: Author) -> None:
+    """A missing file, a short file and flipped bytes are each found, and keep the checkpoint from being restored."""
+    manifests = author.extend(log, 3, with_files=True)
+    first, second, third = (m.segments[0].key for m in manifests)
+    log.store.delete(first)
+    log.store.put(second, b"short")
+    log.store.put(third, b"x" * len(log.store.get(third).data))
+    for manifest, problem in zip(manifests, (Problem.MISSING, Problem.SIZE, Problem.CHECKSUM), strict=True):
+        result = verify(log, manifest.id)
+        assert [f.problem for f in result.findings] == [problem]
+        assert condemn(log, result)
+    assert RootsFile(log.store, "p").read().damaged == {str(m.id) for m in manifests}
+    assert problems(log, manifests[2].id, checksums=False) == []
+
+
+@pytest.mark.parametrize("verb", ["head", "get", "list"])
+def test_an_absent_store_is_evidence_of_nothing(verb: str, author: Author) -> None:
+    """While requests fail, a checkpoint is unknown, never damaged, even if its file is really gone."""
+    bucket = MemoryBucket()
+    manifest = author.seal(SlotLog(MemoryStore(bucket), "p"), with_files=True)
+    del bucket.objects[manifest.segments[0].key]
+
+    def hook(request: Request) -> Fault | None:
+        return Fault.REFUSED if request.verb == verb and "/slots/" not in request.key else None
+
+    result = verify(SlotLog(MemoryStore(bucket, hook=hook), "p"), manifest.id)
+    expected = Verdict.DAMAGED if verb == "get" else Verdict.UNKNOWN  # presence is told by head and list alone
+    assert result.verdict is expected
+
+
+def test_refused_credentials_are_evidence_of_nothing(log: SlotLog, author: Author) -> None:
+    """403 makes a result unknown."""
+    manifest = author.seal(log, with_files=True)
+
+    class Denied(MemoryStore):
+        def head(self, key: str) -> None:
+            raise StoreDeniedError("no", code="store.denied")
+
+    result = verify(SlotLog(Denied(log.store.bucket), "p"), manifest.id)  # type: ignore[attr-defined]
+    assert result.verdict is Verdict.UNKNOWN
+    assert not condemn(log, result)
+
+
+def test_a_slot_that_cannot_be_reached_is_unknown(author: Author) -> None:
+    """When the slot itself gives no answer, nothing is said about the checkpoint."""
+    bucket = MemoryBucket()
+    manifest = author.seal(SlotLog(MemoryStore(bucket), "p"))
+    away = SlotLog(MemoryStore(bucket, hook=lambda request: Fault.REFUSED), "p")
+    assert verify(away, manifest.id).verdict is Verdict.UNKNOWN
+
+
+def test_a_record_that_was_changed_is_found_through_its_successor(log: SlotLog, author: Author) -> None:
+    """The successor names the hash of the original bytes; the successor itself stays healthy."""
+    one, two, three = author.extend(log, 3)
+    log.store.put(log.layout.slot(0, 2), two.model_copy(update={"driver": "forger"}).to_bytes())
+    assert [verify(log, m.id).verdict for m in (one, two, three)] == [Verdict.HEALTHY, Verdict.DAMAGED, Verdict.HEALTHY]
+    assert problems(log, two.id) == [Problem.CHAIN]
+
+
+def test_garbage_in_a_slot_does_not_condemn_its_neighbours(log: SlotLog, author: Author) -> None:
+    """A record that cannot be read is damaged; what follows it verifies by itself, and what precedes it is not condemned."""
+    one, two, three = author.extend(log, 3)
+    log.store.put(log.layout.slot(0, 2), b"{")
+    assert problems(log, two.id) == [Problem.UNREADABLE]
+    assert verify(log, three.id).verdict is Verdict.HEALTHY
+    assert verify(log, one.id).verdict is Verdict.UNKNOWN
+
+
+def test_checkpoints_that_never_were(log: SlotLog, author: Author) -> None:
+    """An empty slot is missing, another attempt's slot is not this checkpoint, a stub is retired."""
+    one = author.seal(log)
+    assert problems(log, CheckpointId(0, 5, one.attempt)) == [Problem.MISSING]
+    assert problems(log, CheckpointId(0, 1, "ffffffffffff")) == [Problem.CHAIN]
+    filled = log.read(0, 1)
+    assert filled is not None
+    stub = Stub(
+        timeline=0, slot=1, attempt=one.attempt, parent=None, parent_sha256=None, original_sha256="0", created_at=0, retired_at=0
+    )
+    log.store.put(filled.key, stub.to_bytes())
+    assert verify(log, one.id).verdict is Verdict.RETIRED
+
+
+def test_the_deep_check_has_the_last_word(log: SlotLog, author: Author) -> None:
+    """A recount that finds less than the manifest says condemns; it is not asked about files that are broken already."""
+    manifest = author.seal(log, with_files=True)
+    asked: list[Manifest] = []
+
+    def recount(seen: Manifest) -> list[Finding]:
+        asked.append(seen)
+        return [Finding(key=seen.segments[0].key, problem=Problem.CONTENT, detail="9 rows instead of 10")]
+
+    result = verify(log, manifest.id, deep=recount)
+    assert (result.verdict, result.deep) == (Verdict.DAMAGED, True)
+    log.store.delete(manifest.segments[0].key)
+    verify(log, manifest.id, deep=recount)
+    assert asked == [manifest]
+
+
+def test_a_scrub_goes_on_after_damage(log: SlotLog, author: Author) -> None:
+    """One result per checkpoint, in the order asked for."""
+    manifests = author.extend(log, 3, with_files=True)
+    log.store.delete(manifests[1].segments[0].key)
+    verdicts = [result.verdict for result in scrub(log, [m.id for m in manifests])]
+    assert verdicts == [Verdict.HEALTHY, Verdict.DAMAGED, Verdict.HEALTHY]
