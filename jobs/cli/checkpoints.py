@@ -15,6 +15,7 @@ from tidegate.jobs.cli.context import JsonOption, PipelineArgument, StoreOption
 if TYPE_CHECKING:
     from tidegate.checkpoints.catalog import Catalog
     from tidegate.checkpoints.index import Summary
+    from tidegate.checkpoints.layout import CheckpointId
     from tidegate.checkpoints.log import SlotLog
     from tidegate.checkpoints.restore import RestorePlan
 
@@ -58,7 +59,7 @@ def show(
 ) -> None:
     """Show one checkpoint: rows, positions, files, timings; with --json the whole manifest."""
     catalog = _catalog(pipeline, store)
-    manifest = catalog.show(catalog.resolve(checkpoint))
+    manifest = catalog.show(_resolve(catalog, checkpoint))
     if as_json:
         output.envelope("checkpoint", manifest.model_dump(mode="json") | {"id": str(manifest.id)})
         return
@@ -71,14 +72,14 @@ def show(
         ("barriers closed", len(manifest.barriers)),
         ("requests applied", ", ".join(manifest.requests) or "none"),
         ("spec", manifest.spec_digest[:12]),
-        ("seconds", ", ".join(f"{step} {seconds:.2f}" for step, seconds in manifest.timings.items())),
+        ("seconds", ", ".join(f"{s} {manifest.timings[s]:.2f}" for s in sorted(manifest.timings, key=_step_order))),
     ]
     output.table(["", ""], [(f"{name}:", value) for name, value in facts])
     counters = manifest.counters.model_dump(exclude={"per_source", "dropped"}) | {
         "dropped": sum(manifest.counters.dropped.values())
     }
     output.table(list(counters), [list(counters.values())], title="rows since the beginning")
-    ends = [(m, p.get("end"), "yes" if p.get("pending") else "no") for m, p in sorted(manifest.cut.items())]
+    ends = [(m, _position(p), "yes" if p.get("pending") else "no") for m, p in sorted(manifest.cut.items())]
     output.table(["partition", "read up to", "more waiting"], ends)
     files = [(f"table {t}", len(fs), sum(f.rows for f in fs), sum(f.bytes for f in fs)) for t, fs in manifest.files.items()]
     kinds = sorted({s.kind for s in manifest.segments})
@@ -108,7 +109,7 @@ def verify(
     if everything:
         chosen = [CheckpointId.parse(row.id) for row in catalog.listing() if row.id]
     else:
-        chosen = [catalog.resolve(text) for text in checkpoint or ["latest"]]
+        chosen = [_resolve(catalog, text) for text in checkpoint or ["latest"]]
     results = []
     for result in verifying.scrub(catalog.log, chosen, checksums=not fast):
         results.append(result)
@@ -144,7 +145,7 @@ def restore(
 
     catalog = _catalog(pipeline, store)
     log = catalog.log
-    plan = plan_restore(log, catalog.resolve(checkpoint), catalog=catalog)
+    plan = plan_restore(log, _resolve(catalog, checkpoint), catalog=catalog)
     if not as_json:
         _print_plan(plan)
     if not dry_run:
@@ -169,7 +170,7 @@ def pin(
     from tidegate.checkpoints.roots import pin_checkpoint
 
     catalog = _catalog(pipeline, store)
-    found = catalog.resolve(checkpoint)
+    found = _resolve(catalog, checkpoint)
     pin_checkpoint(catalog.log, name, found, who=context.who(), why=why)
     output.console().print(f"{found} is pinned as {name}")
 
@@ -209,7 +210,7 @@ def diff(
     from tidegate.checkpoints.diff import diff as compare
 
     catalog = _catalog(pipeline, store)
-    found = compare(*(catalog.show(catalog.resolve(text)) for text in (left, right)))
+    found = compare(*(catalog.show(_resolve(catalog, text)) for text in (left, right)))
     if as_json:
         output.envelope("diff", found.model_dump(mode="json"))
         return
@@ -229,6 +230,13 @@ def _catalog(pipeline: str, store: str | None) -> Catalog:
     return Catalog(context.open_log(pipeline, store))
 
 
+def _resolve(catalog: Catalog, text: str) -> CheckpointId:
+    """What a person wrote, as a checkpoint; `latest_healthy` asks the quality runs too."""
+    from tidegate.expectations.health import healthy
+
+    return catalog.resolve(text, healthy=healthy(catalog.log.store, catalog.log.pipeline))
+
+
 def _row(row: Summary) -> tuple[object, ...]:
     notes = [f"pinned as {name}" for name in row.pins]
     notes += [row.condemned] if row.condemned else []
@@ -237,6 +245,19 @@ def _row(row: Summary) -> tuple[object, ...]:
     name = row.id or f"t{row.timeline}-{row.slot:06d}"
     age = output.age(row.created_at)
     return name, age, row.read, row.released, row.late, row.retained, row.files, output.size(row.bytes), ", ".join(notes)
+
+
+def _position(part: dict[str, Any]) -> str:
+    """Where a slice ends, in the words of its source."""
+    resume = part.get("resume") or {}
+    if {"ordinal", "row"} <= set(resume):
+        return f"object {resume['ordinal']}, row {resume['row']}"
+    return str(part.get("end"))
+
+
+def _step_order(step: str) -> int:
+    order = ["plan", "survey", "decide", "move", "seal_before"]
+    return order.index(step) if step in order else len(order)
 
 
 def _print_plan(plan: RestorePlan) -> None:

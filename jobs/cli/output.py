@@ -62,18 +62,20 @@ def envelope(kind: str, data: Any) -> None:
     typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, "data": data}, default=str))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print a table; numbers stand to the right."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, grouped: bool = True) -> None:
+    """Print a table; numbers stand to the right, with thousands apart if `grouped`. Without names it is a list of facts."""
     from rich.table import Table
 
     found = [list(row) for row in rows]
-    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    named = any(columns)
+    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=named)
     for number, name in enumerate(columns):
         numeric = all(isinstance(row[number], int | float) for row in found) and bool(found)
         grid.add_column(name, justify="right" if numeric else "left", no_wrap=number == 0, overflow="fold")
     for row in found:
-        grid.add_row(*(_cell(value) for value in row))
+        grid.add_row(*(_cell(value, grouped) for value in row))
     console().print(grid)
+    console().print()
 
 
 def print_error(error: TidegateError) -> None:
@@ -119,10 +121,10 @@ def size(count: int) -> str:
     return f"{amount:.1f} TB"
 
 
-def _cell(value: object) -> str:
+def _cell(value: object, grouped: bool) -> str:
     if value is None:
         return ""
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:,}" if grouped and isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _debug() -> bool:

@@ -49,7 +49,7 @@ def tables(
 
 def _show(name: str, found: Any, limit: int) -> None:
     newest = found.slice(max(0, found.num_rows - limit))
-    output.table(newest.column_names, [[_cell(v) for v in row.values()] for row in newest.to_pylist()])
+    output.table(newest.column_names, [[_cell(v) for v in row.values()] for row in newest.to_pylist()], grouped=False)
     output.console().print(f"{newest.num_rows:,} of {found.num_rows:,} rows of {name}")
 
 

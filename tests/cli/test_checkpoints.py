@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import json
+
+import pytest
 from tests.cli.conftest import Cli, ids, seal
 
+from tidegate.checkpoints.clock import SystemClock
 from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
 from tidegate.checkpoints.lease import Holder, Lease
 from tidegate.checkpoints.log import SlotLog
@@ -55,35 +59,23 @@ def test_dry_run_changes_nothing(cli: Cli, log: SlotLog) -> None:
     assert log.head().timeline == 0
 
 
-def test_restore_under_a_live_driver_is_refused(cli: Cli, log: SlotLog) -> None:
+def test_restore_under_a_live_driver_is_refused(cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who renews the lease keeps it; the message says how to stop the stream."""
-    lease = Lease.acquire(log.store, "flights", Holder.this_process(), ttl=0.6)
-    # The holder renews once while the command watches: the command's own sleep gives it the turn.
-    from tidegate.checkpoints import lease as module
-
-    class Turn:
-        def __init__(self) -> None:
-            self.at = 0.0
-
-        def now(self) -> float:
-            return self.at
-
-        def ticks(self) -> int:
-            return 0
-
-        def sleep(self, seconds: float) -> None:
-            self.at += seconds
-            lease.renew()
-
-    turn = Turn()
-    original = module.Lease.acquire.__func__  # type: ignore[attr-defined]
-    try:
-        module.Lease.acquire = classmethod(lambda cls, *a, **k: original(cls, *a, clock=turn, **k))  # type: ignore[method-assign, assignment]
-        said = cli("checkpoints", "restore", "flights", "t0-000001", "--yes")
-    finally:
-        module.Lease.acquire = classmethod(original)  # type: ignore[method-assign, assignment]
+    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    # The observer's pause is when the holder renews; nobody really waits.
+    monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: lease.renew())
+    said = cli("checkpoints", "restore", "flights", "t0-000001", "--yes")
     assert (said.exit_code, "tidegate stop flights" in said.err) == (4, True)
     assert log.head().timeline == 0
+
+
+def test_latest_healthy_passes_over_what_the_checks_condemned(cli: Cli, log: SlotLog) -> None:
+    """The newest checkpoint that a quality run found well, not the newest."""
+    runs = [
+        {"checkpoint": str(f.epoch.id), "verdict": v} for f, v in zip(log.epochs(0, 1, 3), ("pass", "warn", "fail"), strict=True)
+    ]
+    log.store.put("flights/quality/history.json", json.dumps({"format_version": 1, "runs": runs[::-1]}).encode())
+    assert cli("checkpoints", "show", "flights", "latest_healthy", "--json").data["slot"] == 2
 
 
 def test_pins_name_checkpoints(cli: Cli, log: SlotLog) -> None:
