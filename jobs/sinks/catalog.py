@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pyiceberg.catalog.sql import SqlCatalog
+from sqlalchemy import event
 
 from tidegate.checkpoints.canonical import canonical_bytes, parse_json
 from tidegate.checkpoints.local import LocalStore
@@ -58,8 +59,17 @@ def open_catalog(spec: PipelineSpec, store: Store, workdir: Path) -> SqlCatalog:
         path.parent.mkdir(parents=True, exist_ok=True)
         address = f"sqlite:///{path}"
     catalog = SqlCatalog(_CATALOG, uri=address, warehouse=store.uri(f"{spec.name}/iceberg"), **io_properties(store))
+    if catalog.engine.dialect.name == "sqlite":
+        catalog.engine.dispose()
+        event.listen(catalog.engine, "connect", _without_fsync)
     catalog.create_namespace_if_not_exists(namespace(spec))
     return catalog
+
+
+def _without_fsync(connection: Any, _record: object) -> None:
+    """A power failure may take the last commits of the catalog, whole: the tables then follow the log again from there."""
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000"):
+        connection.execute(f"PRAGMA {pragma}").close()
 
 
 def io_properties(store: Store) -> dict[str, str]:

@@ -91,7 +91,8 @@ class World:
     def lose_catalog(self) -> None:
         """The SQLite file is gone."""
         assert isinstance(self.store, LocalStore)
-        (self.store.root / ".tidegate-store" / "catalog.sqlite").unlink()
+        for file in (self.store.root / ".tidegate-store").glob("catalog.sqlite*"):
+            file.unlink()
 
     def rows(self, sink: IcebergSink, table: str = "events") -> list[tuple[int, int]]:
         """(timeline, epoch) of every row on main, sorted."""

@@ -1,0 +1,166 @@
+"""What readers get: one cut, current revisions, exports, and clear errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from tests.sinks.conftest import World, make_spec
+
+from tidegate.jobs.sinks.schemas import table_schema
+from tidegate.jobs.sinks.tables import current_revisions, export, read_table
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.jobs.spec.windows import WindowSpec
+
+HOUR = 3_600_000_000
+
+
+@pytest.fixture
+def published(world: World) -> World:
+    world.seal(3, ("events", "late"))
+    world.sink().follow(world.log)
+    return world
+
+
+def test_reads_without_a_catalog(published: World) -> None:
+    """A reader needs the bucket only: the catalog may be on another host, or gone."""
+    published.lose_catalog()
+    table = read_table(published.spec, published.store, "events")
+    assert table.schema == table_schema(published.spec, "events")
+    assert table["_epoch"].to_pylist() == [1, 1, 2, 2, 3, 3]
+
+
+def test_older_cut(published: World) -> None:
+    """`at` gives every table as it stood after that slot."""
+    found = {name: read_table(published.spec, published.store, name, at=2) for name in ("events", "late", "checkpoints")}
+    assert {name: max(t["_epoch"].to_pylist()) for name, t in found.items()} == {"events": 2, "late": 2, "checkpoints": 2}
+
+
+def test_cut_that_is_not_published_yet(published: World) -> None:
+    """A slot that the tables do not show yet is refused with what they show."""
+    published.seal(1)
+    with pytest.raises(ConfigurationError, match="up to 3"):
+        read_table(published.spec, published.store, "events", at=4)
+
+
+def test_tables_without_rows_are_empty(published: World) -> None:
+    """A table that never had a row has its columns and no rows."""
+    for name in ("barriers", "dead_letters", "hourly"):
+        assert read_table(published.spec, published.store, name).schema == table_schema(published.spec, name)
+        assert read_table(published.spec, published.store, name, current_only=True).num_rows == 0
+
+
+def test_nothing_published(world: World) -> None:
+    """Before the first epoch every table is empty."""
+    assert all(read_table(world.spec, world.store, name).num_rows == 0 for name in world.spec.tables)
+
+
+def test_unknown_table_lists_choices(world: World) -> None:
+    """An unknown name is the user's mistake and lists the tables."""
+    with pytest.raises(ConfigurationError) as caught:
+        read_table(world.spec, world.store, "nope")
+    assert "events, late, hourly" in str(caught.value)
+
+
+def test_columns(published: World) -> None:
+    """Only the wanted columns are read."""
+    table = read_table(published.spec, published.store, "events", columns=("_epoch", "carrier"))
+    assert table.column_names == ["_epoch", "carrier"]
+
+
+def test_missing_metadata_is_transient(published: World) -> None:
+    """Metadata that cannot be read is an error to try again, not a traceback."""
+    for entry in list(published.store.list("p/iceberg/events/")):
+        published.store.delete(entry.key)
+    with pytest.raises(TransientError, match="cannot be read"):
+        read_table(published.spec, published.store, "events")
+
+
+def test_checkpoints_table_says_what_the_manifest_says(published: World) -> None:
+    """One row per sealed epoch, with the epoch's own counts."""
+    table = read_table(published.spec, published.store, "checkpoints")
+    assert table.schema == table_schema(published.spec, "checkpoints")
+    assert table["rows_read"].to_pylist() == [2, 2, 2]
+    assert table["slot"].to_pylist() == [1, 2, 3]
+    assert table["checkpoint_id"][0].as_py().startswith("t0-000001-")
+
+
+def results(*rows: tuple[str | None, int, int, int, int, list[str] | None]) -> Any:
+    """Window results: (carrier, start hour, end hour, revision, epoch, replaces)."""
+    spec = make_spec(windows={"w": {**SESSIONS, "keys": ["carrier"]}})
+    schema = table_schema(spec, "w")
+    columns: dict[str, list[Any]] = {f.name: [] for f in schema}
+    for carrier, start, end, revision, epoch, replaces in rows:
+        values = {"carrier": carrier, "revision": revision, "_epoch": epoch, "replaces": replaces, "n": epoch, "_timeline": 0}
+        values |= {"window_start": start * HOUR, "window_end": end * HOUR}
+        for name, cells in columns.items():
+            cells.append(values[name])
+    arrays = [
+        pa.array(columns[f.name], pa.int64()).cast(f.type) if pa.types.is_timestamp(f.type) else pa.array(columns[f.name], f.type)
+        for f in schema
+    ]
+    return pa.table(arrays, schema=schema)
+
+
+SESSIONS = {"kind": "session", "gap": "1h", "aggregates": {"n": "count(*)"}}
+
+
+def window(**more: Any) -> WindowSpec:
+    """The window of `results`."""
+    return WindowSpec.model_validate({**SESSIONS, "keys": ["carrier"], **more})
+
+
+def test_newest_revision_per_result() -> None:
+    """Of each key and window only the greatest revision stays; null is a key like any other."""
+    table = results(("a", 0, 1, 0, 1, None), ("a", 0, 1, 1, 3, None), (None, 0, 1, 0, 2, None), ("a", 1, 2, 0, 2, None))
+    assert current_revisions(table, window())["n"].to_pylist() == [3, 2, 2]
+
+
+def test_replaced_sessions_are_gone() -> None:
+    """A session that merged into a later one is not current, for its own key only."""
+    names = ["1970-01-01T00:00:00Z/1970-01-01T01:00:00Z", "1970-01-01T03:00:00Z/1970-01-01T04:00:00Z"]
+    table = results(
+        ("a", 0, 1, 0, 1, []), ("b", 0, 1, 0, 1, []), ("a", 3, 4, 0, 2, []), ("a", 0, 4, 1, 3, names), ("a", 6, 7, 0, 4, [])
+    )
+    current = current_revisions(table, window())
+    assert list(zip(current["carrier"].to_pylist(), current["n"].to_pylist(), strict=True)) == [("b", 1), ("a", 3), ("a", 4)]
+
+
+def test_window_without_keys() -> None:
+    """A window without keys has one result per bounds."""
+    table = results(("a", 0, 1, 0, 1, None), ("b", 0, 1, 1, 3, None)).drop_columns(["carrier"])
+    assert current_revisions(table, window(keys=[]))["n"].to_pylist() == [3]
+
+
+def test_delta_revisions_are_all_current() -> None:
+    """Under `revisions: delta` each revision carries a part, so none replaces another."""
+    table = results(("a", 0, 1, 0, 1, None), ("a", 0, 1, 1, 3, None))
+    assert current_revisions(table, window(revisions="delta")) is table
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "json"])
+def test_export(tmp_path: Path, suffix: str) -> None:
+    """A table is written in each format and can be read back."""
+    table = results(("a", 0, 1, 0, 1, ["x"]), (None, 1, 2, 0, 2, None))
+    path = tmp_path / f"out.{suffix}"
+    export(table, path)
+    if suffix == "parquet":
+        assert pq.read_table(path).equals(table)
+    elif suffix == "csv":
+        assert pyarrow.csv.read_csv(path)["replaces"].to_pylist() == ['["x"]', ""]
+    else:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert rows[0]["window_end"] == "1970-01-01T01:00:00+00:00"
+        assert rows[1]["replaces"] is None
+
+
+@pytest.mark.parametrize("name", ["out.xlsx", "missing/folder/out.csv"])
+def test_export_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+    """Another ending or an unwritable place is the user's mistake, with the file named."""
+    with pytest.raises(ConfigurationError, match=r"out\."):
+        export(results(), tmp_path / name)
