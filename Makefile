@@ -64,7 +64,7 @@ wheel: venv ## build the wheel into dist/
 
 .PHONY: lock
 lock: venv ## resolve the pins anew (needs the network)
-	$(BIN)/$(LOCK)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(LOCK)
 
 .PHONY: clean
 clean: ## remove caches and builds; keeps .venv and a running stack
