@@ -80,10 +80,12 @@ class Model:
         self.members: dict[Member, ModelMember] = {}
         self.sources = {name: Level(source.coalesce) for name, source in spec.sources.items()}
         self.output = Level(spec.coalesce)
-        self.active_at: dict[str, int] = {}
+        self.active_at: dict[str, int] = {}  # source -> pipeline clock of its last activity, or of its joining
+        self.quiet: set[str] = set()  # sources silent for the output's timeout
         self.barriers = ModelBarriers(spec.barriers, spec.barrier_timeout)
         self.buffer: list[_Waiting] = []
         self.left: tuple[int, int] | None = None  # greatest (section, time) that was released
+        self.mark = (0, TICK_MIN)  # everything below it leaves; never backward
         self.run_began: int | None = None
         self.in_grace = spec.release.startup_grace > 0
         self.expired = TICK_MIN  # rows below this have stayed for the build window
@@ -112,12 +114,12 @@ class Model:
         self._barriers(arrivals)
         flagged, accepted = self._judge(data, section, outcome)
         self.buffer += accepted
-        self._frontiers(now, data, active)
+        self._frontiers(now, data)
         self._release(flagged, outcome)
         outcome.after = TICK_MIN if self.output.frontier is None else self.output.frontier
         self._windows(data, outcome)
         outcome.barriers, self.barriers.closed = self.barriers.closed, []
-        outcome.statuses = {n: i.status for level in self.sources.values() for n, i in level.inputs.items()}
+        outcome.statuses = self._shown_statuses()
         outcome.buffered = len(self.buffer)
         return outcome
 
@@ -157,7 +159,8 @@ class Model:
         one = self.members.setdefault(member, ModelMember(member, source, clock))
         self.sources[member.source].join(name)
         standing = name in self.barriers.standing()
-        blocked = standing and self.spec.barriers.alignment == "block"
+        # At least once: data flows on behind one open barrier, but not behind two.
+        blocked = self.barriers.open_for(name) >= (1 if self.spec.barriers.alignment == "block" else 2)
         promised_before = one.punctuation
         taken = 0
         for seq, values in () if blocked else offer.rows:
@@ -207,6 +210,29 @@ class Model:
                 level.set_status(name, "active")
             elif status == "active" and self._timed_out(one.active_at, self._partition_timeout(member.source)):
                 level.set_status(name, "idle")
+        heard = {Member.parse(name).source for name in active}
+        self.quiet = {name for name in self.sources if self._source_status(name, name in heard)}
+
+    def _source_status(self, name: str, heard: bool) -> bool:
+        """A source as a member of the output: it joins, and it is quiet when it is silent for the output's timeout."""
+        if name not in self.output.inputs:
+            if self.spec.coalesce.members == "discovered" and not heard:
+                return False
+            self.output.join(name)
+            self.active_at[name] = self.clock or 0
+        if heard:
+            self.active_at[name] = self.clock or 0
+        pending = any(one.pending for m, one in self.members.items() if m.source == name)
+        return not pending and not heard and self._timed_out(self.active_at[name], self.spec.coalesce.idle_timeout)
+
+    def _shown_statuses(self) -> dict[str, str]:
+        """Status of each member whose source counts; all members of a quiet source are idle."""
+        shown = {}
+        for member in self.members:
+            status = self.sources[member.source].inputs[str(member)].status
+            if member.source in self.output.inputs:
+                shown[str(member)] = "idle" if status == "active" and member.source in self.quiet else status
+        return shown
 
     def _partition_timeout(self, source: str) -> int | None:
         """A source that is one partition falls idle by the output's timer, unless it sets another."""
@@ -218,9 +244,8 @@ class Model:
         return timeout is not None and (self.clock or 0) - since >= timeout
 
     def _barriers(self, arrivals: Sequence[tuple[str, Any]]) -> None:
-        roster = {
-            str(m): "done" if one.done else self.sources[m.source].inputs[str(m)].status for m, one in self.members.items()
-        }
+        ended = {str(m) for m, one in self.members.items() if one.done}
+        roster = {name: "done" if name in ended else status for name, status in self._shown_statuses().items()}
         before = self.barriers.standing()
         for name, row in arrivals:
             self.barriers.arrive(name, row, self.clock or 0, roster)
@@ -282,9 +307,8 @@ class Model:
 
     # frontiers
 
-    def _frontiers(self, now: int, data: Sequence[Row], active: set[str]) -> None:
+    def _frontiers(self, now: int, data: Sequence[Row]) -> None:
         """F_i, then each source's frontier (those imported from first), then F, then what the build window adds."""
-        heard = {Member.parse(name).source for name in active}
         for member, one in self.members.items():
             self._member_frontier(member, one, now, data)
         for name in sorted(self.sources, key=self._import_depth):
@@ -294,8 +318,8 @@ class Model:
                     if given.status == "active":
                         given.raise_to(self.sources[punctuation.import_from].frontier)
             self.sources[name].settle()
-        for name in self.sources:
-            self._source_to_output(name, name in heard)
+        for name in self.output.inputs:
+            self._source_to_output(name)
         if not self.in_grace:
             self.output.settle()
             self._expire()
@@ -321,21 +345,12 @@ class Model:
             depth += 1
         return depth
 
-    def _source_to_output(self, name: str, heard: bool) -> None:
-        if name not in self.output.inputs and self.spec.coalesce.members == "discovered" and not heard:
-            return
-        clock = self.clock or 0
-        new = name not in self.output.inputs
-        given = self.output.join(name)
-        if new or heard:
-            self.active_at[name] = clock
-        level = self.sources[name]
+    def _source_to_output(self, name: str) -> None:
+        level, given = self.sources[name], self.output.inputs[name]
         if level.status == "done":
             self.output.set_status(name, "done")
             return
-        pending = any(one.pending for m, one in self.members.items() if m.source == name)
-        silent = not pending and self._timed_out(self.active_at[name], self.spec.coalesce.idle_timeout)
-        idle = level.status == "idle" or silent
+        idle = level.status == "idle" or name in self.quiet
         if not idle:
             self.output.set_status(name, "active")
         given.raise_to(self._framed(name, level.frontier))
@@ -354,6 +369,8 @@ class Model:
         standing = self.barriers.standing()
         waits = [self._floor(m) for m, one in self.members.items() if one.pending and str(m) not in standing and self._counts(m)]
         self.expired = TICK_MIN
+        if self.spec.release.mode == "pass_through":
+            return
         for waiting in self.buffer:
             old = limit is not None and (self.clock or 0) - waiting.read_at >= limit
             if old and waiting.section == section and all(waiting.row.time < floor for floor in waits):
@@ -380,10 +397,9 @@ class Model:
         elif self.in_grace:
             go = []
         else:
-            reach = self._reach()
-            section = self.barriers.section
-            go = sorted((w for w in self.buffer if (w.section, w.row.time) < (section, reach)), key=self._leaving)
-            self.buffer = [w for w in self.buffer if (w.section, w.row.time) >= (section, reach)]
+            self.mark = max(self.mark, (self.barriers.section, self._reach()))
+            go = sorted((w for w in self.buffer if (w.section, w.row.time) < self.mark), key=self._leaving)
+            self.buffer = [w for w in self.buffer if (w.section, w.row.time) >= self.mark]
         for waiting in go:
             outcome.released.append((waiting.section, waiting.row, False))
             mark = (waiting.section, waiting.row.time)

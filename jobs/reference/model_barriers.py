@@ -49,6 +49,10 @@ class ModelBarriers:
         """Members at an open barrier."""
         return {name for barrier in self.open for name in barrier.rows}
 
+    def open_for(self, name: str) -> int:
+        """Open barriers that the member stands at."""
+        return sum(name in barrier.rows for barrier in self.open)
+
     def arrive(self, name: str, row: BarrierRow, clock: int, roster: dict[str, str]) -> None:
         """A member's barrier row."""
         missed = self.missed.pop(name, [])

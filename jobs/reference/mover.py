@@ -31,7 +31,7 @@ from tidegate.jobs.spec.time import TICK_MIN, saturate
 __all__ = ["ReferenceMover", "RowReader"]
 
 
-_MANY_SEGMENTS = 16  # of one kind: more than this are gathered into one, so that an epoch reads a bounded number of files
+_MANY_SEGMENTS = 4  # of one kind: more than this are gathered into one, so that an epoch reads a bounded number of files
 
 
 class RowReader(Protocol):
