@@ -23,8 +23,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from tidegate.jobs.sinks.tables import read_table
-
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open import open_store
@@ -35,6 +33,7 @@ from tidegate.infra.flights import FlightsFeed
 from tidegate.infra.processes import ProcessMark, is_alive, spawn, stop
 from tidegate.infra.stack import Stack, StackSettings
 from tidegate.jobs.sinks.exact import check_exact, sealed_epochs
+from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.spec.errors import PoisonError, TidegateError, TransientError
 from tidegate.jobs.spec.loader import load_spec
 
@@ -52,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pace", type=float, default=1.0, help="seconds per simulated hour (1.0)")
     parser.add_argument("--home", type=Path, default=Path.cwd() / ".tidegate" / "demo", help="folder of the demo's stack")
     chosen = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the stack goes down with the demo
     try:
         return _Demo(chosen.home, FlightsFeed(chosen.start, chosen.days), chosen.pace).run()
     except TidegateError as error:
@@ -98,8 +98,9 @@ class _Demo:
         print(f"[{time.monotonic() - self.began:6.1f} s] {line.partition('] ')[2] or line}", flush=True)
 
     def _fresh(self) -> None:
-        """The demo starts from nothing; only its own folder is cleared, Airflow's database is kept because making it takes time."""
-        self.stack.down(lambda _line: None) if (self.stack.home / "stack.json").exists() else None
+        """The demo starts from nothing; only its own folder is cleared. Airflow's database stays: making it takes time."""
+        if (self.stack.home / "stack.json").exists():
+            self.stack.down(lambda _line: None)
         for name in ("minio-data", "drivers", "catalog", "work"):
             shutil.rmtree(self.stack.home / name, ignore_errors=True)
 

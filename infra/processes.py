@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessMark", "is_alive", "kill", "marked_with", "spawn", "start_ticks", "stop"]
+__all__ = ["ProcessMark", "is_alive", "kill", "marked_with", "program", "spawn", "start_ticks", "stop"]
 
 _POLL_SECONDS = 0.05
 
@@ -108,6 +108,14 @@ def marked_with(variable: str, value: str) -> list[ProcessMark]:
                 if ticks is not None:
                     found.append(ProcessMark(int(entry.name), ticks))
     return found
+
+
+def program(mark: ProcessMark) -> str:
+    """Name of the program a process runs, for example ``java``; empty when it is gone."""
+    try:
+        return Path(f"/proc/{mark.pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _stat(pid: int) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from tidegate.infra.airflow_processes import AirflowProcesses, unwell
 from tidegate.infra.minio import REGION, MinioServer, provision
 from tidegate.infra.minio_build import ensure_minio
 from tidegate.infra.ports import free_port
-from tidegate.infra.processes import is_alive, marked_with, stop
+from tidegate.infra.processes import is_alive, kill, marked_with, program, stop
 from tidegate.infra.progress import Progress, Timed
 from tidegate.infra.stack_state import StackSecrets, StackState, exclusive, write_private
 from tidegate.jobs.spec.errors import ConfigurationError
@@ -108,10 +108,13 @@ class Stack:
             stop(state.processes.values(), grace=15.0)
             # Only now: a supervising task would start its driver again. And before MinIO: a driver seals what it has.
             known = {mark.pid for mark in (*state.processes.values(), *([minio] if minio else []))}
-            drivers = [mark for mark in marked_with("TIDEGATE_STACK_ID", state.stack_id) if mark.pid not in known]
+            ours = [mark for mark in marked_with("TIDEGATE_STACK_ID", state.stack_id) if mark.pid not in known]
+            # A JVM ends with its driver; told to end first, it would take the epoch with it.
+            drivers = [mark for mark in ours if program(mark) != "java"]
             if drivers:
                 say(f"stopping {len(drivers)} process(es) that Airflow had started")
                 stop(drivers, grace=_DRIVER_GRACE)
+                kill(ours)
             if minio:
                 say("stopping MinIO")
                 stop([minio])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +28,7 @@ def main(
     try:
         pipeline = load_spec(spec)
     except TidegateError as error:
-        print(error, file=sys.stderr)
+        typer.echo(error, err=True)
         raise typer.Exit(error.failure_class.exit_code) from None
     options = RunOptions(store_url=store, until=Until(until_idle, epochs), recover_to=recover_to, standby=standby, work=work)
     raise typer.Exit(run_pipeline(pipeline, options))

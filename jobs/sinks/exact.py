@@ -159,18 +159,18 @@ def _check_window(
     keys = "".join(f'"{key}", ' for key in window.keys)
     aggregates = ", ".join(f'{_expression(a)} as "{column}"' for column, a in window.aggregates.items())
     db.register("actual_window", actual)
+    provenance = "(_source, _partition, _seq)"
+    start = f"{window.offset} + cast(floor((_time - {window.offset}) / {window.size}::double) as bigint) * {window.size}"
     db.execute(
         f"""create or replace temp table expected as
         with accepted as (
-            select *, {window.offset} + cast(floor((_time - {window.offset}) / {window.size}::double) as bigint)
-                * {window.size} as window_start
-            from input
-            anti join (select _source, _partition, _seq from {LATE} where output = '{name}' or reason = 'max_jump') using (_source, _partition, _seq)
-            anti join (select _source, _partition, _seq from {DEAD_LETTERS} where "row" is not null) using (_source, _partition, _seq))
+            select *, {start} as window_start from input
+            anti join (from {LATE} where output = '{name}' or reason = 'max_jump') using {provenance}
+            anti join (from {DEAD_LETTERS} where "row" is not null) using {provenance})
         select {keys}window_start, {aggregates} from accepted group by {keys}window_start having {closed}"""
     )
     db.execute(
-        f"""create or replace temp table published as
+        """create or replace temp table published as
         select * replace (epoch_us(window_start) as window_start) from actual_window"""
     )
     found.windows[name] = _one(db, "select count(*) from expected")
@@ -201,5 +201,5 @@ def _expression(aggregate: Aggregate) -> str:
 
 
 def _one(db: duckdb.DuckDBPyConnection, sql: str) -> int:
-    row = db.execute(sql).fetchone()
-    return int(row[0]) if row else 0
+    rows = db.execute(sql).fetchall()  # all of it: DuckDB refuses other work while a result is open
+    return int(rows[0][0]) if rows else 0
