@@ -6,7 +6,7 @@ A mover for points in time only: enough for cases about frontiers, order and bar
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -53,11 +53,19 @@ Item = Point | Barrier | Punctuation
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one epoch did: points that left, in order, and points that went to the late table."""
+    """What one epoch did.
+
+    Attributes:
+        decision: what was decided.
+        released: points that left, flagged late ones first, then in order.
+        late: points that went to the late table.
+        order: section, time, rank of the source, partition and position of what left in order.
+    """
 
     decision: Decision
     released: list[Point]
     late: list[Point]
+    order: list[tuple[int, int, int, str, int]] = field(default_factory=list)
 
     @property
     def times(self) -> list[int]:
@@ -125,8 +133,18 @@ class Feed:
         """Event times standing in the order buffer."""
         return sorted(entry[1] for entry in self._buffer)
 
-    def step(self, now: int, take: Mapping[str, int] | None = None, **more: Any) -> Step:
-        """One epoch: everything that may be read, or at most `take` items of a source (0 for those not named)."""
+    @property
+    def names_buffered(self) -> list[str]:
+        """Names of the points standing in the order buffer."""
+        return [entry[5].name for entry in self._buffer]
+
+    def step(
+        self, now: int, take: Mapping[str, int] | None = None, *, watch: Callable[[Survey], None] | None = None, **more: Any
+    ) -> Step:
+        """One epoch: everything that may be read, or at most `take` items of a source (0 for those not named).
+
+        `watch` is shown the survey; `more` are further fields of it.
+        """
         standing = blocked(self.state)
         read: list[tuple[Member, int, Point]] = []
         surveys = []
@@ -141,6 +159,8 @@ class Feed:
             run_start=self._run_start,
             **more,
         )
+        if watch is not None:
+            watch(survey)
         decision = decide(self.spec, self.state, survey)
         self._run_start = False
         self.state = decision.after
@@ -182,7 +202,7 @@ class Feed:
         if leaving:
             newest = Mark(leaving[-1][0], leaving[-1][1])
             self._released_max = newest if self._released_max is None else max(newest, self._released_max)
-        return Step(decision, [*flagged, *(e[5] for e in leaving)], late)
+        return Step(decision, [*flagged, *(e[5] for e in leaving)], late, [e[:5] for e in leaving])
 
 
 def _is_late(decision: Decision, time: int) -> bool:

@@ -63,6 +63,7 @@ class _Before(NamedTuple):
     frontier: int
     section: int
     released: Mark
+    reach: Mark
 
 
 @dataclass(slots=True)
@@ -86,7 +87,8 @@ class _Epoch:
         clock = clocks.advance(world.clock, survey.now, spec.checkpoint.max_clock_step)
         rules = {name: Rules.of(spec, name, coalescer) for name, coalescer in world.sources.items()}
         members = Members(world, rules, survey.now, clock, world.barriers.standing())
-        before = _Before(world.clock, world.output.value, world.barriers.section, world.order.released)
+        order = world.order
+        before = _Before(world.clock, world.output.value, world.barriers.section, order.released, order.reach)
         return cls(spec, world, survey, clock, members, before)
 
     # ------------------------------------------------------------------ step 1
@@ -146,9 +148,10 @@ class _Epoch:
         """Every source in import order, then F, which stands still during the start-up grace."""
         for name in _import_order(self.spec):
             self._source(name)
-        for name, known in list(self.world.output.inputs.items()):
-            if known["status"] != DONE:
-                self._signal_output(name, self.world.sources[name])
+        for name, coalescer in self.world.sources.items():
+            known = self.world.output.inputs.get(name)
+            if known is not None and known["status"] != DONE:
+                self._signal_output(name, coalescer)
         newest = self.members.newest
         if newest is not None and self.spec.release.mode is not ReleaseMode.PASS_THROUGH:
             self.world.order.read(self.clock, self.before.section, newest)
@@ -276,16 +279,18 @@ class _Epoch:
         return TICK_MIN if reach is None else reach
 
     def _order_late(self) -> tuple[Mark | None, bool]:
-        """Section 3.3. By time, a row below one that already left is late too: the output has to stay sorted."""
-        mode, released = self.spec.release.mode, self.survey.released_max
+        """Section 3.3: below the largest released, or below F.
+
+        While a member stands at its barrier the section's frontier may be ahead of F. A row below it breaks its own member's
+        promise and is late as well, or the output would not stay sorted.
+        """
+        mode, before = self.spec.release.mode, self.before
         if mode is ReleaseMode.PASS_THROUGH:
             return None, False
         if mode is ReleaseMode.ORDERED and _exact(self.spec):
-            return released, False
-        section, time = self.before.section, self.before.frontier
-        if mode is ReleaseMode.ORDERED and released is not None and released.section == section:
-            time = max(time, released.time)
-        return (Mark(section, time) if time > TICK_MIN else None), True
+            return self.survey.released_max, False
+        time = max(before.frontier, before.reach.time if before.reach.section == before.section else TICK_MIN)
+        return (Mark(before.section, time) if time > TICK_MIN else None), True
 
     def _changed(self, release_before: Mark, release_after: Mark, after: dict[str, Any]) -> bool:
         """Worth sealing without rows: something moved, or the clock of a running timer has to."""

@@ -25,6 +25,7 @@ class Order:
     Attributes:
         options: see `OrderOptions`.
         released: everything below this mark has left.
+        reach: the part of it that follows from frontiers alone: no row in order can still come below it.
         entries: ``[read_at, section, max_time]`` per epoch, oldest first.
         grace_from: pipeline clock of the first event of this run; None before it.
         grace_over: the start-up grace of this run has passed.
@@ -32,6 +33,7 @@ class Order:
 
     options: OrderOptions
     released: Mark = BEGINNING
+    reach: Mark = BEGINNING
     entries: list[list[int]] = field(default_factory=list)
     grace_from: int | None = None
     grace_over: bool = False
@@ -39,12 +41,14 @@ class Order:
     @classmethod
     def from_dict(cls, options: OrderOptions, data: Mapping[str, Any]) -> Order:
         """Inverse of `to_dict`."""
-        return cls(options, Mark(*data["released"]), list(data["entries"]), data["grace_from"], data["grace_over"])
+        marks = Mark(*data["released"]), Mark(*data["reach"])
+        return cls(options, *marks, list(data["entries"]), data["grace_from"], data["grace_over"])
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready state."""
         return {
             "released": list(self.released),
+            "reach": list(self.reach),
             "entries": self.entries,
             "grace_from": self.grace_from,
             "grace_over": self.grace_over,
@@ -87,6 +91,7 @@ class Order:
 
     def release(self, mark: Mark) -> Mark:
         """Release up to the mark, never backward, and forget entries that have left."""
+        self.reach = max(self.reach, mark)
         self.released = max(self.released, mark)
         self.entries = [e for e in self.entries if (e[1], e[2]) >= self.released]
         return self.released

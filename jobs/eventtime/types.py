@@ -13,9 +13,9 @@ from tidegate.jobs.spec.time import TICK_MIN
 
 __all__ = [
     "BEGINNING",
+    "BarrierHealth",
     "BarrierOutcome",
     "BarrierRow",
-    "BarrierHealth",
     "Decision",
     "Mark",
     "Member",
