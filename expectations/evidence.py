@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,13 +13,19 @@ from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.log import Head, SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.verify import verify
 from tidegate.expectations.summaries import Evidence
 from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 
 __all__ = ["TableReader", "gather"]
 
-TableReader = Callable[[str], pa.Table]
-"""Table name -> all its rows, empty (with its columns) before the first epoch."""
+
+class TableReader(Protocol):
+    """Reads one table."""
+
+    def __call__(self, name: str, *, since: int = 0) -> pa.Table:
+        """Its rows of epochs after `since`; empty, with its columns, before the first epoch."""
+        ...
 
 
 def gather(spec: PipelineSpec, store: Store, read: TableReader, *, clock: Clock = SYSTEM_CLOCK) -> Evidence:
@@ -33,18 +39,21 @@ def gather(spec: PipelineSpec, store: Store, read: TableReader, *, clock: Clock 
     checkpoints = read(CHECKPOINTS)
     epoch = pc.max(checkpoints["_epoch"]).as_py() or 0
     head = _manifest(log, sealed, epoch)
+    events_since = max(0, epoch - spec.quality.release_epochs)
     return Evidence(
         spec=spec,
         late=_until(read(LATE), epoch),
         barriers=_until(read(BARRIERS), epoch),
         checkpoints=checkpoints,
         dead_letters=_until(read(DEAD_LETTERS), epoch),
-        events=_until(read(EVENTS), epoch),
+        events=_until(read(EVENTS, since=events_since), epoch),
+        events_since=events_since,
         head=head,
         past=_manifest(log, sealed, epoch - spec.quality.recent),
         sealed=sealed.slot,
         now=clock.ticks(),
         wanted=_wanted(store, spec.name, head),
+        verified=str(verify(log, head.id, checksums=False).verdict) if head else "none",
     )
 
 

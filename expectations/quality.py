@@ -7,6 +7,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
+
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.store import Store
@@ -69,4 +71,8 @@ def _table_reader(spec: PipelineSpec, store: Store) -> TableReader:
 
     # The two tables that may be large are read without the user's columns.
     narrow = {EVENTS: event_columns(spec), LATE: LATE_COLUMNS}
-    return lambda name: read_table(spec, store, name, columns=narrow.get(name))
+
+    def read(name: str, *, since: int = 0) -> pa.Table:
+        return read_table(spec, store, name, since=since, columns=narrow.get(name))
+
+    return read

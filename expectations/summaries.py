@@ -44,7 +44,9 @@ class Evidence:
         past: manifest `quality.recent` epochs before it; None if there are not that many, or it was retired.
         sealed: slot of the newest sealed epoch, published or not.
         now: ticks.
+        events_since: the events table is there from the epoch after this one.
         wanted: somebody wants this stream to run now, so that an old checkpoint means something.
+        verified: verdict on the objects that `head` needs, by presence and size; ``none`` before the first.
     """
 
     spec: PipelineSpec
@@ -53,11 +55,13 @@ class Evidence:
     checkpoints: pa.Table
     dead_letters: pa.Table
     events: pa.Table
+    events_since: int
     head: Manifest | None
     past: Manifest | None
     sealed: int
     now: int
     wanted: bool
+    verified: str
 
 
 def late_by_source(evidence: Evidence) -> pd.DataFrame:
@@ -163,6 +167,7 @@ def checkpoint_health(evidence: Evidence) -> pd.DataFrame:
             "pipeline": evidence.spec.name,
             "checkpoints": len(table),
             "newest": str(head.id) if head else "none",
+            "verified": evidence.verified,
             "age_s": age,
             "epoch_p95_s": _quantile(table["epoch_s"].to_numpy("float64"), 0.95),
             "seal_p95_s": _quantile(table["seal_s"].to_numpy("float64"), 0.95),
@@ -207,7 +212,7 @@ def release(evidence: Evidence) -> pd.DataFrame:
         {
             "pipeline": evidence.spec.name,
             "events": rows,
-            "positions_missing": int(position[-1]) + 1 - distinct if rows else 0,
+            "positions_missing": _positions_expected(evidence, position) - distinct,
             "positions_doubled": rows - distinct,
             "rows_doubled": rows - origin.num_rows,
             "rows_out_of_order": _out_of_order(events, event_time)
@@ -229,6 +234,15 @@ SUMMARIES: Final[Mapping[str, Callable[[Evidence], pd.DataFrame]]] = {
     "release": release,
 }
 """Name of a summary in a suite file -> how it is built. The first column names the row."""
+
+
+def _positions_expected(evidence: Evidence, position: np.ndarray[Any, Any]) -> int:
+    """Positions that should be taken: up to what the manifest has given out, from 0 or from where the events begin."""
+    noted = evidence.head.notes.get("next_position", 0) if evidence.head else 0
+    if not len(position):
+        return 0 if evidence.events_since else int(noted)
+    first = int(position[0]) if evidence.events_since else 0
+    return max(int(position[-1]) + 1, int(noted)) - first
 
 
 def _out_of_order(events: pa.Table, event_time: str) -> int:

@@ -52,13 +52,13 @@ def describe(log: SlotLog) -> dict[str, Any]:
     from tidegate.checkpoints.status import read_status
 
     lease, said = read_lease(log.store, log.pipeline), read_status(log.store, log.pipeline)
-    head, now = log.head(), SYSTEM_CLOCK.ticks()
+    head, now, wish = log.head(), SYSTEM_CLOCK.ticks(), read_desired(log.store, log.pipeline)
     body: dict[str, Any] = said.body if said and lease and said.token == lease.token else {}
     return {
         "pipeline": log.pipeline,
         "state": _state(lease, said, now),
         "why": body.get("why"),
-        "desired": read_desired(log.store, log.pipeline).state.value,
+        "desired": {"state": wish.state.value, "who": wish.who, "why": wish.why} if wish.at else None,
         "driver": _driver(lease, said, now),
         "checkpoint": _checkpoint(head.record, now),
         "timeline": head.timeline,
@@ -182,7 +182,7 @@ def _print_all(store: Store, reports: list[dict[str, Any]]) -> None:
 def _print_one(report: dict[str, Any]) -> None:
     facts: list[tuple[str, object]] = [
         ("pipeline", report["pipeline"]),
-        ("state", report["state"] + (f" ({report['why']})" if report["why"] else "") + f"; wanted: {report['desired']}"),
+        ("state", _state_words(report)),
         ("driver", _driver_words(report["driver"])),
         ("checkpoint", _checkpoint_words(report["checkpoint"])),
         ("unpublished", "the tables still have to follow a restore" if report["unpublished"] is None else report["unpublished"]),
@@ -198,6 +198,12 @@ def _print_one(report: dict[str, Any]) -> None:
     if sources:
         columns = ["source", "status", "frontier", "read", "released", "late", "more waiting"]
         output.table(columns, [_source_row(name, s) for name, s in sources.items()])
+
+
+def _state_words(report: dict[str, Any]) -> str:
+    why, wish = report["why"], report["desired"]
+    said = f"; {wish['who']} wants: {wish['state']}" + (f" ({wish['why']})" if wish["why"] else "") if wish else ""
+    return f"{report['state']}{f' ({why})' if why else ''}{said}"
 
 
 def _source_row(name: str, source: dict[str, Any]) -> tuple[object, ...]:

@@ -37,6 +37,7 @@ def read_table(
     *,
     current_only: bool = False,
     at: int | None = None,
+    since: int = 0,
     columns: tuple[str, ...] | None = None,
 ) -> Any:
     """Rows of one output table. A table that never had a row is empty.
@@ -47,6 +48,7 @@ def read_table(
         name: a table of the pipeline.
         current_only: of a window's results only the newest revision of each, without replaced sessions.
         at: the cut after this slot of the current lineage; default: the newest that every table shows.
+        since: only rows of later slots than this one; files of older ones are not opened.
         columns: only these; default: all.
 
     Raises:
@@ -64,7 +66,7 @@ def read_table(
         )
     window = spec.windows.get(name)
     wanted = None if current_only and window else columns
-    table = _scan(spec, store, name, current, at, wanted)
+    table = _scan(spec, store, name, current, (since, at), wanted)
     if current_only and window:
         table = current_revisions(table, window)
     return table.select(list(columns)) if columns else table
@@ -118,12 +120,21 @@ def _require(spec: PipelineSpec, name: str) -> None:
         )
 
 
-def _scan(spec: PipelineSpec, store: Store, name: str, current: Current, at: int | None, columns: tuple[str, ...] | None) -> Any:
+def _scan(
+    spec: PipelineSpec,
+    store: Store,
+    name: str,
+    current: Current,
+    slots: tuple[int, int | None],
+    columns: tuple[str, ...] | None,
+) -> Any:
     location = current.tables.get(name)
     if location is None:
         empty = table_schema(spec, name).empty_table()
         return empty.select(list(columns)) if columns else empty
-    rows = ALWAYS_TRUE if at is None else f"_epoch <= {at}"
+    since, at = slots
+    bounds = [f"_epoch > {since}"] * (since > 0) + [f"_epoch <= {at}"] * (at is not None)
+    rows = " and ".join(bounds) or ALWAYS_TRUE
     try:
         table = StaticTable.from_metadata(location, io_properties(store))
         found = table.scan(row_filter=rows, selected_fields=columns or ("*",)).to_arrow()

@@ -51,5 +51,7 @@ class QualitySpec(Model):
     """Check id -> ``warn``, ``critical`` or ``off``; overrides the suite's own."""
     suites: str | None = None
     """Folder of own suites (``*.yaml``), relative to the working folder; a file named like a built-in one replaces it."""
+    release_epochs: Annotated[int, Field(gt=0)] = 500
+    """The newest epochs whose released events are looked at; the one table that is never small."""
     recent: Annotated[int, Field(gt=0)] = 20
     """The newest checkpoints that `late_ratio_rise` compares with all before them."""

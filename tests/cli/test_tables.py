@@ -74,3 +74,19 @@ def test_quality_runs_in_a_process_of_its_own(cli: Cli, log: SlotLog, spec_file:
     assert cli("quality", "flights.yaml", "--json").exit_code == 1
     expected = [sys.executable, "-m", "tidegate.expectations", "run", "flights.yaml", "--store", log.store.url, "--json"]
     assert calls == [expected]
+
+
+def test_quality_docs_are_copied(
+    cli: Cli, log: SlotLog, spec_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data Docs of a bucket can be opened from a folder, also when a check failed."""
+
+    class Done:
+        returncode = 1
+
+    monkeypatch.setattr("subprocess.run", lambda command, check: Done())
+    log.store.put("flights/quality/results/latest.json", b'{"docs": "flights/quality/docs/1/index.html"}')
+    for page in ("index", "release.release"):
+        log.store.put(f"flights/quality/docs/1/{page}.html", page.encode())
+    said = cli("quality", "flights.yaml", "--docs", "docs")
+    assert (said.exit_code, (tmp_path / "docs" / "release.release.html").read_text()) == (1, "release.release")

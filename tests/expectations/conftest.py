@@ -116,11 +116,13 @@ def healthy(spec: PipelineSpec) -> Evidence:
         checkpoints=checkpoints(),
         dead_letters=rows(DEAD),
         events=events(spec),
+        events_since=0,
         head=manifest(3),
         past=None,
         sealed=3,
         now=NOW + 10_000_000,
         wanted=True,
+        verified="healthy",
     )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from tests.expectations.conftest import changed, manifest
 
@@ -17,12 +17,11 @@ from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.store import Store
 from tidegate.expectations import __main__ as command
-from tidegate.expectations import quality
-from tidegate.expectations.evidence import gather
+from tidegate.expectations import quality, summaries
+from tidegate.expectations.evidence import TableReader, gather
 from tidegate.expectations.summaries import Evidence
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-Read = Callable[[str], pa.Table]
 SPEC = """\
 apiVersion: tidegate/v1
 name: flights
@@ -42,9 +41,19 @@ def fill(store: Store, slots: int = 3, *, pending: bool = False) -> None:
         log.seal(sealed)
 
 
+def reader(evidence: Evidence) -> TableReader:
+    """Reads the tables of the evidence."""
+
+    def read(name: str, *, since: int = 0) -> pa.Table:
+        table: pa.Table = getattr(evidence, name)
+        return table.filter(pc.greater(table["_epoch"], since))
+
+    return read
+
+
 @pytest.fixture
-def read(healthy: Evidence) -> Read:
-    return lambda name: getattr(healthy, name)
+def read(healthy: Evidence) -> TableReader:
+    return reader(healthy)
 
 
 def test_tables_are_cut_at_the_newest_published_epoch(spec: PipelineSpec, healthy: Evidence) -> None:
@@ -52,12 +61,12 @@ def test_tables_are_cut_at_the_newest_published_epoch(spec: PipelineSpec, health
     store = MemoryStore()
     fill(store)
     behind = changed(healthy, checkpoints=healthy.checkpoints.slice(0, 2))
-    evidence = gather(spec, store, lambda name: getattr(behind, name), clock=ManualClock())
+    evidence = gather(spec, store, reader(behind), clock=ManualClock())
     assert evidence.barriers["_epoch"].to_pylist() == [1, 2]
     assert (evidence.head is not None and evidence.head.slot, evidence.sealed) == (2, 3)
 
 
-def test_past_is_the_manifest_before_the_recent_ones(spec: PipelineSpec, read: Read) -> None:
+def test_past_is_the_manifest_before_the_recent_ones(spec: PipelineSpec, read: TableReader) -> None:
     """`quality.recent` epochs back, and nothing when there are not that many."""
     store = MemoryStore()
     fill(store)
@@ -70,7 +79,7 @@ def test_past_is_the_manifest_before_the_recent_ones(spec: PipelineSpec, read: R
 
 @pytest.mark.parametrize(("state", "pending", "wanted"), [("run", True, True), ("run", False, False), ("stopped", True, False)])
 def test_next_checkpoint_is_due_only_with_work_and_will(
-    spec: PipelineSpec, read: Read, state: str, pending: bool, wanted: bool
+    spec: PipelineSpec, read: TableReader, state: str, pending: bool, wanted: bool
 ) -> None:
     """An idle stream seals nothing, a stopped one neither; neither is behind."""
     store = MemoryStore()
@@ -79,16 +88,28 @@ def test_next_checkpoint_is_due_only_with_work_and_will(
     assert gather(spec, store, read, clock=ManualClock()).wanted is wanted
 
 
+def test_only_recent_events_are_read(spec: PipelineSpec, healthy: Evidence) -> None:
+    """A long stream's events are looked at from `release_epochs` back; what lies before is not missed."""
+    store = MemoryStore()
+    fill(store)
+    epoch = pa.array([1 + n // 40 for n in range(96)], pa.int64())
+    grown = changed(healthy, events=healthy.events.set_column(6, "_epoch", epoch))
+    short = PipelineSpec.model_validate(spec.model_dump(by_alias=True) | {"quality": {"release_epochs": 2}})
+    evidence = gather(short, store, reader(grown), clock=ManualClock())
+    assert (evidence.events_since, evidence.events.num_rows) == (1, 56)
+    assert summaries.release(evidence)["positions_missing"].tolist() == [0]
+
+
 def test_pipeline_that_never_ran_has_evidence(spec: PipelineSpec, healthy: Evidence) -> None:
     """Before the first epoch there is nothing, and no error."""
-    evidence = gather(spec, MemoryStore(), lambda name: getattr(healthy, name).slice(0, 0), clock=ManualClock())
+    evidence = gather(spec, MemoryStore(), lambda name, *, since=0: getattr(healthy, name).slice(0, 0), clock=ManualClock())
     assert (evidence.head, evidence.sealed) == (None, 0)
 
 
 @pytest.mark.e2e
 @pytest.mark.filterwarnings("ignore")
 def test_command_prints_verdict_and_key(
-    tmp_path: Path, read: Read, healthy: Evidence, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, read: TableReader, healthy: Evidence, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit 0 with the key last when all is well; exit 1 naming the critical check; the envelope with --json."""
     (tmp_path / "flights.yaml").write_text(SPEC)
@@ -104,7 +125,7 @@ def test_command_prints_verdict_and_key(
     assert store.head(stored["docs"]) is not None
 
     doubled = changed(healthy, events=pa.concat_tables([healthy.events, healthy.events.slice(0, 1)]))
-    monkeypatch.setattr(quality, "_table_reader", lambda spec, store: lambda name: getattr(doubled, name))
+    monkeypatch.setattr(quality, "_table_reader", lambda spec, store: reader(doubled))
     assert command.main([*arguments, "--json"]) == 1
     envelope = json.loads(capsys.readouterr().out)
     assert envelope["kind"] == "quality"

@@ -107,6 +107,14 @@ def test_release_counts_gaps_doubles_and_disorder(healthy: Evidence) -> None:
     assert swapped.loc[0, "rows_out_of_order"] == 1
 
 
+def test_events_lost_at_the_end_are_missed(healthy: Evidence) -> None:
+    """The manifest knows how many positions were given out; the table must have them all."""
+    head = manifest(3).model_copy(update={"notes": {"next_position": 100}})
+    assert summaries.release(changed(healthy, head=head)).loc[0, "positions_missing"] == 4
+    empty = changed(healthy, head=head, events=healthy.events.slice(0, 0))
+    assert summaries.release(empty).loc[0, "positions_missing"] == 100
+
+
 def test_flagged_late_rows_may_stand_out_of_order(healthy: Evidence) -> None:
     """`emit_flagged` releases late rows at once; that is not disorder."""
     position, flags = pa.array([1, 0, *range(2, 96)], pa.int64()), pa.array([False, True, *[False] * 94])
