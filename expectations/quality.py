@@ -14,7 +14,7 @@ from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.store import Store
 from tidegate.expectations import docs
 from tidegate.expectations.evidence import TableReader, gather
-from tidegate.expectations.runner import CheckResult, run_suites
+from tidegate.expectations.runner import CheckResult, load_library, run_suites
 from tidegate.expectations.summaries import LATE_COLUMNS, event_columns
 from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
 
@@ -36,6 +36,7 @@ def check_quality(
         ConfigurationError: a suite is wrong.
         TransientError: the store or the catalog cannot be reached now.
     """
+    load_library()  # part of the process's start, not of the check
     begun = time.monotonic()
     evidence = gather(spec, store, read or _table_reader(spec, store), clock=clock)
     run = run_suites(evidence)

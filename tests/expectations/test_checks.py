@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -89,3 +92,28 @@ def test_missing_folder_is_refused(spec: PipelineSpec) -> None:
     """A folder that does not exist is named with its full path."""
     with pytest.raises(ConfigurationError, match="/nowhere"):
         load_suites(with_quality(spec, suites="/nowhere"))
+
+
+def test_suites_are_read_from_inside_a_zip(tmp_path: Path) -> None:
+    """Spark ships the package as a zip file; suites and templates travel in it."""
+    package = Path(__file__).parents[2]
+    archive = tmp_path / "tidegate.zip"
+    with zipfile.ZipFile(archive, "w") as bundle:
+        bundle.write(package / "src" / "tidegate" / "__init__.py", "tidegate/__init__.py")
+        for folder in ("checkpoints", "expectations", "jobs"):
+            for file in (package / folder).rglob("*"):
+                if file.suffix in (".py", ".yaml", ".html", ".css"):
+                    bundle.write(file, f"tidegate/{file.relative_to(package)}")
+    code = """
+import sys; sys.path.insert(0, sys.argv[1])
+from importlib import resources
+from tidegate.expectations.checks import load_suites
+from tidegate.jobs.spec.pipeline import PipelineSpec
+assert ".zip" in load_suites.__code__.co_filename
+source = {"path": "x", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "1s"}
+print(len(load_suites(PipelineSpec.model_validate({"name": "p", "sources": {"a": source}}))))
+print(len((resources.files("tidegate.expectations") / "templates" / "run.html").read_text()))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(archive)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) == 5
