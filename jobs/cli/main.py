@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.jobs.cli import checkpoints, conformance, quality, run, spec, stack, status, tables
+from tidegate.jobs.cli import checkpoints, conformance, proof, quality, run, spec, stack, status, tables
 from tidegate.jobs.cli.output import Guarded
 
 __all__ = ["app", "main"]
@@ -33,6 +33,8 @@ app.command("status", rich_help_panel=_LOOK)(status.status)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=_LOOK)
 app.command("tables", rich_help_panel=_LOOK)(tables.tables)
 app.command("quality", rich_help_panel=_LOOK)(quality.quality)
+app.command("check", rich_help_panel=_LOOK)(proof.check)
+app.command("replay", rich_help_panel=_LOOK)(proof.replay)
 app.command("validate", rich_help_panel=_WRITE)(spec.validate)
 app.command("schema", rich_help_panel=_WRITE)(spec.schema)
 app.add_typer(conformance.app, name="conformance", rich_help_panel=_WRITE)

@@ -1,0 +1,99 @@
+"""`tidegate check` and `tidegate replay`: do the tables say what the input and the log say?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.jobs.cli import context, output
+from tidegate.jobs.cli.context import JsonOption, SpecArgument, StoreOption
+
+if TYPE_CHECKING:
+    from tidegate.checkpoints.manifest import Manifest
+    from tidegate.checkpoints.store import Store
+    from tidegate.jobs.engine.replay import Replay
+    from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["check", "replay"]
+
+
+def check(pipeline: SpecArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Compare input, tables and an independent recomputation: is every row in exactly one place?
+
+    Reads the input objects again and every table. Exit code 1 if something is not exact.
+    """
+    spec = context.find_spec(pipeline)
+    log = context.open_log(spec.name, store)
+    from tidegate.jobs.sinks.exact import check_exact
+    from tidegate.jobs.sinks.tables import read_table
+
+    found = check_exact(spec, log.store, log, lambda name: read_table(spec, log.store, name, current_only=True))
+    if as_json:
+        data = {"exact": found.exact, "rows": found.rows, "windows": found.windows, "problems": found.problems}
+        output.envelope("check", data | {"skipped": found.skipped})
+    else:
+        columns = sorted({name for places in found.rows.values() for name in places}, key=_read_first)
+        output.table(["source", *columns], [[s, *(p.get(c, 0) for c in columns)] for s, p in found.rows.items()])
+        for name, count in found.windows.items():
+            output.console().print(f"window {name}: {count:,} results compared")
+        for name, why in found.skipped.items():
+            output.console().print(f"window {name}: not compared, {why}")
+        for problem in found.problems or ["exact: every row in one place, windows equal a recomputation"]:
+            output.console().print(problem)
+    raise typer.Exit(0 if found.exact else 1)
+
+
+def _read_first(name: str) -> tuple[bool, str]:
+    return name != "read", name
+
+
+def replay(
+    pipeline: SpecArgument,
+    epoch: Annotated[int | None, typer.Option(metavar="N", min=1, help="Slot of the epoch. Default: the newest.")] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a sealed epoch again from its recorded cut and decision, and compare its rows. Seals nothing.
+
+    Exit code 1 if a table comes out differently.
+    """
+    spec = context.find_spec(pipeline)
+    log = context.open_log(spec.name, store)
+    head = log.head()
+    slots = list(log.epochs(head.timeline, max(1, (epoch or head.slot) - 1), epoch or head.slot))
+    if not slots or slots[-1].record.slot != (epoch or head.slot):
+        from tidegate.jobs.spec.errors import ConfigurationError
+
+        raise ConfigurationError(
+            f"{spec.name} has no epoch {epoch}; the newest is {head.slot}",
+            code="replay.no_epoch",
+            advice=f"see: tidegate checkpoints list {spec.name}",
+        )
+    parent = slots[0].epoch if len(slots) == 2 else None
+    found = _replayed(spec, slots[-1].epoch, parent, log.store)
+    if as_json:
+        output.envelope("replay", {"checkpoint": found.checkpoint, "equal": found.equal, "tables": found.tables})
+    else:
+        rows = [[name, *counts] for name, counts in found.tables.items()]
+        output.table(["table", "rows sealed", "rows replayed", "rows that differ"], rows, title=found.checkpoint)
+        output.console().print("equal" if found.equal else "NOT equal")
+    raise typer.Exit(0 if found.equal else 1)
+
+
+def _replayed(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None, sealed: Store) -> Replay:
+    from tidegate.checkpoints.local import LocalStore
+    from tidegate.checkpoints.overlay import OverlayStore
+    from tidegate.jobs.engine.replay import replay_epoch
+    from tidegate.jobs.spark.mover import SparkMover
+
+    with TemporaryDirectory(prefix="tidegate-replay-") as folder:
+        scratch = LocalStore(Path(folder) / "store")
+        overlay = OverlayStore(sealed, scratch)
+        mover = SparkMover(overlay, spec, Path(folder) / "work")
+        try:
+            return replay_epoch(spec, epoch, parent, mover, overlay, scratch)
+        finally:
+            mover.close()
