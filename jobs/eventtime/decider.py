@@ -139,7 +139,8 @@ class _Epoch:
                 barriers.arrive(name, row, self.clock)
         if not self.grace:
             barriers.settle(self.clock, self.members.pending)
-        for name in sorted(self.members.standing - barriers.standing()):
+        freed = {name for closed in barriers.closed if closed.cause != "tardy" for name in closed.health.participants}
+        for name in sorted(freed & self.members.standing):
             self.members.resume(name)
 
     # ------------------------------------------------------------------ step 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.jobs.eventtime.coalesce import ACTIVE, Coalescer
+from tidegate.jobs.eventtime.members import partition_timeout
 from tidegate.jobs.eventtime.state import World
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -40,6 +41,6 @@ def _why(spec: PipelineSpec, world: World, source: str, member: str, standing: s
         return "buffered rows"
     if options.punctuation is not None and (state is None or state["punctuation"] is None):
         return "no punctuation"
-    if spec.coalesce.idle_timeout is not None or options.coalesce.idle_timeout is not None:
+    if spec.coalesce.idle_timeout is not None or partition_timeout(spec, options) is not None:
         return "idle timer running"
     return "no data"

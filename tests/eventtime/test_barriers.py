@@ -1,0 +1,182 @@
+"""Barrier events by id, overtaking, cancelling and resynchronisation, on the decider's own barriers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tidegate.jobs.conformance.feed import Barrier, Feed, Point, pipeline
+from tidegate.jobs.eventtime.barriers import Barriers
+from tidegate.jobs.eventtime.types import BarrierOutcome, BarrierRow
+from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spec.options import BarrierOptions
+
+COMPLETE, INCOMPLETE, ABORTED = BarrierOutcome.COMPLETE, BarrierOutcome.INCOMPLETE, BarrierOutcome.ABORTED
+
+
+class Rig:
+    """Members a, b, c; every signal settles at once and goes through JSON."""
+
+    def __init__(self, timeout: int | None = None, **options: Any) -> None:
+        self.options = BarrierOptions(**options)
+        self.timeout = timeout
+        self.roster = dict.fromkeys("abc", "active")
+        self.state = Barriers(self.options, timeout).to_dict()
+        self.clock = 0
+
+    def open(self) -> Barriers:
+        barriers = Barriers.from_dict(self.options, self.timeout, json.loads(json.dumps(self.state, sort_keys=True)))
+        barriers.roster = self.roster
+        return barriers
+
+    def close(self, barriers: Barriers, *pending: str) -> list[tuple[int, BarrierOutcome, tuple[str, ...]]]:
+        barriers.settle(self.clock, pending)
+        closed = barriers.take()
+        self.state = barriers.to_dict()
+        return [(c.health.id, c.health.outcome, c.health.tardy or c.health.missing) for c in closed]
+
+    def arrive(self, member: str, id_: int | None = None, *, type_: str = "run", time: int = 0) -> Any:
+        barriers = self.open()
+        barriers.arrive(member, BarrierRow(self.clock, type_, id_, time), self.clock)
+        return self.close(barriers)
+
+    def tick(self, clock: int, *pending: str) -> Any:
+        self.clock = clock
+        return self.close(self.open(), *pending)
+
+
+def test_a_source_that_delivers_a_greater_id_has_skipped_the_smaller() -> None:
+    """Under `queue` the skipped barrier closes without it once all others arrived; its own one waits its turn."""
+    rig = Rig(identity="id")
+    assert (rig.arrive("a", 1), rig.arrive("b", 2)) == ([], [])
+    assert rig.arrive("c", 1) == [(1, INCOMPLETE, ("b",))]
+    assert (rig.arrive("a", 2), rig.arrive("c", 2)) == ([], [(2, COMPLETE, ())])
+
+
+def test_a_late_id_is_ignored_or_recorded_as_tardy() -> None:
+    """An id that closed without the member is recorded when it comes after all; an aborted one is ignored."""
+    rig = Rig(identity="id", timeout=10)
+    rig.arrive("a", 1)
+    rig.arrive("b", 1)
+    assert rig.tick(10) == []
+    assert rig.tick(11) == [(1, INCOMPLETE, ("c",))]
+    assert rig.arrive("c", 1) == [(1, INCOMPLETE, ("c",))]
+    assert rig.open().standing() == set()
+
+
+def test_a_newer_id_subsumes_the_open_one() -> None:
+    """Under `subsume` the older one aborts and its sources unblock; older ids are ignored from then on."""
+    rig = Rig(identity="id", overtake="subsume")
+    rig.arrive("a", 1)
+    assert rig.arrive("b", 2) == [(1, ABORTED, ("b", "c"))]
+    assert rig.open().blocked() == {"b"}
+    assert (rig.arrive("c", 1), rig.open().blocked()) == ([], {"b"})
+
+
+def test_abort_concerns_one_id_and_cancel_all_up_to_it() -> None:
+    """An id aborted before its first arrival is ignored, the ids before it are not; `cancel` ends those too."""
+    rig = Rig(identity="id")
+    barriers = rig.open()
+    assert barriers.abort(3, 0)
+    assert not barriers.abort(3, 0)
+    assert rig.close(barriers) == [(3, ABORTED, ())]
+    assert rig.arrive("a", 1) == []
+    assert (rig.arrive("b", 3), rig.open().standing()) == ([], {"a"})
+    barriers = rig.open()
+    barriers.cancel(2, 0)
+    assert [c[:2] for c in rig.close(barriers)] == [(1, ABORTED), (2, ABORTED)]
+    assert (rig.arrive("b", 2), rig.open().standing()) == ([], set())
+
+
+def test_the_checkpoint_class_aborts_on_timeout() -> None:
+    """`on_timeout: abort`, strictly after the timeout, counted from the later of first arrival and previous close."""
+    rig = Rig(identity="id", timeout=10, on_timeout="abort")
+    rig.arrive("a", 1)
+    rig.clock = 5
+    rig.arrive("b", 2)
+    assert rig.tick(11) == [(1, ABORTED, ("b", "c"))]
+    assert rig.tick(21) == []
+    assert rig.tick(22) == [(2, ABORTED, ("a", "c"))]
+
+
+def test_nobody_times_out_while_the_awaited_has_rows() -> None:
+    """A member with rows left may still deliver: the timer runs on but does not expire."""
+    rig = Rig(timeout=10)
+    rig.arrive("a")
+    assert rig.tick(50, "b") == []
+    assert rig.tick(51) == [(1, INCOMPLETE, ("b", "c"))]
+
+
+def test_resynchronisation_prefers_type_then_time_then_age() -> None:
+    """A tardy barrier goes to the candidate of its type, then of nearest time; older candidates are missed for good."""
+    rig = Rig(timeout=10)
+    for number, (type_, time) in enumerate([("begin", 100), ("end", 200), ("begin", 300)]):
+        rig.clock = number * 100
+        rig.arrive("a", type_=type_, time=time)
+        rig.arrive("b", type_=type_, time=time)
+        rig.tick(number * 100 + 11)
+    assert rig.arrive("c", type_="end", time=290) == [(2, INCOMPLETE, ("c",))]
+    assert rig.arrive("c", type_="end", time=290) == [(3, INCOMPLETE, ("c",))]
+    rig.arrive("a", type_="begin", time=400)
+    rig.arrive("b", type_="begin", time=400)
+    assert rig.arrive("c", type_="begin", time=400) == [(4, COMPLETE, ())]
+
+
+def test_a_member_back_in_step_joins_the_open_barrier() -> None:
+    """The open barrier is a candidate like the missed ones; chosen, it leaves those missed for good."""
+    rig = Rig(timeout=10)
+    rig.arrive("a", type_="begin", time=100)
+    rig.arrive("b", type_="begin", time=100)
+    rig.tick(11)
+    rig.arrive("a", type_="begin", time=500)
+    rig.arrive("b", type_="begin", time=500)
+    assert rig.arrive("c", type_="begin", time=499) == [(2, COMPLETE, ())]
+    assert rig.state["missed"] == {}
+
+
+def test_two_tardy_members_are_both_on_record() -> None:
+    """The second amendment of a barrier names the first tardy member as well."""
+    rig = Rig(timeout=10)
+    rig.arrive("a")
+    rig.tick(11)
+    assert rig.arrive("b") == [(1, INCOMPLETE, ("b",))]
+    assert rig.arrive("c") == [(1, INCOMPLETE, ("b", "c"))]
+
+
+def test_what_is_remembered_of_a_silent_member_is_bounded() -> None:
+    """A member that never sends a barrier does not make the state grow for ever."""
+    rig = Rig(timeout=0)
+    for number in range(1, 101):
+        rig.arrive("a")
+        rig.arrive("b")
+        rig.tick(number)
+    assert len(rig.state["missed"]["c"]) == 64
+
+
+def test_an_id_is_required_where_barriers_are_paired_by_id() -> None:
+    """The row is named."""
+    with pytest.raises(PoisonError, match="barrier row of a at position 0 has no id"):
+        Rig(identity="id").arrive("a")
+
+
+def test_under_pass_data_flows_behind_the_barrier_but_the_frontier_waits() -> None:
+    """At least once: rows behind an open barrier leave, F does not pass it; it catches up on the close."""
+    feed = Feed(pipeline(("a", "b"), {"lag": 0}, release={"mode": "pass_through"}, barriers={"alignment": "pass"}))
+    feed.add("a", Point(1), Barrier(2), Point(50))
+    feed.add("b", Point(40))
+    assert feed.step(0).times == [1, 40]
+    step = feed.step(0)
+    assert (step.times, step.decision.frontier_after) == ([50], 1)
+    feed.add("a", Barrier(51), Point(60))
+    assert feed.step(0).decision.blocked == ("a/0",)
+    feed.add("b", Barrier(41))
+    step = feed.step(0)
+    assert (step.decision.section, step.decision.after["barriers"]["section"]) == (0, 1)
+    assert step.decision.frontier_after == 40  # what stood between a's two barriers counts now
+    feed.add("b", Point(70))
+    step = feed.step(0)
+    assert (step.times, step.decision.frontier_after) == ([60, 70], 50)
+    feed.add("b", Barrier(71))
+    assert feed.step(0).decision.frontier_after == 60

@@ -1,0 +1,133 @@
+"""Who holds the frontier, back-pressure, timers, and when an epoch without rows is worth sealing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate.jobs.conformance.feed import Barrier, Feed, Point, pipeline
+from tidegate.jobs.eventtime.decider import blocked, hold_back, initial_state, next_timer
+from tidegate.jobs.eventtime.types import Member
+
+S = 1_000_000
+A, B = Member("a"), Member("b")
+
+
+def feed_of(**sections: Any) -> Feed:
+    """Two sources, lag 0, idle after 60 s."""
+    return Feed(pipeline(("a", "b"), {"lag": 0}, **sections))
+
+
+def test_the_silent_source_holds_the_frontier() -> None:
+    """A source without rows holds it from the first epoch on, while its idle timer runs."""
+    feed = feed_of()
+    feed.add("a", Point(10))
+    feed.step(0)
+    feed.add("a", Point(20))
+    assert feed.step(5 * S).decision.holder == {"member": "b/0", "since": 0, "why": "idle timer running"}
+
+
+def test_without_a_timer_there_is_just_no_data() -> None:
+    """Idleness switched off: nothing but a row ends it."""
+    feed = feed_of(coalesce={"idle_timeout": "never"})
+    feed.add("a", Point(10))
+    assert feed.step(0).decision.holder == {"member": "b/0", "since": 0, "why": "no data"}
+
+
+def test_an_open_barrier_holds_the_frontier() -> None:
+    """The member that stands at its barrier is named, since it became the one that holds."""
+    feed = feed_of()
+    feed.add("a", Point(1), Barrier(2))
+    feed.add("b", Point(5))
+    feed.step(0)
+    feed.add("b", Point(9))
+    assert feed.step(S).decision.holder == {"member": "a/0", "since": 0, "why": "open barrier"}
+
+
+def test_rows_still_to_read_hold_the_frontier() -> None:
+    """A member with a backlog holds because of it."""
+    feed = feed_of()
+    feed.add("a", Point(1), Point(2))
+    feed.add("b", Point(9))
+    assert feed.step(0, {"a": 1, "b": 1}).decision.holder == {"member": "a/0", "since": 0, "why": "buffered rows"}
+
+
+def test_nobody_holds_when_everybody_has_ended() -> None:
+    """All done: there is no holder."""
+    feed = feed_of()
+    feed.end("a")
+    feed.end("b")
+    assert feed.step(0).decision.holder is None
+
+
+def test_a_member_far_ahead_is_not_read() -> None:
+    """`max_ahead`: while the other has rows, the one further ahead than that waits; otherwise nobody does."""
+    feed = feed_of(release={"max_ahead": "10us"})
+    feed.add("a", Point(100), Point(101))
+    feed.add("b", Point(5), Point(6))
+    feed.step(0, {"a": 1, "b": 1})
+    assert hold_back(feed.spec, feed.state) == {A}
+    feed.step(0, {"b": 1})
+    assert hold_back(feed.spec, feed.state) == set()
+
+
+def test_a_full_buffer_stops_the_members_ahead() -> None:
+    """`max_buffered_rows`: the slowest member is still read."""
+    feed = feed_of(release={"max_buffered_rows": 2})
+    feed.add("a", Point(10), Point(11), Point(12))
+    feed.add("b", Point(5))
+    feed.step(0)
+    assert hold_back(feed.spec, feed.state, buffered_rows=1) == set()
+    assert hold_back(feed.spec, feed.state, buffered_rows=2) == {A}
+
+
+def test_a_member_behind_an_open_barrier_does_not_count_as_ahead() -> None:
+    """Ahead is measured from where the section has been released to, so a barrier cannot dam its own partners."""
+    feed = feed_of(release={"max_buffered_rows": 1, "max_ahead": "10us"})
+    feed.add("a", Point(1), Barrier(2))
+    feed.add("b", Point(500), Point(501))
+    feed.step(0, {"a": 2, "b": 1})
+    assert hold_back(feed.spec, feed.state, buffered_rows=5) == set()
+    assert blocked(feed.state) == {A}
+
+
+def test_the_next_timer() -> None:
+    """Idle timers, the build window, a barrier's timeout and the start-up grace: whichever is first."""
+    assert next_timer(feed_of().spec, initial_state(feed_of().spec)) is None
+    feed = feed_of()
+    feed.step(0)
+    assert next_timer(feed.spec, feed.state) == 60 * S
+    feed = feed_of(release={"build_window": "20s"})
+    feed.add("a", Point(1), Barrier(2))
+    feed.step(S)
+    assert next_timer(feed.spec, feed.state) == 21 * S
+    feed.add("b", Point(5))
+    feed.step(2 * S)
+    assert next_timer(feed.spec, feed.state) == 22 * S
+    feed = feed_of(release={"startup_grace": "3s"}, coalesce={"idle_timeout": "never"})
+    feed.add("a", Point(1))
+    feed.step(0)
+    assert next_timer(feed.spec, feed.state) == 3 * S
+    feed.step(3 * S)
+    assert next_timer(feed.spec, feed.state) is None
+
+
+def test_the_clock_of_a_running_timer_is_worth_an_epoch() -> None:
+    """Quiet epochs are not worth sealing, until the pipeline clock has to go on for a timer to be reached at all."""
+    feed = feed_of()
+    feed.add("a", Point(1))
+    feed.step(0)
+    assert not feed.step(S).decision.changed
+    assert feed.step(11 * S).decision.changed
+    feed = feed_of(coalesce={"idle_timeout": "never"})
+    feed.add("a", Point(1))
+    feed.step(0)
+    assert not feed.step(60 * S).decision.changed
+
+
+def test_wall_clock_outcomes_are_recorded() -> None:
+    """What the clock decided stands in the decision."""
+    feed = feed_of(coalesce={"idle_timeout": "5s"}, release={"build_window": "2s"})
+    feed.add("a", Point(1))
+    feed.step(0)
+    kinds = [r["kind"] for second in (2, 5) for r in feed.step(second * S).decision.recorded]
+    assert kinds == ["residence_expired", "idle", "idle", "idle", "idle"]
