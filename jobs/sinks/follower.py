@@ -4,8 +4,8 @@ Rules that keep a slot from being applied twice or on the wrong timeline (design
 
 * pyiceberg's commit retry is off: it would rebase on whatever it finds, without looking at the marks.
 * Every commit asserts that main still is the snapshot whose mark was judged.
-* A rewind goes back *and* appends an empty fence in the same commit, so that main never is an old snapshot again, on which a
-  sleeping publisher could still commit.
+* A rewind takes the abandoned slots out *and* appends an empty fence in the same commit. It needs no old snapshot, so any
+  restore can be followed, however old; and main never is an old snapshot again, on which a sleeper could still commit.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.expressions.parser import parse
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -25,13 +26,14 @@ from tidegate.jobs.spec.errors import PoisonError
 
 __all__ = ["TABLE_PROPERTIES", "Follower", "tag_name"]
 
-UID, TIMELINE, FROM, UPTO, FENCE, ROOT = (f"tidegate.{n}" for n in ("uid", "timeline", "from", "upto", "fence", "root"))
+UID, TIMELINE, FROM, UPTO, FENCE = (f"tidegate.{n}" for n in ("uid", "timeline", "from", "upto", "fence"))
 TABLE_PROPERTIES = {
     "commit.retry.num-retries": "0",
     "commit.manifest-merge.enabled": "true",  # else every commit rewrites a list as long as the table's history
     "commit.manifest.min-count-to-merge": "16",
     "gc.enabled": "false",  # data files belong to checkpoints; tidegate's own GC decides about them
     "write.metadata.previous-versions-max": "20",
+    "write.metadata.metrics.column._epoch": "full",  # a rewind drops whole files by these bounds, however many columns there are
 }
 
 
@@ -62,24 +64,22 @@ class Follower:
         newest = self._newest()
         return _mark(newest) if newest else None
 
-    def marks(self) -> list[Mark]:
-        """Every marked snapshot that is still there, on main or not."""
-        return [mark for snapshot in self.table.metadata.snapshots if (mark := _mark(snapshot))]
+    def rolled_back(self) -> bool:
+        """Whether somebody else moved main back: the newest mark that was ever set is not the one main has."""
+        marked = [s for s in self.table.metadata.snapshots if _mark(s)]
+        newest = self._newest()
+        return newest is not None and newest is not max(marked, key=lambda s: s.sequence_number or 0)
 
     def tagged(self) -> list[Mark]:
         """Marks of group ends, oldest first."""
-        ends = {
-            r.snapshot_id
-            for n, r in self.table.metadata.refs.items()
-            if r.snapshot_ref_type is SnapshotRefType.TAG and n != "root"
-        }
-        return sorted((m for m in self.marks() if m.snapshot_id in ends), key=lambda m: (m.upto, m.timeline))
+        ends = {r.snapshot_id for r in self.table.metadata.refs.values() if r.snapshot_ref_type is SnapshotRefType.TAG}
+        snapshots = [s for s in self.table.metadata.snapshots if s.snapshot_id in ends]
+        return sorted((m for s in snapshots if (m := _mark(s))), key=lambda m: (m.upto, m.timeline))
 
     def begin(self, timeline: int, upto: int) -> None:
-        """The first snapshot of a new table: empty, true for every slot so far."""
+        """The first snapshot of a new table: empty, since no slot so far has rows for it."""
         with _Commit(self.table) as commit:
-            _append(commit, [], self._marked(timeline, 1, upto) | {ROOT: "true"})
-            ManageSnapshots(commit).create_tag(_head(commit), "root").commit()
+            _append(commit, [], self._marked(timeline, 1, upto))
 
     def apply(self, files: Sequence[str], timeline: int, first: int, upto: int, tags: Collection[str] | None = None) -> None:
         """Append slots `first` to `upto`.
@@ -96,10 +96,18 @@ class Follower:
             if tags is not None:
                 self._tag(commit, timeline, upto, tags)
 
-    def rewind(self, to: Mark, timeline: int, position: int) -> None:
-        """Go back to a marked snapshot and fence main against everybody who saw another one, in one commit."""
+    def rewind(self, timeline: int, position: int) -> None:
+        """Take out the slots after `position`, and mark main as standing there on another timeline.
+
+        One commit, whose snapshot nobody has seen before: main never is an old snapshot again, and whoever prepared a commit on
+        the old main is refused. Files of single slots are dropped by their bounds; one that somebody has compacted is rewritten.
+        """
+        beyond = f"_epoch > {position}"
         with _Commit(self.table) as commit:
-            ManageSnapshots(commit).set_current_snapshot(snapshot_id=to.snapshot_id)
+            with commit.update_snapshot().delete() as dropped:
+                dropped.delete_by_predicate(parse(beyond))
+            if dropped.rewrites_needed:
+                commit.delete(beyond)
             _append(commit, [], self._marked(timeline, position + 1, position) | {FENCE: str(timeline)})
 
     def _newest(self) -> Snapshot | None:
@@ -116,7 +124,7 @@ class Follower:
         """Tag the new snapshot, drop old tags, and forget snapshots that nothing names any more. Files stay."""
         before = self.table.metadata
         tags = [n for n, r in before.refs.items() if r.snapshot_ref_type is SnapshotRefType.TAG]
-        old = set(tags) - {*kept, "root"}
+        old = set(tags) - set(kept)
         manage = ManageSnapshots(commit).create_tag(_head(commit), tag_name(timeline, upto))
         for name in old:
             manage.remove_tag(name)
@@ -184,4 +192,4 @@ def _mark(snapshot: Snapshot) -> Mark | None:
     found: dict[str, Any] = snapshot.summary.additional_properties if snapshot.summary else {}
     if UPTO not in found:
         return None
-    return Mark(snapshot.snapshot_id, int(found[TIMELINE]), int(found[UPTO]), found.get(ROOT) == "true")
+    return Mark(int(found[TIMELINE]), int(found[UPTO]))

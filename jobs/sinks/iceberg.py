@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +18,7 @@ from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.catalog import Current, move_current, namespace, open_catalog, read_current, table_location
+from tidegate.jobs.sinks.catalog import Current, current_key, move_current, namespace, open_catalog, read_current, table_location
 from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, Follower, tag_name
 from tidegate.jobs.sinks.marks import Mark, Way
 from tidegate.jobs.sinks.schemas import table_schema
@@ -30,10 +30,9 @@ __all__ = ["IcebergSink"]
 
 _THREADS = 3  # tables committed at a time: a commit is 40 ms of work and four times that of waiting for the store
 _CONFLICTS = 20  # in a row, before asking the caller to come back later: two publishers lose at most every other one
-_GROUP = 10  # slots between group ends; an untouched table lags at most this far, so a restart reads few manifests
+_GROUP = 10  # slots between group ends: an empty snapshot per untouched table and epoch would double the cost of publishing
 _MOST = 100  # slots in one snapshot while catching up: bounds memory and the size of one commit
-_TAGS = 20  # group ends kept as tags, 200 slots
-_RUNG = 100  # and one in so many slots for as long as checkpoints are kept: a restore publishes at most these again
+_TAGS = 20  # group ends kept as tags, 200 slots; every snapshot kept makes every commit slower
 
 
 class IcebergSink:
@@ -51,8 +50,6 @@ class IcebergSink:
         self._layout = Layout(spec.name)
         self._catalog: SqlCatalog | None = None
         self._tables: dict[str, Follower] = {}
-        self._epochs: dict[int, Manifest] = {}  # of the timeline below; only those that some table still needs
-        self._timeline = -1
         self._pointed: Current | None = None
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tidegate-iceberg")
 
@@ -111,7 +108,8 @@ class IcebergSink:
                 if catalog.table_exists(self._identifier(table)):
                     catalog.drop_table(self._identifier(table))
             self._tables.clear()
-            self._create(CHECKPOINTS, None, 0, 0)
+            self.store.delete(current_key(self.spec.name))
+            self._pointed = None
         return self.follow(log)
 
     def _follow(self, log: SlotLog, flush: bool) -> int:
@@ -125,7 +123,6 @@ class IcebergSink:
         self._load()
         head = log.head()
         way = Way(log, head)
-        self._remember(way)
         if head.slot == 0 and not self._tables:
             return 0
         self._rewind(way)
@@ -138,10 +135,13 @@ class IcebergSink:
         return head.slot - begin
 
     def _load(self) -> None:
-        """Open what is registered; what the pointer names but the catalog lost is registered again."""
+        """Open what is registered; what the pointer names but the catalog lost is registered again.
+
+        `checkpoints` first: the others, loaded after it, then hold at least what its mark says about them.
+        """
         catalog = self._open()
         known = None
-        for table in self.spec.tables:
+        for table in sorted(self.spec.tables, key=lambda name: name != CHECKPOINTS):
             if table in self._tables:
                 continue
             identifier = self._identifier(table)
@@ -165,87 +165,69 @@ class IcebergSink:
         return follower
 
     def _rewind(self, way: Way) -> None:
-        """Bring every table onto this lineage.
+        """Bring every table onto this lineage: what was published after the fork is taken out.
 
-        Tables may find themselves at different positions, as their snapshots allow. `checkpoints` goes no further than the
-        others, and goes first: what its mark says about them must hold after a crash at any point of this.
+        A table that somebody rolled back by hand holds less than `checkpoints` says. Then `checkpoints` goes back as far, and
+        goes first, so that the slots are applied to that table again, also after a crash at any point of this.
         """
-        reached: dict[str, tuple[int, Mark]] = {}
-        for table, follower in self._tables.items():
-            mark = follower.mark()
-            if mark is not None and self._must_rewind(table, mark, way):
-                reached[table] = self._reach(follower, way, limit=way.slot)
-        if CHECKPOINTS in reached:
-            least = min(position for position, _ in reached.values())
-            reached[CHECKPOINTS] = self._reach(self._tables[CHECKPOINTS], way, limit=least)
-        for table in sorted(reached, key=lambda name: name != CHECKPOINTS):
-            position, mark = reached[table]
-            self._tables[table].rewind(mark, way.timeline, position)
-
-    def _must_rewind(self, table: str, mark: Mark, way: Way) -> bool:
-        if mark.timeline > way.timeline or (mark.timeline == way.timeline and way.position(mark) is None):
-            raise self._fenced(table, mark.timeline, mark.upto, way)
-        return mark.timeline != way.timeline
-
-    def _reach(self, follower: Follower, way: Way, limit: int) -> tuple[int, Mark]:
-        """The furthest position on the lineage that one of the table's snapshots holds; the empty root holds at any."""
-        found = [(position, mark) for mark in follower.marks() if (position := way.position(mark)) is not None]
-        return max((min(p, limit) if m.root else p, m) for p, m in found if p <= limit or m.root)
+        marks = {table: mark for table, follower in self._tables.items() if (mark := follower.mark())}
+        for table, mark in marks.items():
+            if not way.knows(mark):
+                raise self._fenced(table, mark, way)
+        complete = self._position(way)
+        rolled_back = {table: way.position(mark) for table, mark in marks.items() if self._tables[table].rolled_back()}
+        for table, mark in sorted(marks.items(), key=lambda item: item[0] != CHECKPOINTS):
+            if table == CHECKPOINTS:
+                position = min([complete, *rolled_back.values()])
+            else:
+                position = rolled_back.get(table, max(complete, way.position(mark)))
+            if mark.timeline != way.timeline or table in rolled_back or position < mark.upto:
+                self._tables[table].rewind(way.timeline, position)
 
     def _group(self, log: SlotLog, way: Way, upto: int) -> None:
         """Apply everything up to a slot. Tables without new files are left alone, unless the group ends here."""
-        low = self._low(way)
-        for filled in log.epochs(way.timeline, min(set(range(low + 1, upto + 1)) - set(self._epochs), default=upto + 1), upto):
-            self._epochs[filled.record.slot] = filled.epoch
+        done = self._position(way)
+        epochs = [filled.epoch for filled in log.epochs(way.timeline, done + 1, upto)]
         tags = self._tags(way, upto)
         others = [t for t in self.spec.tables if t != CHECKPOINTS]
-        list(self._pool.map(lambda table: self._bring(table, way, upto, tags, self._files), others))
-        self._bring(CHECKPOINTS, way, upto, tags, self._checkpoint_files)
-        done = self._low(way)
-        self._epochs = {slot: epoch for slot, epoch in self._epochs.items() if slot > done}
+        list(self._pool.map(lambda table: self._bring(table, way, epochs, tags), others))
+        self._bring(CHECKPOINTS, way, epochs, tags)
 
-    def _bring(
-        self, table: str, way: Way, upto: int, tags: set[str] | None, files_of: Callable[[str, int, int], list[str]]
-    ) -> None:
+    def _bring(self, table: str, way: Way, epochs: list[Manifest], tags: set[str] | None) -> None:
+        """Apply epochs to one table: those after its mark, which may be ahead after a crash."""
         follower = self._tables.get(table)
-        first = 1 + (self._slot(follower) if follower else self._position(way))
-        if first > upto:
-            return
-        files = files_of(table, first, upto)
+        mark = follower.mark() if follower else None
+        left = [e for e in epochs if mark is None or e.slot > mark.upto]
+        files = [key for epoch in left for key in self._files(table, epoch)]
+        if not left or (follower is None and table in self.spec.windows and not files):
+            return  # a window's table is made from its first file, which tells the types of its columns
+        first, upto = left[0].slot, left[-1].slot
         if follower is None:
-            if not files and table in self.spec.windows:
-                return  # a window's column types are known from its first file
-            follower = self._create(table, files[0] if files else None, way.timeline, first - 1)
+            follower = self._create(table, files, way.timeline, first - 1)
         if files or tags is not None:
             follower.apply([self.store.uri(key) for key in files], way.timeline, first, upto, tags)
 
-    def _files(self, table: str, first: int, upto: int) -> list[str]:
-        return [f.key for slot in range(first, upto + 1) for f in self._epochs[slot].files.get(table, []) if f.rows]
-
-    def _checkpoint_files(self, table: str, first: int, upto: int) -> list[str]:
-        """One file per slot in the attempt's own folder; its content follows from the manifest, so anybody may write it."""
-        written = []
-        for epoch in (self._epochs[slot] for slot in range(first, upto + 1)):
-            key = f"{self._layout.table(table, epoch.id)}publisher.parquet"
-            written.append(write_small(self.store, key, checkpoint_rows([epoch])).key)
-        return written
+    def _files(self, table: str, epoch: Manifest) -> list[str]:
+        """The epoch's files of a table. That of `checkpoints` follows from the manifest, so any publisher may write it."""
+        if table != CHECKPOINTS:
+            return [f.key for f in epoch.files.get(table, []) if f.rows]
+        key = f"{self._layout.table(table, epoch.id)}publisher.parquet"
+        return [write_small(self.store, key, checkpoint_rows([epoch])).key]
 
     def _tags(self, way: Way, upto: int) -> set[str] | None:
-        """At a group end the tags that stay: the newest ones, and a ladder of older ones; None elsewhere."""
+        """At a group end the older tags that stay: the newest ones of this lineage; None elsewhere."""
         follower = self._tables.get(CHECKPOINTS)
-        tagged = [m for m in follower.tagged() if way.position(m) is not None] if follower else []
+        tagged = [m for m in follower.tagged() if way.knows(m) and way.position(m) == m.upto] if follower else []
         if upto - max((m.upto for m in tagged), default=0) < _GROUP:
             return None
-        oldest = upto - self.spec.checkpoint.retain - _RUNG
-        rungs = {m.upto // _RUNG: m for m in tagged if m.upto >= oldest}.values()
-        return {tag_name(m.timeline, m.upto) for m in [*rungs, *tagged[-_TAGS:]]}
+        return {tag_name(m.timeline, m.upto) for m in tagged[-_TAGS + 1 :]}
 
-    def _create(self, table: str, sample: str | None, timeline: int, upto: int) -> Follower:
+    def _create(self, table: str, files: list[str], timeline: int, upto: int) -> Follower:
         """A new table, marked as empty up to the sink's position."""
         identifier, catalog = self._identifier(table), self._open()
         schema = table_schema(self.spec, table)
-        if sample is not None and table in self.spec.windows:
-            schema = pq.read_schema(io.BytesIO(self.store.get(sample).data)).remove_metadata()
+        if table in self.spec.windows:
+            schema = pq.read_schema(io.BytesIO(self.store.get(files[0]).data)).remove_metadata()
         location = table_location(self.spec, self.store, table)
         created = catalog.create_table(identifier, schema, location=location, properties=TABLE_PROPERTIES)
         self._tables[table] = Follower(created, self.uid)
@@ -263,20 +245,7 @@ class IcebergSink:
         """The slot up to which everything is in the tables."""
         follower = self._tables.get(CHECKPOINTS)
         mark = follower.mark() if follower else None
-        return (way.position(mark) or 0) if mark else 0
-
-    def _low(self, way: Way) -> int:
-        """The oldest mark of all tables: manifests after it may still be needed."""
-        return min([self._position(way), *(self._slot(f) for f in self._tables.values())])
-
-    def _slot(self, follower: Follower) -> int:
-        mark = follower.mark()
-        return mark.upto if mark else 0
-
-    def _remember(self, way: Way) -> None:
-        if way.timeline != self._timeline:
-            self._epochs.clear()
-            self._timeline = way.timeline
+        return way.position(mark) if mark and way.knows(mark) else 0
 
     def _identifier(self, table: str) -> tuple[str, str]:
         return namespace(self.spec), table
@@ -286,9 +255,9 @@ class IcebergSink:
             self._catalog = open_catalog(self.spec, self.store, self._workdir)
         return self._catalog
 
-    def _fenced(self, table: str, timeline: int, upto: int, way: Way) -> FencedError:
+    def _fenced(self, table: str, mark: Mark, way: Way) -> FencedError:
         return FencedError(
-            f"table {table} of {self.spec.name} stands at slot {upto} of timeline {timeline}, "
+            f"table {table} of {self.spec.name} stands at slot {mark.upto} of timeline {mark.timeline}, "
             f"but the log ends at slot {way.slot} of timeline {way.timeline}",
             code="sink.fenced",
             pipeline=self.spec.name,

@@ -12,18 +12,12 @@ __all__ = ["Mark", "Way", "shared_slots"]
 _END = 1 << 62  # an open stretch: more slots than any timeline has
 
 
-@dataclass(frozen=True, order=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Mark:
-    """What a table's snapshot holds: slots 1 to `upto` of the lineage of `timeline`, each once.
+    """What a table holds: slots 1 to `upto` of the lineage of `timeline`, each once."""
 
-    Attributes:
-        root: the table was empty up to here, so the mark holds at every earlier position as well.
-    """
-
-    snapshot_id: int
     timeline: int
     upto: int
-    root: bool = False
 
 
 class Way:
@@ -35,16 +29,15 @@ class Way:
         self._lineage: Callable[[int], list[Stretch]] = log.lineage
         self._shared: dict[int, int] = {head.timeline: head.slot}
 
-    def position(self, mark: Mark) -> int | None:
-        """The position on this lineage whose rows a marked snapshot holds exactly; None if it holds others."""
-        if mark.timeline > self.timeline:
-            return None
+    def knows(self, mark: Mark) -> bool:
+        """Whether the log has this timeline, and for its current one this slot."""
+        return mark.timeline < self.timeline or (mark.timeline == self.timeline and mark.upto <= self.slot)
+
+    def position(self, mark: Mark) -> int:
+        """How far a table with this mark is right on this lineage: slots after that are of an abandoned one."""
         if mark.timeline not in self._shared:
             self._shared[mark.timeline] = shared_slots(self._lineage(mark.timeline), self._lineage(self.timeline))
-        shared = self._shared[mark.timeline]
-        if mark.root:
-            return min(mark.upto, shared)
-        return mark.upto if mark.upto <= shared else None
+        return min(mark.upto, self._shared[mark.timeline])
 
 
 def shared_slots(left: Sequence[Stretch], right: Sequence[Stretch]) -> int:

@@ -12,6 +12,7 @@ from tests.sinks.conftest import UID, World, make_spec
 
 from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, Follower
 from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.jobs.sinks.marks import Mark
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
 
 
@@ -85,7 +86,7 @@ def test_catching_up_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -
     sink = world.sink()
     assert sink.follow(world.log) == 11
     assert world.exact(sink)
-    assert [m.upto for m in Follower(sink.open_table("events"), UID).marks()] == [0, 8, 11]
+    assert [m.upto for m in Follower(sink.open_table("events"), UID).tagged()] == [11]
 
 
 def test_untouched_tables_cost_nothing_until_the_group_ends(world: World) -> None:
@@ -107,17 +108,16 @@ def test_untouched_tables_cost_nothing_until_the_group_ends(world: World) -> Non
 
 
 def test_metadata_stays_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old tags and snapshots are forgotten, but for the newest, the root and a ladder of older ones; data files stay."""
+    """Old tags and snapshots are forgotten, but for the newest; data files stay."""
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 1)
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._RUNG", 5)
     sink = world.sink()
     for _ in range(14):
         world.seal()
         sink.follow(world.log)
     metadata = sink.open_table("events").metadata
-    assert set(metadata.refs) == {"main", "root", "t0-e4", "t0-e9", "t0-e12", "t0-e13", "t0-e14"}
-    assert len(metadata.snapshots) <= 8
+    assert set(metadata.refs) == {"main", "t0-e13", "t0-e14"}
+    assert len(metadata.snapshots) <= 3
     assert world.exact(sink)
 
 
@@ -163,8 +163,8 @@ def test_the_race_doubles_rows_without_the_mends(world: World, monkeypatch: pyte
     world.seal(1)
     once(monkeypatch, "apply", is_table("events"), lambda: two.follow(world.log))
     if missing == "mark check":
-        monkeypatch.setattr(one, "_slot", lambda follower: 3)
-        monkeypatch.setattr(one, "_position", lambda way: 3 if world.rows(one).count((0, 4)) < 4 else 4)
+        monkeypatch.setattr(Follower, "mark", lambda self: Mark(0, 3 + (self.twice > 1)))
+        monkeypatch.setattr(Follower, "twice", property(lambda self: world.rows(one).count((0, 4)) // 2), raising=False)
     one.follow(world.log)
     assert world.rows(one).count((0, 4)) == 4
 
@@ -239,11 +239,10 @@ def test_a_bare_rollback_stops_no_sleeper_in_general_but_a_fence_does(world: Wor
     sink = world.sink()
     sink.follow(world.log)
     asleep, mine = (Follower(sink.open_table("events"), UID) for _ in range(2))
-    mark = mine.mark()
-    assert mark is not None
-    mine.rewind(mark, 1, 2)
-    assert mine.mark() != mark
-    assert mine.table.current_snapshot().parent_snapshot_id == mark.snapshot_id  # type: ignore[union-attr]
+    seen = mine.table.metadata.current_snapshot_id
+    mine.rewind(1, 2)
+    assert mine.mark() == Mark(1, 2)
+    assert mine.table.metadata.current_snapshot_id != seen
     with pytest.raises(CommitFailedException):
         asleep.apply([], 0, 3, 3)
 
@@ -258,8 +257,8 @@ def test_crash_during_a_rewind_heals(world: World, monkeypatch: pytest.MonkeyPat
     world.fork(target)
     if where == "between rollback and fence":  # our own pair is one commit; another tool's may not be
         table = sink.open_table("events")
-        root = table.refs()["root"].snapshot_id
-        table.manage_snapshots().set_current_snapshot(snapshot_id=root).commit()
+        first = table.metadata.snapshots[0].snapshot_id
+        table.manage_snapshots().set_current_snapshot(snapshot_id=first).commit()
     else:
         crashing = is_table("events") if where == "before" else is_table("late")
         with monkeypatch.context() as patch:
@@ -410,28 +409,65 @@ def test_no_retry_property_stands_in_every_table(world: World) -> None:
         assert sink.open_table(table).properties["commit.retry.num-retries"] == "0"
 
 
-def test_checkpoints_never_run_ahead_of_the_others_after_a_rewind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the others can only go back further, `checkpoints` does too, so that a crash right after loses nothing."""
+def test_restore_to_a_checkpoint_whose_predecessors_were_retired(world: World) -> None:
+    """A rewind needs neither old snapshots nor old manifests: a pinned checkpoint is restored after all around it is gone."""
+    world.seal(2, ("events", "late"))
+    pinned = world.seal(1, ("events", "hourly")).id
+    world.seal(2, ("events", "late", "hourly"))
+    sink = world.sink()
+    sink.follow(world.log)
+    for slot in (1, 2, 4):
+        world.retire(slot)
+    world.fork(pinned)
+    world.seal(1)
+    assert sink.follow(world.log) == 1
+    assert world.rows(sink) == [(0, 1)] * 2 + [(0, 2)] * 2 + [(0, 3)] * 2 + [(1, 4)] * 2
+    assert world.rows(sink, "late") == [(0, 1)] * 2 + [(0, 2)] * 2
+    assert world.rows(sink, "hourly") == [(0, 3)] * 2
+    assert world.rows(sink, "checkpoints") == [(0, 1), (0, 2), (0, 3), (1, 4)]
+
+
+def test_rewind_of_a_table_that_somebody_compacted(world: World) -> None:
+    """Rows of several slots in one foreign file are rewritten, not lost and not kept."""
+    target = world.seal(2).id
     world.seal(2)
     sink = world.sink()
     sink.follow(world.log)
-    target = world.seal(1).id
-    sink.follow(world.log)
-    world.seal(1)
-    events = Follower(sink.open_table("events"), UID)
-    second = next(m for m in events.marks() if m.upto == 2)
-    third = next(m for m in events.marks() if m.upto == 3)
-    events.table.manage_snapshots().set_current_snapshot(snapshot_id=second.snapshot_id).commit()
-    events.table.maintenance.expire_snapshots().by_id(third.snapshot_id).commit()
+    table = sink.open_table("events")
+    table.overwrite(table.scan().to_arrow())
     world.fork(target)
-    with monkeypatch.context() as patch:
-        once(patch, "apply", lambda follower: True, _crash)
-        with pytest.raises(KeyboardInterrupt):
-            world.sink().follow(world.log)
     fresh = world.sink()
-    assert _mark(fresh, "checkpoints") <= 2
+    fresh.follow(world.log)
+    assert world.rows(fresh) == [(0, 1)] * 2 + [(0, 2)] * 2
+
+
+def test_table_rolled_back_by_hand_is_filled_again(world: World) -> None:
+    """Whoever rolls one table back gets its rows again with the next epoch, once."""
+    sink = world.sink()
+    for _ in range(3):
+        world.seal(1, ("events", "late"))
+        sink.follow(world.log)
+    table = sink.open_table("events")
+    second = next(s.snapshot_id for s in table.metadata.snapshots if s.summary and s.summary["tidegate.upto"] == "2")
+    table.manage_snapshots().rollback_to_snapshot(second).commit()
+    world.seal(1)
+    fresh = world.sink()
     fresh.follow(world.log)
     assert world.exact(fresh)
+
+
+def test_rewind_drops_whole_files_only(world: World) -> None:
+    """A rewind reads and writes no data file: the bounds of `_epoch` say which files go."""
+    target = world.seal(2).id
+    world.seal(2)
+    sink = world.sink()
+    sink.follow(world.log)
+    before = {task.file.file_path for task in sink.open_table("events").scan().plan_files()}
+    world.fork(target)
+    sink.follow(world.log)
+    after = {task.file.file_path for task in sink.open_table("events").scan().plan_files()}
+    assert after < before
+    assert len(after) == 2
 
 
 def test_file_that_does_not_fit_is_poison(world: World) -> None:

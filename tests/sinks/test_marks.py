@@ -26,12 +26,12 @@ def test_shared_slots(left: list[tuple[int, int, int | None]], right: list[tuple
 
 
 def test_positions_after_a_restore(world: World) -> None:
-    """A mark of an old timeline holds up to the fork, not beyond; an empty root holds everywhere before."""
+    """A table of an old timeline is right up to the fork; one of a timeline that nobody knows is not judged."""
     target = world.seal(2).id
     world.seal(2)
     world.fork(target)
     world.seal(1)
     way = Way(world.log, world.log.head())
-    found = [way.position(Mark(0, timeline, upto)) for timeline, upto in ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (1, 4), (2, 1))]
-    assert found == [1, 2, None, 2, 3, None, None]
-    assert way.position(Mark(0, 0, 4, root=True)) == 2
+    found = [way.position(Mark(*mark)) for mark in ((0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (1, 3))]
+    assert found == [1, 2, 2, 2, 2, 3]
+    assert [way.knows(Mark(*mark)) for mark in ((0, 4), (1, 3), (1, 4), (2, 1))] == [True, True, False, False]
