@@ -7,15 +7,21 @@ compaction may group them as they like. Nulls are ignored as in SQL, except by `
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from functools import reduce
+from typing import Any, Final
 
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from tidegate.jobs.spark.marks import reached
 from tidegate.jobs.spark.schema import quote
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.windows import Aggregate, AggregateFunction
 
-__all__ = ["KEPT_ROWS", "Plan", "plan_of"]
+__all__ = ["Aggregation", "Plan", "plan_of"]
 
 _PLACE: Final = "struct(_et, _so, _partition, _seq)"
-KEPT_ROWS: Final = "_rows"
+_KEPT_ROWS: Final = "_rows"
 """State column with the rows themselves, shared by all ``sql(...)`` aggregates of a window."""
 
 
@@ -38,32 +44,33 @@ class Plan:
 
 def plan_of(what: Aggregate, index: int, columns: list[str]) -> Plan:
     """The expressions of the `index`-th aggregate of a window; `columns` are the row's, for ``sql(...)``."""
-    state, x = f"_s{index}", what.expression
+    state, x, name = f"_s{index}", what.expression, what.function.value
     match what.function:
         case AggregateFunction.COUNT:
             return Plan({state: f"count({x})"}, {state: f"sum({state})"}, f"coalesce({state}, 0L)", same_type=True)
         case AggregateFunction.SUM:
             return Plan({state: f"sum({x})"}, {state: f"sum({state})"}, state, same_type=True)
+        case AggregateFunction.MIN | AggregateFunction.MAX:
+            return Plan({state: f"{name}({x})"}, {state: f"{name}({state})"}, state)
         case AggregateFunction.AVG:
             return _avg(state, x)
-        case AggregateFunction.MIN | AggregateFunction.MAX:
-            name = what.function.value
-            return Plan({state: f"{name}({x})"}, {state: f"{name}({state})"}, state)
         case AggregateFunction.FIRST | AggregateFunction.LAST:
             return _edge(state, x, "min" if what.function is AggregateFunction.FIRST else "max")
-        case AggregateFunction.APPROX_DISTINCT:
-            sketch = {state: f"hll_sketch_agg(CAST({x} AS string))"}
-            return Plan(sketch, {state: f"hll_union_agg({state})"}, f"coalesce(hll_sketch_estimate({state}), 0L)")
-        case AggregateFunction.APPROX_QUANTILE:
-            return _quantile(state, x, what.argument or 0.5)
-        case AggregateFunction.DISTINCT:
-            merge = {state: f"array_distinct(flatten(collect_list({state})))"}
-            return Plan({state: f"collect_set({x})"}, merge, f"CAST(coalesce(size({state}), 0) AS bigint)")
-        case AggregateFunction.COLLECT:
-            return _collect(state, f"struct(_et, _so, _partition, _seq, {x} AS v)", f"({x}) IS NOT NULL")
-        case AggregateFunction.SQL:
-            row = ", ".join(quote(c) for c in (*columns, "_source"))
-            return _collect(KEPT_ROWS, f"struct(_et, _so, _partition, _seq, struct({row}) AS v)", "true")
+        case AggregateFunction.APPROX_DISTINCT | AggregateFunction.APPROX_QUANTILE:
+            return _sketch(state, x, what.argument)
+        case _:
+            return _listed(state, what, columns)
+
+
+def _listed(state: str, what: Aggregate, columns: list[str]) -> Plan:
+    x = what.expression
+    if what.function is AggregateFunction.DISTINCT:
+        merge = {state: f"array_distinct(flatten(collect_list({state})))"}
+        return Plan({state: f"collect_set({x})"}, merge, f"CAST(coalesce(array_size({state}), 0) AS bigint)")
+    if what.function is AggregateFunction.COLLECT:
+        return _collect(state, f"struct(_et, _so, _partition, _seq, {x} AS v)", f"({x}) IS NOT NULL")
+    row = ", ".join(quote(c) for c in (*columns, "_source"))
+    return _collect(_KEPT_ROWS, f"struct(_et, _so, _partition, _seq, struct({row}) AS v)", "true")
 
 
 def _avg(state: str, x: str) -> Plan:
@@ -79,7 +86,10 @@ def _edge(state: str, x: str, side: str) -> Plan:
     return Plan(partial, merge, f"{value}.v")
 
 
-def _quantile(state: str, x: str, q: float) -> Plan:
+def _sketch(state: str, x: str, q: float | None) -> Plan:
+    if q is None:
+        sketch = {state: f"hll_sketch_agg(CAST({x} AS string))"}
+        return Plan(sketch, {state: f"hll_union_agg({state})"}, f"coalesce(hll_sketch_estimate({state}), 0L)")
     empty = f"coalesce(kll_sketch_get_n_double({state}), 0L) = 0"
     return Plan(
         {state: f"kll_sketch_agg_double(CAST({x} AS double))"},
@@ -94,3 +104,67 @@ def _collect(state: str, item: str, keep: str) -> Plan:
         {state: f"flatten(collect_list({state}))"},
         f"transform(array_sort({state}), row -> row.v)",
     )
+
+
+class Aggregation:
+    """The Spark SQL of one window's aggregates."""
+
+    def __init__(self, spec: PipelineSpec, name: str) -> None:
+        self.window = spec.windows[name]
+        self.keys = [f"_k{i}" for i in range(len(self.window.keys))]
+        self.plans: dict[str, Plan] = {
+            output: plan_of(what, i, list(spec.columns)) for i, (output, what) in enumerate(self.window.aggregates.items())
+        }
+        self.partials = {k: v for plan in self.plans.values() for k, v in plan.partial.items()}
+        self.merges = {k: v for plan in self.plans.values() for k, v in plan.merge.items()}
+
+    @property
+    def group(self) -> list[str]:
+        """What identifies a window's result."""
+        return ["_ws", "_we", *self.keys]
+
+    @property
+    def key_columns(self) -> list[str]:
+        """The key columns of a row under the names they have in state."""
+        return [f"{quote(key)} AS {name}" for name, key in zip(self.keys, self.window.keys, strict=True)]
+
+    def typed_states(self, types: dict[str, str]) -> list[str]:
+        """State columns after a merge, sums in the type of their partials again."""
+        casts = {name for plan in self.plans.values() if plan.same_type for name in plan.partial}
+        return [f"CAST({name} AS {types[name]}) AS {name}" if name in casts else name for name in self.partials]
+
+    def partial(self, rows: DataFrame, before: int, slot: int) -> DataFrame:
+        """One row per window and key of these rows."""
+        touched = rows.selectExpr("*", *self.key_columns).groupBy(*self.group).agg(*(F.expr(v).alias(k) for k, v in self.partials.items()))
+        update = f"CAST({reached('_we', before)} AS int)"
+        marks = [f"1 - {update} AS _on", f"{update} AS _up", "1 AS _n", f"CAST({slot} AS bigint) AS _epoch"]
+        return touched.selectExpr(*self.group, *marks, *self.partials)
+
+    def merge(self, rows: DataFrame, *, flags: dict[str, str], use: str | None = None) -> DataFrame:
+        """Merge partial rows; only those that `use` selects count for the aggregates, all count for the flags."""
+        types = {field.name: field.dataType.simpleString() for field in rows.schema}
+        if use is not None:
+            state = [f"IF({use}, {name}, NULL) AS {name}" for name in self.partials]
+            rows = rows.selectExpr(*(c for c in rows.columns if c not in self.partials), *state)
+        marks = {"_on": "max(_on)", "_up": "CAST(sum(_up) AS int)", "_n": "CAST(sum(_n) AS int)", "_epoch": "min(_epoch)", **flags}
+        merged = rows.groupBy(*self.group).agg(*(F.expr(v).alias(k) for k, v in {**marks, **self.merges}.items()))
+        return merged.selectExpr(*self.group, *marks, *self.typed_states(types))
+
+    def results(self, merged: DataFrame, revision: str, provenance: list[str]) -> DataFrame:
+        """Result rows as readers see them."""
+        sql = {o: a for o, a in self.window.aggregates.items() if a.function is AggregateFunction.SQL}
+        if sql:
+            merged = self._with_sql(merged, sql)
+        values = [f"{'_sql_' + output if output in sql else plan.final} AS {quote(output)}" for output, plan in self.plans.items()]
+        own = ["timestamp_micros(_ws) AS window_start", "timestamp_micros(_we) AS window_end", f"CAST({revision} AS int) AS revision"]
+        keys = [f"{name} AS {quote(key)}" for name, key in zip(self.keys, self.window.keys, strict=True)]
+        replaces = "_replaces AS replaces" if "_replaces" in merged.columns else "CAST(NULL AS array<string>) AS replaces"
+        return merged.selectExpr(*keys, *own, replaces, *values, *provenance)
+
+    def _with_sql(self, merged: DataFrame, sql: dict[str, Any]) -> DataFrame:
+        """Any SQL aggregate: over the kept rows, laid out again."""
+        rows = merged.selectExpr(*self.group, f"explode(array_sort({_KEPT_ROWS})) AS _row").selectExpr(*self.group, "_row.v.*")
+        found = rows.groupBy(*self.group).agg(*(F.expr(a.expression).alias(f"_sql_{o}") for o, a in sql.items()))
+        renamed = found.selectExpr(*(f"{c} AS _j{c}" for c in self.group), *(f"_sql_{o}" for o in sql))
+        same = reduce(lambda a, b: a & b, (F.expr(f"{c} <=> _j{c}") for c in self.group))
+        return merged.join(renamed, same, "left")

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
-from tidegate.jobs.spark.read import CutFrame, local_copy
-from tidegate.jobs.spark.write import FETCH_ROWS, Writer, fetch
+from tidegate.jobs.spark.read import CutFrame, Sessions, local_copy
+from tidegate.jobs.spark.write import FETCH_ROWS, Writer, Written, fetch
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Epoch"]
+__all__ = ["Epoch", "WindowWork"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +26,26 @@ class Epoch:
     Attributes:
         staged: its cut.
         data: the cut's data rows that are not set aside; None when there are none.
+        aside: the rows that are set aside, with `_verdict` and `_mark`; None when there are none.
         low: least event time of those rows, None when there are none.
         kept: folder of local copies of state segments.
     """
 
-    session: SparkSession
+    sessions: Sessions
     spec: PipelineSpec
     store: Store
     order: MoveOrder
     writer: Writer
     staged: CutFrame
     data: DataFrame | None
+    aside: DataFrame | None
     low: int | None
     kept: Path
 
     @property
     def small(self) -> bool:
-        """Whether results as large as the cut may come to the driver."""
-        return self.staged.rows <= FETCH_ROWS
+        """Whether results as large as the cut, and the order buffer, may come to the driver."""
+        return self.staged.rows + sum(ref.rows for ref in self.segments("order")) <= FETCH_ROWS
 
     def segments(self, kind: str) -> list[FileRef]:
         """Live segments of one kind before this epoch."""
@@ -61,10 +63,19 @@ class Epoch:
         rows = sum(pq.read_metadata(path).num_rows for path in paths)
         if rows <= FETCH_ROWS:
             table = pa.concat_tables((pq.read_table(path, partitioning=None) for path in paths), promote_options="permissive")
-            return self.session.createDataFrame(table)
-        return self.session.read.option("mergeSchema", "false").parquet(*(str(path) for path in paths))
+            return self.sessions.of(rows).createDataFrame(table).coalesce(1)
+        return self.sessions.full.read.option("mergeSchema", "false").parquet(*(str(path) for path in paths))
 
     def provenance(self) -> list[str]:
         """The provenance columns of an output row, as Spark SQL."""
         epoch = [f"CAST({self.order.timeline} AS int) AS _timeline", f"CAST({self.order.epoch} AS bigint) AS _epoch"]
         return ["_source", "_partition", "_seq", *epoch]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowWork:
+    """What one window output did in an epoch."""
+
+    results: Written
+    segments: tuple[FileRef, ...]
+    written: Written

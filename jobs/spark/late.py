@@ -1,7 +1,8 @@
 """The late table: rows late for the events output and for each window, each with the frontier it missed.
 
 Late rows have an event time below F whatever the rules, so with no row below F there is nothing to look for, and otherwise the
-filter on the event time lets Parquet skip most row groups: counting what is late does not cost a second pass over the rows.
+filter on the event time lets Parquet skip most row groups: counting what is late does not cost a second pass over the rows. In a
+small epoch the release has fetched all rows with their verdicts already, and no job is needed at all.
 """
 
 from __future__ import annotations
@@ -16,15 +17,21 @@ from pyspark.sql import DataFrame
 
 from tidegate.jobs.spark.epoch import Epoch
 from tidegate.jobs.spark.marks import below, late_bound
+from tidegate.jobs.spark.order import late_columns
 from tidegate.jobs.spark.schema import quote
-from tidegate.jobs.spark.windows import late_condition
+from tidegate.jobs.spark.sessions import late_for_sessions
+from tidegate.jobs.spark.spans import late_verdict
 from tidegate.jobs.spark.write import FETCH_ROWS, Written, fetch
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import LatePolicy
 from tidegate.jobs.spec.pipeline import EVENTS, LATE
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
+from tidegate.jobs.spec.windows import WindowKind
 
-__all__ = ["LateRows", "write_late"]
+__all__ = ["LateRows", "late_of_judged", "write_late"]
+
+_TIMESTAMP = pa.timestamp("us", "UTC")
+_COUNTED = ["_source", "output", "reason", "_dropped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +46,77 @@ class LateRows:
     counts: Counter[tuple[str, str, str, bool]] = field(default_factory=Counter)
 
 
-def write_late(epoch: Epoch) -> LateRows:
-    """Write the late table of an epoch.
+def _policy(epoch: Epoch, output: str) -> LatePolicy:
+    return epoch.spec.release.on_late if output == EVENTS else epoch.spec.windows[output].on_late
+
+
+def _reason(epoch: Epoch, output: str) -> str:
+    if _policy(epoch, output) is LatePolicy.REJECT_TO_ORIGIN:
+        return "rejected"
+    return "late_order" if output == EVENTS else "late_window"
+
+
+# From rows that the driver has
+
+
+def late_of_judged(epoch: Epoch, judged: pa.Table) -> LateRows:
+    """Write the late table from the rows that `release` fetched.
 
     Raises:
         PoisonError: a late row under ``on_late: error``, named.
     """
-    frames = [frame for frame in (_events(epoch), *(_window(epoch, name) for name in epoch.spec.windows)) if frame is not None]
-    if not frames:
+    outputs = [EVENTS, *epoch.spec.windows]
+    pieces = [_piece(epoch, judged.filter(judged[column]), o) for o, column in zip(outputs, late_columns(epoch), strict=True)]
+    return _few(epoch, pa.concat_tables(pieces))
+
+
+def _piece(epoch: Epoch, rows: pa.Table, output: str) -> pa.Table:
+    policy, frontier, size = _policy(epoch, output), epoch.order.decision.frontier_before, rows.num_rows
+    if policy is LatePolicy.ERROR and size:
+        raise _refusal(epoch, rows.slice(0, 1).to_pylist()[0], output)
+    missed = [None] * size
+    if frontier != TICK_MIN:
+        missed = [min(frontier - time, TICK_MAX) for time in rows["_et"].to_pylist()]
+    columns = {name: rows[name] for name in epoch.spec.columns}
+    columns |= {
+        "output": pa.repeat(pa.scalar(output), size),
+        "reason": pa.repeat(pa.scalar(_reason(epoch, output)), size),
+        "lateness_us": pa.array(missed, pa.int64()),
+        "frontier": pa.array([None if frontier == TICK_MIN else frontier] * size, pa.int64()).cast(_TIMESTAMP),
+    }
+    columns |= {name: rows[name] for name in ("_source", "_partition", "_seq", "_timeline", "_epoch")}
+    return pa.table({**columns, "_dropped": pa.repeat(pa.scalar(policy is LatePolicy.DROP), size)})
+
+
+# From the cut
+
+
+def write_late(epoch: Epoch) -> LateRows:
+    """Write the late table of an epoch by queries of its own.
+
+    Raises:
+        PoisonError: a late row under ``on_late: error``, named.
+    """
+    frames = [_aside(epoch), _events(epoch), *(_window(epoch, name) for name in epoch.spec.windows)]
+    present = [frame for frame in frames if frame is not None]
+    if not present:
         return LateRows(Written((), ()))
-    rows = reduce(DataFrame.unionAll, frames)
+    rows = reduce(DataFrame.unionAll, present)
     return _few(epoch, fetch(rows)) if epoch.staged.rows <= FETCH_ROWS else _many(epoch, rows)
+
+
+def _aside(epoch: Epoch) -> DataFrame | None:
+    """Rows that the survey set aside: quarantined, or before their own member's punctuation."""
+    if epoch.aside is None:
+        return None
+    violations = epoch.aside.where("_verdict = 'cti_violation'")
+    if epoch.spec.release.on_late is LatePolicy.ERROR:
+        _refuse(epoch, violations, EVENTS)
+    frontier = epoch.order.decision.frontier_before
+    missed = "_mark" if frontier == TICK_MIN else f"coalesce(_mark, {frontier}L)"
+    rows = epoch.aside.where("_verdict IN ('cti_violation', 'max_jump')")
+    own = ["'events' AS output", "_verdict AS reason", f"{missed} - _et AS lateness_us", f"timestamp_micros({missed}) AS frontier"]
+    return rows.selectExpr(*(quote(c) for c in epoch.spec.columns), *own, *epoch.provenance(), "false AS _dropped")
 
 
 def _events(epoch: Epoch) -> DataFrame | None:
@@ -59,16 +126,19 @@ def _events(epoch: Epoch) -> DataFrame | None:
     late = below("_et", bound)
     if policy is LatePolicy.ADJUST:
         late = f"{late} AND _end <= {max(epoch.order.decision.frontier_before, bound)}L"
-    rows = _near(epoch.data, bound).where(late)
-    return _late_rows(epoch, rows, EVENTS, policy, "late_order")
+    return _late_rows(epoch, _near(epoch.data, bound).where(late), EVENTS)
 
 
 def _window(epoch: Epoch, name: str) -> DataFrame | None:
     frontier, window = epoch.order.decision.frontier_before, epoch.spec.windows[name]
     if epoch.data is None or epoch.low is None or epoch.low >= frontier:
         return None
-    rows = late_condition(window, _near(epoch.data, frontier), frontier)
-    return _late_rows(epoch, rows, name, window.on_late, "late_window")
+    if window.kind is WindowKind.SESSION:
+        return _late_rows(epoch, late_for_sessions(epoch, name), name)
+    late = late_verdict(window, frontier)
+    if window.on_late is LatePolicy.ADJUST:
+        late = f"{late} AND _end <= {frontier}L"
+    return _late_rows(epoch, _near(epoch.data, frontier).where(late), name)
 
 
 def _near(frame: DataFrame, bound: int) -> DataFrame:
@@ -76,14 +146,14 @@ def _near(frame: DataFrame, bound: int) -> DataFrame:
     return frame if bound in (TICK_MIN, TICK_MAX) else frame.where(f"_time < timestamp_micros({bound}L)")
 
 
-def _late_rows(epoch: Epoch, rows: DataFrame, output: str, policy: LatePolicy, reason: str) -> DataFrame:
+def _late_rows(epoch: Epoch, rows: DataFrame, output: str) -> DataFrame:
+    policy = _policy(epoch, output)
     if policy is LatePolicy.ERROR:
         _refuse(epoch, rows, output)
-    reason = "rejected" if policy is LatePolicy.REJECT_TO_ORIGIN else reason
     return rows.selectExpr(
         *(quote(c) for c in epoch.spec.columns),
         f"'{output}' AS output",
-        f"'{reason}' AS reason",
+        f"'{_reason(epoch, output)}' AS reason",
         *_missed(epoch.order.decision.frontier_before),
         *epoch.provenance(),
         f"{str(policy is LatePolicy.DROP).lower()} AS _dropped",
@@ -100,18 +170,18 @@ def _missed(frontier: int) -> list[str]:
 def _refuse(epoch: Epoch, rows: DataFrame, output: str) -> None:
     found = fetch(rows.select("_source", "_partition", "_seq", "_et").limit(1)).to_pylist()
     if found:
-        row, frontier = found[0], epoch.order.decision.frontier_before
-        raise PoisonError(
-            f"{row['_source']}/{row['_partition']} row {row['_seq']}: event time {row['_et']} is late for {output} "
-            f"(frontier {frontier}), and on_late is error",
-            code="row.late",
-            pipeline=epoch.spec.name,
-            kept="everything sealed so far",
-            advice="choose another on_late policy, or mend the source",
-        )
+        raise _refusal(epoch, found[0], output)
 
 
-_COUNTED = ["_source", "output", "reason", "_dropped"]
+def _refusal(epoch: Epoch, row: dict[str, object], output: str) -> PoisonError:
+    return PoisonError(
+        f"{row['_source']}/{row['_partition']} row {row['_seq']}: event time {row['_et']} is late for {output} "
+        f"(frontier {epoch.order.decision.frontier_before}), and on_late is error",
+        code="row.late",
+        pipeline=epoch.spec.name,
+        kept="everything sealed so far",
+        advice="choose another on_late policy, or mend the source",
+    )
 
 
 def _counts(table: pa.Table) -> Counter[tuple[str, str, str, bool]]:
@@ -127,10 +197,13 @@ def _few(epoch: Epoch, table: pa.Table) -> LateRows:
 def _many(epoch: Epoch, rows: DataFrame) -> LateRows:
     written = epoch.writer.table(LATE, rows.where("NOT _dropped").drop("_dropped"), _time(epoch))
     table = written.read(_COUNTED[:3])
-    counts = Counter() if table is None else _counts(table.append_column("_dropped", pa.repeat(False, table.num_rows)))
-    policies = [epoch.spec.release.on_late, *(w.on_late for w in epoch.spec.windows.values())]
+    counts: Counter[tuple[str, str, str, bool]] = Counter()
+    if table is not None:
+        counts = _counts(table.append_column("_dropped", pa.repeat(False, table.num_rows)))
+    policies = [epoch.spec.release.on_late, *(window.on_late for window in epoch.spec.windows.values())]
     if LatePolicy.DROP in policies:
-        counts += _counts(fetch(rows.where("_dropped").groupBy(*_COUNTED).count()).drop_columns(["count"]))
+        dropped = fetch(rows.where("_dropped").groupBy(*_COUNTED).count()).to_pylist()
+        counts += Counter({(r["_source"], r["output"], r["reason"], True): r["count"] for r in dropped})
     return LateRows(written, counts)
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, TypeVar
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
@@ -24,16 +26,18 @@ from tidegate.jobs.engine.counters import EpochCounters
 from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder
 from tidegate.jobs.eventtime.types import Survey
 from tidegate.jobs.spark.dead import write_dead
-from tidegate.jobs.spark.epoch import Epoch
-from tidegate.jobs.spark.late import LateRows, write_late
-from tidegate.jobs.spark.order import ORDER_KIND, Released, buffered, release
-from tidegate.jobs.spark.read import CutFrame, open_cut
-from tidegate.jobs.spark.session import open_session
-from tidegate.jobs.spark.survey import survey_cut
-from tidegate.jobs.spark.windows import WindowWork, work_window
+from tidegate.jobs.spark.epoch import Epoch, WindowWork
+from tidegate.jobs.spark.late import LateRows, late_of_judged, write_late
+from tidegate.jobs.spark.order import ORDER_KIND, Released, adjusted, buffered, release
+from tidegate.jobs.spark.read import CutFrame, Sessions, open_cut
+from tidegate.jobs.spark.session import open_session, quick_session
+from tidegate.jobs.spark.sessions import work_sessions
+from tidegate.jobs.spark.survey import Surveyed, survey_cut
+from tidegate.jobs.spark.windows import work_window
 from tidegate.jobs.spark.write import Writer, Written
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.windows import WindowKind
 
 __all__ = ["SparkMover"]
 
@@ -45,7 +49,7 @@ class _Staged:
     """A cut that was surveyed, kept for the move that follows."""
 
     frame: CutFrame
-    survey: Survey
+    surveyed: Surveyed
     folder: Path
 
 
@@ -66,16 +70,17 @@ class SparkMover:
         self._workdir = Path(mkdtemp(prefix="spark-", dir=workdir))
         self._own = session is None
         self._session = open_session(spec) if session is None else session
+        self._sessions = Sessions(quick_session(self._session), self._session)
         self._staged: _Staged | None = None
 
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> Survey:
         """Summarise the cut; `now` and the like are left to the engine."""
         self._forget()
         folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
-        frame = open_cut(self._session, self._spec, self._store, cut, folder)
-        survey = self._guarded(frame, lambda: survey_cut(frame, self._spec, state))
-        self._staged = _Staged(frame, survey, folder)
-        return survey
+        frame = open_cut(self._sessions, self._spec, self._store, cut, folder)
+        surveyed = self._guarded(frame, lambda: survey_cut(frame, self._spec, state))
+        self._staged = _Staged(frame, surveyed, folder)
+        return surveyed.survey
 
     def move(self, order: MoveOrder) -> Moved:
         """Write released rows, late rows, window results, dead letters and new state segments."""
@@ -115,32 +120,56 @@ class SparkMover:
 
     def _move(self, order: MoveOrder, staged: _Staged) -> Moved:
         epoch = self._epoch(order, staged)
-        any_dead = any(member.dead for member in staged.survey.members)
+        any_dead = any(member.dead for member in staged.surveyed.survey.members)
         with ThreadPoolExecutor(4) as pool:  # the jobs are small: one alone would leave a core idle
-            released = pool.submit(release, epoch)
-            late = pool.submit(write_late, epoch)
+            released = pool.submit(_release_and_late, epoch)
             dead = pool.submit(write_dead, epoch) if any_dead else None
-            windows = {name: pool.submit(work_window, epoch, name) for name in self._spec.windows}
+            windows = {name: pool.submit(_work, epoch, name) for name in self._spec.windows}
         nothing: tuple[Written, dict[str, int]] = (Written((), ()), {})
         done = {name: work.result() for name, work in windows.items()}
-        return _gathered(epoch, staged.survey, released.result(), late.result(), nothing if dead is None else dead.result(), done)
+        return _gathered(epoch, staged.surveyed, *released.result(), nothing if dead is None else dead.result(), done)
 
     def _epoch(self, order: MoveOrder, staged: _Staged) -> Epoch:
-        members = staged.survey.members
-        rows = sum(member.rows for member in members)
-        data = staged.frame.frame if rows else None
-        if data is not None and any(member.dead or member.barrier or member.punctuation is not None for member in members):
-            data = data.where("_dead IS NULL AND _kind = 'data'")
+        members = staged.surveyed.survey.members
+        data, aside = _sorted_out(staged, self._spec) if any(member.rows + member.quarantined for member in members) else (None, None)
         low = min((member.min_time for member in members if member.min_time is not None), default=None)
         writer = Writer(self._store, order.prefix, order.tag, staged.folder)
-        return Epoch(
-            self._session, self._spec, self._store, order, writer, staged.frame, data, low, self._workdir / "segments"
-        )
+        kept = self._workdir / "segments"
+        return Epoch(self._sessions, self._spec, self._store, order, writer, staged.frame, data, aside, low, kept)
+
+
+def _sorted_out(staged: _Staged, spec: PipelineSpec) -> tuple[DataFrame | None, DataFrame | None]:
+    """The data rows that go on, and those that the survey set aside (None when there are none)."""
+    frame, surveyed = staged.frame.frame, staged.surveyed
+    if frame is None:
+        return None, None
+    if any(member.dead or member.barrier or member.punctuation is not None for member in surveyed.survey.members):
+        frame = frame.where("_dead IS NULL AND _kind = 'data'")
+    rows = [(i, v.seq, v.what, v.mark) for i, verdicts in surveyed.verdicts.items() for v in verdicts]
+    if not rows:
+        return frame, None
+    columns = list(zip(*rows, strict=True))
+    kinds = {"_vm": pa.int32(), "_vseq": pa.int64(), "_verdict": pa.string(), "_mark": pa.int64()}
+    table = pa.table({name: pa.array(values, kind) for (name, kind), values in zip(kinds.items(), columns, strict=True)})
+    verdicts = frame.sparkSession.createDataFrame(table).coalesce(1)
+    judged = frame.join(F.broadcast(verdicts), F.expr("_m = _vm AND _seq = _vseq"), "left").drop("_vm", "_vseq")
+    going = judged.where("_verdict IS NULL OR _verdict = 'adjust'")
+    going = adjusted(going, spec, "_verdict IS NOT NULL", "_mark").drop("_moved", "_verdict", "_mark")
+    return going, judged.where("_verdict IS NOT NULL AND _verdict <> 'adjust'")
+
+
+def _work(epoch: Epoch, name: str) -> WindowWork:
+    return work_sessions(epoch, name) if epoch.spec.windows[name].kind is WindowKind.SESSION else work_window(epoch, name)
+
+
+def _release_and_late(epoch: Epoch) -> tuple[Released, LateRows]:
+    released, judged = release(epoch)
+    return released, write_late(epoch) if judged is None else late_of_judged(epoch, judged)
 
 
 def _gathered(
     epoch: Epoch,
-    survey: Survey,
+    surveyed: Surveyed,
     released: Released,
     late: LateRows,
     dead: tuple[Written, dict[str, int]],
@@ -154,10 +183,11 @@ def _gathered(
     return Moved(
         files={name: written.refs for name, written in tables.items() if written.refs},
         segments=segments,
-        counters=_counters(survey, released, late, dead[1], windows, before, after),
+        counters=_counters(surveyed, released, late, dead[1], windows, before, after),
         released_max=released.maximum,
         next_position=epoch.order.next_position + released.rows,
         buffered_rows=after,
+        sketches=surveyed.sketches,
         bytes_written=sum(written.bytes for written in (*tables.values(), *states)),
     )
 
@@ -167,7 +197,7 @@ def _order_segments(segments: tuple[FileRef, ...]) -> list[FileRef]:
 
 
 def _counters(
-    survey: Survey,
+    surveyed: Surveyed,
     released: Released,
     late: LateRows,
     dead: dict[str, int],
@@ -181,13 +211,17 @@ def _counters(
         if rows:
             tally.setdefault(source, Counter())[disposition] += rows
 
-    for member in survey.members:
+    for member in surveyed.survey.members:
         count(member.member.source, "read", member.rows + member.quarantined + member.dead)
     for source, rows in released.per_source.items():
         count(source, "released", rows)
     for source, rows in dead.items():
         count(source, "dead_lettered", rows)
     dropped: Counter[str] = Counter()
+    for index, verdicts in surveyed.verdicts.items():
+        rows = sum(verdict.what == "dropped" for verdict in verdicts)
+        count(surveyed.survey.members[index].member.source, "dropped", rows)
+        dropped.update({"cti_violation": rows} if rows else {})
     by_output: Counter[str] = Counter()
     for (source, output, reason, gone), rows in late.counts.items():
         if output == EVENTS:

@@ -24,11 +24,13 @@ from tidegate.jobs.spark.epoch import Epoch
 from tidegate.jobs.spark.marks import ORDER, below, late_bound, leave_bound
 from tidegate.jobs.spark.read import local_copy
 from tidegate.jobs.spark.schema import quote
-from tidegate.jobs.spark.write import FETCH_ROWS, Written
+from tidegate.jobs.spark.spans import late_verdict
+from tidegate.jobs.spark.write import Written
 from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
-from tidegate.jobs.spec.pipeline import EVENTS
+from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.spec.windows import WindowKind
 
-__all__ = ["ORDER_KIND", "Released", "accepted", "buffered", "release"]
+__all__ = ["ORDER_KIND", "Released", "adjusted", "buffered", "late_columns", "release"]
 
 ORDER_KIND = "order"
 _SORT = ["_section", *ORDER]
@@ -50,7 +52,7 @@ class Released:
     per_source: dict[str, int]
 
 
-def accepted(epoch: Epoch) -> DataFrame | None:
+def accepted(epoch: Epoch, *, keep_late: bool = False) -> DataFrame | None:
     """The cut's rows that join the events output, adjusted where the policy says so, with `_late` and `_section`."""
     if epoch.data is None:
         return None
@@ -58,46 +60,62 @@ def accepted(epoch: Epoch) -> DataFrame | None:
     bound = late_bound(decision)
     late = below("_et", bound)
     frame = epoch.data
-    if policy is LatePolicy.ADJUST:
+    if policy is LatePolicy.ADJUST and late != "false":
         start = max(decision.frontier_before, bound)
-        frame = adjusted(frame, epoch, f"({late}) AND _end > {start}L", start)
+        frame = adjusted(frame, epoch.spec, f"({late}) AND _end > {start}L", f"{start}L")
         frame = frame.where(f"_moved OR NOT ({late})").drop("_moved")
     flagged = policy is LatePolicy.EMIT_FLAGGED
-    if not flagged and policy is not LatePolicy.ADJUST:
+    if not flagged and policy is not LatePolicy.ADJUST and late != "false" and not keep_late:
         frame = frame.where(f"NOT ({late})")
     return frame.selectExpr("*", f"{late if flagged else 'false'} AS _late", f"CAST({decision.section} AS bigint) AS _section")
 
 
-def adjusted(frame: DataFrame, epoch: Epoch, condition: str, start: int) -> DataFrame:
+def adjusted(frame: DataFrame, spec: PipelineSpec, condition: str, start: str) -> DataFrame:
     """Move the start of rows that meet the condition; `_moved` tells which."""
-    columns = list(epoch.spec.columns)
-    times = {source.event_time for source in epoch.spec.sources.values()}
+    columns = list(spec.columns)
+    times = {source.event_time for source in spec.sources.values()}
     moved = frame.selectExpr("*", f"({condition}) AS _moved")
     others = [c for c in frame.columns if c not in columns and c not in ("_et", "_time")]
     own = [
-        f"IF(_moved AND _time <=> {quote(c)}, timestamp_micros({start}L), {quote(c)}) AS {quote(c)}" if c in times else quote(c)
+        f"IF(_moved AND _time <=> {quote(c)}, timestamp_micros({start}), {quote(c)}) AS {quote(c)}" if c in times else quote(c)
         for c in columns
     ]
     return moved.selectExpr(
-        *own, *others, f"IF(_moved, {start}L, _et) AS _et", f"IF(_moved, timestamp_micros({start}L), _time) AS _time", "_moved"
+        *own, *others, f"IF(_moved, {start}, _et) AS _et", f"IF(_moved, timestamp_micros({start}), _time) AS _time", "_moved"
     )
 
 
-def release(epoch: Epoch) -> Released:
-    """Write the rows that leave, and the new segment of those that wait."""
-    decision = epoch.order.decision
-    live = epoch.segments(ORDER_KIND)
-    after = decision.release_after
-    frames = [frame for frame in (_from_cut(epoch), _from_buffer(epoch, live)) if frame is not None]
+def release(epoch: Epoch) -> tuple[Released, pa.Table | None]:
+    """Write the rows that leave, and the new segment of those that wait.
+
+    Where the cut is small and no row has to be adjusted or set aside, all its rows come to the driver with their verdicts: the
+    second result, from which the late table follows without another job.
+    """
+    live, after = epoch.segments(ORDER_KIND), epoch.order.decision.release_after
+    together = can_judge(epoch)
+    frames = [frame for frame in (_from_cut(epoch, together), _from_buffer(epoch, live, together)) if frame is not None]
     kept = tuple(ref for ref in live if _standing(ref, after))
     if not frames:
-        return Released(Written((), ()), kept, Written((), ()), 0, None, {})
-    rows = reduce(DataFrame.unionAll, frames)
-    if epoch.staged.rows + sum(ref.rows for ref in live) <= FETCH_ROWS:
-        events, waiting = _few(epoch, rows)
+        return Released(Written((), ()), kept, Written((), ()), 0, None, {}), None
+    rows, judged = reduce(DataFrame.unionAll, frames), None
+    if epoch.small:
+        events, waiting, judged = _few(epoch, rows, late_columns(epoch) if together else [])
     else:
         events, waiting = _many(epoch, rows)
-    return Released(events, (*kept, *waiting.refs), waiting, events.rows, _maximum(epoch, events), _per_source(events))
+    released = Released(events, (*kept, *waiting.refs), waiting, events.rows, _maximum(epoch, events), _per_source(events))
+    return released, judged
+
+
+def can_judge(epoch: Epoch) -> bool:
+    """Whether release and late rows can come from one query."""
+    policies = [epoch.spec.release.on_late, *(window.on_late for window in epoch.spec.windows.values())]
+    sessions = any(window.kind is WindowKind.SESSION for window in epoch.spec.windows.values())
+    return epoch.small and epoch.aside is None and LatePolicy.ADJUST not in policies and not sessions
+
+
+def late_columns(epoch: Epoch) -> list[str]:
+    """Verdict columns, one for the events output and one for each window."""
+    return ["_late_events", *(f"_late_{name}" for name in epoch.spec.windows)]
 
 
 def buffered(epoch: Epoch, segments: tuple[FileRef, ...] | list[FileRef], mark: Mark) -> int:
@@ -124,20 +142,29 @@ def _standing(ref: FileRef, mark: Mark) -> bool:
     return ref.max_time is not None and Mark(ref.extra["section_max"], ref.max_time) >= mark
 
 
-def _columns(epoch: Epoch) -> list[str]:
-    return [*(quote(c) for c in epoch.spec.columns), "_late", "_section", "_et", "_so", "_source", "_partition", "_seq", "_leaves"]
+def _columns(epoch: Epoch, together: bool) -> list[str]:
+    place = ["_late", "_section", "_et", "_so", "_source", "_partition", "_seq", "_leaves"]
+    return [*(quote(c) for c in epoch.spec.columns), *place, *(late_columns(epoch) if together else [])]
 
 
-def _from_cut(epoch: Epoch) -> DataFrame | None:
-    frame = accepted(epoch)
+def _from_cut(epoch: Epoch, together: bool) -> DataFrame | None:
+    frame = accepted(epoch, keep_late=together)
     if frame is None:
         return None
+    decision = epoch.order.decision
     at_once = epoch.spec.release.mode is ReleaseMode.PASS_THROUGH
-    leaves = "true" if at_once else f"_late OR {below('_et', leave_bound(epoch.order.decision))}"
-    return frame.selectExpr("*", f"{leaves} AS _leaves").selectExpr(*_columns(epoch))
+    leaves = "true" if at_once else f"_late OR {below('_et', leave_bound(decision))}"
+    verdicts: list[str] = []
+    if together:
+        flagged = epoch.spec.release.on_late is LatePolicy.EMIT_FLAGGED
+        verdicts = [f"{'false' if flagged else below('_et', late_bound(decision))} AS _late_events"]
+        for name, window in epoch.spec.windows.items():
+            possible = epoch.low is not None and epoch.low < decision.frontier_before
+            verdicts.append(f"{late_verdict(window, decision.frontier_before) if possible else 'false'} AS {quote('_late_' + name)}")
+    return frame.selectExpr("*", f"{leaves} AS _leaves", *verdicts).selectExpr(*_columns(epoch, together))
 
 
-def _from_buffer(epoch: Epoch, live: list[FileRef]) -> DataFrame | None:
+def _from_buffer(epoch: Epoch, live: list[FileRef], together: bool) -> DataFrame | None:
     """Rows that waited and leave now."""
     before, after = epoch.order.decision.release_before, epoch.order.decision.release_after
     if before >= after:
@@ -147,7 +174,8 @@ def _from_buffer(epoch: Epoch, live: list[FileRef]) -> DataFrame | None:
     if frame is None:
         return None
     rows = frame.where(f"NOT {_under(before)} AND {_under(after)}")
-    return rows.selectExpr("*", "false AS _late", "true AS _leaves").selectExpr(*_columns(epoch))
+    verdicts = [f"false AS {quote(c)}" for c in late_columns(epoch)] if together else []
+    return rows.selectExpr("*", "false AS _late", "true AS _leaves", *verdicts).selectExpr(*_columns(epoch, together))
 
 
 def _under(mark: Mark) -> str:
@@ -176,17 +204,21 @@ def _time_column(epoch: Epoch) -> str:
     return next(iter(epoch.spec.sources.values())).event_time
 
 
-def _few(epoch: Epoch, rows: DataFrame) -> tuple[Written, Written]:
-    """One task sorts everything; the driver splits it into two files."""
-    one = rows.coalesce(1).sortWithinPartitions(F.col("_leaves").desc(), *_sort_keys(epoch))
-    base = epoch.order.next_position
-    position = f"{base}L + monotonically_increasing_id()"  # one partition, those that leave first: 0, 1, 2, ...
-    columns = [*_event_columns(epoch, position), "_leaves", "_section", "_et", "_so"]
-    table = one.selectExpr(*columns).toArrow()
-    leaves = table["_leaves"]
-    events = table.filter(leaves).drop_columns(["_leaves", "_section", "_et", "_so"])
-    waiting = table.filter(pc.invert(leaves)).select([c.strip("`") for c in _waiting_columns(epoch)])
-    return epoch.writer.table(EVENTS, events, _time_column(epoch)), _segment(epoch, waiting)
+def _few(epoch: Epoch, rows: DataFrame, verdicts: list[str]) -> tuple[Written, Written, pa.Table | None]:
+    """One task sorts everything; the driver splits it."""
+    late = quote(verdicts[0]) if verdicts else "false"
+    rows = rows.selectExpr("*", f"_leaves AND NOT {late} AS _goes")
+    one = rows.coalesce(1).sortWithinPartitions(F.col("_goes").desc(), *_sort_keys(epoch))
+    position = f"{epoch.order.next_position}L + monotonically_increasing_id()"  # one partition, those that leave first: 0, 1, 2, ...
+    own = [*_event_columns(epoch, position), "_leaves", "_goes", "_section", "_et", "_so", *(quote(c) for c in verdicts)]
+    table = one.selectExpr(*own).toArrow()
+    events = table.filter(table["_goes"]).select([c.rpartition(" AS ")[2].strip("`") for c in _event_columns(epoch, position)])
+    stays = pc.invert(table["_leaves"])
+    if verdicts:
+        stays = pc.and_(stays, pc.invert(table[verdicts[0]]))
+    waiting = table.filter(stays).select([c.strip("`") for c in _waiting_columns(epoch)])
+    written = epoch.writer.table(EVENTS, events, _time_column(epoch))
+    return written, _segment(epoch, waiting), table if verdicts else None
 
 
 def _segment(epoch: Epoch, waiting: pa.Table | DataFrame) -> Written:

@@ -30,7 +30,7 @@ from tidegate.jobs.spark.schema import cast_never_fails, is_naive, is_nanos, quo
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import BarrierColumns, PipelineSpec, SourceSpec
 
-__all__ = ["SMALL_ROWS", "CutFrame", "Part", "local_copy", "open_cut"]
+__all__ = ["SMALL_ROWS", "CutFrame", "Part", "Sessions", "local_copy", "open_cut", "unreadable"]
 
 SMALL_ROWS: Final = 20_000
 """Up to this many rows the driver reads objects itself; `createDataFrame` wins below, a parallel scan above."""
@@ -80,13 +80,26 @@ class CutFrame:
     def blame(self) -> PoisonError | None:
         """The error that names the objects whose pages cannot be read; None when all can. Reads every part."""
         bad = [part.key for part in self.parts if not _readable(part)]
-        return _corrupt(bad) if bad else None
+        return unreadable(bad) if bad else None
 
 
-def open_cut(session: SparkSession, spec: PipelineSpec, store: Store, cut: Cut, scratch: Path) -> CutFrame:
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Two sessions of one Spark: interpreted for few rows, compiling for many."""
+
+    quick: SparkSession
+    full: SparkSession
+
+    def of(self, rows: int) -> SparkSession:
+        """The session for so many rows."""
+        return self.quick if rows <= SMALL_ROWS else self.full
+
+
+def open_cut(sessions: Sessions, spec: PipelineSpec, store: Store, cut: Cut, scratch: Path) -> CutFrame:
     """Stage the objects of a cut below `scratch` and describe their rows. Runs no Spark job."""
     parts = _parts(store, cut, scratch)
     rows = sum(part.row_end - part.row_start for part in parts)
+    session = sessions.of(rows)
     groups: dict[tuple[Any, ...], list[int]] = {}
     for index, part in enumerate(parts):
         source = spec.sources[cut.slices[part.member].member.source]
@@ -99,6 +112,8 @@ def open_cut(session: SparkSession, spec: PipelineSpec, store: Store, cut: Cut, 
         source = spec.sources[cut.slices[parts[indexes[0]].member].member.source]
         frames.append(_declared(raw, source, dict(columns)))
     frame = reduce(DataFrame.unionAll, frames) if frames else None
+    if frame is not None and rows <= SMALL_ROWS:
+        frame = frame.coalesce(1)  # one task, and no shuffle anywhere behind it
     return CutFrame(cut, parts, None if frame is None else _placed(frame, spec, cut), rows)
 
 
@@ -142,7 +157,8 @@ def _readable(part: Part) -> bool:
     return True
 
 
-def _corrupt(keys: Sequence[str]) -> PoisonError:
+def unreadable(keys: Sequence[str]) -> PoisonError:
+    """The error for objects whose pages are corrupt."""
     return PoisonError(
         f"the data pages of {', '.join(keys)} cannot be read, although the footer can",
         code="object.corrupt",
@@ -209,7 +225,7 @@ def _read_part(index: int, part: Part, schema: pa.Schema) -> pa.Table:
     try:
         rows = pq.ParquetFile(part.path).read(columns=names).slice(part.row_start, part.row_end - part.row_start)
     except (pa.ArrowException, OSError) as error:
-        raise _corrupt([part.key]) from error
+        raise unreadable([part.key]) from error
     size = rows.num_rows
     place = [pa.repeat(pa.scalar(v, t), size) for v, (_, _, t) in zip((part.member, index, part.ordinal), _PLACE[:3], strict=True)]
     numbers = pa.array(range(part.row_start, part.row_start + size), pa.int64())

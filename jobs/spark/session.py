@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from tidegate.jobs.spec.pipeline import PipelineSpec, SparkSpec
 
-__all__ = ["SETTINGS", "open_session"]
+__all__ = ["INTERPRETED", "SETTINGS", "open_session", "quick_session"]
 
 SETTINGS: Final[dict[str, str]] = {
     # What results depend on.
@@ -23,16 +23,18 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.sql.caseSensitive": "true",  # Parquet names are
     # The rule evaluates to_json on the driver with a generator that all threads planning the same frame would share.
     "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation",
-    # It evaluates shared plans inside the optimizer, where two threads meet in one stateful expression (to_json fails).
-    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation",
     # What speed depends on: epochs are small, so planning and scheduling count more than the best plan.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.parquet.compression.codec": "snappy",
-    "spark.io.compression.codec": "lz4",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",  # listing by a Spark job costs more than it saves
 }
+INTERPRETED: Final[dict[str, str]] = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""For few rows. Frontiers and positions are literals of the generated code, so every epoch would compile all of it anew."""
 _CLASSIC: Final[dict[str, str]] = {  # settings of the process, which Spark Connect has on its server
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -41,6 +43,7 @@ _CLASSIC: Final[dict[str, str]] = {  # settings of the process, which Spark Conn
     "spark.log.level": "ERROR",
     "spark.sql.codegen.cache.maxEntries": "1000",  # the same few plans return in every epoch: never compile them twice
     "spark.locality.wait": "0s",
+    "spark.io.compression.codec": "lz4",
     "spark.sql.ui.retainedExecutions": "1",
     "spark.ui.retainedJobs": "1",
     "spark.ui.retainedStages": "1",
@@ -67,3 +70,13 @@ def _connect(spark: SparkSpec) -> SparkSession:
         if key.startswith("spark.sql."):
             session.conf.set(key, value)
     return session
+
+
+def quick_session(session: SparkSession) -> SparkSession:
+    """A session beside this one for queries over few rows; the same one where Spark Connect allows no other."""
+    if not hasattr(session, "_jsparkSession"):
+        return session
+    quick: SparkSession = session.newSession()
+    for key, value in INTERPRETED.items():  # the rest it has from the same process
+        quick.conf.set(key, value)
+    return quick

@@ -1,156 +1,248 @@
-"""Step 2: what a cut holds, per member, in at most one Spark job.
+"""Step 2: what a cut holds, per member.
 
-Most cuts need none: when every object's footer vouches for its rows (types that cannot fail, no null times, data rows only),
-row counts and the least and greatest times stand there already.
+Only times and kinds are looked at. A large cut whose footers vouch for every row (types that cannot fail, no null times, data
+rows only) needs nothing else: row counts and the least and greatest times stand there. Otherwise these few columns are read: as
+they are, or, where values must be cast and may fail, by one Spark job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import functions as F  # noqa: N812
 
-from tidegate.jobs.eventtime.types import BarrierRow, MemberSurvey, Survey
-from tidegate.jobs.spark.read import CutFrame, Part
+from tidegate.jobs.eventtime.types import MemberSurvey, Survey
+from tidegate.jobs.spark.read import CutFrame, Part, unreadable
+from tidegate.jobs.spark.scan import BARRIER, DATA, DEAD, PUNCTUATION, SKETCH_GAMMA, Columns, Scan, Verdict, scan_member
 from tidegate.jobs.spark.schema import cast_never_fails, quote
 from tidegate.jobs.spark.write import fetch
 from tidegate.jobs.spec.errors import PoisonError
-from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.jobs.spec.pipeline import BarrierColumns, PipelineSpec, SourceSpec
+from tidegate.jobs.spec.time import TICK_MIN
 
-__all__ = ["survey_cut"]
+__all__ = ["SCAN_ROWS", "Surveyed", "survey_cut"]
 
-_TO_MICROS: Final = {"MILLIS": 1000, "MICROS": 1}
+SCAN_ROWS: Final = 200_000
+"""Cuts of up to this many rows have their times read even where footers would do: disorder, duplicates and the lateness sketch
+are known then. Above, they are only counted where something else needs the times."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Bounds:
-    rows: int
-    low: int | None
-    high: int | None
+class Surveyed:
+    """A survey and what the move needs of it.
+
+    Attributes:
+        verdicts: index of the slice -> its rows that are not plain data.
+        sketches: source -> lateness sketch of these rows.
+    """
+
+    survey: Survey
+    verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
+    sketches: dict[str, Any] = field(default_factory=dict)
 
 
-def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> Survey:
+def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> Surveyed:
     """Summarise a staged cut; `now` and the like are the engine's to fill in.
 
     Raises:
         PoisonError: a dead row of a source whose `on_bad` is ``fail``.
     """
-    found = _from_footers(staged, spec)
-    if found is None:
-        found = _from_rows(staged, spec)
+    scans = _by_footers(staged, spec) if staged.rows > SCAN_ROWS else None
+    if scans is None:
+        scans = _by_times(staged, spec, state)
     members = tuple(
-        replace(found.get(index, MemberSurvey(piece.member)), member=piece.member, pending=piece.pending, done=piece.done)
-        for index, piece in enumerate(staged.cut.slices)
+        replace(scans[i].survey if i in scans else _nothing(spec, piece.member, state), pending=piece.pending, done=piece.done)
+        for i, piece in enumerate(staged.cut.slices)
     )
-    for piece in members:
-        if piece.dead and spec.sources[piece.member.source].on_bad == "fail":
-            raise _refused(staged, spec, piece)
-    return Survey(now=0, members=members)
+    for found in members:
+        if found.dead and spec.sources[found.member.source].on_bad == "fail":
+            raise _refused(staged, spec, found)
+    verdicts = {i: scan.verdicts for i, scan in scans.items() if scan.verdicts}
+    return Surveyed(Survey(now=0, members=members), verdicts, _sketches(scans))
 
 
-def _from_footers(staged: CutFrame, spec: PipelineSpec) -> dict[int, MemberSurvey] | None:
-    found: dict[int, MemberSurvey] = {}
+def _nothing(spec: PipelineSpec, member: Any, state: Mapping[str, Any]) -> MemberSurvey:
+    none = np.zeros(0, dtype=np.int64)
+    return scan_member(spec.sources[member.source], member, Columns(none, none, none, none.astype(np.int8)), state).survey
+
+
+def _sketches(scans: dict[int, Scan]) -> dict[str, Any]:
+    found: dict[str, dict[str, int]] = {}
+    for scan in scans.values():
+        buckets = found.setdefault(scan.survey.member.source, {})
+        for bucket, rows in scan.sketch.items():
+            buckets[bucket] = buckets.get(bucket, 0) + rows
+    return {source: {"gamma": SKETCH_GAMMA, "buckets": buckets} for source, buckets in found.items() if buckets}
+
+
+# By footers
+
+
+def _by_footers(staged: CutFrame, spec: PipelineSpec) -> dict[int, Scan] | None:
+    found: dict[int, Scan] = {}
     for part in staged.parts:
         member = staged.cut.slices[part.member].member
         bounds = _vouched(part, spec.sources[member.source])
         if bounds is None:
             return None
-        before = found.get(part.member, MemberSurvey(member))
-        found[part.member] = replace(
-            before,
-            rows=before.rows + bounds.rows,
-            min_time=_least(before.min_time, bounds.low),
-            max_time=_greatest(before.max_time, bounds.high),
-        )
+        before = found.get(part.member, Scan(MemberSurvey(member))).survey
+        rows, low, high = bounds
+        low = low if before.min_time is None else min(before.min_time, low)
+        high = high if before.max_time is None else max(before.max_time, high)
+        found[part.member] = Scan(replace(before, rows=before.rows + rows, min_time=low, max_time=high))
     return found
 
 
-def _least(a: int | None, b: int | None) -> int | None:
-    return a if b is None else b if a is None else min(a, b)
-
-
-def _greatest(a: int | None, b: int | None) -> int | None:
-    return a if b is None else b if a is None else max(a, b)
-
-
-def _vouched(part: Part, source: SourceSpec) -> _Bounds | None:
-    """Rows and times of an object by its footer alone; None when only its rows can tell."""
-    physical = dict(part.columns)
-    plain = source.max_jump is None and source.punctuation is None and part.whole
-    if not plain or any(not cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items()):
+def _vouched(part: Part, source: SourceSpec) -> tuple[int, int, int] | None:
+    """Rows, least and greatest time of an object by its footer alone; None when only its rows can tell."""
+    plain = source.max_jump is None and source.punctuation is None and source.end_time is None and part.whole
+    if not plain or not _castable(part, source):
         return None
     footer = pq.read_metadata(part.path)
     place = {footer.schema.column(i).path: i for i in range(len(footer.schema))}
-    low = high = None
+    ends: list[int] = []
     for group in (footer.row_group(i) for i in range(footer.num_row_groups)):
         if source.barriers is not None and not _only_data(group.column(place[source.barriers.kind]), source.barriers.data):
             return None
         times = _times(group.column(place[source.event_time]))
         if times is None:
             return None
-        low, high = _least(low, times[0]), _greatest(high, times[1])
-    if source.min_event_time is not None and low is not None and low < source.min_event_time:
+        ends += times
+    if not ends or (source.min_event_time is not None and min(ends) < source.min_event_time):
         return None
-    return _Bounds(footer.num_rows, low, high)
+    return footer.num_rows, min(ends), max(ends)
+
+
+def _castable(part: Part, source: SourceSpec) -> bool:
+    physical = dict(part.columns)
+    return all(cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items())
 
 
 def _only_data(column: Any, data: str) -> bool:
     found = column.statistics
     if found is None or not found.has_null_count:
         return False
-    return bool(found.null_count == column.num_values or (found.has_min_max and found.min == found.max == data))
+    return bool(found.num_values == 0 or (found.has_min_max and found.min == found.max == data))
 
 
 def _times(column: Any) -> tuple[int, int] | None:
     found = column.statistics
     if found is None or not found.has_min_max or not found.has_null_count or found.null_count:
         return None
-    text = str(found.logical_type).upper()  # Timestamp(isAdjustedToUTC=true, timeUnit=microseconds, ...)
-    unit = 1 if "MICROSECONDS" in text else 1000 if "MILLISECONDS" in text else None
+    text = str(found.logical_type)
+    unit = 1 if "timeUnit=microseconds" in text else 1000 if "timeUnit=milliseconds" in text else None
     return None if unit is None else (found.min_raw * unit, found.max_raw * unit)
 
 
-def _from_rows(staged: CutFrame, spec: PipelineSpec) -> dict[int, MemberSurvey]:
+# By times and kinds
+
+
+def _by_times(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> dict[int, Scan]:
     if staged.frame is None:
         return {}
-    barriers = next((s.barriers for s in spec.sources.values() if s.barriers is not None), None)
-    kind = "CAST(NULL AS string)" if barriers is None else f"CAST({quote(barriers.kind)} AS string)"
-    number = "CAST(NULL AS bigint)" if barriers is None or barriers.id is None else f"CAST({quote(barriers.id)} AS bigint)"
-    alive = "_dead IS NULL AND _kind"
-    summary = staged.frame.groupBy("_m").agg(
-        F.expr(f"count_if({alive} = 'data')").alias("rows"),
-        F.expr(f"min(_et) FILTER (WHERE {alive} = 'data')").alias("low"),
-        F.expr(f"max(_et) FILTER (WHERE {alive} = 'data')").alias("high"),
-        F.expr("count_if(_dead IS NOT NULL)").alias("dead"),
-        F.expr(f"min(struct(_seq, {kind} AS type, {number} AS id, _et)) FILTER (WHERE {alive} = 'barrier')").alias("barrier"),
+    sources = {i: spec.sources[piece.member.source] for i, piece in enumerate(staged.cut.slices)}
+    if all(_castable(part, sources[part.member]) for part in staged.parts):
+        columns = {index: _plain_columns([p for p in staged.parts if p.member == index], sources[index]) for index in _members(staged)}
+    else:
+        columns = _cast_columns(staged, sources)
+    return {i: scan_member(sources[i], staged.cut.slices[i].member, found, state) for i, found in columns.items()}
+
+
+def _members(staged: CutFrame) -> list[int]:
+    return sorted({part.member for part in staged.parts})
+
+
+def _plain_columns(parts: list[Part], source: SourceSpec) -> Columns:
+    """Times and kinds as they stand in the objects, none of which can fail to be what the spec declares."""
+    marks = source.barriers
+    wanted = [source.event_time, *([source.end_time] if source.end_time else []), *([marks.kind] if marks else [])]
+    wanted += [marks.id] if marks is not None and marks.id else []
+    tables, seqs = [], []
+    for part in parts:
+        try:
+            table = pq.ParquetFile(part.path).read(columns=list(dict.fromkeys(wanted)))
+        except (pa.ArrowException, OSError) as error:
+            raise unreadable([part.key]) from error
+        tables.append(table.slice(part.row_start, part.row_end - part.row_start))
+        seqs.append((part.ordinal << 32) + np.arange(part.row_start, part.row_end, dtype=np.int64))
+    rows = pa.concat_tables(tables, promote_options="permissive")
+    times, absent = _ticks(rows[source.event_time])
+    kinds = _kinds(rows[marks.kind], marks) if marks is not None else np.zeros(times.size, dtype=np.int8)
+    ends = times + 1
+    if source.end_time is not None:
+        own, open_end = _ticks(rows[source.end_time])
+        kinds[(kinds == DATA) & ~absent & ~open_end & (own <= times)] = DEAD
+        ends = np.where(open_end, ends, own)
+    kinds[absent & ((kinds == DATA) | (kinds == PUNCTUATION))] = DEAD
+    if source.min_event_time is not None:
+        kinds[(kinds == DATA) & (times < source.min_event_time)] = DEAD
+    return Columns(np.concatenate(seqs), times, ends, kinds, _first_barrier(rows, kinds, marks))
+
+
+def _ticks(column: Any) -> tuple[Any, Any]:
+    """Ticks, and where there is none (their ticks are TICK_MIN)."""
+    ticks = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    return pc.fill_null(ticks, TICK_MIN).to_numpy(), pc.is_null(column).to_numpy()
+
+
+def _kinds(column: Any, marks: BarrierColumns) -> Any:
+    """Kind codes of a text column, by its few distinct values."""
+    column = column.cast(pa.string()).combine_chunks()
+    codes = column.dictionary_encode() if not isinstance(column, pa.ChunkedArray) else column.unify_dictionaries().chunk(0)
+    known = {marks.data: DATA, **dict.fromkeys(marks.types, BARRIER)}
+    if marks.punctuation is not None:
+        known.setdefault(marks.punctuation, PUNCTUATION)
+    own = np.array([*(known.get(value, DEAD) for value in codes.dictionary.to_pylist()), DATA], dtype=np.int8)
+    return own[pc.fill_null(codes.indices, len(own) - 1).to_numpy(zero_copy_only=False)]
+
+
+def _first_barrier(rows: pa.Table, kinds: Any, marks: BarrierColumns | None) -> tuple[str, int | None] | None:
+    found = np.flatnonzero(kinds == BARRIER)
+    if marks is None or not found.size:
+        return None
+    number = rows[marks.id][int(found[0])].as_py() if marks.id else None
+    return str(rows[marks.kind][int(found[0])].as_py()), number
+
+
+def _cast_columns(staged: CutFrame, sources: dict[int, SourceSpec]) -> dict[int, Columns]:
+    """Times and kinds after the casts: one Spark job."""
+    assert staged.frame is not None  # noqa: S101 - there are parts
+    marks = next((source.barriers for source in sources.values() if source.barriers is not None), None)
+    kind = "CAST(NULL AS string)" if marks is None else f"CAST({quote(marks.kind)} AS string)"
+    number = "CAST(NULL AS bigint)" if marks is None or marks.id is None else f"CAST({quote(marks.id)} AS bigint)"
+    code = f"CASE WHEN _dead IS NOT NULL THEN {DEAD} WHEN _kind = 'barrier' THEN {BARRIER} " + (
+        f"WHEN _kind = 'punctuation' THEN {PUNCTUATION} ELSE {DATA} END AS code"
     )
-    return {row["_m"]: _member(row, staged) for row in fetch(summary).to_pylist()}
+    ticks = [f"coalesce({c}, {TICK_MIN + 1}L - 1L) AS {c}" for c in ("_et", "_end")]
+    rows = fetch(staged.frame.selectExpr("_m", "_seq", *ticks, code, f"{kind} AS type", f"{number} AS id"))
+    rows = rows.sort_by([("_m", "ascending"), ("_seq", "ascending")])
+    return {index: _columns(rows.filter(pc.equal(rows["_m"], index))) for index in _members(staged)}
 
 
-def _member(row: dict[str, Any], staged: CutFrame) -> MemberSurvey:
-    barrier = row["barrier"]
-    return MemberSurvey(
-        member=staged.cut.slices[row["_m"]].member,
-        rows=row["rows"],
-        min_time=row["low"],
-        max_time=row["high"],
-        dead=row["dead"],
-        barrier=None if barrier is None else BarrierRow(barrier["_seq"], barrier["type"], barrier["id"], barrier["_et"]),
-    )
+def _columns(rows: pa.Table) -> Columns:
+    kinds = rows["code"].to_numpy().astype(np.int8)
+    first = np.flatnonzero(kinds == BARRIER)
+    barrier = None
+    if first.size:
+        barrier = (str(rows["type"][int(first[0])].as_py()), rows["id"][int(first[0])].as_py())
+    return Columns(rows["_seq"].to_numpy(), rows["_et"].to_numpy(), rows["_end"].to_numpy(), kinds, barrier)
 
 
-def _refused(staged: CutFrame, spec: PipelineSpec, piece: MemberSurvey) -> PoisonError:
+def _refused(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) -> PoisonError:
     assert staged.frame is not None  # noqa: S101 - a dead row was counted in it
-    first = staged.frame.where(f"_dead IS NOT NULL AND _source = '{piece.member.source}'").orderBy("_seq").limit(1)
+    member = next(i for i, piece in enumerate(staged.cut.slices) if piece.member == found.member)
+    first = staged.frame.where(f"_dead IS NOT NULL AND _m = {member}").orderBy("_seq").limit(1)
     row = fetch(first.select("_dead", "_detail", "_json", "_seq", "_p")).to_pylist()[0]
     return PoisonError(
-        f"{piece.dead} bad rows in {piece.member}; the first is row {row['_seq'] & 0xFFFFFFFF} of {staged.parts[row['_p']].key}: "
+        f"{found.dead} bad rows in {found.member}; the first is row {row['_seq'] & 0xFFFFFFFF} of {staged.parts[row['_p']].key}: "
         f"{row['_dead']} ({row['_detail']}): {row['_json']}",
-        code="row.refused",
+        code=f"row.{row['_dead']}",
         pipeline=spec.name,
-        kept="everything sealed before this cut",
-        advice="mend the object, or set the source's on_bad to dead_letter",
+        kept="everything sealed so far",
+        advice="mend the row at its origin, or set on_bad: dead_letter",
     )

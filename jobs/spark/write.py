@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 
-__all__ = ["FETCH_ROWS", "Written", "Writer", "fetch"]
+__all__ = ["FETCH_ROWS", "Writer", "Written", "fetch"]
 
 FETCH_ROWS: Final = 100_000
 """Results of up to this many rows are written by the driver: below a second of Arrow, and one file instead of several."""

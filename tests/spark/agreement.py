@@ -94,7 +94,7 @@ class Pair:
         cut = self._trimmed(cut, reference.members)
         reference = self.sides["reference"].mover.survey(cut, self.state)
         spark = self.spark.survey(cut, self.state)
-        assert [comparable(m) for m in spark.members] == [comparable(m) for m in reference.members]
+        assert spark.members == reference.members
         self.now, self.epoch = now, self.epoch + 1
         decided = decision or decide(self.spec, self.state, replace(reference, now=now))
         self.decisions.append(decided)
@@ -183,11 +183,6 @@ def table_of(rows: list[Row]) -> pa.Table:
     columns = {f.name: [row.get(f.name) for row in rows] for f in _ARROW}
     times = pa.array(columns.pop("t"), pa.int64()).cast(TIMESTAMP)
     return pa.table([times, *(pa.array(columns[f.name], f.type) for f in _ARROW if f.name != "t")], schema=_ARROW)
-
-
-def comparable(found: MemberSurvey) -> MemberSurvey:
-    """Without what the Spark mover counts only sometimes."""
-    return replace(found, punctuation_state=None, disorder=0, duplicates=0)
 
 
 def counted(moved: Moved) -> EpochCounters:

@@ -23,3 +23,11 @@ def session() -> Iterator[SparkSession]:
         started = open_session(spec_of())
     yield started
     started.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """PySpark leaves the sockets of fetched results to the garbage collector."""
+    for item in items:
+        if "/tests/spark/" in str(item.path):
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))

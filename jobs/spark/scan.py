@@ -1,0 +1,231 @@
+"""The times of one member's rows, in order: what depends on the rows before a row.
+
+Punctuation, `max_jump` and disorder are about a row and its predecessors, so they are settled here, on columns of numbers and
+without a step per row; what must be known of earlier cuts is carried in `MemberSurvey.punctuation_state`. The few rows that are
+not plain data are named by position; Spark moves them, as all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import log
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.jobs.eventtime.types import BarrierRow, Member, MemberSurvey
+from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.time import TICK_MIN
+
+__all__ = ["BARRIER", "DATA", "DEAD", "PUNCTUATION", "SKETCH_GAMMA", "Columns", "Scan", "Verdict", "scan_member"]
+
+DATA, BARRIER, PUNCTUATION, DEAD = 0, 1, 2, 3
+SKETCH_GAMMA: Final = 1.02
+"""Ratio of neighbouring bucket bounds of the lateness sketch: any value is known within 1 %."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Rows of one slice in order; `times` and `ends` count only where `kinds` says there is one.
+
+    Attributes:
+        barrier: (type, id) of the first barrier row, if there is one.
+    """
+
+    seqs: Ints
+    times: Ints
+    ends: Ints
+    kinds: NDArray[np.int8]
+    barrier: tuple[str, int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A row that is not plain data: `what` is max_jump, cti_violation, dropped or adjust; `mark` the punctuation it missed."""
+
+    seq: int
+    what: str
+    mark: int | None
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a slice holds.
+
+    Attributes:
+        sketch: lateness bucket -> rows: lateness behind the partition's newest row, bucket i up to SKETCH_GAMMA ** i ticks.
+    """
+
+    survey: MemberSurvey
+    verdicts: list[Verdict] = field(default_factory=list)
+    sketch: dict[str, int] = field(default_factory=dict)
+
+
+def scan_member(source: SourceSpec, member: Member, rows: Columns, state: Mapping[str, Any]) -> Scan:
+    """Summarise a slice up to and including its first barrier row.
+
+    Raises:
+        PoisonError: punctuation going back under ``regress: error``.
+    """
+    memory = dict((state.get("members", {}).get(str(member)) or {}).get("generator") or {})
+    return _Scanner(source, member, rows, memory, state.get("clock")).scan()
+
+
+class _Scanner:
+    def __init__(self, source: SourceSpec, member: Member, rows: Columns, memory: dict[str, int], clock: int | None) -> None:
+        stop = np.flatnonzero(rows.kinds == BARRIER)
+        self.end = int(stop[0]) + 1 if stop.size else rows.kinds.size
+        self.source, self.member, self.rows, self.memory, self.clock = source, member, rows, memory, clock
+        self.kinds = rows.kinds[: self.end]
+        self.shift = 1 if source.frontier == "inclusive" else 0
+        data = np.flatnonzero(self.kinds == DATA)
+        jumps = self._jumps(data)
+        self.jumped, self.places = data[jumps], data[~jumps]
+        self.times = rows.times[self.places]
+        first = memory.get("newest", TICK_MIN)
+        self.newest = np.maximum(np.maximum.accumulate(self.times), first) if self.times.size else self.times
+        self.before = np.concatenate(([first], self.newest[:-1])) if self.times.size else self.times
+
+    def scan(self) -> Scan:
+        ahead, after = self._marks()
+        regressions = self._punctuation(ahead, after)
+        held = np.maximum(ahead[self.places], self._ahead_of(after)[self.places])
+        violated = self.times < held
+        current = int(max(self.memory.get("current", TICK_MIN), ahead.max(initial=TICK_MIN), after.max(initial=TICK_MIN)))
+        behind = self.before - self.times if "newest" in self.memory else np.where(self.before == TICK_MIN, 0, self.before - self.times)
+        survey = MemberSurvey(
+            member=self.member,
+            rows=self.times.size,
+            min_time=int(self.times.min()) if self.times.size else None,
+            max_time=int(self.times.max()) if self.times.size else None,
+            barrier=self._barrier(),
+            punctuation=None if current == TICK_MIN else current,
+            punctuation_state=self._remember(current),
+            quarantined=self.jumped.size,
+            dead=int(np.count_nonzero(self.kinds == DEAD)),
+            violations=int(np.count_nonzero(violated)),
+            regressions=regressions,
+            disorder=int(np.count_nonzero(self.times < self.before)),
+            duplicates=self._duplicates(),
+        )
+        return Scan(survey, list(self._verdicts(violated, held)), _sketch(behind))
+
+    def _jumps(self, data: Any) -> NDArray[np.bool_]:
+        """Rows far ahead of the clock and of their partition's newest; only the former, few, are looked at one by one."""
+        jump, found = self.source.max_jump, np.zeros(data.size, dtype=bool)
+        if jump is None or self.clock is None:
+            return found
+        times = self.rows.times[data]
+        far = times > self.clock + jump
+        near = np.maximum.accumulate(np.where(far, TICK_MIN, times)) if times.size else times
+        newest = self.memory.get("newest")
+        for place in np.flatnonzero(far):
+            known = int(near[place])
+            newest = known if newest is None or known > newest else newest
+            if newest == TICK_MIN or times[place] > newest + jump:
+                found[place] = True
+            else:
+                newest = max(newest, int(times[place]))
+        return found
+
+    def _marks(self) -> tuple[Ints, Ints]:
+        """Generated punctuation: per row, what stands from this row on, and from the next one on."""
+        ahead = np.full(self.end, TICK_MIN, dtype=np.int64)
+        after = np.full(self.end, TICK_MIN, dtype=np.int64)
+        options = self.source.punctuation
+        self.events, self.base = self.memory.get("events", 0), self.memory.get("base")
+        if options is None or not options.generated or not self.times.size:
+            return ahead, after
+        if options.align == "floor":
+            if options.every_span is not None:
+                steps = np.minimum(self.times, (self.times - options.delay) // options.every_span * options.every_span)
+                ahead[self.places] = np.where(self.times > self.before, steps, TICK_MIN)
+            return ahead, after
+        for place in self._due(options.every_events, options.every_span):
+            after[self.places[place]] = self.newest[place] - options.delay + self.shift
+        return ahead, after
+
+    def _due(self, every: int | None, span: int | None) -> Iterator[int]:
+        """Rows after which punctuation is generated: one step per punctuation, not per row."""
+        place, size = 0, self.times.size
+        while place < size:
+            self.base = int(self.newest[place]) if self.base is None else self.base
+            by_events = size if every is None else place + max(every - self.events, 1) - 1
+            by_span = size if span is None else max(place, int(np.searchsorted(self.newest, self.base + span)))
+            due = min(by_events, by_span)
+            if due >= size:
+                self.events += size - place
+                return
+            yield due
+            self.events, self.base, place = 0, int(self.newest[due]), due + 1
+
+    def _punctuation(self, ahead: Ints, after: Ints) -> int:
+        """Explicit punctuation joins the marks; counts those that go back."""
+        places = np.flatnonzero(self.kinds == PUNCTUATION)
+        stamps = self.rows.times[places] + self.shift
+        after[places] = stamps
+        before = np.maximum(np.maximum.accumulate(ahead), self._ahead_of(after))[places] if places.size else stamps
+        back = np.flatnonzero(stamps < before)
+        if back.size and self.source.punctuation is not None and self.source.punctuation.regress == "error":
+            first = int(back[0])
+            raise PoisonError(
+                f"{self.member} row {int(self.rows.seqs[places[first]])}: punctuation went back "
+                f"from {int(before[first])} to {int(stamps[first])}",
+                code="punctuation.regress",
+                kept="everything sealed so far",
+                advice="mend the source, or set punctuation.regress: ignore",
+            )
+        np.maximum.accumulate(ahead, out=ahead)
+        return int(back.size)
+
+    def _ahead_of(self, after: Ints) -> Ints:
+        """Per row, the greatest mark that earlier rows and cuts have set."""
+        known = np.concatenate(([self.memory.get("current", TICK_MIN)], after[:-1])) if after.size else after
+        return np.maximum.accumulate(known) if known.size else known
+
+    def _verdicts(self, violated: NDArray[np.bool_], held: Ints) -> Iterator[Verdict]:
+        for place in self.jumped:
+            yield Verdict(int(self.rows.seqs[place]), "max_jump", None)
+        policy = self.source.punctuation.on_violation if self.source.punctuation else "error"
+        for row in np.flatnonzero(violated):
+            place, mark = self.places[row], int(held[row])
+            what = "dropped"
+            if policy == "error":
+                what = "cti_violation"
+            elif policy == "adjust" and self.rows.ends[place] > mark:
+                what = "adjust"
+            yield Verdict(int(self.rows.seqs[place]), what, mark)
+
+    def _barrier(self) -> BarrierRow | None:
+        if self.rows.barrier is None or not self.end or self.kinds[-1] != BARRIER:
+            return None
+        own, place = int(self.rows.times[self.end - 1]), self.end - 1
+        if own == TICK_MIN:  # a barrier row without a time stands where its member stands
+            own = int(self.newest[-1]) if self.times.size else self.memory.get("newest", 0)
+        return BarrierRow(int(self.rows.seqs[place]), self.rows.barrier[0], self.rows.barrier[1], own)
+
+    def _duplicates(self) -> int:
+        if not self.times.size:
+            return 0
+        return int(np.count_nonzero(np.diff(self.times) == 0)) + int(self.memory.get("last") == self.times[0])
+
+    def _remember(self, current: int) -> dict[str, int] | None:
+        newest = int(self.newest[-1]) if self.times.size else self.memory.get("newest")
+        last = int(self.times[-1]) if self.times.size else self.memory.get("last")
+        mark = None if current == TICK_MIN else current
+        memory = {"newest": newest, "last": last, "current": mark, "events": self.events or None, "base": self.base}
+        return {key: value for key, value in memory.items() if value is not None} or None
+
+
+def _sketch(behind: Ints) -> dict[str, int]:
+    late = behind[behind > 0]
+    sketch = {"0": int(behind.size - late.size)} if behind.size else {}
+    if late.size:
+        buckets, counts = np.unique(np.ceil(np.log(late) / log(SKETCH_GAMMA)).astype(np.int64) + 1, return_counts=True)
+        sketch |= {str(int(b)): int(n) for b, n in zip(buckets, counts, strict=True)}
+    return sketch

@@ -1,0 +1,167 @@
+"""Session windows: rows and live sessions of a key that meet become one session.
+
+The live sessions, closed ones within their lateness included, stand in one segment that is written anew whenever rows came or a
+session closed: what meets what depends on all of them. ``_due`` marks those with a result in the epoch that wrote the segment.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.spark.aggregates import Aggregation
+from tidegate.jobs.spark.epoch import Epoch, WindowWork
+from tidegate.jobs.spark.marks import reached
+from tidegate.jobs.spark.order import adjusted
+from tidegate.jobs.spark.schema import quote
+from tidegate.jobs.spark.spans import closed_at, purged, purged_at
+from tidegate.jobs.spark.write import Written
+from tidegate.jobs.spec.options import LatePolicy
+from tidegate.jobs.spec.time import TICK_MIN
+from tidegate.jobs.spec.windows import WindowSpec
+
+__all__ = ["late_for_sessions", "work_sessions"]
+
+_BOUNDS = "array<struct<s:bigint,e:bigint>>"
+
+
+def work_sessions(epoch: Epoch, name: str) -> WindowWork:
+    """Fold the epoch's rows into the sessions and write the results that are due."""
+    kind, window, after = f"window:{name}", epoch.spec.windows[name], epoch.order.decision.frontier_after
+    live = epoch.segments(kind)
+    closing = any(ref.min_time is not None and closed_at(window, ref.min_time, after) for ref in live)
+    if epoch.data is None and not closing and not (live and window.emit == "complete"):
+        return WindowWork(Written((), ()), tuple(ref for ref in live if not _gone(window, ref, after)), Written((), ()))
+    aggregation = Aggregation(epoch.spec, name)
+    merged = _merged(epoch, aggregation, window, live)
+    if merged is None:
+        return WindowWork(Written((), ()), (), Written((), ()))
+    size = epoch.staged.rows + sum(ref.rows for ref in live)
+    written = epoch.writer.segment(kind, epoch.result(merged, size), "_we")
+    due = epoch.load([], list(written.paths))
+    results = Written((), ())
+    if due is not None:
+        rows = aggregation.results(due.where("_due"), "_rev", epoch.provenance()[3:])
+        results = epoch.writer.table(name, epoch.result(rows, written.rows), "window_end")
+    return WindowWork(results, tuple(ref for ref in written.refs if not _gone(window, ref, after)), written)
+
+
+def late_for_sessions(epoch: Epoch, name: str) -> DataFrame:
+    """Rows that are late alone, or whose session, with all that it meets, is purged already."""
+    window, before = epoch.spec.windows[name], epoch.order.decision.frontier_before
+    aggregation = Aggregation(epoch.spec, name)
+    place = [*(quote(c) for c in epoch.spec.columns), "_source", "_partition", "_seq", "_et"]
+    late = _items(epoch, aggregation, window, epoch.segments(f"window:{name}"))
+    late = late.where(f"_row AND {purged(window, '_until', before)}").selectExpr(*place)
+    alone = _late_alone(window, before)
+    if alone == "false" or epoch.data is None:
+        return late
+    stays = f"_end <= {before}L" if window.on_late is LatePolicy.ADJUST else "true"
+    return late.unionByName(epoch.data.where(f"{alone} AND {stays}").selectExpr(*place))
+
+
+def _gone(window: WindowSpec, ref: FileRef, frontier: int) -> bool:
+    return ref.max_time is None or purged_at(window, ref.max_time, frontier)
+
+
+def _late_alone(window: WindowSpec, before: int) -> str:
+    """Rows judged before they meet other sessions."""
+    if before == TICK_MIN or window.lateness is None:
+        return "false"
+    if window.session_late == "event":
+        return f"_et < {before - window.lateness}L"
+    return purged(window, f"(_end + {(window.gap or 0) - 1}L)", before) if window.session_late == "own" else "false"
+
+
+def _rows(epoch: Epoch, aggregation: Aggregation, window: WindowSpec) -> DataFrame | None:
+    """The epoch's rows as items of one row each."""
+    if epoch.data is None:
+        return None
+    before, frame = epoch.order.decision.frontier_before, epoch.data
+    alone = _late_alone(window, before)
+    if alone != "false" and window.on_late is LatePolicy.ADJUST:
+        moved = adjusted(frame.selectExpr("*", f"{alone} AS _was"), epoch.spec, f"_was AND _end > {before}L", f"{before}L")
+        frame = moved.where("_moved OR NOT _was").drop("_moved", "_was")
+    elif alone != "false":
+        frame = frame.where(f"NOT ({alone})")
+    reach = f"_end + {(window.gap or 0) - 1}L AS _we"
+    return frame.selectExpr("*", *aggregation.key_columns, "_et AS _ws", reach, "true AS _row")
+
+
+def _live(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]) -> DataFrame | None:
+    frame = epoch.load(live)
+    if frame is None:
+        return None
+    frame = frame.where(f"NOT ({purged(window, '_we', epoch.order.decision.frontier_before)})")
+    fresh = [f"IF(_due, NULL, {c}) AS {c}" if window.revisions == "delta" else c for c in aggregation.partials]
+    return frame.selectExpr(*aggregation.keys, "_ws", "_we", "_rev", "_standing", *fresh, "false AS _row")
+
+
+def _items(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]) -> DataFrame:
+    """Rows and live sessions with `_island`, the number of the session they end up in, and `_until`, its end."""
+    found = [frame for frame in (_rows(epoch, aggregation, window), _live(epoch, aggregation, window, live)) if frame is not None]
+    items = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), found)
+    by_key = f"PARTITION BY {', '.join(aggregation.keys)}" if aggregation.keys else "PARTITION BY 1"
+    order = f"{by_key} ORDER BY _ws, _we ROWS BETWEEN UNBOUNDED PRECEDING AND"
+    apart = ">" if window.session_touch == "merge" else ">="
+    items = items.selectExpr("*", f"max(_we) OVER ({order} 1 PRECEDING) AS _reach")
+    first = f"CAST(_reach IS NULL OR _ws {apart} _reach AS int)"
+    items = items.selectExpr("*", f"sum({first}) OVER ({order} CURRENT ROW) AS _island")
+    return items.selectExpr("*", f"max(_we) OVER ({by_key}, _island) AS _until")
+
+
+def _merged(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]) -> DataFrame | None:
+    """All live sessions after the epoch's rows joined them, with what is due."""
+    if epoch.data is None and not live:
+        return None
+    before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
+    group = [*aggregation.keys, "_island"]
+    items = _items(epoch, aggregation, window, live).where(f"NOT ({purged(window, '_until', before)})")
+    parts = []
+    if epoch.data is not None:
+        bounds = [F.expr("min(_ws)").alias("_ws"), F.expr("max(_we)").alias("_we")]
+        states = [F.expr(v).alias(k) for k, v in aggregation.partials.items()]
+        own = ["true AS _changed", "-1 AS _rev", f"CAST(NULL AS {_BOUNDS}) AS _standing"]
+        parts.append(items.where("_row").groupBy(*group).agg(*bounds, *states).selectExpr("*", *own))
+    if live:
+        kept = [*group, "_ws", "_we", *aggregation.partials, "false AS _changed", "_rev", "_standing"]
+        parts.append(items.where("NOT _row").selectExpr(*kept))
+    types = {field.name: field.dataType.simpleString() for field in parts[0].schema}
+    marks = {
+        "_ws": "min(_ws)",
+        "_we": "max(_we)",
+        "_changed": "max(_changed)",
+        "_rev": "max(_rev)",
+        "_standing": "flatten(collect_list(_standing))",
+    }
+    merged = reduce(DataFrame.unionByName, parts).groupBy(*group)
+    frame = merged.agg(*(F.expr(v).alias(k) for k, v in {**marks, **aggregation.merges}.items()))
+    frame = frame.selectExpr(*aggregation.keys, *marks, *aggregation.typed_states(types))
+    due = {
+        "each_epoch": "_changed",
+        "complete": "true",
+        "close": f"({reached('_we', after, after_end=window.closes_after_end)}) AND (_changed OR _rev < 0)",
+    }[window.emit]
+    return frame.selectExpr("*", f"({due}) AS _due").selectExpr(
+        *aggregation.keys,
+        "_ws",
+        "_we",
+        *aggregation.partials,
+        "_due",
+        "_rev + CAST(_due AS int) AS _rev",
+        "IF(_due, array(named_struct('s', _ws, 'e', _we)), _standing) AS _standing",
+        f"IF(_due, {_REPLACED}, NULL) AS _replaces",
+    )
+
+
+def _instant(ticks: str) -> str:
+    """`format_instant` in Spark SQL."""
+    fraction = f"IF(pmod({ticks}, 1000000L) = 0, '', concat('.', lpad(pmod({ticks}, 1000000L), 6, '0')))"
+    return f"concat(date_format(timestamp_micros({ticks}), \"yyyy-MM-dd'T'HH:mm:ss\"), {fraction}, 'Z')"
+
+
+_OTHERS = "array_sort(array_distinct(filter(_standing, b -> b.s <> _ws OR b.e <> _we)))"
+_REPLACED = f"transform({_OTHERS}, b -> concat({_instant('b.s')}, '/', {_instant('b.e')}))"

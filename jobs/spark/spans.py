@@ -1,0 +1,66 @@
+"""Which tumbling and sliding windows a row belongs to, and whether it is late for them, as Spark SQL."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+
+from tidegate.jobs.spark.marks import reached
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate
+from tidegate.jobs.spec.windows import WindowSpec
+
+__all__ = ["closed_at", "late_verdict", "purged", "purged_at", "with_spans"]
+
+
+def first_start(window: WindowSpec) -> str:
+    """Start of the first window that overlaps the row and exists."""
+    size, slide, offset, least = window.size or 0, window.period or 1, window.offset, window.min_window_start
+    first = f"({_floor(f'(_et - {size + offset}L)', slide)} + {slide + offset}L)"
+    return first if least is None else f"greatest({first}, {-((offset - least) // slide) * slide + offset}L)"
+
+
+def last_start(window: WindowSpec) -> str:
+    """Start of the last window that overlaps the row; before the first one where there is none."""
+    return f"({_floor(f'(_end - {1 + window.offset}L)', window.period or 1)} + {window.offset}L)"
+
+
+def _floor(value: str, period: int) -> str:
+    return f"({value} - pmod({value}, {period}L))"
+
+
+def with_spans(window: WindowSpec, frame: DataFrame) -> DataFrame:
+    """Add `_w0` and `_w1`, the starts of a row's first and last window; rows that no window covers are gone."""
+    spans = frame.selectExpr("*", f"{first_start(window)} AS _w0", f"{last_start(window)} AS _w1")
+    return spans if _always_covered(window) else spans.where("_w0 <= _w1")
+
+
+def _always_covered(window: WindowSpec) -> bool:
+    return window.min_window_start is None and (window.size or 0) >= (window.period or 0)
+
+
+def late_verdict(window: WindowSpec, frontier: int) -> str:
+    """Whether a row (with `_et` and `_end`) is late for the window output; a row without windows never is."""
+    if window.late_unit == "event":
+        late = "false" if frontier <= TICK_MIN else "true" if frontier >= TICK_MAX else f"_et < {frontier}L"
+    else:
+        start = first_start(window) if window.late_unit == "first_window" else last_start(window)
+        late = purged(window, f"({start} + {window.size}L)", frontier)
+    if late == "false" or _always_covered(window):
+        return late
+    return f"({late} AND {first_start(window)} <= {last_start(window)})"
+
+
+def purged(window: WindowSpec, end: str, frontier: int) -> str:
+    """Whether a window with this end is purged at the frontier."""
+    return reached(end, frontier, after_end=window.closes_after_end, lateness=window.lateness)
+
+
+def closed_at(window: WindowSpec, end: int, frontier: int) -> bool:
+    """Whether the frontier has passed a window's end."""
+    if frontier == TICK_MAX:
+        return True
+    return end < frontier if window.closes_after_end else end <= frontier
+
+
+def purged_at(window: WindowSpec, end: int, frontier: int) -> bool:
+    """Whether the frontier has passed a window's end and its lateness."""
+    return window.lateness is not None and closed_at(window, saturate(end + window.lateness), frontier)

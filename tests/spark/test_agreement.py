@@ -1,0 +1,104 @@
+"""Random pipelines, rows, silences, barriers and cuts: the Spark mover must agree with the reference mover on all of them.
+
+A Spark job costs the same for one window as for six, so a case is one pipeline with many windows, and a run tries few cases; the
+rarer options are drawn by the seed. `TIDEGATE_SOAK` sets another number of cases.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.agreement import SECOND, Pair, Row, spec_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+CASES = int(os.environ.get("TIDEGATE_SOAK", "6"))
+AGGREGATES = {
+    "rows": "count(*)",
+    "filled": "count(v)",
+    "total": "sum(v)",
+    "whole": "sum(n)",
+    "mean": "avg(v)",
+    "low": "min(n)",
+    "high": "max(v)",
+    "opened": "first(n)",
+    "ended": "last(n)",
+    "kinds": "distinct(n)",
+    "about": "approx_distinct(n)",
+    "median": "approx_quantile(v, 0.5)",
+    "all_of": "collect(n)",
+}
+
+
+def windows_of(draw: random.Random) -> dict[str, dict[str, Any]]:
+    """A tumbling, a sliding and two session windows with drawn options."""
+    windows: dict[str, dict[str, Any]] = {}
+    for name, kind in (("tumble", "tumbling"), ("slide", "sliding"), ("visit", "session"), ("visits", "session")):
+        shape: dict[str, Any] = {
+            "tumbling": {"size": "10s"},
+            "sliding": {"size": "10s", "slide": draw.choice(["5s", "3s", "10s"])},
+            "session": {
+                "gap": draw.choice(["2s", "5s"]),
+                "session_touch": draw.choice(["merge", "separate"]),
+                "session_late": draw.choice(["merged", "own", "event"]),
+                "session_close": draw.choice(["at_end", "after_end"]),
+            },
+        }[kind]
+        if kind != "session":
+            shape |= {"offset": draw.choice(["0", "-3s", "1s"]), "late_unit": draw.choice(["event", "window", "first_window"])}
+        windows[name] = {
+            "kind": kind,
+            **shape,
+            "keys": draw.choice([["k"], [], ["k", "_source"]]),
+            "aggregates": dict(draw.sample(sorted(AGGREGATES.items()), 5)),
+            "lateness": draw.choice(["0", "4s", "20s", "never"]),
+            "on_late": draw.choice(["side_output", "side_output", "drop", "reject_to_origin"]),
+            "emit": draw.choice(["close", "close", "close", "each_epoch", "complete"]),
+            "revisions": draw.choice(["accumulate", "accumulate", "delta"]),
+        }
+    return windows
+
+
+def rows_of(draw: random.Random, around: int) -> list[Row]:
+    """A few rows about a time, some of them behind, some equal, some a barrier."""
+    rows: list[Row] = []
+    for _ in range(draw.randint(0, 9)):
+        behind = draw.choice([0, 0, 0, 1, 3, 12, 30])
+        time = (around + draw.randint(0, 8) - behind) * SECOND + draw.choice([0, 0, 500_000])
+        kind = "stop" if draw.random() < 0.05 else draw.choice([None, "data"])
+        value = draw.choice([None, draw.randint(0, 64) / 4])
+        rows.append({"t": time, "kind": kind, "k": draw.choice([None, "x", "y"]), "n": draw.randint(0, 5), "v": value})
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_movers_agree(session: SparkSession, tmp_path: Path, seed: int) -> None:
+    """On equal cuts and decisions both movers give the same surveys, tables, counters and positions, epoch by epoch."""
+    draw = random.Random(seed)
+    marks = {"kind": "kind", "types": ["stop"]}
+    lags = draw.choice([("0", "0"), ("2s", "5s"), ("10s", "0")])
+    sources = {name: {"lag": lag, "barriers": marks} for name, lag in zip("ab", lags, strict=True)}
+    release = {
+        "mode": draw.choice(["ordered", "ordered", "pass_through", "commit"]),
+        "on_late": draw.choice(["side_output", "emit_flagged", "drop", "reject_to_origin", "adjust"]),
+    }
+    pair = Pair(spec_of(sources, windows=windows_of(draw), release=release), session, tmp_path)
+    around = draw.choice([0, -50])
+    for epoch in range(5):
+        for source in "ab":
+            for partition in draw.choice([["0"], ["0", "1"]]):
+                if draw.random() < 0.85:
+                    pair.put(source, rows_of(draw, around), partition)
+        pair.run(epoch * SECOND)
+        around += draw.choice([5, 10, 10, 25])
+    while any(pair.waiting.values()):
+        pair.run(100 * SECOND)
+    pair.run(200 * SECOND, done=True)
