@@ -129,6 +129,10 @@ class Barriers:
             return None
         return self._since(self.open[0]) + self.timeout + 1
 
+    def tardy(self) -> set[str]:
+        """Members whose tardy barrier arrived since the last `take`."""
+        return {closed.health.tardy[-1] for closed in self.closed if closed.cause == "tardy"}
+
     def take(self) -> list[Closed]:
         """What closed since the last call, in order."""
         taken, self.closed = self.closed, []

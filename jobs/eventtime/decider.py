@@ -226,6 +226,7 @@ class _Epoch:
         world, before = self.world, self.before
         release_before = before.released
         release_after = self._release()
+        flagged = tuple(sorted(world.barriers.tardy()))
         closed = world.barriers.take()
         for one in closed:
             outcome = one.health.outcome.value
@@ -247,6 +248,7 @@ class _Epoch:
             member_punctuation=self.members.punctuations,
             barriers=tuple(c.health for c in closed),
             blocked=tuple(after["blocked"]),
+            flagged=flagged,
             statuses=statuses(self.members.live, world, self.quiet),
             emitted=tuple(self.emitted),
             recorded=tuple(self.recorded),

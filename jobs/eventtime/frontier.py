@@ -9,14 +9,23 @@ from __future__ import annotations
 from tidegate.jobs.spec.options import FrontierOptions, WallClockOptions
 from tidegate.jobs.spec.time import TICK_MAX, saturate
 
-__all__ = ["heuristic", "highest", "rounded", "wall_clock"]
+__all__ = ["distance", "heuristic", "highest", "rounded", "wall_clock"]
 
 
-def heuristic(options: FrontierOptions, seen: int | None) -> int | None:
-    """``seen - lag``, one tick more if inclusive; None without a lag or before the first row."""
-    if seen is None or options.lag is None:
+def distance(options: FrontierOptions) -> int | None:
+    """How far the heuristic frontier stands below the newest row: the lag, one tick less if inclusive; None without a lag."""
+    if options.lag is None:
         return None
-    return saturate(seen - options.lag + (options.frontier == "inclusive"))
+    return options.lag - (options.frontier == "inclusive")
+
+
+def heuristic(seen: int | None, distance: int | None) -> int | None:
+    """``seen - distance``; None without a lag or before the first row.
+
+    >>> heuristic(10, 3), heuristic(10, -1), heuristic(None, 3)
+    (7, 11, None)
+    """
+    return None if seen is None or distance is None else saturate(seen - distance)
 
 
 def wall_clock(options: WallClockOptions, now: int, newest: int | None, *, inclusive: bool) -> int | None:

@@ -37,6 +37,7 @@ class Rules:
 
     options: SourceSpec
     coalescer: Coalescer
+    distance: int | None
     timeout: int | None
     discovered: bool
     ignores_idle_punctuation: bool
@@ -50,6 +51,7 @@ class Rules:
         return cls(
             options=source,
             coalescer=coalescer,
+            distance=frontiers.distance(source),
             timeout=partition_timeout(spec, source),
             discovered=source.coalesce.members == "discovered",
             ignores_idle_punctuation=any(level.on_idle_punctuation == "ignore" for level in levels),
@@ -58,7 +60,7 @@ class Rules:
 
     def frontier(self, state: MemberState, now: int, newest: int | None, *, clocked: bool) -> int | None:
         """F_i: the greatest of what rows, punctuation and (if `clocked`) the wall clock promise."""
-        value = frontiers.heuristic(self.options, state["seen"])
+        value = frontiers.heuristic(state["seen"], self.distance)
         if state["punctuation"] is not None:
             value = highest(value, state["punctuation"])
         wall = self.options.wall_clock

@@ -192,6 +192,7 @@ class Decision:
         release_after: rows below this mark leave in this epoch, in order.
         barriers: barriers that closed in this epoch.
         blocked: members standing at their open barrier: nothing more is read from them.
+        flagged: members whose rows of this epoch stood before a tardy barrier: they leave flagged (`_late`), section 3.5.
         statuses: member -> emitted status.
         emitted: signals in order: ("watermark", F), ("status", "idle") and so on; for conformance and metrics.
         recorded: outcomes that used the wall clock, in words that replay can compare.
@@ -211,6 +212,7 @@ class Decision:
     member_punctuation: dict[str, int] = field(default_factory=dict)
     barriers: tuple[BarrierHealth, ...] = ()
     blocked: tuple[str, ...] = ()
+    flagged: tuple[str, ...] = ()
     statuses: dict[str, str] = field(default_factory=dict)
     emitted: tuple[tuple[str, int | str], ...] = ()
     recorded: tuple[dict[str, Any], ...] = ()

@@ -147,8 +147,10 @@ def test_a_tardy_barrier_is_not_paired_with_the_next() -> None:
     for second in range(0, 81, 10):
         assert closed(feed.step(second * S)) == []
     assert closed(feed.step(81 * S)) == [(BarrierOutcome.INCOMPLETE, ("a/0",), ("b/0",))]
-    feed.add("b", Barrier(12, "run1"))
-    (tardy,) = feed.step(90 * S).decision.barriers
+    feed.add("b", Point(9), Barrier(12, "run1"))
+    decision = feed.step(90 * S).decision
+    (tardy,) = decision.barriers
+    assert (decision.section, decision.flagged) == (1, ("b/0",))  # rows before it leave in the current section, flagged
     assert (tardy.id, tardy.outcome, tardy.tardy) == (1, BarrierOutcome.INCOMPLETE, ("b/0",))
     feed.add("a", Barrier(50, "run2"))
     step = feed.step(100 * S)
