@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import Any
 
@@ -29,6 +30,7 @@ from tidegate.expectations.runner import RunResult, number
 __all__ = ["publish"]
 
 _RUNS_KEPT = 100  # runs listed and kept as Data Docs; about 0.3 MB each. Results are kept for ever
+_WRITERS = 8  # pages are written side by side: a PUT is mostly waiting
 _ROWS_SHOWN = 50  # rows of a summary on the run's page
 _TRENDS = {"late_ratio": "Late rows, share of all", "seal_p95_s": "Seal p95, seconds", "unpublished": "Unpublished epochs"}
 
@@ -46,8 +48,10 @@ def publish(store: Store, result: Mapping[str, Any], run: RunResult) -> str:
     """Put pages and results into the store; what is read last is written last. Returns the key of the result."""
     quality = Layout(result["pipeline"]).quality
     folder = f"{quality}docs/{result['id']}/"
-    for name, page in _pages(result, run).items():
-        store.put(f"{folder}{name}.html", page.encode())
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        written = [pool.submit(store.put, f"{folder}{name}.html", page.encode()) for name, page in _pages(result, run).items()]
+        for page in written:
+            page.result()
     key = f"{quality}results/{result['id']}.json"
     data = canonical_bytes(dict(result))
     store.put(key, data)

@@ -36,9 +36,10 @@ def check_quality(
         ConfigurationError: a suite is wrong.
         TransientError: the store or the catalog cannot be reached now.
     """
-    load_library()  # part of the process's start, not of the check
+    read = read or _table_reader(spec, store)
+    load_library()  # like pyiceberg's import above a part of the process's start, not of the check
     begun = time.monotonic()
-    evidence = gather(spec, store, read or _table_reader(spec, store), clock=clock)
+    evidence = gather(spec, store, read, clock=clock)
     run = run_suites(evidence)
     at = _EPOCH + timedelta(microseconds=evidence.now)
     name, quality = at.strftime("%Y%m%dT%H%M%S.%fZ"), Layout(spec.name).quality

@@ -56,7 +56,7 @@ def describe(log: SlotLog) -> dict[str, Any]:
     body: dict[str, Any] = said.body if said and lease and said.token == lease.token else {}
     return {
         "pipeline": log.pipeline,
-        "state": _state(lease, said, now),
+        "state": _state(lease, said, now) if lease or head.record is None else "stopped",
         "why": body.get("why"),
         "desired": {"state": wish.state.value, "who": wish.who, "why": wish.why} if wish.at else None,
         "driver": _driver(lease, said, now),

@@ -21,7 +21,7 @@ def say(log: SlotLog, lease: Lease, state: str, *, ago: float = 0.0, **body: obj
 def test_stopped_pipeline_shows_where_it_stands(cli: Cli, log: SlotLog) -> None:
     """Without a driver, everything that was sealed is still told."""
     data = cli("status", "flights", "--json").data
-    assert (data["state"], data["driver"], data["frontier"], data["unpublished"]) == ("never ran", None, 3_000_000, 3)
+    assert (data["state"], data["driver"], data["frontier"], data["unpublished"]) == ("stopped", None, 3_000_000, 3)
     assert data["sources"]["EWR"] == {
         "frontier": 3_000_000,
         "status": "active",
