@@ -301,4 +301,6 @@ def _refused(path: Path, error: OSError) -> StoreUnavailableError | Configuratio
             code="store.denied",
             advice="give a folder this user may write to",
         )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreUnavailableError.full(str(path), error.strerror or str(error))
     return StoreUnavailableError.at(str(path), error.strerror or str(error))

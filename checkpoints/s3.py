@@ -273,6 +273,8 @@ class S3Store:
             return NotFoundError.at(self.uri(key))
         if status in (301, 307, 400, 401, 403) and code not in ("RequestTimeout", "SlowDown"):
             return self._denied(f"{code or status}: {response.get('Error', {}).get('Message', '')}")
+        if status == 507 or code == "XMinioStorageFull":
+            return StoreUnavailableError.full(self.uri(key), f"{status} {code}")
         # 409 (a conflicting write under way), 408, 429, 5xx: it may or may not have happened.
         kind = OutcomeUnknownError if writes else StoreUnavailableError
         return kind.at(self.uri(key), f"{status} {code}")

@@ -109,6 +109,17 @@ class StoreUnavailableError(TransientError):
             retry_after=2.0,
         )
 
+    @classmethod
+    def full(cls, uri: str, cause: str) -> StoreUnavailableError:
+        """The error for one address on a disk without room."""
+        return cls(
+            f"{uri} could not be written: the store's disk is full ({cause})",
+            code="store.full",
+            kept="everything sealed so far",
+            advice="make room on that disk, or enlarge it; tidegate tries again by itself",
+            retry_after=2.0,
+        )
+
 
 class StoreDeniedError(ConfigurationError):
     """The store refuses these credentials, or the bucket is missing. Says nothing about any object."""

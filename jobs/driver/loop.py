@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import structlog
 
 from tidegate.checkpoints.keeper import LeaseKeeper
-from tidegate.checkpoints.store import StoreUnavailableError
 from tidegate.jobs.driver.inbox import Inbox
 from tidegate.jobs.driver.status import StatusReporter
 from tidegate.jobs.driver.steps import DriverSteps
+from tidegate.jobs.driver.troubles import disk_full
 from tidegate.jobs.engine.epoch import Engine, EpochReport
 from tidegate.jobs.engine.faults import Faults
 from tidegate.jobs.engine.publisher import Publisher
@@ -87,8 +87,8 @@ class Loop:
             begun = time.monotonic()
             try:
                 report = self._epoch()
-            except TransientError as error:
-                self._wait_out(error)
+            except Exception as error:
+                self._wait_out(_worth_waiting(self._spec.name, error))
                 continue
             self._after(report, time.monotonic() - begun)
             if report.ended and not report.pending:
@@ -162,5 +162,13 @@ class Loop:
         self._backoff = min(_LONGEST_BACKOFF, 2 * self._backoff)
         try:
             self._engine.reload()
-        except StoreUnavailableError:
+        except TransientError:
             return  # the next epoch meets the same store and comes back here
+
+
+def _worth_waiting(pipeline: str, error: Exception) -> TransientError:
+    """The error, if this very process can outlive it; any other is raised on."""
+    known = error if isinstance(error, TransientError) else disk_full(pipeline, error)
+    if known is None:
+        raise error
+    return known

@@ -44,6 +44,7 @@ from tidegate.jobs.driver.loop import Ended, Loop, Until
 from tidegate.jobs.driver.recovery import settle_head
 from tidegate.jobs.driver.status import StatusReporter
 from tidegate.jobs.driver.steps import DriverSteps
+from tidegate.jobs.driver.troubles import known_error
 from tidegate.jobs.engine.epoch import Author, Engine, EpochReport
 from tidegate.jobs.engine.faults import faults_from_environment
 from tidegate.jobs.engine.interfaces import Mover
@@ -51,7 +52,7 @@ from tidegate.jobs.engine.publisher import Publisher
 from tidegate.jobs.sinks.iceberg import IcebergSink
 from tidegate.jobs.sinks.small import SmallTables
 from tidegate.jobs.sources.objects import ObjectSource
-from tidegate.jobs.spec.errors import PoisonError, TidegateError, TransientError
+from tidegate.jobs.spec.errors import TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["RunOptions", "run_pipeline"]
@@ -90,32 +91,29 @@ def run_pipeline(spec: PipelineSpec, options: RunOptions) -> int:
     SIGTERM and SIGINT when called from the main thread: drain, seal, stop.
     """
     stop = threading.Event()
-    with _signals(stop), _workdir(options.work) as work:
-        try:
+    try:
+        with _signals(stop), _workdir(options.work) as work:
             ended = _run(spec, options, work, stop)
-        except TidegateError as error:
-            _log.error("ended", **{**error.as_dict(), "pipeline": spec.name})
-            return error.failure_class.exit_code
-        except Exception as error:
-            known = _unexpected(spec.name, error)
-            _log.error("ended", **known.as_dict())
-            return known.failure_class.exit_code
+    except Exception as error:
+        known = known_error(spec.name, error)
+        _log.error("ended", **{**known.as_dict(), "pipeline": spec.name})
+        return known.failure_class.exit_code
     _log.info("ended", pipeline=spec.name, state=ended.state, why=ended.why)
     return 0
 
 
 def _run(spec: PipelineSpec, options: RunOptions, work: Path, stop: threading.Event) -> Ended:
-    store = open_store(options.store_url)
+    patiently = _patience(spec.name, stop)
+    store = patiently(open_store, options.store_url)
     with contextlib.closing(store), ThreadPoolExecutor(1, thread_name_prefix="spark-start") as pool:
         warm = pool.submit(_start_mover, store, spec, work)
         try:
-            patiently = _patience(spec.name, stop)
             patiently(require_honest, store)
             uid = patiently(ensure_identity, store, spec.name)
             holder = Holder.this_process()
             lease = patiently(Lease.acquire, store, spec.name, holder, uid=uid, standby=options.standby, stop=stop.is_set)
             with contextlib.closing(_Run(spec, store, uid, lease, work, stop, options)) as run:
-                return run.go(warm.result)
+                return run.go(warm.result, patiently)
         finally:
             if not warm.cancel() and warm.exception() is None:
                 warm.result().close()
@@ -168,18 +166,18 @@ class _Run:
         facts = {"pipeline": spec.name, "pid": os.getpid(), "code_version": __version__, "spec_digest": spec.digest()}
         self.status = StatusReporter(store, lease, self.steps, facts)
 
-    def go(self, mover: Callable[[], Mover]) -> Ended:
+    def go(self, mover: Callable[[], Mover], patiently: Retrying) -> Ended:
         """Settle the head, run the loop, drain; the status says how it ended."""
         self.status.start(lambda: {"unpublished": self.publisher.unpublished, "trouble": _as_dict(self.publisher.trouble)})
         try:
-            settle_head(self.spec, self.log, self.lease, self.options.recover_to)
-            self.publisher.start(self.log.head().slot)
-            ended = self._loop(mover()).run()
+            patiently(settle_head, self.spec, self.log, self.lease, self.options.recover_to)
+            self.publisher.start(patiently(self.log.head).slot)
+            ended = patiently(self._loop, mover()).run()
             self.status.set("draining", why=ended.why)
             self.steps.enter("publish")
             self.publisher.drain(_DRAIN_SECONDS)
         except Exception as error:
-            known = error if isinstance(error, TidegateError) else _unexpected(self.spec.name, error)
+            known = known_error(self.spec.name, error)
             self.status.set("failed", error=known)
             raise known from error
         self.status.set(ended.state, why=ended.why)
@@ -220,24 +218,6 @@ class _Run:
         self.keeper.stop()
         with contextlib.suppress(TransientError):
             self.lease.release()
-
-
-def _unexpected(pipeline: str, error: Exception) -> TidegateError:
-    """What no part of the driver expected. A lost JVM is the world's fault and worth a new start; the rest is a defect."""
-    _log.error("traceback", pipeline=pipeline, exc_info=error)
-    first = (str(error).strip().splitlines() or [""])[0][:500]
-    kept = "everything sealed; this epoch was not"
-    if isinstance(error, ConnectionError | EOFError) or type(error).__name__ == "Py4JNetworkError":
-        return TransientError(
-            f"Spark's JVM is gone ({first})", code="driver.jvm_lost", pipeline=pipeline, kept=kept, retry_after=1.0
-        )
-    return PoisonError(
-        f"{type(error).__name__}: {first}",
-        code="driver.unexpected",
-        pipeline=pipeline,
-        kept=kept,
-        advice="the traceback is in the driver's log; if it names no row of yours it is a defect of tidegate",
-    )
 
 
 def _applied(engine: Engine) -> frozenset[str]:

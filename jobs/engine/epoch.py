@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Mover, Slice,
 from tidegate.jobs.engine.standing import Standing
 from tidegate.jobs.eventtime.decider import blocked, decide, hold_back
 from tidegate.jobs.eventtime.types import Decision, Survey
-from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spec.errors import PoisonError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["Asked", "Author", "Engine", "EpochReport", "Steps"]
@@ -167,11 +167,12 @@ class Engine:
     def _survey(self, cut: Cut, asked: Asked) -> tuple[Cut, Survey]:
         """Step 2: survey, and once more if a barrier row cuts a slice short."""
         self._faults.reach("survey")
-        with self._steps.step("survey"):
+        with self._steps.step("survey"), self._as_planned(cut):
             survey = self._mover.survey(cut, self.standing.decider)
             trimmed = self._trim(cut, survey)
             if trimmed != cut:
                 survey = self._mover.survey(trimmed, self.standing.decider)
+        self._refuse_dead(trimmed)
         return trimmed, replace(
             survey,
             now=self._clock.ticks(),
@@ -215,11 +216,52 @@ class Engine:
             state=self.standing.decider,
         )
         with self._steps.step("move"):
-            moved = self._mover.move(order)
+            with self._as_planned(cut):
+                moved = self._mover.move(order)
+            self._refuse_changed(cut)
             own = self._small_tables(order)
         files = {table: (*moved.files.get(table, ()), *own.get(table, ())) for table in {*moved.files, *own}}
         self._faults.reach("move.done")
         return order, replace(moved, files=files)
+
+    @contextmanager
+    def _as_planned(self, cut: Cut) -> Iterator[None]:
+        """Whatever goes wrong over an object that was overwritten or removed meanwhile is that change's fault, not the data's."""
+        try:
+            yield
+        except TransientError:
+            raise
+        except Exception as error:
+            self._refuse_changed(cut, error)
+            raise
+
+    def _refuse_changed(self, cut: Cut, cause: Exception | None = None) -> None:
+        """Seal nothing that was read from other bytes than the manifest would name: plan again."""
+        sources = {source.name: source for source in self._sources}
+        found = [dead for part in cut.slices if part.parts for dead in sources[part.member.source].changed(part)]
+        if found:
+            raise TransientError(
+                f"epoch {self.standing.head.next_slot} of {self._spec.name}: {found[0].key} of source {found[0].member} changed "
+                f"while it was read: {found[0].detail}",
+                code="source.changed",
+                pipeline=self._spec.name,
+                kept="everything sealed so far; nothing of this epoch was sealed",
+                advice="the epoch is planned again by itself; write each object once, under a key of its own",
+                retry_after=1.0,
+            ) from cause
+
+    def _refuse_dead(self, cut: Cut) -> None:
+        """Objects that cannot be read end a source that says ``on_bad: fail``; rows are the mover's to refuse."""
+        for dead in (dead for part in cut.slices for dead in part.dead):
+            if self._spec.sources[dead.member.source].on_bad == "fail":
+                raise PoisonError(
+                    f"epoch {self.standing.head.next_slot} of {self._spec.name}: {dead.key} of source {dead.member} cannot be "
+                    f"read, from row {dead.seq & 0xFFFFFFFF} on: {dead.reason} ({dead.detail})",
+                    code=f"object.{dead.reason}",
+                    pipeline=self._spec.name,
+                    kept="everything sealed so far; nothing of this epoch was sealed",
+                    advice="replace the object or move it out of the source's folder, or set on_bad: dead_letter",
+                )
 
     def _seal(self, order: MoveOrder, moved: Moved, asked: Asked, report: EpochReport) -> EpochReport:
         """Step 5: from here on only the slot decides."""

@@ -118,6 +118,14 @@ class Source(Protocol):
         """The slice cut short to end at `end` (exclusive), with `pending` and `resume` to match."""
         ...
 
+    def changed(self, part: Slice) -> Sequence[DeadObject]:
+        """What a planned slice pinned and is no longer there as it was; asked when its rows were read, before they are sealed.
+
+        Raises:
+            TransientError: the source cannot be reached now.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class MoveOrder:

@@ -15,7 +15,7 @@ from tenacity.nap import sleep_using_event
 from tidegate.checkpoints.log import SlotLog
 from tidegate.jobs.engine.faults import Faults
 from tidegate.jobs.engine.interfaces import Sink
-from tidegate.jobs.spec.errors import TidegateError, TransientError
+from tidegate.jobs.spec.errors import PoisonError, TidegateError, TransientError
 
 __all__ = ["Publisher"]
 
@@ -88,9 +88,9 @@ class Publisher:
                     self._mark(target)
                 with self._wake:
                     self._wake.wait_for(lambda: self._published < self._sealed or self._stop.is_set())
-        except TidegateError as error:
+        except Exception as error:
             with self._wake:
-                self.error = error
+                self.error = error if isinstance(error, TidegateError) else _defect(error)
                 self._wake.notify_all()
 
     def _mark(self, target: int) -> None:
@@ -112,3 +112,15 @@ class Publisher:
             self._faults.reach("publish.start")
             retrying(sink.follow, self._log)
             self._faults.reach("publish.done")
+
+
+def _defect(error: Exception) -> PoisonError:
+    """What no sink should raise. Unseen, it would leave the driver waiting for a thread that has ended."""
+    known = PoisonError(
+        f"publishing failed with {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:500]}",
+        code="sink.unexpected",
+        kept="everything sealed; the tables show the epochs before",
+        advice="start the driver again: publishing goes on from the log; if it fails again, report this message",
+    )
+    known.__cause__ = error
+    return known

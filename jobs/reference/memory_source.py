@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tidegate.jobs.engine.interfaces import Slice
+from tidegate.jobs.engine.interfaces import DeadObject, Slice
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.reference.rows import RawRow
 from tidegate.jobs.spec.pipeline import Limits
@@ -53,6 +53,10 @@ class MemorySource:
     def trim(self, part: Slice, end: int) -> Slice:
         """The slice cut short."""
         return replace(self._slice(part.member, part.start, end), dead=part.dead)
+
+    def changed(self, _part: Slice) -> Sequence[DeadObject]:
+        """Nothing: partitions only grow."""
+        return ()
 
     def rows(self, part: Slice) -> Iterator[RawRow]:
         """The rows of a slice (for the reference mover)."""
