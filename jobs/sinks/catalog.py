@@ -1,44 +1,25 @@
-"""Where the Iceberg tables are registered, how their files are opened, and the pointer that readers start from.
+"""Where the Iceberg tables are registered, and how their files are opened.
 
-The catalog is a SQLite file (or any SQL database): it gives the compare-and-swap of a table commit. It need not be
-reachable for readers, and may be lost: `<pipeline>/iceberg/current.json` in the bucket names one consistent cut over all
-tables by their metadata files. Whoever publishes moves it forward; it never goes back on a lineage, and whatever it names is
-exact, because a table's content is a function of its mark on the log alone.
+The catalog is a SQLite file (or any SQL database): it gives the compare-and-swap of a table commit. It need not be reachable
+for readers, and may be lost: see `pointer`.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy import event
 
-from tidegate.checkpoints.canonical import canonical_bytes, parse_json
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.s3 import S3Store
-from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
+from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Current", "current_key", "io_properties", "namespace", "open_catalog", "read_current", "table_location"]
+__all__ = ["io_properties", "namespace", "open_catalog", "table_location"]
 
 _CATALOG = "tidegate"  # Spark's JdbcCatalog on the same database needs the same name
-
-
-@dataclass(frozen=True, slots=True)
-class Current:
-    """One cut over all tables.
-
-    Attributes:
-        upto: every table holds slots 1 to `upto` of the lineage of `timeline`, and nothing else.
-        tables: table -> address of its Iceberg metadata file; tables that never had a row may be missing.
-    """
-
-    uid: str
-    timeline: int
-    upto: int
-    tables: dict[str, str] = field(default_factory=dict)
 
 
 def namespace(spec: PipelineSpec) -> str:
@@ -87,41 +68,3 @@ def io_properties(store: Store) -> dict[str, str]:
         }
         properties |= {name: value for name, value in given.items() if value is not None}
     return properties
-
-
-def current_key(pipeline: str) -> str:
-    """Key of the pointer."""
-    return f"{pipeline}/iceberg/current.json"
-
-
-def read_current(store: Store, pipeline: str) -> Current | None:
-    """The newest published cut, or None before the first."""
-    found = _read(store, pipeline)
-    return found[0] if found else None
-
-
-def move_current(store: Store, pipeline: str, new: Current) -> None:
-    """Move the pointer forward, unless somebody has moved it at least as far."""
-    while True:
-        found = _read(store, pipeline)
-        try:
-            if found is None:
-                store.create(current_key(pipeline), canonical_bytes(asdict(new)))
-            elif found[0] != new and not _ahead(found[0], new):
-                store.swap(current_key(pipeline), canonical_bytes(asdict(new)), found[1])
-            return
-        except PreconditionFailedError:
-            continue
-
-
-def _ahead(there: Current, new: Current) -> bool:
-    return there.uid == new.uid and (there.timeline, there.upto) > (new.timeline, new.upto)
-
-
-def _read(store: Store, pipeline: str) -> tuple[Current, str] | None:
-    try:
-        stored = store.get(current_key(pipeline))
-    except NotFoundError:
-        return None
-    raw: dict[str, Any] = parse_json(stored.data)
-    return Current(**raw), stored.etag

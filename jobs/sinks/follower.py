@@ -76,6 +76,13 @@ class Follower:
         snapshots = [s for s in self.table.metadata.snapshots if s.snapshot_id in ends]
         return sorted((m for s in snapshots if (m := _mark(s))), key=lambda m: (m.upto, m.timeline))
 
+    def widen(self, schema: Any) -> None:
+        """Add the columns of an Arrow schema that the table has not got: a spec may grow, and old rows read as null there."""
+        known = {field.name for field in self.table.schema().fields}
+        if not known.issuperset(schema.names):
+            with self.table.update_schema() as update:
+                update.union_by_name(schema)
+
     def begin(self, timeline: int, upto: int) -> None:
         """The first snapshot of a new table: empty, since no slot so far has rows for it."""
         with _Commit(self.table) as commit:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 from pyiceberg.catalog.sql import SqlCatalog
@@ -18,9 +19,10 @@ from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.catalog import Current, current_key, move_current, namespace, open_catalog, read_current, table_location
+from tidegate.jobs.sinks.catalog import namespace, open_catalog, table_location
 from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, Follower, tag_name
 from tidegate.jobs.sinks.marks import Mark, Way
+from tidegate.jobs.sinks.pointer import Current, current_key, move_current, read_current
 from tidegate.jobs.sinks.schemas import table_schema
 from tidegate.jobs.sinks.small import checkpoint_rows, write_small
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
@@ -204,6 +206,8 @@ class IcebergSink:
         first, upto = left[0].slot, left[-1].slot
         if follower is None:
             follower = self._create(table, files, way.timeline, first - 1)
+        elif files:
+            follower.widen(self._schema(table, files, follower))
         if files or tags is not None:
             follower.apply([self.store.uri(key) for key in files], way.timeline, first, upto, tags)
 
@@ -225,14 +229,20 @@ class IcebergSink:
     def _create(self, table: str, files: list[str], timeline: int, upto: int) -> Follower:
         """A new table, marked as empty up to the sink's position."""
         identifier, catalog = self._identifier(table), self._open()
-        schema = table_schema(self.spec, table)
-        if table in self.spec.windows:
-            schema = pq.read_schema(io.BytesIO(self.store.get(files[0]).data)).remove_metadata()
+        schema = self._schema(table, files)
         location = table_location(self.spec, self.store, table)
         created = catalog.create_table(identifier, schema, location=location, properties=TABLE_PROPERTIES)
         self._tables[table] = Follower(created, self.uid)
         self._tables[table].begin(timeline, upto)
         return self._tables[table]
+
+    def _schema(self, table: str, files: list[str], follower: Follower | None = None) -> Any:
+        """The columns a table should have. A window's come from its newest file when the spec names one the table lacks."""
+        schema = table_schema(self.spec, table)
+        known = {field.name for field in follower.table.schema().fields} if follower else set()
+        if table not in self.spec.windows or known.issuperset(schema.names):
+            return schema
+        return pq.read_schema(io.BytesIO(self.store.get(files[-1]).data)).remove_metadata()
 
     def _point(self, way: Way) -> None:
         places = {table: follower.location for table, follower in self._tables.items()}

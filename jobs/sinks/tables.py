@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from pyiceberg.table import ALWAYS_TRUE, StaticTable
 
+from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.catalog import Current, io_properties, read_current
+from tidegate.jobs.sinks.catalog import io_properties
+from tidegate.jobs.sinks.marks import Mark, Way
+from tidegate.jobs.sinks.pointer import Current, read_current
 from tidegate.jobs.sinks.schemas import table_schema
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.time import format_instant
 from tidegate.jobs.spec.windows import WindowSpec
 
-__all__ = ["FORMATS", "current_revisions", "export", "read_table"]
+__all__ = ["FORMATS", "current_revisions", "export", "published_upto", "read_table", "referenced_files"]
 
 FORMATS = (".parquet", ".csv", ".json")
 _ORDER = ("position", "_epoch", "window_start", "_source", "_partition", "_seq", "barrier_id")  # files come in no order
@@ -70,6 +74,32 @@ def read_table(
     if current_only and window:
         table = current_revisions(table, window)
     return table.select(list(columns)) if columns else table
+
+
+def published_upto(spec: PipelineSpec, log: SlotLog) -> int:
+    """The newest position of the current lineage that the tables show: slots after it must not be retired."""
+    current = read_current(log.store, spec.name)
+    if current is None:
+        return 0
+    head = log.head()
+    mark, way = Mark(current.timeline, current.upto), Way(log, head)
+    return way.position(mark) if way.knows(mark) else 0
+
+
+def referenced_files(spec: PipelineSpec, store: Store) -> set[str]:
+    """Addresses of every data file that a snapshot of the published tables still names: GC must keep them.
+
+    Raises:
+        TransientError: something could not be read; the answer would not be complete.
+    """
+    current = read_current(store, spec.name) or Current("", 0, 0)
+    found: set[str] = set()
+    for name, location in current.tables.items():
+        with _reading(spec, name):
+            table = StaticTable.from_metadata(location, io_properties(store))
+            manifests = {m.manifest_path: m for s in table.metadata.snapshots for m in s.manifests(table.io)}
+            found |= {e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)}
+    return found
 
 
 def current_revisions(table: Any, window: WindowSpec) -> Any:
@@ -135,9 +165,18 @@ def _scan(
     since, at = slots
     bounds = [f"_epoch > {since}"] * (since > 0) + [f"_epoch <= {at}"] * (at is not None)
     rows = " and ".join(bounds) or ALWAYS_TRUE
-    try:
+    with _reading(spec, name):
         table = StaticTable.from_metadata(location, io_properties(store))
         found = table.scan(row_filter=rows, selected_fields=columns or ("*",)).to_arrow()
+    plain = found.cast(pa.schema([field.with_type(_plain(field.type)) for field in found.schema]))
+    order = [(c, "ascending") for c in _ORDER if c in plain.column_names]
+    return plain.sort_by(order) if order else plain
+
+
+@contextmanager
+def _reading(spec: PipelineSpec, name: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise TransientError(
             f"table {name} of {spec.name} cannot be read: {str(error).splitlines()[0]}",
@@ -146,9 +185,6 @@ def _scan(
             advice="check the store and try again",
             retry_after=2.0,
         ) from error
-    plain = found.cast(pa.schema([field.with_type(_plain(field.type)) for field in found.schema]))
-    order = [(c, "ascending") for c in _ORDER if c in plain.column_names]
-    return plain.sort_by(order) if order else plain
 
 
 def _plain(kind: Any) -> Any:

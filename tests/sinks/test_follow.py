@@ -470,6 +470,24 @@ def test_rewind_drops_whole_files_only(world: World) -> None:
     assert len(after) == 2
 
 
+def test_tables_grow_with_the_spec(world: World) -> None:
+    """A new column and a new aggregate are added to the tables; rows from before read as null there."""
+    world.seal(1, ("events", "hourly"))
+    world.sink().follow(world.log)
+    columns = {"t": "timestamp", "carrier": "string", "delay": "double", "gate": "int"}
+    aggregates = {"n": "count(*)", "worst": "max(delay)"}
+    world.spec = make_spec(columns, windows={"hourly": {"kind": "tumbling", "size": "1h", "aggregates": aggregates}})
+    world.seal(1, ("events", "hourly"))
+    sink = world.sink()
+    sink.follow(world.log)
+    assert world.exact(sink)
+    assert "gate" in sink.open_table("events").scan().to_arrow().column_names
+    assert "worst" in sink.open_table("hourly").scan().to_arrow().column_names
+    world.seal(1, ("events", "hourly"))
+    sink.follow(world.log)
+    assert world.exact(sink)
+
+
 def test_file_that_does_not_fit_is_poison(world: World) -> None:
     """A file with other columns than its table is named with advice, not a traceback."""
     world.seal(1)

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from tests.sinks.conftest import World, make_spec
 
+from tidegate.checkpoints.layout import CheckpointId
 from tidegate.jobs.sinks.schemas import table_schema
-from tidegate.jobs.sinks.tables import current_revisions, export, read_table
+from tidegate.jobs.sinks.tables import current_revisions, export, published_upto, read_table, referenced_files
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.jobs.spec.windows import WindowSpec
 
@@ -164,3 +165,26 @@ def test_export_that_cannot_be_written(tmp_path: Path, name: str) -> None:
     """Another ending or an unwritable place is the user's mistake, with the file named."""
     with pytest.raises(ConfigurationError, match=r"out\."):
         export(results(), tmp_path / name)
+
+
+def test_referenced_files_are_those_of_every_kept_snapshot(published: World) -> None:
+    """GC learns every data file that a reader of the published tables may open."""
+    found = referenced_files(published.spec, published.store)
+    epochs = [f.epoch for f in published.log.epochs(0, 1, 3)]
+    named = {published.store.uri(f.key) for e in epochs for files in e.files.values() for f in files}
+    assert named < found
+    assert len(found - named) == 3  # the files of the checkpoints table, which no manifest names
+
+
+def test_published_upto_is_a_position_of_the_current_lineage(published: World) -> None:
+    """After a restore only the slots before the fork count, until the tables have followed."""
+    target = published.log.open(published.log.head().checkpoint).epoch.parent  # type: ignore[arg-type]
+    published.seal(1)
+    assert published_upto(published.spec, published.log) == 3
+    published.fork(CheckpointId.parse(str(target)))
+    assert published_upto(published.spec, published.log) == 2
+
+
+def test_nothing_published_protects_everything(world: World) -> None:
+    """Before the first publish no slot may be retired, and no file is referenced."""
+    assert (published_upto(world.spec, world.log), referenced_files(world.spec, world.store)) == (0, set())
