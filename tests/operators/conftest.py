@@ -8,6 +8,8 @@ import shutil
 import signal
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,8 @@ def wait_until() -> Wait:
     return wait
 
 
-PIPELINES = ("lost", "cleared", "ended", "poisoned", "restored", "checked", "swept", "flaky")
+STREAMS = ("flaky", "lost", "cleared", "restored", "ended", "poisoned")
+PIPELINES = (*STREAMS, "checked", "swept")
 
 _SPEC = """\
 apiVersion: tidegate/v1
@@ -57,12 +60,21 @@ class Cockpit:
 
     def __init__(self, stack: Stack) -> None:
         self.stack, self.api, self.store = stack, stack.api(), open_store(stack.store)
+        self.runs: dict[str, str] = {}
+        self.checks = ""
 
-    def start(self, pipeline: str) -> str:
-        """Trigger the stream and wait until its driver has sealed something; the run id."""
-        self.api.wait_for_dag(f"{pipeline}.stream")
-        run = self.api.trigger(f"{pipeline}.stream")
-        self.until(lambda: self.task(pipeline, run)["state"] == "deferred" and self.head(pipeline) > 0, 60, "a running stream")
+    def begin(self) -> None:
+        """Trigger every run the tests want to look at: they overlap, so that no test waits for what another could have begun."""
+        for name in PIPELINES:
+            self.api.wait_for_dag(f"{name}.quality")
+        self.tell("flaky", "transient")
+        self.runs = {name: self.api.trigger(f"{name}.stream") for name in STREAMS}
+        self.checks = self.api.trigger("checked.quality")
+
+    def running(self, pipeline: str) -> str:
+        """Wait until the stream runs, is watched and has sealed something; the run id."""
+        run = self.runs[pipeline]
+        self.until(lambda: self.head(pipeline) > 0 and self.task(pipeline, run)["state"] == "deferred", 120, "a running stream")
         return run
 
     def task(self, pipeline: str, run: str, kind: str = "stream") -> dict[str, Any]:
@@ -99,6 +111,27 @@ class Cockpit:
         os.kill(view.holder.pid, signal.SIGKILL)
         return view.token
 
+    def password(self, user: str) -> str:
+        """From the stack's private file."""
+        found: dict[str, str] = json.loads(self.stack.credentials_file.read_text())["airflow_passwords"]
+        return found[user]
+
+    def get(self, path: str, user: str | None = None) -> tuple[int, bytes]:
+        """Ask the page's routes, as a user or as nobody."""
+        headers = {}
+        if user is not None:
+            body = json.dumps({"username": user, "password": self.password(user)}).encode()
+            asked = urllib.request.Request(f"{self.stack.airflow_url}/auth/token", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(asked) as answer:
+                headers["Authorization"] = f"Bearer {json.load(answer)['access_token']}"
+        request = urllib.request.Request(f"{self.stack.airflow_url}/tidegate/{path}", headers=headers)
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
     def until(self, condition: Callable[[], object], seconds: float, what: str) -> float:
         """Wait for a condition; seconds it took."""
         begun = time.monotonic()
@@ -110,9 +143,8 @@ class Cockpit:
 
 @pytest.fixture(scope="session")
 def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
-    """One stack for all tests of this tier. `TIDEGATE_TEST_HOME` names a folder whose stack is kept for the next run."""
-    kept = os.environ.get("TIDEGATE_TEST_HOME")
-    folder = Path(kept) if kept else tmp_path_factory.mktemp("cockpit")
+    """One stack for all tests of this tier."""
+    folder = tmp_path_factory.mktemp("cockpit")
     dags = folder / "dags"
     (dags / "pipelines").mkdir(parents=True, exist_ok=True)
     shutil.copy(_REPOSITORY / "dags" / "tidegate_dags.py", dags)
@@ -126,8 +158,9 @@ def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
         stack.up(print)
         for key, value in stack.environment().items():
             patch.setenv(key, value)
-        yield Cockpit(stack)
+        cockpit = Cockpit(stack)
+        cockpit.begin()
+        yield cockpit
     finally:
-        if not kept:
-            stack.down(print)
+        stack.down(print)
         patch.undo()

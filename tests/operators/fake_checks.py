@@ -12,10 +12,10 @@ _, _, spec, _, url = sys.argv
 pipeline = load_spec(spec).name
 late = {"suite": "late", "id": "late_ratio", "severity": "critical", "says": "few rows are late", "observed": "0.7 of LGA"}
 reasons = {"suite": "late", "id": "reasons", "severity": "warn", "says": "known reasons", "observed": "a new one"}
-key = f"{pipeline}/quality/results/1.json"
-result = {"verdict": "fail", "failed": [late, reasons], "docs": f"{pipeline}/quality/docs/1/index.html", "key": key}
+key, docs = f"{pipeline}/quality/results/1.json", f"{pipeline}/quality/docs/1/index.html"
+result = {"verdict": "fail", "failed": [late, reasons], "docs": docs, "key": key}
 store = open_store(url)
 store.put(key, json.dumps(result).encode())
-store.put(result["docs"], b"<h1>Data Docs</h1>")
+store.put(docs, b"<h1>Data Docs</h1>")
 sys.stdout.write(f"late.late_ratio failed\n{key}\n")
 sys.exit(1)

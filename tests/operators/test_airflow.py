@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tidegate.checkpoints.catalog import Catalog
 from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
 from tidegate.checkpoints.log import SlotLog
+from tidegate.infra.airflow_api import AirflowApiError
 
 from .conftest import Cockpit
 
@@ -23,7 +26,7 @@ def test_every_dag_parses(cockpit: Cockpit) -> None:
 
 def test_a_killed_driver_is_noticed_and_replaced(cockpit: Cockpit) -> None:
     """kill -9 is noticed in under 15 s, the next driver goes on after the last checkpoint, and no retry is used up."""
-    run = cockpit.start("lost")
+    run = cockpit.running("lost")
     before = cockpit.kill("lost")
     head = cockpit.head("lost")
     noticed = cockpit.until(lambda: cockpit.task("lost", run)["state"] != "deferred", 15, "notice of the loss")
@@ -35,7 +38,7 @@ def test_a_killed_driver_is_noticed_and_replaced(cockpit: Cockpit) -> None:
 
 def test_a_cleared_task_adopts_its_driver(cockpit: Cockpit) -> None:
     """The new try finds the driver alive: same token, and the late on_kill of the old trigger leaves it alone."""
-    run = cockpit.start("cleared")
+    run = cockpit.running("cleared")
     token = cockpit.token("cleared")
     cockpit.api.request(
         "POST",
@@ -53,7 +56,7 @@ def test_a_cleared_task_adopts_its_driver(cockpit: Cockpit) -> None:
 
 def test_a_task_marked_failed_stops_its_driver(cockpit: Cockpit) -> None:
     """Whoever ends the task in the UI ends the driver too, gently, and nothing starts it again."""
-    run = cockpit.start("ended")
+    run = cockpit.running("ended")
     cockpit.api.request("PATCH", f"/dags/ended.stream/dagRuns/{run}/taskInstances/stream", {"new_state": "failed"})
     cockpit.until(lambda: cockpit.holder("ended") is None, 40, "end of the driver")
     desired = read_desired(cockpit.store, "ended")
@@ -62,27 +65,16 @@ def test_a_task_marked_failed_stops_its_driver(cockpit: Cockpit) -> None:
 
 def test_poison_fails_at_once(cockpit: Cockpit) -> None:
     """A driver that fails with poison fails the task without a retry, and its message stands in the log."""
-    run = cockpit.start("poisoned")
+    run = cockpit.running("poisoned")
     cockpit.tell("poisoned", "poison")
     cockpit.until(lambda: cockpit.task("poisoned", run)["state"] == "failed", 60, "failed task")
     assert cockpit.task("poisoned", run)["try_number"] == 1
     assert "the fake was told to fail" in cockpit.log("poisoned", run)
 
 
-def test_a_driver_that_never_seals_ends_in_airflow_s_retries(cockpit: Cockpit) -> None:
-    """Transient failures without progress are relaunched a few times, then retried, then the task fails."""
-    cockpit.tell("flaky", "transient")
-    cockpit.api.wait_for_dag("flaky.stream")
-    run = cockpit.api.trigger("flaky.stream")
-    cockpit.until(lambda: cockpit.task("flaky", run)["try_number"] == 2, 120, "second try")
-    assert "without a new checkpoint" in cockpit.log("flaky", run)
-    cockpit.tell("flaky", "finish")
-    cockpit.until(lambda: cockpit.task("flaky", run)["state"] == "success", 60, "good end")
-
-
 def test_a_stream_goes_back_to_an_older_checkpoint(cockpit: Cockpit) -> None:
     """The recover DAG stops the driver, forks, and the stream's own run goes on from there on a new timeline."""
-    run = cockpit.start("restored")
+    run = cockpit.running("restored")
     cockpit.until(lambda: cockpit.head("restored") >= 8, 60, "some checkpoints")
     target = next(row.id for row in Catalog(SlotLog(cockpit.store, "restored")).listing() if row.slot == 3)
     recovery = cockpit.api.trigger("restored.recover", {"checkpoint": target, "reason": "a test"})
@@ -101,8 +93,7 @@ def test_a_stream_goes_back_to_an_older_checkpoint(cockpit: Cockpit) -> None:
 
 def test_failed_expectations_turn_the_run_red(cockpit: Cockpit) -> None:
     """The failed expectation is named in the task's log; a warning alone would not fail it."""
-    cockpit.api.wait_for_dag("checked.quality")
-    run = cockpit.api.trigger("checked.quality")
+    run = cockpit.checks
     assert cockpit.api.wait_for_run("checked.quality", run, 60)["state"] == "failed"
     log = cockpit.log("checked", run, "quality")
     assert "failed expectation: late.late_ratio: few rows are late (seen: 0.7 of LGA)" in log
@@ -111,10 +102,37 @@ def test_failed_expectations_turn_the_run_red(cockpit: Cockpit) -> None:
 
 def test_the_sweep_starts_what_should_run(cockpit: Cockpit) -> None:
     """A stream that should run and has neither driver nor run gets a run; one that is stopped does not."""
-    cockpit.api.wait_for_dag("swept.stream")
     set_desired(cockpit.store, "swept", DesiredState.RUN, who="test", why="it should run")
     run = cockpit.api.trigger("tidegate.sweep")
     assert cockpit.api.wait_for_run("tidegate.sweep", run, 90)["state"] == "success"
     cockpit.until(lambda: cockpit.token("swept") > 0, 60, "driver")
     assert "swept: should run and does not" in cockpit.api.log("tidegate.sweep", run, "look")
     assert "ended: desired: stopped" in cockpit.api.log("tidegate.sweep", run, "look")
+
+
+def test_a_driver_that_never_seals_ends_in_airflow_s_retries(cockpit: Cockpit) -> None:
+    """Transient failures without progress are relaunched a few times, then retried, then the task fails."""
+    run = cockpit.runs["flaky"]
+    cockpit.until(lambda: cockpit.task("flaky", run)["try_number"] == 2, 120, "second try")
+    assert "without a new checkpoint" in cockpit.log("flaky", run)
+    cockpit.tell("flaky", "finish")
+    cockpit.until(lambda: cockpit.task("flaky", run)["state"] == "success", 60, "good end")
+
+
+def test_the_page_is_behind_airflow_s_login(cockpit: Cockpit) -> None:
+    """Without a login every route refuses; a viewer sees streams and may not restore; a user may; nothing else exists."""
+    stream = "api/streams/lost.stream"
+    paths = ("page", "api/streams", stream, f"{stream}/checkpoints", "docs/checked.quality/1/index.html")
+    assert {cockpit.get(path)[0] for path in paths} == {401}
+    assert {cockpit.get(path, "vic")[0] for path in paths} == {200}
+    seen = {user: json.loads(cockpit.get(stream, user)[1]) for user in ("vic", "uwe")}
+    assert (seen["vic"]["may_restore"], seen["uwe"]["may_restore"]) == (False, True)
+    assert (seen["vic"]["state"], seen["vic"]["holder"]["member"]) == ("running", "JFK/0")
+    assert cockpit.get("api/streams/nobody.stream", "vic")[0] == 404
+    assert cockpit.get("docs/checked.quality/..%2F..%2Flease.json", "vic")[0] == 404
+
+
+def test_a_viewer_cannot_start_a_recovery(cockpit: Cockpit) -> None:
+    """The page's only writing call is Airflow's own API, which refuses a viewer."""
+    with pytest.raises(AirflowApiError, match="403"):
+        cockpit.stack.api("vic").trigger("lost.recover", {"checkpoint": "latest"})

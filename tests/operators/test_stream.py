@@ -58,12 +58,12 @@ def _execute(**task: int) -> TaskDeferred:
     return deferred.value
 
 
-def _event(state: str, **error: str) -> dict[str, Any]:
+def _event(state: str, error: dict[str, str]) -> dict[str, Any]:
     return {"state": state, "why": "because", "token": 1, "error": error}
 
 
-def _resume(state: str, budget: Budget | None = None, **error: str) -> Any:
-    return _operator().resume(_context(), _event(state, **error), None, asdict(budget or Budget()))
+def _resume(state: str, error: dict[str, str] | None = None, budget: Budget | None = None) -> Any:
+    return _operator().resume(_context(), _event(state, error or {}), None, asdict(budget or Budget()))
 
 
 def test_a_free_stream_is_launched(store: Store) -> None:
@@ -106,6 +106,7 @@ def test_an_unintended_end_is_followed_by_a_new_driver(store: Store, state: str)
     with pytest.raises(TaskDeferred) as deferred:
         _resume(state)
     assert NotingLauncher.started == ["latest"]
+    assert deferred.value.kwargs is not None
     assert deferred.value.kwargs["budget"]["relaunches"] == 1
 
 
@@ -113,7 +114,7 @@ def test_without_progress_airflow_s_retries_take_over(store: Store) -> None:
     """After a few launches in a row without a new checkpoint the task fails as transient."""
     set_desired(store, "p", DesiredState.RUN, who="ann")
     with pytest.raises(DriverLostError, match="without a new checkpoint"):
-        _resume("lost", Budget(None, RELAUNCHES))
+        _resume("lost", budget=Budget(None, RELAUNCHES))
     assert NotingLauncher.started == []
 
 
@@ -129,7 +130,7 @@ def test_what_needs_a_person_fails_the_task(store: Store, kind: str, error: type
     """Poison and configuration are raised as they were reported, for the retry policy to see."""
     set_desired(store, "p", DesiredState.RUN, who="ann")
     with pytest.raises(error, match="row 7"):
-        _resume("failed", **{"class": kind, "message": "row 7"})
+        _resume("failed", {"class": kind, "message": "row 7"})
     assert NotingLauncher.started == []
 
 
@@ -138,7 +139,7 @@ def test_a_fenced_driver_means_that_another_one_drives(store: Store) -> None:
     set_desired(store, "p", DesiredState.RUN, who="ann")
     Lease.acquire(store, "p", HERE)
     with pytest.raises(TaskDeferred) as deferred:
-        _resume("failed", **{"class": "fenced"})
+        _resume("failed", {"class": "fenced"})
     assert NotingLauncher.started == []
     assert deferred.value.trigger.launched is None
 

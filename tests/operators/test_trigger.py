@@ -1,0 +1,144 @@
+"""The trigger and the asset watcher, driven by hand: no triggerer, no waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.manifest import Counters, Manifest
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.status import Status, write_status
+from tidegate.checkpoints.store import Store
+from tidegate.operators import trigger
+from tidegate.operators.assets import SealTrigger, is_event
+from tidegate.operators.launch import Launched
+from tidegate.operators.observe import StreamObserver
+from tidegate.operators.trigger import StreamTrigger
+
+ELSEWHERE = Holder(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A bucket of its own per test; a stop is only noted."""
+    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
+    monkeypatch.setenv("TIDEGATE_STORE", url)
+    return open_store(url)
+
+
+@pytest.fixture
+def stops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Reasons of the stops the trigger ordered."""
+    found: list[str] = []
+
+    def stop(store: Store, pipeline: str, *, why: str, **_: Any) -> str:
+        found.append(why)
+        return "stopped"
+
+    monkeypatch.setattr(trigger, "stop_driver", stop)
+    return found
+
+
+def _trigger(floor: int = 1) -> StreamTrigger:
+    made = StreamTrigger(pipeline="p", floor=floor)
+    made._task_instance = SimpleNamespace(dag_id="p.stream", task_id="stream", run_id="r")  # as the triggerer injects it
+    return made
+
+
+def _kill(monkeypatch: pytest.MonkeyPatch, state: str | None, floor: int = 1) -> None:
+    monkeypatch.setattr(trigger, "_state_of", lambda task: state)
+    asyncio.run(_trigger(floor).on_kill())
+
+
+@pytest.mark.parametrize("state", ["failed", "success", "removed"])
+def test_a_task_that_a_person_ended_ends_its_driver(
+    store: Store, stops: list[str], monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Mark failed, mark success: the driver is stopped and nothing brings it back."""
+    Lease.acquire(store, "p", ELSEWHERE)
+    _kill(monkeypatch, state)
+    assert stops == [f"the task was set to {state} in Airflow"]
+    assert read_desired(store, "p").state is DesiredState.STOPPED
+
+
+@pytest.mark.parametrize("state", ["deferred", "running", "queued", "scheduled", "up_for_retry", None])
+def test_a_cleared_task_keeps_its_driver(
+    store: Store, stops: list[str], monkeypatch: pytest.MonkeyPatch, state: str | None
+) -> None:
+    """on_kill comes up to three seconds after a clear, when the new try has adopted the driver: it must not kill it."""
+    set_desired(store, "p", DesiredState.RUN, who="ann")
+    Lease.acquire(store, "p", ELSEWHERE)
+    _kill(monkeypatch, state)
+    assert stops == []
+    assert read_desired(store, "p").state is DesiredState.RUN
+
+
+def test_a_driver_of_somebody_else_is_not_stopped(store: Store, stops: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease has a higher token than this trigger ever saw: another task drives now."""
+    Lease.acquire(store, "p", ELSEWHERE).release()
+    Lease.acquire(store, "p", ELSEWHERE)
+    _kill(monkeypatch, "failed", floor=1)
+    assert stops == []
+
+
+def test_a_trigger_survives_its_own_serialisation() -> None:
+    """The triggerer builds it anew from class path and arguments."""
+    launched = Launched("a", "log", ELSEWHERE, "exit").as_dict()
+    made = StreamTrigger(pipeline="p", floor=3, conn_id="c", launched=launched)
+    path, arguments = made.serialize()
+    assert path == "tidegate.operators.trigger.StreamTrigger"
+    assert StreamTrigger(**arguments).serialize() == made.serialize()
+    watcher = SealTrigger(pipeline="p", kind="late", every=60.0)
+    assert SealTrigger(**watcher.serialize()[1]).serialize() == watcher.serialize()
+
+
+def test_nothing_is_reported_while_somebody_restores(store: Store) -> None:
+    """The driver is gone because a recovery stopped it: the trigger waits until the recovery says what shall be."""
+    Lease.acquire(store, "p", ELSEWHERE).release()
+    write_status(store, "p", Status(token=1, driver="d", step="x", at=0, body={"state": "stopped"}))
+    set_desired(store, "p", DesiredState.RECOVERING, who="ann")
+    watching, observer = _trigger(), StreamObserver(store, "p", floor=1)
+    assert watching._look(store, observer) is None
+    set_desired(store, "p", DesiredState.RUN, who="ann")
+    seen = watching._look(store, observer)
+    assert seen is not None
+    assert seen.state == "stopped"
+
+
+def _manifest(slot: int, late: int = 0, outcome: str | None = None, timeline: int = 0) -> Manifest:
+    return Manifest(
+        timeline=timeline,
+        slot=slot,
+        pipeline="p",
+        uid="u",
+        spec_digest="s",
+        code_version="c",
+        parent=None,
+        parent_sha256=None,
+        attempt="abcdef",
+        lease_token=1,
+        driver="d",
+        recorded_now=0,
+        created_at=0,
+        counters=Counters(read=late, late=late),
+        barriers=[{"outcome": outcome}] if outcome else [],
+    )
+
+
+def test_what_counts_as_an_event() -> None:
+    """Any checkpoint seals; late rows and troubled barriers count only when they are new; a restore starts anew."""
+    mark = {"timeline": 0, "slot": 5, "late": 3, "barrier": 4}
+    assert is_event("sealed", _manifest(6), mark)
+    assert not is_event("sealed", _manifest(5), mark)
+    assert is_event("late", _manifest(6, late=4), mark)
+    assert not is_event("late", _manifest(6, late=3), mark)
+    assert is_event("barrier", _manifest(6, outcome="incomplete"), mark)
+    assert not is_event("barrier", _manifest(6, outcome="complete"), mark)
+    assert is_event("late", _manifest(4, late=1, timeline=1), mark)
+    assert not is_event("late", _manifest(1), None)
