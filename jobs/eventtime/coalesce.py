@@ -130,13 +130,15 @@ class Coalescer:
         if known["frontier"] is None or value > known["frontier"]:
             self.inputs[name] = {"frontier": value, "status": known["status"], "aligned": known["aligned"]}
 
-    def combined(self, instead: Mapping[str, int | None] | None = None) -> int | None:
-        """Coalesce the included members' frontiers, or what stands `instead` of them; None while F has to hold."""
-        if instead:
-            included = [n for n, i in self.inputs.items() if i["aligned"] and i["status"] == ACTIVE]
-            values = [instead[n] if n in instead else self.inputs[n]["frontier"] for n in included]
-        else:
-            values = [i["frontier"] for i in self.inputs.values() if i["aligned"] and i["status"] == ACTIVE]
+    def combined(self, instead: Mapping[str, int | None] | None = None, *, catching_up: bool = False) -> int | None:
+        """Coalesce the frontiers of the active, aligned members; None while F has to hold.
+
+        Args:
+            instead: frontiers that stand in the place of some members' own.
+            catching_up: include active members that are not aligned yet.
+        """
+        included = [(n, i) for n, i in self.inputs.items() if (i["aligned"] or catching_up) and i["status"] == ACTIVE]
+        values = [instead.get(n, i["frontier"]) for n, i in included] if instead else [i["frontier"] for _, i in included]
         known = [v for v in values if v is not None]
         if self.options.coalesce == "max":
             return max(known, default=None)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tidegate.jobs.eventtime import clock as clocks
 from tidegate.jobs.eventtime import frontier as frontiers
 from tidegate.jobs.eventtime import holder
-from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer, Signal
+from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer, Input, Signal
 from tidegate.jobs.eventtime.members import Members, Rules, partition_timeout, statuses
 from tidegate.jobs.eventtime.state import World
 from tidegate.jobs.eventtime.types import Decision, Mark, Member, Survey
@@ -64,6 +64,7 @@ class _Before(NamedTuple):
     section: int
     released: Mark
     reach: Mark
+    status: str
 
 
 @dataclass(slots=True)
@@ -87,8 +88,8 @@ class _Epoch:
         clock = clocks.advance(world.clock, survey.now, spec.checkpoint.max_clock_step)
         rules = {name: Rules.of(spec, name, coalescer) for name, coalescer in world.sources.items()}
         members = Members(world, rules, survey.now, clock, world.barriers.standing())
-        order = world.order
-        before = _Before(world.clock, world.output.value, world.barriers.section, order.released, order.reach)
+        order, output = world.order, world.output
+        before = _Before(world.clock, output.value, world.barriers.section, order.released, order.reach, output.status)
         return cls(spec, world, survey, clock, members, before)
 
     # ------------------------------------------------------------------ step 1
@@ -146,30 +147,45 @@ class _Epoch:
     # ------------------------------------------------------------------ step 3
 
     def frontiers(self) -> None:
-        """Every source in import order, then F, which stands still during the start-up grace."""
+        """F moves by what was read, then by who ended with it; it stands still during the start-up grace."""
+        newest = self.members.newest
+        if newest is not None and self.spec.release.mode is not ReleaseMode.PASS_THROUGH:
+            self.world.order.read(self.clock, self.before.section, newest)
+        self._move(expiring=True)
+        if self.members.ended:
+            self.members.finish()
+            self._move(expiring=False)
+
+    def _move(self, *, expiring: bool) -> None:
+        """Every source in import order, then the output."""
         for name in _import_order(self.spec):
             self._source(name)
         for name, coalescer in self.world.sources.items():
             known = self.world.output.inputs.get(name)
             if known is not None and known["status"] != DONE:
                 self._signal_output(name, coalescer)
-        newest = self.members.newest
-        if newest is not None and self.spec.release.mode is not ReleaseMode.PASS_THROUGH:
-            self.world.order.read(self.clock, self.before.section, newest)
         if not self.grace:
-            self.emitted = self.world.output.settle(self._expired_residence())
+            signals = self.world.output.settle(self._expired_residence() if expiring else TICK_MIN)
+            last = dict(self.emitted) | dict(signals)
+            self.emitted = [(k, last[k]) for k in ("watermark", "status") if k in last and last[k] != self.before.status]
 
     def _source(self, name: str) -> None:
         """Import, then coalesce the partitions of one source."""
         coalescer = self.world.sources[name]
         punctuation = self.spec.sources[name].punctuation
         if punctuation is not None and punctuation.import_from is not None:
-            imported = self.world.sources[punctuation.import_from].value
+            imported = self._exported(punctuation.import_from)
             if imported > TICK_MIN:
                 for member, known in list(coalescer.inputs.items()):
                     if known["status"] == ACTIVE and (known["frontier"] is None or imported > known["frontier"]):
                         coalescer.frontier(member, imported)
         coalescer.settle()
+
+    def _exported(self, name: str) -> int:
+        """A source's frontier for others; the +inf of its mere end promises nothing about them."""
+        value, punctuation = self.world.sources[name].value, self.spec.sources[name].punctuation
+        ends = punctuation is not None and punctuation.advance_to_end
+        return value if value < TICK_MAX or ends else TICK_MIN
 
     def _signal_output(self, name: str, coalescer: Coalescer) -> None:
         output, source = self.world.output, self.spec.sources[name]
@@ -201,13 +217,14 @@ class _Epoch:
         return min(overdue + _exact(self.spec), self._held_behind_barriers())
 
     def _awaited(self) -> int | None:
-        """Least frontier of the active members that had rows left: no timer may expire that waits for those."""
-        standing = self.world.barriers.standing()
-        values = [
-            TICK_MIN if (f := known["frontier"]) is None else f
-            for name in self.members.pending - standing
-            if (known := self._input(name))["status"] == ACTIVE and known["aligned"]
-        ]
+        """Least frontier of the members F waits for that had rows left: no timer may expire that waits for those."""
+        output = self.world.output.inputs
+        values = []
+        for name in self.members.pending - self.world.barriers.standing():
+            levels = self._input(name), output.get(self.members.live[name].member.source)
+            if all(known is not None and known["status"] == ACTIVE and known["aligned"] for known in levels):
+                frontier = levels[0]["frontier"]
+                values.append(TICK_MIN if frontier is None else frontier)
         return min(values, default=None)
 
     def _held_behind_barriers(self) -> int:
@@ -216,7 +233,7 @@ class _Epoch:
         values = [TICK_MIN if (f := self._input(name)["frontier"]) is None else f for name in standing]
         return min(values, default=TICK_MAX)
 
-    def _input(self, name: str) -> Any:
+    def _input(self, name: str) -> Input:
         return self.world.sources[self.members.live[name].member.source].inputs[name]
 
     # ------------------------------------------------------------------ step 4
@@ -272,13 +289,14 @@ class _Epoch:
         return order.release(Mark(section, reach))
 
     def _section_frontier(self, standing: set[str]) -> int:
+        """The frontier of the section's rows: standing members as +inf, members that still catch up included."""
         instead: dict[str, int | None] = {}
         for name, coalescer in self.world.sources.items():
             unbounded: dict[str, int | None] = dict.fromkeys(standing & coalescer.inputs.keys(), TICK_MAX)
             if unbounded:
-                reach = frontiers.rounded(coalescer.combined(unbounded), self.spec.sources[name].frame)
+                reach = frontiers.rounded(coalescer.combined(unbounded, catching_up=True), self.spec.sources[name].frame)
                 instead[name] = frontiers.highest(reach, coalescer.value if coalescer.value > TICK_MIN else None)
-        reach = self.world.output.combined(instead)
+        reach = self.world.output.combined(instead, catching_up=True)
         return TICK_MIN if reach is None else reach
 
     def _order_late(self) -> tuple[Mark | None, bool]:

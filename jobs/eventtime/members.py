@@ -88,6 +88,7 @@ class Members:
         punctuations: punctuation of each member before the epoch.
         fallen_idle: members that fell idle by the clock.
         arrivals: members whose slice ends with a barrier row.
+        ended: members that are read to their end by this cut; they count as active until `finish`.
     """
 
     world: World
@@ -103,6 +104,7 @@ class Members:
     punctuations: dict[str, int] = field(default_factory=dict)
     fallen_idle: list[str] = field(default_factory=list)
     arrivals: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
 
     def read(self, entries: Iterable[MemberSurvey]) -> None:
         """The pass: joins, rows, statuses, frontiers and ends; then removals."""
@@ -129,6 +131,11 @@ class Members:
         rules = self.rules[entry.member.source]
         if rules.coalescer.inputs[name]["status"] == ACTIVE:
             self._advance(name, rules, rules.frontier(state, self.now, None, clocked=False))
+
+    def finish(self) -> None:
+        """The members that ended with this cut leave the frontiers; what they were read to has counted."""
+        for name in self.ended:
+            self.rules[self.live[name].member.source].coalescer.done(name)
 
     def _member(self, name: str, rules: Rules, entry: MemberSurvey) -> None:
         state = self.world.members.get(name)
@@ -159,7 +166,7 @@ class Members:
             clocked = name not in self.standing
             self._advance(name, rules, rules.frontier(state, self.now, entry.max_time, clocked=clocked))
         if entry.done:
-            rules.coalescer.done(name)
+            self.ended.append(name)
 
     def _note(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool) -> None:
         if state["punctuation"] is not None:
@@ -216,6 +223,7 @@ class Members:
 
     def _remove(self, name: str) -> None:
         del self.world.members[name]
+        self.world.barriers.missed.pop(name, None)
         source = self.world.sources.get(Member.parse(name).source)
         if source is not None:
             source.remove(name)

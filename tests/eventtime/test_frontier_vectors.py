@@ -314,3 +314,24 @@ def test_rows_after_the_end_are_refused() -> None:
     feed.add("s", Point(1))
     with pytest.raises(PoisonError, match="s/0 has ended"):
         feed.step(0)
+
+
+def test_what_a_source_read_before_its_end_counts() -> None:
+    """Under `hold` the last rows of a bounded source still move F, also when its end stands in the same cut."""
+    spec = pipeline(("a", "b"), {"lag": 0}, coalesce={"idle_timeout": None, "all_done": "hold"})
+    feed = Feed(spec)
+    for name in ("a", "b"):
+        feed.add(name, Point(7))
+        feed.end(name)
+    decision = feed.step(0).decision
+    assert decision.emitted == (("watermark", 7), ("status", "done"))
+
+
+def test_the_jump_counts_what_ended_members_had_seen() -> None:
+    """When the last live source falls idle, F jumps to the largest time frontier, that of an ended source included."""
+    feed = Feed(pipeline(("a", "b"), {"lag": 0}, coalesce={"idle_timeout": 5}))
+    feed.add("a", Point(50))
+    feed.end("a")
+    feed.add("b", Point(7))
+    assert feed.step(0).decision.frontier_after == 7
+    assert feed.step(5).decision.frontier_after == 50
