@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["CheckpointId", "Layout", "new_attempt"]
+__all__ = ["CheckpointId", "Layout", "new_attempt", "require_name"]
 
 LAST_SLOT = 9_999_999_999  # ten digits: one epoch a second for three centuries
 _PIPELINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -151,7 +151,7 @@ class Layout:
 
     def table(self, table: str, attempt: CheckpointId) -> str:
         """Folder of the files of one table written by one attempt."""
-        _require(_NAME, table, "table name")
+        require_name(table, "table name")
         return f"{self.timeline(attempt.timeline)}tables/{table}/{attempt.slot:06d}-{attempt.attempt}/"
 
     def attempt_of(self, key: str) -> CheckpointId | None:
@@ -161,15 +161,20 @@ class Layout:
 
     def request(self, request_id: str) -> str:
         """Key of one request."""
-        return f"{self.requests}{_require(_NAME, request_id, 'request id')}.json"
+        return f"{self.requests}{require_name(request_id, 'request id')}.json"
 
     def ack(self, request_id: str) -> str:
         """Key of the acknowledgement of one request."""
-        return f"{self.acks}{_require(_NAME, request_id, 'request id')}.json"
+        return f"{self.acks}{require_name(request_id, 'request id')}.json"
 
     def index_page(self, name: str) -> str:
         """Key of one index page."""
-        return f"{self.index}{_require(_NAME, name, 'index page')}.json"
+        return f"{self.index}{require_name(name, 'index page')}.json"
+
+
+def require_name(text: str, what: str) -> str:
+    """Check that `text` can be a part of a key and of a command; `what` it is stands in the error."""
+    return _require(_NAME, text, what)
 
 
 def _require(pattern: re.Pattern[str], text: str, what: str) -> str:

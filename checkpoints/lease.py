@@ -25,7 +25,7 @@ from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.holder import Holder
 from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError, Store
-from tidegate.jobs.spec.errors import FencedError, PoisonError
+from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError
 
 __all__ = [
     "RENEW_EVERY",
@@ -166,12 +166,14 @@ class Lease:
         With `standby`, go on waiting while the holder shows signs of life. `stop` is asked between looks and ends the wait.
 
         Raises:
+            ConfigurationError: the lease in the bucket belongs to another pipeline uid.
             LeaseHeldError: the holder renewed while we watched (not with `standby`), or `stop` said so.
         """
         watch = LeaseWatch(store, pipeline, clock)
         lost_answers: dict[str, LeaseRecord] = {}
         while True:
             view = watch.look()
+            _require_uid(view, pipeline, uid)
             if view is not None and view.record.nonce in lost_answers:
                 return cls(store, view.record, view.etag, clock.now() - ttl, clock)._renewed()
             if watch.expired(view):
@@ -329,6 +331,17 @@ def _take(store: Store, record: LeaseRecord, view: LeaseView | None, clock: Cloc
     except (PreconditionFailedError, OutcomeUnknownError):
         return None
     return Lease(store, record, etag, sent, clock)
+
+
+def _require_uid(view: LeaseView | None, pipeline: str, uid: str | None) -> None:
+    if view is not None and uid is not None and view.record.uid not in (None, uid):
+        raise ConfigurationError(
+            f"the lease of {pipeline} belongs to the pipeline with uid {view.record.uid}, not {uid}",
+            code="identity.mismatch",
+            pipeline=pipeline,
+            kept="everything on both sides; nothing was changed",
+            advice="point the pipeline at its own bucket, or give it a new name",
+        )
 
 
 def _held(pipeline: str, view: LeaseView | None) -> LeaseHeldError:

@@ -17,6 +17,7 @@ run. A slot that cannot be read stops the run before anything is deleted: what i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
@@ -107,6 +108,7 @@ class Retention:
         self._external = external
         self._published_upto = published_upto
         self._clock = clock
+        self._workers = workers
         self._index = SlotIndex(log, workers=workers)
         self._roots = RootsFile(log.store, log.pipeline, clock)
 
@@ -192,12 +194,9 @@ class Retention:
             if newest is not None:
                 bounds[timeline] = newest.record.slot
         gone = set(leaving)
-        keys: set[str] = set()
-        for row in self._all_rows(head):
-            if row.kind == "missing":
-                raise self._unknown(row)
-            if row.kind == "epoch" and row.id not in gone:
-                keys |= self._needed(row)
+        staying = [row for row in self._all_rows(head) if row.kind in ("epoch", "missing") and row.id not in gone]
+        with ThreadPoolExecutor(self._workers) as pool:
+            keys = set[str]().union(*pool.map(self._needed, staying))
         return _Marked(bounds, frozenset(keys | set(self._keys_of(self._external()))))
 
     def _needed(self, row: Summary) -> set[str]:

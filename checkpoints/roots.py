@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.documents import Document, change, read
-from tidegate.checkpoints.layout import CheckpointId, Layout
+from tidegate.checkpoints.layout import CheckpointId, Layout, require_name
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
@@ -107,7 +107,7 @@ class RootsFile:
         Raises:
             ConfigurationError: it is condemned, or the name is taken by another checkpoint.
         """
-        Layout(self._pipeline).request(name)  # a pin's name must be able to stand in a key and in a command
+        require_name(name, "name of a pin")
         pin = Pin(checkpoint=str(checkpoint), who=who, why=why, at=self._clock.ticks())
 
         def step(roots: Roots) -> Roots:

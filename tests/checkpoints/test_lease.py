@@ -339,6 +339,13 @@ def test_the_thread_renews_by_itself(memory: MemoryStore) -> None:
     assert not keeper.lost.is_set()
 
 
+def test_a_lease_of_another_pipeline_is_refused(memory: MemoryStore, clock: ManualClock) -> None:
+    """The uid in the lease guards against two pipelines of one name."""
+    Lease.acquire(memory, "p", far_away("one"), clock=clock, uid="u1").release()
+    with pytest.raises(ConfigurationError, match="u1, not u2"):
+        Lease.acquire(memory, "p", far_away("two"), clock=clock, uid="u2")
+
+
 def test_pipeline_names_are_checked(memory: MemoryStore) -> None:
     """A name that cannot be a key is refused before anything is written."""
     with pytest.raises(ConfigurationError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.simulation.gc_model import Mends, check, mutants
 
 

@@ -1,0 +1,129 @@
+"""The bucket side against a MinIO that is killed under it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import run
+from typing import TYPE_CHECKING
+
+import pytest
+from pydantic import SecretStr
+
+from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.log import Head, Lost, Sealed, SlotLog
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.s3 import S3Settings, S3Store
+from tidegate.infra.minio import Credentials, MinioServer, provision
+from tidegate.infra.minio_build import ensure_minio
+from tidegate.infra.ports import is_free
+
+if TYPE_CHECKING:
+    from tests.checkpoints.conftest import Author
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[MinioServer]:
+    """A MinIO of its own, to be killed."""
+    server = MinioServer(ensure_minio(lambda line: None), tmp_path / "data", tmp_path / "minio.log")
+    server.start()
+    yield server
+    server.kill()
+
+
+def open_log(server: MinioServer, app: Credentials) -> SlotLog:
+    """A log with little patience for single requests."""
+    settings = S3Settings(
+        bucket="bucket",
+        endpoint=server.endpoint,
+        access_key=app.access_key,
+        secret_key=SecretStr(app.secret_key),
+        read_timeout=2.0,
+        budget=1.0,
+    )
+    return SlotLog(S3Store(settings), "p", seal_budget=60.0)
+
+
+def crash(server: MinioServer) -> None:
+    """kill -9, and wait until the kernel has given its port back: threads of a killed process may end after its leader."""
+    server.kill()
+    while not is_free(server.port):
+        threading.Event().wait(0.01)
+
+
+@pytest.mark.minio
+def test_a_seal_outlasts_a_killed_server(server: MinioServer, author: Author) -> None:
+    """A server that is gone when the PUT is sent, and comes back later, ends with the epoch sealed once."""
+    app = Credentials.random("app")
+    provision(server, "bucket", app)
+    log = open_log(server, app)
+    first = author.seal(log)
+    manifest = author.manifest(log.head())
+    crash(server)
+    outcome: list[Sealed | Lost] = []
+    sealing = threading.Thread(target=lambda: outcome.append(log.seal(manifest)))
+    sealing.start()
+    server.start()
+    sealing.join(60)
+    assert isinstance(outcome[0], Sealed)
+    assert [f.epoch for f in log.epochs(0, 1, 9)] == [first, manifest]
+
+
+@pytest.mark.minio
+def test_many_kills_lose_and_double_nothing(server: MinioServer, author: Author) -> None:
+    """While one thread seals epoch after epoch, the server is killed again and again at whatever moment; the chain holds."""
+    app = Credentials.random("app")
+    provision(server, "bucket", app)
+    log = open_log(server, app)
+    told: list[tuple[Manifest, Sealed | Lost]] = []
+    ended = threading.Event()
+
+    start = log.head()
+
+    def drive() -> None:
+        head = start
+        while len(told) < 200:
+            manifest = author.manifest(head)
+            outcome = log.seal(manifest)
+            told.append((manifest, outcome))
+            head = Head(0, manifest.slot, manifest, outcome.sha256, outcome.etag)
+        ended.set()
+
+    driving = threading.Thread(target=drive, daemon=True)
+    driving.start()
+    kills = 0
+    while not ended.wait(0.3) and kills < 5:
+        crash(server)
+        server.start()
+        kills += 1
+    driving.join(120)
+    assert ended.is_set()
+    assert kills > 0
+    assert all(isinstance(outcome, Sealed) for _, outcome in told)
+    assert [f.epoch for f in log.epochs(0, 1, 999)] == [manifest for manifest, _ in told]
+
+
+@pytest.mark.minio
+def test_a_lease_outlives_a_restart_of_the_server(server: MinioServer) -> None:
+    """After the server comes back the holder renews and keeps its token."""
+    app = Credentials.random("app")
+    provision(server, "bucket", app)
+    store = open_log(server, app).store
+    lease = Lease.acquire(store, "p", Holder.this_process())
+    crash(server)
+    server.start()
+    lease.renew()
+    lease.check()
+    assert lease.token == 1
+
+
+def test_light_parts_stay_light() -> None:
+    """What Airflow imports while parsing DAGs brings in neither boto3 nor Spark nor Great Expectations."""
+    modules = "catalog clock desired documents identity keeper layout lease log manifest open probe requests restore roots status"
+    code = ";".join(f"import tidegate.checkpoints.{name}" for name in modules.split())
+    heavy = "{'boto3', 'botocore', 'pyspark', 'great_expectations', 'pyiceberg', 'minio', 'airflow', 'pyarrow', 'pandas'}"
+    done = run([sys.executable, "-c", f"{code}; import sys; print({heavy} & set(sys.modules))"], capture_output=True, check=True)
+    assert done.stdout.strip() == b"set()"
