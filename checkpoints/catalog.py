@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tidegate.checkpoints.health import healthy as quality_healthy
 from tidegate.checkpoints.index import WORKERS, SlotIndex, Summary
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.log import SlotLog, Stretch
@@ -40,7 +41,8 @@ class Catalog:
 
         Args:
             text: `latest`, `latest_healthy`, the name of a pin, a full id, or a prefix of an id that fits only one checkpoint.
-            healthy: asked by `latest_healthy` about each candidate from the newest back, beyond not being condemned.
+            healthy: asked by `latest_healthy` about each candidate from the newest back, beyond not being condemned; by
+                default the quality runs are.
 
         Raises:
             ConfigurationError: nothing fits, or several do; they are named.
@@ -51,7 +53,7 @@ class Catalog:
                 raise self._nothing(text, "nothing was sealed yet")
             return checkpoint
         if text == "latest_healthy":
-            return self._latest_healthy(healthy or (lambda checkpoint: True))
+            return self._latest_healthy(healthy or quality_healthy(self.log.store, self.log.pipeline))
         pin = RootsFile(self.log.store, self.log.pipeline).read().pins.get(text)
         if pin is not None:
             return CheckpointId.parse(pin.checkpoint)

@@ -59,7 +59,7 @@ def show(
 ) -> None:
     """Show one checkpoint: rows, positions, files, timings; with --json the whole manifest."""
     catalog = _catalog(pipeline, store)
-    manifest = catalog.show(_resolve(catalog, checkpoint))
+    manifest = catalog.show(catalog.resolve(checkpoint))
     if as_json:
         output.envelope("checkpoint", manifest.model_dump(mode="json") | {"id": str(manifest.id)})
         return
@@ -109,7 +109,7 @@ def verify(
     if everything:
         chosen = [CheckpointId.parse(row.id) for row in catalog.listing() if row.id]
     else:
-        chosen = [_resolve(catalog, text) for text in checkpoint or ["latest"]]
+        chosen = [catalog.resolve(text) for text in checkpoint or ["latest"]]
     results = []
     for result in verifying.scrub(catalog.log, chosen, checksums=not fast):
         results.append(result)
@@ -145,7 +145,7 @@ def restore(
 
     catalog = _catalog(pipeline, store)
     log = catalog.log
-    plan = plan_restore(log, _resolve(catalog, checkpoint), catalog=catalog)
+    plan = plan_restore(log, catalog.resolve(checkpoint), catalog=catalog)
     if not as_json:
         _print_plan(plan)
     if not dry_run:
@@ -170,7 +170,7 @@ def pin(
     from tidegate.checkpoints.roots import pin_checkpoint
 
     catalog = _catalog(pipeline, store)
-    found = _resolve(catalog, checkpoint)
+    found = catalog.resolve(checkpoint)
     pin_checkpoint(catalog.log, name, found, who=context.who(), why=why)
     output.console().print(f"{found} is pinned as {name}")
 
@@ -210,7 +210,7 @@ def diff(
     from tidegate.checkpoints.diff import diff as compare
 
     catalog = _catalog(pipeline, store)
-    found = compare(*(catalog.show(_resolve(catalog, text)) for text in (left, right)))
+    found = compare(*(catalog.show(catalog.resolve(text)) for text in (left, right)))
     if as_json:
         output.envelope("diff", found.model_dump(mode="json"))
         return
@@ -228,13 +228,6 @@ def _catalog(pipeline: str, store: str | None) -> Catalog:
     from tidegate.checkpoints.catalog import Catalog
 
     return Catalog(context.open_log(pipeline, store))
-
-
-def _resolve(catalog: Catalog, text: str) -> CheckpointId:
-    """What a person wrote, as a checkpoint; `latest_healthy` asks the quality runs too."""
-    from tidegate.expectations.health import healthy
-
-    return catalog.resolve(text, healthy=healthy(catalog.log.store, catalog.log.pipeline))
 
 
 def _row(row: Summary) -> tuple[object, ...]:

@@ -48,6 +48,7 @@ LATE: Final = "late"
 BARRIERS: Final = "barriers"
 CHECKPOINTS: Final = "checkpoints"
 DEAD_LETTERS: Final = "dead_letters"
+_BESIDE_THE_DATA: Final = {"description", "quality", "supervision", "spark"}
 RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
@@ -281,8 +282,9 @@ class PipelineSpec(Model):
         return (EVENTS, LATE, *self.windows, BARRIERS, CHECKPOINTS, DEAD_LETTERS)
 
     def digest(self) -> str:
-        """sha256 of the spec's canonical JSON: stands in every manifest."""
-        return hashlib.sha256(self.canonical().encode()).hexdigest()
+        """sha256 of all that rows depend on: stands in every manifest. Limits, supervision and Spark's settings do not count."""
+        fields = self.model_dump(mode="json", by_alias=True, exclude=_BESIDE_THE_DATA)
+        return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def canonical(self) -> str:
         """Canonical JSON of the spec with the preset applied."""

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from tidegate.checkpoints.health import healthy
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.memory import MemoryStore
-from tidegate.expectations.health import healthy
 
 
 @pytest.mark.parametrize(
