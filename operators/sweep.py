@@ -10,16 +10,18 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from tidegate.checkpoints.desired import DesiredState, read_desired
+from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import FailureClass, TransientError
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.observe import status_of
 
-__all__ = ["SweepOperator", "verdict"]
+__all__ = ["SweepOperator", "end_abandoned_recovery", "verdict"]
 
 _ACTIVE = ["queued", "running"]
+_ABANDONED = 15 * 60 * 1_000_000  # ticks
 _FOR_A_PERSON = {FailureClass.POISON.value, FailureClass.CONFIGURATION.value}
 
 
@@ -43,7 +45,11 @@ class SweepOperator(BaseOperator):
         wanted = []
         for pipeline, dag_id in self.pipelines.items():
             try:
-                watched = context["ti"].get_dr_count(dag_id=dag_id, states=_ACTIVE) > 0
+                watched, recovering = (
+                    context["ti"].get_dr_count(dag_id=f"{pipeline}.{kind}", states=_ACTIVE) > 0 for kind in ("stream", "recover")
+                )
+                if not recovering:
+                    end_abandoned_recovery(store, pipeline)
                 start, why = verdict(store, pipeline, watched=watched)
             except TransientError as error:
                 start, why = False, error.message
@@ -51,6 +57,20 @@ class SweepOperator(BaseOperator):
             if start:
                 wanted.append(dag_id)
         return wanted
+
+
+def end_abandoned_recovery(store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> bool:
+    """A recovery whose process was killed must not keep the stream down for ever: let it run again.
+
+    The restore itself is one PUT, so it either happened or did not; in both cases the next driver knows where to go on.
+    """
+    desired = read_desired(store, pipeline)
+    # Two hosts' clocks are compared, so generously: a restore from the command line has no run, and takes a minute at most.
+    if desired.state is not DesiredState.RECOVERING or clock.ticks() - desired.at < _ABANDONED:
+        return False
+    why = f"the recovery said by {desired.who} was abandoned"
+    set_desired(store, pipeline, DesiredState.RUN, who="sweep", why=why, only_from=DesiredState.RECOVERING)
+    return True
 
 
 def verdict(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, str]:

@@ -11,7 +11,7 @@ from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.requests import Kind, pending
 from tidegate.checkpoints.status import Status, write_status
 from tidegate.operators.control import Patience, stop_driver
-from tidegate.operators.sweep import verdict
+from tidegate.operators.sweep import end_abandoned_recovery, verdict
 
 ELSEWHERE = Holder(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
 
@@ -84,6 +84,17 @@ def test_the_sweep_starts_only_what_should_run(
     if failed:
         _failed(store, failed)
     assert verdict(store, "p", watched=watched) == expected
+
+
+def test_an_abandoned_recovery_ends() -> None:
+    """A recovery whose process was killed keeps the stream down for a quarter of an hour, not for ever."""
+    store, clock = MemoryStore(), ManualClock()
+    set_desired(store, "p", DesiredState.RECOVERING, who="ann", clock=clock)
+    clock.advance(14 * 60)
+    assert not end_abandoned_recovery(store, "p", clock)
+    clock.advance(2 * 60)
+    assert end_abandoned_recovery(store, "p", clock)
+    assert verdict(store, "p", watched=False)[0]
 
 
 def test_a_driver_without_a_run_is_given_one() -> None:
