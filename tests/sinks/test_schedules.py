@@ -1,0 +1,141 @@
+"""Random schedules of publishers, crashes, overtakings, restores and lost catalogs; the tables must equal the log in the end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sinks.conftest import World, make_spec
+
+from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.local import LocalStore
+from tidegate.jobs.sinks.follower import Follower
+from tidegate.jobs.sinks.tables import read_table
+
+TABLES = ("events", "late", "hourly", "barriers")
+
+
+class _CrashError(BaseException):
+    """kill -9 at this point."""
+
+
+class Schedule:
+    """One seeded run. `interrupt` acts just before a random commit: another publisher, a restore, or a crash."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.world = World(LocalStore(folder / "store"), folder / "work", make_spec())
+        self.sinks = [self.world.sink() for _ in range(2)]
+        self.pending: Callable[[], None] | None = None
+        self.ids: list[CheckpointId] = []
+
+    def step(self) -> None:
+        """Do something."""
+        acts = [self.seal] * 5 + [self.publish] * 4 + [self.disturbed] * 4 + [self.restore, self.lose_catalog, self.roll_back]
+        self.dice.choice(acts)()
+
+    def seal(self) -> None:
+        """Seal up to four epochs with random tables."""
+        for _ in range(self.dice.randint(1, 4)):
+            tables = tuple(t for t in TABLES if self.dice.random() < 0.5)
+            self.ids.append(self.world.seal(1, tables, rows=1).id)
+
+    def publish(self) -> None:
+        """One publisher follows."""
+        self.dice.choice(self.sinks).follow(self.world.log)
+
+    def disturbed(self) -> None:
+        """A publisher follows, and between its load and one of its commits something else happens."""
+        one, other = self.dice.sample(self.sinks, 2)
+        self.seal()
+
+        def overtake() -> None:
+            other.follow(self.world.log)
+
+        def overtake_after_restore() -> None:
+            self.restore()
+            other.follow(self.world.log)
+
+        def crash() -> None:
+            raise _CrashError
+
+        self.pending = self.dice.choice([overtake, overtake_after_restore, self.restore, crash])
+        try:
+            one.follow(self.world.log)
+        except _CrashError:
+            self.sinks = [self.world.sink() if sink is one else sink for sink in self.sinks]
+        self.pending = None
+
+    def restore(self) -> None:
+        """Fork to any checkpoint that was ever completed, or to the beginning."""
+        self.world.fork(self.dice.choice([*self.ids, None]) if self.ids else None)
+
+    def lose_catalog(self) -> None:
+        """The SQLite file is gone; every process starts anew."""
+        if (self.world.workdir.parent / "store" / ".tidegate-store" / "catalog.sqlite").exists():
+            self.world.lose_catalog()
+        self.sinks = [self.world.sink() for _ in range(2)]
+
+    def roll_back(self) -> None:
+        """Somebody rolls one table back by hand."""
+        sink = self.world.sink()
+        for name in self.dice.sample(TABLES, 1):
+            if sink._open().table_exists(("p", name)):
+                table = sink.open_table(name)
+                history = [entry.snapshot_id for entry in table.history() if table.snapshot_by_id(entry.snapshot_id)]
+                if history:  # empty: a publisher died while making the table
+                    table.manage_snapshots().set_current_snapshot(snapshot_id=self.dice.choice(history)).commit()
+
+    def interrupt(self) -> None:
+        """Called before every commit of a table."""
+        if self.pending is not None and self.dice.random() < 0.4:
+            act, self.pending = self.pending, None
+            act()
+
+    def finish(self) -> None:
+        """Publish what is left with a fresh process, and judge."""
+        self.pending = None
+        world, sink = self.world, self.world.sink()
+        sink.follow(world.log)
+        assert world.exact(sink)
+        for table in ("events", "checkpoints"):
+            rows = read_table(world.spec, world.store, table)
+            found = zip(rows["_timeline"].to_pylist(), rows["_epoch"].to_pylist(), strict=True)
+            assert sorted(found) == world.wanted(table)
+
+
+def run(folder: Path, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One schedule."""
+    schedule = Schedule(folder, seed)
+    for name in ("apply", "rewind", "begin"):
+        original = getattr(Follower, name)
+
+        def disturbed(self: Follower, *args: Any, original: Any = original, **more: Any) -> None:
+            schedule.interrupt()
+            original(self, *args, **more)
+
+        monkeypatch.setattr(Follower, name, disturbed)
+    for _ in range(steps):
+        schedule.step()
+    schedule.finish()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tables_equal_the_log_after_any_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Whatever happened, a fresh publisher leaves every row of the lineage in its table once, and nothing else."""
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 3)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
+    run(tmp_path, seed, 12, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 1200))
+def test_many_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The same, many times."""
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 3)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MOST", 5)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
+    run(tmp_path, seed, 15, monkeypatch)
