@@ -85,6 +85,7 @@ class Model:
         self.barriers = ModelBarriers(spec.barriers, spec.barrier_timeout)
         self.buffer: list[_Waiting] = []
         self.left: tuple[int, int] | None = None  # greatest (section, time) that was released
+        self.reached = (0, TICK_MIN)  # the section and its frontier
         self.mark = (0, TICK_MIN)  # everything below it leaves; never backward
         self.run_began: int | None = None
         self.in_grace = spec.release.startup_grace > 0
@@ -132,6 +133,7 @@ class Model:
         data: list[Row] = []
         arrivals: list[tuple[str, Any]] = []
         active: set[str] = set()
+        self.had_rows: set[str] = set()
         for gone in self.members.keys() - offers.keys():
             del self.members[gone]
             del self.sources[gone.source].inputs[str(gone)]
@@ -158,7 +160,6 @@ class Model:
         clock = self.clock or 0
         one = self.members.setdefault(member, ModelMember(member, source, clock))
         self.sources[member.source].join(name)
-        standing = name in self.barriers.standing()
         # At least once: data flows on behind one open barrier, but not behind two.
         blocked = self.barriers.open_for(name) >= (1 if self.spec.barriers.alignment == "block" else 2)
         promised_before = one.punctuation
@@ -169,7 +170,9 @@ class Model:
             outcome.read += verdict.what not in ("barrier", "punctuation")
             if verdict.what != "punctuation":
                 active.add(name)
+                self.had_rows.add(name)
             if verdict.barrier is not None:
+                one.before_barrier[seq] = (one.newest, one.punctuation)
                 arrivals.append((name, verdict.barrier))
                 break
             self._set_aside(member, seq, verdict, outcome)
@@ -180,8 +183,6 @@ class Model:
         outcome.consumed[name] = taken
         one.pending = offer.pending or taken < len(offer.rows)
         one.done = offer.done and taken == len(offer.rows)
-        if not standing:
-            one.seen, one.promised = one.newest, one.punctuation
         if name in active:
             one.active_at = clock
 
@@ -206,7 +207,8 @@ class Model:
             status = level.inputs[name].status
             if status == "done":
                 continue
-            if name in active or one.pending:
+            deaf = status == "idle" and level.options.on_idle_punctuation == "ignore" and name not in self.had_rows
+            if (name in active and not deaf) or one.pending:
                 level.set_status(name, "active")
             elif status == "active" and self._timed_out(one.active_at, self._partition_timeout(member.source)):
                 level.set_status(name, "idle")
@@ -246,15 +248,16 @@ class Model:
     def _barriers(self, arrivals: Sequence[tuple[str, Any]]) -> None:
         ended = {str(m) for m, one in self.members.items() if one.done}
         roster = {name: "done" if name in ended else status for name, status in self._shown_statuses().items()}
-        before = self.barriers.standing()
         for name, row in arrivals:
             self.barriers.arrive(name, row, self.clock or 0, roster)
         self._end_grace()
         if not self.in_grace:
             self.barriers.settle(self.clock or 0, roster, {str(m) for m, one in self.members.items() if one.pending})
         for member, one in self.members.items():
-            if str(member) in before - self.barriers.standing():
-                one.seen, one.promised = one.newest, one.punctuation
+            # Only what stands before the member's oldest open barrier counts for its frontier.
+            open_rows = [b.rows[str(member)].seq for b in self.barriers.open if str(member) in b.rows]
+            current = (one.newest, one.punctuation)
+            one.seen, one.promised = one.before_barrier[min(open_rows)] if open_rows else current
 
     def _end_grace(self) -> None:
         if self.in_grace and self.run_began is not None:
@@ -273,8 +276,7 @@ class Model:
             return False
         if mode == "ordered" and self._exact:
             return self.left is not None and (section, time) < self.left
-        below_released = mode == "ordered" and self.left is not None and self.left[0] == section and time < self.left[1]
-        return time < frontier or below_released
+        return time < max(frontier, self._least_time(section))
 
     def _judge(self, data: list[Row], section: int, outcome: Outcome) -> tuple[list[_Waiting], list[_Waiting]]:
         """Late rows go where the policy says; returns those to emit flagged, and those accepted."""
@@ -303,26 +305,43 @@ class Model:
         return flagged, accepted
 
     def _least_time(self, section: int) -> int:
-        return TICK_MIN if self.left is None or self.spec.release.mode == "commit" else self.left[1]
+        """The section's own frontier: ahead of F while a member stands at its barrier."""
+        if self._exact and self.spec.release.mode == "ordered":
+            return TICK_MIN if self.left is None else self.left[1]
+        return self.reached[1] if self.reached[0] == section else TICK_MIN
 
     # frontiers
 
     def _frontiers(self, now: int, data: Sequence[Row]) -> None:
-        """F_i, then each source's frontier (those imported from first), then F, then what the build window adds."""
+        """F_i, the sources' frontiers and F: first by what was read, then by who ended with it."""
         for member, one in self.members.items():
             self._member_frontier(member, one, now, data)
+        self._coalesce()
+        if not self.in_grace:
+            self._expire()
+        for member, one in self.members.items():
+            if one.done:
+                self.sources[member.source].set_status(str(member), "done")
+        self._coalesce()
+
+    def _coalesce(self) -> None:
+        """Each source (those imported from first), then F."""
         for name in sorted(self.sources, key=self._import_depth):
             punctuation = self.spec.sources[name].punctuation
             if punctuation is not None and punctuation.import_from is not None:
                 for given in self.sources[name].inputs.values():
                     if given.status == "active":
-                        given.raise_to(self.sources[punctuation.import_from].frontier)
+                        given.raise_to(self._exported(punctuation.import_from))
             self.sources[name].settle()
         for name in self.output.inputs:
             self._source_to_output(name)
         if not self.in_grace:
             self.output.settle()
-            self._expire()
+
+    def _exported(self, name: str) -> int | None:
+        """A source's frontier for others: that it ended promises nothing about them, unless it is to advance to the end."""
+        frontier, punctuation = self.sources[name].frontier, self.spec.sources[name].punctuation
+        return None if frontier == TICK_MAX and not (punctuation and punctuation.advance_to_end) else frontier
 
     def _member_frontier(self, member: Member, one: ModelMember, now: int, data: Sequence[Row]) -> None:
         level = self.sources[member.source]
@@ -332,8 +351,6 @@ class Model:
         newest_read = max((row.time for row in data if row.member == member), default=None)
         if known.status == "active":
             known.raise_to(one.frontier(now, newest_read))
-        if one.done:
-            level.set_status(str(member), "done")
 
     def _import_depth(self, name: str) -> int:
         depth, seen = 0, {name}
@@ -371,10 +388,11 @@ class Model:
         self.expired = TICK_MIN
         if self.spec.release.mode == "pass_through":
             return
-        for waiting in self.buffer:
-            old = limit is not None and (self.clock or 0) - waiting.read_at >= limit
-            if old and waiting.section == section and all(waiting.row.time < floor for floor in waits):
-                self.expired = max(self.expired, waiting.row.time + 1)
+        for read_at in {w.read_at for w in self.buffer if w.section == section}:
+            # Rows read together expire together: when the newest of them waits for nobody who has rows left.
+            newest = max(w.row.time for w in self.buffer if w.section == section and w.read_at == read_at)
+            if limit is not None and (self.clock or 0) - read_at >= limit and all(newest < floor for floor in waits):
+                self.expired = max(self.expired, newest + 1)
         if self.expired > TICK_MIN:
             held = [self._floor(m) for m, one in self.members.items() if one.pending and str(m) in standing]
             self.output.raise_to(min([self.expired - (0 if self._exact else 1), *held]))
@@ -384,8 +402,9 @@ class Model:
         return TICK_MIN if frontier is None else frontier
 
     def _counts(self, member: Member) -> bool:
-        given = self.sources[member.source].inputs[str(member)]
-        return given.status == "active" and given.aligned
+        """Whether F waits for the member: it and its source are active and aligned."""
+        levels = [self.sources[member.source].inputs[str(member)], self.output.inputs.get(member.source)]
+        return all(given is not None and given.status == "active" and given.aligned for given in levels)
 
     # leaving
 
@@ -397,7 +416,8 @@ class Model:
         elif self.in_grace:
             go = []
         else:
-            self.mark = max(self.mark, (self.barriers.section, self._reach()))
+            self.reached = max(self.reached, (self.barriers.section, self._reach()))
+            self.mark = max(self.mark, self.reached, (self.barriers.section, self.expired))
             go = sorted((w for w in self.buffer if (w.section, w.row.time) < self.mark), key=self._leaving)
             self.buffer = [w for w in self.buffer if (w.section, w.row.time) >= self.mark]
         for waiting in go:
@@ -408,7 +428,6 @@ class Model:
     def _reach(self) -> int:
         """Everything of the current section below this leaves: F, or more, since members at their barrier do not hold it."""
         reach = TICK_MIN if self.output.frontier is None else self.output.frontier
-        reach = max(reach, self.expired)
         standing = self.barriers.standing()
         if self.spec.release.mode != "ordered" or not standing:
             return reach
@@ -416,9 +435,9 @@ class Model:
         for name, level in self.sources.items():
             given: dict[str, int | None] = {n: TICK_MAX for n in level.inputs if n in standing}
             if given:
-                combined = self._framed(name, level.combine(given))
+                combined = self._framed(name, level.combine(given, catching_up=True))
                 instead[name] = max((f for f in (combined, level.frontier) if f is not None), default=None)
-        beyond = self.output.combine(instead)
+        beyond = self.output.combine(instead, catching_up=True)
         return reach if beyond is None else max(reach, beyond)
 
     def _leaving(self, waiting: _Waiting) -> tuple[Any, ...]:

@@ -72,9 +72,10 @@ class Level:
         if frontier is not None:
             self.frontier = max(self._floor, frontier)
 
-    def combine(self, instead: dict[str, int | None]) -> int | None:
-        """Min or max over the members that count, with some frontiers replaced; None: F holds."""
-        values = [instead.get(n, i.frontier) for n, i in self.inputs.items() if i.status == "active" and i.aligned]
+    def combine(self, instead: dict[str, int | None], *, catching_up: bool = False) -> int | None:
+        """Min or max over the members that count (or also those catching up), some frontiers replaced; None: F holds."""
+        counted = [(n, i) for n, i in self.inputs.items() if i.status == "active" and (i.aligned or catching_up)]
+        values = [instead.get(n, i.frontier) for n, i in counted]
         known = [v for v in values if v is not None]
         if not known or (self.options.coalesce == "min" and len(known) < len(values)):
             return None
@@ -88,6 +89,4 @@ class Level:
         return max((i.frontier for i in self.inputs.values() if i.frontier is not None and i.frontier < TICK_MAX), default=None)
 
     def _at_end(self) -> int | None:
-        if self.options.all_done == "infinity" or all(i.frontier == TICK_MAX for i in self.inputs.values()):
-            return TICK_MAX
-        return None
+        return TICK_MAX if self.options.all_done == "infinity" else None

@@ -6,7 +6,7 @@ Written apart from `rows` on purpose: the two are compared with each other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from tidegate.jobs.eventtime.types import BarrierRow, Member
@@ -40,6 +40,7 @@ class ModelMember:
         promised: punctuation that counts for F_i.
         active_at: pipeline clock of the last activity.
         pending: rows were left when the cut was planned.
+        before_barrier: position of a barrier row -> newest time and punctuation before it.
     """
 
     member: Member
@@ -53,6 +54,7 @@ class ModelMember:
     promised: int | None = None
     pending: bool = False
     done: bool = False
+    before_barrier: dict[int, tuple[int | None, int | None]] = field(default_factory=dict)
 
     def read(self, seq: int, values: Mapping[str, Any], clock: int | None) -> Verdict:
         """Judge one row; `clock` is the pipeline clock before this epoch."""

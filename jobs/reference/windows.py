@@ -29,8 +29,8 @@ def spans_of(window: WindowSpec, start: int, end: int) -> list[Span]:
     first = (start - size - window.offset) // slide + 1  # least n with n * slide + offset + size > start
     last = (end - 1 - window.offset) // slide
     starts = (n * slide + window.offset for n in range(first, last + 1))
-    least = TICK_MIN if window.min_window_start is None else window.min_window_start
-    return [(saturate(s), saturate(s + size)) for s in starts if s >= least]
+    least = window.min_window_start
+    return [(saturate(s), saturate(s + size)) for s in starts if least is None or s >= least]
 
 
 @dataclass

@@ -235,7 +235,7 @@ def sources(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def specs(draw: st.DrawFn, **fixed: Any) -> PipelineSpec:
+def specs(draw: st.DrawFn, /, **fixed: Any) -> PipelineSpec:
     """One pipeline with one to three sources and up to two windows; `fixed` parts are taken as they are."""
     spec: dict[str, Any] = {"name": "p", "sources": {name: draw(sources()) for name in "abc"[: draw(st.integers(1, 3))]}}
     spec["coalesce"] = draw(coalescing())
@@ -257,7 +257,7 @@ def specs(draw: st.DrawFn, **fixed: Any) -> PipelineSpec:
 
 
 @st.composite
-def worlds(draw: st.DrawFn, spec: PipelineSpec | None = None, *, barriers: bool = True, silences: bool = True) -> World:
+def worlds(draw: st.DrawFn, /, spec: PipelineSpec | None = None, *, barriers: bool = True, silences: bool = True) -> World:
     """A pipeline with rows that drift forward in time, out of order, with silences, barriers and punctuation."""
     chosen = spec if spec is not None else draw(specs())
     members = []
