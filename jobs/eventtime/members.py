@@ -47,14 +47,13 @@ class Rules:
     def of(cls, spec: PipelineSpec, name: str, coalescer: Coalescer) -> Rules:
         """Rules of the source `name`."""
         source = spec.sources[name]
-        levels = (source.coalesce, spec.coalesce) if source.partition_by == "source" else (source.coalesce,)
         return cls(
             options=source,
             coalescer=coalescer,
             distance=frontiers.distance(source),
             timeout=partition_timeout(spec, source),
             discovered=source.coalesce.members == "discovered",
-            ignores_idle_punctuation=any(level.on_idle_punctuation == "ignore" for level in levels),
+            ignores_idle_punctuation=source.coalesce.on_idle_punctuation == "ignore",
             refuses_regression=source.punctuation is not None and source.punctuation.regress == "error",
         )
 

@@ -79,7 +79,7 @@ class CoalesceOptions(Model):
     revived: Literal["ignore", "freeze"] = "ignore"
     """A member active again behind F: leave it out until it caught up, or freeze F until then."""
     on_idle_punctuation: Literal["revive", "ignore"] = "revive"
-    """Whether punctuation of an idle member revives it."""
+    """Whether punctuation of an idle member revives it. Acts where punctuation is read: on the partitions of a source."""
     joins: Literal["at_F", "hold"] = "at_F"
     """A new member starts at F, or holds F until it has a frontier."""
     members: Literal["declared", "discovered"] = "declared"
