@@ -53,7 +53,7 @@ def pipeline(
         **common,
         "frontier": "inclusive" if inclusive else "exclusive",
         "barriers": {"kind": "kind", "punctuation": "watermark"},
-        "punctuation": {"explicit": True, "regress": regress},
+        "punctuation": {"explicit": True, "regress": regress, "advance_to_end": True},
     }
     events = {**common, "end_time": "until", "punctuation": {"import_from": "watermarks"}}
     return PipelineSpec.model_validate(
