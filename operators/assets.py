@@ -21,7 +21,7 @@ _POLL = 5.0  # seconds
 
 
 def stream_asset(pipeline: str, kind: str, every: float, conn_id: str | None = None) -> Asset:
-    """The asset of one kind of event of a pipeline, with its watcher.
+    """The asset of one kind of event of a pipeline, with its watcher: schedule your own DAGs on it.
 
     Args:
         pipeline: its name.
@@ -56,8 +56,7 @@ class SealTrigger(BaseEventTrigger):
         log = await asyncio.to_thread(self._open)
         before = await asyncio.to_thread(self._recall)
         while True:
-            # The pause comes first: a stream that has just begun has nothing to check yet.
-            await asyncio.sleep(self.every if before is not None else min(self.every, 60.0))
+            await asyncio.sleep(self.every)  # first: a stream that has just begun has nothing to check yet
             newest = await asyncio.to_thread(_newest, log)
             while newest is None or not is_event(self.kind, newest, before):
                 await asyncio.sleep(_POLL)

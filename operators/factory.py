@@ -21,7 +21,7 @@ from airflow.sdk import DAG, Param
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.operators.assets import KINDS, stream_asset
+from tidegate.operators.assets import stream_asset
 from tidegate.operators.quality import QualityOperator
 from tidegate.operators.recover import RecoverOperator
 from tidegate.operators.stream import StreamOperator
@@ -106,8 +106,9 @@ def _recover(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
 
 
 def _quality(spec: PipelineSpec, path: str, conn_id: str | None, every: float) -> DAG:
-    sealed, late, barrier = (stream_asset(spec.name, kind, every, conn_id) for kind in KINDS)
-    with _dag(spec, "quality", "Checks late rows, barriers and checkpoints.", schedule=sealed | late | barrier) as dag:
+    # One asset, so that there is one throttle: late rows and troubled barriers come with a sealed checkpoint anyway.
+    due = [stream_asset(spec.name, "sealed", every, conn_id)]
+    with _dag(spec, "quality", "Checks late rows, barriers and checkpoints.", schedule=due) as dag:
         QualityOperator(task_id="quality", pipeline=spec.name, spec=path, conn_id=conn_id)
     return dag
 

@@ -152,7 +152,7 @@ def state_word(desired: DesiredState, alive: bool, lease: LeaseView | None, stat
 
 def point_of(manifest: Manifest) -> dict[str, Any]:
     """One epoch in the charts."""
-    decision, members = manifest.decision, manifest.decider.get("members", {})
+    decision, inputs = manifest.decision, manifest.decider.get("output", {}).get("inputs", {})
     counters = manifest.counters
     return {
         "id": str(manifest.id),
@@ -160,8 +160,8 @@ def point_of(manifest: Manifest) -> dict[str, Any]:
         "slot": manifest.slot,
         "at": manifest.created_at // 1000,
         "frontier": _ms(decision.get("frontier_after")),
-        "members": {name: _ms(state.get("frontier")) for name, state in members.items() if isinstance(state, dict)},
-        "statuses": decision.get("statuses", {}),
+        "members": {name: _ms(state["frontier"]) for name, state in inputs.items()},
+        "statuses": {name: state["status"] for name, state in inputs.items()},
         "read": counters.read,
         "released": counters.released,
         "late": counters.late,
@@ -169,7 +169,7 @@ def point_of(manifest: Manifest) -> dict[str, Any]:
         "dead": counters.dead_lettered,
         "sources": counters.per_source,
         "seconds": round(sum(manifest.timings.values()), 3),
-        "seal": manifest.timings.get("seal"),
+        "steps": manifest.timings,
         "barriers": [_barrier(b, str(manifest.id)) for b in manifest.barriers],
     }
 

@@ -80,8 +80,8 @@ class FakeDriver:
         head = self.log.head()
         now = time.time_ns() // 1000
         frontier, slot = 1_357_000_000_000_000 + head.next_slot * 60_000_000, head.next_slot
-        members = {"EWR/0": frontier + 9_000_000 * (slot % 7), "JFK/0": frontier, "LGA/0": frontier + 5_000_000 * (slot % 11)}
-        per_source = {name[:3]: {"read": 10 * slot, "late": slot * part} for part, name in enumerate(members)}
+        members = {"EWR": frontier + 9_000_000 * (slot % 7), "JFK": frontier, "LGA": frontier + 5_000_000 * (slot % 11)}
+        per_source = {name: {"read": 10 * slot, "late": slot * part} for part, name in enumerate(members)}
         late = sum(source["late"] for source in per_source.values())
         counters = Counters(read=30 * slot, released=30 * slot - late, late=late, per_source=per_source)
         manifest = Manifest(
@@ -99,10 +99,10 @@ class FakeDriver:
             recorded_now=now,
             created_at=now,
             counters=counters,
-            decider={"members": {name: {"frontier": at} for name, at in members.items()}},
+            decider={"output": {"inputs": {name: {"frontier": at, "status": "active"} for name, at in members.items()}}},
             decision={"frontier_after": frontier, "holder": {"member": "JFK/0", "why": "no data", "since": frontier}},
             barriers=[_barrier(slot, now)] if slot % 10 == 0 else [],
-            timings={"move": 0.3 + slot % 5 / 10, "seal": 0.01 + slot % 3 / 100},
+            timings={"survey": 0.1 + slot % 3 / 100, "move": 0.3 + slot % 5 / 10},
         )
         if isinstance(self.log.seal(manifest), Sealed):
             self.facts["checkpoint"] = str(manifest.id)
