@@ -164,6 +164,7 @@ class Loop:
             self._engine.reload()
         except TransientError:
             return  # the next epoch meets the same store and comes back here
+        self._status.write()  # while the store was away nobody could be told
 
 
 def _worth_waiting(pipeline: str, error: Exception) -> TransientError:

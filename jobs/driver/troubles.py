@@ -1,4 +1,4 @@
-"""What no part of the driver expected, sorted: the world's fault is waited out or left to the supervisor, the rest is a defect."""
+"""What no part of the driver expected, sorted: the world's faults are waited out or left to the supervisor, others defects."""
 
 from __future__ import annotations
 

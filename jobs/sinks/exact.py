@@ -32,6 +32,7 @@ _SQL = {
     AggregateFunction.MIN: "min({0})",
     AggregateFunction.MAX: "max({0})",
 }
+_DUCKDB = {"long": "bigint", "timestamp": "timestamptz"}  # where the names differ
 _TOLERANCE = 1e-9  # relative, for averages: DuckDB and Spark add doubles in different orders
 
 
@@ -98,9 +99,21 @@ def _input_rows(spec: PipelineSpec, store: Store, epochs: Iterable[Manifest]) ->
                 if part["key"] not in tables:
                     tables[part["key"]] = pq.read_table(io.BytesIO(store.get(part["key"]).data))
                 begin, end = part["row_start"], part["row_end"]
-                chunk = tables[part["key"]].slice(begin, end - begin)
+                chunk = _as_declared(spec.sources[source], tables[part["key"]].slice(begin, end - begin))
                 rows.append(_with_provenance(spec.sources[source], source, partition, part["ordinal"], begin, chunk))
     return pa.concat_tables(rows, promote_options="permissive")
+
+
+def _as_declared(spec: SourceSpec, chunk: pa.Table) -> pa.Table:
+    """Columns of another type than declared, cast value by value by DuckDB; what cannot be cast is null (its row is dead)."""
+    texts = [n for n in chunk.column_names if pa.types.is_string(chunk[n].type) and spec.columns[n] not in ("string", "binary")]
+    if not texts:
+        return chunk
+    casts = ", ".join(f'try_cast("{n}" as {_DUCKDB.get(spec.columns[n], spec.columns[n])}) as "{n}"' for n in texts)
+    with duckdb.connect() as db:
+        db.execute("set timezone = 'UTC'")
+        db.register("chunk", chunk)
+        return db.execute(f"select * replace ({casts}) from chunk").to_arrow_table()
 
 
 def _with_provenance(spec: SourceSpec, source: str, partition: str, ordinal: int, begin: int, chunk: pa.Table) -> pa.Table:

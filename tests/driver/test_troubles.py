@@ -1,0 +1,71 @@
+"""How the driver sorts what nobody expected."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from tidegate.jobs.driver.loop import _worth_waiting
+from tidegate.jobs.driver.troubles import known_error
+from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TidegateError
+
+FULL = OSError(errno.ENOSPC, "No space left on device", "/scratch/part.parquet")
+
+
+def wrapped(error: TidegateError, cause: Exception) -> TidegateError:
+    """An error raised from another."""
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FULL,
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        wrapped(PoisonError("Spark could not compute this epoch", code="spark.failed"), FULL),
+        PoisonError("Job aborted: java.io.IOException: No space left on device", code="spark.failed"),
+    ],
+)
+def test_a_full_disk_is_waited_out_however_it_is_wrapped(error: Exception) -> None:
+    """It is transient, names the pipeline, what is kept and what to do."""
+    known = _worth_waiting("flights", error)
+    assert (known.code, known.pipeline, known.retry_after) == ("driver.disk_full", "flights", 2.0)
+    assert known_error("flights", error).failure_class.exit_code == 3
+    assert "flights: no space left for scratch files" in known.message
+    assert known.kept
+    assert known.advice
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no such thing"),
+        ConnectionRefusedError("JVM"),
+        PoisonError("bad row", code="row.bad_value"),
+        wrapped(FencedError("taken over", code="lease.lost"), FULL),
+        wrapped(ConfigurationError("no bucket", code="store.denied"), FULL),
+    ],
+)
+def test_what_this_process_cannot_outlive_ends_it(error: Exception) -> None:
+    """Defects, a lost JVM, poison, fencing and wrong names are raised on, unchanged."""
+    with pytest.raises(type(error)) as caught:
+        _worth_waiting("p", error)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "exit_code"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "driver.jvm_lost", 3),
+        (EOFError(), "driver.jvm_lost", 3),
+        (ZeroDivisionError("division by zero"), "driver.unexpected", 1),
+        (FencedError("taken over", code="lease.lost"), "lease.lost", 4),
+    ],
+)
+def test_every_end_has_a_sentence_and_an_exit_code(error: Exception, code: str, exit_code: int) -> None:
+    """A lost JVM is worth a new start; a defect says where its traceback is."""
+    known = known_error("p", error)
+    assert (known.code, known.failure_class.exit_code) == (code, exit_code)
+    assert "\n" not in known.message

@@ -1,0 +1,124 @@
+"""Objects that are bad, or that change under the reader: real engine, real object source, reference mover."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.engine.harness import Bench, spec_of
+from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.epoch import Engine
+from tidegate.jobs.engine.interfaces import Moved, MoveOrder
+from tidegate.jobs.reference.mover import ReferenceMover
+from tidegate.jobs.sources.objects import ObjectSource
+from tidegate.jobs.spec.errors import PoisonError, TransientError
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def objects_spec(**source: Any) -> Any:
+    """One source of objects with a time and a value."""
+    columns = {"t": "timestamp", "v": "long"}
+    fields = {"path": "inbox", "schema": columns, "event_time": "t", "lag": "0", "limits": {"objects": 1}, **source}
+    return spec_of(sources={"a": fields}, windows={})
+
+
+def parquet(*values: int) -> bytes:
+    """An object with these values, a second apart."""
+    times = [START + timedelta(seconds=value) for value in values]
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"t": pa.array(times, pa.timestamp("us", "UTC")), "v": pa.array(values, pa.int64())}), buffer)
+    return buffer.getvalue()
+
+
+class Meddler(ReferenceMover):
+    """Somebody does something to the inbox between survey and move, once."""
+
+    def __init__(self, store: Store, spec: Any, deed: Any) -> None:
+        super().__init__(store, spec)
+        self.deed = deed
+
+    def move(self, order: MoveOrder) -> Moved:
+        deed, self.deed = self.deed, lambda: None
+        moved = super().move(order) if deed.__name__ == "after" else None
+        deed()
+        return moved if moved is not None else super().move(order)
+
+
+def engine_of(bench: Bench, mover: ReferenceMover | None = None) -> Engine:
+    """The bench's engine on objects."""
+    engine = bench.engine()
+    engine._sources = tuple(ObjectSource(name, source, bench.store) for name, source in bench.spec.sources.items())
+    engine._mover = mover or ReferenceMover(bench.store, bench.spec)
+    return engine
+
+
+@pytest.fixture(params=["memory", "local"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Where ETags come from listings, and where they do not."""
+    return MemoryStore() if request.param == "memory" else LocalStore(tmp_path)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_object_overwritten_while_it_is_read_is_never_sealed(store: Store, when: str) -> None:
+    """Whether its rows were read before or after the change: the epoch is planned again, and holds the new rows."""
+    bench = Bench(objects_spec(), store)
+    store.put("inbox/0.parquet", parquet(1, 2))
+
+    def deed() -> None:
+        store.put("inbox/0.parquet", parquet(3, 4, 5))
+
+    deed.__name__ = when
+    engine = engine_of(bench, Meddler(store, bench.spec, deed))
+    with pytest.raises(TransientError, match=r"epoch 1 of p: inbox/0.parquet of source a/0 changed while it was read") as caught:
+        engine.run_epoch()
+    assert (caught.value.code, bench.log.head().slot) == ("source.changed", 0)
+    engine.reload()
+    report = engine.run_epoch()
+    assert report.manifest is not None
+    assert report.manifest.counters.read == 3
+
+
+def test_an_object_removed_while_it_is_read_is_planned_again_without(store: Store) -> None:
+    """Transient: the object is gone, the stream is not."""
+    bench = Bench(objects_spec(), store)
+    store.put("inbox/0.parquet", parquet(1))
+    store.put("inbox/1.parquet", parquet(2, 3))
+    engine = engine_of(bench, Meddler(store, bench.spec, lambda: store.delete("inbox/0.parquet")))
+    with pytest.raises(TransientError, match="it is gone"):
+        engine.run_epoch()
+    report = engine.run_epoch()
+    assert report.manifest is not None
+    assert report.manifest.counters.read == 2
+
+
+@pytest.mark.parametrize(("data", "reason"), [(b"", "empty_object"), (b"a,b\n", "not_parquet"), (parquet(1)[:-9], "truncated")])
+def test_on_bad_fail_refuses_objects_too(store: Store, data: bytes, reason: str) -> None:
+    """The message names pipeline, epoch, source and object, and nothing is sealed."""
+    bench = Bench(objects_spec(on_bad="fail"), store)
+    store.put("inbox/0.parquet", data)
+    with pytest.raises(PoisonError, match=f"epoch 1 of p: inbox/0.parquet of source a/0 cannot be read.*{reason}") as caught:
+        engine_of(bench).run_epoch()
+    assert caught.value.kept
+    assert "on_bad: dead_letter" in (caught.value.advice or "")
+    assert bench.log.head().slot == 0
+
+
+def test_bad_objects_are_consumed_by_default(store: Store) -> None:
+    """The dead object is a dead letter with its key, and the next one is read."""
+    bench = Bench(objects_spec(), store)
+    store.put("inbox/0.parquet", b"")
+    store.put("inbox/1.parquet", parquet(1))
+    engine = engine_of(bench)
+    engine.run_epoch()
+    engine.run_epoch()
+    assert [(row["object"], row["reason"]) for row in bench.rows("dead_letters")] == [("inbox/0.parquet", "empty_object")]
+    assert bench.epochs()[-1].counters.read == 1
