@@ -16,6 +16,7 @@ from tidegate.jobs.eventtime.types import Decision, Member
 from tidegate.jobs.reference.model import Model, Offer, Outcome
 from tidegate.jobs.spec.pipeline import Limits, PipelineSpec
 
+SOAK = "TIDEGATE_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("TIDEGATE_EXAMPLES", "25"))
 """Examples per property: 25 in a CI run, more in a soak run."""
 
