@@ -1,4 +1,4 @@
-"""``python -m tidegate.jobs.conformance FILE… [--engine reference|decider|spark] [--json]``; exit 1 if a case failed."""
+"""``python -m tidegate.jobs.conformance FILE… [--engine reference|decider] [--json]``; exit 1 if a case failed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 
+from tidegate.jobs.conformance.bench import ENGINES
 from tidegate.jobs.conformance.runner import run
 from tidegate.jobs.spec.errors import TidegateError
 
@@ -14,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tidegate.jobs.conformance", description="Run neutral case files.")
     parser.add_argument("files", nargs="+", metavar="FILE")
-    parser.add_argument("--engine", default="decider", choices=("reference", "decider", "spark"))
+    parser.add_argument("--engine", default="decider", choices=ENGINES)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     options = parser.parse_args(arguments)
     try:

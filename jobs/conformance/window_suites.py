@@ -28,7 +28,7 @@ __all__ = ["SUITES"]
 Adapter = Callable[[Mapping[str, Any], Mapping[str, Any], str], CaseResult]
 
 _COUNT = "count triggers (semantics.md section 8)"
-_CUSTOM = "custom triggers, like those in event time inside a window (semantics.md section 8)"
+_CUSTOM = "no option fires inside a window (semantics.md section 8 names only count and processing-time triggers)"
 
 
 def _steps(header: Mapping[str, Any], case: Mapping[str, Any], engine: str, preset: str) -> CaseResult:

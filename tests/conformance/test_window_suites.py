@@ -74,3 +74,13 @@ def test_a_file_without_cases_is_refused(tmp_path: Path) -> None:
     file.write_text("[]")
     with pytest.raises(ConfigurationError, match=r"beam\.json"):
         run([file])
+
+
+def test_an_engine_without_an_adapter_never_passes(tmp_path: Path) -> None:
+    """A suite that only the decider can play is skipped with that reason on the model; an unknown engine is refused."""
+    file = tmp_path / "flink_valve.json"
+    file.write_text(json.dumps({"cases": [{"id": "own.valve"}]}))
+    result = run([file], "reference").files[0].results[0]
+    assert (result.outcome, "decider" in result.detail) == ("skipped", True)
+    with pytest.raises(ConfigurationError, match="spark"):
+        run([file], "spark")
