@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.log import SlotLog
@@ -105,7 +106,11 @@ def _input_rows(spec: PipelineSpec, store: Store, epochs: Iterable[Manifest]) ->
 
 
 def _as_declared(spec: SourceSpec, chunk: pa.Table) -> pa.Table:
-    """Columns of another type than declared, cast value by value by DuckDB; what cannot be cast is null (its row is dead)."""
+    """Texts cast value by value, naive times put into their zone. What cannot be cast is null, and its row a dead letter."""
+    for place, (name, kind) in enumerate(zip(chunk.schema.names, chunk.schema.types, strict=True)):
+        if pa.types.is_timestamp(kind) and kind.tz is None and spec.columns[name] == "timestamp":
+            zoned = pc.assume_timezone(chunk[name], spec.timezone or "UTC", ambiguous="earliest", nonexistent="earliest")
+            chunk = chunk.set_column(place, name, zoned.cast(pa.timestamp("us", tz="UTC")))
     texts = [n for n in chunk.column_names if pa.types.is_string(chunk[n].type) and spec.columns[n] not in ("string", "binary")]
     if not texts:
         return chunk
@@ -113,7 +118,7 @@ def _as_declared(spec: SourceSpec, chunk: pa.Table) -> pa.Table:
     with duckdb.connect() as db:
         db.execute("set timezone = 'UTC'")
         db.register("chunk", chunk)
-        return db.execute(f"select * replace ({casts}) from chunk").to_arrow_table()
+        return db.sql(f"select * replace ({casts}) from chunk").to_arrow_table()
 
 
 def _with_provenance(spec: SourceSpec, source: str, partition: str, ordinal: int, begin: int, chunk: pa.Table) -> pa.Table:
