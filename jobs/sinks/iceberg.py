@@ -45,6 +45,7 @@ class IcebergSink:
     """
 
     name = "iceberg"
+    follower: type[Follower] = Follower  # the simulation puts a model of a table in its place
 
     def __init__(self, spec: PipelineSpec, store: Store, uid: str, workdir: Path) -> None:
         self.spec, self.store, self.uid = spec, store, uid
@@ -152,7 +153,7 @@ class IcebergSink:
                 if known.uid != self.uid or table not in known.tables:
                     continue
                 catalog.register_table(identifier, known.tables[table])
-            self._tables[table] = self._checked(Follower(catalog.load_table(identifier), self.uid))
+            self._tables[table] = self._checked(self.follower(catalog.load_table(identifier), self.uid))
 
     def _checked(self, follower: Follower) -> Follower:
         owner = follower.owner()
@@ -232,7 +233,7 @@ class IcebergSink:
         schema = self._schema(table, files)
         location = table_location(self.spec, self.store, table)
         created = catalog.create_table(identifier, schema, location=location, properties=TABLE_PROPERTIES)
-        self._tables[table] = Follower(created, self.uid)
+        self._tables[table] = self.follower(created, self.uid)
         self._tables[table].begin(timeline, upto)
         return self._tables[table]
 

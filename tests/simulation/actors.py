@@ -1,0 +1,307 @@
+"""The cast of a schedule: drivers, restorers, retention and the feeder, each around the real code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from tests.engine.harness import barrier, row, spec_of
+from tests.simulation.catalog_model import Catalog, SimSink, external_files
+from tests.simulation.world import PIPELINE, Baton, Process, SimClock, SimStore, Violation, World
+
+from tidegate.checkpoints.identity import ensure_identity
+from tidegate.checkpoints.keeper import LeaseKeeper
+from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.lease import Lease, evict
+from tidegate.checkpoints.log import Lost, Sealed, SlotLog
+from tidegate.checkpoints.manifest import ForkRecord, Manifest
+from tidegate.checkpoints.restore import commit_restore, plan_restore
+from tidegate.checkpoints.retention import Policy, Retention
+from tidegate.checkpoints.roots import pin_checkpoint
+from tidegate.jobs.driver.recovery import settle_head
+from tidegate.jobs.driver.steps import DriverSteps
+from tidegate.jobs.engine.epoch import Author, Engine
+from tidegate.jobs.reference.memory_source import MemorySource
+from tidegate.jobs.reference.mover import ReferenceMover
+from tidegate.jobs.sinks.small import SmallTables
+from tidegate.jobs.sinks.tables import published_upto
+from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
+
+__all__ = ["SPEC", "Stage", "WatchedLog"]
+
+_SOURCE = {
+    "path": "inbox/x/",
+    "schema": {"t": "timestamp", "v": "long", "kind": "string", "n": "long"},
+    "event_time": "t",
+    "lag": "3s",
+    "barriers": {"kind": "kind", "types": ["cut"], "id": "n"},
+    "limits": {"rows": 4},
+}
+SPEC = spec_of(sources={"a": _SOURCE, "b": _SOURCE})
+PATIENCE = 8  # troubles in a row before a driver's process gives up
+
+
+class WatchedLog(SlotLog):
+    """The real log; whatever it says about a fate is compared with what the bucket holds."""
+
+    def __init__(self, store: SimStore) -> None:
+        actor = store.world.current()
+        clock = SimClock(store.world, actor.process.host if actor else 0)
+        super().__init__(store, PIPELINE, clock=clock, jitter=store.world.rng.random)
+        self.world = store.world
+
+    def seal(self, record: Manifest | ForkRecord) -> Sealed | Lost:
+        """Seal, and check what was told."""
+        outcome = super().seal(record)
+        key = self.layout.slot(record.timeline, record.slot)
+        mine = self.world.bucket.bytes.get(key) == record.to_bytes()
+        if mine is not isinstance(outcome, Sealed):
+            raise Violation(f"slot {record.slot} of {record.timeline}: told {type(outcome).__name__}, the slot says otherwise")
+        return outcome
+
+
+class SimSteps(DriverSteps):
+    """The driver's steps; the world knows where everybody stands."""
+
+    def __init__(self, keeper: LeaseKeeper, process: Process) -> None:
+        self._process = process
+        super().__init__(keeper)
+
+    def enter(self, name: str) -> None:
+        """Announce a step."""
+        super().enter(name)
+        self._process.step = name
+
+
+class Stage:
+    """One schedule's parts: the world, its catalog, its sources, and who acts."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.catalog = Catalog(world)
+        self.sources = {name: MemorySource(name) for name in SPEC.sources}
+        self.fed: dict[str, int] = dict.fromkeys(self.sources, 0)
+        self._drivers = 0
+        self.published_before_seal = False
+
+    # the feed
+
+    def feed(self, step: int) -> None:
+        """A handful of rows per source, some late, a barrier now and then; the same for everybody."""
+        rng = self.world.rng
+        for name, source in self.sources.items():
+            rows = [row(5 * step + rng.randrange(-6, 6) + 6, rng.randrange(5)) for _ in range(rng.randrange(1, 5))]
+            if step == 2:
+                rows.insert(rng.randrange(len(rows) + 1), barrier(5 * step + 6, 1))
+            source.append(*rows)
+            self.fed[name] += len(rows)
+
+    def feeder(self, steps: int) -> None:
+        """Rows arrive while everybody is busy."""
+
+        def body() -> None:
+            for step in range(steps):
+                self.feed(step)
+                self.world.pause(self.world.now + self.world.rng.choice((0.05, 0.5, 3.0)))
+
+        self.world.spawn("feeder", self.world.process("feeder"), body, "feeder")
+
+    # drivers
+
+    def driver(self, name: str, *, host: int = 0, epochs: int = 4, delay: float = 0.0, respawn: int = 0) -> Process:
+        """A driver's process: standby, lease, settle, epochs; a keeper and a publisher beside it."""
+        process = self.world.process(name, host)
+        self.world.spawn(name, process, partial(self._drive, name, process, epochs), delay=delay)
+        if respawn:
+            self.world.spawn(
+                f"{name}.sup", self.world.process(f"{name}.sup"), partial(self._supervise, name, process, host, epochs, respawn), "supervisor"
+            )
+        return process
+
+    def _supervise(self, name: str, process: Process, host: int, epochs: int, left: int) -> None:
+        """Starts a driver again that ended in trouble."""
+        while process.alive and not process.exited:
+            self.world.pause(self.world.now + 4.0)
+        if not process.exited.startswith("done"):
+            self.driver(f"{name}'", host=host, epochs=epochs, respawn=left - 1)
+
+    def _drive(self, name: str, process: Process, epochs: int) -> None:
+        world, store = self.world, SimStore(self.world)
+        clock = SimClock(world, process.host)
+        uid = self._patiently(clock, lambda: ensure_identity(store, PIPELINE))
+        lease = self._acquire(store, process, clock, uid)
+        keeper = LeaseKeeper(lease, clock=clock)
+        world.spawn(f"{name}.keeper", process, partial(self._keep, keeper, clock, process), "lease")
+        steps = SimSteps(keeper, process)
+        log = WatchedLog(store)
+        self._patiently(clock, lambda: settle_head(SPEC, log, lease, "latest"))
+        engine = self._patiently(clock, lambda: self._engine(store, log, uid, name, steps, clock))
+        sink = SimSink(SPEC, store, uid, self.catalog)
+        world.spawn(f"{name}.publisher", process, partial(self._publish, sink, store, clock, process), "publish")
+        try:
+            self._epochs(engine, keeper, clock, epochs)
+        except FencedError as error:
+            process.exited = f"fenced: {error.code}"
+            process.alive = False
+            return
+        process.step = "end"
+        process.draining = True
+        while process.draining:
+            clock.sleep(0.2)
+        lease.release()
+        process.exited, process.alive = "done", False
+
+    def _epochs(self, engine: Engine, keeper: LeaseKeeper, clock: SimClock, epochs: int) -> None:
+        sealed, troubles = 0, 0
+        for _ in range(6 * epochs):
+            if keeper.lost.is_set():
+                raise keeper.error or RuntimeError("lost without an error")
+            try:
+                report = engine.run_epoch()
+            except TransientError:
+                troubles += 1
+                if troubles > PATIENCE:
+                    raise
+                clock.sleep(1.0)
+                self._quietly_reload(engine)
+                continue
+            troubles = 0
+            sealed += report.sealed is not None
+            if sealed >= epochs or (report.ended and not report.pending):
+                return
+            clock.sleep(0.02 if report.pending else 0.4)
+
+    def _quietly_reload(self, engine: Engine) -> None:
+        try:
+            engine.reload()
+        except TransientError:
+            return
+
+    def _acquire(self, store: SimStore, process: Process, clock: SimClock, uid: str | None) -> Lease:
+        lease = self._patiently(
+            clock, lambda: Lease.acquire(store, PIPELINE, process.holder, clock=clock, uid=uid, standby=True)
+        )
+        lease._lock = Baton(self.world)  # type: ignore[assignment]
+        return lease
+
+    def _engine(self, store: SimStore, log: SlotLog, uid: str, name: str, steps: SimSteps, clock: SimClock) -> Engine:
+        return Engine(
+            SPEC,
+            log,
+            list(self.sources.values()),
+            ReferenceMover(store, SPEC, self.sources),
+            author=Author(uid, name, "0"),
+            steps=steps,
+            clock=clock,
+            faults=self.world,
+            small_tables=SmallTables(store).write,
+        )
+
+    def _keep(self, keeper: LeaseKeeper, clock: SimClock, process: Process) -> None:
+        while process.alive and not keeper.lost.is_set():
+            clock.sleep(2.0)
+            keeper.tick()
+
+    def _publish(self, sink: SimSink, store: SimStore, clock: SimClock, process: Process) -> None:
+        log = WatchedLog(store)
+        while process.alive:
+            last = process.draining
+            try:
+                sink.follow(log)
+                process.draining = process.draining and not last
+                clock.sleep(0.3)
+            except TransientError:
+                clock.sleep(1.0)
+
+    def _patiently(self, clock: SimClock, ask: Any) -> Any:
+        for _ in range(PATIENCE):
+            try:
+                return ask()
+            except TransientError:
+                clock.sleep(1.0)
+        return ask()
+
+    # restores and retention
+
+    def restorer(self, name: str, *, host: int = 1, back: int = 1, delay: float = 0.0) -> Process:
+        """Somebody who evicts the driver and goes back some checkpoints."""
+        process = self.world.process(name, host)
+        self.world.spawn(name, process, partial(self._restore, name, process, back), "restore", delay)
+        return process
+
+    def _restore(self, name: str, process: Process, back: int) -> None:
+        store, clock = SimStore(self.world), SimClock(self.world, process.host)
+        log = WatchedLog(store)
+        evict(store, PIPELINE)
+        lease = self._acquire(store, process, clock, None)
+        keeper = LeaseKeeper(lease, clock=clock)
+        self.world.spawn(f"{name}.keeper", process, partial(self._keep, keeper, clock, process), "lease")
+        plan = plan_restore(log, self._target(log, back))
+        for _ in range(PATIENCE):
+            try:
+                commit_restore(log, lease, plan, request_id=name, who=name, why="")
+                break
+            except TransientError as error:
+                if error.code == "restore.head_moved":
+                    raise
+                clock.sleep(1.0)
+        lease.release()
+        process.exited, process.alive = "done", False
+
+    def _target(self, log: SlotLog, back: int) -> CheckpointId | None:
+        """`back` checkpoints before the head; the beginning if there are fewer; an abandoned one if `back` is negative."""
+        head = log.head()
+        found: CheckpointId | None = head.checkpoint
+        if back < 0 and head.timeline > 0:
+            newest = [f for t in range(head.timeline) for s in range(1, 8) if (f := log.read(t, s)) and isinstance(f.record, Manifest)]
+            return newest[-1].epoch.id if newest else None
+        for filled in log.iter_back(head.checkpoint):
+            if back == 0:
+                return filled.epoch.id
+            back -= 1
+            found = None
+        return found
+
+    def collector(self, name: str, *, host: int = 2, keep: int = 1, runs: int = 2, delay: float = 0.0, pin: bool = False) -> Process:
+        """Retention with no mercy: no grace, hardly anything kept."""
+        process = self.world.process(name, host)
+        self.world.spawn(name, process, partial(self._collect, name, process, keep, runs, pin), "gc", delay)
+        return process
+
+    def _collect(self, name: str, process: Process, keep: int, runs: int, pin: bool) -> None:
+        store, clock = SimStore(self.world), SimClock(self.world, process.host)
+        log = WatchedLog(store)
+        retention = self.retention(store, log, clock, keep)
+        for number in range(runs):
+            try:
+                with self._tolerant():
+                    head = log.head()
+                    if pin and head.checkpoint is not None:
+                        pin_checkpoint(log, f"{name}{number}", head.checkpoint, who=name)
+                    retention.run()
+            except TransientError:
+                pass
+            clock.sleep(self.world.rng.choice((0.1, 1.0, 5.0)))
+        process.exited, process.alive = "done", False
+
+    def retention(self, store: SimStore, log: SlotLog, clock: SimClock, keep: int) -> Retention:
+        """The real thing, on the model's catalog."""
+        return Retention(
+            log,
+            Policy(keep_last=keep, keep_for=-1e9, grace=0.0),
+            external=lambda: external_files(self.catalog, store),
+            published_upto=lambda: published_upto(SPEC, log),
+            clock=clock,
+            workers=1,
+        )
+
+    @contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        """A pin may be refused, and what it names may have been retired."""
+        try:
+            yield
+        except (ConfigurationError, PoisonError) as error:
+            if error.code not in ("roots.refused", "log.no_manifest", "checkpoint.unknown"):
+                raise

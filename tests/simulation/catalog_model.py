@@ -1,0 +1,268 @@
+"""A small model of an Iceberg catalog: tables as chains of marked snapshots, committed by compare-and-swap on main.
+
+`SimSink` is the real `IcebergSink`; only its catalog and its commits are of this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from tests.simulation.world import PIPELINE, SimStore, Violation, World
+
+from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.sinks.follower import Follower, tag_name
+from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.jobs.sinks.marks import Mark
+from tidegate.jobs.sinks.pointer import read_current
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["Catalog", "ModelFollower", "SimSink", "external_files"]
+
+LAYOUT = Layout(PIPELINE)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What main was, once."""
+
+    number: int
+    parent: Snapshot | None
+    mark: Mark
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """One version of a table."""
+
+    location: str
+    main: Snapshot | None = None
+    tags: dict[str, Snapshot] = field(default_factory=dict)
+    newest: int = 0  # mark set last, by number
+
+    def snapshots(self) -> set[Snapshot]:
+        """All that readers may still open."""
+        parent = self.main.parent if self.main else None
+        return {s for s in (self.main, parent, *self.tags.values()) if s is not None}
+
+    def files(self) -> set[str]:
+        """What GC must keep for this version."""
+        return {file for snapshot in self.snapshots() for file in snapshot.files}
+
+
+class Catalog:
+    """The catalog of one schedule. Every visit is a request that may fail."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.tables: dict[str, Metadata] = {}
+        self.versions: dict[str, Metadata] = {}
+        self.highest: dict[str, int] = {}  # table -> newest timeline it was ever rewound to or applied
+        self.rebase = False  # pyiceberg's own retry, for a mutant
+        self.fences = True
+        world.table_files = self.live_files
+        world.table_marks = lambda: tuple(m.main.mark if m.main else None for m in self.tables.values())
+
+    def live_files(self) -> set[str]:
+        """What the tables name now, and what the pointer's versions name."""
+        return {file for metadata in self.tables.values() for file in (metadata.main.files if metadata.main else ())}
+
+    def visit(self, verb: str, table: str) -> str:
+        """Hand the baton back, and see what goes wrong."""
+        self.world.pause(self.world.now + 0.01)
+        kinds = ("503", "slow", "sleep", "crash") if verb == "load" else ("503", "lost answer", "lost request", "slow", "sleep", "crash")
+        kind = self.world.fate(f"catalog.{verb}", table, kinds)
+        if kind in ("503", "lost request"):
+            raise OSError(kind)
+        if kind in ("slow", "sleep", "crash"):
+            self.world.endure(kind)
+        return kind
+
+    def table_exists(self, identifier: tuple[str, str]) -> bool:
+        """Whether it is registered."""
+        return identifier[1] in self.tables
+
+    def load_table(self, identifier: tuple[str, str]) -> Any:
+        """A table as it is now."""
+        self.visit("load", identifier[1])
+        if identifier[1] not in self.tables:
+            raise NoSuchTableError(identifier[1])
+        return self.handle(identifier[1])
+
+    def handle(self, table: str) -> Any:
+        """What the follower holds."""
+        return SimpleNamespace(catalog=self, table=table, metadata=self.tables[table], name=lambda: (PIPELINE, table))
+
+    def create_table(self, identifier: tuple[str, str], schema: Any, **_: Any) -> Any:
+        """A table without a snapshot."""
+        kind = self.visit("create", identifier[1])
+        if identifier[1] in self.tables:
+            raise TableAlreadyExistsError(identifier[1])
+        self.tables[identifier[1]] = self.version(Metadata(f"{identifier[1]}/0"))
+        if kind == "lost answer":
+            raise OSError(kind)
+        return self.handle(identifier[1])
+
+    def register_table(self, identifier: tuple[str, str], location: str) -> None:
+        """A table the catalog had lost."""
+        self.visit("create", identifier[1])
+        if identifier[1] in self.tables:
+            raise TableAlreadyExistsError(identifier[1])
+        self.tables[identifier[1]] = self.versions[location]
+
+    def version(self, metadata: Metadata) -> Metadata:
+        """A metadata file, never changed again."""
+        self.versions[metadata.location] = metadata
+        return metadata
+
+    def commit(self, handle: Any, timeline: int, change: Callable[[Metadata], Metadata]) -> None:
+        """Swap main, on the condition that it is what the follower judged."""
+        table = handle.table
+        kind = self.visit("commit", table)
+        now, judged = self.tables[table], handle.metadata
+        if now.main is not judged.main and not (self.rebase and timeline >= 0):
+            raise CommitFailedException(f"main of {table} has moved")
+        after = change(now)
+        self._watch(table, timeline if timeline >= 0 else -timeline - 1, after)
+        location = f"{table}/{len(self.versions)}"
+        self.tables[table] = handle.metadata = self.version(replace(after, location=location))
+        if kind == "lost answer":
+            raise OSError(kind)
+
+    def _watch(self, table: str, timeline: int, after: Metadata) -> None:
+        highest = self.highest.get(table, 0)
+        if timeline < highest:
+            raise Violation(f"{table}: abandoned timeline {timeline} comes back after {highest}")
+        self.highest[table] = timeline
+        files = after.main.files if after.main else ()
+        if len(files) != len(set(files)):
+            raise Violation(f"{table}: a slot was applied twice")
+        missing = [file for file in files if file not in self.world.bucket.objects]
+        if missing:
+            raise Violation(f"{table}: {missing[0]} was published although it is gone")
+
+
+class ModelFollower(Follower):
+    """A table with marks, on the model."""
+
+    table: Any
+
+    @property
+    def location(self) -> str:
+        """Name of the version."""
+        return str(self._metadata.location)
+
+    def owner(self) -> str | None:
+        """One pipeline only here."""
+        return self.uid if self._metadata.main else None
+
+    def mark(self) -> Mark | None:
+        """The mark of main."""
+        return self._metadata.main.mark if self._metadata.main else None
+
+    def rolled_back(self) -> bool:
+        """Nobody rolls back by hand here."""
+        return False
+
+    def tagged(self) -> list[Mark]:
+        """Marks of group ends, oldest first."""
+        return sorted((s.mark for s in self._metadata.tags.values()), key=lambda m: (m.upto, m.timeline))
+
+    def widen(self, schema: Any) -> None:
+        """All columns are there."""
+
+    def begin(self, timeline: int, upto: int) -> None:
+        """The first snapshot."""
+        self._commit(timeline, lambda m: self._appended(m, (), Mark(timeline, upto)))
+
+    def apply(self, files: Sequence[str], timeline: int, first: int, upto: int, tags: Collection[str] | None = None) -> None:
+        """Append, tag, forget."""
+
+        def change(metadata: Metadata) -> Metadata:
+            after = self._appended(metadata, _keys(files), Mark(timeline, upto))
+            assert after.main is not None
+            if tags is None:
+                return after
+            kept = {n: s for n, s in metadata.tags.items() if n in tags}
+            return replace(after, tags=kept | {tag_name(timeline, upto): after.main})
+
+        self._commit(timeline, change)
+
+    def rewind(self, timeline: int, position: int) -> None:
+        """Drop later slots and append the fence."""
+
+        def change(metadata: Metadata) -> Metadata:
+            files = metadata.main.files if metadata.main else ()
+            kept = tuple(f for f in files if _slot(f) <= position)
+            old = metadata.main
+            while old is not None and old.mark.upto > position:
+                old = old.parent
+            if not self.table.catalog.fences and old is not None:
+                return replace(metadata, main=old)
+            after = self._appended(replace(metadata), (), Mark(timeline, position))
+            assert after.main is not None
+            return replace(after, main=replace(after.main, files=kept))
+
+        self._commit(-timeline - 1, change)
+
+    @property
+    def _metadata(self) -> Metadata:
+        found: Metadata = self.table.metadata
+        return found
+
+    def _appended(self, metadata: Metadata, files: Iterable[str], mark: Mark) -> Metadata:
+        before = metadata.main
+        number = metadata.newest + 1
+        main = Snapshot(number, before, mark, (*(before.files if before else ()), *files))
+        return replace(metadata, main=main, newest=number)
+
+    def _commit(self, timeline: int, change: Callable[[Metadata], Metadata]) -> None:
+        self.table.catalog.commit(self.table, timeline, change)
+
+
+class _Inline:
+    """Tables one after the other: the scheduler is what interleaves."""
+
+    def map(self, ask: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        """In order."""
+        return iter([ask(item) for item in items])
+
+
+class SimSink(IcebergSink):
+    """The real sink on the model of a catalog."""
+
+    follower = ModelFollower
+
+    def __init__(self, spec: PipelineSpec, store: Store, uid: str, catalog: Catalog) -> None:
+        super().__init__(spec, store, uid, Path("unused"))
+        self._pool.shutdown()
+        self._pool = _Inline()  # type: ignore[assignment]
+        self._model = catalog
+
+    def _open(self) -> Any:
+        return self._model
+
+    def _schema(self, table: str, files: list[str], follower: Follower | None = None) -> Any:
+        return None
+
+
+def external_files(catalog: Catalog, store: SimStore) -> set[str]:
+    """`tables.referenced_files` on the model: what the published versions name."""
+    current = read_current(store, PIPELINE)
+    versions = [catalog.versions[location] for location in (current.tables.values() if current else ())]
+    return {store.uri(file) for version in versions for file in version.files()}
+
+
+def _keys(uris: Iterable[str]) -> tuple[str, ...]:
+    return tuple(uri.removeprefix("memory://sim/") for uri in uris)
+
+
+def _slot(key: str) -> int:
+    attempt = LAYOUT.attempt_of(key)
+    return attempt.slot if attempt else 0

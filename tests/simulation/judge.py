@@ -1,0 +1,173 @@
+"""What must hold after every schedule, once a fresh driver has recovered (semantics.md section 9, and issue 5)."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow.parquet as pq
+from tests.simulation.actors import SPEC, Stage
+from tests.simulation.world import PIPELINE, Violation
+
+from tidegate.checkpoints.layout import LAST_SLOT, Layout
+from tidegate.checkpoints.log import SlotLog, Stretch
+from tidegate.checkpoints.manifest import Manifest, Stub, parse_record
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.roots import RootsFile
+from tidegate.jobs.spec.pipeline import CHECKPOINTS
+
+__all__ = ["judge"]
+
+LAYOUT = Layout(PIPELINE)
+
+
+def judge(stage: Stage) -> None:
+    """Look at everything once.
+
+    Raises:
+        Violation: what is wrong, in one line.
+    """
+    log = SlotLog(MemoryStore(stage.world.bucket, name="sim"), PIPELINE)
+    head = log.head()
+    lineage = _sealed(stage, log.lineage(head.timeline), head.slot)
+    _chained(stage, log)
+    _restorable(stage)
+    _pinned(stage, log)
+    _conserved(lineage)
+    _tables_follow(stage, lineage, (head.timeline, head.slot))
+    _rows(stage, lineage)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise Violation(message)
+
+
+def _sealed(stage: Stage, lineage: list[Stretch], upto: int) -> list[Manifest]:
+    """The epochs of the current lineage as they were sealed, retired or not."""
+    found = []
+    for slot in range(1, upto + 1):
+        home = next(s.timeline for s in lineage if s.holds(slot))
+        data = stage.world.bucket.bytes.get(LAYOUT.slot(home, slot))
+        _require(data is not None, f"slot {slot} of timeline {home} is empty")
+        record = parse_record(data or b"")
+        _require(isinstance(record, Manifest), f"slot {slot} of timeline {home} holds no epoch")
+        found.append(record)
+    return found  # type: ignore[return-value]
+
+
+def _chained(stage: Stage, log: SlotLog) -> None:
+    """Per timeline: no gaps, one fork and it is the last, each record names the hash before it."""
+    forks = log.forks()
+    for timeline in range(len(forks) + 1):
+        slots = sorted(
+            LAST_SLOT - int(key[-15:-5]) for key in stage.world.bucket.objects if key.startswith(LAYOUT.slots(timeline))
+        )
+        if not slots:
+            continue
+        first = 1 if timeline == 0 else forks[timeline - 1].fork_slot + 1
+        _require(slots == list(range(first, first + len(slots))), f"timeline {timeline} has the slots {slots}")
+        filled = [log.read(timeline, slot) for slot in slots]
+        kinds = [f.record.kind == "fork" for f in filled if f]
+        _require(not any(kinds[:-1]) and kinds[-1] is (timeline < len(forks)), f"timeline {timeline}: forks at {kinds}")
+        for before, after in zip(filled, filled[1:], strict=False):
+            if before and after:
+                _require(after.record.parent_sha256 == before.sha256, f"the chain of timeline {timeline} is broken at {after.key}")
+
+
+def _restorable(stage: Stage) -> None:
+    """Every completed checkpoint that was not retired has all its files, byte for byte in size."""
+    objects = stage.world.bucket.objects
+    for key, record in stage.world.bucket.records.items():
+        now = json.loads(objects.get(key, b"{}"))
+        _require(bool(now), f"{key} is gone")
+        if now["kind"] != "epoch":
+            continue
+        for file in [*record["segments"], *(f for fs in record["files"].values() for f in fs)]:
+            data = objects.get(file["key"])
+            _require(data is not None and len(data) == file["bytes"], f"{key} cannot be restored: {file['key']} is damaged or gone")
+
+
+def _pinned(stage: Stage, log: SlotLog) -> None:
+    roots = RootsFile(log.store, PIPELINE).read()
+    for name, pin in roots.pins.items():
+        key = next((k for k, r in stage.world.bucket.records.items() if r.get("attempt") == pin.checkpoint.rpartition("-")[2]), None)
+        _require(key is not None, f"pin {name} names nothing")
+        record = parse_record(stage.world.bucket.objects[key or ""])
+        _require(not isinstance(record, Stub) or name in stage.world.failed_pins, f"pin {name}: {pin.checkpoint} was retired")
+
+
+def _conserved(lineage: list[Manifest]) -> None:
+    for epoch in lineage:
+        _require(epoch.counters.conserved(), f"epoch {epoch.id} does not conserve")
+
+
+def _tables_follow(stage: Stage, lineage: list[Manifest], head: tuple[int, int]) -> None:
+    """Every table names the files of the lineage, each once, and no other."""
+    for table in SPEC.tables:
+        metadata = stage.catalog.tables.get(table)
+        if table == CHECKPOINTS:
+            wanted = [f"{LAYOUT.table(table, e.id)}publisher.parquet" for e in lineage]
+        else:
+            wanted = [f.key for e in lineage for f in e.files.get(table, []) if f.rows]
+        has = [*metadata.main.files] if metadata and metadata.main else []
+        _require(Counter(has) == Counter(wanted), f"{table} holds {_short(has)}, the log says {_short(wanted)}")
+        gone = [key for key in has if key not in stage.world.bucket.objects]
+        _require(not gone, f"{table} names {gone[:1]}, which is gone")
+    if lineage:
+        mark = stage.catalog.tables[CHECKPOINTS].main
+        _require(mark is not None and (mark.mark.timeline, mark.mark.upto) == head, f"checkpoints stands at {mark and mark.mark}")
+
+
+def _short(keys: list[str]) -> list[str]:
+    return [key.split("/timelines/")[-1] for key in keys]
+
+
+def _rows(stage: Stage, lineage: list[Manifest]) -> None:
+    """Exactly once, in order, positions without a gap, windows equal to a recomputation."""
+    events, late = _table(stage, lineage, "events"), _table(stage, lineage, "late")
+    late_events = [r for r in late if r["output"] == "events"]
+    places = Counter((r["_source"], r["_seq"]) for r in [*events, *late_events])
+    data = {
+        (name, n): raw
+        for name, source in stage.sources.items()
+        for n, raw in enumerate(source._rows[source.members()[0]])
+        if raw["kind"] == "data"
+    }
+    lost, doubled = sorted(data.keys() - places.keys()), [k for k, n in places.items() if n > 1 or k not in data]
+    _require(not lost and not doubled, f"rows lost: {lost[:3]}, doubled or invented: {doubled[:3]}")
+    _require([r["position"] for r in events] == list(range(len(events))), "positions are not contiguous")
+    marks = [(r["section"], r["t"]) for r in events if not r["_late"]]
+    _require(marks == sorted(marks), "released rows are out of order")
+    _windows(stage, lineage, late, data)
+
+
+def _windows(stage: Stage, lineage: list[Manifest], late: list[dict[str, Any]], data: dict[Any, dict[str, Any]]) -> None:
+    refused = {(r["_source"], r["_seq"]) for r in late if r["output"] == "w"}
+    wanted: dict[int, list[int]] = defaultdict(list)
+    for place, raw in data.items():
+        if place not in refused:
+            wanted[raw["t"] // 10_000_000].append(raw["v"])
+    newest: dict[int, dict[str, Any]] = {}
+    revisions = Counter[tuple[int, int]]()
+    for r in _table(stage, lineage, "w"):
+        start = int(r["window_start"].timestamp()) // 10
+        revisions[start, r["revision"]] += 1
+        if start not in newest or newest[start]["revision"] < r["revision"]:
+            newest[start] = r
+    _require(all(n == 1 for n in revisions.values()), "a revision was emitted twice")
+    has = {start: (r["n"], r["s"]) for start, r in newest.items()}
+    _require(has == {k: (len(v), sum(v)) for k, v in wanted.items()}, f"windows {has} differ from the recomputation {dict(wanted)}")
+
+
+def _table(stage: Stage, lineage: Iterable[Manifest], table: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for epoch in lineage:
+        for file in epoch.files.get(table, []):
+            data = stage.world.bucket.objects.get(file.key)
+            _require(data is not None, f"{file.key} of {table} is gone")
+            found += pq.read_table(io.BytesIO(data or b"")).to_pylist()
+    return found
