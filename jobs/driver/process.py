@@ -162,7 +162,8 @@ class _Run:
         self.keeper = LeaseKeeper(lease).start()
         self.steps = DriverSteps(self.keeper)
         self.faults = faults_from_environment()
-        self.publisher = Publisher([IcebergSink(spec, store, uid, work)], self.log, self.faults)
+        sinks = [IcebergSink(spec, store, uid, work)]
+        self.publisher = Publisher(sinks, self.log, self.faults, group=spec.outputs.publish_every)
         facts = {"pipeline": spec.name, "pid": os.getpid(), "code_version": __version__, "spec_digest": spec.digest()}
         self.status = StatusReporter(store, lease, self.steps, facts)
 

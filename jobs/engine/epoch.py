@@ -22,7 +22,7 @@ from tidegate.checkpoints.log import Lost, SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.jobs.engine.counters import accumulate
 from tidegate.jobs.engine.faults import Faults
-from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Mover, Slice, Source
+from tidegate.jobs.engine.interfaces import CorruptObjectsError, Cut, DeadObject, Moved, MoveOrder, Mover, Slice, Source, seq_of
 from tidegate.jobs.engine.standing import Standing
 from tidegate.jobs.eventtime.decider import blocked, decide, hold_back
 from tidegate.jobs.eventtime.types import Decision, Survey
@@ -123,7 +123,6 @@ class Engine:
         self._clock = clock
         self._faults = faults
         self._small_tables = small_tables
-        self._run_start = True
         self.standing = self.reload()
 
     def reload(self) -> Standing:
@@ -155,7 +154,7 @@ class Engine:
         self._faults.reach("plan")
         with self._steps.step("plan"):
             standing = blocked(self.standing.decider)
-            waiting = standing | hold_back(self._spec, self.standing.decider)
+            waiting = standing | hold_back(self._spec, self.standing.decider, self.standing.buffered_rows)
             slices: list[Slice] = []
             for source in self._sources:
                 limits = self._spec.sources[source.name].limits
@@ -179,7 +178,7 @@ class Engine:
             buffered_rows=self.standing.buffered_rows,
             released_max=self.standing.released_max,
             aborts=asked.aborts,
-            run_start=self._run_start,
+            run_start=self.standing.head.record is None,  # a run begins with the log, not with a process
         )
 
     def _trim(self, cut: Cut, survey: Survey) -> Cut:
@@ -279,7 +278,6 @@ class Engine:
             return replace(report, lost=True, manifest=None)
         self._faults.reach("seal.sent")
         attempt.to(CheckpointState.COMPLETE)
-        self._run_start = False
         head = replace(
             self.standing.head,
             slot=manifest.slot,

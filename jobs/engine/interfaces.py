@@ -14,9 +14,22 @@ from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.counters import EpochCounters
 from tidegate.jobs.eventtime.types import Decision, Mark, Member, Survey
+from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import Limits
 
-__all__ = ["Cut", "DeadObject", "MoveOrder", "Moved", "Mover", "Sink", "Slice", "Source", "seq_of", "split_seq"]
+__all__ = [
+    "CorruptObjectsError",
+    "Cut",
+    "DeadObject",
+    "MoveOrder",
+    "Moved",
+    "Mover",
+    "Sink",
+    "Slice",
+    "Source",
+    "seq_of",
+    "split_seq",
+]
 
 _ROW_BITS = 32
 
@@ -93,6 +106,28 @@ class Cut:
     def with_slice(self, new: Slice) -> Cut:
         """The cut with one member's slice replaced."""
         return replace(self, slices=tuple(new if s.member == new.member else s for s in self.slices))
+
+
+class CorruptObjectsError(PoisonError):
+    """Objects whose footer can be read, but not their data pages. The engine makes dead letters of them and goes on.
+
+    Attributes:
+        keys: the objects.
+    """
+
+    keys: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, keys: Sequence[str]) -> CorruptObjectsError:
+        """The error for these objects."""
+        error = cls(
+            f"the data pages of {', '.join(keys)} cannot be read, although the footer can",
+            code="object.corrupt",
+            kept="the object, and everything sealed before it",
+            advice="replace the object, or move it out of the source's folder",
+        )
+        error.keys = tuple(keys)
+        return error
 
 
 class Source(Protocol):
@@ -192,7 +227,8 @@ class Mover(Protocol):
         carried over and for `max_jump`.
 
         Raises:
-            PoisonError: a row or object that `on_bad: fail` refuses, named.
+            PoisonError: a row that `on_bad: fail` refuses, named.
+            CorruptObjectsError: objects that turn out unreadable only now; `move` may raise it as well.
         """
         ...
 
@@ -210,8 +246,10 @@ class Sink(Protocol):
 
     name: str
 
-    def follow(self, log: SlotLog) -> int:
+    def follow(self, log: SlotLog, *, flush: bool = True) -> int:
         """Bring the sink to the head of the current timeline; rewind first if a fork says so.
+
+        Without `flush` a group of slots that is not full yet (``outputs.publish_every``) may wait.
 
         Returns:
             Slots applied.

@@ -21,17 +21,18 @@ __all__ = ["Publisher"]
 
 
 class Publisher:
-    """Follows the log with every sink.
+    """Follows the log with every sink; sealed epochs are gathered into groups of `group` until the drain.
 
     Attributes:
         error: what stopped the publisher for good (fenced, poison); None while it is well.
         trouble: the transient failure it is trying to get past; None while it is well.
     """
 
-    def __init__(self, sinks: Sequence[Sink], log: SlotLog, faults: Faults) -> None:
-        self._sinks, self._log, self._faults = tuple(sinks), log, faults
+    def __init__(self, sinks: Sequence[Sink], log: SlotLog, faults: Faults, *, group: int = 1) -> None:
+        self._sinks, self._log, self._faults, self._group = tuple(sinks), log, faults, group
         self._sealed = 0
         self._published = 0
+        self._flush = False
         self._wake = threading.Condition()
         self._stop = threading.Event()
         self.error: TidegateError | None = None
@@ -68,7 +69,10 @@ class Publisher:
         return self.unpublished < limit
 
     def drain(self, timeout: float) -> bool:
-        """Wait until everything sealed is published; whether it was."""
+        """Publish what is left, groups that are not full too; whether it was done in time."""
+        with self._wake:
+            self._flush = True
+            self._wake.notify_all()
         return self.wait_below(1, timeout)
 
     def stop(self) -> None:
@@ -82,16 +86,24 @@ class Publisher:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                target = self._sealed
+                target, flush = self._sealed, self._flush
                 if self._published < target:
-                    self._follow()
-                    self._mark(target)
+                    self._follow(flush)
+                    self._mark(target if flush or self._group == 1 else target - self._waiting())
                 with self._wake:
-                    self._wake.wait_for(lambda: self._published < self._sealed or self._stop.is_set())
+                    self._wake.wait_for(lambda: self._more(target, flush) or self._stop.is_set())
         except Exception as error:
             with self._wake:
                 self.error = error if isinstance(error, TidegateError) else _defect(error)
                 self._wake.notify_all()
+
+    def _more(self, seen: int, flushed: bool) -> bool:
+        """Something was sealed since, or what waits for its group has to go."""
+        return self._sealed > seen or (self._flush and not flushed and self._published < self._sealed)
+
+    def _waiting(self) -> int:
+        """Slots of a group that is not full yet."""
+        return max((sink.lag(self._log) for sink in self._sinks), default=0)
 
     def _mark(self, target: int) -> None:
         with self._wake:
@@ -99,7 +111,7 @@ class Publisher:
             self.trouble = None
             self._wake.notify_all()
 
-    def _follow(self) -> None:
+    def _follow(self, flush: bool) -> None:
         retrying = Retrying(
             retry=retry_if_exception_type(TransientError),
             wait=wait_exponential_jitter(initial=0.5, max=15.0),
@@ -110,7 +122,7 @@ class Publisher:
         )
         for sink in self._sinks:
             self._faults.reach("publish.start")
-            retrying(sink.follow, self._log)
+            retrying(sink.follow, self._log, flush=flush)
             self._faults.reach("publish.done")
 
 

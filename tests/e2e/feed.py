@@ -38,7 +38,7 @@ windows:
     aggregates: {n: count(*), total: sum(amount), mean: avg(amount), most: max(amount)}
     lateness: 2m
 checkpoint: {idle_interval: 100ms}
-spark: {driver_memory: 1g}
+spark: {driver_memory: 1g, jvm: quick}
 """
 
 
