@@ -135,7 +135,11 @@ class Aggregation:
 
     def partial(self, rows: DataFrame, before: int, slot: int) -> DataFrame:
         """One row per window and key of these rows."""
-        touched = rows.selectExpr("*", *self.key_columns).groupBy(*self.group).agg(*(F.expr(v).alias(k) for k, v in self.partials.items()))
+        touched = (
+            rows.selectExpr("*", *self.key_columns)
+            .groupBy(*self.group)
+            .agg(*(F.expr(v).alias(k) for k, v in self.partials.items()))
+        )
         update = f"CAST({reached('_we', before)} AS int)"
         marks = [f"1 - {update} AS _on", f"{update} AS _up", "1 AS _n", f"CAST({slot} AS bigint) AS _epoch"]
         return touched.selectExpr(*self.group, *marks, *self.partials)
@@ -146,7 +150,13 @@ class Aggregation:
         if use is not None:
             state = [f"IF({use}, {name}, NULL) AS {name}" for name in self.partials]
             rows = rows.selectExpr(*(c for c in rows.columns if c not in self.partials), *state)
-        marks = {"_on": "max(_on)", "_up": "CAST(sum(_up) AS int)", "_n": "CAST(sum(_n) AS int)", "_epoch": "min(_epoch)", **flags}
+        marks = {
+            "_on": "max(_on)",
+            "_up": "CAST(sum(_up) AS int)",
+            "_n": "CAST(sum(_n) AS int)",
+            "_epoch": "min(_epoch)",
+            **flags,
+        }
         merged = rows.groupBy(*self.group).agg(*(F.expr(v).alias(k) for k, v in {**marks, **self.merges}.items()))
         return merged.selectExpr(*self.group, *marks, *self.typed_states(types))
 
@@ -155,8 +165,14 @@ class Aggregation:
         sql = {o: a for o, a in self.window.aggregates.items() if a.function is AggregateFunction.SQL}
         if sql:
             merged = self._with_sql(merged, sql)
-        values = [f"{'_sql_' + output if output in sql else plan.final} AS {quote(output)}" for output, plan in self.plans.items()]
-        own = ["timestamp_micros(_ws) AS window_start", "timestamp_micros(_we) AS window_end", f"CAST({revision} AS int) AS revision"]
+        values = [
+            f"{'_sql_' + output if output in sql else plan.final} AS {quote(output)}" for output, plan in self.plans.items()
+        ]
+        own = [
+            "timestamp_micros(_ws) AS window_start",
+            "timestamp_micros(_we) AS window_end",
+            f"CAST({revision} AS int) AS revision",
+        ]
         keys = [f"{name} AS {quote(key)}" for name, key in zip(self.keys, self.window.keys, strict=True)]
         replaces = "_replaces AS replaces" if "_replaces" in merged.columns else "CAST(NULL AS array<string>) AS replaces"
         return merged.selectExpr(*keys, *own, replaces, *values, *provenance)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow.compute as pc
 
+from tidegate.jobs.spark.cast import text
 from tidegate.jobs.spark.epoch import Epoch
 from tidegate.jobs.spark.write import Written
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS
@@ -17,8 +18,8 @@ def write_dead(epoch: Epoch) -> tuple[Written, dict[str, int]]:
     if frame is None:
         return Written((), ()), {}
     parts = epoch.staged.parts
-    objects = ", ".join(f"'{_escaped(part.key)}'" for part in parts)
-    etags = ", ".join(f"'{_escaped(part.etag)}'" for part in parts)
+    objects = ", ".join(text(part.key) for part in parts)
+    etags = ", ".join(text(part.etag) for part in parts)
     rows = frame.where("_dead IS NOT NULL").selectExpr(
         "_dead AS reason",
         "_detail AS detail",
@@ -31,7 +32,3 @@ def write_dead(epoch: Epoch) -> tuple[Written, dict[str, int]]:
     table = written.read(["_source"])
     counts = {} if table is None else {i["values"]: i["counts"] for i in pc.value_counts(table["_source"]).to_pylist()}
     return written, counts
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")

@@ -28,6 +28,7 @@ class Epoch:
         data: the cut's data rows that are not set aside; None when there are none.
         aside: the rows that are set aside, with `_verdict` and `_mark`; None when there are none.
         low: least event time of those rows, None when there are none.
+        high: greatest event time of those rows.
         kept: folder of local copies of state segments.
     """
 
@@ -40,6 +41,7 @@ class Epoch:
     data: DataFrame | None
     aside: DataFrame | None
     low: int | None
+    high: int | None
     kept: Path
 
     @property

@@ -115,7 +115,12 @@ def _aside(epoch: Epoch) -> DataFrame | None:
     frontier = epoch.order.decision.frontier_before
     missed = "_mark" if frontier == TICK_MIN else f"coalesce(_mark, {frontier}L)"
     rows = epoch.aside.where("_verdict IN ('cti_violation', 'max_jump')")
-    own = ["'events' AS output", "_verdict AS reason", f"{missed} - _et AS lateness_us", f"timestamp_micros({missed}) AS frontier"]
+    own = [
+        "'events' AS output",
+        "_verdict AS reason",
+        f"{missed} - _et AS lateness_us",
+        f"timestamp_micros({missed}) AS frontier",
+    ]
     return rows.selectExpr(*(quote(c) for c in epoch.spec.columns), *own, *epoch.provenance(), "false AS _dropped")
 
 

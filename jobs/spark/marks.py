@@ -7,7 +7,7 @@ from typing import Final
 from tidegate.jobs.eventtime.types import Decision, Mark
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
-__all__ = ["ORDER", "below", "late_bound", "leave_bound", "reached"]
+__all__ = ["ORDER", "below", "late_bound", "leave_bound", "reached", "under"]
 
 ORDER: Final = ("_et", "_so", "_partition", "_seq")
 """The fixed order of ties: event time, source order, partition, position."""
@@ -27,6 +27,11 @@ def reached(end: str, frontier: int, *, after_end: bool = False, lateness: int |
     if frontier >= TICK_MAX:
         return "true"
     return f"{end} {'<' if after_end else '<='} {frontier - lateness}L"
+
+
+def under(mark: Mark) -> str:
+    """Whether a buffered row is below a mark."""
+    return f"(_section < {mark.section}L OR (_section = {mark.section}L AND {below('_et', mark.time)}))"
 
 
 def late_bound(decision: Decision) -> int:

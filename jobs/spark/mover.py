@@ -131,11 +131,14 @@ class SparkMover:
 
     def _epoch(self, order: MoveOrder, staged: _Staged) -> Epoch:
         members = staged.surveyed.survey.members
-        data, aside = _sorted_out(staged, self._spec) if any(member.rows + member.quarantined for member in members) else (None, None)
+        data, aside = (
+            _sorted_out(staged, self._spec) if any(member.rows + member.quarantined for member in members) else (None, None)
+        )
         low = min((member.min_time for member in members if member.min_time is not None), default=None)
+        high = max((member.max_time for member in members if member.max_time is not None), default=None)
         writer = Writer(self._store, order.prefix, order.tag, staged.folder)
         kept = self._workdir / "segments"
-        return Epoch(self._sessions, self._spec, self._store, order, writer, staged.frame, data, aside, low, kept)
+        return Epoch(self._sessions, self._spec, self._store, order, writer, staged.frame, data, aside, low, high, kept)
 
 
 def _sorted_out(staged: _Staged, spec: PipelineSpec) -> tuple[DataFrame | None, DataFrame | None]:
@@ -231,7 +234,9 @@ def _counters(
             count(source, f"{'dropped' if gone else 'late'}:{output}", rows)
         if not (gone and output == EVENTS):
             by_output[output] += rows
-    total = {name: sum(counts[name] for counts in tally.values()) for name in ("read", "released", "late", "rejected", "dead_lettered")}
+    total = {
+        name: sum(counts[name] for counts in tally.values()) for name in ("read", "released", "late", "rejected", "dead_lettered")
+    }
     return EpochCounters(
         **total,
         retained_before=before,

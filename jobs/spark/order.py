@@ -1,11 +1,12 @@
 """The events output: rows leave sorted, with contiguous positions; the others wait in immutable segments.
 
 A segment is never rewritten because part of it left: rows below `release_before` count as gone, and the segment is dropped
-when all of them are. A large release is sorted by ranges; its positions come from the sizes of the sorted partitions.
+when all of them are. A large release is sorted in ranges (see `ranges`), a small one by a single task.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
@@ -14,20 +15,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.eventtime.types import Mark
+from tidegate.jobs.spark.compact import compact_order
 from tidegate.jobs.spark.epoch import Epoch
-from tidegate.jobs.spark.marks import ORDER, below, late_bound, leave_bound
+from tidegate.jobs.spark.marks import ORDER, below, late_bound, leave_bound, under
+from tidegate.jobs.spark.ranges import Range, ranges_by_arrival, ranges_by_time
 from tidegate.jobs.spark.read import local_copy
 from tidegate.jobs.spark.schema import quote
 from tidegate.jobs.spark.spans import late_verdict
-from tidegate.jobs.spark.write import Written
+from tidegate.jobs.spark.write import Written, joined
 from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 from tidegate.jobs.spec.windows import WindowKind
 
 __all__ = ["ORDER_KIND", "Released", "adjusted", "buffered", "late_columns", "release"]
@@ -102,7 +105,8 @@ def release(epoch: Epoch) -> tuple[Released, pa.Table | None]:
         events, waiting, judged = _few(epoch, rows, late_columns(epoch) if together else [])
     else:
         events, waiting = _many(epoch, rows)
-    released = Released(events, (*kept, *waiting.refs), waiting, events.rows, _maximum(epoch, events), _per_source(events))
+    segments = compact_order(epoch, [*kept, *waiting.refs], after)
+    released = Released(events, segments, waiting, events.rows, _maximum(epoch, events), _per_source(events))
     return released, judged
 
 
@@ -143,7 +147,7 @@ def _standing(ref: FileRef, mark: Mark) -> bool:
 
 
 def _columns(epoch: Epoch, together: bool) -> list[str]:
-    place = ["_late", "_section", "_et", "_so", "_source", "_partition", "_seq", "_leaves"]
+    place = ["_late", "_section", "_et", "_so", "_source", "_partition", "_seq", "_leaves", "_p"]
     return [*(quote(c) for c in epoch.spec.columns), *place, *(late_columns(epoch) if together else [])]
 
 
@@ -160,7 +164,9 @@ def _from_cut(epoch: Epoch, together: bool) -> DataFrame | None:
         verdicts = [f"{'false' if flagged else below('_et', late_bound(decision))} AS _late_events"]
         for name, window in epoch.spec.windows.items():
             possible = epoch.low is not None and epoch.low < decision.frontier_before
-            verdicts.append(f"{late_verdict(window, decision.frontier_before) if possible else 'false'} AS {quote('_late_' + name)}")
+            verdicts.append(
+                f"{late_verdict(window, decision.frontier_before) if possible else 'false'} AS {quote('_late_' + name)}"
+            )
     return frame.selectExpr("*", f"{leaves} AS _leaves", *verdicts).selectExpr(*_columns(epoch, together))
 
 
@@ -173,13 +179,9 @@ def _from_buffer(epoch: Epoch, live: list[FileRef], together: bool) -> DataFrame
     frame = epoch.load(touched)
     if frame is None:
         return None
-    rows = frame.where(f"NOT {_under(before)} AND {_under(after)}")
+    rows = frame.where(f"NOT {under(before)} AND {under(after)}")
     verdicts = [f"false AS {quote(c)}" for c in late_columns(epoch)] if together else []
-    return rows.selectExpr("*", "false AS _late", "true AS _leaves", *verdicts).selectExpr(*_columns(epoch, together))
-
-
-def _under(mark: Mark) -> str:
-    return f"(_section < {mark.section}L OR (_section = {mark.section}L AND {below('_et', mark.time)}))"
+    return rows.selectExpr("*", "false AS _late", "true AS _leaves", "-1 AS _p", *verdicts).selectExpr(*_columns(epoch, together))
 
 
 def _sort_keys(epoch: Epoch) -> list[Any]:
@@ -209,7 +211,9 @@ def _few(epoch: Epoch, rows: DataFrame, verdicts: list[str]) -> tuple[Written, W
     late = quote(verdicts[0]) if verdicts else "false"
     rows = rows.selectExpr("*", f"_leaves AND NOT {late} AS _goes")
     one = rows.coalesce(1).sortWithinPartitions(F.col("_goes").desc(), *_sort_keys(epoch))
-    position = f"{epoch.order.next_position}L + monotonically_increasing_id()"  # one partition, those that leave first: 0, 1, 2, ...
+    position = (
+        f"{epoch.order.next_position}L + monotonically_increasing_id()"  # one partition, those that leave first: 0, 1, 2, ...
+    )
     own = [*_event_columns(epoch, position), "_leaves", "_goes", "_section", "_et", "_so", *(quote(c) for c in verdicts)]
     table = one.selectExpr(*own).toArrow()
     events = table.filter(table["_goes"]).select([c.rpartition(" AS ")[2].strip("`") for c in _event_columns(epoch, position)])
@@ -227,28 +231,41 @@ def _segment(epoch: Epoch, waiting: pa.Table | DataFrame) -> Written:
 
 
 def _many(epoch: Epoch, rows: DataFrame) -> tuple[Written, Written]:
-    waiting = Written((), ())
+    """Sorted by ranges; the waiting rows are the newest, so most row groups are skipped for them."""
+    waiting, bound = Written((), ()), leave_bound(epoch.order.decision)
+    time = _one_time(epoch)
     if epoch.spec.release.mode is not ReleaseMode.PASS_THROUGH:
-        waiting = _segment(epoch, rows.where("NOT _leaves").selectExpr(*_waiting_columns(epoch)))
+        near = rows if time is None or bound in (TICK_MIN, TICK_MAX) else rows.where(f"{time} >= timestamp_micros({bound}L)")
+        waiting = _segment(epoch, near.where("NOT _leaves").selectExpr(*_waiting_columns(epoch)))
     leaving = rows.where("_leaves")
-    return _sorted_events(epoch, leaving), waiting
+    if epoch.spec.release.mode is ReleaseMode.PASS_THROUGH:
+        ranges = ranges_by_arrival(leaving)
+    else:
+        low, high = _extent(epoch)
+        ranges = ranges_by_time(leaving, low, high, time)
+    starts = accumulate((piece.rows for piece in ranges), initial=epoch.order.next_position)
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda item: _sorted_range(epoch, leaving, *item), zip(ranges, starts, strict=False)))
+    return joined(done), waiting
 
 
-def _sorted_events(epoch: Epoch, leaving: DataFrame) -> Written:
-    """Sort by ranges once (kept on local disk or in memory), count the partitions, then number them."""
-    held = leaving.orderBy(*_sort_keys(epoch)).selectExpr("*", "spark_partition_id() AS _part").persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        sizes = {row["_part"]: row["count"] for row in held.groupBy("_part").count().toArrow().to_pylist()}
-        parts = sorted(sizes)
-        starts = [0, *accumulate(sizes[p] for p in parts)][:-1]
-        offsets = ", ".join(f"{p}, {start}L" for p, start in zip(parts, starts, strict=True))
-        if not parts:
-            return Written((), ())
-        base = epoch.order.next_position
-        position = f"{base}L + map({offsets})[_part] + (monotonically_increasing_id() & {(1 << 33) - 1}L)"
-        return epoch.writer.table(EVENTS, held.selectExpr(*_event_columns(epoch, position)), _time_column(epoch))
-    finally:
-        held.unpersist()
+def _sorted_range(epoch: Epoch, leaving: DataFrame, piece: Range, start: int) -> Written:
+    rows = leaving.where(piece.condition).coalesce(1).sortWithinPartitions(*_sort_keys(epoch))
+    position = f"{start}L + monotonically_increasing_id()"
+    return epoch.writer.table(EVENTS, rows.selectExpr(*_event_columns(epoch, position)), _time_column(epoch))
+
+
+def _one_time(epoch: Epoch) -> str | None:
+    times = {source.event_time for source in epoch.spec.sources.values()}
+    return quote(times.pop()) if len(times) == 1 else None
+
+
+def _extent(epoch: Epoch) -> tuple[int, int]:
+    """Bounds of the event times that may leave; adjusted rows stand at F."""
+    live = epoch.segments(ORDER_KIND)
+    ends = [time for ref in live for time in (ref.min_time, ref.max_time) if time is not None]
+    ends += [time for time in (epoch.low, epoch.high) if time is not None]
+    return (min(ends), max(ends)) if ends else (0, 0)
 
 
 def _maximum(epoch: Epoch, events: Written) -> Mark | None:
@@ -258,7 +275,9 @@ def _maximum(epoch: Epoch, events: Written) -> Mark | None:
     if table is None:
         return None
     marks = [
-        _greatest(table["section"], table[column].cast(pa.int64()), pc.and_(pc.equal(table["_source"], name), pc.invert(table["_late"])))
+        _greatest(
+            table["section"], table[column].cast(pa.int64()), pc.and_(pc.equal(table["_source"], name), pc.invert(table["_late"]))
+        )
         for name, column in times.items()
     ]
     return max((mark for mark in marks if mark is not None), default=None)

@@ -26,15 +26,21 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Cut
-from tidegate.jobs.spark.schema import cast_never_fails, is_naive, is_nanos, quote, spark_of_arrow, spark_of_declared, unwrap
+from tidegate.jobs.spark.cast import declared, physical_columns, text
+from tidegate.jobs.spark.schema import is_nanos, quote
 from tidegate.jobs.spec.errors import PoisonError
-from tidegate.jobs.spec.pipeline import BarrierColumns, PipelineSpec, SourceSpec
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["SMALL_ROWS", "CutFrame", "Part", "Sessions", "local_copy", "open_cut", "unreadable"]
 
 SMALL_ROWS: Final = 20_000
 """Up to this many rows the driver reads objects itself; `createDataFrame` wins below, a parallel scan above."""
-_PLACE: Final = (("_m", "int", pa.int32()), ("_p", "int", pa.int32()), ("_o", "bigint", pa.int64()), ("_row", "bigint", pa.int64()))
+_PLACE: Final = (
+    ("_m", "int", pa.int32()),
+    ("_p", "int", pa.int32()),
+    ("_o", "bigint", pa.int64()),
+    ("_row", "bigint", pa.int64()),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ def open_cut(sessions: Sessions, spec: PipelineSpec, store: Store, cut: Cut, scr
         chosen = [(index, parts[index]) for index in indexes]
         raw = _in_driver(session, columns, chosen) if rows <= SMALL_ROWS else _scan(session, columns, chosen, scratch)
         source = spec.sources[cut.slices[parts[indexes[0]].member].member.source]
-        frames.append(_declared(raw, source, dict(columns)))
+        frames.append(declared(raw, source, dict(columns)))
     frame = reduce(DataFrame.unionAll, frames) if frames else None
     if frame is not None and rows <= SMALL_ROWS:
         frame = frame.coalesce(1)  # one task, and no shuffle anywhere behind it
@@ -167,12 +173,6 @@ def unreadable(keys: Sequence[str]) -> PoisonError:
     )
 
 
-def _physical(columns: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Column -> Spark type to read; columns that no declared type can come from are left out (their rows are dead)."""
-    known = [(name, spark_of_arrow(arrow), arrow) for name, arrow in columns]
-    return [(name, "bigint" if is_nanos(arrow) else own) for name, own, arrow in known if own is not None]
-
-
 def _ddl(columns: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{quote(name)} {own}" for name, own in columns)
 
@@ -180,7 +180,7 @@ def _ddl(columns: Iterable[tuple[str, str]]) -> str:
 def _scan(session: SparkSession, columns: Any, parts: list[tuple[int, Part]], scratch: Path) -> DataFrame:
     base = scratch / "cut"
     paths = [_link(base, index, part) for index, part in parts]
-    schema = _ddl([*_physical(columns), *((name, own) for name, own, _ in _PLACE[:3])])
+    schema = _ddl([*physical_columns(columns), *((name, own) for name, own, _ in _PLACE[:3])])
     frame = session.read.schema(schema).option("basePath", str(base)).parquet(*paths)
     frame = frame.withColumn("_row", F.expr("_metadata.row_index"))
     for index, part in parts:
@@ -199,7 +199,7 @@ def _link(base: Path, index: int, part: Part) -> str:
 
 
 def _in_driver(session: SparkSession, columns: Any, parts: list[tuple[int, Part]]) -> DataFrame:
-    physical = _physical(columns)
+    physical = physical_columns(columns)
     fields = [pa.field(name, _handed_over(own, dict(columns)[name])) for name, own in physical]
     schema = pa.schema([*fields, *(pa.field(name, arrow) for name, _, arrow in _PLACE)])
     table = pa.concat_tables([_read_part(index, part, schema) for index, part in parts])
@@ -227,124 +227,19 @@ def _read_part(index: int, part: Part, schema: pa.Schema) -> pa.Table:
     except (pa.ArrowException, OSError) as error:
         raise unreadable([part.key]) from error
     size = rows.num_rows
-    place = [pa.repeat(pa.scalar(v, t), size) for v, (_, _, t) in zip((part.member, index, part.ordinal), _PLACE[:3], strict=True)]
+    place = [
+        pa.repeat(pa.scalar(v, t), size) for v, (_, _, t) in zip((part.member, index, part.ordinal), _PLACE[:3], strict=True)
+    ]
     numbers = pa.array(range(part.row_start, part.row_start + size), pa.int64())
     return pa.table([*(rows[name].cast(schema.field(name).type) for name in names), *place, numbers], schema=schema)
-
-
-def _declared(raw: DataFrame, source: SourceSpec, physical: dict[str, str]) -> DataFrame:
-    """Cast to the declared schema and judge each row's form."""
-    casts = {name: _cast(name, declared, physical.get(name), source.timezone) for name, declared in source.columns.items()}
-    selected = [f"{cast} AS {quote(name)}" for name, cast in casts.items()]
-    kind = _kind(source.barriers, casts)
-    dead = _dead(source, physical, casts)
-    detail = _detail(source, physical, casts)
-    json = f"to_json(struct({', '.join(quote(n) for n, _ in _physical(physical.items()))}))"
-    return raw.selectExpr(
-        *selected, f"{casts[source.event_time]} AS _time", f"{_end(source, casts)} AS _end", f"{kind} AS _kind", f"{dead} AS _dead", f"{detail} AS _detail", f"{json} AS _json", "_m", "_p", "_o", "_row"
-    )
-
-
-def _cast(name: str, declared: str, arrow: str | None, timezone: str | None) -> str:
-    target = spark_of_declared(declared)
-    own = None if arrow is None else spark_of_arrow(arrow)
-    if arrow is None or own is None:
-        return f"CAST(NULL AS {target})"
-    column = quote(name)
-    if declared == "timestamp":
-        return _timestamp(column, arrow, timezone)
-    if own == target:
-        return column
-    return f"{'CAST' if cast_never_fails(arrow, declared) else 'try_cast'}({column} AS {target})"
-
-
-def _timestamp(column: str, arrow: str, timezone: str | None) -> str:
-    """Only timestamps become timestamps: a number has no unit, and a text no agreed zone."""
-    if not unwrap(arrow).startswith("timestamp") or (is_naive(arrow) and timezone is None):
-        return "CAST(NULL AS timestamp)"
-    value = f"timestamp_micros(({column} - pmod({column}, 1000L)) div 1000L)" if is_nanos(arrow) else column
-    return f"to_utc_timestamp(CAST({value} AS timestamp), '{timezone}')" if is_naive(arrow) else value
-
-
-def _end(source: SourceSpec, casts: dict[str, str]) -> str:
-    """Exclusive end in ticks; a point event lasts one."""
-    point = f"unix_micros({casts[source.event_time]}) + 1L"
-    return point if source.end_time is None else f"coalesce(unix_micros({casts[source.end_time]}), {point})"
-
-
-def _kind(barriers: BarrierColumns | None, casts: dict[str, str]) -> str:
-    if barriers is None:
-        return "'data'"
-    column = casts[barriers.kind]
-    types = ", ".join(_text(t) for t in barriers.types)
-    cases = [f"WHEN {column} IS NULL OR {column} = {_text(barriers.data)} THEN 'data'"]
-    if barriers.punctuation is not None:
-        cases.append(f"WHEN {column} = {_text(barriers.punctuation)} THEN 'punctuation'")
-    if types:
-        cases.append(f"WHEN {column} IN ({types}) THEN 'barrier'")
-    return f"CASE {' '.join(cases)} END"
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _bad_columns(source: SourceSpec, physical: dict[str, str], casts: dict[str, str]) -> list[tuple[str, str]]:
-    """(column, condition under which its value is bad)."""
-    bad = []
-    for name, declared in source.columns.items():
-        arrow = physical.get(name)
-        naive = declared == "timestamp" and arrow is not None and is_naive(arrow)
-        if arrow is None or naive or cast_never_fails(arrow, declared):
-            continue
-        if spark_of_arrow(arrow) is None:
-            bad.append((name, "true"))
-        elif not (declared == "timestamp" and unwrap(arrow).startswith("timestamp")):
-            bad.append((name, f"{quote(name)} IS NOT NULL AND {casts[name]} IS NULL"))
-    return bad
-
-
-def _dead(source: SourceSpec, physical: dict[str, str], casts: dict[str, str]) -> str:
-    naive = [
-        f"{quote(name)} IS NOT NULL"
-        for name, declared in source.columns.items()
-        if declared == "timestamp" and source.timezone is None and name in physical and is_naive(physical[name])
-    ]
-    bad = [condition for _, condition in _bad_columns(source, physical, casts)]
-    if source.barriers is not None:
-        bad.append(f"{_kind(source.barriers, casts)} IS NULL")
-    cases = [("bad_value", " OR ".join(bad)), ("naive_time", " OR ".join(naive)), *_dead_times(source, casts)]
-    return "CASE " + " ".join(f"WHEN {condition} THEN '{reason}'" for reason, condition in cases if condition) + " END"
-
-
-def _dead_times(source: SourceSpec, casts: dict[str, str]) -> list[tuple[str, str]]:
-    """Faults of the event time; a barrier row needs none."""
-    time, data = casts[source.event_time], f"{_kind(source.barriers, casts)} = 'data'"
-    cases = [("no_event_time", f"{time} IS NULL AND {data}")]
-    if source.barriers is not None:
-        cases.append(("bad_value", f"{time} IS NULL AND {_kind(source.barriers, casts)} = 'punctuation'"))
-    if source.min_event_time is not None:
-        cases.append(("before_min_event_time", f"{data} AND {time} < timestamp_micros({source.min_event_time}L)"))
-    if source.end_time is not None:
-        cases.append(("bad_value", f"{data} AND {casts[source.end_time]} <= {time}"))
-    return cases
-
-
-def _detail(source: SourceSpec, physical: dict[str, str], casts: dict[str, str]) -> str:
-    """Names the column to blame, as far as one is to blame."""
-    cases = [
-        f"WHEN {condition} THEN {_text(f'{name} is {physical[name]}, declared {source.columns[name]}')}"
-        for name, condition in _bad_columns(source, physical, casts)
-    ]
-    return f"CASE {' '.join(cases)} ELSE {_text(source.event_time)} END" if cases else _text(source.event_time)
 
 
 def _placed(frame: DataFrame, spec: PipelineSpec, cut: Cut) -> DataFrame:
     """Add provenance: the member's names from literals, the position from ordinal and row."""
     order = {name: place for place, name in enumerate(spec.sources)}
     members = [piece.member for piece in cut.slices]
-    sources = ", ".join(_text(m.source) for m in members)
-    partitions = ", ".join(_text(m.partition) for m in members)
+    sources = ", ".join(text(m.source) for m in members)
+    partitions = ", ".join(text(m.partition) for m in members)
     places = ", ".join(str(order[m.source]) for m in members)
     columns = [quote(name) for name in spec.columns]
     return frame.selectExpr(
@@ -363,4 +258,3 @@ def _placed(frame: DataFrame, spec: PipelineSpec, cut: Cut) -> DataFrame:
         "_m",
         "_p",
     )
-

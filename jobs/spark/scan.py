@@ -97,7 +97,11 @@ class _Scanner:
         held = np.maximum(ahead[self.places], self._ahead_of(after)[self.places])
         violated = self.times < held
         current = int(max(self.memory.get("current", TICK_MIN), ahead.max(initial=TICK_MIN), after.max(initial=TICK_MIN)))
-        behind = self.before - self.times if "newest" in self.memory else np.where(self.before == TICK_MIN, 0, self.before - self.times)
+        behind = (
+            self.before - self.times
+            if "newest" in self.memory
+            else np.where(self.before == TICK_MIN, 0, self.before - self.times)
+        )
         survey = MemberSurvey(
             member=self.member,
             rows=self.times.size,

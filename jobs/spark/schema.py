@@ -10,7 +10,16 @@ from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["PROVENANCE", "arrow_of_declared", "cast_never_fails", "is_naive", "quote", "spark_of_arrow", "spark_of_declared", "unwrap"]
+__all__ = [
+    "PROVENANCE",
+    "arrow_of_declared",
+    "cast_never_fails",
+    "is_naive",
+    "quote",
+    "spark_of_arrow",
+    "spark_of_declared",
+    "unwrap",
+]
 
 PROVENANCE: Final = ("_source", "_partition", "_seq", "_timeline", "_epoch")
 

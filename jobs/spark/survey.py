@@ -147,7 +147,9 @@ def _by_times(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) ->
         return {}
     sources = {i: spec.sources[piece.member.source] for i, piece in enumerate(staged.cut.slices)}
     if all(_castable(part, sources[part.member]) for part in staged.parts):
-        columns = {index: _plain_columns([p for p in staged.parts if p.member == index], sources[index]) for index in _members(staged)}
+        columns = {
+            index: _plain_columns([p for p in staged.parts if p.member == index], sources[index]) for index in _members(staged)
+        }
     else:
         columns = _cast_columns(staged, sources)
     return {i: scan_member(sources[i], staged.cut.slices[i].member, found, state) for i, found in columns.items()}

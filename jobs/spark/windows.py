@@ -9,13 +9,13 @@ segment is dropped when every window in it is purged.
 from __future__ import annotations
 
 from functools import reduce
-from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.spark.aggregates import Aggregation
+from tidegate.jobs.spark.compact import compact_window
 from tidegate.jobs.spark.epoch import Epoch, WindowWork
 from tidegate.jobs.spark.marks import reached
 from tidegate.jobs.spark.order import adjusted
@@ -25,9 +25,6 @@ from tidegate.jobs.spec.options import LatePolicy
 from tidegate.jobs.spec.windows import WindowSpec
 
 __all__ = ["work_window"]
-
-_MANY_SEGMENTS: Final = 16
-"""More live segments than this are merged into one: every emission has to open them all."""
 
 
 # Which rows join
@@ -64,11 +61,13 @@ def work_window(epoch: Epoch, name: str) -> WindowWork:
     fresh: pa.Table | DataFrame | None = None
     written = Written((), ())
     if epoch.data is not None:
-        fresh = epoch.result(aggregation.partial(_accepted(epoch, window), decision.frontier_before, epoch.order.epoch), epoch.staged.rows)
+        fresh = epoch.result(
+            aggregation.partial(_accepted(epoch, window), decision.frontier_before, epoch.order.epoch), epoch.staged.rows
+        )
         written = _segment(epoch, kind, fresh)
     results = _emit(epoch, name, aggregation, live, written)
     segments = [ref for ref in (*live, *written.refs) if not _gone(window, ref, decision.frontier_after)]
-    return WindowWork(results, tuple(segments), written)
+    return WindowWork(results, compact_window(epoch, name, segments), written)
 
 
 def _segment(epoch: Epoch, kind: str, rows: pa.Table | DataFrame) -> Written:

@@ -6,6 +6,7 @@ and executors share. Rows, times and counts are taken from what was written, so 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -21,7 +22,7 @@ from pyspark.sql import DataFrame
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 
-__all__ = ["FETCH_ROWS", "Writer", "Written", "fetch"]
+__all__ = ["FETCH_ROWS", "Writer", "Written", "fetch", "joined"]
 
 FETCH_ROWS: Final = 100_000
 """Results of up to this many rows are written by the driver: below a second of Arrow, and one file instead of several."""
@@ -54,6 +55,12 @@ class Written:
         if not self.paths:
             return None
         return pa.concat_tables(pq.read_table(path, columns=columns, partitioning=None) for path in self.paths)
+
+
+def joined(pieces: Iterable[Written]) -> Written:
+    """Several writings as one."""
+    found = list(pieces)
+    return Written(tuple(ref for piece in found for ref in piece.refs), tuple(path for piece in found for path in piece.paths))
 
 
 class Writer:
@@ -95,7 +102,11 @@ class Writer:
         folder = self._scratch / uuid4().hex
         rows.write.parquet(str(folder))
         parts = sorted(folder.glob("part-*.parquet"))
-        return [path for path in parts if pq.read_metadata(path).num_rows]
+        sizes = {path: pq.read_metadata(path).num_rows for path in parts}
+        filled = [path for path in parts if sizes[path]]
+        if len(filled) > 1 and sum(sizes.values()) <= FETCH_ROWS:  # shuffle partitions must not multiply small objects
+            return self._by_driver(pa.concat_tables(pq.read_table(path, partitioning=None) for path in filled))
+        return filled
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:

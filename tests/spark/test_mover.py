@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-TUMBLING = {"kind": "tumbling", "size": "10s", "keys": ["k"], "lateness": "5s", "aggregates": {"rows": "count(*)", "total": "sum(v)"}}
+TUMBLING = {
+    "kind": "tumbling",
+    "size": "10s",
+    "keys": ["k"],
+    "lateness": "5s",
+    "aggregates": {"rows": "count(*)", "total": "sum(v)"},
+}
 
 
 def test_ordered_release_late_rows_and_revisions(session: SparkSession, tmp_path: Path) -> None:
