@@ -31,6 +31,10 @@ down: venv ## stop them again
 test: venv java ## every test but the slow ones (ARGS="-m unit" for the fast ones)
 	$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: e2e
+e2e: venv java ## the slow end-to-end tests: the whole demo on two days of flights
+	$(BIN)/python -m pytest -m "slow and e2e" tests/e2e $(ARGS)
+
 .PHONY: lint
 lint: venv ## ruff: rules and format
 	$(BIN)/ruff check .
