@@ -14,9 +14,8 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.jobs.spec.errors import TidegateError
 from tidegate.operators.access import StoreAccess
 
-__all__ = ["KINDS", "SealTrigger", "is_event", "stream_asset"]
+__all__ = ["SealTrigger", "is_event", "stream_asset"]
 
-KINDS = ("sealed", "late", "barrier")
 _POLL = 5.0  # seconds
 
 

@@ -60,7 +60,6 @@ class StreamObserver:
             status=status,
             floor=self.floor,
             still_for=self._progress.still_for(progress_of(status), now),
-            launched=self._launched is not None,
             process_alive=self._launched is not None and self._launched.alive(),
             exit_code=self._launched.exit_code() if self._launched else None,
             launched_for=now - self._begun,

@@ -23,13 +23,12 @@ from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.spec.errors import FailureClass
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.control import asked_to_stop, remove_driver
 from tidegate.operators.failures import DriverLostError, failure_of, retry_policy
 from tidegate.operators.launch import Launched, LocalLauncher, send_signal, tail
 from tidegate.operators.trigger import StreamTrigger
-from tidegate.operators.watch import Observation, Rules, StreamState
+from tidegate.operators.watch import Observation, Rules, StreamState, is_final
 
 __all__ = ["Budget", "StreamOperator"]
 
@@ -121,8 +120,10 @@ class StreamOperator(BaseOperator):
             set_desired(store, self.pipeline, DesiredState.STOPPED, who=request.who, why=request.why)
         if read_desired(store, self.pipeline).state is DesiredState.STOPPED:
             return self._ended(f"the stream is meant to be stopped, and {seen.why}")
-        if seen.state is StreamState.FAILED:
-            self._raise_unless_passing(seen)
+        if is_final(seen):
+            error = failure_of(seen.error)
+            self.log.error("%s", error)
+            raise error
         left = Budget(**budget).spend(_newest(store, self.pipeline))
         if left.exhausted:
             raise DriverLostError(
@@ -155,13 +156,6 @@ class StreamOperator(BaseOperator):
         trigger = StreamTrigger(pipeline=self.pipeline, floor=floor, conn_id=self.conn_id, launched=process, rules=rules)
         self.defer(trigger=trigger, method_name="resume", kwargs={"launched": process, "budget": asdict(budget)})
         return {}  # never reached: defer leaves by an exception
-
-    def _raise_unless_passing(self, seen: Observation) -> None:
-        """Fenced means another driver, who is adopted; transient ones are launched anew as long as there is progress."""
-        if seen.error.get("class") in (FailureClass.POISON.value, FailureClass.CONFIGURATION.value):
-            error = failure_of(seen.error)
-            self.log.error("%s", error)
-            raise error
 
     def _clear_away(self, store: Store, process: Launched | None) -> None:
         """A wedged driver must be gone before the next one starts, and so must what it left of its process group."""

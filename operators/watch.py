@@ -61,8 +61,7 @@ class Sighting:
         status: the status object, whoever wrote it; None if there is none.
         floor: a status with a token below this was written by a driver before the one that is watched.
         still_for: seconds without progress, on the observer's clock.
-        launched: a process was started by us.
-        process_alive: it may still run.
+        process_alive: the process we started may still run.
         exit_code: it ended with this.
         launched_for: seconds since it was started.
     """
@@ -72,7 +71,6 @@ class Sighting:
     status: Mapping[str, Any] | None
     floor: int
     still_for: float = 0.0
-    launched: bool = False
     process_alive: bool = False
     exit_code: int | None = None
     launched_for: float = 0.0

@@ -67,20 +67,14 @@ def test_waiting_and_starting_are_not_stalled(word: str, still_for: float) -> No
 
 def test_a_launched_process_may_take_its_time() -> None:
     """Between launch and lease only the process shows life, and its patience ends at `start_timeout`."""
-    start = {
-        "lease": _lease(3, None),
-        "floor": 4,
-        "launched": True,
-        "process_alive": True,
-        "status": {"token": 3, "state": "failed"},
-    }
+    start: dict[str, Any] = {"lease": _lease(3, None), "floor": 4, "process_alive": True, "status": None}
     assert _state(**start, launched_for=30.0) is StreamState.LIVE
     assert _state(**start, launched_for=200.0) is StreamState.STALLED
 
 
 def test_a_running_process_without_its_lease_is_stalled() -> None:
     """A wedged driver loses its lease; its process must be removed before another starts."""
-    assert _state(silent_for=9.0, launched=True, process_alive=True) is StreamState.STALLED
+    assert _state(silent_for=9.0, process_alive=True) is StreamState.STALLED
 
 
 @pytest.mark.parametrize("word", ["finished", "stopped"])
@@ -116,7 +110,7 @@ def test_a_failure_keeps_its_class() -> None:
 )
 def test_an_exit_code_stands_in_for_missing_words(code: int, expected: StreamState, kind: str | None) -> None:
     """A driver that could not even write its status is classified by its exit code; a signal means lost."""
-    found = judge(_seen(lease=None, status=None, launched=True, exit_code=code), RULES)
+    found = judge(_seen(lease=None, status=None, exit_code=code), RULES)
     assert (found.state, found.error.get("class")) == (expected, kind)
 
 
