@@ -15,7 +15,6 @@ from tidegate.jobs.cli.context import JsonOption, PipelineArgument, StoreOption
 if TYPE_CHECKING:
     from tidegate.checkpoints.catalog import Catalog
     from tidegate.checkpoints.index import Summary
-    from tidegate.checkpoints.layout import CheckpointId
     from tidegate.checkpoints.log import SlotLog
     from tidegate.checkpoints.restore import RestorePlan
 
