@@ -34,7 +34,7 @@ def gc(
     dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Retire old checkpoints (``checkpoint.retain`` of the spec) and delete files that nothing needs. Safe beside a live driver."""
+    """Retire checkpoints beyond ``checkpoint.retain`` and delete files that nothing needs. Safe beside a live driver."""
     spec = context.find_spec(pipeline)
     report = _retention(spec, context.open_log(spec.name, store), keep_hours).run(dry_run=dry_run)
     if as_json:

@@ -123,6 +123,7 @@ class Engine:
         self._clock = clock
         self._faults = faults
         self._small_tables = small_tables
+        self._corrupt: set[tuple[str, str]] = set()  # (key, ETag) of objects that only reading showed to be corrupt
         self.standing = self.reload()
 
     def reload(self) -> Standing:
@@ -160,7 +161,7 @@ class Engine:
                 limits = self._spec.sources[source.name].limits
                 for member in source.members():
                     resume = self.standing.resume.get(str(member))
-                    slices.append(source.plan(member, resume, limits, blocked=member in waiting))
+                    slices.append(_without(source.plan(member, resume, limits, blocked=member in waiting), self._corrupt))
             return Cut(tuple(slices))
 
     def _survey(self, cut: Cut, asked: Asked) -> tuple[Cut, Survey]:
@@ -225,11 +226,24 @@ class Engine:
 
     @contextmanager
     def _as_planned(self, cut: Cut) -> Iterator[None]:
-        """Whatever goes wrong over an object that was overwritten or removed meanwhile is that change's fault, not the data's."""
+        """Whatever goes wrong over an object that was overwritten or removed meanwhile is that change's fault, not the data's.
+
+        An object that only now turns out corrupt is a dead letter of the next plan: its manifest has to say so.
+        """
         try:
             yield
         except TransientError:
             raise
+        except CorruptObjectsError as error:
+            self._refuse_changed(cut, error)
+            self._corrupt |= {(p["key"], p["etag"]) for s in cut.slices for p in s.parts if p["key"] in error.keys}
+            raise TransientError(
+                f"epoch {self.standing.head.next_slot} of {self._spec.name}: {error.message}",
+                code=error.code,
+                pipeline=self._spec.name,
+                kept="everything sealed so far; nothing of this epoch was sealed",
+                advice="the epoch is planned again by itself, with dead letters for these objects (or ends, with on_bad: fail)",
+            ) from error
         except Exception as error:
             self._refuse_changed(cut, error)
             raise
@@ -332,6 +346,20 @@ class Engine:
             timings={name: round(seconds, 6) for name, seconds in self._steps.timings.items()},
             created_at=self._clock.ticks(),
         )
+
+
+def _without(part: Slice, corrupt: set[tuple[str, str]]) -> Slice:
+    """The slice with corrupt objects as dead letters instead of rows to read."""
+    bad = [p for p in part.parts if (p.get("key"), p.get("etag")) in corrupt]
+    if not bad:
+        return part
+    detail = "the data pages cannot be read, although the footer can"
+    dead = [
+        DeadObject(part.member, seq_of(p["ordinal"], p["row_start"]), p["key"], p["etag"], p["size"], "truncated", detail)
+        for p in bad
+    ]
+    whole = sorted([*part.dead, *dead], key=lambda d: d.seq)
+    return replace(part, parts=tuple(p for p in part.parts if p not in bad), dead=tuple(whole))
 
 
 def slice_record(part: Slice) -> dict[str, Any]:
