@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict
 
-from tidegate.checkpoints.store import PreconditionFailedError, Store
+from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, Store
 from tidegate.jobs.spec.errors import ConfigurationError
 
 __all__ = ["ProbeResult", "probe", "require_honest"]
@@ -43,6 +43,10 @@ def probe(store: Store) -> ProbeResult:
     first, second = b"first " + secrets.token_bytes(8).hex().encode(), b"second"
     try:
         stale = store.create(key, first)
+    except OutcomeUnknownError:
+        store.delete(key)  # only then may there be something to remove: a store that is away is reported at once
+        raise
+    try:
         refuses_second = _refused(lambda: store.create(key, second))
         swapped = not _refused(lambda: store.swap(key, second, stale))
         reads = store.get(key).data == second and [e.key for e in store.list(key)] == [key]

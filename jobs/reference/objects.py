@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.interfaces import Slice, seq_of
+from tidegate.jobs.engine.interfaces import CorruptObjectsError, Slice, seq_of
 from tidegate.jobs.reference.rows import RawRow
 from tidegate.jobs.reference.tables import TIMESTAMP, arrow_type, from_arrow
 from tidegate.jobs.spec.errors import PoisonError
@@ -44,7 +44,10 @@ class ObjectReader:
                 advice="objects must not be overwritten; put the rows into a new object",
             )
         start, stop = piece["row_start"], piece["row_end"]
-        table = pq.read_table(io.BytesIO(found.data)).slice(start, stop - start)
+        try:
+            table = pq.read_table(io.BytesIO(found.data)).slice(start, stop - start)
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptObjectsError.of([piece["key"]]) from error
         columns: dict[str, _Column] = {name: self._column(table, name) for name in self._source.columns}
         for number in range(table.num_rows):
             bad = next((faults[number] for _, faults in columns.values() if number in faults), None)

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.engine.interfaces import CorruptObjectsError, Cut
 from tidegate.jobs.spark.cast import declared, physical_columns, text
 from tidegate.jobs.spark.schema import is_nanos, quote
 from tidegate.jobs.spec.errors import PoisonError
@@ -163,14 +163,9 @@ def _readable(part: Part) -> bool:
     return True
 
 
-def unreadable(keys: Sequence[str]) -> PoisonError:
+def unreadable(keys: Sequence[str]) -> CorruptObjectsError:
     """The error for objects whose pages are corrupt."""
-    return PoisonError(
-        f"the data pages of {', '.join(keys)} cannot be read, although the footer can",
-        code="object.corrupt",
-        kept="the object, and everything sealed before it",
-        advice="replace the object, or move it out of the source's folder",
-    )
+    return CorruptObjectsError.of(keys)
 
 
 def _ddl(columns: Iterable[tuple[str, str]]) -> str:

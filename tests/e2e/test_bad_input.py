@@ -60,6 +60,13 @@ def parquet(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
+def corrupt(table: pa.Table) -> bytes:
+    """An object whose footer is whole and whose pages are not."""
+    data = bytearray(parquet(table))
+    data[4:60] = bytes(56)
+    return bytes(data)
+
+
 def stamps(*values: datetime | None, tz: str | None = "UTC") -> pa.Array:
     """A time column."""
     return pa.array(values, pa.timestamp("us", tz=tz))
@@ -87,6 +94,7 @@ DIRTY: dict[str, bytes] = {
     "010-long-ago": parquet(rows(8, at=stamps(GOOD, datetime(1970, 1, 1, tzinfo=UTC), GOOD, GOOD))),
     "011-naive": parquet(rows(9, at=stamps(*[GOOD.replace(tzinfo=None)] * 4, tz=None))),
     "012-far-future": parquet(rows(10, at=stamps(GOOD, GOOD, datetime(2999, 1, 1, tzinfo=UTC), GOOD))),
+    "013-corrupt": corrupt(rows(11)),
     "013-good": parquet(rows(11)),
     "014-overwritten": parquet(marked(3, 3, 1)),
 }
@@ -96,6 +104,7 @@ OBJECTS_DEAD = {
     "003-empty": "empty_object",
     "005-unknown-column": "unknown_column",
     "007-no-time": "missing_column",
+    "013-corrupt": "truncated",  # which only reading shows
     "014-overwritten": "changed_object",
 }
 ROWS_DEAD = {

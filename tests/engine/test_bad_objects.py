@@ -122,3 +122,37 @@ def test_bad_objects_are_consumed_by_default(store: Store) -> None:
     engine.run_epoch()
     assert [(row["object"], row["reason"]) for row in bench.rows("dead_letters")] == [("inbox/0.parquet", "empty_object")]
     assert bench.epochs()[-1].counters.read == 1
+
+
+def corrupt(*values: int) -> bytes:
+    """An object whose footer is whole and whose pages are not."""
+    data = bytearray(parquet(*values))
+    data[4:60] = bytes(56)
+    return bytes(data)
+
+
+def test_corrupt_pages_make_a_dead_letter(store: Store) -> None:
+    """The footer promised rows that cannot be read: the epoch is planned again, the object named, and the rest goes on."""
+    bench = Bench(objects_spec(limits={"objects": 3}), store)
+    for name, data in {"0": parquet(1, 2), "1": corrupt(3, 4), "2": parquet(5)}.items():
+        store.put(f"inbox/{name}.parquet", data)
+    engine = engine_of(bench)
+    with pytest.raises(TransientError, match=r"epoch 1 of p: the data pages of inbox/1.parquet cannot be read"):
+        engine.run_epoch()
+    report = engine.run_epoch()
+    assert report.manifest is not None
+    assert report.manifest.counters.read == 3
+    assert [(row["object"], row["reason"]) for row in bench.rows("dead_letters")] == [("inbox/1.parquet", "truncated")]
+    assert engine.run_epoch().rows == 0
+
+
+def test_corrupt_pages_end_a_source_that_wants_it(store: Store) -> None:
+    """With `on_bad: fail` the object is named and nothing is sealed."""
+    bench = Bench(objects_spec(on_bad="fail"), store)
+    store.put("inbox/0.parquet", corrupt(1, 2))
+    engine = engine_of(bench)
+    with pytest.raises(TransientError):
+        engine.run_epoch()
+    with pytest.raises(PoisonError, match=r"inbox/0.parquet of source a/0 cannot be read"):
+        engine.run_epoch()
+    assert bench.log.head().slot == 0
