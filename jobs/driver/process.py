@@ -129,7 +129,7 @@ def _patience(pipeline: str, stop: threading.Event) -> Retrying:
 
     return Retrying(
         retry=retry_if_exception_type(TransientError),
-        wait=wait_exponential_jitter(initial=1.0, max=15.0),
+        wait=wait_exponential_jitter(multiplier=1.0, max=15.0),
         stop=stop_after_delay(_START_PATIENCE) | stop_when_event_set(stop),
         sleep=sleep_using_event(stop),
         before_sleep=say,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 from tenacity import Retrying, retry_if_exception_type, stop_when_event_set, wait_exponential_jitter
 from tenacity.nap import sleep_using_event
@@ -91,19 +92,20 @@ class Publisher:
                     self._follow(flush)
                     self._mark(target if flush or self._group == 1 else target - self._waiting())
                 with self._wake:
-                    self._wake.wait_for(lambda: self._more(target, flush) or self._stop.is_set())
+                    self._wake.wait_for(partial(self._more, target, flush))
         except Exception as error:
             with self._wake:
                 self.error = error if isinstance(error, TidegateError) else _defect(error)
                 self._wake.notify_all()
 
     def _more(self, seen: int, flushed: bool) -> bool:
-        """Something was sealed since, or what waits for its group has to go."""
-        return self._sealed > seen or (self._flush and not flushed and self._published < self._sealed)
+        """Something was sealed since, or what waits for its group has to go, or it is time to end."""
+        return self._stop.is_set() or self._sealed > seen or (self._flush and not flushed and self._published < self._sealed)
 
     def _waiting(self) -> int:
         """Slots of a group that is not full yet."""
-        return max((sink.lag(self._log) for sink in self._sinks), default=0)
+        retrying = self._patience()
+        return max((retrying(sink.lag, self._log) for sink in self._sinks), default=0)
 
     def _mark(self, target: int) -> None:
         with self._wake:
@@ -111,15 +113,18 @@ class Publisher:
             self.trouble = None
             self._wake.notify_all()
 
-    def _follow(self, flush: bool) -> None:
-        retrying = Retrying(
+    def _patience(self) -> Retrying:
+        return Retrying(
             retry=retry_if_exception_type(TransientError),
-            wait=wait_exponential_jitter(initial=0.5, max=15.0),
+            wait=wait_exponential_jitter(multiplier=0.5, max=15.0),
             stop=stop_when_event_set(self._stop),
             sleep=sleep_using_event(self._stop),
             before_sleep=lambda state: setattr(self, "trouble", state.outcome.exception() if state.outcome else None),
             reraise=True,
         )
+
+    def _follow(self, flush: bool) -> None:
+        retrying = self._patience()
         for sink in self._sinks:
             self._faults.reach("publish.start")
             retrying(sink.follow, self._log, flush=flush)

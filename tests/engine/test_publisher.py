@@ -1,0 +1,69 @@
+"""The publisher's thread: it outlives outages, and never ends unseen."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.jobs.engine.faults import NoFaults
+from tidegate.jobs.engine.publisher import Publisher
+from tidegate.jobs.spec.errors import PoisonError, TidegateError, TransientError
+
+
+class Sink:
+    """Fails as told, then applies everything."""
+
+    name = "fake"
+
+    def __init__(self, *errors: Exception, lag_errors: tuple[Exception, ...] = ()) -> None:
+        self.errors, self.lag_errors = list(errors), list(lag_errors)
+        self.calls = 0
+
+    def follow(self, log: SlotLog, *, flush: bool = True) -> int:
+        """Raise what is planned."""
+        self.calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return 1
+
+    def lag(self, log: SlotLog) -> int:
+        """Raise what is planned."""
+        if self.lag_errors:
+            raise self.lag_errors.pop(0)
+        return 0
+
+
+def publisher(sink: Sink, group: int = 1) -> Publisher:
+    """A started publisher with one sealed slot to publish."""
+    found = Publisher([sink], SlotLog(MemoryStore(), "p"), NoFaults(), group=group)
+    found.start(1)
+    return found
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_an_outage_is_waited_out(group: int) -> None:
+    """Transient failures of a sink, also of asking how far it is, end with everything published."""
+    away = TransientError("the catalog is away", code="sink.unavailable")
+    own = publisher(Sink(away, lag_errors=(away,) if group > 1 else ()), group)
+    assert own.drain(10.0)
+    own.stop()
+    assert (own.error, own.trouble) == (None, None)
+
+
+def test_an_error_nobody_planned_is_seen() -> None:
+    """The thread ends, the driver is told by a sentence, and the cause is kept for the log."""
+    own = publisher(Sink(ZeroDivisionError("oops")))
+    with pytest.raises(PoisonError, match="publishing failed with ZeroDivisionError: oops") as caught:
+        own.drain(10.0)
+    own.stop()
+    assert caught.value.kept
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_what_cannot_be_retried_ends_it() -> None:
+    """Poison of a sink reaches the driver as it is."""
+    own = publisher(Sink(TidegateError("misfit", code="sink.misfit")))
+    with pytest.raises(TidegateError, match="misfit"):
+        own.drain(10.0)
+    own.stop()
