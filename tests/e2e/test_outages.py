@@ -17,8 +17,8 @@ from tests.conftest import RealMinio
 from tests.e2e.drivers import Piped, Steady, wait_for
 from tests.e2e.feed import SOURCES, SPEC, write_feed
 from tidegate.checkpoints.lease import read_lease
+from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.probe import probe
 from tidegate.checkpoints.status import read_status
 from tidegate.checkpoints.store import Store, StoreUnavailableError
@@ -156,6 +156,17 @@ def test_a_driver_that_slept_through_its_lease(named: RealMinio, tmp_path: Path)
     assert steady.exact().problems == []
 
 
+class LookedInto(LocalStore):
+    """A store in another mount namespace. Its path must not be resolved: that would lead out of there again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.url = root, f"file://{root}"
+        self._temporary = root / ".tidegate-store"
+        self._temporary.mkdir(exist_ok=True)
+        self._lock_file = self._temporary / "lock"
+        self._lock_file.touch()
+
+
 class SmallDisks:
     """Two file systems of a few MB in a mount namespace of their own: one for the store, one for scratch files."""
 
@@ -207,7 +218,7 @@ def test_full_disks_are_waited_out(tmp_path: Path) -> None:
         deliver(feed, bucket, 0, 2)
         driver = steady.start("", "--work", str(scratch), prefix=disks.enter)
         with ending(driver):
-            store = open_store(str(bucket))
+            store = LookedInto(bucket)
             wait_for(lambda: slot(store) >= 2, driver, seconds=240)
             with disks.full(scratch):
                 deliver(feed, bucket, 2, 4)
