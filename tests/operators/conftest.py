@@ -51,7 +51,7 @@ sources:
     schema: {{at: timestamp, value: long}}
     event_time: at
     lag: 1m
-supervision: {{retries: 2, retry_delay: 1s}}
+supervision: {{retries: 20, retry_delay: 1s}}
 """
 
 

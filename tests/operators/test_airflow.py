@@ -113,7 +113,7 @@ def test_the_sweep_starts_what_should_run(cockpit: Cockpit) -> None:
 def test_a_driver_that_never_seals_ends_in_airflow_s_retries(cockpit: Cockpit) -> None:
     """Transient failures without progress are relaunched a few times, then retried, then the task fails."""
     run = cockpit.runs["flaky"]
-    cockpit.until(lambda: cockpit.task("flaky", run)["try_number"] == 2, 120, "second try")
+    cockpit.until(lambda: cockpit.task("flaky", run)["try_number"] >= 2, 120, "second try")
     assert "without a new checkpoint" in cockpit.log("flaky", run)
     cockpit.tell("flaky", "finish")
     cockpit.until(lambda: cockpit.task("flaky", run)["state"] == "success", 60, "good end")
