@@ -177,7 +177,8 @@ class SmallDisks:
             ["unshare", "-m", "sh", "-c", script, str(store), str(scratch)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         assert self._holder.stdout is not None
-        self.up = self._holder.stdout.readline() == b"up\n"
+        with self._holder.stdout as said:
+            self.up = said.readline() == b"up\n"
         self.enter = ("nsenter", "-t", str(self._holder.pid), "-m")
 
     def inside(self, path: Path) -> Path:
