@@ -48,6 +48,14 @@ typecheck: venv ## mypy, strict
 imports: venv ## who may import whom
 	$(BIN)/lint-imports
 
+.PHONY: soak
+soak: venv ## simulate crashes, races and storage faults from seeds (SECONDS=60 SEED=0), ends with "N schedules, M violations"
+	$(BIN)/python -m tests.simulation.soak --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
+
+.PHONY: mutants
+mutants: venv ## plant bugs; the simulation must find each (SECONDS=60 for each bug)
+	$(BIN)/python -m tests.simulation.mutants --seconds $(or $(SECONDS),60)
+
 .PHONY: ci
 ci: ## what CI runs: all of the above, and the tests against the built wheel
 	.ci/run

@@ -1,10 +1,12 @@
 """Retires old checkpoints and deletes files nobody needs, beside a live driver and beside restores.
 
 1. **Retire**, decided inside one compare-and-swap of `roots.json`: condemn what the policy lets go. Kept whatever the policy
-   says: the head, what is pinned or claimed, unpublished slots of the current lineage.
+   says: the head, what is pinned or claimed, unpublished slots of the current lineage, and abandoned slots until the followers
+   have left them.
 2. Put a stub into each condemned slot (swap by ETag). Slots are never deleted.
 3. **Mark**: note the newest filled slot of every timeline *first*, then collect every file named by any manifest that is left,
-   and everything the tables' own snapshots reference (asked for after step 1 found out what is published).
+   and everything the tables' own snapshots reference (asked for after step 1 found out what is published). The folders of the
+   attempts that are left stay whole: a follower may just have put a file of its own there, which no snapshot names yet.
 4. **Sweep** files of attempts whose slot is at or below the noted one and that are not marked. An attempt of a later slot may
    still be sealed by somebody who is asleep; it is never touched. A manifest sealed after the mark names only files of its own
    attempt, of its parent (marked: a head is never retired), or of a claimed checkpoint (marked: claims are never condemned).
@@ -75,10 +77,11 @@ class StorageReport(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
-    """The outcome of the mark phase: bounds per timeline, and every key that must stay."""
+    """The outcome of the mark phase: bounds per timeline, every key and every attempt's folder that must stay."""
 
     bounds: dict[int, int]
     keys: frozenset[str]
+    attempts: frozenset[CheckpointId]
 
 
 class Retention:
@@ -91,6 +94,8 @@ class Retention:
             default: forgetting it would delete the tables.
         published_upto: asked for the newest position of the current lineage that every follower has applied; None where
             nothing follows the log.
+        rewound: asked whether every follower stands on the current timeline. Until then the slots of abandoned timelines stay:
+            a publisher that does not know of the restore yet may be about to apply one of them. None where nothing follows.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class Retention:
         *,
         external: Callable[[], Iterable[str]],
         published_upto: Callable[[], int] | None = None,
+        rewound: Callable[[], bool] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         workers: int = 8,
     ) -> None:
@@ -107,6 +113,7 @@ class Retention:
         self._policy = policy or Policy()
         self._external = external
         self._published_upto = published_upto
+        self._rewound = rewound
         self._clock = clock
         self._workers = workers
         self._index = SlotIndex(log, workers=workers)
@@ -144,12 +151,14 @@ class Retention:
         head = self._log.head()
         published = head.slot if self._published_upto is None else self._published_upto()
         kept = {str(head.checkpoint)} | {row.id for row in self._newest(head)[: self._policy.keep_last]}
+        rewound = self._rewound is None or self._rewound()
         young = self._clock.ticks() - int(self._policy.keep_for * 1_000_000)
         lineage = self._log.lineage(head.timeline)
         going: set[str] = set()
         for row in self._all_rows(head):
-            unpublished = row.slot > published and any(s.timeline == row.timeline and s.holds(row.slot) for s in lineage)
-            if row.kind == "epoch" and row.id and row.id not in kept and row.created_at < young and not unpublished:
+            on_lineage = any(s.timeline == row.timeline and s.holds(row.slot) for s in lineage)
+            done_with = row.slot <= published if on_lineage else rewound
+            if row.kind == "epoch" and row.id and row.id not in kept and row.created_at < young and done_with:
                 going.add(row.id)
         return going, void
 
@@ -197,7 +206,8 @@ class Retention:
         staying = [row for row in self._all_rows(head) if row.kind in ("epoch", "missing") and row.id not in gone]
         with ThreadPoolExecutor(self._workers) as pool:
             keys = set[str]().union(*pool.map(self._needed, staying))
-        return _Marked(bounds, frozenset(keys | set(self._keys_of(self._external()))))
+        attempts = frozenset(CheckpointId.parse(row.id) for row in staying if row.id)
+        return _Marked(bounds, frozenset(keys | set(self._keys_of(self._external()))), attempts)
 
     def _needed(self, row: Summary) -> set[str]:
         filled = self._log.read(row.timeline, row.slot)
@@ -245,8 +255,9 @@ class Retention:
         for timeline, bound in marked.bounds.items():
             for entry in self._store.list(self._log.layout.timeline(timeline)):
                 attempt = self._log.layout.attempt_of(entry.key)
-                if attempt is not None and attempt.slot <= bound and entry.key not in marked.keys:
-                    yield entry
+                if attempt is None or attempt.slot > bound or attempt in marked.attempts or entry.key in marked.keys:
+                    continue
+                yield entry
 
     def _is_young(self, entry: Entry) -> bool:
         return entry.modified is not None and self._clock.ticks() / 1_000_000 - entry.modified < self._policy.grace

@@ -49,11 +49,12 @@ def gc(
 
 def _retention(spec: PipelineSpec, log: SlotLog, keep_hours: float) -> Retention:
     from tidegate.checkpoints.retention import Policy, Retention
-    from tidegate.jobs.sinks.tables import published_upto, referenced_files
+    from tidegate.jobs.sinks.tables import published_upto, referenced_files, rewound
 
     return Retention(
         log,
         Policy(keep_last=spec.checkpoint.retain, keep_for=keep_hours * 3600),
         external=lambda: referenced_files(spec, log.store),
         published_upto=lambda: published_upto(spec, log),
+        rewound=lambda: rewound(spec, log),
     )

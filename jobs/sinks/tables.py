@@ -28,7 +28,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.time import format_instant
 from tidegate.jobs.spec.windows import WindowSpec
 
-__all__ = ["FORMATS", "current_revisions", "export", "published_upto", "read_table", "referenced_files"]
+__all__ = ["FORMATS", "current_revisions", "export", "published_upto", "read_table", "referenced_files", "rewound"]
 
 FORMATS = (".parquet", ".csv", ".json")
 _ORDER = ("position", "_epoch", "window_start", "_source", "_partition", "_seq", "barrier_id")  # files come in no order
@@ -84,6 +84,12 @@ def published_upto(spec: PipelineSpec, log: SlotLog) -> int:
     head = log.head()
     mark, way = Mark(current.timeline, current.upto), Way(log, head)
     return way.position(mark) if way.knows(mark) else 0
+
+
+def rewound(spec: PipelineSpec, log: SlotLog) -> bool:
+    """Whether the tables stand on the current timeline: then no publisher can apply a slot of an abandoned one any more."""
+    current = read_current(log.store, spec.name)
+    return current is not None and current.timeline == log.head().timeline
 
 
 def referenced_files(spec: PipelineSpec, store: Store) -> set[str]:

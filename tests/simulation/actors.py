@@ -26,7 +26,7 @@ from tidegate.jobs.engine.epoch import Author, Engine
 from tidegate.jobs.reference.memory_source import MemorySource
 from tidegate.jobs.reference.mover import ReferenceMover
 from tidegate.jobs.sinks.small import SmallTables
-from tidegate.jobs.sinks.tables import published_upto
+from tidegate.jobs.sinks.tables import published_upto, rewound
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
 
 __all__ = ["SPEC", "Stage", "WatchedLog"]
@@ -293,6 +293,7 @@ class Stage:
             Policy(keep_last=keep, keep_for=-1e9, grace=0.0),
             external=lambda: external_files(self.catalog, store),
             published_upto=lambda: published_upto(SPEC, log),
+            rewound=lambda: rewound(SPEC, log),
             clock=clock,
             workers=1,
         )

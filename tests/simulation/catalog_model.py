@@ -66,6 +66,7 @@ class Catalog:
         self.highest: dict[str, int] = {}  # table -> newest timeline it was ever rewound to or applied
         self.rebase = False  # pyiceberg's own retry, for a mutant
         self.fences = True
+        world.catalog = self
         world.table_files = self.live_files
         world.table_marks = lambda: tuple(m.main.mark if m.main else None for m in self.tables.values())
 
@@ -192,6 +193,9 @@ class ModelFollower(Follower):
             kept = {n: s for n, s in metadata.tags.items() if n in tags}
             return replace(after, tags=kept | {tag_name(timeline, upto): after.main})
 
+        for key in _keys(files):  # pyiceberg reads the footers
+            if key not in self.table.catalog.world.bucket.objects:
+                raise FileNotFoundError(key)
         self._commit(timeline, change)
 
     def rewind(self, timeline: int, position: int) -> None:

@@ -20,7 +20,7 @@ from tidegate.checkpoints.holder import Holder
 from tidegate.jobs.driver import recovery
 from tidegate.jobs.sinks import iceberg
 
-__all__ = ["recover", "run_seed", "simulated"]
+__all__ = ["finish", "recover", "run_seed", "simulated"]
 
 STEPS = 5000  # of one schedule; what is not done by then is cut off by the recovery
 
@@ -130,11 +130,12 @@ def run_seed(seed: int, *, rate: float | None = None, states: set[int] | None = 
         except Violation as found:
             world.violation = found
         finally:
-            _end(world)
+            finish(world)
     return world
 
 
-def _end(world: World) -> None:
+def finish(world: World) -> None:
+    """Everybody still alive dies."""
     for process in world.processes:
         process.alive = False
     world._bury()

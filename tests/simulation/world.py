@@ -33,6 +33,11 @@ WRITE_FAULTS = (
     "503", "409", "500", "lost request", "lost answer", "late", "twice", "retried", "slow", "slow answer", "sleep", "crash", "crash after",
 )  # fmt: skip
 STEP_FAULTS = ("crash", "sleep", "clock jump")
+FOCI = tuple(  # half of the seeds are cruel to one kind of request
+    (part, kind)
+    for part in ("create p/timelines/0/slots", "create p/timelines/1/slots", "swap p/roots", "p/lease", "catalog.commit", "delete")
+    for kind in ("sleep", "sleep", "late", "lost answer", "retried", "crash after", "crash")
+)
 NAPS = (0.5, 3.0, 8.0, 30.0, 120.0, 4000.0, NEVER)  # seconds; for ever means: until everybody else has ended
 
 
@@ -83,7 +88,7 @@ class Actor:
 class Rule:
     """A line of a scripted schedule: what happens to the n-th matching request of a process.
 
-    `fault` is a name of WRITE_FAULTS, or a condition: then the process sleeps until it holds.
+    `fault` is a name of WRITE_FAULTS, or a condition: then the process (or with `wedge` this thread alone) sleeps until it holds.
     """
 
     process: str
@@ -92,10 +97,12 @@ class Rule:
     fault: str | Callable[[], bool]
     nth: int = 1
     fired: bool = False
+    wedge: bool = False
 
     def meets(self, process: str, verb: str, key: str) -> bool:
         """Whether this is the request it waits for."""
-        if self.fired or process != self.process or verb != self.verb or self.part not in key:
+        fits = verb == self.verb or (self.verb == "fill" and verb in ("create", "put"))  # a mutant puts where the code creates
+        if self.fired or process != self.process or not fits or self.part not in key:
             return False
         self.nth -= 1
         self.fired = self.nth == 0
@@ -170,6 +177,7 @@ class World:
         self.rng = Random(seed)  # noqa: S311
         self.seed = seed
         self.rate = self.rng.choice((0.0, 0.01, 0.03, 0.1, 0.2)) if rate is None else rate
+        self.focus = self.rng.choice((*FOCI, *[("", "")] * len(FOCI)))
         self.now = 1000.0
         self.steps = 0
         self.faults: Counter[tuple[str, str]] = Counter()
@@ -185,6 +193,7 @@ class World:
         self.waits: dict[Process, Callable[[], bool]] = {}
         self.calm = False
         self.failed_pins: set[str] = set()
+        self.catalog: Any = None
         self.trace: list[str] | None = None
         self.violation: Violation | None = None
         self._main = getcurrent()
@@ -273,7 +282,7 @@ class World:
         if not ready:
             self._advance()
             return
-        if self.bucket.held and not self.calm and self.rng.random() < 0.02:
+        if self.bucket.held and self.rate > 0 and not self.calm and self.rng.random() < 0.02:
             self.deliver()
         actor = ready[self.rng.randrange(len(ready))] if len(ready) > 1 else ready[0]
         self.steps += 1
@@ -320,9 +329,15 @@ class World:
         for rule in self.rules:
             if rule.meets(actor.process.name, verb, key):
                 return self._scripted(actor, rule)
-        if self.calm or self.rng.random() >= self.rate:
+        if self.calm:
             return ""
-        kind = kinds[self.rng.randrange(len(kinds))]
+        focused = self.focus[1] != "" and verb != "step" and self.focus[0] in f"{verb} {key}".replace("put ", "create ") and self.rng.random() < 0.3
+        if focused and self.focus[1] in kinds:
+            kind = self.focus[1]
+        elif self.rng.random() < self.rate:
+            kind = kinds[self.rng.randrange(len(kinds))]
+        else:
+            return ""
         self.faults[kind, actor.step] += 1
         self.note(f"{actor.name}: {kind} at {verb} {key} in {actor.step}")
         return kind
@@ -332,6 +347,10 @@ class World:
             self.note(f"{actor.name}: {rule.fault} at {rule.verb} {rule.part}")
             return rule.fault
         self.note(f"{actor.name}: sleeps at {rule.verb} {rule.part}")
+        if rule.wedge:
+            while not rule.fault():
+                self.pause(self.now + 1.0)
+            return ""
         actor.process.asleep_until = NEVER
         self.waits[actor.process] = rule.fault
         self.pause(self.now)

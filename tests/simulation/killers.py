@@ -1,0 +1,268 @@
+"""Schedules known to kill protocols like this one, each with the mend that makes it harmless here.
+
+A killer is a script: who acts, who falls asleep at which request until what has happened. It ends like every schedule, with a
+fresh recovery and the judgement. Without its mend the same script ends in a violation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from tests.simulation import actors, mutants
+from tests.simulation.actors import Stage
+from tests.simulation.schedule import finish, recover, simulated
+from tests.simulation.world import Process, Rule, Violation, World
+
+from tidegate.checkpoints.keeper import LeaseKeeper
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.retention import Retention
+from tidegate.checkpoints.roots import Roots, RootsFile
+from tidegate.jobs.sinks.iceberg import IcebergSink
+
+__all__ = ["KILLERS", "Killer", "play"]
+
+SLOT = ("fill", "/slots/")
+
+
+@dataclass(frozen=True)
+class Killer:
+    """A script, and how to take its mend out."""
+
+    name: str
+    script: Callable[[Stage], None]
+    without: Callable[[], list[Any]]
+
+
+def play(killer: Killer, *, mended: bool = True) -> World:
+    """The script, the recovery, the judgement. The finding, if any, is in `violation`."""
+    world = World(1, rate=0.0)
+    world.focus = ("", "")
+    world.trace = []
+    with simulated(world), ExitStack() as stack:
+        for one in [] if mended else killer.without():
+            stack.enter_context(one)
+        stage = Stage(world)
+        for step in range(4):
+            stage.feed(step)
+        try:
+            killer.script(stage)
+            recover(stage)
+        except Violation as found:
+            world.violation = found
+        finally:
+            finish(world)
+    return world
+
+
+def _until(stage: Stage, what: Callable[[], bool], why: str) -> None:
+    stage.world.run(20_000, until=what)
+    if not what():
+        raise RuntimeError(f"the script never came to this: {why}")
+
+
+def _sealed(stage: Stage, count: int, by: str = "") -> Callable[[], bool]:
+    return lambda: sum(by in mark[2] for mark in stage.world.slot_marks) >= count
+
+
+def _ended(process: Process) -> Callable[[], bool]:
+    return lambda: not process.alive
+
+
+def _asleep(stage: Stage, process: Process) -> Callable[[], bool]:
+    return lambda: process in stage.world.waits
+
+
+def _sleeper(stage: Stage, until: Callable[[], bool], verb: str, part: str, nth: int = 1) -> Process:
+    """A driver that falls asleep at its n-th request of a kind."""
+    stage.world.rules.append(Rule("d0", verb, part, until, nth))
+    process = stage.driver("d0", epochs=6)
+    _until(stage, _asleep(stage, process), "d0 asleep")
+    return process
+
+
+def takeover(stage: Stage) -> None:
+    """Asleep between lease check and PUT; wakes after another driver filled the slot."""
+    sleeper = _sleeper(stage, _sealed(stage, 2, "d1"), *SLOT, nth=2)
+    stage.driver("d1", host=1, epochs=3)
+    _until(stage, _ended(sleeper), "d0 fenced")
+
+
+def sleeper_and_restore(stage: Stage) -> None:
+    """Asleep between lease check and PUT; wakes after a restore ended its timeline in this slot."""
+    sleeper = _sleeper(stage, _sealed(stage, 1, "fork"), *SLOT, nth=3)
+    stage.restorer("r0", back=1)
+    _until(stage, _ended(sleeper), "d0 fenced")
+
+
+def sleeper_and_gc(stage: Stage) -> None:
+    """Asleep between lease check and PUT; wakes after GC swept everything it may, and wins the slot."""
+    gone: list[Process] = []
+    _sleeper(stage, lambda: bool(gone) and not gone[0].alive, *SLOT, nth=3)
+    gone.append(stage.collector("g0", runs=1))
+    _until(stage, _sealed(stage, 3), "d0 sealed")
+
+
+def retried_put(stage: Stage) -> None:
+    """The client library repeats a PUT that had succeeded, and tells the second answer."""
+    stage.world.rules.append(Rule("d0", *SLOT, "retried", 2))
+    _until(stage, _ended(stage.driver("d0", epochs=3)), "d0 done")
+
+
+def late_put(stage: Stage) -> None:
+    """A PUT without an answer; its driver dies; another fills the slot; minutes later the PUT lands."""
+    stage.world.rules += [Rule("d0", *SLOT, "late", 2), Rule("d0", "get", "/slots/9999999997", "crash")]
+    dead = stage.driver("d0", epochs=4)
+    _until(stage, _ended(dead), "d0 dead")
+    stage.driver("d1", host=1, epochs=2)
+    _until(stage, _sealed(stage, 2, "d1"), "d1 sealed")
+    stage.world.now += 600.0
+    while stage.world.bucket.held:
+        stage.world.deliver()
+
+
+def two_restores(stage: Stage) -> None:
+    """Two restores at once: the one that sleeps before its PUT must lose."""
+    _until(stage, _ended(stage.driver("d0", epochs=3)), "d0 done")
+    stage.world.rules.append(Rule("r0", *SLOT, _sealed(stage, 1, "fork")))
+    slow = stage.restorer("r0", back=2)
+    _until(stage, _asleep(stage, slow), "r0 asleep")
+    stage.restorer("r1", back=1, host=2)
+    _until(stage, _ended(slow), "both done")
+
+
+def crash_after_fork(stage: Stage) -> None:
+    """The restorer dies right after its fork record; whoever runs next rewinds the tables."""
+    _until(stage, _ended(stage.driver("d0", epochs=3)), "d0 done")
+    stage.world.rules.append(Rule("r0", *SLOT, "crash after"))
+    _until(stage, _ended(stage.restorer("r0", back=2)), "r0 dead")
+
+
+def two_publishers(stage: Stage) -> None:
+    """A publisher asleep before its commit; another one publishes the same epoch."""
+    sleeper = _sleeper(stage, lambda: _published(stage, "events") >= 3, "catalog.commit", "events", nth=2)
+    stage.driver("d1", host=1, epochs=3)
+    _until(stage, _ended(sleeper), "d0 done")
+
+
+def straddling_publish(stage: Stage) -> None:
+    """A publisher asleep before its commit; meanwhile others publish more, restore, and rewind to the very snapshot it judged."""
+    sleeper = _sleeper(stage, lambda: stage.catalog.highest.get("events", 0) >= 1, "catalog.commit", "events", nth=2)
+    judged = stage.catalog.tables["events"].main
+    other = stage.driver("d1", host=1, epochs=3)
+    _until(stage, _ended(other), "d1 done")
+    head = max(mark[1] for mark in stage.world.slot_marks)
+    upto = judged.mark.upto if judged else 0
+    _until(stage, _ended(stage.restorer("r0", back=head - upto, host=2)), "r0 done")
+    stage.world.rules.append(Rule("d2", "catalog.commit", "w", _ended(sleeper)))
+    stage.driver("d2", host=2, epochs=1)
+    _until(stage, _ended(sleeper), "d0 done")
+
+
+def claim_and_gc(stage: Stage) -> None:
+    """A restore asleep before its PUT; GC must leave its target alone."""
+    _until(stage, _ended(stage.driver("d0", epochs=4)), "d0 done")
+    gone: list[Process] = []
+    stage.world.rules.append(Rule("r0", *SLOT, lambda: bool(gone) and not gone[0].alive))
+    slow = stage.restorer("r0", back=2)
+    _until(stage, _asleep(stage, slow), "r0 asleep")
+    gone.append(stage.collector("g0", runs=1))
+    _until(stage, _ended(slow), "r0 done")
+
+
+def pin_and_gc(stage: Stage) -> None:
+    """A pinned checkpoint stays whatever the policy says."""
+    _until(stage, _sealed(stage, 1, _driver(stage, "d0", 1)), "d0 sealed")
+    _until(stage, _ended(stage.collector("g0", runs=1, pin=True)), "g0 done")
+    _until(stage, _ended(stage.driver("d1", epochs=3, host=1)), "d1 done")
+    _until(stage, _ended(stage.collector("g1", runs=1)), "g1 done")
+
+
+def table_only(stage: Stage) -> None:
+    """A retired epoch's rows live on in the tables, which alone name their files."""
+    _until(stage, _ended(stage.driver("d0", epochs=4)), "d0 done")
+    _until(stage, _ended(stage.collector("g0", runs=1)), "g0 done")
+
+
+def follower_file_and_gc(stage: Stage) -> None:
+    """A publisher asleep between writing its own file of `checkpoints` and the commit that names it (found by seed 1001)."""
+    gone: list[Process] = []
+    sleeper = _sleeper(stage, lambda: bool(gone) and not gone[0].alive, "catalog.commit", "checkpoints", nth=2)
+    gone.append(stage.collector("g0", runs=1))
+    _until(stage, _ended(sleeper), "d0 done")
+
+
+def abandoned_publish_and_gc(stage: Stage) -> None:
+    """A publisher asleep before its commit of a slot; a restore abandons it, GC retires what is abandoned (found by seed 2231)."""
+    gone: list[Process] = []
+    sleeper = _sleeper(stage, lambda: bool(gone) and not gone[0].alive, "catalog.commit", "events", nth=2)
+    _until(stage, _ended(stage.restorer("r0", back=9)), "r0 done")
+    gone.append(stage.collector("g0", runs=1))
+    _until(stage, _ended(sleeper), "d0 fenced")
+
+
+def lost_renewal(stage: Stage) -> None:
+    """A renewal arrived, its answer did not: the holder takes it up and drives on."""
+    stage.world.rules.append(Rule("d0", "swap", "lease", "lost answer"))
+    process = stage.driver("d0", epochs=9)
+    _until(stage, _ended(process), "d0 done")
+    if stage.world.rules[0].fired and not process.exited.startswith("done"):
+        raise Violation(f"a lost answer ended the driver: {process.exited}")
+
+
+def wedged(stage: Stage) -> None:
+    """A driver hangs in a step while its heartbeat lives: the lease must run out."""
+    stage.world.rules.append(Rule("d0", *SLOT, _sealed(stage, 1, "d1"), 2, wedge=True))
+    stage.driver("d0", epochs=4)
+    _until(stage, lambda: stage.world.rules[0].fired, "d0 wedged")
+    stage.driver("d1", host=1, epochs=2)
+    stage.world.run(20_000, until=_sealed(stage, 1, "d1"))
+    if not _sealed(stage, 1, "d1")():
+        raise Violation("nobody could take over from a wedged driver")
+
+
+def _driver(stage: Stage, name: str, epochs: int) -> str:
+    stage.driver(name, epochs=epochs)
+    return name
+
+
+def _published(stage: Stage, table: str) -> int:
+    metadata = stage.catalog.tables.get(table)
+    return metadata.main.mark.upto if metadata and metadata.main else 0
+
+
+def _unconditional() -> list[Any]:
+    return [patch.object(SlotLog, "_send", mutants._send_anyway)]
+
+
+def _lost_renewal_is_a_loss(lease: Lease) -> bool:
+    lease._lost = "no answer"
+    raise lease._lost_error()
+
+
+def _without_folders(retention: Retention, marked: Any) -> Any:
+    return mutants._GARBAGE(retention, replace(marked, attempts=frozenset()))
+
+
+KILLERS = (
+    Killer("a sleeper wakes after a takeover", takeover, _unconditional),
+    Killer("a sleeper wakes after a restore", sleeper_and_restore, _unconditional),
+    Killer("a sleeper wakes after GC", sleeper_and_gc, lambda: [patch.object(Retention, "_garbage", mutants._garbage_of_all)]),
+    Killer("a PUT repeated by the client library", retried_put, lambda: [mutants._seal(mutants._believe_412)]),
+    Killer("a PUT that lands minutes later", late_put, _unconditional),
+    Killer("two restores at once", two_restores, _unconditional),
+    Killer("a crash between fork record and tables", crash_after_fork, lambda: [patch.object(IcebergSink, "_rewind", lambda *_: None)]),
+    Killer("two publishers of one epoch", two_publishers, lambda: [patch.object(Stage, "__init__", mutants._with(rebase=True))]),
+    Killer("a publish that straddles a restore", straddling_publish, lambda: [patch.object(Stage, "__init__", mutants._with(fences=False))]),
+    Killer("GC against a restore being written", claim_and_gc, lambda: [patch.object(RootsFile, "claim", mutants._no_claim)]),
+    Killer("GC against a pin", pin_and_gc, lambda: [patch.object(Roots, "kept", set())]),
+    Killer("GC against a file only a table names", table_only, lambda: [patch.object(Retention, "_keys_of", lambda *_: iter(()))]),
+    Killer("GC against a follower's own new file", follower_file_and_gc, lambda: [patch.object(Retention, "_garbage", _without_folders)]),
+    Killer("GC against a publisher that missed a restore", abandoned_publish_and_gc, lambda: [patch.object(actors, "rewound", lambda *_: True)]),
+    Killer("a lease renewal whose answer was lost", lost_renewal, lambda: [patch.object(Lease, "_adopt", _lost_renewal_is_a_loss)]),
+    Killer("a wedged driver whose heartbeat lives", wedged, lambda: [patch.object(LeaseKeeper, "overdue", False)]),
+)

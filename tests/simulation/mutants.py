@@ -1,0 +1,199 @@
+"""``python -m tests.simulation.mutants``: bugs put in on purpose; the simulation must find each of them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from tests.simulation.actors import Stage
+from tests.simulation.schedule import run_seed
+
+from tidegate.checkpoints.log import Lost, Sealed, SlotLog
+from tidegate.checkpoints.manifest import ForkRecord, Manifest
+from tidegate.checkpoints.retention import Retention
+from tidegate.checkpoints.roots import RootsFile
+from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, StoreUnavailableError
+from tidegate.jobs.engine import epoch
+from tidegate.jobs.engine.epoch import Engine
+
+__all__ = ["MUTANTS", "Mutant", "hunt"]
+
+Patches = list[Any]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug.
+
+    Attributes:
+        make: the patches that put it in.
+        rate: fault rate at which to look for it; None: as the seed says.
+    """
+
+    name: str
+    make: Callable[[], Patches]
+    rate: float | None = None
+
+
+def _send_anyway(log: SlotLog, key: str, data: bytes) -> str | None:
+    try:
+        return log.store.put(key, data)
+    except (OutcomeUnknownError, StoreUnavailableError):
+        return None
+
+
+def _believe_412(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | Lost:
+    original = SlotLog._look
+
+    def seal(key: str, data: bytes) -> str | None:
+        try:
+            return log.store.create(key, data)
+        except PreconditionFailedError:
+            raise _NotMineError from None
+        except (OutcomeUnknownError, StoreUnavailableError):
+            return None
+
+    try:
+        with patch.object(log, "_send", seal):
+            return _SEAL(log, record)
+    except _NotMineError:
+        filled = original(log, log.layout.slot(record.timeline, record.slot))
+        return Lost(filled.record if filled else record, filled.sha256 if filled else "", "")
+
+
+class _NotMineError(Exception):
+    """A 412."""
+
+
+_SEAL = SlotLog.seal
+_GARBAGE = Retention._garbage
+_RECORD = epoch.slice_record
+_STAGE = Stage.__init__
+
+
+def _publish_first(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | Lost:
+    """Apply the attempt's files to `events`, then seal."""
+    world = log.store.world  # type: ignore[attr-defined]
+    catalog = world.catalog
+    if isinstance(record, Manifest) and "events" in catalog.tables:
+        from tests.simulation.catalog_model import ModelFollower
+
+        follower = ModelFollower(catalog.handle("events"), record.uid)
+        mark = follower.mark()
+        if mark is not None and mark.timeline == record.timeline and mark.upto < record.slot:
+            keys = [log.store.uri(f.key) for f in record.files.get("events", [])]
+            follower.apply(keys, record.timeline, record.slot, record.slot)
+    return _SEAL(log, record)
+
+
+def _with(**attributes: object) -> Callable[[Stage, Any], None]:
+    def init(stage: Stage, world: Any) -> None:
+        _STAGE(stage, world)
+        for name, value in attributes.items():
+            setattr(stage.catalog, name, value)
+
+    return init
+
+
+def _garbage_of_all(retention: Retention, marked: Any) -> Iterator[Any]:
+    return _GARBAGE(retention, replace(marked, bounds=dict.fromkeys(marked.bounds, 1 << 40)))
+
+
+def _read_again(part: Any) -> dict[str, Any]:
+    record = _RECORD(part)
+    following = record["resume"]["next"]
+    return record | {"resume": {"next": max(0, following - 1)} if part.end > part.start else record["resume"]}
+
+
+def _skip_one(part: Any) -> dict[str, Any]:
+    record = _RECORD(part)
+    return record | {"resume": {"next": record["resume"]["next"] + (part.end > part.start and part.pending)}}
+
+
+def _trim_late(engine: Engine, cut: Any, survey: Any) -> Any:
+    return cut
+
+
+def _give_up(log: SlotLog, key: str, data: bytes) -> str | None:
+    """An answer that did not come is taken for a success."""
+    try:
+        return log.store.create(key, data)
+    except OutcomeUnknownError:
+        return "surely"
+    except (PreconditionFailedError, StoreUnavailableError):
+        return None
+
+
+def _no_claim(roots: RootsFile, *_: Any, **__: Any) -> Any:
+    return roots.read()
+
+
+MUTANTS = (
+    Mutant("seal without condition", lambda: [patch.object(SlotLog, "_send", _send_anyway)]),
+    Mutant("a 412 taken as a loss without reading back", lambda: [_seal(_believe_412)], 0.1),
+    Mutant("an unknown outcome taken as a success", lambda: [patch.object(SlotLog, "_send", _give_up)], 0.1),
+    Mutant("publish before seal", lambda: [_seal(_publish_first)]),
+    Mutant("no fence snapshot", lambda: [patch.object(Stage, "__init__", _with(fences=False))]),
+    Mutant("publishers rebase (pyiceberg's own retry)", lambda: [patch.object(Stage, "__init__", _with(rebase=True))]),
+    Mutant("GC of an undecided attempt", lambda: [patch.object(Retention, "_garbage", _garbage_of_all)]),
+    Mutant("GC forgets the files of tables", lambda: [patch.object(Retention, "_keys_of", lambda retention, uris: iter(()))]),
+    Mutant("off by one in the cut: the last row again", lambda: [patch.object(epoch, "slice_record", _read_again)]),
+    Mutant("off by one in the cut: a row skipped", lambda: [patch.object(epoch, "slice_record", _skip_one)]),
+    Mutant("restore without a claim", lambda: [patch.object(RootsFile, "claim", _no_claim)]),
+)
+
+
+def _seal(replacement: Callable[..., Any]) -> Any:
+    return patch.object(SlotLog, "seal", replacement)
+
+
+@contextmanager
+def planted(mutant: Mutant) -> Iterator[None]:
+    """The bug is in."""
+    patches = mutant.make()
+    for one in patches:
+        one.start()
+    try:
+        yield
+    finally:
+        for one in patches:
+            one.stop()
+
+
+def hunt(mutant: Mutant, seconds: float, seed: int = 0) -> tuple[int, str]:
+    """Schedules until it was found, and what was found; an empty text if it was missed."""
+    begun, number = time.monotonic(), 0
+    with planted(mutant):
+        while time.monotonic() - begun < seconds:
+            number += 1
+            try:
+                world = run_seed(seed + number, rate=mutant.rate)
+            except Exception as error:  # a defect that ends a driver is found as well
+                return number, f"{type(error).__name__}: {error}"
+            if world.violation is not None:
+                return number, str(world.violation)
+    return number, ""
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each bug")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    missed = 0
+    for mutant in MUTANTS:
+        number, what = hunt(mutant, given.seconds, given.seed)
+        missed += not what
+        print(f"{mutant.name:<46} " + (f"found after {number} schedules: {what}" if what else f"MISSED in {number} schedules"))  # noqa: T201
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

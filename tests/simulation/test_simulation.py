@@ -1,0 +1,45 @@
+"""The real engine, log, lease, restore, retention and follower under seeded storms, and without each of their mends."""
+
+from __future__ import annotations
+
+import pytest
+from tests.simulation.killers import KILLERS, Killer, play
+from tests.simulation.mutants import MUTANTS, Mutant, hunt
+from tests.simulation.schedule import run_seed
+from tests.simulation.soak import soak
+
+SECONDS = 20.0
+QUICK = ("a 412 taken as a loss without reading back", "publishers rebase (pyiceberg's own retry)", "off by one in the cut: a row skipped")
+
+
+@pytest.mark.timeout(120)
+def test_a_short_soak_finds_nothing() -> None:
+    """No schedule loses, doubles or misorders a row, changes a sealed slot, or deletes what somebody needs."""
+    done = soak(SECONDS)
+    assert done.violations == []
+    assert done.schedules > 0
+
+
+def test_a_seed_is_a_schedule() -> None:
+    """The same seed gives the same schedule, step by step."""
+    first, second = run_seed(7, rate=0.1, trace=True), run_seed(7, rate=0.1, trace=True)
+    assert first.trace == second.trace
+    assert (first.steps, first.faults, first.slot_marks) == (second.steps, second.faults, second.slot_marks)
+
+
+@pytest.mark.parametrize("killer", KILLERS, ids=lambda killer: killer.name)
+def test_known_killers_do_no_harm(killer: Killer) -> None:
+    """The script ends in tables and checkpoints that are right."""
+    assert play(killer).violation is None
+
+
+@pytest.mark.parametrize("killer", KILLERS, ids=lambda killer: killer.name)
+def test_their_mends_are_needed(killer: Killer) -> None:
+    """Without its mend the same script ends in a violation."""
+    assert play(killer, mended=False).violation is not None
+
+
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.name in QUICK], ids=lambda mutant: mutant.name)
+def test_the_soak_finds_planted_bugs(mutant: Mutant) -> None:
+    """A bug put in on purpose is found within a moment; `make mutants` hunts them all."""
+    assert hunt(mutant, seconds=60.0)[1]
