@@ -167,7 +167,7 @@ class _Demo:
         self._wait(lambda: self.status().get("unpublished") == 0, "the tables to be up to date", _PATIENCE)
         run = self.api.trigger(f"{PIPELINE}.quality")
         ended = self.api.wait_for_run(f"{PIPELINE}.quality", run, timeout=_PATIENCE)
-        latest = json.loads(self.store.get(f"{PIPELINE}/quality/latest.json").data)
+        latest = json.loads(self.store.get(f"{PIPELINE}/quality/results/latest.json").data)
         self.facts.quality = latest
         self.say(f"{PIPELINE}.quality: {latest.get('verdict')} ({ended['state']})")
 

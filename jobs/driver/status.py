@@ -110,7 +110,7 @@ class StatusReporter:
             self.write()
 
 
-def member_frontiers(decision: Decision) -> dict[str, Any]:
-    """Frontier per member as the decider's state has it; empty where it keeps none."""
-    members = decision.after.get("members", {})
-    return {name: state.get("frontier") for name, state in members.items()} if isinstance(members, dict) else {}
+def member_frontiers(decision: Decision) -> dict[str, int | None]:
+    """Frontier per member, as the decider's state has it."""
+    sources = decision.after.get("sources", {})
+    return {name: known["frontier"] for source in sources.values() for name, known in source["inputs"].items()}
