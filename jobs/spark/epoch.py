@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
-from tidegate.jobs.spark.read import CutFrame, Sessions, local_copy
+from tidegate.jobs.spark.read import CutFrame, Sessions, frame_of, local_copy
 from tidegate.jobs.spark.write import FETCH_ROWS, Writer, Written, fetch
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -65,7 +65,7 @@ class Epoch:
         rows = sum(pq.read_metadata(path).num_rows for path in paths)
         if rows <= FETCH_ROWS:
             table = pa.concat_tables((pq.read_table(path, partitioning=None) for path in paths), promote_options="permissive")
-            return self.sessions.of(rows).createDataFrame(table).coalesce(1)
+            return frame_of(self.sessions.of(rows), table).coalesce(1)
         return self.sessions.full.read.option("mergeSchema", "false").parquet(*(str(path) for path in paths))
 
     def provenance(self) -> list[str]:

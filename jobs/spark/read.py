@@ -31,7 +31,7 @@ from tidegate.jobs.spark.schema import is_nanos, quote
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["SMALL_ROWS", "CutFrame", "Part", "Sessions", "local_copy", "open_cut", "unreadable"]
+__all__ = ["SMALL_ROWS", "CutFrame", "Part", "Sessions", "frame_of", "local_copy", "open_cut", "unreadable"]
 
 SMALL_ROWS: Final = 20_000
 """Up to this many rows the driver reads objects itself; `createDataFrame` wins below, a parallel scan above."""
@@ -198,7 +198,13 @@ def _in_driver(session: SparkSession, columns: Any, parts: list[tuple[int, Part]
     fields = [pa.field(name, _handed_over(own, dict(columns)[name])) for name, own in physical]
     schema = pa.schema([*fields, *(pa.field(name, arrow) for name, _, arrow in _PLACE)])
     table = pa.concat_tables([_read_part(index, part, schema) for index, part in parts])
-    return session.createDataFrame(table, schema=_ddl([*physical, *((name, own) for name, own, _ in _PLACE)]))
+    return frame_of(session, table, schema=_ddl([*physical, *((name, own) for name, own, _ in _PLACE)]))
+
+
+def frame_of(session: SparkSession, table: pa.Table, schema: str | None = None) -> DataFrame:
+    """An Arrow table as a DataFrame, in one chunk: Spark takes an empty record batch for the end and loses what follows."""
+    whole = table.combine_chunks()
+    return session.createDataFrame(whole) if schema is None else session.createDataFrame(whole, schema=schema)
 
 
 def _handed_over(own: str, arrow: str) -> pa.DataType:

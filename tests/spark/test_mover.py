@@ -40,3 +40,14 @@ def test_ordered_release_late_rows_and_revisions(session: SparkSession, tmp_path
     assert sorted(row["position"] for row in events) == list(range(len(events)))
     assert pair.table("late")
     assert any(row["revision"] == 1 for row in pair.table("w"))
+
+
+def test_an_empty_object_hides_none_behind_it(session: SparkSession, tmp_path: Path) -> None:
+    """Rows of objects that follow an object without rows are read (an empty Arrow batch ends the stream for Spark)."""
+    pair = Pair(spec_of(release={"mode": "pass_through"}), session, tmp_path)
+    pair.put("a", [])
+    pair.put("a", [{"t": SECOND}])
+    pair.put("b", [])
+    pair.put("b", [{"t": 2 * SECOND}])
+    spark, _ = pair.run(0)
+    assert spark.counters.released == 2
