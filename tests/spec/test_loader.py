@@ -131,6 +131,6 @@ def test_own_settings_win_over_the_preset(preset: str) -> None:
 def test_errors_survive_pickling() -> None:
     """Errors cross process borders with all their fields."""
     error = TransientError("m", code="c", pipeline="p", kept="k", advice="a", retry_after=2.0)
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    again = pickle.loads(pickle.dumps(error))
     assert again.as_dict() == error.as_dict()
     assert type(again) is TransientError
