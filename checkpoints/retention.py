@@ -81,7 +81,7 @@ class _Marked:
 
     bounds: dict[int, int]
     keys: frozenset[str]
-    attempts: frozenset[CheckpointId]
+    attempts: frozenset[CheckpointId] = frozenset()
 
 
 class Retention:

@@ -20,6 +20,7 @@ from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.retention import Policy, Retention
 from tidegate.checkpoints.roots import pin_checkpoint
+from tidegate.jobs.driver.inbox import Inbox
 from tidegate.jobs.driver.recovery import settle_head
 from tidegate.jobs.driver.steps import DriverSteps
 from tidegate.jobs.engine.epoch import Author, Engine
@@ -39,7 +40,7 @@ _SOURCE = {
     "barriers": {"kind": "kind", "types": ["cut"], "id": "n"},
     "limits": {"rows": 4},
 }
-SPEC = spec_of(sources={"a": _SOURCE, "b": _SOURCE})
+SPEC = spec_of(sources={"a": _SOURCE, "b": _SOURCE}, checkpoint={"on_bad_checkpoint": "fork"})
 PATIENCE = 8  # troubles in a row before a driver's process gives up
 
 
@@ -116,7 +117,10 @@ class Stage:
         self.world.spawn(name, process, partial(self._drive, name, process, epochs), delay=delay)
         if respawn:
             self.world.spawn(
-                f"{name}.sup", self.world.process(f"{name}.sup"), partial(self._supervise, name, process, host, epochs, respawn), "supervisor"
+                f"{name}.sup",
+                self.world.process(f"{name}.sup"),
+                partial(self._supervise, name, process, host, epochs, respawn),
+                "supervisor",
             )
         return process
 
@@ -141,7 +145,8 @@ class Stage:
         sink = SimSink(SPEC, store, uid, self.catalog)
         world.spawn(f"{name}.publisher", process, partial(self._publish, sink, store, clock, process), "publish")
         try:
-            self._epochs(engine, keeper, clock, epochs)
+            inbox = Inbox(store, PIPELINE, lambda: lease.token, process.stop, frozenset, clock)
+            self._epochs(engine, keeper, inbox, process, clock, epochs)
         except FencedError as error:
             process.exited = f"fenced: {error.code}"
             process.alive = False
@@ -153,13 +158,15 @@ class Stage:
         lease.release()
         process.exited, process.alive = "done", False
 
-    def _epochs(self, engine: Engine, keeper: LeaseKeeper, clock: SimClock, epochs: int) -> None:
+    def _epochs(self, engine: Engine, keeper: LeaseKeeper, inbox: Inbox, process: Process, clock: SimClock, epochs: int) -> None:
         sealed, troubles = 0, 0
         for _ in range(6 * epochs):
             if keeper.lost.is_set():
                 raise keeper.error or RuntimeError("lost without an error")
             try:
-                report = engine.run_epoch()
+                report = engine.run_epoch(inbox.collect())
+                if report.sealed:
+                    inbox.applied(report)
             except TransientError:
                 troubles += 1
                 if troubles > PATIENCE:
@@ -169,7 +176,7 @@ class Stage:
                 continue
             troubles = 0
             sealed += report.sealed is not None
-            if sealed >= epochs or (report.ended and not report.pending):
+            if sealed >= epochs or process.stop.is_set() or (report.ended and not report.pending):
                 return
             clock.sleep(0.02 if report.pending else 0.4)
 
@@ -180,7 +187,7 @@ class Stage:
             return
 
     def _acquire(self, store: SimStore, process: Process, clock: SimClock, uid: str | None) -> Lease:
-        lease = self._patiently(
+        lease: Lease = self._patiently(
             clock, lambda: Lease.acquire(store, PIPELINE, process.holder, clock=clock, uid=uid, standby=True)
         )
         lease._lock = Baton(self.world)  # type: ignore[assignment]
@@ -255,7 +262,9 @@ class Stage:
         head = log.head()
         found: CheckpointId | None = head.checkpoint
         if back < 0 and head.timeline > 0:
-            newest = [f for t in range(head.timeline) for s in range(1, 8) if (f := log.read(t, s)) and isinstance(f.record, Manifest)]
+            newest = [
+                f for t in range(head.timeline) for s in range(1, 8) if (f := log.read(t, s)) and isinstance(f.record, Manifest)
+            ]
             return newest[-1].epoch.id if newest else None
         for filled in log.iter_back(head.checkpoint):
             if back == 0:
@@ -264,7 +273,9 @@ class Stage:
             found = None
         return found
 
-    def collector(self, name: str, *, host: int = 2, keep: int = 1, runs: int = 2, delay: float = 0.0, pin: bool = False) -> Process:
+    def collector(
+        self, name: str, *, host: int = 2, keep: int = 1, runs: int = 2, delay: float = 0.0, pin: bool = False
+    ) -> Process:
         """Retention with no mercy: no grace, hardly anything kept."""
         process = self.world.process(name, host)
         self.world.spawn(name, process, partial(self._collect, name, process, keep, runs, pin), "gc", delay)

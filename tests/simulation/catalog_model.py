@@ -35,6 +35,7 @@ class Snapshot:
     parent: Snapshot | None
     mark: Mark
     files: tuple[str, ...]
+    uid: str
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,11 @@ class Catalog:
     def visit(self, verb: str, table: str) -> str:
         """Hand the baton back, and see what goes wrong."""
         self.world.pause(self.world.now + 0.01)
-        kinds = ("503", "slow", "sleep", "crash") if verb == "load" else ("503", "lost answer", "lost request", "slow", "sleep", "crash")
+        kinds = (
+            ("503", "slow", "sleep", "crash")
+            if verb == "load"
+            else ("503", "lost answer", "lost request", "slow", "sleep", "crash")
+        )
         kind = self.world.fate(f"catalog.{verb}", table, kinds)
         if kind in ("503", "lost request"):
             raise OSError(kind)
@@ -160,8 +165,8 @@ class ModelFollower(Follower):
         return str(self._metadata.location)
 
     def owner(self) -> str | None:
-        """One pipeline only here."""
-        return self.uid if self._metadata.main else None
+        """Who published last."""
+        return self._metadata.main.uid if self._metadata.main else None
 
     def mark(self) -> Mark | None:
         """The mark of main."""
@@ -223,7 +228,7 @@ class ModelFollower(Follower):
     def _appended(self, metadata: Metadata, files: Iterable[str], mark: Mark) -> Metadata:
         before = metadata.main
         number = metadata.newest + 1
-        main = Snapshot(number, before, mark, (*(before.files if before else ()), *files))
+        main = Snapshot(number, before, mark, (*(before.files if before else ()), *files), self.uid)
         return replace(metadata, main=main, newest=number)
 
     def _commit(self, timeline: int, change: Callable[[Metadata], Metadata]) -> None:

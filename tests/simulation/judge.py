@@ -6,6 +6,7 @@ import io
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -73,9 +74,11 @@ def _chained(stage: Stage, log: SlotLog) -> None:
         filled = [log.read(timeline, slot) for slot in slots]
         kinds = [f.record.kind == "fork" for f in filled if f]
         _require(not any(kinds[:-1]) and kinds[-1] is (timeline < len(forks)), f"timeline {timeline}: forks at {kinds}")
-        for before, after in zip(filled, filled[1:], strict=False):
+        for before, after in pairwise(filled):
             if before and after:
-                _require(after.record.parent_sha256 == before.sha256, f"the chain of timeline {timeline} is broken at {after.key}")
+                _require(
+                    after.record.parent_sha256 == before.sha256, f"the chain of timeline {timeline} is broken at {after.key}"
+                )
 
 
 def _restorable(stage: Stage) -> None:
@@ -84,17 +87,21 @@ def _restorable(stage: Stage) -> None:
     for key, record in stage.world.bucket.records.items():
         now = json.loads(objects.get(key, b"{}"))
         _require(bool(now), f"{key} is gone")
-        if now["kind"] != "epoch":
+        if now["kind"] != "epoch" or key in stage.world.damaged:
             continue
         for file in [*record["segments"], *(f for fs in record["files"].values() for f in fs)]:
             data = objects.get(file["key"])
-            _require(data is not None and len(data) == file["bytes"], f"{key} cannot be restored: {file['key']} is damaged or gone")
+            _require(
+                data is not None and len(data) == file["bytes"], f"{key} cannot be restored: {file['key']} is damaged or gone"
+            )
 
 
 def _pinned(stage: Stage, log: SlotLog) -> None:
     roots = RootsFile(log.store, PIPELINE).read()
     for name, pin in roots.pins.items():
-        key = next((k for k, r in stage.world.bucket.records.items() if r.get("attempt") == pin.checkpoint.rpartition("-")[2]), None)
+        key = next(
+            (k for k, r in stage.world.bucket.records.items() if r.get("attempt") == pin.checkpoint.rpartition("-")[2]), None
+        )
         _require(key is not None, f"pin {name} names nothing")
         record = parse_record(stage.world.bucket.objects[key or ""])
         _require(not isinstance(record, Stub) or name in stage.world.failed_pins, f"pin {name}: {pin.checkpoint} was retired")
@@ -160,7 +167,9 @@ def _windows(stage: Stage, lineage: list[Manifest], late: list[dict[str, Any]], 
             newest[start] = r
     _require(all(n == 1 for n in revisions.values()), "a revision was emitted twice")
     has = {start: (r["n"], r["s"]) for start, r in newest.items()}
-    _require(has == {k: (len(v), sum(v)) for k, v in wanted.items()}, f"windows {has} differ from the recomputation {dict(wanted)}")
+    _require(
+        has == {k: (len(v), sum(v)) for k, v in wanted.items()}, f"windows {has} differ from the recomputation {dict(wanted)}"
+    )
 
 
 def _table(stage: Stage, lineage: Iterable[Manifest], table: str) -> list[dict[str, Any]]:

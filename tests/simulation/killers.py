@@ -15,11 +15,13 @@ from unittest.mock import patch
 from tests.simulation import actors, mutants
 from tests.simulation.actors import Stage
 from tests.simulation.schedule import finish, recover, simulated
-from tests.simulation.world import Process, Rule, Violation, World
+from tests.simulation.world import PIPELINE, Process, Rule, SimClock, Violation, World
 
 from tidegate.checkpoints.keeper import LeaseKeeper
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.requests import Kind, Request, submit
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.roots import Roots, RootsFile
 from tidegate.jobs.sinks.iceberg import IcebergSink
@@ -150,7 +152,7 @@ def two_publishers(stage: Stage) -> None:
 
 
 def straddling_publish(stage: Stage) -> None:
-    """A publisher asleep before its commit; meanwhile others publish more, restore, and rewind to the very snapshot it judged."""
+    """A publisher asleep before its commit; others publish more, restore, and rewind to the very snapshot it judged."""
     sleeper = _sleeper(stage, lambda: stage.catalog.highest.get("events", 0) >= 1, "catalog.commit", "events", nth=2)
     judged = stage.catalog.tables["events"].main
     other = stage.driver("d1", host=1, epochs=3)
@@ -197,7 +199,7 @@ def follower_file_and_gc(stage: Stage) -> None:
 
 
 def abandoned_publish_and_gc(stage: Stage) -> None:
-    """A publisher asleep before its commit of a slot; a restore abandons it, GC retires what is abandoned (found by seed 2231)."""
+    """A publisher asleep before its commit of a slot; a restore abandons it, GC retires it (found by seed 2231)."""
     gone: list[Process] = []
     sleeper = _sleeper(stage, lambda: bool(gone) and not gone[0].alive, "catalog.commit", "events", nth=2)
     _until(stage, _ended(stage.restorer("r0", back=9)), "r0 done")
@@ -223,6 +225,42 @@ def wedged(stage: Stage) -> None:
     stage.world.run(20_000, until=_sealed(stage, 1, "d1"))
     if not _sealed(stage, 1, "d1")():
         raise Violation("nobody could take over from a wedged driver")
+
+
+def bad_newest(stage: Stage) -> None:
+    """The newest checkpoint has lost a state segment: it is passed over by a restore, and nothing else is."""
+    _until(stage, _ended(stage.driver("d0", epochs=3)), "d0 done")
+    bucket = stage.world.bucket
+    slot = min(key for key in bucket.needs if "timelines/0/slots" in key)
+    lost = next(key for key in bucket.needs[slot] if "/state/" in key and bucket.records[slot]["attempt"] in key)
+    stage.world.damaged.add(slot)
+    del bucket.objects[lost]
+
+
+def stale_stop(stage: Stage) -> None:
+    """A stop request meant for a driver that died before it read it; its successor must not obey."""
+    stage.world.rules.append(Rule("d0", *SLOT, "crash", 2))
+    _until(stage, _ended(stage.driver("d0", epochs=3)), "d0 dead")
+    submit(MemoryStore(stage.world.bucket, name="sim"), PIPELINE, Kind.STOP, who="ann", token=1, clock=SimClock(stage.world, 0))
+    successor = stage.driver("d1", host=1, epochs=3)
+    _until(stage, _ended(successor), "d1 done")
+    if not _sealed(stage, 3, "d1")():
+        raise Violation("the successor obeyed a request that was not meant for it")
+
+
+def wiped_bucket(stage: Stage) -> None:
+    """The bucket is wiped while the catalog survives: a new history must not be published into the old tables."""
+    _until(stage, _ended(stage.driver("d0", epochs=2)), "d0 done")
+    bucket, before = stage.world.bucket, {table: metadata.main for table, metadata in stage.catalog.tables.items()}
+    for kept in (bucket.objects, bucket.needs, bucket.records, bucket.bytes):
+        kept.clear()
+    # Its publisher begins when the new log is longer than the tables: then only the uid tells the histories apart.
+    stage.world.rules.append(Rule("d1", "catalog.load", "checkpoints", _sealed(stage, 4, "d1"), wedge=True))
+    _until(stage, _ended(stage.driver("d1", epochs=4)), "d1 ended")
+    if {table: metadata.main for table, metadata in stage.catalog.tables.items()} != before:
+        raise Violation("two histories were mixed in one table")
+    stage.catalog.tables.clear()  # what a person would do then
+    stage.catalog.highest.clear()
 
 
 def _driver(stage: Stage, name: str, epochs: int) -> str:
@@ -255,14 +293,41 @@ KILLERS = (
     Killer("a PUT repeated by the client library", retried_put, lambda: [mutants._seal(mutants._believe_412)]),
     Killer("a PUT that lands minutes later", late_put, _unconditional),
     Killer("two restores at once", two_restores, _unconditional),
-    Killer("a crash between fork record and tables", crash_after_fork, lambda: [patch.object(IcebergSink, "_rewind", lambda *_: None)]),
+    Killer(
+        "a crash between fork record and tables",
+        crash_after_fork,
+        lambda: [patch.object(IcebergSink, "_rewind", lambda *_: None)],
+    ),
     Killer("two publishers of one epoch", two_publishers, lambda: [patch.object(Stage, "__init__", mutants._with(rebase=True))]),
-    Killer("a publish that straddles a restore", straddling_publish, lambda: [patch.object(Stage, "__init__", mutants._with(fences=False))]),
+    Killer(
+        "a publish that straddles a restore",
+        straddling_publish,
+        lambda: [patch.object(Stage, "__init__", mutants._with(fences=False))],
+    ),
     Killer("GC against a restore being written", claim_and_gc, lambda: [patch.object(RootsFile, "claim", mutants._no_claim)]),
     Killer("GC against a pin", pin_and_gc, lambda: [patch.object(Roots, "kept", set())]),
-    Killer("GC against a file only a table names", table_only, lambda: [patch.object(Retention, "_keys_of", lambda *_: iter(()))]),
-    Killer("GC against a follower's own new file", follower_file_and_gc, lambda: [patch.object(Retention, "_garbage", _without_folders)]),
-    Killer("GC against a publisher that missed a restore", abandoned_publish_and_gc, lambda: [patch.object(actors, "rewound", lambda *_: True)]),
-    Killer("a lease renewal whose answer was lost", lost_renewal, lambda: [patch.object(Lease, "_adopt", _lost_renewal_is_a_loss)]),
+    Killer(
+        "GC against a file only a table names", table_only, lambda: [patch.object(Retention, "_keys_of", lambda *_: iter(()))]
+    ),
+    Killer(
+        "GC against a follower's own new file",
+        follower_file_and_gc,
+        lambda: [patch.object(Retention, "_garbage", _without_folders)],
+    ),
+    Killer(
+        "GC against a publisher that missed a restore",
+        abandoned_publish_and_gc,
+        lambda: [patch.object(actors, "rewound", lambda *_: True)],
+    ),
+    Killer(
+        "a lease renewal whose answer was lost", lost_renewal, lambda: [patch.object(Lease, "_adopt", _lost_renewal_is_a_loss)]
+    ),
+    Killer("a newest checkpoint found bad", bad_newest, lambda: [patch.object(actors, "settle_head", lambda *_: None)]),
+    Killer("a stale stop request", stale_stop, lambda: [patch.object(Request, "unfit", lambda *_: None)]),
+    Killer(
+        "a bucket wiped while the catalog survives",
+        wiped_bucket,
+        lambda: [patch.object(IcebergSink, "_checked", lambda _, follower: follower)],
+    ),
     Killer("a wedged driver whose heartbeat lives", wedged, lambda: [patch.object(LeaseKeeper, "overdue", False)]),
 )

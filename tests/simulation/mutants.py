@@ -6,11 +6,12 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+from pyiceberg.exceptions import CommitFailedException
 from tests.simulation.actors import Stage
 from tests.simulation.schedule import run_seed
 
@@ -88,7 +89,8 @@ def _publish_first(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | Lost
         mark = follower.mark()
         if mark is not None and mark.timeline == record.timeline and mark.upto < record.slot:
             keys = [log.store.uri(f.key) for f in record.files.get("events", [])]
-            follower.apply(keys, record.timeline, record.slot, record.slot)
+            with suppress(CommitFailedException, OSError):
+                follower.apply(keys, record.timeline, record.slot, record.slot)
     return _SEAL(log, record)
 
 

@@ -17,7 +17,7 @@ from tests.simulation.world import Violation, World
 
 from tidegate.checkpoints import index, retention, verify
 from tidegate.checkpoints.holder import Holder
-from tidegate.jobs.driver import recovery
+from tidegate.jobs.driver import inbox, recovery
 from tidegate.jobs.sinks import iceberg
 
 __all__ = ["finish", "recover", "run_seed", "simulated"]
@@ -46,6 +46,8 @@ class _Silent:
     def warning(self, *_: object, **__: object) -> None:
         """Nothing."""
 
+    info = warning
+
 
 def _write_table(table: Any, where: io.BytesIO, **_: object) -> None:
     """Arrow's own format in the place of Parquet: half of a schedule's time would go into encoding a dozen rows."""
@@ -66,7 +68,8 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(patch.object(Holder, "proven_dead", lambda holder: world.dead(holder)))
         for module in (index, retention, verify):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", _Inline))
-        stack.enter_context(patch.object(recovery, "_log", _Silent()))
+        for module in (inbox, recovery):
+            stack.enter_context(patch.object(module, "_log", _Silent()))
         stack.enter_context(patch.object(pq, "write_table", _write_table))
         stack.enter_context(patch.object(pq, "read_table", _read_table))
         stack.enter_context(patch.object(iceberg, "_GROUP", 3))
@@ -79,13 +82,23 @@ def cast(stage: Stage) -> None:
     stage.feeder(rng.randrange(2, 5))
     for number in range(rng.choice((1, 2, 2, 3))):
         stage.driver(
-            f"d{number}", host=rng.randrange(3), epochs=rng.randrange(1, 5), delay=rng.choice((0.0, 0.5, 5.0)), respawn=rng.randrange(2)
+            f"d{number}",
+            host=rng.randrange(3),
+            epochs=rng.randrange(1, 5),
+            delay=rng.choice((0.0, 0.5, 5.0)),
+            respawn=rng.randrange(2),
         )
     for number in range(rng.choice((0, 0, 1, 1, 2))):
-        stage.restorer(f"r{number}", host=rng.randrange(3), back=rng.choice((-1, 0, 1, 1, 2, 3)), delay=rng.choice((0.3, 1.0, 4.0, 12.0)))
+        stage.restorer(
+            f"r{number}", host=rng.randrange(3), back=rng.choice((-1, 0, 1, 1, 2, 3)), delay=rng.choice((0.3, 1.0, 4.0, 12.0))
+        )
     for number in range(rng.choice((0, 1, 1, 2))):
         stage.collector(
-            f"g{number}", keep=rng.choice((1, 1, 2)), runs=rng.randrange(1, 4), delay=rng.choice((0.3, 1.0, 4.0)), pin=rng.random() < 0.2
+            f"g{number}",
+            keep=rng.choice((1, 1, 2)),
+            runs=rng.randrange(1, 4),
+            delay=rng.choice((0.3, 1.0, 4.0)),
+            pin=rng.random() < 0.2,
         )
 
 

@@ -20,6 +20,7 @@ class Soak:
     schedules: int = 0
     steps: int = 0
     seconds: float = 0.0
+    cpu: float = 0.0
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)
     states: set[int] = field(default_factory=set)
     violations: list[tuple[int, str]] = field(default_factory=list)
@@ -36,13 +37,14 @@ class Soak:
         """All numbers; the last line is the verdict."""
         found = [f"seed {seed}: {what}" for seed, what in self.violations]
         total = sum(self.faults.values())
-        rate = self.schedules / self.seconds if self.seconds else 0.0
+        rate, alone = (self.schedules / max(spent, 1e-9) for spent in (self.seconds, self.cpu))
         return "\n".join(
             [
                 "faults injected, by kind and step:",
                 self.table(),
                 *found,
-                f"{self.steps} steps, {total} faults, {len(self.states)} distinct states, {rate:.1f} schedules/s",
+                f"{self.steps} steps, {total} faults, {len(self.states)} distinct states, {rate:.1f} schedules/s "
+                f"({alone:.1f} per second of CPU)",
                 f"{self.schedules} schedules, {len(self.violations)} violations",
             ]
         )
@@ -50,7 +52,7 @@ class Soak:
 
 def soak(seconds: float, seed: int = 0, *, most: int | None = None, stop_at_first: bool = False) -> Soak:
     """Run schedules `seed`, `seed + 1`, ... for a while."""
-    done, begun = Soak(), time.monotonic()
+    done, begun, cpu = Soak(), time.monotonic(), time.process_time()
     while time.monotonic() - begun < seconds and (most is None or done.schedules < most):
         number = seed + done.schedules
         world = run_seed(number, states=done.states)
@@ -61,7 +63,7 @@ def soak(seconds: float, seed: int = 0, *, most: int | None = None, stop_at_firs
             done.violations.append((number, str(world.violation)))
             if stop_at_first:
                 break
-    done.seconds = time.monotonic() - begun
+    done.seconds, done.cpu = time.monotonic() - begun, time.process_time() - cpu
     return done
 
 

@@ -9,7 +9,11 @@ from tests.simulation.schedule import run_seed
 from tests.simulation.soak import soak
 
 SECONDS = 20.0
-QUICK = ("a 412 taken as a loss without reading back", "publishers rebase (pyiceberg's own retry)", "off by one in the cut: a row skipped")
+QUICK = (
+    "a 412 taken as a loss without reading back",
+    "publishers rebase (pyiceberg's own retry)",
+    "off by one in the cut: a row skipped",
+)
 
 
 @pytest.mark.timeout(120)

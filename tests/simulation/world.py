@@ -1,7 +1,7 @@
 """One OS thread, many actors: a seeded scheduler, a virtual clock, a store and everything that may go wrong with them.
 
-Each actor is a greenlet that runs real code. It hands the baton back at every request and every sleep; a seed decides who goes on,
-what becomes of the request, who is killed and who falls asleep. The same seed gives the same schedule.
+Each actor is a greenlet that runs real code. It hands the baton back at every request and every sleep; a seed decides who goes
+on, what becomes of the request, who is killed and who falls asleep. The same seed gives the same schedule.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
+from threading import Event
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -30,12 +31,20 @@ LATENCY = 0.004  # virtual seconds a request takes when nothing is wrong
 NEVER = float("inf")
 READ_FAULTS = ("503", "slow", "sleep", "crash")
 WRITE_FAULTS = (
-    "503", "409", "500", "lost request", "lost answer", "late", "twice", "retried", "slow", "slow answer", "sleep", "crash", "crash after",
-)  # fmt: skip
+    *("503", "409", "500", "lost request", "lost answer", "late", "twice", "retried"),
+    *("slow", "slow answer", "sleep", "crash", "crash after"),
+)
 STEP_FAULTS = ("crash", "sleep", "clock jump")
 FOCI = tuple(  # half of the seeds are cruel to one kind of request
     (part, kind)
-    for part in ("create p/timelines/0/slots", "create p/timelines/1/slots", "swap p/roots", "p/lease", "catalog.commit", "delete")
+    for part in (
+        "create p/timelines/0/slots",
+        "create p/timelines/1/slots",
+        "swap p/roots",
+        "p/lease",
+        "catalog.commit",
+        "delete",
+    )
     for kind in ("sleep", "sleep", "late", "lost answer", "retried", "crash after", "crash")
 )
 NAPS = (0.5, 3.0, 8.0, 30.0, 120.0, 4000.0, NEVER)  # seconds; for ever means: until everybody else has ended
@@ -60,6 +69,7 @@ class Process:
     asleep_until: float = 0.0
     step: str = "start"
     exited: str = ""
+    stop: Event = field(default_factory=Event)
     draining: bool = False  # set by the driver, cleared by its publisher once all that was sealed is published
 
     @property
@@ -174,7 +184,7 @@ class World:
     """
 
     def __init__(self, seed: int, *, rate: float | None = None, states: set[int] | None = None) -> None:
-        self.rng = Random(seed)  # noqa: S311
+        self.rng = Random(seed)
         self.seed = seed
         self.rate = self.rng.choice((0.0, 0.01, 0.03, 0.1, 0.2)) if rate is None else rate
         self.focus = self.rng.choice((*FOCI, *[("", "")] * len(FOCI)))
@@ -193,6 +203,7 @@ class World:
         self.waits: dict[Process, Callable[[], bool]] = {}
         self.calm = False
         self.failed_pins: set[str] = set()
+        self.damaged: set[str] = set()  # keys of slots that a script has damaged
         self.catalog: Any = None
         self.trace: list[str] | None = None
         self.violation: Violation | None = None
@@ -331,7 +342,12 @@ class World:
                 return self._scripted(actor, rule)
         if self.calm:
             return ""
-        focused = self.focus[1] != "" and verb != "step" and self.focus[0] in f"{verb} {key}".replace("put ", "create ") and self.rng.random() < 0.3
+        focused = (
+            self.focus[1] != ""
+            and verb != "step"
+            and self.focus[0] in f"{verb} {key}".replace("put ", "create ")
+            and self.rng.random() < 0.3
+        )
         if focused and self.focus[1] in kinds:
             kind = self.focus[1]
         elif self.rng.random() < self.rate:
@@ -402,8 +418,8 @@ class Baton:
     """A lock between the threads of a process that are all one OS thread here."""
 
     def __init__(self, world: World) -> None:
-        self._world, self._owner, self._depth = world, None, 0
-        self._owner: object | None
+        self._world, self._depth = world, 0
+        self._owner: object | None = None
 
     def __enter__(self) -> None:
         me = getcurrent()
