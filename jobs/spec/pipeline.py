@@ -202,7 +202,7 @@ class SparkSpec(Model):
     jvm: Literal["quick", "throughput"] = "throughput"
     """``quick`` compiles lightly: a new driver seals its first epoch several times sooner, and epochs of few rows stay fast;
     ``throughput`` is for pipelines with millions of rows an epoch."""
-    conf: dict[str, str] = {}
+    conf: dict[str, str] = Field(default={})
 
 
 class SupervisionSpec(Model):
@@ -231,7 +231,7 @@ class PipelineSpec(Model):
     """How the sources' frontiers join into the output frontier."""
     release: OrderOptions = OrderOptions()
     barriers: BarrierOptions = BarrierOptions()
-    windows: dict[Name, WindowSpec] = {}
+    windows: dict[Name, WindowSpec] = Field(default={})
     outputs: OutputSpec = OutputSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     spark: SparkSpec = SparkSpec()
