@@ -21,7 +21,7 @@ class Facts:
     """What the demo measured.
 
     Attributes:
-        noticed: seconds from kill -9 to a new driver holding the lease.
+        noticed: seconds from kill -9 until Airflow has launched a new driver.
         gap: seconds from kill -9 to the first new sealed checkpoint.
         elapsed: seconds of the whole demo.
         stays: the stack is left up.
@@ -86,7 +86,10 @@ def _figures(facts: Facts) -> Table:
         ("checkpoints sealed", f"{len(facts.epochs):,} on the current lineage"),
         ("epoch, median and p95", f"{_median(totals):.2f} s, {_p95(totals):.2f} s"),
         ("seal, median and p95", f"{_median(seals) * 1000:.0f} ms, {_p95(seals) * 1000:.0f} ms"),
-        ("kill -9 of the driver", f"new driver after {facts.noticed:.1f} s, first new checkpoint after {facts.gap:.1f} s"),
+        (
+            "kill -9 of the driver",
+            f"a new driver launched after {facts.noticed:.1f} s, first new checkpoint after {facts.gap:.1f} s",
+        ),
         ("recovered from", facts.recovered_from),
         ("restored by hand to", facts.restored_to),
         ("quality", str(facts.quality.get("verdict", "not run"))),
