@@ -35,11 +35,13 @@ class Mutant:
     Attributes:
         make: the patches that put it in.
         rate: fault rate at which to look for it; None: as the seed says.
+        focus: the kind of request, and what is done to it, that it is about; None: as the seed says.
     """
 
     name: str
     make: Callable[[], Patches]
     rate: float | None = None
+    focus: tuple[str, str] | None = None
 
 
 def _send_anyway(log: SlotLog, key: str, data: bytes) -> str | None:
@@ -143,7 +145,11 @@ MUTANTS = (
     Mutant("publish before seal", lambda: [_seal(_publish_first)]),
     Mutant("no fence snapshot", lambda: [patch.object(Stage, "__init__", _with(fences=False))]),
     Mutant("publishers rebase (pyiceberg's own retry)", lambda: [patch.object(Stage, "__init__", _with(rebase=True))]),
-    Mutant("GC of an undecided attempt", lambda: [patch.object(Retention, "_garbage", _garbage_of_all)]),
+    Mutant(
+        "GC of an undecided attempt",
+        lambda: [patch.object(Retention, "_garbage", _garbage_of_all)],
+        focus=("create p/timelines/0/slots", "sleep"),
+    ),
     Mutant("GC forgets the files of tables", lambda: [patch.object(Retention, "_keys_of", lambda retention, uris: iter(()))]),
     Mutant("off by one in the cut: the last row again", lambda: [patch.object(epoch, "slice_record", _read_again)]),
     Mutant("off by one in the cut: a row skipped", lambda: [patch.object(epoch, "slice_record", _skip_one)]),
@@ -175,7 +181,7 @@ def hunt(mutant: Mutant, seconds: float, seed: int = 0) -> tuple[int, str]:
         while time.monotonic() - begun < seconds:
             number += 1
             try:
-                world = run_seed(seed + number, rate=mutant.rate)
+                world = run_seed(seed + number, rate=mutant.rate, focus=mutant.focus)
             except Exception as error:  # a defect that ends a driver is found as well
                 return number, f"{type(error).__name__}: {error}"
             if world.violation is not None:

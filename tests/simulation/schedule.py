@@ -130,10 +130,18 @@ def _fresh(stage: Stage, name: str) -> None:
         raise Violation(f"the recovery ended with {process.exited or 'nothing'}")
 
 
-def run_seed(seed: int, *, rate: float | None = None, states: set[int] | None = None, trace: bool = False) -> World:
+def run_seed(
+    seed: int,
+    *,
+    rate: float | None = None,
+    states: set[int] | None = None,
+    trace: bool = False,
+    focus: tuple[str, str] | None = None,
+) -> World:
     """One schedule. Its finding, if any, is in `violation`."""
     world = World(seed, rate=rate, states=states)
     world.trace = [] if trace else None
+    world.focus = focus or world.focus
     with simulated(world):
         stage = Stage(world)
         try:
