@@ -185,7 +185,7 @@ class _Demo:
         self.facts.exactness, self.facts.epochs = found, sealed_epochs(self.log)
         for problem in found.problems:
             self.say(f"NOT EXACT: {problem}")
-        return found.exact and self.facts.stream == "success"
+        return found.exact and self.facts.stream == "success" and self.facts.quality.get("verdict") != "fail"
 
     def _offer_to_stay(self) -> None:
         print("\nPress Enter within a minute to leave the stack up (tidegate down ends it) ... ", end="", flush=True)

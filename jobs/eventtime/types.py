@@ -219,3 +219,8 @@ class Decision:
     holder: dict[str, Any] | None = None
     changed: bool = False
     after: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def events_frontier(self) -> int:
+        """What a row late for the events output missed: the mark it is late by, which at an open barrier may lie above F."""
+        return self.frontier_before if self.order_late is None else self.order_late.time

@@ -250,13 +250,14 @@ class ReferenceMover:
     def _late_event(self, row: Row, order: MoveOrder, epoch: _Epoch) -> None:
         policy = self._spec.release.on_late
         if policy is LatePolicy.ERROR:
-            raise self._refusal(row, EVENTS, order.decision.frontier_before)
+            raise self._refusal(row, EVENTS, order.decision.events_frontier)
         if policy is LatePolicy.DROP:
             epoch.dropped["late_order"] += 1
             epoch.count(row, "dropped")
             return
         rejected = policy is LatePolicy.REJECT_TO_ORIGIN
-        self._side_output(row, EVENTS, "rejected" if rejected else "late_order", order, epoch)
+        reason = "rejected" if rejected else "late_order"
+        self._side_output(row, EVENTS, reason, order, epoch, order.decision.events_frontier)
         epoch.count(row, "rejected" if rejected else "late")
 
     def _write_events(self, released: Sequence[tuple[_Placed, bool]], order: MoveOrder, epoch: _Epoch) -> None:

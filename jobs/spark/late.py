@@ -71,7 +71,7 @@ def late_of_judged(epoch: Epoch, judged: pa.Table) -> LateRows:
 
 
 def _piece(epoch: Epoch, rows: pa.Table, output: str) -> pa.Table:
-    policy, frontier, size = _policy(epoch, output), epoch.order.decision.frontier_before, rows.num_rows
+    policy, frontier, size = _policy(epoch, output), _frontier(epoch, output), rows.num_rows
     if policy is LatePolicy.ERROR and size:
         raise _refusal(epoch, rows.slice(0, 1).to_pylist()[0], output)
     missed = [None] * size
@@ -159,10 +159,16 @@ def _late_rows(epoch: Epoch, rows: DataFrame, output: str) -> DataFrame:
         *(quote(c) for c in epoch.spec.columns),
         f"'{output}' AS output",
         f"'{_reason(epoch, output)}' AS reason",
-        *_missed(epoch.order.decision.frontier_before),
+        *_missed(_frontier(epoch, output)),
         *epoch.provenance(),
         f"{str(policy is LatePolicy.DROP).lower()} AS _dropped",
     )
+
+
+def _frontier(epoch: Epoch, output: str) -> int:
+    """What a late row of an output missed."""
+    decision = epoch.order.decision
+    return decision.events_frontier if output == EVENTS else decision.frontier_before
 
 
 def _missed(frontier: int) -> list[str]:
@@ -181,7 +187,7 @@ def _refuse(epoch: Epoch, rows: DataFrame, output: str) -> None:
 def _refusal(epoch: Epoch, row: dict[str, object], output: str) -> PoisonError:
     return PoisonError(
         f"{row['_source']}/{row['_partition']} row {row['_seq']}: event time {row['_et']} is late for {output} "
-        f"(frontier {epoch.order.decision.frontier_before}), and on_late is error",
+        f"(frontier {_frontier(epoch, output)}), and on_late is error",
         code="row.late",
         pipeline=epoch.spec.name,
         kept="everything sealed so far",

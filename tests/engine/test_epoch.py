@@ -189,3 +189,19 @@ def test_idle_member_lets_the_frontier_pass() -> None:
         engine.run_epoch()
     assert bench.epochs()[-1].decision["frontier_after"] > 4 * SECOND
     assert {r["kind"] for e in bench.epochs() for r in e.decision["recorded"]} == {"idle"}
+
+
+def test_a_late_row_names_the_frontier_it_missed() -> None:
+    """Lateness is never negative: at an open barrier a row can be late by the section's mark, which lies above F (3.3)."""
+    bench = Bench(spec_of())
+    engine = bench.engine()
+    bench.sources["a"].append(row(5), barrier(5, 1))
+    bench.sources["b"].append(row(8))
+    _drain(bench, engine)
+    bench.sources["b"].append(row(30), row(7))
+    _drain(bench, engine)
+    bench.sources["b"].append(row(20), row(6))
+    _drain(bench, engine)
+    late = [r for r in bench.rows("late") if r["output"] == "events"]
+    assert late
+    assert all(r["lateness_us"] > 0 for r in late)
