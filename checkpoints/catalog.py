@@ -88,6 +88,7 @@ class Catalog:
             advice="see: tidegate checkpoints list",
         )
 
+
 def _annotated(rows: Iterable[Summary], roots: Roots, lineage: list[Stretch]) -> list[Summary]:
     """The rows with pins, condemnations and lineage filled in; most rows have nothing to fill in and stay as they are."""
     pins: dict[str, list[str]] = {}

@@ -23,9 +23,7 @@ def read_identity(store: Store, pipeline: str) -> str | None:
     try:
         return str(parse_json(found.data)["uid"])
     except (ValueError, KeyError, TypeError) as error:
-        raise PoisonError(
-            f"{store.uri(found.key)} is not an identity", code="identity.malformed", pipeline=pipeline
-        ) from error
+        raise PoisonError(f"{store.uri(found.key)} is not an identity", code="identity.malformed", pipeline=pipeline) from error
 
 
 def ensure_identity(store: Store, pipeline: str, uid: str | None = None) -> str:

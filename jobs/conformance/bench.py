@@ -193,4 +193,3 @@ class DeciderBench:
 
 def _place(member: Member, seq: int) -> dict[str, Any]:
     return {"_source": member.source, "_partition": member.partition, "_seq": seq}
-

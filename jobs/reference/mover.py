@@ -189,9 +189,7 @@ class ReferenceMover:
 
     # the events output
 
-    def _release(
-        self, data: Sequence[Row], order: MoveOrder, epoch: _Epoch
-    ) -> tuple[list[tuple[_Placed, bool]], int, int]:
+    def _release(self, data: Sequence[Row], order: MoveOrder, epoch: _Epoch) -> tuple[list[tuple[_Placed, bool]], int, int]:
         """Judge rows for the events output; returns (row, flagged late) in order, rows buffered before and after."""
         decision = order.decision
         flagged, accepted = self._judge(data, order, epoch)

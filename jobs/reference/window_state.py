@@ -56,9 +56,7 @@ _HEAD = [("_id", pa.int64()), ("_start", pa.int64()), ("_end", pa.int64()), ("_r
          ("_source", pa.string()), ("_partition", pa.string()), ("_seq", pa.int64())]  # fmt: skip
 
 
-def save_windows(
-    store: Store, key: str, kind: str, spec: PipelineSpec, names: Sequence[str], windows: Iterable[Live]
-) -> FileRef:
+def save_windows(store: Store, key: str, kind: str, spec: PipelineSpec, names: Sequence[str], windows: Iterable[Live]) -> FileRef:
     """Write windows as one segment; `names` are the key columns."""
     entries: list[dict[str, Any]] = []
     ends: list[int] = []

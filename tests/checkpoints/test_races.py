@@ -23,6 +23,8 @@ from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
 from tidegate.jobs.spec.errors import ConfigurationError, TidegateError
 
 AUTHOR = Author()
+
+
 def driver(stage: Stage, name: str, seals: int, told: list[tuple[Manifest, bool]]) -> None:
     """Adds an actor that seals epochs one after the other, whatever others do, and notes what it was told."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -33,7 +33,7 @@ def nothing() -> Iterable[str]:
     return ()
 
 
-def retention(log: SlotLog, policy: Policy = EAGER, **options: Callable[[], int]) -> Retention:
+def retention(log: SlotLog, policy: Policy = EAGER, **options: Any) -> Retention:
     """Retention at a time when everything is old."""
     return Retention(log, policy, external=nothing, clock=ManualClock(wall_ticks=LATER), workers=1, **options)
 

@@ -263,7 +263,11 @@ def test_addresses_open_the_right_store(tmp_path: Path, monkeypatch: pytest.Monk
     assert isinstance(open_store(f"file://{tmp_path}"), LocalStore)
     s3 = open_store("s3://bucket/some/prefix")
     assert isinstance(s3, S3Store)
-    assert (s3.url, s3.uri("k"), s3.settings.endpoint) == ("s3://bucket/some/prefix", "s3://bucket/some/prefix/k", "http://127.0.0.1:1")
+    assert (s3.url, s3.uri("k"), s3.settings.endpoint) == (
+        "s3://bucket/some/prefix",
+        "s3://bucket/some/prefix/k",
+        "http://127.0.0.1:1",
+    )
     one, two = open_store("memory://m"), open_store("memory://m")
     one.put("k", b"shared")
     assert two.get("k").data == b"shared"

@@ -108,9 +108,7 @@ class Pair:
             "consumed": {str(s.member): s.end - s.start for s in cut.slices},
             "clock": decision.now,
             "frontier": (decision.frontier_before, decision.frontier_after),
-            "released": [
-                (*place(r), r["t"], r["section"], r["_late"]) for r in real.table(moved, "events")
-            ],
+            "released": [(*place(r), r["t"], r["section"], r["_late"]) for r in real.table(moved, "events")],
             "late": sorted((*place(r), r["output"], r["reason"]) for r in real.table(moved, "late")),
             "dead": sorted((*place(r), r["reason"]) for r in real.table(moved, "dead_letters")),
             "dropped": moved.counters.dropped,

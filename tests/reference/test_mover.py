@@ -52,9 +52,7 @@ class Rig:
         survey = self.mover.survey(Cut((part,)), self.state)
         self.epoch += 1
         decided = decision or Decision(0, before, after, 0, Mark(0, before), False, Mark(0, before), Mark(0, after))
-        order = MoveOrder(
-            Cut((part,)), decided, self.segments, "p/0", str(self.epoch), 0, self.epoch, self.position, self.state
-        )
+        order = MoveOrder(Cut((part,)), decided, self.segments, "p/0", str(self.epoch), 0, self.epoch, self.position, self.state)
         moved = self.mover.move(order)
         assert moved.counters.conserved()
         self.resume, self.segments, self.position = part.resume, moved.segments, moved.next_position

@@ -91,7 +91,7 @@ def test_movers_agree(session: SparkSession, tmp_path: Path, seed: int) -> None:
         "mode": draw.choice(["ordered", "ordered", "pass_through", "commit"]),
         "on_late": draw.choice(["side_output", "emit_flagged", "drop", "reject_to_origin", "adjust"]),
     }
-    pair = Pair(spec_of(sources, windows=windows_of(draw), release=release), session, tmp_path)
+    pair = Pair(spec_of(sources, windows=windows_of(draw), release=release, barriers={"timeout": "5s"}), session, tmp_path)
     around = draw.choice([0, -50])
     for epoch in range(4):
         for source in "ab":
@@ -100,6 +100,9 @@ def test_movers_agree(session: SparkSession, tmp_path: Path, seed: int) -> None:
                     pair.put(source, rows_of(draw, around), partition)
         pair.run(epoch * SECOND)
         around += draw.choice([5, 10, 10, 25])
-    while any(pair.waiting.values()):
-        pair.run(100 * SECOND)
-    pair.run(200 * SECOND, done=True)
+    for drain in range(1, 20):  # a barrier that the others never meet is closed by its timeout
+        if not any(pair.waiting.values()):
+            break
+        pair.run(drain * 10 * SECOND)
+    assert not any(pair.waiting.values())
+    pair.run(300 * SECOND, done=True)
