@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -95,7 +96,8 @@ class _Demo:
 
     def say(self, line: str) -> None:
         """One line of progress, with the seconds since the start."""
-        print(f"[{time.monotonic() - self.began:6.1f} s] {line.partition('] ')[2] or line}", flush=True)
+        plain = re.sub(r"^(\[ *[\d.]+ s\] )+", "", line)  # what the stack says carries its own times
+        print(f"[{time.monotonic() - self.began:6.1f} s] {plain}", flush=True)
 
     def _fresh(self) -> None:
         """The demo starts from nothing; only its own folder is cleared. Airflow's database stays: making it takes time."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.jobs.cli import checkpoints, conformance, maintain, proof, quality, run, spec, stack, status, tables
+from tidegate.jobs.cli import ask, checkpoints, conformance, maintain, proof, quality, run, spec, stack, status, tables
 from tidegate.jobs.cli.output import Guarded
 
 __all__ = ["app", "main"]
@@ -29,6 +29,8 @@ _RUN, _LOOK, _WRITE, _LOCAL = "Run", "Look", "Specs", "Local stack"
 
 app.command("run", rich_help_panel=_RUN)(run.run)
 app.command("stop", rich_help_panel=_RUN)(run.stop)
+app.command("abort-barrier", rich_help_panel=_RUN)(ask.abort_barrier)
+app.command("savepoint", rich_help_panel=_RUN)(ask.savepoint)
 app.command("status", rich_help_panel=_LOOK)(status.status)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=_LOOK)
 app.command("tables", rich_help_panel=_LOOK)(tables.tables)

@@ -1,0 +1,32 @@
+"""Requests to a running driver from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cli
+
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.requests import Ack, AckOutcome, Kind, acknowledge, pending
+from tidegate.jobs.cli.ask import _answered
+from tidegate.jobs.spec.errors import ConfigurationError
+
+
+def test_nobody_answers(cli: Cli, log: SlotLog, spec_file: Path) -> None:
+    """Without a driver the request stays, and the error says so."""
+    said = cli("abort-barrier", "flights", "7", "--wait", "0")
+    assert said.exit_code == 3
+    assert "no driver of flights has answered" in said.err
+    (request,) = pending(log.store, "flights")
+    assert (request.kind, request.barrier) == (Kind.ABORT_BARRIER, 7)
+
+
+def test_a_refusal_is_told(cli: Cli, log: SlotLog, spec_file: Path) -> None:
+    """What the driver refuses ends with exit code 2 and its reason."""
+    cli("savepoint", "flights", "before", "--wait", "0")
+    (request,) = pending(log.store, "flights")
+    refused = Ack(id=request.id, outcome=AckOutcome.REFUSED, detail="the name is taken", token=1, at=1)
+    acknowledge(log.store, "flights", refused)
+    with pytest.raises(ConfigurationError, match="the name is taken"):
+        _answered(log, request, 0.0)
