@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-CASES = int(os.environ.get("TIDEGATE_SOAK", "2"))
+CASES = int(os.environ.get("TIDEGATE_SOAK", "5"))
 AGGREGATES = {
     "rows": "count(*)",
     "filled": "count(v)",
@@ -53,7 +53,7 @@ def windows_of(draw: random.Random) -> dict[str, dict[str, Any]]:
             },
         }[kind]
         if kind != "session":
-            shape |= {"offset": draw.choice(["0", "-3s", "1s"]), "late_unit": draw.choice(["event", "window", "first_window"])}
+            shape |= {"offset": draw.choice(["0", "-2s", "1s"]), "late_unit": draw.choice(["event", "window", "first_window"])}
         windows[name] = {
             "kind": kind,
             **shape,
