@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.drivers import SIGKILLED, Steady
+from tests.e2e.drivers import SIGKILLED, Piped, Steady
+from tests.e2e.feed import SPEC, write_feed
 from tidegate.jobs.engine.faults import POINTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -47,3 +48,29 @@ def test_two_drivers_started_at_once(calm: Steady, tmp_path: Path) -> None:
     first, second = steady.start(), steady.start()
     assert sorted([first.wait(timeout=240), second.wait(timeout=240)]) == [0, 4]
     assert steady.content() == calm.content()
+
+
+def test_restored_by_hand(calm: Steady, tmp_path: Path) -> None:
+    """Back to an older checkpoint and forward again: another timeline, the same rows in every table."""
+    steady = Steady(tmp_path, OBJECTS)
+    assert steady.run("", "--epochs", "12") == 0, steady.log_text()
+    older = next(f.epoch for f in steady.log().epochs(0, 5, 5))
+    assert steady.run("", "--recover-to", str(older.id)) == 0, steady.log_text()
+    head = steady.log().head()
+    assert (head.timeline, [fork.recover_to for fork in steady.log().forks()]) == (1, [str(older.id)])
+    assert steady.exact().problems == []
+    assert steady.content() == calm.content()
+
+
+def test_beyond_the_largest_lateness_cuts_do_not_matter(tmp_path: Path) -> None:
+    """With a lag beyond the largest lateness no row is late, and other cuts and a kill give the same rows (9.3, 9.8)."""
+    whole = SPEC.replace("lag: 30s", "lag: 10m")
+    one, three = Piped(tmp_path / "one", whole), Piped(tmp_path / "three", whole.replace("objects: 1", "objects: 3"))
+    for piped in (one, three):
+        write_feed(piped.inbox, 12)
+    assert one.run("move.done:3") == SIGKILLED, one.log_text()
+    assert one.run() == 0, one.log_text()
+    assert three.run() == 0, three.log_text()
+    assert one.table("late").num_rows == 0
+    assert len(list(three.log().epochs(0, 1, 1000))) < len(list(one.log().epochs(0, 1, 1000)))
+    assert one.content() == three.content()
