@@ -35,7 +35,7 @@ from tidegate.jobs.spark.sessions import work_sessions
 from tidegate.jobs.spark.survey import Surveyed, survey_cut
 from tidegate.jobs.spark.windows import work_window
 from tidegate.jobs.spark.write import Writer, Written
-from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.windows import WindowKind
 
@@ -66,6 +66,7 @@ class SparkMover:
     def __init__(self, store: Store, spec: PipelineSpec, workdir: Path, session: SparkSession | None = None) -> None:
         self._store = store
         self._spec = spec
+        _supported(spec)
         workdir.mkdir(parents=True, exist_ok=True)
         self._workdir = Path(mkdtemp(prefix="spark-", dir=workdir))
         self._own = session is None
@@ -139,6 +140,19 @@ class SparkMover:
         writer = Writer(self._store, order.prefix, order.tag, staged.folder)
         kept = self._workdir / "segments"
         return Epoch(self._sessions, self._spec, self._store, order, writer, staged.frame, data, aside, low, high, kept)
+
+
+def _supported(spec: PipelineSpec) -> None:
+    """Refuse what this mover would leave out without a word."""
+    found = [f"windows.{name}.zero_rows" for name, window in spec.windows.items() if window.zero_rows]
+    found += ["release.glom"] if spec.release.glom is not None else []
+    if found:
+        raise ConfigurationError(
+            f"{spec.name}: {', '.join(found)} is not available on Spark",
+            code="spark.unsupported",
+            pipeline=spec.name,
+            advice="leave the option out",
+        )
 
 
 def _sorted_out(staged: _Staged, spec: PipelineSpec) -> tuple[DataFrame | None, DataFrame | None]:

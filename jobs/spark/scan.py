@@ -20,7 +20,7 @@ from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.time import TICK_MIN
 
-__all__ = ["BARRIER", "DATA", "DEAD", "PUNCTUATION", "SKETCH_GAMMA", "Columns", "Scan", "Verdict", "scan_member"]
+__all__ = ["BARRIER", "DATA", "DEAD", "PUNCTUATION", "SKETCH_GAMMA", "Columns", "Scan", "Verdict", "carried", "scan_member"]
 
 DATA, BARRIER, PUNCTUATION, DEAD = 0, 1, 2, 3
 SKETCH_GAMMA: Final = 1.02
@@ -72,8 +72,12 @@ def scan_member(source: SourceSpec, member: Member, rows: Columns, state: Mappin
     Raises:
         PoisonError: punctuation going back under ``regress: error``.
     """
-    memory = dict((state.get("members", {}).get(str(member)) or {}).get("generator") or {})
-    return _Scanner(source, member, rows, memory, state.get("clock")).scan()
+    return _Scanner(source, member, rows, carried(state, member), state.get("clock")).scan()
+
+
+def carried(state: Mapping[str, Any], member: Member) -> dict[str, int]:
+    """What the rows of earlier cuts left behind for this member."""
+    return dict((state.get("members", {}).get(str(member)) or {}).get("generator") or {})
 
 
 class _Scanner:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from tidegate.jobs.eventtime.types import MemberSurvey, Survey
 from tidegate.jobs.spark.read import CutFrame, Part, unreadable
-from tidegate.jobs.spark.scan import BARRIER, DATA, DEAD, PUNCTUATION, SKETCH_GAMMA, Columns, Scan, Verdict, scan_member
+from tidegate.jobs.spark.scan import BARRIER, DATA, DEAD, PUNCTUATION, SKETCH_GAMMA, Columns, Scan, Verdict, carried, scan_member
 from tidegate.jobs.spark.schema import cast_never_fails, quote
 from tidegate.jobs.spark.write import fetch
 from tidegate.jobs.spec.errors import PoisonError
@@ -52,7 +52,7 @@ def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -
     Raises:
         PoisonError: a dead row of a source whose `on_bad` is ``fail``.
     """
-    scans = _by_footers(staged, spec) if staged.rows > SCAN_ROWS else None
+    scans = _by_footers(staged, spec, state) if staged.rows > SCAN_ROWS else None
     if scans is None:
         scans = _by_times(staged, spec, state)
     members = tuple(
@@ -83,7 +83,7 @@ def _sketches(scans: dict[int, Scan]) -> dict[str, Any]:
 # By footers
 
 
-def _by_footers(staged: CutFrame, spec: PipelineSpec) -> dict[int, Scan] | None:
+def _by_footers(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> dict[int, Scan] | None:
     found: dict[int, Scan] = {}
     for part in staged.parts:
         member = staged.cut.slices[part.member].member
@@ -94,7 +94,8 @@ def _by_footers(staged: CutFrame, spec: PipelineSpec) -> dict[int, Scan] | None:
         rows, low, high = bounds
         low = low if before.min_time is None else min(before.min_time, low)
         high = high if before.max_time is None else max(before.max_time, high)
-        found[part.member] = Scan(replace(before, rows=before.rows + rows, min_time=low, max_time=high))
+        newest = {"newest": max(high, carried(state, member).get("newest", high))}  # the order of the rows is not known
+        found[part.member] = Scan(replace(before, rows=before.rows + rows, min_time=low, max_time=high, punctuation_state=newest))
     return found
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.spark.agreement import SECOND, Pair, spec_of
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.eventtime.decider import decide
+from tidegate.jobs.eventtime.types import Member
+from tidegate.jobs.spec.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,3 +56,26 @@ def test_an_empty_object_hides_none_behind_it(session: SparkSession, tmp_path: P
     pair.put("b", [{"t": 2 * SECOND}])
     spark, _ = pair.run(0)
     assert spark.counters.released == 2
+
+
+def test_any_sql_aggregate_over_kept_rows(session: SparkSession, tmp_path: Path) -> None:
+    """An aggregate that has no mergeable state is computed over the window's rows of several epochs."""
+    window = {**TUMBLING, "aggregates": {"middle": "sql(percentile(v, 0.5))", "pairs": "sql(count(*) * 2)", "rows": "count(*)"}}
+    pair = Pair(spec_of({"a": {"lag": "0"}}, windows={"w": window}), session, tmp_path)
+    pair.sides["reference"] = pair.sides["spark"]
+    mover = pair.spark
+    for epoch, seconds in enumerate(((1, 2), (3, 12))):
+        pair.put("a", [{"t": s * SECOND, "k": None, "v": float(s)} for s in seconds])
+        cut = Cut((pair._slice(Member("a"), done=False, blocked=False),))
+        decision = decide(pair.spec, pair.state, replace(mover.survey(cut, pair.state), now=epoch))
+        pair.epoch += 1
+        pair._move("spark", cut, decision)
+        pair.state = decision.after
+        pair._consume(cut.slices[0])
+    assert [(row["middle"], row["pairs"], row["rows"]) for row in pair.table("w")] == [(2.0, 6, 3)]
+
+
+def test_what_spark_cannot_do_is_refused(session: SparkSession, tmp_path: Path) -> None:
+    """An option that would be left out without a word is a configuration error."""
+    with pytest.raises(ConfigurationError, match="zero_rows"):
+        Pair(spec_of(windows={"w": {**TUMBLING, "zero_rows": True}}), session, tmp_path)
