@@ -29,7 +29,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.requests import Kind, submit
 from tidegate.checkpoints.status import read_status
-from tidegate.infra.demo_report import Facts, print_summary
+from tidegate.infra.demo_report import PIPELINE, Facts, print_summary
 from tidegate.infra.flights import FlightsFeed
 from tidegate.infra.processes import ProcessMark, is_alive, spawn, stop
 from tidegate.infra.stack import Stack, StackSettings
@@ -40,7 +40,6 @@ from tidegate.jobs.spec.loader import load_spec
 
 __all__ = ["main"]
 
-PIPELINE = "flights"
 _PATIENCE = 240.0  # seconds for one phase beyond the pace of the feed; a shared machine can be slow
 
 

@@ -13,7 +13,9 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.infra.stack import Stack
 from tidegate.jobs.sinks.exact import Exactness
 
-__all__ = ["Facts", "print_summary"]
+__all__ = ["PIPELINE", "Facts", "print_summary"]
+
+PIPELINE = "flights"
 
 
 @dataclass
@@ -47,7 +49,9 @@ def print_summary(facts: Facts, stack: Stack) -> None:
     console.print(_figures(facts))
     links = [("Airflow", stack.airflow_url), ("Logins", str(stack.credentials_file))]
     if facts.quality.get("docs"):
-        links.append(("Data Docs", f"{stack.store}/{facts.quality['docs']}"))
+        page = str(facts.quality["docs"]).removeprefix(f"{PIPELINE}/quality/docs/")
+        links.append(("Data Docs", f"{stack.airflow_url}/tidegate/docs/{PIPELINE}.quality/{page}"))
+        links.append(("", f"{stack.store}/{facts.quality['docs']}"))
     for name, target in links:
         console.print(f"  {name:10} {target}", soft_wrap=True, highlight=False)
 
