@@ -12,7 +12,7 @@ from tidegate.jobs.engine.faults import POINTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-OBJECTS = 36
+OBJECTS = 24
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +28,14 @@ def test_the_undisturbed_run_is_exact(calm: Steady) -> None:
     found = calm.exact()
     assert found.problems == []
     assert sum(source["read"] for source in found.rows.values()) == calm.rows
-    assert found.windows["per_minute"] > 50
+    assert found.windows["per_minute"] > 40
 
 
-def test_killed_twice_in_every_step(calm: Steady, tmp_path: Path) -> None:
-    """Twice in a row at each fault point, then to the end: no loss, no duplicate, the same rows in every table."""
+def test_killed_in_every_step(calm: Steady, tmp_path: Path) -> None:
+    """One kill after another, at each fault point, around the seal twice at the same one: the same rows in every table."""
     steady = Steady(tmp_path, OBJECTS)
-    for point in POINTS:
-        for _ in range(2):
-            assert steady.run(f"{point}:2") == SIGKILLED, f"{point}: {steady.log_text()}"
+    for fault in [*(f"{point}:2" for point in POINTS), "seal.start:1", "seal.start:1", "seal.sent:1", "seal.sent:1"]:
+        assert steady.run(fault) == SIGKILLED, f"{fault}: {steady.log_text()}"
     assert steady.run() == 0, steady.log_text()
     assert steady.exact().problems == []
     assert steady.content() == calm.content()
