@@ -12,8 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-# GX imports all of pyspark (2 s) when it is installed; no frame here is Spark's. Only in this process, and only if unused.
-sys.modules.setdefault("pyspark", None)  # type: ignore[arg-type]
+if __name__ == "__main__":
+    # GX imports all of pyspark (2 s) when it is installed; no frame here is Spark's. Whoever imports this module may need it.
+    sys.modules.setdefault("pyspark", None)  # type: ignore[arg-type]
 
 from tidegate.checkpoints.open import open_store  # noqa: E402
 from tidegate.expectations.quality import SCHEMA_VERSION, check_quality  # noqa: E402
