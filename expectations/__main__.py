@@ -16,10 +16,10 @@ if __name__ == "__main__":
     # GX imports all of pyspark (2 s) when it is installed; no frame here is Spark's. Whoever imports this module may need it.
     sys.modules.setdefault("pyspark", None)  # type: ignore[arg-type]
 
-from tidegate.checkpoints.open import open_store  # noqa: E402
-from tidegate.expectations.quality import SCHEMA_VERSION, check_quality  # noqa: E402
-from tidegate.jobs.spec.errors import TidegateError  # noqa: E402
-from tidegate.jobs.spec.loader import load_spec  # noqa: E402
+from tidegate.checkpoints.open import open_store
+from tidegate.expectations.quality import SCHEMA_VERSION, check_quality
+from tidegate.jobs.spec.errors import TidegateError
+from tidegate.jobs.spec.loader import load_spec
 
 __all__ = ["main", "report"]
 
