@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import tidegate
 from tidegate.expectations.checks import limit_values, load_suites
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -96,14 +97,15 @@ def test_missing_folder_is_refused(spec: PipelineSpec) -> None:
 
 def test_suites_are_read_from_inside_a_zip(tmp_path: Path) -> None:
     """Spark ships the package as a zip file; suites and templates travel in it."""
-    package = Path(__file__).parents[2]
+    package = Path(tidegate.__file__).parent
     archive = tmp_path / "tidegate.zip"
     with zipfile.ZipFile(archive, "w") as bundle:
-        bundle.write(package / "src" / "tidegate" / "__init__.py", "tidegate/__init__.py")
+        bundle.write(package / "__init__.py", "tidegate/__init__.py")
         for folder in ("checkpoints", "expectations", "jobs"):
-            for file in (package / folder).rglob("*"):
+            base = (package / folder).resolve()  # a link in the checkout, a folder in the wheel
+            for file in base.rglob("*"):
                 if file.suffix in (".py", ".yaml", ".html", ".css"):
-                    bundle.write(file, f"tidegate/{file.relative_to(package)}")
+                    bundle.write(file, f"tidegate/{folder}/{file.relative_to(base)}")
     code = """
 import sys; sys.path.insert(0, sys.argv[1])
 from importlib import resources
