@@ -41,6 +41,19 @@ def test_killed_in_every_step(calm: Steady, tmp_path: Path) -> None:
     assert steady.content() == calm.content()
 
 
+@pytest.mark.slow
+def test_killed_twice_in_every_step(tmp_path: Path) -> None:
+    """Twice in a row at each fault point, then to the end: no loss, no duplicate, the same rows in every table."""
+    calm, steady = Steady(tmp_path / "calm", 36), Steady(tmp_path / "killed", 36)
+    assert calm.run() == 0, calm.log_text()
+    for point in POINTS:
+        for _ in range(2):
+            assert steady.run(f"{point}:2") == SIGKILLED, f"{point}: {steady.log_text()}"
+    assert steady.run() == 0, steady.log_text()
+    assert steady.exact().problems == []
+    assert steady.content() == calm.content()
+
+
 def test_two_drivers_started_at_once(calm: Steady, tmp_path: Path) -> None:
     """One takes the lease, the other ends as fenced; the tables are the same."""
     steady = Steady(tmp_path, OBJECTS)
