@@ -15,7 +15,19 @@ from pathlib import Path
 from tidegate.infra.ports import LOOPBACK
 from tidegate.infra.stack_state import AIRFLOW_USERS, StackSecrets
 
-__all__ = ["COMPONENTS", "airflow_command", "airflow_settings", "child_environment", "digest", "passwords_file", "url"]
+__all__ = [
+    "COMPONENTS",
+    "SQLITE_ARGUMENTS",
+    "airflow_command",
+    "airflow_settings",
+    "child_environment",
+    "digest",
+    "passwords_file",
+    "url",
+]
+
+#: Seconds Airflow's processes wait for each other's writes; the default of 5 is too short on a busy machine.
+SQLITE_ARGUMENTS = {"timeout": 60}
 
 #: Process name -> arguments of `airflow`, in the order of starting.
 COMPONENTS: dict[str, tuple[str, ...]] = {
@@ -55,6 +67,8 @@ def airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets) -> d
         "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords_file(home)),
         "CORE__EXECUTION_API_SERVER_URL": f"{url(port)}/execution/",
         "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+        "DATABASE__SQL_ALCHEMY_CONNECT_ARGS": f"{__name__}.SQLITE_ARGUMENTS",
+        "DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC": f"{__name__}.SQLITE_ARGUMENTS",
         "LOGGING__BASE_LOG_FOLDER": str(home / "logs"),
         "API__HOST": LOOPBACK,
         "API__PORT": str(port),

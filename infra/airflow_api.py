@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
+
+from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 
@@ -16,6 +20,7 @@ __all__ = ["AirflowApi", "AirflowApiError", "health"]
 
 _TIMEOUT = 30.0
 _ENDED = frozenset({"success", "failed"})
+_ATTEMPTS = 6  # of a call that Airflow answered with 500 and above
 
 
 class AirflowApiError(ConfigurationError):
@@ -41,6 +46,18 @@ def health(base_url: str) -> dict[str, str]:
     return {"api-server": "healthy", **statuses}
 
 
+def _is_a_fault_of_the_server(error: BaseException) -> bool:
+    return isinstance(error, AirflowApiError) and error.status >= 500
+
+
+_patiently = retry(
+    retry=retry_if_exception(_is_a_fault_of_the_server),
+    stop=stop_after_attempt(_ATTEMPTS),
+    wait=wait_random_exponential(0.2, max=3),
+    reraise=True,
+)
+
+
 class AirflowApi:
     """Calls the API as one user; logs in by itself, and again when the token has run out.
 
@@ -56,19 +73,23 @@ class AirflowApi:
     def request(self, method: str, path: str, body: object = None) -> Any:
         """Call `/api/v2<path>` and return the decoded answer; for what has no method of its own.
 
+        Calls that may be repeated without harm (all but POST) are, when Airflow answers with 500 and above: on SQLite a
+        request that meets another writer fails at once, whatever the lock's time-out.
+
         Raises:
             AirflowApiError: any answer of 400 and above.
             TransientError: no answer.
         """
         if self._token is None:
             self._log_in()
+        call = self._call if method == "POST" else _patiently(self._call)
         try:
-            return self._call(method, f"/api/v2{path}", body)
+            return call(method, f"/api/v2{path}", body)
         except AirflowApiError as error:
             if error.status != 401:
                 raise
             self._log_in()
-            return self._call(method, f"/api/v2{path}", body)
+            return call(method, f"/api/v2{path}", body)
 
     def dag(self, dag_id: str) -> dict[str, Any] | None:
         """The DAG, or None while Airflow has not parsed it."""
@@ -103,10 +124,15 @@ class AirflowApi:
 
     def trigger(self, dag_id: str, conf: dict[str, Any] | None = None, run_id: str | None = None) -> str:
         """Start a run with these params and return its id."""
-        body: dict[str, Any] = {"logical_date": None, "conf": conf or {}}
-        if run_id is not None:
-            body["dag_run_id"] = run_id
-        return str(self.request("POST", f"/dags/{_quote(dag_id)}/dagRuns", body)["dag_run_id"])
+        run = run_id or f"manual__{datetime.now(UTC).isoformat()}__{secrets.token_hex(4)}"
+        body = {"logical_date": None, "conf": conf or {}, "dag_run_id": run}
+        try:
+            _patiently(self.request)("POST", f"/dags/{_quote(dag_id)}/dagRuns", body)
+        except AirflowApiError as error:
+            # Nobody else knows an id of our making: the run exists because an earlier call succeeded that said 500.
+            if error.status != 409 or run_id is not None:
+                raise
+        return run
 
     def runs(self, dag_id: str) -> list[dict[str, Any]]:
         """The newest runs of a DAG, newest first."""
@@ -154,7 +180,9 @@ class AirflowApi:
 
     def _log_in(self) -> None:
         self._token = None
-        self._token = self._call("POST", "/auth/token", {"username": self.user, "password": self._password})["access_token"]
+        self._token = _patiently(self._call)("POST", "/auth/token", {"username": self.user, "password": self._password})[
+            "access_token"
+        ]
 
     def _call(self, method: str, path: str, body: object) -> Any:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
