@@ -44,7 +44,7 @@ def _form(text: str, pins: int) -> list[str]:
 def _requirements(project: dict[str, object], locked: dict[str, str]) -> list[str]:
     table: dict[str, list[str]] = project["project"] | project["project"]["optional-dependencies"] | project["dependency-groups"]  # type: ignore[operator,index]
     problems = []
-    for text in [*table["dependencies"], *table["demo"], *table["dev"]]:
+    for text in [*table["dependencies"], *table["demo"], *table["postgres"], *table["dev"]]:
         wanted = Requirement(text)
         pinned = locked.get(canonicalize_name(wanted.name))
         if pinned is None or not wanted.specifier.contains(pinned, prereleases=True):
