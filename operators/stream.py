@@ -5,24 +5,32 @@
               failed            poison and configuration fail the task at once; transient ones are tried again
               fenced            somebody else drives: adopt that one
               stopped, finished end green, if this was intended; else launch anew
+              live              this run is old enough: the next one adopts the driver, so that history stays readable
 
-The truth stays in the bucket (lease, log, desired.json); nothing here has to survive but what the trigger carries.
+The truth stays in the bucket (lease, log, desired.json); nothing here has to survive but what the trigger carries. A bucket
+that has forgotten the stream is a fault, never a stop: somebody wiped it, or put another in its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from signal import SIGKILL
 from typing import Any
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import DagRunTriggerException
 
-from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+from tidegate.checkpoints.clock import SYSTEM_CLOCK
+from tidegate.checkpoints.desired import Desired, DesiredState, read_desired, set_desired
+from tidegate.checkpoints.documents import read
+from tidegate.checkpoints.identity import read_identity
+from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.control import asked_to_stop, remove_driver
 from tidegate.operators.failures import DriverLostError, failure_of, retry_policy
@@ -30,7 +38,7 @@ from tidegate.operators.launch import Launched, LocalLauncher, send_signal, tail
 from tidegate.operators.trigger import StreamTrigger
 from tidegate.operators.watch import Observation, Rules, StreamState, is_final
 
-__all__ = ["Budget", "StreamOperator"]
+__all__ = ["Budget", "Past", "StreamOperator"]
 
 RELAUNCHES = 3  # in a row without a new checkpoint; then Airflow's own retries and their delay take over
 
@@ -59,6 +67,19 @@ class Budget:
         return self.relaunches > RELAUNCHES
 
 
+@dataclass(frozen=True)
+class Past:
+    """What the run knows of itself, through all of its resumes.
+
+    Attributes:
+        uid: identity of the pipeline in the bucket; None before its first driver has made one.
+        due: when the next run takes over, in ticks; None for never.
+    """
+
+    uid: str | None = None
+    due: int | None = None
+
+
 class StreamOperator(BaseOperator):
     """Runs a pipeline's driver and stays with it until the driver itself says that it is done.
 
@@ -69,6 +90,7 @@ class StreamOperator(BaseOperator):
         conn_id: Airflow connection of the store; None for the environment (`TIDEGATE_STORE`).
         stall_after: seconds without a finished step that count as stalled.
         start_timeout: seconds from launch to the lease.
+        rotate_after: seconds after which the next run takes over the driver; None for one endless run.
     """
 
     ui_color = "#d7ecf2"
@@ -83,13 +105,14 @@ class StreamOperator(BaseOperator):
         conn_id: str | None = None,
         stall_after: float = 120.0,
         start_timeout: float = 180.0,
+        rotate_after: float | None = None,
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("retry_delay", timedelta(seconds=5))
         kwargs.setdefault("retry_policy", retry_policy(kwargs["retry_delay"]))
         super().__init__(**kwargs)
         self.pipeline, self.spec, self.recover_to, self.conn_id = pipeline, spec, recover_to, conn_id
-        self.stall_after, self.start_timeout = stall_after, start_timeout
+        self.stall_after, self.start_timeout, self.rotate_after = stall_after, start_timeout, rotate_after
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Adopt or launch, then defer."""
@@ -97,19 +120,29 @@ class StreamOperator(BaseOperator):
         store = access.open()
         desired = read_desired(store, self.pipeline).state
         if desired is DesiredState.STOPPED and _is_automatic_retry(context["ti"], self.retries or 0):
+            require_its_past(store, self.pipeline, Past())
             return self._ended("the stream was stopped while this task waited for its retry")
         if desired is not DesiredState.RECOVERING:
             set_desired(store, self.pipeline, DesiredState.RUN, who=_who(context), why=f"run {context['run_id']}")
-        return self._adopt_or_launch(access, store, Budget(_newest(store, self.pipeline)))
+        due = None if self.rotate_after is None else SYSTEM_CLOCK.ticks() + round(self.rotate_after * 1e6)
+        return self._adopt_or_launch(access, store, Budget(_newest(store, self.pipeline)), Past(due=due))
 
     def resume(
-        self, context: Any, event: Mapping[str, Any], launched: dict[str, Any] | None, budget: dict[str, Any]
+        self,
+        context: Any,
+        event: Mapping[str, Any],
+        launched: dict[str, Any] | None,
+        budget: dict[str, Any],
+        past: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Act on what the trigger saw."""
-        seen = Observation.from_dict(event)
+        seen, known = Observation.from_dict(event), Past(**(past or {}))
         access = StoreAccess.resolve(self.conn_id)
         store = access.open()
         self.log.info("%s: %s", seen.state.value, seen.why)
+        require_its_past(store, self.pipeline, known)
+        if seen.state is StreamState.LIVE:
+            return self._hand_over(context, seen.why)
         process = Launched.from_dict(launched) if launched else None
         self._show_log(process, seen)
         if seen.state is StreamState.FINISHED:
@@ -135,26 +168,48 @@ class StreamOperator(BaseOperator):
             )
         if seen.state is not StreamState.FAILED:
             self._clear_away(store, process)
-        return self._adopt_or_launch(access, store, left)
+        return self._adopt_or_launch(access, store, left, known)
 
-    def _adopt_or_launch(self, access: StoreAccess, store: Store, budget: Budget) -> dict[str, Any]:
+    def _hand_over(self, context: Any, why: str) -> dict[str, Any]:
+        """End this run while the driver goes on: the next run, queued before this one ends, adopts it."""
+        if context["ti"].get_dr_count(dag_id=self.dag_id, states=["queued"]) > 0:
+            return self._ended(f"{why}; another run is queued already")
+        raise DagRunTriggerException(
+            trigger_dag_id=self.dag_id,
+            dag_run_id=f"rotated__{datetime.now(UTC).isoformat()}",
+            conf=None,
+            reset_dag_run=False,
+            skip_when_already_exists=False,
+            wait_for_completion=False,
+            allowed_states=[],
+            failed_states=[],
+            poke_interval=1,
+            deferrable=False,
+            note=f"{why}: took over from {context['run_id']}",
+        )
+
+    def _adopt_or_launch(self, access: StoreAccess, store: Store, budget: Budget, past: Past) -> dict[str, Any]:
+        past = replace(past, uid=past.uid or read_identity(store, self.pipeline))
         lease = read_lease(store, self.pipeline)
         if lease is not None and not lease.free and lease.holder is not None:
             self.log.info("adopting the driver with pid %s on %s, token %s", lease.holder.pid, lease.holder.host, lease.token)
-            return self._watch(None, lease.token, budget)
+            return self._watch(None, lease.token, budget, past)
         if read_desired(store, self.pipeline).state is DesiredState.RECOVERING:
             self.log.info("a recovery is under way: waiting for its end")
-            return self._watch(None, lease.token if lease else 0, budget)
+            return self._watch(None, lease.token if lease else 0, budget, past)
         self.log.info("launching a driver from %s (recover_to: %s)", budget.checkpoint or "the beginning", self.recover_to)
         launched = LocalLauncher().launch(self.pipeline, self.spec, access, self.recover_to)
         self.log.info("launched attempt %s, log %s", launched.attempt, launched.log)
-        return self._watch(launched, lease.token + 1 if lease else 1, budget)
+        return self._watch(launched, lease.token + 1 if lease else 1, budget, past)
 
-    def _watch(self, launched: Launched | None, floor: int, budget: Budget) -> dict[str, Any]:
+    def _watch(self, launched: Launched | None, floor: int, budget: Budget, past: Past) -> dict[str, Any]:
         process = launched.as_dict() if launched else None
         rules = asdict(Rules(start_timeout=self.start_timeout, stall_after=self.stall_after))
-        trigger = StreamTrigger(pipeline=self.pipeline, floor=floor, conn_id=self.conn_id, launched=process, rules=rules)
-        self.defer(trigger=trigger, method_name="resume", kwargs={"launched": process, "budget": asdict(budget)})
+        trigger = StreamTrigger(
+            pipeline=self.pipeline, floor=floor, conn_id=self.conn_id, launched=process, rules=rules, due=past.due
+        )
+        remembered = {"launched": process, "budget": asdict(budget), "past": asdict(past)}
+        self.defer(trigger=trigger, method_name="resume", kwargs=remembered)
         return {}  # never reached: defer leaves by an exception
 
     def _clear_away(self, store: Store, process: Launched | None) -> None:
@@ -171,6 +226,26 @@ class StreamOperator(BaseOperator):
         self.log.info("ending: %s", why)
         store = StoreAccess.resolve(self.conn_id).open()
         return {"pipeline": self.pipeline, "why": why, "checkpoint": _newest(store, self.pipeline)}
+
+
+def require_its_past(store: Store, pipeline: str, past: Past) -> None:
+    """Refuse to go on, and to end green, when the bucket no longer knows a stream that this run has seen running.
+
+    Raises:
+        ConfigurationError: desired.json, which the run wrote itself, is gone, or the identity is gone or another one.
+    """
+    said, _ = read(store, Layout(pipeline).desired, Desired)
+    uid = read_identity(store, pipeline)
+    if said is not None and past.uid in (None, uid):
+        return
+    gone = f"its identity is {uid or 'gone'}, it was {past.uid}" if past.uid not in (None, uid) else "its desired.json is gone"
+    raise ConfigurationError(
+        f"the bucket no longer knows {pipeline}, which this run has seen running: {gone}",
+        code="airflow.bucket_wiped",
+        pipeline=pipeline,
+        kept="what is left in the bucket; no driver was started",
+        advice="restore the bucket or point Airflow at the right one; to begin from nothing, start a new run",
+    )
 
 
 def _newest(store: Store, pipeline: str) -> str | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.store import Store
@@ -30,7 +31,7 @@ _OVER = frozenset({"success", "failed", "removed", "skipped", "upstream_failed"}
 
 
 class StreamTrigger(BaseTrigger):
-    """Fires once, when the stream is no longer live; the payload is an `Observation`.
+    """Fires once: the stream is no longer live, or its run is due to be followed by the next. The payload is an `Observation`.
 
     Args:
         pipeline: name of the pipeline.
@@ -39,6 +40,7 @@ class StreamTrigger(BaseTrigger):
         launched: `Launched.as_dict` of the process the task started, if it did.
         rules: `Rules` as a dict.
         poll: seconds between looks.
+        due: ticks from which on a live stream is reported as well; None for never.
     """
 
     def __init__(
@@ -50,14 +52,15 @@ class StreamTrigger(BaseTrigger):
         launched: dict[str, Any] | None = None,
         rules: dict[str, float] | None = None,
         poll: float = 2.0,
+        due: int | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Airflow's
         self.pipeline, self.floor, self.conn_id, self.launched = pipeline, floor, conn_id, launched
-        self.rules, self.poll = rules or asdict(Rules()), poll
+        self.rules, self.poll, self.due = rules or asdict(Rules()), poll, due
         self._seen_token = floor
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        names = ("pipeline", "floor", "conn_id", "launched", "rules", "poll")
+        names = ("pipeline", "floor", "conn_id", "launched", "rules", "poll", "due")
         return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -96,7 +99,8 @@ class StreamTrigger(BaseTrigger):
             return None
         if observation.state is StreamState.LIVE:
             self._seen_token = observer.floor
-            return None
+            old = self.due is not None and SYSTEM_CLOCK.ticks() >= self.due
+            return replace(observation, why="this run is old enough") if old else None
         try:
             recovering = read_desired(store, self.pipeline).state is DesiredState.RECOVERING
         except TransientError:

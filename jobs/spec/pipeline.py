@@ -18,10 +18,12 @@ from tidegate.jobs.spec.options import (
     CoalesceOptions,
     FrontierOptions,
     Model,
+    OptionalDuration,
     OrderOptions,
 )
 from tidegate.jobs.spec.presets import apply_preset
 from tidegate.jobs.spec.quality import QualitySpec
+from tidegate.jobs.spec.sinks import SinkSpec
 from tidegate.jobs.spec.time import Duration
 from tidegate.jobs.spec.windows import WindowSpec
 
@@ -48,7 +50,7 @@ LATE: Final = "late"
 BARRIERS: Final = "barriers"
 CHECKPOINTS: Final = "checkpoints"
 DEAD_LETTERS: Final = "dead_letters"
-_BESIDE_THE_DATA: Final = {"description", "quality", "supervision", "spark"}
+_BESIDE_THE_DATA: Final = {"description", "quality", "supervision", "spark", "sinks"}
 RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
@@ -211,6 +213,14 @@ class SupervisionSpec(Model):
     recover_to: Literal["latest", "latest_healthy"] = "latest"
     stall_after: Duration = 120_000_000
     """No finished step for this long counts as stalled."""
+    rotate_after: OptionalDuration = 86_400_000_000
+    """The stream's Airflow run is followed by another after this time, which adopts the driver; ``never`` keeps one run."""
+    approval: bool = False
+    """A restore asked for in Airflow waits for the approval of another person, who sees the impact report."""
+    approvers: tuple[str, ...] = ()
+    """User ids who may approve; everybody who may see the task, but for whoever asked, when empty."""
+    approval_timeout: OptionalDuration = 86_400_000_000
+    """An unanswered request fails after this time."""
     retries: Annotated[int, Field(ge=0)] = 5
     retry_delay: Duration = 5_000_000
     sweep: str = "*/5 * * * *"
@@ -233,6 +243,8 @@ class PipelineSpec(Model):
     barriers: BarrierOptions = BarrierOptions()
     windows: dict[Name, WindowSpec] = Field(default={})
     outputs: OutputSpec = OutputSpec()
+    sinks: dict[Name, SinkSpec] = Field(default={})
+    """Followers of the log besides the Iceberg tables: PostgreSQL, files, a webhook."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     spark: SparkSpec = SparkSpec()
     supervision: SupervisionSpec = SupervisionSpec()
@@ -260,6 +272,10 @@ class PipelineSpec(Model):
             taken = set(window.aggregates) & {*window.keys, "window_start", "window_end", "revision", "replaces"}
             if taken:
                 raise ValueError(f"windows.{name}.aggregates: names already taken: {', '.join(sorted(taken))}")
+        for name, sink in self.sinks.items():
+            unknown = sorted(set(sink.tables or ()) - set(self.tables))
+            if unknown:
+                raise ValueError(f"sinks.{name}.tables: no table {', '.join(unknown)}; there are {', '.join(self.tables)}")
         for name, source in self.sources.items():
             imported = source.punctuation.import_from if source.punctuation else None
             if imported is not None and (imported not in self.sources or imported == name):

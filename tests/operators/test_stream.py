@@ -8,9 +8,13 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import DagRunTriggerException, TaskDeferred
 
+from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+from tidegate.checkpoints.identity import ensure_identity
+from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.lease import Holder, Lease
 from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.requests import Kind, submit
@@ -19,7 +23,7 @@ from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 from tidegate.operators import stream
 from tidegate.operators.failures import DriverLostError
 from tidegate.operators.launch import Launched
-from tidegate.operators.stream import RELAUNCHES, Budget, StreamOperator
+from tidegate.operators.stream import RELAUNCHES, Budget, Past, StreamOperator
 
 HERE = Holder(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
 
@@ -48,8 +52,9 @@ def _operator() -> StreamOperator:
     return StreamOperator(task_id="stream", pipeline="p", spec="p.yaml", retries=2)
 
 
-def _context(try_number: int = 1, max_tries: int = 2) -> dict[str, Any]:
-    return {"run_id": "r", "ti": SimpleNamespace(try_number=try_number, max_tries=max_tries), "dag_run": None}
+def _context(try_number: int = 1, max_tries: int = 2, queued: int = 0) -> dict[str, Any]:
+    task = SimpleNamespace(try_number=try_number, max_tries=max_tries, get_dr_count=lambda **_: queued)
+    return {"run_id": "r", "ti": task, "dag_run": None}
 
 
 def _execute(**task: int) -> TaskDeferred:
@@ -166,3 +171,64 @@ def test_a_finished_stream_stays_finished(store: Store) -> None:
     set_desired(store, "p", DesiredState.RUN, who="ann")
     _resume("finished")
     assert read_desired(store, "p").state is DesiredState.STOPPED
+
+
+def _wipe(store: Store) -> None:
+    for entry in list(store.list(Layout("p").root)):
+        store.delete(entry.key)
+
+
+def test_a_wiped_bucket_is_no_stop(store: Store) -> None:
+    """A run left over from another time meets an empty bucket: it fails and says so, it does not end green or start anew."""
+    set_desired(store, "p", DesiredState.RUN, who="ann")
+    past = asdict(Past(uid=ensure_identity(store, "p")))
+    _wipe(store)
+    for state in ("lost", "stopped", "finished", "stalled"):
+        with pytest.raises(ConfigurationError, match=r"no longer knows p.*is gone"):
+            _operator().resume(_context(), _event(state, {}), None, asdict(Budget()), past)
+    with pytest.raises(ConfigurationError, match=r"no longer knows p"):  # of an older run, that remembered nothing
+        _resume("lost")
+    assert NotingLauncher.started == []
+
+
+def test_another_bucket_under_the_same_name_is_refused(store: Store) -> None:
+    """The identity differs from the one the run has seen: another stream lives there."""
+    set_desired(store, "p", DesiredState.RUN, who="ann")
+    ensure_identity(store, "p")
+    with pytest.raises(ConfigurationError, match="it was the-old-one"):
+        _operator().resume(_context(), _event("lost", {}), None, asdict(Budget()), asdict(Past(uid="the-old-one")))
+
+
+def test_a_retry_over_a_wiped_bucket_fails(store: Store) -> None:
+    """Nobody said stopped: there is nobody left who could have."""
+    with pytest.raises(ConfigurationError, match="no longer knows p"):
+        _operator().execute(_context(try_number=2))
+
+
+def test_the_identity_is_remembered_once_there_is_one(store: Store) -> None:
+    """The first launch finds none; the next resume does."""
+    first = _execute()
+    assert first.kwargs is not None
+    assert first.kwargs["past"]["uid"] is None
+    uid = ensure_identity(store, "p")
+    with pytest.raises(TaskDeferred) as again:
+        _operator().resume(_context(), _event("lost", {}), None, asdict(Budget()), first.kwargs["past"])
+    assert again.value.kwargs is not None
+    assert again.value.kwargs["past"]["uid"] == uid
+
+
+def test_an_old_run_hands_its_driver_over(store: Store) -> None:
+    """A live stream whose run is due: the next run is queued before this one ends; the driver is not touched."""
+    with DAG("p.stream"):
+        operator = StreamOperator(task_id="stream", pipeline="p", spec="p.yaml", rotate_after=3600.0)
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(_context())
+    remembered = deferred.value.kwargs
+    assert remembered is not None
+    assert 3590e6 < deferred.value.trigger.due - SYSTEM_CLOCK.ticks() <= 3600e6
+    with pytest.raises(DagRunTriggerException) as handed:
+        operator.resume(_context(), _event("live", {}), **remembered)
+    assert (handed.value.trigger_dag_id, handed.value.wait_for_completion) == ("p.stream", False)
+    assert "already" in operator.resume(_context(queued=1), _event("live", {}), **remembered)["why"]
+    assert read_desired(store, "p").state is DesiredState.RUN
+    assert NotingLauncher.started == ["latest"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
 from tidegate.checkpoints.lease import Holder, Lease
 from tidegate.checkpoints.manifest import Counters, Manifest
@@ -90,7 +91,7 @@ def test_a_driver_of_somebody_else_is_not_stopped(store: Store, stops: list[str]
 def test_a_trigger_survives_its_own_serialisation() -> None:
     """The triggerer builds it anew from class path and arguments."""
     launched = Launched("a", "log", ELSEWHERE, "exit").as_dict()
-    made = StreamTrigger(pipeline="p", floor=3, conn_id="c", launched=launched)
+    made = StreamTrigger(pipeline="p", floor=3, conn_id="c", launched=launched, due=7)
     path, arguments = made.serialize()
     assert path == "tidegate.operators.trigger.StreamTrigger"
     assert StreamTrigger(**arguments).serialize() == made.serialize()
@@ -109,6 +110,18 @@ def test_nothing_is_reported_while_somebody_restores(store: Store) -> None:
     seen = watching._look(store, observer)
     assert seen is not None
     assert seen.state == "stopped"
+
+
+def test_a_live_stream_is_reported_when_its_run_is_due(store: Store) -> None:
+    """Until then a live stream is no news; from then on the task may hand its driver over."""
+    Lease.acquire(store, "p", ELSEWHERE)
+    watching, observer = _trigger(), StreamObserver(store, "p", floor=1)
+    watching.due = SYSTEM_CLOCK.ticks() + 3_600_000_000
+    assert watching._look(store, observer) is None
+    watching.due = SYSTEM_CLOCK.ticks()
+    seen = watching._look(store, observer)
+    assert seen is not None
+    assert seen.state == "live"
 
 
 def _manifest(slot: int, late: int = 0, outcome: str | None = None, timeline: int = 0) -> Manifest:
