@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.jobs.cli import ask, checkpoints, conformance, maintain, proof, quality, run, spec, stack, status, tables
+from tidegate.jobs.cli import advise, ask, checkpoints, conformance, maintain, proof, quality, run, spec, stack, status, tables
 from tidegate.jobs.cli.output import Guarded
 
 __all__ = ["app", "main"]
@@ -37,6 +37,7 @@ app.command("tables", rich_help_panel=_LOOK)(tables.tables)
 app.command("quality", rich_help_panel=_LOOK)(quality.quality)
 app.command("check", rich_help_panel=_LOOK)(proof.check)
 app.command("replay", rich_help_panel=_LOOK)(proof.replay)
+app.command("advise", rich_help_panel=_LOOK)(advise.advise)
 app.command("storage", rich_help_panel=_LOOK)(maintain.storage)
 app.command("gc", rich_help_panel=_RUN)(maintain.gc)
 app.command("validate", rich_help_panel=_WRITE)(spec.validate)

@@ -10,21 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import log
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.jobs.advise.sketch import GAMMA
 from tidegate.jobs.eventtime.types import BarrierRow, Member, MemberSurvey
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.time import TICK_MIN
 
-__all__ = ["BARRIER", "DATA", "DEAD", "PUNCTUATION", "SKETCH_GAMMA", "Columns", "Scan", "Verdict", "carried", "scan_member"]
+__all__ = ["BARRIER", "DATA", "DEAD", "PUNCTUATION", "Columns", "Scan", "Verdict", "carried", "scan_member"]
 
 DATA, BARRIER, PUNCTUATION, DEAD = 0, 1, 2, 3
-SKETCH_GAMMA: Final = 1.02
-"""Ratio of neighbouring bucket bounds of the lateness sketch: any value is known within 1 %."""
 
 Ints = NDArray[np.int64]
 
@@ -58,7 +57,7 @@ class Scan:
     """What a slice holds.
 
     Attributes:
-        sketch: lateness bucket -> rows: lateness behind the partition's newest row, bucket i up to SKETCH_GAMMA ** i ticks.
+        sketch: lateness bucket -> rows: how far rows stand behind the newest before them (see `jobs.advise.sketch`).
     """
 
     survey: MemberSurvey
@@ -234,6 +233,6 @@ def _sketch(behind: Ints) -> dict[str, int]:
     late = behind[behind > 0]
     sketch = {"0": int(behind.size - late.size)} if behind.size else {}
     if late.size:
-        buckets, counts = np.unique(np.ceil(np.log(late) / log(SKETCH_GAMMA)).astype(np.int64) + 1, return_counts=True)
+        buckets, counts = np.unique(np.ceil(np.log(late) / log(GAMMA)).astype(np.int64) + 1, return_counts=True)
         sketch |= {str(int(b)): int(n) for b, n in zip(buckets, counts, strict=True)}
     return sketch

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tidegate.jobs.advise.sketch import GAMMA
 from tidegate.jobs.eventtime.types import MemberSurvey, Survey
 from tidegate.jobs.spark.read import CutFrame, Part, unreadable
-from tidegate.jobs.spark.scan import BARRIER, DATA, DEAD, PUNCTUATION, SKETCH_GAMMA, Columns, Scan, Verdict, carried, scan_member
+from tidegate.jobs.spark.scan import BARRIER, DATA, DEAD, PUNCTUATION, Columns, Scan, Verdict, carried, scan_member
 from tidegate.jobs.spark.schema import cast_never_fails, quote
 from tidegate.jobs.spark.write import fetch
 from tidegate.jobs.spec.errors import PoisonError
@@ -77,7 +78,7 @@ def _sketches(scans: dict[int, Scan]) -> dict[str, Any]:
         buckets = found.setdefault(scan.survey.member.source, {})
         for bucket, rows in scan.sketch.items():
             buckets[bucket] = buckets.get(bucket, 0) + rows
-    return {source: {"gamma": SKETCH_GAMMA, "buckets": buckets} for source, buckets in found.items() if buckets}
+    return {source: {"gamma": GAMMA, "buckets": buckets} for source, buckets in found.items() if buckets}
 
 
 # By footers

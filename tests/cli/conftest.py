@@ -88,7 +88,7 @@ def spec_file(tmp_path: Path) -> Path:
     return path
 
 
-def seal(log: SlotLog) -> Manifest:
+def seal(log: SlotLog, *, sketches: dict[str, Any] | None = None) -> Manifest:
     """One more epoch: ten rows read, nine released, one late; one file."""
     head = log.head()
     slot, attempt = head.next_slot, new_attempt()
@@ -121,6 +121,7 @@ def seal(log: SlotLog) -> Manifest:
         },
         counters=Counters(read=10 * slot, released=9 * slot, late=slot, per_source={"EWR": counters}),
         files={"events": [file]},
+        notes={"sketches": sketches} if sketches else {},
         timings={"move": 0.5, "seal": 0.01},
         created_at=SEALED + 1_000_000 * slot,
     )

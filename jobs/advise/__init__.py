@@ -1,0 +1,1 @@
+"""Which lag a source needs: pure computation over the lateness sketches that stand in the manifests. No Spark, no store."""

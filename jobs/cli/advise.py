@@ -1,0 +1,139 @@
+"""`tidegate advise`: the lag each source needs, and what its present lag costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.jobs.cli import context, output
+from tidegate.jobs.cli.context import JsonOption, PipelineArgument, StoreOption
+
+if TYPE_CHECKING:
+    from tidegate.checkpoints.log import SlotLog
+    from tidegate.checkpoints.manifest import Manifest
+    from tidegate.jobs.advise.advice import Advice
+
+__all__ = ["advise", "present_lags", "recorded"]
+
+_SECOND, _MINUTES = 1_000_000, 600_000_000
+
+
+def advise(
+    pipeline: PipelineArgument,
+    store: StoreOption = None,
+    epochs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Only the newest N epochs. Default: all that are kept.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw late rows over lag into a .png or .svg file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the lag each source needs for 1 %, 0.1 % and 0.01 % late rows, and what the present lag costs.
+
+    Reads the lateness sketches of the sealed epochs: how far each row stood behind the newest row before it. The lag is a delay:
+    nothing leaves, and no window closes, before its source has shown a row that much newer.
+    """
+    log = context.open_log(pipeline, store)
+    from tidegate.jobs.advise.advice import advise as advice_of
+
+    manifests = recorded(log, epochs)
+    counters = manifests[-1].counters.per_source if manifests else {}
+    found = advice_of([m.notes.get("sketches") or {} for m in manifests], present_lags(pipeline), counters)
+    if plot is not None:
+        from tidegate.jobs.advise.picture import draw
+
+        draw(found, plot, f"{log.pipeline}: late rows over lag, {len(manifests):,} epochs")
+    if as_json:
+        output.envelope("advice", _report(log.pipeline, manifests, found, plot))
+    else:
+        _print(log.pipeline, manifests, found, plot)
+
+
+def recorded(log: SlotLog, newest: int | None = None) -> list[Manifest]:
+    """The sealed epochs on the current lineage that are not retired, oldest first."""
+    from tidegate.checkpoints.manifest import Manifest
+
+    head = log.head()
+    first = 1 if newest is None else max(1, head.slot - newest + 1)
+    records = (filled.record for filled in log.epochs(head.timeline, first, head.slot))
+    return [record for record in records if isinstance(record, Manifest)]
+
+
+def present_lags(pipeline: str) -> dict[str, int | None]:
+    """Source -> lag, as the spec has it; nothing where there is no spec of this name here."""
+    from tidegate.jobs.spec.errors import ConfigurationError
+
+    try:
+        path = context.spec_path(pipeline)
+    except ConfigurationError:
+        return {}
+    return {name: source.lag for name, source in context.find_spec(str(path)).sources.items()}
+
+
+def _report(pipeline: str, manifests: list[Manifest], found: list[Advice], plot: Path | None) -> dict[str, object]:
+    return {
+        "pipeline": pipeline,
+        "epochs": len(manifests),
+        "first_slot": manifests[0].slot if manifests else None,
+        "last_slot": manifests[-1].slot if manifests else None,
+        "sources": {advice.source: advice.as_dict() for advice in found},
+        "plot": None if plot is None else str(plot),
+    }
+
+
+def _print(pipeline: str, manifests: list[Manifest], found: list[Advice], plot: Path | None) -> None:
+    from tidegate.jobs.advise.advice import TARGETS
+
+    say = output.console().print
+    rows = sum(advice.curve.rows for advice in found)
+    if not rows:
+        say(f"{pipeline}: no lateness sketch in {len(manifests):,} epochs; advice needs an epoch with rows")
+        return
+    columns = [
+        "source",
+        *(f"lag for {_share(float(share))} late" for share in TARGETS),
+        "lag now",
+        "late at it",
+        "late so far",
+        "rows",
+    ]
+    output.table(columns, [_row(advice) for advice in found], title=f"{pipeline}: {rows:,} rows of {len(manifests):,} epochs")
+    for advice in found:
+        say(_cost(advice))
+    read = sum(advice.read for advice in found)
+    if read > rows:
+        say(f"{rows:,} of {read:,} rows read are in the sketches looked at")
+    if plot is not None:
+        say(f"drawn: {plot}")
+
+
+def _row(advice: Advice) -> list[object]:
+    lags = [_length(target.lag) for target in advice.targets] or [""] * 3
+    share = advice.present_share
+    so_far = _share(advice.late / advice.read) if advice.read else ""
+    now = "unknown" if advice.present is None else _length(advice.present)
+    return [advice.source, *lags, now, "" if share is None else _share(share), so_far, advice.curve.rows]
+
+
+def _cost(advice: Advice) -> str:
+    """What the present lag costs, and what another would."""
+    if advice.present is None:
+        return f"{advice.source}: its lag is not known here; give the path of the spec"
+    costs = [
+        f"{_length(abs(t.more_delay or 0))} {'more' if (t.more_delay or 0) > 0 else 'less'} for {_share(float(t.share))} late"
+        for t in advice.targets
+    ]
+    return f"{advice.source}: results wait {_length(advice.present)} for late rows; {', '.join(costs)}"
+
+
+def _share(share: float) -> str:
+    return f"{share * 100:.4g} %" if share >= 0.0001 or share == 0 else f"{share * 100:.1g} %"
+
+
+def _length(ticks: int) -> str:
+    """A duration for people, never too short: whole seconds from ten minutes on, milliseconds from one second on."""
+    from tidegate.jobs.spec.time import format_duration
+
+    unit = _SECOND if ticks >= _MINUTES else 1_000 if ticks >= _SECOND else 1
+    return format_duration(-(-ticks // unit) * unit)
