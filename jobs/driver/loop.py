@@ -16,7 +16,7 @@ from tidegate.jobs.driver.steps import DriverSteps
 from tidegate.jobs.driver.troubles import disk_full
 from tidegate.jobs.engine.epoch import Engine, EpochReport
 from tidegate.jobs.engine.faults import Faults
-from tidegate.jobs.engine.publisher import Publisher
+from tidegate.jobs.engine.publisher import Publishers
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -55,7 +55,7 @@ class Loop:
         self,
         spec: PipelineSpec,
         engine: Engine,
-        publisher: Publisher,
+        publisher: Publishers,
         keeper: LeaseKeeper,
         steps: DriverSteps,
         status: StatusReporter,

@@ -48,8 +48,8 @@ from tidegate.jobs.driver.troubles import known_error
 from tidegate.jobs.engine.epoch import Author, Engine, EpochReport
 from tidegate.jobs.engine.faults import faults_from_environment
 from tidegate.jobs.engine.interfaces import Mover
-from tidegate.jobs.engine.publisher import Publisher
-from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.jobs.engine.publisher import Publishers
+from tidegate.jobs.sinks.make import make_sinks
 from tidegate.jobs.sinks.small import SmallTables
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.spec.errors import TidegateError, TransientError
@@ -162,14 +162,13 @@ class _Run:
         self.keeper = LeaseKeeper(lease).start()
         self.steps = DriverSteps(self.keeper)
         self.faults = faults_from_environment()
-        sinks = [IcebergSink(spec, store, uid, work)]
-        self.publisher = Publisher(sinks, self.log, self.faults, group=spec.outputs.publish_every)
+        self.publisher = Publishers(make_sinks(spec, store, uid, work), self.log, self.faults, group=spec.outputs.publish_every)
         facts = {"pipeline": spec.name, "pid": os.getpid(), "code_version": __version__, "spec_digest": spec.digest()}
         self.status = StatusReporter(store, lease, self.steps, facts)
 
     def go(self, mover: Callable[[], Mover], patiently: Retrying) -> Ended:
         """Settle the head, run the loop, drain; the status says how it ended."""
-        self.status.start(lambda: {"unpublished": self.publisher.unpublished, "trouble": _as_dict(self.publisher.trouble)})
+        self.status.start(self._beside)
         try:
             patiently(settle_head, self.spec, self.log, self.lease, self.options.recover_to)
             self.publisher.start(patiently(self.log.head).slot)
@@ -183,6 +182,11 @@ class _Run:
             raise known from error
         self.status.set(ended.state, why=ended.why)
         return ended
+
+    def _beside(self) -> dict[str, object]:
+        """How the sinks are, for the status."""
+        publisher = self.publisher
+        return {"unpublished": publisher.unpublished, "sinks": publisher.lags, "trouble": _as_dict(publisher.trouble)}
 
     def _loop(self, mover: Mover) -> Loop:
         sources = [ObjectSource(name, source, self.store) for name, source in self.spec.sources.items()]

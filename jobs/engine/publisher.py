@@ -7,6 +7,7 @@ tried again with back-off while epochs go on, until too many are unpublished; th
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,7 +19,7 @@ from tidegate.jobs.engine.faults import Faults
 from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.spec.errors import PoisonError, TidegateError, TransientError
 
-__all__ = ["Publisher"]
+__all__ = ["Publisher", "Publishers"]
 
 
 class Publisher:
@@ -129,6 +130,59 @@ class Publisher:
             self._faults.reach("publish.start")
             retrying(sink.follow, self._log, flush=flush)
             self._faults.reach("publish.done")
+
+
+class Publishers:
+    """One publisher per sink: one that is away does not keep the others from following."""
+
+    def __init__(self, sinks: Sequence[Sink], log: SlotLog, faults: Faults, *, group: int = 1) -> None:
+        self._all = {sink.name: Publisher([sink], log, faults, group=group) for sink in sinks}
+
+    def start(self, sealed: int) -> None:
+        """Begin; `sealed` is the head's slot."""
+        for one in self._all.values():
+            one.start(sealed)
+
+    def sealed(self, slot: int) -> None:
+        """An epoch was sealed."""
+        for one in self._all.values():
+            one.sealed(slot)
+
+    @property
+    def unpublished(self) -> int:
+        """Sealed epochs that not every sink shows yet."""
+        return max((one.unpublished for one in self._all.values()), default=0)
+
+    @property
+    def lags(self) -> dict[str, int]:
+        """Sealed epochs that a sink does not show yet, by sink."""
+        return {name: one.unpublished for name, one in self._all.items()}
+
+    @property
+    def trouble(self) -> TidegateError | None:
+        """The transient failure of a sink that keeps trying; None while all are well."""
+        return next((one.trouble for one in self._all.values() if one.trouble is not None), None)
+
+    def wait_below(self, limit: int, timeout: float) -> bool:
+        """Wait until every sink has fewer than `limit` epochs to go; whether that came true within `timeout` seconds.
+
+        Raises:
+            TidegateError: one of them has stopped for good.
+        """
+        deadline = time.monotonic() + timeout
+        below = [one.wait_below(limit, max(0.0, deadline - time.monotonic())) for one in self._all.values()]
+        return all(below)
+
+    def drain(self, timeout: float) -> bool:
+        """Publish what is left; whether it was done in time."""
+        deadline = time.monotonic() + timeout
+        done = [one.drain(max(0.0, deadline - time.monotonic())) for one in self._all.values()]
+        return all(done)
+
+    def stop(self) -> None:
+        """End all threads after what they are busy with."""
+        for one in self._all.values():
+            one.stop()
 
 
 def _defect(error: Exception) -> PoisonError:

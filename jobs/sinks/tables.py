@@ -22,13 +22,28 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.sinks.catalog import io_properties
 from tidegate.jobs.sinks.marks import Mark, Way
 from tidegate.jobs.sinks.pointer import Current, read_current
+from tidegate.jobs.sinks.positions import SPLICED, current_positions
 from tidegate.jobs.sinks.schemas import table_schema
+from tidegate.jobs.sinks.slots import read_mark
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.options import ReleaseMode
+from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.time import format_instant
 from tidegate.jobs.spec.windows import WindowSpec
 
-__all__ = ["FORMATS", "current_revisions", "export", "published_upto", "read_table", "referenced_files", "rewound"]
+__all__ = [
+    "FORMATS",
+    "current_revisions",
+    "export",
+    "flat",
+    "json_lines",
+    "plain_types",
+    "published_upto",
+    "read_table",
+    "reading",
+    "referenced_files",
+    "rewound",
+]
 
 FORMATS = (".parquet", ".csv", ".json")
 _ORDER = ("position", "_epoch", "window_start", "_source", "_partition", "_seq", "barrier_id")  # files come in no order
@@ -43,8 +58,9 @@ def read_table(
     at: int | None = None,
     since: int = 0,
     columns: tuple[str, ...] | None = None,
+    spliced: bool = True,
 ) -> Any:
-    """Rows of one output table. A table that never had a row is empty.
+    """Rows of one output table. A table that never had a row is empty. Events come with their current positions.
 
     Args:
         spec: the pipeline.
@@ -54,6 +70,7 @@ def read_table(
         at: the cut after this slot of the current lineage; default: the newest that every table shows.
         since: only rows of later slots than this one; files of older ones are not opened.
         columns: only these; default: all.
+        spliced: with the events that splice requests inserted; without them positions are those that the epochs gave.
 
     Raises:
         ConfigurationError: no such table, or the tables do not show that slot yet.
@@ -70,26 +87,31 @@ def read_table(
         )
     window = spec.windows.get(name)
     wanted = None if current_only and window else columns
-    table = _scan(spec, store, name, current, (since, at), wanted)
+    table = _scan(spec, store, name, current, (since, at), wanted, spliced)
     if current_only and window:
         table = current_revisions(table, window)
     return table.select(list(columns)) if columns else table
 
 
 def published_upto(spec: PipelineSpec, log: SlotLog) -> int:
-    """The newest position of the current lineage that the tables show: slots after it must not be retired."""
-    current = read_current(log.store, spec.name)
-    if current is None:
-        return 0
-    head = log.head()
-    mark, way = Mark(current.timeline, current.upto), Way(log, head)
-    return way.position(mark) if way.knows(mark) else 0
+    """The newest position of the current lineage that the tables and every sink show: slots after it must not be retired."""
+    marks = _marks(spec, log.store)
+    way = Way(log, log.head())
+    return min(way.position(mark) if mark is not None and way.knows(mark) else 0 for mark in marks)
 
 
 def rewound(spec: PipelineSpec, log: SlotLog) -> bool:
-    """Whether the tables stand on the current timeline: then no publisher can apply a slot of an abandoned one any more."""
-    current = read_current(log.store, spec.name)
-    return current is not None and current.timeline == log.head().timeline
+    """Whether tables and sinks stand on the current timeline: then no publisher can apply a slot of an abandoned one any more."""
+    marks = _marks(spec, log.store)
+    timeline = log.head().timeline
+    return all(mark is not None and mark.timeline == timeline for mark in marks)
+
+
+def _marks(spec: PipelineSpec, store: Store) -> list[Mark | None]:
+    """How far each follower says it is; None for one that never said so."""
+    current = read_current(store, spec.name)
+    sinks = [read_mark(store, spec.name, name) for name in spec.sinks]
+    return [Mark(current.timeline, current.upto) if current else None, *(found.mark if found else None for found in sinks)]
 
 
 def referenced_files(spec: PipelineSpec, store: Store) -> set[str]:
@@ -101,7 +123,7 @@ def referenced_files(spec: PipelineSpec, store: Store) -> set[str]:
     current = read_current(store, spec.name) or Current("", 0, 0)
     found: set[str] = set()
     for name, location in current.tables.items():
-        with _reading(spec, name):
+        with reading(spec, name):
             table = StaticTable.from_metadata(location, io_properties(store))
             manifests = {m.manifest_path: m for s in table.metadata.snapshots for m in s.manifests(table.io)}
             found |= {e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)}
@@ -137,13 +159,18 @@ def export(table: Any, path: Path) -> None:
             case ".parquet":
                 pq.write_table(table, path)
             case ".csv":
-                pyarrow.csv.write_csv(_flat(table), path)
+                pyarrow.csv.write_csv(flat(table), path)
             case ".json":
-                path.write_text("".join(json.dumps(row, default=_text) + "\n" for row in table.to_pylist()))
+                path.write_text(json_lines(table))
             case _:
                 raise _export_error(path, f"the ending must be one of {', '.join(FORMATS)}")
     except OSError as error:
         raise _export_error(path, str(error)) from error
+
+
+def json_lines(table: Any) -> str:
+    """Rows as JSON, one object per line: times in ISO form, bytes in hexadecimal."""
+    return "".join(json.dumps(row, default=_text) + "\n" for row in table.to_pylist())
 
 
 def _require(spec: PipelineSpec, name: str) -> None:
@@ -163,6 +190,7 @@ def _scan(
     current: Current,
     slots: tuple[int, int | None],
     columns: tuple[str, ...] | None,
+    spliced: bool,
 ) -> Any:
     location = current.tables.get(name)
     if location is None:
@@ -171,16 +199,35 @@ def _scan(
     since, at = slots
     bounds = [f"_epoch > {since}"] * (since > 0) + [f"_epoch <= {at}"] * (at is not None)
     rows = " and ".join(bounds) or ALWAYS_TRUE
-    with _reading(spec, name):
+    with reading(spec, name):
         table = StaticTable.from_metadata(location, io_properties(store))
+        if name == EVENTS and SPLICED in {field.name for field in table.schema().fields}:
+            return _events(spec, table, bounds, at, columns, spliced)
         found = table.scan(row_filter=rows, selected_fields=columns or ("*",)).to_arrow()
-    plain = found.cast(pa.schema([field.with_type(_plain(field.type)) for field in found.schema]))
+    plain = plain_types(found)
     order = [(c, "ascending") for c in _ORDER if c in plain.column_names]
     return plain.sort_by(order) if order else plain
 
 
+def _events(
+    spec: PipelineSpec, table: StaticTable, bounds: list[str], at: int | None, columns: tuple[str, ...] | None, spliced: bool
+) -> Any:
+    """Rows of an events table into which something was merged."""
+    time = next(iter(spec.sources.values())).event_time
+    order = {"position", SPLICED, "_source", "_partition", "_seq", "_epoch", time}
+    wanted = ("*",) if columns is None else tuple({*columns, *order})
+    rows = " and ".join([*bounds, *([] if spliced else [f"{SPLICED} is null"])]) or ALWAYS_TRUE
+    found = plain_types(table.scan(row_filter=rows, selected_fields=wanted).to_arrow())
+    if not spliced or spec.release.mode is ReleaseMode.PASS_THROUGH:
+        return (found if spliced else found.drop_columns([SPLICED])).sort_by("position")
+    merged = " and ".join([f"{SPLICED} is not null", *([] if at is None else [f"_epoch <= {at}"])])
+    inserted = plain_types(table.scan(row_filter=merged, selected_fields=tuple(order)).to_arrow())
+    return current_positions(found, inserted, time)
+
+
 @contextmanager
-def _reading(spec: PipelineSpec, name: str) -> Iterator[None]:
+def reading(spec: PipelineSpec, name: str) -> Iterator[None]:
+    """What goes wrong while a table is read is the store's fault, and may pass."""
     try:
         yield
     except OSError as error:
@@ -193,8 +240,12 @@ def _reading(spec: PipelineSpec, name: str) -> Iterator[None]:
         ) from error
 
 
+def plain_types(table: Any) -> Any:
+    """The table without large types: pyiceberg answers with them where there is no file to learn from; readers need not know."""
+    return table.cast(pa.schema([field.with_type(_plain(field.type)) for field in table.schema]))
+
+
 def _plain(kind: Any) -> Any:
-    """pyiceberg answers with large types where there is no file to learn from; readers need not know."""
     if pa.types.is_large_list(kind) or pa.types.is_list(kind):
         return pa.list_(_plain(kind.value_type))
     return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
@@ -212,14 +263,14 @@ def _ticks(column: Any) -> list[int]:
     return list(column.cast(pa.int64()).to_pylist())
 
 
-def _flat(table: Any) -> Any:
+def flat(table: Any, *, hex_prefix: str = "") -> Any:
     """Lists and bytes as texts: CSV has neither."""
     for i, field in enumerate(table.schema):
         if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
             texts = [None if v is None else json.dumps(v, default=_text) for v in table.column(i).to_pylist()]
             table = table.set_column(i, field.name, pa.array(texts, pa.string()))
         elif pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
-            texts = [None if v is None else v.hex() for v in table.column(i).to_pylist()]
+            texts = [None if v is None else hex_prefix + v.hex() for v in table.column(i).to_pylist()]
             table = table.set_column(i, field.name, pa.array(texts, pa.string()))
     return table
 

@@ -7,16 +7,15 @@ import pytest
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.jobs.engine.faults import NoFaults
-from tidegate.jobs.engine.publisher import Publisher
+from tidegate.jobs.engine.publisher import Publisher, Publishers
 from tidegate.jobs.spec.errors import PoisonError, TidegateError, TransientError
 
 
 class Sink:
     """Fails as told, then applies everything."""
 
-    name = "fake"
-
     def __init__(self, *errors: Exception, lag_errors: tuple[Exception, ...] = ()) -> None:
+        self.name = "fake"
         self.errors, self.lag_errors = list(errors), list(lag_errors)
         self.calls = 0
 
@@ -67,3 +66,21 @@ def test_what_cannot_be_retried_ends_it() -> None:
     with pytest.raises(TidegateError, match="misfit"):
         own.drain(10.0)
     own.stop()
+
+
+def test_a_sink_that_is_away_does_not_hold_up_the_others() -> None:
+    """Each follows by itself; the driver waits for the slowest, and says which has how far to go."""
+    well, away = Sink(), Sink(*[TransientError("away", code="sink.unavailable")] * 1000)
+    well.name, away.name = "well", "away"
+    both = Publishers([well, away], SlotLog(MemoryStore(), "p"), NoFaults())
+    both.start(3)
+    try:
+        assert not both.wait_below(1, 0.2)
+        while both.trouble is None or both.lags["well"]:
+            both.wait_below(1, 0.05)
+        assert both.lags == {"well": 0, "away": 3}
+        assert both.unpublished == 3
+        away.errors.clear()
+        assert both.drain(20.0)
+    finally:
+        both.stop()

@@ -107,6 +107,10 @@ class World:
             return [(e.timeline, e.slot) for e in epochs]
         return sorted((e.timeline, e.slot) for e in epochs for f in e.files.get(table, []) for _ in range(f.rows))
 
+    def wanted_of(self, upto: int, rows: int = 2) -> list[tuple[int, int]]:
+        """The rows of the first slots of timeline 0, whether or not they were retired."""
+        return [(0, slot) for slot in range(1, upto + 1) for _ in range(rows)]
+
     def exact(self, sink: IcebergSink) -> bool:
         """Whether every table holds the lineage's rows, each once."""
         head = self.log.head()

@@ -1,0 +1,28 @@
+"""From a spec to its followers: the Iceberg tables first, since another sink may have to be filled from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.interfaces import Sink
+from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.jobs.sinks.postgres import PostgresSink
+from tidegate.jobs.sinks.standard import FilesSink, WebhookSink
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.sinks import FilesSinkSpec, PostgresSinkSpec, SinkSpec
+
+__all__ = ["make_sinks"]
+
+
+def make_sinks(spec: PipelineSpec, store: Store, uid: str, workdir: Path) -> list[Sink]:
+    """Every follower of a pipeline. Nothing is opened yet."""
+    return [IcebergSink(spec, store, uid, workdir), *(_make(n, given, spec, store, uid) for n, given in spec.sinks.items())]
+
+
+def _make(name: str, given: SinkSpec, spec: PipelineSpec, store: Store, uid: str) -> Sink:
+    if isinstance(given, PostgresSinkSpec):
+        return PostgresSink(name, given, spec, store, uid)
+    if isinstance(given, FilesSinkSpec):
+        return FilesSink(name, given, spec, store, uid)
+    return WebhookSink(name, given, spec, store, uid)

@@ -1,0 +1,219 @@
+"""A follower that applies the log slot by slot and keeps its mark itself: what PostgreSQL, files and webhooks have in common.
+
+`<pipeline>/sinks/<name>.json` says how far it is. For a sink that is applied at least once it *is* the ledger; a transactional
+sink has its ledger where its rows are, and this is a copy for retention, which must not retire what a sink still needs. The
+copy is written after the fact, so it never says too much.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyarrow import BufferReader
+
+from tidegate.checkpoints.documents import Document, change, read
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.manifest import Manifest, Stub
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.sinks.marks import Mark, Way
+from tidegate.jobs.sinks.small import checkpoint_rows
+from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
+from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
+
+__all__ = ["MovedError", "SlotFollower", "SlotMark", "expand", "mark_key", "read_mark"]
+
+_CONFLICTS = 20  # in a row, before asking the caller to come back later
+
+
+class MovedError(TransientError):
+    """Another publisher moved the ledger meanwhile: nothing was applied; judge again."""
+
+
+class SlotMark(Document):
+    """How far a sink is: slots 1 to `upto` of the lineage of `timeline`."""
+
+    uid: str = ""
+    timeline: int = 0
+    upto: int = 0
+
+    @property
+    def mark(self) -> Mark:
+        """Without the pipeline."""
+        return Mark(self.timeline, self.upto)
+
+
+def mark_key(pipeline: str, sink: str) -> str:
+    """Where a sink's mark lies."""
+    return f"{pipeline}/sinks/{sink}.json"
+
+
+def read_mark(store: Store, pipeline: str, sink: str) -> SlotMark | None:
+    """The mark in the store, or None before the first."""
+    return read(store, mark_key(pipeline, sink), SlotMark)[0]
+
+
+def expand(text: str, sink: str) -> str:
+    """Put environment variables in the place of ``${NAME}``.
+
+    Raises:
+        ConfigurationError: one of them is not set.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1])
+        if found is None:
+            raise ConfigurationError(
+                f"sinks.{sink}: the environment variable {match[1]} is not set",
+                code="sink.no_variable",
+                advice=f"set {match[1]} where the driver is started",
+            )
+        return found
+
+    return re.sub(r"\$\{(\w+)\}", value, text)
+
+
+class SlotFollower(ABC):
+    """Implements `Sink`. Subclasses say where the mark is kept, and how one epoch is applied and taken back."""
+
+    def __init__(self, name: str, spec: PipelineSpec, store: Store, uid: str, tables: tuple[str, ...] | None) -> None:
+        self.name, self.spec, self.store, self.uid = name, spec, store, uid
+        self.tables = tables or spec.tables
+
+    def follow(self, log: SlotLog, *, flush: bool = True) -> int:
+        """Bring the sink to the head of the current timeline; every slot by itself, so groups need no flush.
+
+        Returns:
+            Slots applied.
+
+        Raises:
+            FencedError: the sink stands on a timeline outside this log's lineage, or ahead of it.
+            TransientError: it cannot be reached now, or other publishers kept winning; call again.
+            ConfigurationError: it belongs to another pipeline, or refuses these credentials.
+            PoisonError: an epoch that it needs was retired, or a row does not fit.
+        """
+        for _ in range(_CONFLICTS):
+            try:
+                return self._follow(log)
+            except MovedError:
+                continue
+        raise TransientError(f"other publishers of {self.name} kept winning", code="sink.contended", retry_after=1.0)
+
+    def lag(self, log: SlotLog) -> int:
+        """Sealed slots that the sink has not applied yet."""
+        mark, way = self._load(), Way(log, log.head())
+        return way.slot - (way.position(mark) if mark and way.knows(mark) else 0)
+
+    @abstractmethod
+    def _load(self) -> Mark | None:
+        """The mark; None before the first. Raises ConfigurationError when it is another pipeline's."""
+
+    @abstractmethod
+    def _begin(self, log: SlotLog, way: Way) -> Mark:
+        """Make the ledger of a new sink."""
+
+    @abstractmethod
+    def _rewind(self, before: Mark, after: Mark) -> None:
+        """Take back the slots after `after.upto` and go on on its timeline. Raises MovedError when the mark is not `before`."""
+
+    @abstractmethod
+    def _apply(self, epoch: Manifest, before: Mark, after: Mark) -> None:
+        """Apply one epoch. Raises MovedError when the mark is not `before`."""
+
+    @abstractmethod
+    def _past_retired(self, slot: int, before: Mark, way: Way) -> Mark:
+        """An epoch that is still to be applied was retired: get past it by other means, or refuse. Returns the new mark."""
+
+    def _follow(self, log: SlotLog) -> int:
+        """The mark first, then the head: whatever the sink has was sealed before, so it cannot be ahead of the log."""
+        mark = self._load()
+        way = Way(log, log.head())
+        if mark is None:
+            mark = self._begin(log, way)
+        if not way.knows(mark):
+            raise self._fenced(mark, way)
+        here = Mark(way.timeline, way.position(mark))
+        if here != mark:
+            self._rewind(mark, here)
+        begin = here.upto
+        while here.upto < way.slot:
+            here = self._forward(log, here, way)
+        return here.upto - begin
+
+    def _forward(self, log: SlotLog, here: Mark, way: Way) -> Mark:
+        for filled in log.epochs(way.timeline, here.upto + 1, way.slot):
+            if isinstance(filled.record, Stub):
+                return self._past_retired(filled.record.slot, here, way)
+            after = Mark(way.timeline, filled.epoch.slot)
+            self._apply(filled.epoch, here, after)
+            here = after
+        return here
+
+    def rows_of(self, epoch: Manifest, table: str) -> Iterator[Any]:
+        """The epoch's rows of one table, a file at a time. Those of `checkpoints` follow from the manifest."""
+        if table == CHECKPOINTS:
+            yield checkpoint_rows([epoch])
+            return
+        for file in epoch.files.get(table, []):
+            if file.rows:
+                yield pq.read_table(BufferReader(self.store.get(file.key).data))
+
+    def move_mark(self, before: Mark | None, after: Mark) -> None:
+        """Swap the mark in the store. Without `before` it is a copy of a ledger elsewhere and only has to be true.
+
+        Raises:
+            MovedError: the mark is not `before`.
+        """
+        key = mark_key(self.spec.name, self.name)
+
+        def step(there: SlotMark) -> SlotMark:
+            self.check_uid(there.uid)
+            if there.mark == after and there.uid:
+                return there
+            if before is not None and there.uid and there.mark != before:
+                raise self.moved(there.mark, before)
+            if before is None and there.uid and (there.timeline, there.upto) > (after.timeline, after.upto):
+                return there  # a faster publisher's word about the same ledger
+            return there.model_copy(update={"uid": self.uid, "timeline": after.timeline, "upto": after.upto})
+
+        change(self.store, key, SlotMark(), step)
+
+    def check_uid(self, owner: str) -> None:
+        """Refuse what another pipeline filled."""
+        if owner not in ("", self.uid):
+            raise ConfigurationError(
+                f"sink {self.name} of {self.spec.name} was filled by another pipeline (uid {owner}, not {self.uid})",
+                code="sink.other_pipeline",
+                pipeline=self.spec.name,
+                kept="everything in the sink; nothing was changed",
+                advice="give the sink another name and place",
+            )
+
+    def moved(self, found: Mark, expected: Mark) -> MovedError:
+        """The error for a ledger that is not where it was judged."""
+        return MovedError(f"the ledger of {self.name} is at {found}, not {expected}", code="sink.moved", pipeline=self.spec.name)
+
+    def retired(self, slot: int) -> PoisonError:
+        """The error for an epoch that is gone."""
+        return PoisonError(
+            f"sink {self.name} of {self.spec.name} needs slot {slot}, which was retired",
+            code="sink.retired",
+            pipeline=self.spec.name,
+            kept="everything in the sink",
+            advice=f"take the old rows from the tables (tidegate tables {self.spec.name} ...), and start the sink anew under "
+            "another name with: start: head",
+        )
+
+    def _fenced(self, mark: Mark, way: Way) -> FencedError:
+        return FencedError(
+            f"sink {self.name} of {self.spec.name} stands at slot {mark.upto} of timeline {mark.timeline}, "
+            f"but the log ends at slot {way.slot} of timeline {way.timeline}",
+            code="sink.fenced",
+            pipeline=self.spec.name,
+            kept="everything in the sink; nothing was changed",
+            advice="check that the store is the one this sink was filled from",
+        )

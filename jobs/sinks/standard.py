@@ -1,0 +1,166 @@
+"""Sinks that are applied at least once: files and webhooks. Repetitions carry the id of the epoch, so that they can be told.
+
+What was delivered is marked afterwards, by compare-and-swap. A crash in between, or two publishers at once, deliver an epoch
+again: same id, same rows. A restore is told as such; what to do with the rows of abandoned epochs is the receiver's business.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import urllib.error
+import urllib.request
+from abc import abstractmethod
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from tidegate.checkpoints.canonical import canonical_bytes
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.sinks.marks import Mark, Way
+from tidegate.jobs.sinks.slots import SlotFollower, expand, read_mark
+from tidegate.jobs.sinks.tables import json_lines
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.sinks import FilesSinkSpec, WebhookSinkSpec
+
+__all__ = ["FilesSink", "WebhookSink"]
+
+_LATER = (408, 425, 429)  # answers of 400 to 499 that mean: not now
+
+
+class _StandardSink(SlotFollower):
+    """The mark in the store is the ledger."""
+
+    start: str
+
+    def _load(self) -> Mark | None:
+        found = read_mark(self.store, self.spec.name, self.name)
+        if found is None:
+            return None
+        self.check_uid(found.uid)
+        return found.mark
+
+    def _begin(self, log: SlotLog, way: Way) -> Mark:
+        first = Mark(way.timeline, way.slot if self.start == "head" else 0)
+        self.move_mark(None, first)
+        return first
+
+    def _apply(self, epoch: Manifest, before: Mark, after: Mark) -> None:
+        self._deliver(epoch)
+        self.move_mark(before, after)
+
+    def _rewind(self, before: Mark, after: Mark) -> None:
+        self._tell_restore({"pipeline": self.spec.name, "uid": self.uid, "timeline": after.timeline, "after_epoch": after.upto})
+        self.move_mark(before, after)
+
+    def _past_retired(self, slot: int, before: Mark, way: Way) -> Mark:
+        raise self.retired(slot)
+
+    @abstractmethod
+    def _deliver(self, epoch: Manifest) -> None:
+        """Hand an epoch over; returns when the receiver has it."""
+
+    @abstractmethod
+    def _tell_restore(self, notice: dict[str, Any]) -> None:
+        """Tell that the epochs after `after_epoch` of older timelines do not count any more."""
+
+
+class FilesSink(_StandardSink):
+    """`<path>/<table>/t<timeline>-<epoch>-<attempt>.<format>`, then `<path>/_epochs/<checkpoint>.json`, which names them.
+
+    A file counts once the epoch's own object names it. Restores are `<path>/_restores/t<timeline>.json`.
+    """
+
+    def __init__(self, name: str, given: FilesSinkSpec, spec: PipelineSpec, store: Store, uid: str) -> None:
+        super().__init__(name, spec, store, uid, given.tables)
+        self.start, self._format = given.start, given.format
+        self._to = open_store(expand(given.path, name))
+
+    def _deliver(self, epoch: Manifest) -> None:
+        files: dict[str, int] = {}
+        for table in self.tables:
+            for number, rows in enumerate(self.rows_of(epoch, table)):
+                key = f"{table}/{epoch.id}{f'-{number}' if number else ''}.{self._format}"
+                self._to.put(key, _parquet(rows) if self._format == "parquet" else json_lines(rows).encode())
+                files[key] = rows.num_rows
+        body = {"pipeline": self.spec.name, "uid": self.uid, "timeline": epoch.timeline, "epoch": epoch.slot, "files": files}
+        self._to.put(f"_epochs/{epoch.id}.json", canonical_bytes(body))
+
+    def _tell_restore(self, notice: dict[str, Any]) -> None:
+        self._to.put(f"_restores/t{notice['timeline']}.json", canonical_bytes(notice))
+
+
+class WebhookSink(_StandardSink):
+    """POST with JSON: `{"kind": "rows", ..., "rows": [...]}`, and at the end of each epoch one of kind `epoch`."""
+
+    def __init__(self, name: str, given: WebhookSinkSpec, spec: PipelineSpec, store: Store, uid: str) -> None:
+        super().__init__(name, spec, store, uid, given.tables)
+        self.start, self._given = given.start, given
+
+    def _deliver(self, epoch: Manifest) -> None:
+        about = {"pipeline": self.spec.name, "uid": self.uid, "timeline": epoch.timeline, "epoch": epoch.slot}
+        counts: dict[str, int] = {}
+        for table in self.tables:
+            part = 0
+            for rows in self.rows_of(epoch, table):
+                counts[table] = counts.get(table, 0) + rows.num_rows
+                for begin in range(0, rows.num_rows, self._given.rows):
+                    lines = json_lines(rows.slice(begin, self._given.rows)).splitlines()
+                    body = {**about, "kind": "rows", "table": table, "part": part, "rows": [json.loads(line) for line in lines]}
+                    self._post(body, f"{epoch.id}/{table}/{part}")
+                    part += 1
+        self._post({**about, "kind": "epoch", "checkpoint": str(epoch.id), "rows": counts}, str(epoch.id))
+
+    def _tell_restore(self, notice: dict[str, Any]) -> None:
+        self._post({**notice, "kind": "restore"}, f"restore-t{notice['timeline']}")
+
+    def _post(self, body: dict[str, Any], identity: str) -> None:
+        """Send one request.
+
+        Raises:
+            TransientError: no answer, or one that means: later.
+            ConfigurationError: the receiver refuses it.
+        """
+        headers = {"Content-Type": "application/json", "Idempotency-Key": f"{self.uid}/{self.name}/{identity}"}
+        request = urllib.request.Request(  # noqa: S310  # the spec admits http and https only
+            expand(self._given.url, self.name), json.dumps(body).encode(), headers, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=self._given.timeout / 1e6) as answer:  # noqa: S310
+                answer.read()
+        except urllib.error.HTTPError as error:
+            error.close()
+            if 300 <= error.code < 500 and error.code not in _LATER:
+                raise self._refused(identity, error.code) from error
+            raise self._away(f"answered {error.code}") from error
+        except OSError as error:  # URLError, time-outs and broken connections are all of this family
+            raise self._away(str(error)) from error
+
+    def _away(self, cause: str) -> TransientError:
+        return TransientError(
+            f"sink {self.name} of {self.spec.name}: the receiver {cause}",
+            code="sink.unavailable",
+            pipeline=self.spec.name,
+            kept="everything sealed; the sink catches up later",
+            advice="bring the receiver back; tidegate tries again by itself",
+            retry_after=1.0,
+        )
+
+    def _refused(self, identity: str, code: int) -> ConfigurationError:
+        return ConfigurationError(
+            f"sink {self.name} of {self.spec.name}: the receiver refuses {identity} with {code}",
+            code="sink.refused",
+            pipeline=self.spec.name,
+            kept="everything sealed",
+            advice=f"mend the receiver, or sinks.{self.name}",
+        )
+
+
+def _parquet(rows: Any) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(rows, buffer, compression="snappy")
+    return buffer.getvalue()

@@ -1,0 +1,187 @@
+"""Files and webhooks: at least once, with the epoch's id; restores are told; a receiver that is away is waited for."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow.parquet as pq
+import pytest
+from tests.sinks.conftest import UID, World, make_spec
+
+from tidegate.checkpoints.local import LocalStore
+from tidegate.jobs.sinks.make import make_sinks
+from tidegate.jobs.sinks.marks import Mark
+from tidegate.jobs.sinks.slots import MovedError, SlotFollower
+from tidegate.jobs.sinks.standard import FilesSink
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.jobs.spec.loader import parse_spec
+
+
+class Receiver(ThreadingHTTPServer):
+    """Remembers what it was sent, and answers as told."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.got: list[tuple[str, dict[str, Any]]] = []
+        self.answers: list[int] = []
+        self.url = f"http://127.0.0.1:{self.server_port}/hook"
+
+    def epochs(self) -> list[int]:
+        """Of every notice that an epoch is complete."""
+        return [body["epoch"] for _, body in self.got if body["kind"] == "epoch"]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        """Note it."""
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        code = self.server.answers.pop(0) if self.server.answers else 200
+        if code == 200:
+            self.server.got.append((self.headers["Idempotency-Key"], body))
+        self.send_response(code)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def world_with(tmp_path: Path, **given: Any) -> tuple[World, SlotFollower]:
+    """A log and one sink that follows it."""
+    world = World(LocalStore(tmp_path / "store"), tmp_path / "work", make_spec(sinks={"out": {"tables": ["events"], **given}}))
+    return world, follower(world)
+
+
+def follower(world: World) -> SlotFollower:
+    """Another publisher of the same sink."""
+    made = make_sinks(world.spec, world.store, UID, world.workdir)[1]
+    assert isinstance(made, SlotFollower)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_files_are_named_after_their_epoch(tmp_path: Path, kind: str) -> None:
+    """A file per epoch and table; the epoch's own object names them and comes last."""
+    world, sink = world_with(tmp_path, kind="files", path=str(tmp_path / "out"), format=kind)
+    last = world.seal(2)
+    assert sink.follow(world.log) == 2
+    told = json.loads((tmp_path / "out" / "_epochs" / f"{last.id}.json").read_text())
+    (key, rows), *more = told["files"].items()
+    assert (rows, more, told["epoch"]) == (2, [], 2)
+    written = tmp_path / "out" / key
+    count = pq.read_table(written).num_rows if kind == "parquet" else len(written.read_text().splitlines())
+    assert count == rows
+
+
+def test_a_repetition_overwrites_itself(tmp_path: Path) -> None:
+    """Delivered, and then a crash before the mark: delivered again under the same name."""
+    world, sink = world_with(tmp_path, kind="files", path=str(tmp_path / "out"))
+    world.seal(1)
+    with patch.object(FilesSink, "move_mark", side_effect=[None, KeyboardInterrupt]), pytest.raises(KeyboardInterrupt):
+        sink.follow(world.log)
+    assert follower(world).follow(world.log) == 1
+    assert len(list((tmp_path / "out" / "events").iterdir())) == 1
+
+
+def test_a_webhook_is_sent_rows_and_the_end_of_each_epoch(tmp_path: Path, receiver: Receiver) -> None:
+    """In parts, with an id for each; the end tells how many rows there were."""
+    world, sink = world_with(tmp_path, kind="webhook", url=receiver.url, rows=2)
+    made = world.seal(1, rows=3)
+    sink.follow(world.log)
+    keys = [key.removeprefix(f"{UID}/out/") for key, _ in receiver.got]
+    assert keys == [f"{made.id}/events/0", f"{made.id}/events/1", str(made.id)]
+    assert [len(body.get("rows", [])) for _, body in receiver.got] == [2, 1, 1]
+    assert receiver.got[-1][1]["rows"] == {"events": 3}
+
+
+def test_a_receiver_that_is_away_is_asked_again(tmp_path: Path, receiver: Receiver) -> None:
+    """5xx and 429 are transient; what was sent before comes again under the same id."""
+    world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
+    world.seal(2)
+    for answers in ([200, 503], [429]):
+        receiver.answers = list(answers)
+        with pytest.raises(TransientError, match=f"answered {answers[-1]}"):
+            sink.follow(world.log)
+    assert sink.follow(world.log) == 2
+    keys = [key for key, _ in receiver.got]
+    assert receiver.epochs() == [1, 2]
+    assert len(keys) == len(set(keys)) + 1
+
+
+def test_a_refusal_is_for_a_person(tmp_path: Path, receiver: Receiver) -> None:
+    """Other answers of 400 to 499, and a receiver that is not there at all, are told apart."""
+    world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
+    world.seal(1)
+    receiver.answers = [403]
+    with pytest.raises(ConfigurationError, match="with 403"):
+        sink.follow(world.log)
+    world.spec = make_spec(sinks={"out": {"kind": "webhook", "url": "http://127.0.0.1:1/", "tables": ["events"]}})
+    with pytest.raises(TransientError, match="refused"):
+        follower(world).follow(world.log)
+
+
+def test_a_restore_is_told(tmp_path: Path, receiver: Receiver) -> None:
+    """Before the first epoch of the new timeline; a publisher that missed it delivers nothing more."""
+    world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
+    first = world.seal(1)
+    slept = world.seal(1)
+    sink.follow(world.log)
+    world.fork(first.id)
+    world.seal(1)
+    sink.follow(world.log)
+    kinds = [(b["kind"], b["timeline"], b.get("after_epoch")) for _, b in receiver.got if b["kind"] != "rows"]
+    assert kinds == [("epoch", 0, None), ("epoch", 0, None), ("restore", 1, 1), ("epoch", 1, None)]
+    with pytest.raises(MovedError):
+        sink.move_mark(Mark(0, 1), Mark(0, slept.slot))
+
+
+def test_where_it_begins(tmp_path: Path, receiver: Receiver) -> None:
+    """`start: head` leaves out what is sealed; without it a retired epoch is refused, with advice."""
+    world, sink = world_with(tmp_path, kind="webhook", url=receiver.url, start="head")
+    world.seal(2)
+    assert sink.follow(world.log) == 0
+    world.seal(1)
+    assert sink.follow(world.log) == 1
+    assert receiver.epochs() == [3]
+    world.retire(1)
+    world.spec = make_spec(sinks={"late": {"kind": "webhook", "url": receiver.url}})
+    with pytest.raises(PoisonError, match="needs slot 1, which was retired"):
+        follower(world).follow(world.log)
+
+
+def test_a_sink_of_another_pipeline_is_refused(tmp_path: Path, receiver: Receiver) -> None:
+    """The uid in the mark tells."""
+    world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
+    world.seal(1)
+    sink.follow(world.log)
+    sink.uid = "1" * 32
+    with pytest.raises(ConfigurationError, match="another pipeline"):
+        sink.follow(world.log)
+
+
+def test_the_page_about_sinks_is_right(tmp_path: Path) -> None:
+    """Its example is a spec with these sinks."""
+    page = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text()
+    spec = parse_spec(page.split("```yaml\n")[1].split("```")[0])
+    assert {name: sink.kind for name, sink in spec.sinks.items()} == {
+        "warehouse": "postgres",
+        "copies": "files",
+        "alarm": "webhook",
+    }
