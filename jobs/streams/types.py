@@ -1,0 +1,85 @@
+"""Rows of streams and what happens to them (semantics.md section 6). Plain frozen data, no I/O. Times are ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Event", "Merge", "Origin", "Phase", "Rejection", "StreamRow"]
+
+
+class Merge(StrEnum):
+    """What an attachment does with the rows that were there before it."""
+
+    CONCAT = "concat"  # appends them
+    SPLICE = "splice"  # collects them in one request, which the owner of the destination merges or rejects
+
+
+class Phase(StrEnum):
+    """Where an attachment stands with one row of its origin."""
+
+    BACKFILL = "backfill"  # the row was there when the attachment was made
+    HEAD = "head"  # it came later
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who dispatched a row: the attachment, the row it was made of, and which of that row's dispatches it is."""
+
+    attachment: str
+    stream: str
+    row_id: str
+    nth: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """One row of a stream.
+
+    Attributes:
+        id: identity; survives re-indexing.
+        position: zero-based and contiguous; a merge before it moves it up.
+        time: its stamp on this stream, the stream time; never below its predecessor's.
+        turn: when it came, in the order of the world's turns (in a pipeline: the epoch). A merged row came with its predecessor.
+        at: clock of that turn.
+        origin: None for rows from outside.
+    """
+
+    id: str
+    position: int
+    time: int
+    value: Mapping[str, Any]
+    turn: int = 0
+    at: int = 0
+    origin: Origin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A dispatch that the destination refused: logged on the origin stream."""
+
+    stream: str
+    row_id: str
+    destination: str
+    attachment: str
+    stamp: int
+    last: int
+
+    @property
+    def reason(self) -> str:
+        """In words."""
+        return f"stamp {self.stamp} is below {self.last}, the last of {self.destination}"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a fold sees of a row: ``event["amount"]``, ``event.time``. Neither clock nor position: both may change."""
+
+    id: str
+    time: int
+    value: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, column: str) -> Any:
+        return self.value[column]
