@@ -4,7 +4,7 @@
     <pipeline>/timelines/<t>/slots/<inverted number>.json
     <pipeline>/timelines/<t>/state/<slot>-<attempt>/...
     <pipeline>/timelines/<t>/tables/<table>/<slot>-<attempt>/...
-    <pipeline>/index/... requests/<id>.json acks/<id>.json quality/...
+    <pipeline>/index/... requests/<id>.json acks/<id>.json trail/<id>.json logs/<attempt>/... quality/...
 
 Slot keys carry `LAST_SLOT - slot` in fixed width, so that the newest slot sorts first and is one LIST of one key.
 """
@@ -126,6 +126,21 @@ class Layout:
         """Prefix of Great Expectations results and Data Docs."""
         return f"{self.pipeline}/quality/"
 
+    @property
+    def trail(self) -> str:
+        """Prefix of the restores' histories: who asked, who approved, what came of it."""
+        return f"{self.pipeline}/trail/"
+
+    @property
+    def logs(self) -> str:
+        """Prefix of the drivers' logs."""
+        return f"{self.pipeline}/logs/"
+
+    @property
+    def splices(self) -> str:
+        """Prefix of all splice requests."""
+        return f"{self.pipeline}/splices/"
+
     def timeline(self, timeline: int) -> str:
         """Prefix of one timeline."""
         return f"{self.timelines}{timeline}/"
@@ -166,6 +181,14 @@ class Layout:
     def ack(self, request_id: str) -> str:
         """Key of the acknowledgement of one request."""
         return f"{self.acks}{require_name(request_id, 'request id')}.json"
+
+    def splice(self, request_id: str) -> str:
+        """Key of one splice request."""
+        return f"{self.splices}{require_name(request_id, 'splice request id')}.json"
+
+    def splice_folder(self, request_id: str) -> str:
+        """Folder of the rows and reports of one splice request."""
+        return f"{self.splices}{require_name(request_id, 'splice request id')}/"
 
     def index_page(self, name: str) -> str:
         """Key of one index page."""

@@ -102,8 +102,39 @@ def _recover(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
         "dry_run": Param(False, type="boolean", title="Dry run", description="Verify and report only; nothing is changed."),
     }
     with _dag(spec, "recover", "Goes back to a checkpoint: verify, report, stop, restore, start again.", params=params) as dag:
-        RecoverOperator(task_id="recover", pipeline=spec.name, spec=path, stream_dag=f"{spec.name}.stream", conn_id=conn_id)
+        approval = _approval(spec, conn_id) if spec.supervision.approval else None
+        ids = None if approval is None else (approval.task_id, *approval.upstream_task_ids)
+        recover = RecoverOperator(
+            task_id="recover",
+            pipeline=spec.name,
+            spec=path,
+            stream_dag=f"{spec.name}.stream",
+            approval=ids,
+            conn_id=conn_id,
+        )
+        if approval is not None:
+            approval >> recover
     return dag
+
+
+def _approval(spec: PipelineSpec, conn_id: str | None) -> Any:
+    # Imported by those who want it only: it costs every parse a tenth of a second.
+    from tidegate.operators.approve import REPORT, ApproveRestoreOperator, ReportRestoreOperator
+
+    supervision = spec.supervision
+    asked = ReportRestoreOperator(task_id=REPORT, pipeline=spec.name, conn_id=conn_id)
+    patience = supervision.approval_timeout
+    approve = ApproveRestoreOperator(
+        task_id="approve",
+        pipeline=spec.name,
+        approvers=supervision.approvers,
+        conn_id=conn_id,
+        response_timeout=None if patience is None else timedelta(microseconds=patience),
+        retries=2,
+        retry_delay=timedelta(seconds=2),
+    )
+    asked >> approve
+    return approve
 
 
 def _quality(spec: PipelineSpec, path: str, conn_id: str | None, every: float) -> DAG:

@@ -101,7 +101,8 @@ class LocalLauncher:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
-                env=child_environment(access),
+                # The driver sends its log to the bucket while it runs; jobs/driver/ship.py reads these.
+                env={**child_environment(access), "TIDEGATE_DRIVER_LOG": str(log), "TIDEGATE_ATTEMPT": attempt},
                 start_new_session=True,
             )
         child.returncode = 0  # never waited for: it is meant to outlive us, and Popen would warn about that

@@ -1,16 +1,18 @@
 """Go back to a checkpoint, in steps that can each be repeated.
 
-1. choose and verify the checkpoint; report what would be rewound (a dry run ends here)
+1. choose and verify the checkpoint; report what would be rewound (a dry run ends here); check the approval, if one is needed
 2. say that a recovery is under way: nobody else may start the stream
 3. stop the driver: ask, SIGTERM, SIGKILL
 4. hold the lease and fill the next slot with the fork record: that PUT is the restore
 5. say that the stream shall run; its own task launches the driver, or this one does if no task is there
 6. wait for the first epoch of the new timeline
+
+Who, when, why, from and to stand in the trail of the bucket, also when nothing came of it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from airflow.sdk import BaseOperator
 
@@ -23,13 +25,16 @@ from tidegate.checkpoints.lease import Holder, Lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.restore import RestorePlan, commit_restore, plan_restore
 from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.trail import What, note
 from tidegate.checkpoints.verify import Verdict, verify
-from tidegate.jobs.spec.errors import PoisonError, TransientError
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.control import stop_driver
 from tidegate.operators.launch import LocalLauncher
 
-__all__ = ["RecoverOperator"]
+__all__ = ["DRIFT", "RecoverOperator", "choose", "report", "who_of"]
+
+DRIFT: Final = 500  # epochs sealed between an impact report and its approval, beyond which the report is no longer about it
 
 _LOOK_EVERY = 1.0  # seconds
 _ACTIVE = ["queued", "running"]
@@ -45,6 +50,7 @@ class RecoverOperator(BaseOperator):
         checkpoint: `latest`, `latest_healthy`, a pin, or an id; a template, by default the run's param.
         reason: kept with the restore; a template.
         dry_run_only: verify and report; a template that renders to `True` or `False`.
+        approval: id of the task whose answer is needed, and of the one that made its report; None to restore at once.
         conn_id: Airflow connection of the store; None for the environment.
         first_epoch_timeout: seconds to wait for the first epoch after the restore.
     """
@@ -61,6 +67,7 @@ class RecoverOperator(BaseOperator):
         checkpoint: str = "{{ params.checkpoint }}",
         reason: str = "{{ params.reason }}",
         dry_run_only: str = "{{ params.dry_run }}",
+        approval: tuple[str, str] | None = None,
         conn_id: str | None = None,
         first_epoch_timeout: float = 300.0,
         **kwargs: Any,
@@ -68,24 +75,27 @@ class RecoverOperator(BaseOperator):
         super().__init__(**kwargs)
         self.pipeline, self.spec, self.stream_dag, self.conn_id = pipeline, spec, stream_dag, conn_id
         self.checkpoint, self.reason, self.dry_run_only = checkpoint, reason, dry_run_only
-        self.first_epoch_timeout = first_epoch_timeout
+        self.first_epoch_timeout, self.approval = first_epoch_timeout, approval
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run the steps; the report and the outcome are the task's result."""
         access = StoreAccess.resolve(self.conn_id)
         store = access.open()
         log = SlotLog(store, self.pipeline)
-        request, who = str(context["run_id"]), _who(context)
-        why = self.reason or f"run {request}"
+        request, who = str(context["run_id"]), who_of(context)
         if not _done(log, request):  # a retry after the PUT must not restore twice
             # Step 1.
-            target = self._choose(log)
+            asked = self._approved(context, log, who) if self.approval else None
+            target = choose(log, asked["target"] if asked else self.checkpoint)
+            self.log.info("%s verified: everything it needs is there and whole", target)
             plan = plan_restore(log, target)
             self.log.info("%s", report(plan))
             if self.dry_run_only == "True":
                 self.log.info("dry run: nothing was changed")
                 return {"pipeline": self.pipeline, "dry_run": True, "plan": plan.model_dump()}
-            self._restore(store, log, target, request, who, why)
+            note(store, self.pipeline, request, What.ASKED, who=who, target=plan.target, head=plan.head, why=self.reason)
+            why = " ".join([self.reason or f"run {request}", *([f"(approved by {asked['by']})"] if asked else [])])
+            self._restore_and_note(store, log, target, request, who, why)
         # Steps 5 and 6.
         head = log.head()
         if context["ti"].get_dr_count(dag_id=self.stream_dag, states=_ACTIVE) == 0:
@@ -94,21 +104,32 @@ class RecoverOperator(BaseOperator):
         seconds = self._await_first_epoch(log, head.timeline)
         return {"pipeline": self.pipeline, "timeline": head.timeline, "fork_slot": _fork_slot(log, request), "seconds": seconds}
 
-    def _choose(self, log: SlotLog) -> CheckpointId:
-        checkpoint = Catalog(log).resolve(self.checkpoint)
-        result = verify(log, checkpoint)
-        if result.verdict is not Verdict.HEALTHY:
-            found = "; ".join(f"{f.key}: {f.problem.value}" for f in result.findings[:5])
-            kind = TransientError if result.verdict is Verdict.UNKNOWN else PoisonError
-            raise kind(
-                f"{checkpoint} is {result.verdict.value}: {found}",
-                code="recover.unfit",
+    def _approved(self, context: Any, log: SlotLog, who: str) -> dict[str, Any]:
+        """What was asked and who approved it, if that approval is good for what the stream is now."""
+        assert self.approval is not None  # noqa: S101 - the caller has looked
+        answer, reported = (context["ti"].xcom_pull(task_ids=task) for task in self.approval)
+        person = (answer or {}).get("responded_by_user") or {}
+        by = str(person.get("id") or "")
+        refused = _refusal(log, reported["bound"], who, by)
+        if refused is not None:
+            note(log.store, self.pipeline, str(context["run_id"]), What.REFUSED, who="tidegate", detail=refused)
+            raise ConfigurationError(
+                f"the restore is not approved: {refused}",
+                code="recover.not_approved",
                 pipeline=self.pipeline,
                 kept="the running stream, untouched",
-                advice="choose another checkpoint: tidegate checkpoints list",
+                advice=f"start {self.dag_id} again and let somebody else than {who} approve",
             )
-        self.log.info("%s verified: everything it needs is there and whole", checkpoint)
-        return checkpoint
+        self.log.info("asked by %s, approved by %s", who, by)
+        return {"target": reported["target"], "by": by}
+
+    def _restore_and_note(self, store: Store, log: SlotLog, target: CheckpointId, request: str, who: str, why: str) -> None:
+        try:
+            self._restore(store, log, target, request, who, why)
+        except Exception as error:
+            note(store, self.pipeline, request, What.FAILED, who=who, detail=str(error)[:1000])
+            raise
+        note(store, self.pipeline, request, What.RESTORED, who=who, detail=why)
 
     def _restore(self, store: Store, log: SlotLog, target: CheckpointId, request: str, who: str, why: str) -> None:
         # Step 2.
@@ -150,6 +171,33 @@ class RecoverOperator(BaseOperator):
         )
 
 
+def choose(log: SlotLog, text: str) -> CheckpointId:
+    """The checkpoint somebody named, verified.
+
+    Raises:
+        ConfigurationError: it names none.
+        PoisonError, TransientError: it is damaged; the store could not say.
+    """
+    checkpoint = Catalog(log).resolve(text)
+    result = verify(log, checkpoint)
+    if result.verdict is not Verdict.HEALTHY:
+        found = "; ".join(f"{f.key}: {f.problem.value}" for f in result.findings[:5])
+        kind = TransientError if result.verdict is Verdict.UNKNOWN else PoisonError
+        raise kind(
+            f"{checkpoint} is {result.verdict.value}: {found}",
+            code="recover.unfit",
+            pipeline=log.pipeline,
+            kept="the running stream, untouched",
+            advice="choose another checkpoint: tidegate checkpoints list",
+        )
+    return checkpoint
+
+
+def who_of(context: Any) -> str:
+    """Who started the run."""
+    return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")
+
+
 def report(plan: RestorePlan) -> str:
     """The impact report, for the task log and for whoever approves."""
     lines = [
@@ -177,5 +225,15 @@ def _fork_slot(log: SlotLog, request: str) -> int:
     return next(fork.fork_slot for fork in log.forks() if fork.request_id == request)
 
 
-def _who(context: Any) -> str:
-    return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")
+def _refusal(log: SlotLog, bound: dict[str, Any], who: str, by: str) -> str | None:
+    """Why an approval does not count; None when it does."""
+    if not by:
+        return "nobody has answered"
+    if by == who:
+        return f"{by} has asked for it and may not approve it as well"
+    head = log.head()
+    if head.timeline != bound["timeline"]:
+        return "the stream was restored to something else after the report"
+    if head.slot - bound["slot"] > DRIFT:
+        return f"{head.slot - bound['slot']} epochs were sealed after the report, it holds for {DRIFT}"
+    return None

@@ -14,8 +14,10 @@ that has forgotten the stream is a fault, never a stop: somebody wiped it, or pu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
@@ -25,12 +27,13 @@ from airflow.sdk.exceptions import DagRunTriggerException
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.desired import Desired, DesiredState, read_desired, set_desired
 from tidegate.checkpoints.documents import read
+from tidegate.checkpoints.driver_logs import DriverLog, forget_old_logs, tail_of
 from tidegate.checkpoints.identity import read_identity
 from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.control import asked_to_stop, remove_driver
 from tidegate.operators.failures import DriverLostError, failure_of, retry_policy
@@ -144,7 +147,7 @@ class StreamOperator(BaseOperator):
         if seen.state is StreamState.LIVE:
             return self._hand_over(context, seen.why)
         process = Launched.from_dict(launched) if launched else None
-        self._show_log(process, seen)
+        self._show_log(store, process)
         if seen.state is StreamState.FINISHED:
             set_desired(store, self.pipeline, DesiredState.STOPPED, who="airflow", why=seen.why)
             return self._ended(seen.why)
@@ -218,9 +221,17 @@ class StreamOperator(BaseOperator):
         if process is not None:
             send_signal(process.leader, SIGKILL, group=True)
 
-    def _show_log(self, process: Launched | None, seen: Observation) -> None:
-        if process is not None:
-            self.log.info("end of the driver's log (%s):\n%s", process.log, "\n".join(tail(process.log)))
+    def _show_log(self, store: Store, process: Launched | None) -> None:
+        """The end of the driver's log for the task's own; what the driver could not send any more is sent by now."""
+        if process is None:
+            return
+        lines = tail(process.log)
+        with suppress(TransientError):
+            DriverLog(store, self.pipeline, process.attempt, Path(process.log)).send()
+            forget_old_logs(store, self.pipeline)
+            lines = lines or tail_of(store, self.pipeline, process.attempt, 20)  # it ran on another worker's host
+        where = f"{process.log}, in the bucket {Layout(self.pipeline).logs}{process.attempt}/"
+        self.log.info("end of the driver's log (%s):\n%s", where, "\n".join(lines))
 
     def _ended(self, why: str) -> dict[str, Any]:
         self.log.info("ending: %s", why)

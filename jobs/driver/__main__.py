@@ -10,6 +10,7 @@ import typer
 from tidegate.jobs.driver.logs import configure_logs
 from tidegate.jobs.driver.loop import Until
 from tidegate.jobs.driver.process import RunOptions, run_pipeline
+from tidegate.jobs.driver.ship import shipped_log
 from tidegate.jobs.spec.errors import TidegateError
 from tidegate.jobs.spec.loader import load_spec
 
@@ -31,7 +32,9 @@ def main(
         typer.echo(error, err=True)
         raise typer.Exit(error.failure_class.exit_code) from None
     options = RunOptions(store_url=store, until=Until(until_idle, epochs), recover_to=recover_to, standby=standby, work=work)
-    raise typer.Exit(run_pipeline(pipeline, options))
+    with shipped_log(store, pipeline.name):
+        code = run_pipeline(pipeline, options)
+    raise typer.Exit(code)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,184 @@
+"""A restore that another person approves, step by step: who asks is not who decides, and the answer fits what it was about."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowSkipException
+
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.trail import What, note, read_trails
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.operators import recover
+from tidegate.operators.approve import ApproveRestoreOperator, ReportRestoreOperator
+from tidegate.operators.factory import build_dags
+from tidegate.operators.recover import DRIFT, RecoverOperator
+
+from .test_recover import _id, _seal
+
+SPEC = """\
+apiVersion: tidegate/v1
+name: p
+sources:
+  one: {path: inbox/one, schema: {at: timestamp}, event_time: at, lag: 1m}
+supervision: {approval: true, approvers: [olga], approval_timeout: 1h}
+"""
+
+
+class Asking:
+    """One run of `p.recover`: its tasks' results, and who triggered it."""
+
+    def __init__(self, run_id: str = "r", who: str = "ann") -> None:
+        self.run_id, self.who = run_id, who
+        self.results: dict[str, Any] = {}
+
+    def context(self) -> dict[str, Any]:
+        def pull(task_ids: str) -> Any:
+            return self.results.get(task_ids)
+
+        task = SimpleNamespace(xcom_pull=pull, get_dr_count=lambda **_: 1)
+        return {"run_id": self.run_id, "dag_run": SimpleNamespace(triggering_user_name=self.who), "ti": task}
+
+    def report(self, checkpoint: str, dry_run: bool = False) -> dict[str, Any]:
+        made = ReportRestoreOperator(
+            task_id="report", pipeline="p", checkpoint=checkpoint, reason="a test", dry_run_only=str(dry_run)
+        )
+        found = made.execute(self.context())
+        self.results["report"] = found
+        return found
+
+    def answer(self, chosen: str, by: str) -> None:
+        asked = ApproveRestoreOperator(task_id="approve", pipeline="p")
+        event = {
+            "chosen_options": [chosen],
+            "params_input": {},
+            "responded_at": datetime.now(UTC),
+            "responded_by_user": {"id": by, "name": by},
+        }
+        self.results["approve"] = asked.execute_complete(self.context(), event)
+
+    def recover(self) -> dict[str, Any]:
+        made = RecoverOperator(
+            task_id="recover",
+            pipeline="p",
+            spec="p.yaml",
+            stream_dag="p.stream",
+            checkpoint="latest",  # the approved one counts, whatever the form says by now
+            reason="a test",
+            dry_run_only="False",
+            approval=("approve", "report"),
+        )
+        return made.execute(self.context())
+
+
+@pytest.fixture
+def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
+    """Six epochs of ten rows each; nothing is waited for, no process is started."""
+    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
+    monkeypatch.setenv("TIDEGATE_STORE", url)
+    monkeypatch.setattr(RecoverOperator, "_await_first_epoch", lambda self, log, timeline: 1.0)
+    log = SlotLog(open_store(url), "p")
+    for _ in range(6):
+        _seal(log)
+    return log
+
+
+def test_an_approved_restore_names_both_people(log: SlotLog) -> None:
+    """The question carries the impact report; fork and trail say who asked, who approved, why, from and to."""
+    asking, target = Asking(), _id(log, 3)
+    text = asking.report(target)["text"]
+    assert "**ann** asks for this restore: a test" in text
+    assert "epochs rewound   3" in text
+    asking.answer("Approve", "olga")
+    asking.recover()
+    (fork,) = log.forks()
+    assert (fork.recover_to, fork.who, fork.why) == (target, "ann", "a test (approved by olga)")
+    (trail,) = read_trails(log.store, "p")
+    assert (trail.request, trail.target, trail.head, trail.why) == ("r", target, _id(log, 6), "a test")
+    assert [(s.what, s.who) for s in trail.steps] == [("asked", "ann"), ("approved", "olga"), ("restored", "ann")]
+
+
+def test_nobody_approves_his_own_restore(log: SlotLog) -> None:
+    """The answer of whoever asked does not count, nothing is changed, and the refusal stays in the trail."""
+    asking = Asking()
+    asking.report(_id(log, 3))
+    asking.answer("Approve", "ann")
+    with pytest.raises(ConfigurationError, match="ann has asked for it and may not approve it as well"):
+        asking.recover()
+    assert log.forks() == []
+    assert [s.what for s in read_trails(log.store, "p")[0].steps] == [What.ASKED, What.APPROVED, What.REFUSED]
+
+
+def test_without_an_answer_nothing_is_restored(log: SlotLog) -> None:
+    """Somebody marked the question as successful instead of answering it."""
+    asking = Asking()
+    asking.report(_id(log, 3))
+    with pytest.raises(ConfigurationError, match="nobody has answered"):
+        asking.recover()
+    assert log.forks() == []
+
+
+def test_an_approval_does_not_outlive_another_restore(log: SlotLog) -> None:
+    """The report was about the timeline that has ended meanwhile."""
+    first, second = Asking("r1"), Asking("r2")
+    for asking in (first, second):
+        asking.report(_id(log, 3))
+        asking.answer("Approve", "olga")
+    first.recover()
+    with pytest.raises(ConfigurationError, match="restored to something else after the report"):
+        second.recover()
+    assert len(log.forks()) == 1
+
+
+def test_an_approval_holds_for_so_many_epochs(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live stream goes on while it is thought about; beyond the bound in the report it is asked again."""
+    monkeypatch.setattr(recover, "DRIFT", 2)
+    asking = Asking()
+    assert f"up to {DRIFT} further epochs" in asking.report(_id(log, 3))["text"]
+    asking.answer("Approve", "olga")
+    for _ in range(3):
+        _seal(log)
+    with pytest.raises(ConfigurationError, match="3 epochs were sealed after the report, it holds for 2"):
+        asking.recover()
+
+
+def test_a_rejection_is_kept(log: SlotLog) -> None:
+    """Nothing follows the question, and the trail says who said no."""
+    asking = Asking()
+    asking.report(_id(log, 3))
+    asking.answer("Reject", "olga")
+    assert [(s.what, s.who) for s in read_trails(log.store, "p")[0].steps][-1] == ("rejected", "olga")
+
+
+def test_a_dry_run_asks_nobody(log: SlotLog) -> None:
+    """It ends after the report, which stands in its log."""
+    with pytest.raises(AirflowSkipException, match="nobody is asked"):
+        Asking().report(_id(log, 3), dry_run=True)
+    assert read_trails(log.store, "p") == []
+
+
+def test_a_trail_takes_each_step_once(log: SlotLog) -> None:
+    """A task that is tried again says nothing new; the newest request comes first."""
+    for request in ("a", "b", "a"):
+        note(log.store, "p", request, What.ASKED, who="ann", target="t", head="h")
+    assert [(t.request, len(t.steps)) for t in read_trails(log.store, "p")] == [("b", 1), ("a", 1)]
+
+
+def test_the_spec_switches_approval_on(tmp_path: Path) -> None:
+    """Three tasks instead of one; only the named people may answer, and not for ever."""
+    (tmp_path / "p.yaml").write_text(SPEC)
+    dag = build_dags(tmp_path)["p.recover"]
+    assert dag.task_ids == ["report", "approve", "recover"]
+    approve, last = dag.get_task("approve"), dag.get_task("recover")
+    assert isinstance(approve, ApproveRestoreOperator)
+    assert approve.assigned_users == [{"id": "olga", "name": "olga"}]
+    assert approve.response_timeout is not None
+    assert approve.response_timeout.total_seconds() == 3600
+    assert isinstance(last, RecoverOperator)
+    assert last.approval == ("approve", "report")
