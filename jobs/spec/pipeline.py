@@ -25,6 +25,7 @@ from tidegate.jobs.spec.presets import apply_preset
 from tidegate.jobs.spec.quality import QualitySpec
 from tidegate.jobs.spec.sinks import SinkSpec
 from tidegate.jobs.spec.time import Duration
+from tidegate.jobs.spec.streams import REJECTIONS, PipeSpec, ReducerSpec, StreamGraph, StreamSpec
 from tidegate.jobs.spec.windows import WindowSpec
 
 __all__ = [
@@ -250,6 +251,10 @@ class PipelineSpec(Model):
     supervision: SupervisionSpec = SupervisionSpec()
     quality: QualitySpec = QualitySpec()
     """Limits and severities of the quality suites; see expectations/."""
+    streams: dict[Name, StreamSpec] = Field(default={})
+    """Streams that pipes and reducers write to; `events` is there by itself."""
+    pipes: dict[Name, PipeSpec] = Field(default={})
+    reducers: dict[Name, ReducerSpec] = Field(default={})
 
     @model_validator(mode="before")
     @classmethod
@@ -290,6 +295,22 @@ class PipelineSpec(Model):
     @property
     def barrier_timeout(self) -> int | None:
         """Ticks until an open barrier times out: its own, else four build windows, else never."""
+    @model_validator(mode="after")
+    def _streams_fit(self) -> Self:
+        clash = (RESERVED_TABLES | {REJECTIONS} | set(self.windows)) & set(self.streams)
+        if clash:
+            raise ValueError(f"stream names {', '.join(sorted(clash))} are taken by tables or windows")
+        for stream in self.streams.values():
+            for kind in stream.columns.values():
+                _column_type(kind)
+        _ = self.graph
+        return self
+
+    @property
+    def graph(self) -> StreamGraph:
+        """Streams in order, with their columns, readers and writers."""
+        return StreamGraph.of(self.columns, self.streams, self.pipes, self.reducers)
+
         if self.barriers.timeout is not None:
             return self.barriers.timeout
         window = self.release.build_window
@@ -298,7 +319,8 @@ class PipelineSpec(Model):
     @property
     def tables(self) -> tuple[str, ...]:
         """Names of all output tables."""
-        return (EVENTS, LATE, *self.windows, BARRIERS, CHECKPOINTS, DEAD_LETTERS)
+        streams = (*self.streams, REJECTIONS) if self.streams else ()
+        return (EVENTS, LATE, *self.windows, *streams, BARRIERS, CHECKPOINTS, DEAD_LETTERS)
 
     def digest(self) -> str:
         """sha256 of all that rows depend on: stands in every manifest. Limits, supervision and Spark's settings do not count."""
