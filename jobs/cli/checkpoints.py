@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.catalog import Catalog
     from tidegate.checkpoints.index import Summary
     from tidegate.checkpoints.log import SlotLog
+    from tidegate.checkpoints.manifest import Manifest
     from tidegate.checkpoints.restore import RestorePlan
+    from tidegate.jobs.spec.changes import Change
+    from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["app"]
 
@@ -145,14 +149,22 @@ def restore(
     catalog = _catalog(pipeline, store)
     log = catalog.log
     plan = plan_restore(log, catalog.resolve(checkpoint), catalog=catalog)
+    changes = _spec_changes(pipeline, log, plan)
     if not as_json:
         _print_plan(plan)
+        if plan.spec_changed and not changes:
+            output.console().print("the spec has changed since then")
+        if changes:
+            output.table(["the spec has changed", "", "state"], [(c.what, c.verdict.value, c.why) for c in changes])
     if not dry_run:
+        _refuse_misfit(pipeline, log, plan)
         if not yes:
             typer.confirm("restore?", abort=True, err=as_json)
         _commit(log, plan, why)
     if as_json:
-        output.envelope("restore", plan.model_dump(mode="json") | {"done": not dry_run})
+        output.envelope(
+            "restore", plan.model_dump(mode="json") | {"done": not dry_run, "spec_changes": [asdict(c) for c in changes]}
+        )
     elif not dry_run:
         output.console().print(f"{log.pipeline} stands at {plan.target}; start it to go on from there")
 
@@ -257,13 +269,40 @@ def _print_plan(plan: RestorePlan) -> None:
     back = f"{plan.epochs_rewound:,} epochs are taken back"
     again = f", {plan.epochs_regained:,} of an older timeline come back" if plan.epochs_regained else ""
     output.console().print(f"{plan.pipeline}: from {plan.head} back to {plan.target}{since}; {back}{again}")
-    if plan.spec_changed:
-        output.console().print("the spec has changed since then")
     rows: list[tuple[str, Any]] = [(f"rows {name}", count) for name, count in plan.rows.items() if count]
     rows += [(f"table {name}", count) for name, count in plan.tables.items()]
     rows += [(f"window results of {name}", count) for name, count in plan.windows.items()]
     if rows:
         output.table(["taken back", "rows"], rows)
+
+
+def _spec_changes(pipeline: str, log: SlotLog, plan: RestorePlan) -> list[Change]:
+    """What the spec at hand makes of the checkpoint's state; nothing where there is no spec at hand."""
+    from tidegate.checkpoints.specs import spec_changes
+
+    found = _target_and_spec(pipeline, log, plan)
+    return (spec_changes(log.store, *found) or []) if found else []
+
+
+def _refuse_misfit(pipeline: str, log: SlotLog, plan: RestorePlan) -> None:
+    from tidegate.checkpoints.specs import require_fit
+
+    found = _target_and_spec(pipeline, log, plan)
+    if found:
+        require_fit(log.store, *found)
+
+
+def _target_and_spec(pipeline: str, log: SlotLog, plan: RestorePlan) -> tuple[PipelineSpec, Manifest] | None:
+    from tidegate.checkpoints.layout import CheckpointId
+    from tidegate.jobs.spec.errors import ConfigurationError
+
+    if plan.target is None:
+        return None
+    try:
+        spec = context.find_spec(pipeline)
+    except ConfigurationError:
+        return None  # restored by name, far from its spec: the driver judges when it starts
+    return spec, log.open(CheckpointId.parse(plan.target)).epoch
 
 
 def _commit(log: SlotLog, plan: RestorePlan, why: str) -> None:

@@ -14,7 +14,9 @@ from tidegate.checkpoints.catalog import Catalog
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.restore import commit_restore, plan_restore
+from tidegate.checkpoints.specs import require_fit, spec_changes, write_spec
 from tidegate.checkpoints.verify import Verdict, Verification, condemn, verify
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -29,22 +31,34 @@ def settle_head(spec: PipelineSpec, log: SlotLog, lease: Lease, recover_to: str)
 
     Raises:
         PoisonError: the newest checkpoint is damaged and the spec says ``on_bad_checkpoint: stop``, or none is whole.
-        ConfigurationError: `recover_to` names no checkpoint.
+        ConfigurationError: `recover_to` names no checkpoint, or the spec does not fit the state of the one to go on from.
     """
+    write_spec(log.store, spec)
     head = log.head()
-    if head.checkpoint is None:
+    if head.record is None or head.checkpoint is None:
         return
     if recover_to == "latest":
         found = verify(log, head.checkpoint, checksums=False)
-        if found.verdict is not Verdict.DAMAGED:
-            return  # whole, or the store could not say: only definite evidence condemns
+        if found.verdict is not Verdict.DAMAGED:  # whole, or the store could not say: only definite evidence condemns
+            _fit(spec, log, head.record)
+            return
         target, why = _past_the_damage(spec, log, found), f"{head.checkpoint} is damaged"
     else:
         target, why = Catalog(log).resolve(recover_to), f"started with recover_to={recover_to}"
+    _fit(spec, log, log.open(target).epoch)
     if target != head.checkpoint:
         plan = plan_restore(log, target)
         commit_restore(log, lease, plan, request_id=secrets.token_hex(8), who=f"driver {lease.holder.driver}", why=why)
         _log.warning("restored", pipeline=spec.name, to=str(target), epochs_rewound=plan.epochs_rewound, why=why)
+
+
+def _fit(spec: PipelineSpec, log: SlotLog, manifest: Manifest) -> None:
+    """Say what a changed spec keeps and drops, before anything is done; refuse what would be misread."""
+    if spec_changes(log.store, spec, manifest) is None:
+        _log.warning("spec_changed", pipeline=spec.name, what="unknown", why=f"the spec that wrote {manifest.id} was not kept")
+        return
+    for change in require_fit(log.store, spec, manifest):
+        _log.warning("spec_changed", pipeline=spec.name, what=change.what, verdict=change.verdict.value, why=change.why)
 
 
 def _past_the_damage(spec: PipelineSpec, log: SlotLog, damaged: Verification) -> CheckpointId:

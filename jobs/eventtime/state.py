@@ -86,7 +86,10 @@ class World:
 
     @classmethod
     def from_dict(cls, spec: PipelineSpec, data: Mapping[str, Any]) -> World:
-        """Inverse of `to_dict`."""
+        """Inverse of `to_dict`; sources that the spec has not got any more do not count any more."""
+        output = Coalescer.from_dict(_output_options(spec), data["output"])
+        for gone in output.inputs.keys() - spec.sources.keys():
+            output.remove(gone)
         return cls(
             clock=data["clock"],
             members=dict(data["members"]),
@@ -94,8 +97,8 @@ class World:
                 name: Coalescer.from_dict(_partition_options(source), data["sources"].get(name, EMPTY))
                 for name, source in spec.sources.items()
             },
-            output=Coalescer.from_dict(_output_options(spec), data["output"]),
-            active_at=dict(data["active_at"]),
+            output=output,
+            active_at={name: at for name, at in data["active_at"].items() if name in spec.sources},
             barriers=Barriers.from_dict(spec.barriers, spec.barrier_timeout, data["barriers"]),
             order=Order.from_dict(spec.release, data["order"]),
             buffered_rows=data["buffered_rows"],

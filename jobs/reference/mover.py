@@ -122,7 +122,7 @@ class ReferenceMover:
         return read_rows(source, part, self._readers[part.member.source].rows(part), state)
 
     def _arrival(self, row: Row) -> tuple[Any, ...]:
-        return self._rank[row.member.source], row.member.partition, row.seq
+        return self._rank.get(row.member.source, len(self._rank)), row.member.partition, row.seq
 
     def _by_time(self, row: Row) -> tuple[Any, ...]:
         return row.time, *self._arrival(row)

@@ -51,7 +51,7 @@ LATE: Final = "late"
 BARRIERS: Final = "barriers"
 CHECKPOINTS: Final = "checkpoints"
 DEAD_LETTERS: Final = "dead_letters"
-_BESIDE_THE_DATA: Final = {"description", "quality", "supervision", "spark", "sinks"}
+BESIDE_THE_DATA: Final = {"description", "quality", "supervision", "spark", "sinks"}
 RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
@@ -324,7 +324,7 @@ class PipelineSpec(Model):
 
     def digest(self) -> str:
         """sha256 of all that rows depend on: stands in every manifest. Limits, supervision and Spark's settings do not count."""
-        fields = self.model_dump(mode="json", by_alias=True, exclude=_BESIDE_THE_DATA)
+        fields = self.model_dump(mode="json", by_alias=True, exclude=BESIDE_THE_DATA)
         return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def canonical(self) -> str:

@@ -88,7 +88,7 @@ def spec_file(tmp_path: Path) -> Path:
     return path
 
 
-def seal(log: SlotLog, *, sketches: dict[str, Any] | None = None) -> Manifest:
+def seal(log: SlotLog, *, sketches: dict[str, Any] | None = None, spec_digest: str = "d" * 64) -> Manifest:
     """One more epoch: ten rows read, nine released, one late; one file."""
     head = log.head()
     slot, attempt = head.next_slot, new_attempt()
@@ -102,7 +102,7 @@ def seal(log: SlotLog, *, sketches: dict[str, Any] | None = None) -> Manifest:
     manifest = Manifest(
         pipeline="flights",
         uid="u",
-        spec_digest="d" * 64,
+        spec_digest=spec_digest,
         code_version="1",
         timeline=head.timeline,
         slot=slot,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Cli, ids, seal
@@ -9,6 +10,8 @@ from tidegate.checkpoints.clock import SystemClock
 from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
 from tidegate.checkpoints.lease import Holder, Lease
 from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.specs import write_spec
+from tidegate.jobs.spec.loader import load_spec
 
 
 def test_list_is_newest_first_and_limited(cli: Cli, log: SlotLog) -> None:
@@ -104,3 +107,21 @@ def test_everything_shows_restores(cli: Cli, log: SlotLog) -> None:
     said = cli("checkpoints", "list", "flights", "--all")
     assert "left by a restore" in said.out
     assert "restore of t0-000001" in said.out
+
+
+def test_a_changed_spec_is_judged_before_anything_is_restored(cli: Cli, log: SlotLog, spec_file: Path) -> None:
+    """What is kept is printed first; what would be misread is refused, and the log stays as it is."""
+    old = load_spec(spec_file)
+    write_spec(log.store, old)
+    sealed = seal(log, spec_digest=old.digest())
+    seal(log)
+    spec_file.write_text(spec_file.read_text().replace("lag: 1h", "lag: 2h"))
+    said = cli("checkpoints", "restore", str(spec_file), str(sealed.id), "--dry-run", "--json")
+    assert [(c["what"], c["verdict"]) for c in said.data["spec_changes"]] == [("sources.EWR.lag", "kept")]
+    assert "sources.EWR.lag" in cli("checkpoints", "restore", str(spec_file), str(sealed.id), "--dry-run").out
+    spec_file.write_text(spec_file.read_text().replace("inbox/EWR", "inbox/elsewhere"))
+    head = log.head()
+    said = cli("checkpoints", "restore", str(spec_file), str(sealed.id), "--yes")
+    assert said.exit_code == 2
+    assert "give the source a new name" in said.err
+    assert log.head() == head

@@ -1,0 +1,182 @@
+"""What becomes of a checkpoint's state under another spec: kept, dropped or refused, by rules and never by luck.
+
+State is laid out by the spec that wrote it: partial aggregates by their place in a window, buffered rows by their columns,
+positions by the order of a source's objects. A change that would read one as the other is refused while there is such state.
+Everything else is kept and applies from the next epoch on; frontiers never move back. docs/recovery.md has the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from tidegate.jobs.spec.pipeline import BESIDE_THE_DATA, PipelineSpec, SourceSpec
+from tidegate.jobs.spec.windows import WindowSpec
+
+__all__ = ["Change", "Live", "Verdict", "changes"]
+
+_ANEW: Final = "start anew under another name, or let the driver finish with the old spec first"
+
+
+class Verdict(StrEnum):
+    """What becomes of the state that a change concerns."""
+
+    KEPT = "kept"
+    DROPPED = "dropped"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference between two specs, and what it means."""
+
+    what: str
+    verdict: Verdict
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What state there is.
+
+    Attributes:
+        windows: windows with open results.
+        buffered: rows in the order buffer.
+    """
+
+    windows: frozenset[str] = frozenset()
+    buffered: int = 0
+
+
+def changes(old: PipelineSpec, new: PipelineSpec, live: Live) -> list[Change]:
+    """Every difference that state or results depend on; refused ones first."""
+    found = [*_sources(old, new, live), *_columns(old, new, live), *_windows(old, new, live), *_release(old, new, live)]
+    found += [_kept(path) for path in _differences(_rest(old), _rest(new))]
+    order = [Verdict.REFUSED, Verdict.DROPPED, Verdict.KEPT]
+    return sorted(found, key=lambda change: order.index(change.verdict))
+
+
+def _kept(what: str, why: str = "applies from the next epoch on") -> Change:
+    return Change(what, Verdict.KEPT, why)
+
+
+def _refused(what: str, why: str) -> Change:
+    return Change(what, Verdict.REFUSED, why)
+
+
+def _sources(old: PipelineSpec, new: PipelineSpec, live: Live) -> Iterator[Change]:
+    for name in new.sources.keys() - old.sources.keys():
+        how = (
+            "at the frontier: its older rows are late"
+            if new.coalesce.joins == "at_F"
+            else "and holds the frontier until it has one"
+        )
+        yield _kept(f"sources.{name} added", f"is read from its beginning; it joins {how}")
+    for name in old.sources.keys() - new.sources.keys():
+        rows = f"; up to {live.buffered:,} buffered rows still leave in order" if live.buffered else ""
+        yield Change(f"sources.{name} removed", Verdict.DROPPED, f"its frontier does not count any more{rows}")
+    for name in sorted(old.sources.keys() & new.sources.keys()):
+        yield from _source(f"sources.{name}", old.sources[name], new.sources[name])
+
+
+def _source(where: str, old: SourceSpec, new: SourceSpec) -> Iterator[Change]:
+    left, right = old.model_dump(mode="json", exclude={"columns"}), new.model_dump(mode="json", exclude={"columns"})
+    for path in _differences(left, right):
+        field = path.partition(".")[0]
+        if field in ("kind", "path", "format", "partition_by"):
+            yield _refused(f"{where}.{path}", "its positions count the objects of the old place: give the source a new name")
+        elif field in ("event_time", "end_time", "timezone", "barriers"):
+            yield _refused(f"{where}.{path}", "rows before and after would mean different things: give the source a new name")
+        elif field == "lag":
+            yield _kept(
+                f"{where}.lag", "a smaller one counts at once; with a larger one the frontier stands until the rows caught up"
+            )
+        else:
+            yield _kept(f"{where}.{path}")
+
+
+def _columns(old: PipelineSpec, new: PipelineSpec, live: Live) -> Iterator[Change]:
+    for name in sorted(old.columns.keys() | new.columns.keys()):
+        left, right = old.columns.get(name), new.columns.get(name)
+        if left == right:
+            continue
+        what = f"schema.{name} {'added' if left is None else 'removed' if right is None else f'is {right} instead of {left}'}"
+        if left is not None and right is not None:
+            yield _refused(what, f"a table's column has one type: give the column a new name, or {_ANEW}")
+        elif live.buffered:
+            yield _refused(what, f"{live.buffered:,} rows of the old shape wait in the order buffer: {_ANEW}")
+        else:
+            yield _kept(what, "tables keep the column; rows without it read as null")
+
+
+def _windows(old: PipelineSpec, new: PipelineSpec, live: Live) -> Iterator[Change]:
+    for name in new.windows.keys() - old.windows.keys():
+        yield _kept(f"windows.{name} added", "begins empty: a window that is open already counts only rows read from now on")
+    for name in old.windows.keys() - new.windows.keys():
+        what = "its open windows are never emitted; its table stays" if name in live.windows else "its table stays"
+        yield Change(f"windows.{name} removed", Verdict.DROPPED, what)
+    for name in sorted(old.windows.keys() & new.windows.keys()):
+        yield from _window(f"windows.{name}", old.windows[name], new.windows[name], name in live.windows)
+
+
+def _window(where: str, old: WindowSpec, new: WindowSpec, is_open: bool) -> Iterator[Change]:
+    yield from _aggregates(where, old, new, is_open)
+    left, right = old.model_dump(mode="json", exclude={"aggregates"}), new.model_dump(mode="json", exclude={"aggregates"})
+    for path in _differences(left, right):
+        if path in ("kind", "size", "slide", "gap", "offset", "keys"):
+            yield _refused(f"{where}.{path}", "its table would hold two kinds of results: add it as a window with a new name")
+        elif path in ("emit", "revisions", "session_touch", "session_late", "session_close") and is_open:
+            yield _refused(f"{where}.{path}", "results of open windows are counted by the old rule: use a new name")
+        else:
+            yield _kept(f"{where}.{path}")
+
+
+def _aggregates(where: str, old: WindowSpec, new: WindowSpec, is_open: bool) -> Iterator[Change]:
+    left, right = list(old.aggregates.items()), list(new.aggregates.items())
+    if left == right:
+        return
+    for name in sorted(old.aggregates.keys() | new.aggregates.keys()):
+        before, after = old.aggregates.get(name), new.aggregates.get(name)
+        if before == after:
+            continue
+        what = f"{where}.aggregates.{name} {'added' if before is None else 'removed' if after is None else 'changed'}"
+        yield _aggregate(what, is_open)
+    if old.aggregates == new.aggregates:
+        yield _aggregate(f"{where}.aggregates in another order", is_open)
+
+
+def _aggregate(what: str, is_open: bool) -> Change:
+    if is_open:
+        return _refused(what, "open windows hold partial results without it: add it as a window with a new name")
+    return _kept(what, "no window is open; older results read as null there")
+
+
+def _release(old: PipelineSpec, new: PipelineSpec, live: Live) -> Iterator[Change]:
+    for field in ("mode", "glom"):
+        if getattr(old.release, field) == getattr(new.release, field):
+            continue
+        if live.buffered:
+            yield _refused(f"release.{field}", f"{live.buffered:,} rows wait by the old rule: {_ANEW}")
+        else:
+            yield _kept(f"release.{field}")
+
+
+def _rest(spec: PipelineSpec) -> dict[str, Any]:
+    """What has no rule of its own."""
+    beside = {*BESIDE_THE_DATA, "name", "sources", "windows"}
+    whole = spec.model_dump(mode="json", exclude=beside)
+    return whole | {"release": {k: v for k, v in whole["release"].items() if k not in ("mode", "glom")}}
+
+
+def _differences(left: Mapping[str, Any], right: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of the leaves that differ."""
+    for name in sorted(left.keys() | right.keys()):
+        one, other = left.get(name), right.get(name)
+        if one == other:
+            continue
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _differences(one, other, f"{prefix}{name}.")
+        else:
+            yield prefix + name

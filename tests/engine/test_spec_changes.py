@@ -1,0 +1,141 @@
+"""Going on from a checkpoint under another spec: what the rules keep is kept, row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engine.harness import Bench, row, spec_of
+from tidegate.checkpoints.clock import ManualClock
+from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.specs import spec_changes
+from tidegate.jobs.driver.recovery import settle_head
+from tidegate.jobs.reference.memory_source import MemorySource
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+
+def changed(bench: Bench, **fields: Any) -> Bench:
+    """The same store and the same rows under another spec."""
+    raw = bench.spec.model_dump(mode="json", by_alias=True) | fields
+    other = Bench(PipelineSpec.model_validate(raw), bench.store)
+    other.clock = bench.clock
+    other.sources = {name: bench.sources.get(name) or MemorySource(name) for name in other.spec.sources}
+    return other
+
+
+def settle(bench: Bench, recover_to: str = "latest") -> None:
+    """What a driver does before its first epoch."""
+    lease = Lease.acquire(bench.store, "p", Holder.this_process(), clock=bench.clock)
+    settle_head(bench.spec, bench.log, lease, recover_to)
+    lease.release()
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """Two sources; an epoch sealed with open windows and rows in the order buffer."""
+    found = Bench(spec_of(), MemoryStore())
+    found.clock = ManualClock()
+    settle(found)
+    found.sources["a"].append(row(1), row(5), row(12))
+    found.sources["b"].append(row(2), row(7))
+    found.engine().run_epoch()
+    assert found.epochs()[0].counters.retained > 0
+    return found
+
+
+def finish(bench: Bench) -> None:
+    """Every row of every source, to the end."""
+    for source in bench.sources.values():
+        source.end()
+    engine = bench.engine()
+    for _ in range(6):
+        engine.run_epoch()
+    assert all(epoch.counters.conserved() for epoch in bench.epochs())
+    assert bench.epochs()[-1].counters.retained == 0
+
+
+def sources(bench: Bench) -> dict[str, Any]:
+    """As in the spec."""
+    return dict(bench.spec.model_dump(mode="json", by_alias=True)["sources"])
+
+
+def test_a_new_window_counts_from_now_on(bench: Bench) -> None:
+    """Old windows go on with what they hold."""
+    windows = bench.spec.model_dump(mode="json", by_alias=True)["windows"]
+    wider = changed(bench, windows=windows | {"x": windows["w"]})
+    settle(wider)
+    wider.sources["a"].append(row(13))
+    finish(wider)
+    assert sum(r["n"] for r in wider.rows("w")) == 6
+    assert sum(r["n"] for r in wider.rows("x")) == 1
+
+
+def test_a_new_source_is_read_from_its_beginning(bench: Bench) -> None:
+    """Its rows behind the frontier are late, like anybody's."""
+    more = changed(bench, sources=sources(bench) | {"c": sources(bench)["a"]})
+    settle(more)
+    more.sources["c"].append(row(1), row(30))
+    more.sources["a"].append(row(31))
+    more.sources["b"].append(row(31))
+    finish(more)
+    placed = [r["_source"] for r in more.rows("events")] + [r["_source"] for r in more.rows("late")]
+    assert placed.count("c") >= 2
+
+
+def test_a_source_that_went_away_holds_nothing_up(bench: Bench) -> None:
+    """Its buffered rows leave in order, and the frontier follows the others."""
+    left = {name: source for name, source in sources(bench).items() if name != "b"}
+    fewer = changed(bench, sources=left)
+    settle(fewer)
+    fewer.sources["a"].append(row(40), row(50))
+    finish(fewer)
+    times = [r["t"] for r in fewer.rows("events")]
+    assert times == sorted(times)
+    assert [r["_source"] for r in fewer.rows("events")].count("b") == 2
+
+
+def test_another_lag_never_moves_the_frontier_back(bench: Bench) -> None:
+    """A larger one lets it stand until the rows caught up."""
+    before = bench.epochs()[-1].decision["frontier_after"]
+    later = changed(bench, sources={n: s | {"lag": "1m"} for n, s in sources(bench).items()})
+    settle(later)
+    for source in later.sources.values():
+        source.append(row(14))
+    later.engine().run_epoch()
+    assert later.epochs()[-1].decision["frontier_after"] == before
+    finish(later)
+
+
+def test_a_removed_window_is_dropped(bench: Bench) -> None:
+    """Its segments are not carried on."""
+    without = changed(bench, windows={})
+    settle(without)
+    finish(without)
+    assert {s.kind for s in without.epochs()[-1].segments} <= {"order"}
+
+
+@pytest.mark.parametrize("recover_to", ["latest", "t0-000001"])
+def test_what_would_be_misread_is_refused_before_anything_is_done(bench: Bench, recover_to: str) -> None:
+    """The log stays as it is, no restore either; the message names the change and what to do."""
+    bench.sources["a"].append(row(13))
+    bench.engine().run_epoch()
+    windows = bench.spec.model_dump(mode="json", by_alias=True)["windows"]
+    windows["w"]["keys"] = ["v"]
+    other = changed(bench, windows=windows)
+    head = bench.log.head()
+    with pytest.raises(ConfigurationError, match=r"windows\.w\.keys: .* a window with a new name"):
+        settle(other, recover_to)
+    assert bench.log.head() == head
+
+
+def test_a_spec_nobody_kept_is_not_judged(bench: Bench) -> None:
+    """State of older versions: said, and gone on."""
+    other = changed(bench, windows={})
+    manifest = bench.epochs()[-1]
+    bench.store.delete(f"p/specs/{manifest.spec_digest}.json")
+    assert spec_changes(bench.store, other.spec, manifest) is None
+    settle(other)
