@@ -14,7 +14,7 @@ help: ## this list
 ##@ Run
 
 .PHONY: demo
-demo: venv java ## the whole shape on real flights: Airflow, Spark, MinIO, a kill, a recovery, a summary (DAYS= START= PACE=)
+demo: venv java warm ## the whole shape on real flights: Airflow, Spark, MinIO, a kill, a recovery, a summary (DAYS= START= PACE=)
 	$(BIN)/tidegate demo $(DEMO_ARGS)
 
 .PHONY: up
@@ -28,7 +28,7 @@ down: venv ## stop them again
 ##@ Check
 
 .PHONY: test
-test: venv java ## every test but the slow ones (ARGS="-m unit" for the fast ones)
+test: venv java warm ## every test but the slow ones (ARGS="-m unit" for the fast ones)
 	$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: e2e
@@ -69,6 +69,10 @@ venv: ## the project's environment from requirements.lock
 .PHONY: java
 java: # Spark needs it; one clear line if it is missing
 	@infra/bootstrap.sh java
+
+.PHONY: warm
+warm: venv java # Spark's classes, archived once: every driver of the demo and the tests starts faster
+	@$(BIN)/tidegate warm
 
 .PHONY: wheel
 wheel: venv ## build the wheel into dist/

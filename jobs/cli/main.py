@@ -45,6 +45,7 @@ app.command("schema", rich_help_panel=_WRITE)(spec.schema)
 app.add_typer(conformance.app, name="conformance", rich_help_panel=_WRITE)
 app.command("up", rich_help_panel=_LOCAL)(stack.up)
 app.command("down", rich_help_panel=_LOCAL)(stack.down)
+app.command("warm", rich_help_panel=_LOCAL)(stack.warm)
 app.command("demo", rich_help_panel=_LOCAL, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     stack.demo
 )

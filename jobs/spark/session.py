@@ -7,6 +7,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from tidegate.jobs.spark.class_archive import archive_options
 from tidegate.jobs.spec.pipeline import PipelineSpec, SparkSpec
 
 __all__ = ["INTERPRETED", "SETTINGS", "open_session", "quick_session"]
@@ -50,7 +51,8 @@ _CLASSIC: Final[dict[str, str]] = {  # settings of the process, which Spark Conn
     "spark.ui.retainedTasks": "1",
 }
 # A new JVM spends most of its first minute compiling what a small epoch runs only a few times.
-_QUICK_JVM: Final[dict[str, str]] = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+_QUICK_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
 
 
 def open_session(spec: PipelineSpec) -> SparkSession:
@@ -63,8 +65,9 @@ def _classic(spark: SparkSpec, name: str) -> SparkSession:
     builder = (
         SparkSession.builder.appName(f"tidegate {name}").master(spark.master).config("spark.driver.memory", spark.driver_memory)
     )
-    jvm = _QUICK_JVM if spark.jvm == "quick" else {}
-    for key, value in {**_CLASSIC, **SETTINGS, **jvm, **spark.conf}.items():
+    quick = _QUICK_JVM if spark.jvm == "quick" else ""
+    options = " ".join(filter(None, (quick, archive_options(), spark.conf.get(_JVM_OPTIONS))))
+    for key, value in {**_CLASSIC, **SETTINGS, **spark.conf, _JVM_OPTIONS: options}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 

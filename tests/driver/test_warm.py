@@ -1,0 +1,79 @@
+"""The class archive: which one fits, when it is used, when it is made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tidegate.jobs.driver import warm as warming
+from tidegate.jobs.spark.class_archive import DUMP_VARIABLE, archive_file, archive_options
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An environment with a Java of its own, an empty cache and no archive."""
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\n")
+    found = {"JAVA_HOME": str(tmp_path / "java"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": ""}
+    for key, value in found.items():
+        monkeypatch.setenv(key, value)
+    return found
+
+
+def test_an_archive_fits_one_java_and_one_spark(machine: dict[str, str], tmp_path: Path) -> None:
+    """Another Java or another Spark means another file; without a Java there is none."""
+    mine = archive_file(machine)
+    assert mine is not None
+    assert mine == archive_file(machine)
+    assert mine != archive_file({**machine, "SPARK_HOME": "/opt/spark"})
+    Path(machine["JAVA_HOME"], "bin", "java").write_text("#!/bin/sh\n# updated\n")
+    assert mine != archive_file(machine)
+    assert archive_file({**machine, "JAVA_HOME": str(tmp_path / "nowhere")}) is None
+
+
+def test_the_jvm_is_told_of_an_archive_only_if_it_is_there(machine: dict[str, str]) -> None:
+    """No archive, no option; with one it is shared, quietly; while one is made it is written."""
+    archive = archive_file(machine)
+    assert archive is not None
+    assert archive_options(machine) == ""
+    archive.parent.mkdir(parents=True)
+    archive.touch()
+    assert archive_options(machine).startswith(f'"-XX:SharedArchiveFile={archive}" -Xshare:auto ')
+    assert archive_options({**machine, DUMP_VARIABLE: "/some/where.jsa"}).startswith(
+        '"-XX:ArchiveClassesAtExit=/some/where.jsa" '
+    )
+
+
+def test_it_is_made_once(machine: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call makes it, the second finds it, `again` replaces it; a failed run leaves nothing and says why."""
+    runs = []
+
+    def run(arguments: list[str], environment: dict[str, str]) -> str:
+        runs.append(arguments)
+        Path(environment[DUMP_VARIABLE]).write_text("classes")
+        return ""
+
+    monkeypatch.setattr(warming, "_run", run)
+    archive, made = warming.warm()
+    assert (made, archive.read_text()) == (True, "classes")
+    assert warming.warm() == (archive, False)
+    assert warming.warm(again=True) == (archive, True)
+    assert len(runs) == 2
+    assert os.listdir(archive.parent) == [archive.name]
+
+    archive.unlink()
+    monkeypatch.setattr(warming, "_run", lambda _arguments, _environment: "the JVM said no")
+    with pytest.raises(TransientError, match="the JVM said no"):
+        warming.warm()
+    assert os.listdir(archive.parent) == []
+
+
+def test_without_java_it_says_so(machine: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The advice is to install one."""
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(ConfigurationError, match="no Java"):
+        warming.warm()
