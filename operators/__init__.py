@@ -19,7 +19,9 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": "tidegate",
-                "python-modules": [f"{package}.{name}" for name in ("stream", "recover", "quality", "sweep")],
+                "python-modules": [
+                    f"{package}.{name}" for name in ("stream", "recover", "approve", "quality", "maintain", "sweep")
+                ],
             }
         ],
         "triggers": [{"integration-name": "tidegate", "python-modules": [f"{package}.trigger", f"{package}.assets"]}],

@@ -1,7 +1,8 @@
 """From a folder of pipeline specs to DAGs. Parsing reads YAML and nothing else: no store, no Spark, no expectations.
 
     <p>.stream    supervises the driver          <p>.recover   goes back to a checkpoint of choice
-    <p>.quality   checks, on asset events        tidegate.sweep  starts what should run and does not
+    <p>.quality   checks, on asset events        <p>.maintain  retention, scrub, index, once a night
+    <p>.pin       keeps a checkpoint by name     tidegate.sweep  starts what should run and does not
 
 One broken spec does not take the others down: its findings become the import error of the DAG file.
 """
@@ -22,6 +23,8 @@ from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators.assets import stream_asset
+from tidegate.operators.maintain import MaintainOperator
+from tidegate.operators.pin import PinOperator
 from tidegate.operators.quality import QualityOperator
 from tidegate.operators.recover import RecoverOperator
 from tidegate.operators.stream import StreamOperator
@@ -70,7 +73,9 @@ def _refuse_second(spec: PipelineSpec, path: Path, taken: dict[str, tuple[Pipeli
 def _pipeline_dags(spec: PipelineSpec, path: str, conn_id: str | None, quality_every: float) -> Iterable[DAG]:
     yield _stream(spec, path, conn_id)
     yield _recover(spec, path, conn_id)
+    yield _pin(spec, conn_id)
     yield _quality(spec, path, conn_id, quality_every)
+    yield _maintain(spec, path, conn_id)
 
 
 def _stream(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
@@ -137,11 +142,30 @@ def _approval(spec: PipelineSpec, conn_id: str | None) -> Any:
     return approve
 
 
+def _pin(spec: PipelineSpec, conn_id: str | None) -> DAG:
+    params = {
+        "action": Param("pin", type="string", enum=["pin", "unpin"], title="Action"),
+        "checkpoint": Param("latest", type="string", title="Checkpoint", description="`latest`, a pin, or an id; for `pin`."),
+        "name": Param("", type="string", title="Name", description="The pin's name, by which the checkpoint can be restored."),
+        "reason": Param("", type="string", title="Reason", description="Kept with the pin."),
+    }
+    with _dag(spec, "pin", "Keeps a checkpoint under a name, or gives the name up.", params=params) as dag:
+        PinOperator(task_id="pin", pipeline=spec.name, conn_id=conn_id, retries=2, retry_delay=timedelta(seconds=5))
+    return dag
+
+
 def _quality(spec: PipelineSpec, path: str, conn_id: str | None, every: float) -> DAG:
     # One asset, so that there is one throttle: late rows and troubled barriers come with a sealed checkpoint anyway.
     due = [stream_asset(spec.name, "sealed", every, conn_id)]
     with _dag(spec, "quality", "Checks late rows, barriers and checkpoints.", schedule=due) as dag:
         QualityOperator(task_id="quality", pipeline=spec.name, spec=path, conn_id=conn_id)
+    return dag
+
+
+def _maintain(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
+    what = "Retires old checkpoints, reads a share of the others, keeps the index fresh."
+    with _dag(spec, "maintain", what, schedule=spec.supervision.maintain) as dag:
+        MaintainOperator(task_id="maintain", pipeline=spec.name, spec=path, conn_id=conn_id)
     return dag
 
 

@@ -226,6 +226,8 @@ class SupervisionSpec(Model):
     retry_delay: Duration = 5_000_000
     sweep: str = "*/5 * * * *"
     """Cron of the sweep that brings back what should run."""
+    maintain: str = "30 3 * * *"
+    """Cron of retention, scrub and index."""
     owner: str = "tidegate"
 
 

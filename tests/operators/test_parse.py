@@ -72,7 +72,7 @@ def test_parsing_imports_nothing_heavy() -> None:
     seconds, modules, dags = _measure(REPOSITORY / "dags" / "pipelines")
     packages = {name.partition(".")[0] for name in modules}
     assert packages.isdisjoint(HEAVY), packages & set(HEAVY)
-    assert {"flights.stream", "flights.recover", "flights.quality", "tidegate.sweep"} <= set(dags)
+    assert {"flights.stream", "flights.recover", "flights.pin", "flights.quality", "flights.maintain", "tidegate.sweep"} <= set(dags)
     assert seconds < 1.0
 
 
@@ -82,7 +82,7 @@ def test_a_hundred_pipelines_parse_in_two_seconds(tmp_path: Path) -> None:
     for number in range(100):
         _write(tmp_path, f"p{number:03}")
     seconds, _, dags = _measure(tmp_path)
-    assert len(dags) == 301
+    assert len(dags) == 501
     assert seconds < 3.0  # one second of it is the import
 
 
@@ -91,7 +91,7 @@ def test_a_broken_spec_leaves_the_others_alone(tmp_path: Path) -> None:
     _write(tmp_path, "good")
     (tmp_path / "bad.yaml").write_text("apiVersion: tidegate/v1\nname: bad\nsauces: {}\n")
     dags = build_dags(tmp_path)
-    assert {"good.stream", "good.recover", "good.quality", "tidegate.sweep"} < set(dags)
+    assert {"good.stream", "good.recover", "good.quality", "good.maintain", "tidegate.sweep"} < set(dags)
     broken = dags["tidegate.broken_specs"]
     with pytest.raises(ConfigurationError, match=r"bad\.yaml:3: sauces: unknown field, did you mean 'sources'"):
         broken.validate()  # type: ignore[no-untyped-call]

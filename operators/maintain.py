@@ -1,0 +1,132 @@
+"""Keeping the bucket in order: index, retention, scrub, logs. Safe beside a live driver, and each part beside the others.
+
+    index      the catalog's pages are filled up, so that nobody who looks has to wait for it
+    retention  checkpoints beyond what the spec keeps are retired, files that nothing needs are deleted (a process of its own: it
+               asks the tables, whose libraries Airflow's workers need not load)
+    scrub      the newest checkpoint, the pinned ones, and each time another seventh of the rest: presence, size, checksums
+    logs       all but the newest drivers' logs go
+
+A damaged checkpoint is condemned, so that nobody restores it, and turns the run red.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from airflow.sdk import BaseOperator
+
+from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.driver_logs import forget_old_logs
+from tidegate.checkpoints.index import Summary
+from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.verify import Verdict, Verification, condemn, scrub
+from tidegate.jobs.spec.errors import PoisonError, TransientError
+from tidegate.operators.access import StoreAccess, child_environment
+from tidegate.operators.failures import class_of_exit, failure_of
+
+__all__ = ["SHARES", "MaintainOperator", "due_for_scrub"]
+
+SHARES: Final = 7  # runs until every checkpoint was read once
+_TIME_OUT: Final = 3600.0  # seconds
+_CLI: Final = (sys.executable, "-P", "-c", "from tidegate.jobs.cli.main import main; main()")
+
+
+class MaintainOperator(BaseOperator):
+    """Runs the four parts; what each did is the task's result.
+
+    Args:
+        pipeline: name of the pipeline.
+        spec: path of its YAML file.
+        keep_hours: checkpoints younger than this stay, however many there are.
+        conn_id: Airflow connection of the store; None for the environment.
+    """
+
+    ui_color = "#dbe7d3"
+
+    def __init__(self, *, pipeline: str, spec: str, keep_hours: float = 24.0, conn_id: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline, self.spec, self.keep_hours, self.conn_id = pipeline, spec, keep_hours, conn_id
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Run them.
+
+        Raises:
+            PoisonError: checkpoints are damaged; all else was done.
+            TidegateError: the retention could not run.
+        """
+        access = StoreAccess.resolve(self.conn_id)
+        store = access.open()
+        catalog = Catalog(SlotLog(store, self.pipeline))
+        if catalog.log.head().record is None:
+            self.log.info("nothing was sealed yet")
+            return {"pipeline": self.pipeline}
+        catalog.index.refresh()
+        retired = self._retention(access)
+        self.log.info("retired %s checkpoints, deleted %s files", len(retired["retired"]), len(retired["deleted"]))
+        results = list(self._scrub(catalog))
+        forgotten = forget_old_logs(store, self.pipeline)
+        damaged = [r for r in results if r.verdict is Verdict.DAMAGED]
+        if damaged:
+            raise self._damaged(damaged)
+        return {
+            "pipeline": self.pipeline,
+            "retired": len(retired["retired"]),
+            "deleted": len(retired["deleted"]),
+            "deleted_bytes": retired["deleted_bytes"],
+            "scrubbed": len(results),
+            "logs_forgotten": len(forgotten),
+        }
+
+    def _retention(self, access: StoreAccess) -> Mapping[str, Any]:
+        options = ["--store", access.url, "--keep-hours", str(self.keep_hours), "--json"]
+        done = subprocess.run(
+            [*_CLI, "gc", self.spec, *options],
+            env=child_environment(access),
+            capture_output=True,
+            text=True,
+            timeout=_TIME_OUT,
+            check=False,
+        )
+        if done.returncode == 0:
+            found: dict[str, Any] = json.loads(done.stdout)["data"]
+            return found
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        kind = class_of_exit(done.returncode)
+        if kind is None:
+            raise TransientError(f"the retention ended with code {done.returncode}: {last}", code="maintain.crashed")
+        raise failure_of({"class": kind.value, "code": "maintain.not_run", "message": last, "pipeline": self.pipeline})
+
+    def _scrub(self, catalog: Catalog) -> Iterator[Verification]:
+        chosen = due_for_scrub(catalog.listing(), datetime.now(UTC).toordinal())
+        for result in scrub(catalog.log, chosen):
+            condemn(catalog.log, result)
+            if result.verdict is not Verdict.HEALTHY:
+                self.log.warning("%s is %s: %s", result.checkpoint, result.verdict.value, _findings(result))
+            yield result
+
+    def _damaged(self, damaged: list[Verification]) -> PoisonError:
+        names = "; ".join(f"{result.checkpoint} ({_findings(result)})" for result in damaged)
+        return PoisonError(
+            f"{len(damaged)} checkpoint(s) of {self.pipeline} are damaged: {names}",
+            code="maintain.damaged",
+            pipeline=self.pipeline,
+            kept="all others; the damaged ones are condemned, so that nobody restores them",
+            advice=f"find out what happened to the objects; see: tidegate checkpoints verify {self.pipeline} --all",
+        )
+
+
+def due_for_scrub(rows: list[Summary], day: int) -> list[CheckpointId]:
+    """The newest, the pinned ones, and the share of this day of all others; what is condemned or retired is not read again."""
+    whole = [row for row in rows if row.restorable and row.id]
+    wanted = [row for number, row in enumerate(whole) if number == 0 or row.pins or row.slot % SHARES == day % SHARES]
+    return [CheckpointId.parse(str(row.id)) for row in wanted]
+
+
+def _findings(result: Verification) -> str:
+    return "; ".join(f"{f.problem.value}: {f.key}" for f in result.findings[:3])

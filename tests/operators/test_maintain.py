@@ -1,0 +1,111 @@
+"""The maintenance of a bucket, step by step, on a store in memory; the retention's process is only noted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.roots import RootsFile
+from tidegate.checkpoints.verify import Verification
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.operators import maintain
+from tidegate.operators.maintain import SHARES, MaintainOperator, due_for_scrub
+
+from .test_recover import _id, _seal
+
+REPORT = {"data": {"retired": ["t0-000001-aa"], "deleted": ["x", "y"], "deleted_bytes": 7}}
+
+
+@pytest.fixture
+def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
+    """Twenty epochs; `answer` of the retention's process is good."""
+    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
+    monkeypatch.setenv("TIDEGATE_STORE", url)
+    _answer(monkeypatch, 0, json.dumps(REPORT))
+    log = SlotLog(open_store(url), "p")
+    for _ in range(20):
+        _seal(log)
+    return log
+
+
+def _answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str = "", err: str = "") -> list[list[str]]:
+    said: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        said.append(command)
+        return SimpleNamespace(returncode=code, stdout=out, stderr=err)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return said
+
+
+def _run() -> dict[str, Any]:
+    return MaintainOperator(task_id="maintain", pipeline="p", spec="p.yaml").execute({})
+
+
+def test_a_good_run_says_what_it_did(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retired, deleted, scrubbed, forgotten; keys of the bucket are no argument of the process."""
+    said = _answer(monkeypatch, 0, json.dumps(REPORT))
+    found = _run()
+    assert (found["retired"], found["deleted"], found["deleted_bytes"]) == (1, 2, 7)
+    assert found["scrubbed"] >= 20 // SHARES
+    assert said[0][4:7] == ["gc", "p.yaml", "--store"]
+
+
+def test_every_checkpoint_is_read_within_a_week(log: SlotLog) -> None:
+    """The newest and the pinned ones each time, the others once in so many runs."""
+    RootsFile(log.store, "p").pin("keep", log.open(Catalog(log).resolve(_id(log, 4))).epoch.id, who="ann", why="")
+    rows = Catalog(log).listing()
+    days = [{str(c) for c in due_for_scrub(rows, day)} for day in range(SHARES)]
+    assert set.union(*days) == {row.id for row in rows}
+    assert all({_id(log, 20), _id(log, 4)} <= day for day in days)
+    assert max(len(day) for day in days) <= 2 + 20 // SHARES + 1
+
+
+def test_a_damaged_checkpoint_turns_the_run_red(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is condemned, named, and no longer offered; the rest of the work is done."""
+    bad = _id(log, 20)
+
+    def scrub(_: SlotLog, chosen: list[Any]) -> list[Verification]:
+        finding = {"key": "p/x.parquet", "problem": "missing", "detail": ""}
+        found = {
+            "checkpoint": bad,
+            "verdict": "damaged",
+            "findings": [finding],
+            "objects": 1,
+            "bytes": 1,
+            "checksums": True,
+            "deep": False,
+        }
+        return [Verification.model_validate(found)]
+
+    monkeypatch.setattr(maintain, "scrub", scrub)
+    with pytest.raises(PoisonError, match=r"1 checkpoint\(s\) of p are damaged: .*missing: p/x.parquet"):
+        _run()
+    assert bad in RootsFile(log.store, "p").read().condemned
+
+
+@pytest.mark.parametrize(("code", "kind"), [(2, ConfigurationError), (3, TransientError), (-9, TransientError)])
+def test_a_retention_that_cannot_run_says_why(
+    log: SlotLog, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
+) -> None:
+    """Its exit code is the class of the failure, its last line the message."""
+    _answer(monkeypatch, code, err="something\nthe store is away")
+    with pytest.raises(kind, match="the store is away"):
+        _run()
+
+
+def test_an_empty_stream_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was sealed: no process is started."""
+    monkeypatch.setenv("TIDEGATE_STORE", "memory://maintain-empty")
+    said = _answer(monkeypatch, 1)
+    assert _run() == {"pipeline": "p"}
+    assert said == []
