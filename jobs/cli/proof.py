@@ -29,8 +29,11 @@ def check(pipeline: SpecArgument, store: StoreOption = None, as_json: JsonOption
     log = context.open_log(spec.name, store)
     from tidegate.jobs.sinks.exact import check_exact
     from tidegate.jobs.sinks.tables import read_table
+    from tidegate.jobs.sources.view import InputView
 
-    found = check_exact(spec, log.store, log, lambda name: read_table(spec, log.store, name, current_only=True))
+    with TemporaryDirectory(prefix="tidegate-check-") as folder:
+        view = InputView(log.store, spec, Path(folder))
+        found = check_exact(spec, view, log, lambda name: read_table(spec, log.store, name, current_only=True))
     if as_json:
         data = {"exact": found.exact, "rows": found.rows, "windows": found.windows, "problems": found.problems}
         output.envelope("check", data | {"skipped": found.skipped})
@@ -87,11 +90,12 @@ def _replayed(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None, seal
     from tidegate.checkpoints.local import LocalStore
     from tidegate.checkpoints.overlay import OverlayStore
     from tidegate.jobs.engine.replay import replay_epoch
+    from tidegate.jobs.sources.view import InputView
     from tidegate.jobs.spark.mover import SparkMover
 
     with TemporaryDirectory(prefix="tidegate-replay-") as folder:
         scratch = LocalStore(Path(folder) / "store")
-        overlay = OverlayStore(sealed, scratch)
+        overlay = OverlayStore(InputView(sealed, spec, Path(folder)), scratch)
         mover = SparkMover(overlay, spec, Path(folder) / "work")
         try:
             return replay_epoch(spec, epoch, parent, mover, overlay, scratch)

@@ -52,6 +52,7 @@ from tidegate.jobs.engine.publisher import Publishers
 from tidegate.jobs.sinks.make import make_sinks
 from tidegate.jobs.sinks.small import SmallTables
 from tidegate.jobs.sources.objects import ObjectSource
+from tidegate.jobs.sources.view import InputView
 from tidegate.jobs.spec.errors import TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -106,17 +107,19 @@ def _run(spec: PipelineSpec, options: RunOptions, work: Path, stop: threading.Ev
     patiently = _patience(spec.name, stop)
     store = patiently(open_store, options.store_url)
     with contextlib.closing(store), ThreadPoolExecutor(1, thread_name_prefix="spark-start") as pool:
-        warm = pool.submit(_start_mover, store, spec, work)
+        view = InputView(store, spec, work)
+        warm = pool.submit(_start_mover, view, spec, work)
         try:
             patiently(require_honest, store)
             uid = patiently(ensure_identity, store, spec.name)
             holder = Holder.this_process()
             lease = patiently(Lease.acquire, store, spec.name, holder, uid=uid, standby=options.standby, stop=stop.is_set)
-            with contextlib.closing(_Run(spec, store, uid, lease, work, stop, options)) as run:
+            with contextlib.closing(_Run(spec, store, view, uid, lease, work, stop, options)) as run:
                 return run.go(warm.result, patiently)
         finally:
             if not warm.cancel() and warm.exception() is None:
                 warm.result().close()
+            view.close()
 
 
 def _patience(pipeline: str, stop: threading.Event) -> Retrying:
@@ -151,6 +154,7 @@ class _Run:
         self,
         spec: PipelineSpec,
         store: Store,
+        view: InputView,
         uid: str,
         lease: Lease,
         work: Path,
@@ -158,6 +162,7 @@ class _Run:
         options: RunOptions,
     ) -> None:
         self.spec, self.store, self.uid, self.lease, self.stop, self.options = spec, store, uid, lease, stop, options
+        self.view = view
         self.log = SlotLog(store, spec.name)
         self.keeper = LeaseKeeper(lease).start()
         self.steps = DriverSteps(self.keeper)
@@ -189,7 +194,7 @@ class _Run:
         return {"unpublished": publisher.unpublished, "sinks": publisher.lags, "trouble": _as_dict(publisher.trouble)}
 
     def _loop(self, mover: Mover) -> Loop:
-        sources = [ObjectSource(name, source, self.store) for name, source in self.spec.sources.items()]
+        sources = [ObjectSource(name, source, self.view) for name, source in self.spec.sources.items()]
         engine = Engine(
             self.spec,
             self.log,

@@ -14,6 +14,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import CorruptObjectsError, Slice, seq_of
 from tidegate.jobs.reference.rows import RawRow
 from tidegate.jobs.reference.tables import TIMESTAMP, arrow_type, from_arrow
+from tidegate.jobs.sources.decode import WHY
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import SourceSpec
 
@@ -49,8 +50,10 @@ class ObjectReader:
         except (pa.ArrowException, OSError) as error:
             raise CorruptObjectsError.of([piece["key"]]) from error
         columns: dict[str, _Column] = {name: self._column(table, name) for name in self._source.columns}
-        for number in range(table.num_rows):
-            bad = next((faults[number] for _, faults in columns.values() if number in faults), None)
+        undecoded = table.column(WHY).to_pylist() if WHY in table.column_names else [None] * table.num_rows
+        for number, why in enumerate(undecoded):
+            found_bad = (faults[number] for _, faults in columns.values() if number in faults)
+            bad = ("bad_value", why) if why else next(found_bad, None)
             values = {name: column[number] for name, (column, _) in columns.items()}
             yield RawRow(seq_of(piece["ordinal"], start + number), values, piece["key"], found.etag, bad)
 

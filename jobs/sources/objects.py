@@ -1,8 +1,9 @@
-"""Parquet objects in a folder of a bucket, read in the order of their keys.
+"""Objects in a folder of a bucket, read in the order of their keys.
 
-A position is the object's ordinal and the row in it (`seq_of`). The ordinal counts the objects consumed so far, good or bad,
-in key order, so the same resume point gives the same slices again. Two things a producer must keep: keys grow in arrival order
-(an object that appears *before* the last consumed key is never seen), and an object is written once and stays.
+They are Parquet, or read as if they were (`view`). A position is the object's ordinal and the row in it (`seq_of`). The ordinal
+counts the objects consumed so far, good or bad, in key order, so the same resume point gives the same slices again. Two things
+a producer must keep: keys grow in arrival order (an object that appears *before* the last consumed key is never seen; with
+``discovery.order: arrival`` it is, see `arrivals`), and an object is written once and stays.
 """
 
 from __future__ import annotations
@@ -13,30 +14,25 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
-from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.store import Entry, NotFoundError, Store
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, seq_of, split_seq
 from tidegate.jobs.eventtime.types import Member
+from tidegate.jobs.sources.decode import TEXT, WHY
 from tidegate.jobs.sources.footers import BadObject, Footer, parse_footer, read_footer
+from tidegate.jobs.sources.view import InputView, folder_of
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.pipeline import Limits, SourceSpec
 
-__all__ = ["DONE_MARKER", "ObjectSource", "locate"]
+__all__ = ["DONE_MARKER", "ObjectSource"]
 
 DONE_MARKER = "_DONE"
 _MOST_OBJECTS = 1000  # per epoch without a limit of its own: one LIST page, and a cut that fits into a manifest
 _THREADS = 4  # footers are waiting time, not work
 _WHOLE_UP_TO = 256 << 10  # bytes: below, one GET of everything is faster than a HEAD and a range
 _REMEMBERED = 8192  # footers; about 10 MB
-
-
-def locate(spec: SourceSpec, store: Store) -> tuple[Store, str]:
-    """The store and the key prefix a source reads from: the pipeline's own store, or one at a full address."""
-    if "://" in spec.path or spec.path.startswith("/"):
-        return open_store(spec.path), ""
-    return store, spec.path.strip("/") + "/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +50,18 @@ class _Facts:
 
 
 class ObjectSource:
-    """A source whose events lie as Parquet objects below one path. Keeps no state but a cache of footers."""
+    """A source whose events lie as objects below one path. Keeps no state but a cache of footers.
+
+    Args:
+        name: of the source.
+        spec: of the source.
+        store: the pipeline's; an `InputView` of it unless all objects are Parquet in the pipeline's own store.
+    """
 
     def __init__(self, name: str, spec: SourceSpec, store: Store) -> None:
         self.name = name
         self.spec = spec
-        self.store, self.prefix = locate(spec, store)
+        self.store, self.prefix = store, folder_of(name, spec)
         self._cache: OrderedDict[tuple[str, str, int, float | None], _Facts] = OrderedDict()
 
     def members(self) -> Sequence[Member]:
@@ -165,6 +167,11 @@ class ObjectSource:
 
     def _read(self, entry: Entry) -> _Facts:
         try:
+            seen = self.store.look(entry.key) if isinstance(self.store, InputView) else None
+            if seen is not None:
+                etag, size, copy = seen
+                content = copy if isinstance(copy, BadObject) else self._judge(_footer_of(copy))
+                return _Facts(entry.key, etag, size, content)
             if entry.size <= _WHOLE_UP_TO:
                 found = self.store.get(entry.key)
                 content = self._judge(parse_footer(found.data, len(found.data)))
@@ -187,13 +194,26 @@ class ObjectSource:
         """A column nobody declared makes its object a dead letter; a missing one reads as null, but for the event time."""
         if isinstance(content, BadObject):
             return content
-        unknown = [c for c in content.columns if c not in self.spec.columns]
-        if unknown:
+        unknown = [c for c in content.columns if c not in self.spec.columns and c not in (TEXT, WHY)]
+        if unknown and self.spec.evolution.added == "dead_letter":
             declared = ", ".join(self.spec.columns)
             return BadObject("unknown_column", f"column {', '.join(unknown)} is not in the schema ({declared})")
         if self.spec.event_time not in content.columns:
             return BadObject("missing_column", f"there is no column {self.spec.event_time}, which is the event time")
+        missing = [c for c in self.spec.columns if c not in content.columns]
+        if missing and self.spec.evolution.missing == "dead_letter":
+            return BadObject("missing_column", f"there is no column {', '.join(missing)}")
         return content
+
+
+def _footer_of(copy: Path) -> Footer | BadObject:
+    with copy.open("rb") as file:
+
+        def ranged(start: int, length: int) -> bytes:
+            file.seek(start)
+            return file.read(length)
+
+        return read_footer(copy.stat().st_size, ranged)
 
 
 @dataclass(frozen=True, slots=True)

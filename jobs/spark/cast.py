@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from pyspark.sql import DataFrame
 
+from tidegate.jobs.sources.decode import WHY
 from tidegate.jobs.spark.schema import cast_never_fails, is_naive, is_nanos, quote, spark_of_arrow, spark_of_declared, unwrap
 from tidegate.jobs.spec.pipeline import BarrierColumns, SourceSpec
 
@@ -110,6 +111,8 @@ def _dead(source: SourceSpec, physical: dict[str, str], casts: dict[str, str]) -
     bad = [condition for _, condition in _bad_columns(source, physical, casts)]
     if source.barriers is not None:
         bad.append(f"{_kind(source.barriers, casts)} IS NULL")
+    if WHY in physical:  # a decoded object: what it says of a row comes first
+        bad.append(f"{WHY} IS NOT NULL")
     cases = [("bad_value", " OR ".join(bad)), ("naive_time", " OR ".join(naive)), *_dead_times(source, casts)]
     return "CASE " + " ".join(f"WHEN {condition} THEN '{reason}'" for reason, condition in cases if condition) + " END"
 
@@ -133,4 +136,5 @@ def _detail(source: SourceSpec, physical: dict[str, str], casts: dict[str, str])
         f"WHEN {condition} THEN {text(f'{name} is {physical[name]}, declared {source.columns[name]}')}"
         for name, condition in _bad_columns(source, physical, casts)
     ]
+    cases = [*([f"WHEN {WHY} IS NOT NULL THEN {WHY}"] if WHY in physical else []), *cases]
     return f"CASE {' '.join(cases)} ELSE {text(source.event_time)} END" if cases else text(source.event_time)

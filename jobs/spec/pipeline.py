@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from tidegate.jobs.spec.inputs import DiscoveryOptions, EvolutionOptions, ParseOptions
 from tidegate.jobs.spec.options import (
     BarrierOptions,
     CoalesceOptions,
@@ -111,7 +112,11 @@ class SourceSpec(FrontierOptions):
     kind: Literal["objects"] = "objects"
     path: str
     """Folder of objects in arrival order, relative to the store, or a full ``s3://`` / ``file://`` address."""
-    format: Literal["parquet"] = "parquet"
+    format: Literal["parquet", "json", "csv", "avro", "orc"] = "parquet"
+    """``json`` is one JSON object a line. Text may be compressed: by ``.gz``, ``.bz2``, ``.zst`` or ``.lz4`` at the key's end."""
+    parse: ParseOptions = ParseOptions()
+    evolution: EvolutionOptions = EvolutionOptions()
+    discovery: DiscoveryOptions = DiscoveryOptions()
     partition_by: Literal["source", "folder"] = "source"
     """One partition for the whole source, or one per folder directly below `path`."""
     columns: dict[str, ColumnType] = Field(alias="schema", min_length=1)
@@ -155,6 +160,9 @@ class SourceSpec(FrontierOptions):
             column = wanted[field]
             if column is not None and self.columns[column] != "timestamp":
                 raise ValueError(f"{field}: column {column!r} must be a timestamp, not {self.columns[column]}")
+        strangers = [new for new in self.evolution.renamed.values() if new not in self.columns]
+        if strangers:
+            raise ValueError(f"evolution.renamed: {', '.join(strangers)} is not in the schema ({', '.join(self.columns)})")
         reserved = [c for c in self.columns if c.startswith("_")]
         if reserved:
             raise ValueError(f"column names starting with '_' are tidegate's own: {', '.join(reserved)}")

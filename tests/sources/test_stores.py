@@ -15,7 +15,8 @@ from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.objects import ObjectSource
-from tidegate.jobs.spec.pipeline import Limits, SourceSpec
+from tidegate.jobs.sources.view import InputView
+from tidegate.jobs.spec.pipeline import Limits, PipelineSpec, SourceSpec
 
 ME = Member("a")
 
@@ -72,8 +73,10 @@ def test_full_address(tmp_path: Path) -> None:
     """A source may lie in another store than its pipeline."""
     other = LocalStore(tmp_path / "elsewhere")
     other.put("1.parquet", parquet(2))
-    src = ObjectSource("a", spec(f"file://{tmp_path}/elsewhere"), LocalStore(tmp_path / "store"))
-    assert [p["key"] for p in src.plan(ME, None, Limits()).parts] == ["1.parquet"]
+    pipeline = PipelineSpec(name="p", sources={"a": spec(f"file://{tmp_path}/elsewhere")})
+    view = InputView(LocalStore(tmp_path / "store"), pipeline, tmp_path)
+    src = ObjectSource("a", pipeline.sources["a"], view)
+    assert [p["key"] for p in src.plan(ME, None, Limits()).parts] == ["@a/1.parquet"]
 
 
 @pytest.mark.minio

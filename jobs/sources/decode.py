@@ -1,0 +1,240 @@
+"""Objects of other formats as Parquet: decoded once, when they are first looked at, and read like any other object afterwards.
+
+Typed formats (Avro, ORC, Parquet with renamed columns) keep their own types; the mover casts them, as it does for Parquet.
+Text (JSON lines, CSV) is cast here, column by column. A row that cannot be decoded has no values, the reason in `WHY` and
+its text in `TEXT`: it becomes a dead letter like any other row without an event time, and its neighbours are untouched.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from tidegate.jobs.sources.avro import AvroError, read_avro
+from tidegate.jobs.sources.footers import BadObject
+from tidegate.jobs.spec.pipeline import SourceSpec
+
+__all__ = ["TEXT", "WHY", "decode", "needs_decoding"]
+
+WHY: Final = "_why"
+TEXT: Final = "_text"
+_DUCKDB: Final = {"long": "bigint", "timestamp": "timestamptz", "binary": "blob"}  # where the names differ
+_ZONED: Final = r"(Z|z|[+-]\d{2}(:?\d{2})?)$"
+_WHOLE: Final = r"^\s*[+-]?\d+\s*$"
+_UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+_Error = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError, AvroError)
+
+
+def needs_decoding(spec: SourceSpec) -> bool:
+    """Whether objects of this source are read through a decoded copy."""
+    return spec.format != "parquet" or bool(spec.evolution.renamed)
+
+
+def decode(key: str, data: bytes, spec: SourceSpec, out: Path) -> BadObject | None:
+    """Write an object as one Parquet file. Returns why it cannot be read, if it cannot; then there is no file."""
+    if not data:
+        return BadObject("empty_object", "the object has no bytes")
+    try:
+        table = _READERS[spec.format](decompressed(key, data), spec)
+    except _Error as error:
+        return BadObject("truncated", f"the object cannot be read as {spec.format}: {str(error).splitlines()[0][:200]}")
+    both = [new for old, new in spec.evolution.renamed.items() if {old, new} <= set(table.column_names)]
+    if both:
+        return BadObject("unknown_column", f"both the old and the new name of {', '.join(both)} are there")
+    table = table.rename_columns([spec.evolution.renamed.get(name, name) for name in table.column_names])
+    pq.write_table(table, out, coerce_timestamps="us", allow_truncated_timestamps=True, compression="snappy")
+    return None
+
+
+def decompressed(key: str, data: bytes) -> bytes:
+    """The bytes inside, by the ending of the key."""
+    for ending, inflate in _INFLATE.items():
+        if key.endswith(ending):
+            return inflate(data)
+    return data
+
+
+def _stream(codec: str) -> Callable[[bytes], bytes]:
+    def inflate(data: bytes) -> bytes:
+        with pa.CompressedInputStream(pa.BufferReader(data), codec) as stream:
+            return bytes(stream.read())
+
+    return inflate
+
+
+_INFLATE: Final[dict[str, Callable[[bytes], bytes]]] = {
+    ".gz": gzip.decompress,
+    ".bz2": bz2.decompress,
+    ".xz": lzma.decompress,
+    ".zst": _stream("zstd"),
+    ".lz4": _stream("lz4"),
+}
+
+
+def _parquet(data: bytes, _spec: SourceSpec) -> pa.Table:
+    return pq.read_table(io.BytesIO(data))
+
+
+def _orc(data: bytes, _spec: SourceSpec) -> pa.Table:
+    import pyarrow.orc as orc
+
+    return orc.ORCFile(io.BytesIO(data)).read()
+
+
+def _avro(data: bytes, _spec: SourceSpec) -> pa.Table:
+    return read_avro(data)
+
+
+def _json(data: bytes, spec: SourceSpec) -> pa.Table:
+    """One JSON object a line; empty lines count, so that a row's number is its line's, but are no rows."""
+    lines = data.split(b"\n")
+    numbers = np.flatnonzero(np.fromiter((bool(line.strip()) for line in lines), dtype=bool, count=len(lines)))
+    texts = pa.array([lines[n].decode("utf-8", "replace") for n in numbers], pa.string())
+    known = [*spec.columns, *spec.evolution.renamed]
+    fields = ", ".join(f"""CASE WHEN ok THEN line->>'$."{name}"' END AS "{name}" """ for name in known)
+    strange = "list_filter(CASE WHEN ok THEN json_keys(line) END, lambda k: NOT list_contains($known, k))"
+    with _database() as db:
+        db.register("lines", pa.table({"line": texts}))
+        found: Any = db.sql(
+            f"""WITH judged AS (
+                SELECT line, CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END AS ok FROM lines)
+            SELECT line AS {TEXT}, {fields},
+                CASE WHEN NOT ok THEN 'the line is not a JSON object'
+                     WHEN len({strange}) > 0 THEN 'not in the schema: ' || array_to_string({strange}, ', ') END AS {WHY}
+            FROM judged""",
+            params={"known": known},
+        ).to_arrow_table()
+    if spec.evolution.added == "ignore":
+        malformed = pa.compute.equal(found[WHY], "the line is not a JSON object")
+        found = found.set_column(found.schema.get_field_index(WHY), WHY, pa.compute.if_else(malformed, found[WHY], None))
+    return _typed(_one_name(found, spec), spec)
+
+
+def _one_name(found: pa.Table, spec: SourceSpec) -> pa.Table:
+    """Values under old names join those under the new one: in text a rename happens from row to row."""
+    for old, new in spec.evolution.renamed.items():
+        joined = pa.compute.coalesce(found[new], found[old])
+        found = found.set_column(found.schema.get_field_index(new), new, joined).drop_columns([old])
+    return found
+
+
+def _csv(data: bytes, spec: SourceSpec) -> pa.Table:
+    broken: dict[int, str] = {}
+
+    def note(row: Any) -> str:
+        broken[row.number - 1 - spec.parse.header] = row.text
+        return "skip"
+
+    names = None if spec.parse.header else list(spec.columns)
+    head = data.split(b"\n", 1)[0].decode("utf-8").strip("\r").split(spec.parse.delimiter) if spec.parse.header else names
+    table = pacsv.read_csv(
+        io.BytesIO(data),
+        read_options=pacsv.ReadOptions(
+            use_threads=False, column_names=names
+        ),  # one thread: a broken line is then known by number
+        parse_options=pacsv.ParseOptions(
+            delimiter=spec.parse.delimiter, quote_char=spec.parse.quote, newlines_in_values=True, invalid_row_handler=note
+        ),
+        convert_options=pacsv.ConvertOptions(
+            column_types={n.strip(spec.parse.quote): pa.string() for n in head or ()},
+            null_values=[spec.parse.null],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+    rename = spec.evolution.renamed
+    table = table.rename_columns([rename.get(n, n) for n in table.column_names])
+    texts = pa.table({name: column.cast(pa.string()) for name, column in zip(table.column_names, table.columns, strict=True)})
+    texts = texts.append_column(WHY, pa.nulls(texts.num_rows, pa.string()))
+    joined = [pa.compute.fill_null(texts[n], "") for n in table.column_names]
+    texts = texts.append_column(TEXT, pa.compute.binary_join_element_wise(*joined, spec.parse.delimiter))
+    return _typed(_with_broken(texts, broken), spec)
+
+
+def _with_broken(texts: pa.Table, broken: dict[int, str]) -> pa.Table:
+    """Lines that are no rows, put back where they stood."""
+    if not broken:
+        return texts
+    why = "the line has more or fewer values than there are columns"
+    nothing = {name: pa.nulls(len(broken), pa.string()) for name in texts.column_names}
+    rows = pa.table({**nothing, WHY: pa.array([why] * len(broken)), TEXT: pa.array(list(broken.values()))})
+    total = texts.num_rows + len(broken)
+    places = np.array(sorted(broken), dtype=np.int64)
+    good = np.setdiff1d(np.arange(total), places)
+    order = np.empty(total, dtype=np.int64)
+    order[good], order[places] = np.arange(texts.num_rows), texts.num_rows + np.arange(len(broken))
+    return pa.concat_tables([texts, rows]).take(pa.array(order))
+
+
+def _typed(texts: pa.Table, spec: SourceSpec) -> pa.Table:
+    """Texts cast to the declared types. A value that does not fit takes its whole row's and says so in `WHY`."""
+    present = {name: kind for name, kind in spec.columns.items() if name in texts.column_names}
+    casts = {name: _cast(f'"{name}"', kind, spec) for name, kind in present.items()}
+    faults = [
+        f"""WHEN "{name}" IS NOT NULL AND {cast} IS NULL THEN {_complaint(name, kind, spec)}"""
+        for name, (kind, cast) in ((n, (present[n], casts[n])) for n in present)
+        if kind != "string"
+    ]
+    why = f"CASE WHEN {WHY} IS NOT NULL THEN {WHY} {' '.join(faults)} END"
+    columns = ", ".join(f'CASE WHEN why IS NULL THEN typed."{n}" END AS "{n}"' for n in present)
+    typed = ", ".join(f'{cast} AS "{name}"' for name, cast in casts.items())
+    strangers = [name for name in texts.column_names if name not in present and name not in (WHY, TEXT)]
+    extra = "".join(f', "{name}"' for name in strangers)
+    with _database() as db:
+        db.register("texts", texts.append_column("_n", pa.array(np.arange(texts.num_rows))))
+        return db.sql(
+            f"""WITH typed AS (SELECT {typed}{extra}, {why} AS why, {TEXT}, _n FROM texts)
+            SELECT {columns}{extra}, why AS {WHY}, CASE WHEN why IS NOT NULL THEN {TEXT} END AS {TEXT} FROM typed ORDER BY _n"""
+        ).to_arrow_table()
+
+
+def _complaint(name: str, kind: str, spec: SourceSpec) -> str:
+    if kind == "timestamp" and spec.parse.timestamps == "iso" and spec.timezone is None:
+        zone = f"""'{name} has no time zone, and the source has no "timezone": '"""
+        return f"""CASE WHEN regexp_matches("{name}", '{_ZONED}') THEN '{name} is no timestamp: ' ELSE {zone} END || "{name}" """
+    return f"""'{name} is no {kind}: ' || "{name}" """
+
+
+def _cast(column: str, kind: str, spec: SourceSpec) -> str:
+    target = _DUCKDB.get(kind, kind)
+    if kind == "string":
+        return column
+    if kind == "binary":
+        return f"TRY(from_base64({column}))"
+    if kind in ("int", "long"):  # DuckDB would round 12.5
+        return f"CASE WHEN regexp_matches({column}, '{_WHOLE}') THEN try_cast({column} AS {target}) END"
+    if kind != "timestamp":
+        return f"try_cast({column} AS {target})"
+    if spec.parse.timestamps != "iso":
+        ticks = f"round(try_cast({column} AS DECIMAL(30, 6)) * {_UNITS[spec.parse.timestamps]})"
+        return f"TRY(make_timestamptz(CAST({ticks} AS BIGINT)))"
+    naive = "NULL" if spec.timezone is None else f"try_cast({column} AS TIMESTAMP) AT TIME ZONE '{spec.timezone}'"
+    return f"CASE WHEN regexp_matches({column}, '{_ZONED}') THEN try_cast({column} AS TIMESTAMPTZ) ELSE {naive} END"
+
+
+def _database() -> duckdb.DuckDBPyConnection:
+    database = duckdb.connect()
+    database.execute("SET TimeZone = 'UTC'; SET threads = 1; SET autoinstall_known_extensions = false")
+    return database
+
+
+_READERS: Final[dict[str, Callable[[bytes, SourceSpec], pa.Table]]] = {
+    "parquet": _parquet,
+    "orc": _orc,
+    "avro": _avro,
+    "json": _json,
+    "csv": _csv,
+}

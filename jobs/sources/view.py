@@ -1,0 +1,206 @@
+"""The pipeline's store as its movers see it: every object of a source is Parquet, wherever and however it lies.
+
+Keys below the path of a source whose format needs decoding answer with the decoded object, under the ETag of the original; a
+source at a full address of its own is reached through keys ``@<source>/...``. All other keys are passed through. So the engine,
+the movers, replay and the independent check know one kind of object only. Decoded copies are a cache in the scratch folder:
+nothing breaks when they vanish.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.store import Entry, NotFoundError, Store, StoredObject, Written
+from tidegate.jobs.sources.decode import decode, needs_decoding
+from tidegate.jobs.sources.footers import BadObject
+from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+
+__all__ = ["InputView", "folder_of"]
+
+_Names = list[str]  # inside the class body the name `list` is the method
+_MOST_BYTES: Final = 4 << 30  # of decoded copies; the oldest go first
+
+
+def folder_of(name: str, spec: SourceSpec) -> str:
+    """The key prefix, in the view, of a source's objects."""
+    return f"@{name}/" if _elsewhere(spec) else spec.path.strip("/") + "/"
+
+
+def _elsewhere(spec: SourceSpec) -> bool:
+    return "://" in spec.path or spec.path.startswith("/")
+
+
+class InputView:
+    """Implements `Store`; see the module."""
+
+    def __init__(self, store: Store, spec: PipelineSpec, scratch: Path) -> None:
+        self._below = store
+        self.url = store.url
+        self._folder = scratch / "decoded"
+        objects = {name: source for name, source in spec.sources.items() if source.kind == "objects"}
+        self._other = {f"@{name}/": open_store(source.path) for name, source in objects.items() if _elsewhere(source)}
+        self._decoded = {folder_of(name, source): source for name, source in objects.items() if needs_decoding(source)}
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, str], tuple[Path | BadObject, int]] = OrderedDict()
+
+    def look(self, key: str) -> tuple[str, int, Path | BadObject] | None:
+        """ETag, size and decoded copy of an object, or why there is none; None when the object needs no decoding.
+
+        Raises:
+            NotFoundError: there is no such object.
+        """
+        source = self._source(key)
+        if source is None:
+            return None
+        store, own = self._at(key)
+        head = store.head(own)
+        if head is None:
+            raise NotFoundError.at(self.uri(key))
+        with self._lock:
+            known = self._known.get((key, head.etag))
+        if known is not None and (isinstance(known[0], BadObject) or known[0].exists()):
+            return head.etag, head.size, known[0]
+        found = store.get(own)
+        return found.etag, len(found.data), self._remember(key, found, source)
+
+    def _remember(self, key: str, found: StoredObject, source: SourceSpec) -> Path | BadObject:
+        name = hashlib.sha256(f"{key}\n{found.etag}".encode()).hexdigest()[:40]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        fresh = self._folder / f"{name}.{threading.get_ident()}.new"
+        bad = decode(key, found.data, source, fresh)
+        with self._lock:
+            if bad is None:
+                content: Path | BadObject = fresh.replace(self._folder / f"{name}.parquet")
+                size = (self._folder / f"{name}.parquet").stat().st_size
+            else:
+                content, size = bad, 1
+            self._known[key, found.etag] = content, size
+            self._evict()
+        return content
+
+    def _evict(self) -> None:
+        while len(self._known) > 1 and sum(size for _, size in self._known.values()) > _MOST_BYTES:
+            _, (content, _) = self._known.popitem(last=False)
+            if isinstance(content, Path):
+                content.unlink(missing_ok=True)
+
+    def _source(self, key: str) -> SourceSpec | None:
+        return next((source for folder, source in self._decoded.items() if key.startswith(folder)), None)
+
+    def _at(self, key: str) -> tuple[Store, str]:
+        for folder, store in self._other.items():
+            if key.startswith(folder):
+                return store, key[len(folder) :]
+        return self._below, key
+
+    def _copy(self, key: str) -> tuple[str, Path] | None:
+        """ETag and decoded copy; None when the key needs no decoding."""
+        found = self.look(key)
+        if found is None:
+            return None
+        if isinstance(found[2], BadObject):
+            raise PoisonError(
+                f"{self.uri(key)} cannot be read: {found[2].detail}",
+                code=f"object.{found[2].reason}",
+                kept="the object, and everything sealed so far",
+                advice="the object was readable when it was planned: see who overwrites objects in this folder",
+            )
+        return found[0], found[2]
+
+    # Store
+
+    def get(self, key: str) -> StoredObject:
+        """The object, decoded if need be."""
+        copy = self._copy(key)
+        if copy is not None:
+            return StoredObject(key, copy[1].read_bytes(), copy[0])
+        store, own = self._at(key)
+        return replace(store.get(own), key=key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """A part of it."""
+        copy = self._copy(key)
+        if copy is not None:
+            with copy[1].open("rb") as file:
+                file.seek(start)
+                return file.read(length)
+        store, own = self._at(key)
+        return store.get_range(own, start, length)
+
+    def head(self, key: str) -> Entry | None:
+        """The original: its ETag is what a cut pins."""
+        store, own = self._at(key)
+        found = store.head(own)
+        return None if found is None else replace(found, key=key)
+
+    def create(self, key: str, data: bytes) -> str:
+        """Passed through."""
+        return self._below.create(key, data)
+
+    def swap(self, key: str, data: bytes, etag: str) -> str:
+        """Passed through."""
+        return self._below.swap(key, data, etag)
+
+    def put(self, key: str, data: bytes) -> str:
+        """Passed through."""
+        return self._below.put(key, data)
+
+    def list(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[Entry]:
+        """The originals."""
+        store, own = self._at(prefix)
+        cut = len(prefix) - len(own)
+        after = start_after[cut:] if start_after is not None else None
+        for entry in store.list(own, start_after=after, limit=limit):
+            yield replace(entry, key=prefix[:cut] + entry.key) if cut else entry
+
+    def list_folders(self, prefix: str) -> _Names:
+        """Of the originals."""
+        store, own = self._at(prefix)
+        return store.list_folders(own)
+
+    def delete(self, key: str) -> None:
+        """Passed through."""
+        self._below.delete(key)
+
+    def upload(self, path: Path, key: str) -> Written:
+        """Passed through."""
+        return self._below.upload(path, key)
+
+    def download(self, key: str, path: Path) -> None:
+        """A copy of the object, decoded if need be; it stays when the cache lets go of its own."""
+        copy = self._copy(key)
+        if copy is None:
+            store, own = self._at(key)
+            store.download(own, path)
+            return
+        try:
+            os.link(copy[1], path)
+        except OSError:  # another file system
+            shutil.copyfile(copy[1], path)
+
+    def local_path(self, key: str) -> Path | None:
+        """None for decoded objects: the cache may let go of its copy while somebody reads."""
+        if self._source(key) is not None:
+            return None
+        store, own = self._at(key)
+        return store.local_path(own)
+
+    def uri(self, key: str) -> str:
+        """The original's address."""
+        store, own = self._at(key)
+        return store.uri(own)
+
+    def close(self) -> None:
+        """Let go of what was opened here; the store below is its owner's."""
+        for store in self._other.values():
+            store.close()

@@ -1,0 +1,56 @@
+"""How the objects of a source are found, read and allowed to change: the options that only sources have."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tidegate.jobs.spec.options import Model
+from tidegate.jobs.spec.time import Duration
+
+__all__ = ["DiscoveryOptions", "EvolutionOptions", "ParseOptions"]
+
+
+class ParseOptions(Model):
+    """How text becomes values (formats `json` and `csv`, Kafka payloads)."""
+
+    timestamps: Literal["iso", "s", "ms", "us"] = "iso"
+    """ISO 8601 text, or a number of seconds, milliseconds or microseconds since 1970 in UTC."""
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    """CSV: what stands between two values."""
+    quote: Annotated[str, Field(min_length=1, max_length=1)] = '"'
+    """CSV: what surrounds a value that holds a delimiter or a line break."""
+    header: bool = True
+    """CSV: the first line names the columns; without it they stand in the order of the schema."""
+    null: str = ""
+    """CSV: the text of an absent value."""
+
+
+class EvolutionOptions(Model):
+    """What happens when an object's columns are not those of the schema.
+
+    Wider declared types always take narrower physical ones; a narrower declared type takes the values that fit, and the
+    rows of the others are dead letters.
+    """
+
+    added: Literal["dead_letter", "ignore"] = "dead_letter"
+    """A column that the schema does not name: the object (in JSON lines: the row) is a dead letter, or it is left out."""
+    missing: Literal["null", "dead_letter"] = "null"
+    """A column of the schema that the object lacks reads as null, or makes the object a dead letter."""
+    renamed: dict[str, str] = Field(default={})
+    """Old name in objects -> name in the schema. An object with both is a dead letter."""
+
+
+class DiscoveryOptions(Model):
+    """How objects are found."""
+
+    order: Literal["keys", "arrival"] = "keys"
+    """``keys``: keys grow in arrival order, and the newest is found by listing behind the last one. ``arrival``: any names;
+    each object is entered once into a log of arrivals in the bucket, and read in the order of that log."""
+    safety_listing: Annotated[Duration, Field(gt=0)] = 600_000_000
+    """``arrival``: list everything at least this often; in between, objects behind the greatest key and those that the
+    bucket's notifications name are found at once."""
+    notifications: bool = True
+    """``arrival`` on MinIO: listen to the bucket's notifications. Without them, or where the bucket has none, the safety
+    listing finds late uploads."""

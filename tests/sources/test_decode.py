@@ -1,0 +1,281 @@
+"""Other formats read as Parquet: values, bad rows, bad objects, changed columns."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+import pytest
+
+from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
+from tidegate.jobs.engine.interfaces import Slice
+from tidegate.jobs.eventtime.types import Member
+from tidegate.jobs.reference.objects import ObjectReader
+from tidegate.jobs.reference.rows import RawRow
+from tidegate.jobs.sources.objects import ObjectSource
+from tidegate.jobs.sources.view import InputView
+from tidegate.jobs.spec.pipeline import Limits, PipelineSpec
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
+TICK = int(START.timestamp() * 1_000_000)
+SCHEMA = {"at": "timestamp", "item": "string", "amount": "long"}
+ROWS = [{"at": (START + timedelta(seconds=n)).isoformat(), "item": "ab"[n % 2], "amount": n} for n in range(3)]
+
+
+def spec(**more: Any) -> PipelineSpec:
+    """A pipeline with one source `a` below inbox/a."""
+    source = {"path": "inbox/a", "schema": SCHEMA, "event_time": "at", "lag": "1s", **more}
+    return PipelineSpec.model_validate({"name": "p", "sources": {"a": source}})
+
+
+def view(objects: dict[str, bytes], folder: Path, **more: Any) -> tuple[InputView, ObjectSource, PipelineSpec]:
+    """The objects as a source sees them."""
+    pipeline = spec(**more)
+    seen = InputView(MemoryStore(MemoryBucket({f"inbox/a/{k}": v for k, v in objects.items()})), pipeline, folder)
+    return seen, ObjectSource("a", pipeline.sources["a"], seen), pipeline
+
+
+def read(objects: dict[str, bytes], folder: Path, **more: Any) -> tuple[list[RawRow], Slice]:
+    """All rows of the objects, as the reference mover gets them, and the slice they were planned in."""
+    seen, source, pipeline = view(objects, folder, **more)
+    part = source.plan(Member("a"), None, Limits())
+    return list(ObjectReader(seen, pipeline.sources["a"]).rows(part)), part
+
+
+def lines(*rows: Any) -> bytes:
+    """JSON lines."""
+    return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows).encode()
+
+
+def csv(*rows: str) -> bytes:
+    """CSV with a header."""
+    return "\n".join(["at,item,amount", *rows, ""]).encode()
+
+
+def plain(rows: list[RawRow]) -> list[tuple[Any, ...]]:
+    """(time, item, amount) of good rows, the reason of bad ones."""
+    return [row.bad or (row.values["at"] - TICK, row.values["item"], row.values["amount"]) for row in rows]
+
+
+GOOD = [(0, "a", 0), (1_000_000, "b", 1), (2_000_000, "a", 2)]
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    """Each line is a row; an empty line is none."""
+    rows, part = read({"1.json": lines(ROWS[0], "", *ROWS[1:])}, tmp_path, format="json")
+    assert plain(rows) == GOOD
+    assert part.parts[0]["key"] == "inbox/a/1.json"
+
+
+def test_csv(tmp_path: Path) -> None:
+    """Columns are found by the header, whatever their order; quoted line breaks are part of a value."""
+    text = 'item,amount,at\n"a\nx",0,2026-03-01T00:00:00Z\nb,,2026-03-01T01:00:01+01:00\n'
+    rows, _ = read({"1.csv": text.encode()}, tmp_path, format="csv")
+    assert plain(rows) == [(0, "a\nx", 0), (1_000_000, "b", None)]
+
+
+def test_csv_without_header(tmp_path: Path) -> None:
+    """Without a header the columns stand in the order of the schema."""
+    rows, _ = read(
+        {"1.csv": b"0;a;0\n1000;b;1\n"}, tmp_path, format="csv", parse={"header": False, "delimiter": ";", "timestamps": "ms"}
+    )
+    assert [row.values["at"] for row in rows] == [0, 1_000_000]
+
+
+@pytest.mark.parametrize(("ending", "squeeze"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
+def test_compressed(tmp_path: Path, ending: str, squeeze: Callable[[bytes], bytes]) -> None:
+    """Compressed text is read by the ending of its key."""
+    rows, _ = read({f"1.json{ending}": squeeze(lines(*ROWS))}, tmp_path, format="json")
+    assert plain(rows) == GOOD
+
+
+def test_zstd(tmp_path: Path) -> None:
+    """Zstandard as well."""
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(lines(*ROWS))
+    rows, _ = read({"1.json.zst": sink.getvalue().to_pybytes()}, tmp_path, format="json")
+    assert plain(rows) == GOOD
+
+
+def test_orc(tmp_path: Path) -> None:
+    """ORC keeps its own types."""
+    times = pa.array([START + timedelta(seconds=n) for n in range(3)], pa.timestamp("us", "UTC"))
+    sink = io.BytesIO()
+    orc.write_table(pa.table({"at": times, "item": ["a", "b", "a"], "amount": pa.array([0, 1, 2], pa.int32())}), sink)
+    rows, part = read({"1.orc": sink.getvalue()}, tmp_path, format="orc")
+    assert plain(rows) == GOOD
+    assert part.parts[0]["columns"]["amount"] == "int32"
+
+
+def avro(rows: list[dict[str, Any]], *, codec: str = "null") -> bytes:
+    """An Avro container: at (timestamp-micros), item (null or string), amount (int)."""
+    schema = {
+        "type": "record",
+        "name": "r",
+        "fields": [
+            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+            {"name": "item", "type": ["null", "string"]},
+            {"name": "amount", "type": "int"},
+        ],
+    }
+
+    def number(n: int) -> bytes:
+        n = (n << 1) ^ (n >> 63)
+        out = b""
+        while n > 0x7F:
+            out += bytes([n & 0x7F | 0x80])
+            n >>= 7
+        return out + bytes([n])
+
+    def text(value: bytes) -> bytes:
+        return number(len(value)) + value
+
+    meta = {"avro.schema": json.dumps(schema).encode(), "avro.codec": codec.encode()}
+    head = b"Obj\x01" + number(len(meta)) + b"".join(text(k.encode()) + text(v) for k, v in meta.items()) + number(0)
+    sync = struct.pack(">QQ", 1, 2)
+    body = b"".join(
+        number(TICK + n * 1_000_000)
+        + (number(1) + text(row["item"].encode()) if row["item"] else number(0))
+        + number(row["amount"])
+        for n, row in enumerate(rows)
+    )
+    if codec == "deflate":
+        squeeze = zlib.compressobj(wbits=-15)
+        body = squeeze.compress(body) + squeeze.flush()
+    if codec == "snappy":
+        body = pa.compress(body, codec="snappy", asbytes=True) + struct.pack(">I", zlib.crc32(body))
+    return head + sync + number(len(rows)) + text(body) + sync
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy"])
+def test_avro(tmp_path: Path, codec: str) -> None:
+    """Avro records, with unions and logical types, in the usual codecs."""
+    rows, part = read({"1.avro": avro([{**ROWS[0], "item": None}, *ROWS[1:]], codec=codec)}, tmp_path, format="avro")
+    assert plain(rows) == [(0, None, 0), *GOOD[1:]]
+    assert part.parts[0]["columns"]["at"] == "timestamp[us, tz=UTC]"
+
+
+def test_bad_json_rows_stand_alone(tmp_path: Path) -> None:
+    """A line that is no JSON, a value that does not fit and a time without a zone are dead; their neighbours are not."""
+    bad = [
+        {**ROWS[0], "amount": 12.5},
+        {**ROWS[0], "at": "2026-03-01T00:00:00"},
+        {**ROWS[0], "at": "soon Z"},
+        {**ROWS[0], "x": 1},
+    ]
+    rows, _ = read({"1.json": lines(ROWS[0], '{"at": ', *bad, ROWS[1])}, tmp_path, format="json")
+    assert [row.bad[1] if row.bad else row.values["amount"] for row in rows] == [
+        0,
+        "the line is not a JSON object",
+        "amount is no long: 12.5",
+        'at has no time zone, and the source has no "timezone": 2026-03-01T00:00:00',
+        "at is no timestamp: soon Z",
+        "not in the schema: x",
+        1,
+    ]
+
+
+def test_bad_csv_rows_keep_their_place(tmp_path: Path) -> None:
+    """A line with too few values is a dead row at its own position."""
+    good = "2026-03-01T00:00:00Z,a,{}"
+    rows, _ = read({"1.csv": csv(good.format(0), "2026", good.format("x"), good.format(3))}, tmp_path, format="csv")
+    assert [bool(row.bad) for row in rows] == [False, True, True, False]
+    assert [row.seq for row in rows] == [0, 1, 2, 3]
+
+
+def test_added_columns_may_be_ignored(tmp_path: Path) -> None:
+    """With `added: ignore` a column nobody declared is left out, in text and in typed formats."""
+    ignore = {"evolution": {"added": "ignore"}}
+    rows, _ = read({"1.json": lines({**ROWS[0], "x": 1}, *ROWS[1:])}, tmp_path / "j", format="json", **ignore)
+    assert plain(rows) == GOOD
+    rows, _ = read({"1.parquet": parquet(x=pa.array([1, 2, 3]))}, tmp_path / "p", **ignore)
+    assert plain(rows) == GOOD
+    _, part = read({"1.parquet": parquet(x=pa.array([1, 2, 3]))}, tmp_path / "d")
+    assert part.dead[0].reason == "unknown_column"
+
+
+def parquet(**columns: Any) -> bytes:
+    """A Parquet object of the good rows; a column given as None is left out."""
+    times = pa.array([START + timedelta(seconds=n) for n in range(3)], pa.timestamp("us", "UTC"))
+    whole = {"at": times, "item": pa.array(["a", "b", "a"]), "amount": pa.array([0, 1, 2]), **columns}
+    sink = io.BytesIO()
+    pq.write_table(pa.table({n: c for n, c in whole.items() if c is not None}), sink)
+    return sink.getvalue()
+
+
+def test_renamed_columns(tmp_path: Path) -> None:
+    """Objects with the old name and objects with the new one are read alike; one with both is a dead letter."""
+    renamed = {"evolution": {"renamed": {"sum": "amount"}}}
+    old, both = parquet(amount=None, sum=pa.array([0, 1, 2])), parquet(sum=pa.array([0, 1, 2]))
+    rows, part = read({"1": old, "2": parquet(), "3": both}, tmp_path / "p", **renamed)
+    assert plain(rows) == GOOD + GOOD
+    assert [dead.reason for dead in part.dead] == ["unknown_column"]
+    swapped = {"at": ROWS[0]["at"], "item": "a", "sum": 0}
+    rows, _ = read({"1.json": lines(swapped, *ROWS[1:])}, tmp_path / "j", format="json", **renamed)
+    assert plain(rows) == GOOD
+    rows, _ = read({"1.csv": csv("2026-03-01T00:00:00Z,a,0").replace(b"amount", b"sum")}, tmp_path / "c", format="csv", **renamed)
+    assert plain(rows) == GOOD[:1]
+
+
+def test_missing_columns(tmp_path: Path) -> None:
+    """A missing column reads as null, or makes its object a dead letter."""
+    rows, _ = read({"1": parquet(item=None)}, tmp_path)
+    assert [row.values["item"] for row in rows] == [None] * 3
+    _, part = read({"1": parquet(item=None)}, tmp_path, evolution={"missing": "dead_letter"})
+    assert part.dead[0].reason == "missing_column"
+
+
+def test_widened_columns(tmp_path: Path) -> None:
+    """A narrower physical type is read; a wider one gives what fits, and dead letters for the rest."""
+    rows, _ = read({"1": parquet(amount=pa.array([0, 1, 2], pa.int16()))}, tmp_path)
+    assert plain(rows) == GOOD
+    rows, _ = read({"1": parquet(amount=pa.array(["0", "1", "x"]))}, tmp_path)
+    assert [bool(row.bad) for row in rows] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [("avro", b"Obj\x01\x02", "truncated"), ("orc", b"ORC", "truncated"), ("json", b"", "empty_object")],
+)
+def test_unreadable_objects(tmp_path: Path, name: str, data: bytes, reason: str) -> None:
+    """An object that is not what its source says is a dead letter as a whole."""
+    _, part = read({f"1.{name}": data}, tmp_path, format=name)
+    assert [dead.reason for dead in part.dead] == [reason]
+
+
+def test_damaged_compression(tmp_path: Path) -> None:
+    """So is one whose compression is damaged."""
+    _, part = read({"1.json.gz": gzip.compress(lines(*ROWS))[:-10]}, tmp_path, format="json")
+    assert [dead.reason for dead in part.dead] == ["truncated"]
+
+
+def test_decoded_copy_is_a_cache(tmp_path: Path) -> None:
+    """A copy that vanished is decoded again, and gives the same bytes."""
+    seen, source, _ = view({"1.json": lines(*ROWS)}, tmp_path, format="json")
+    source.plan(Member("a"), None, Limits())
+    before = seen.get("inbox/a/1.json").data
+    for copy in (tmp_path / "decoded").iterdir():
+        copy.unlink()
+    seen.download("inbox/a/1.json", tmp_path / "again.parquet")
+    assert (tmp_path / "again.parquet").read_bytes() == before
+
+
+def test_source_at_an_address_of_its_own(tmp_path: Path) -> None:
+    """Objects of a source in another store are reached by keys of their own."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "1.parquet").write_bytes(parquet())
+    rows, part = read({}, tmp_path, path=str(tmp_path / "other"))
+    assert plain(rows) == GOOD
+    assert part.parts[0]["key"] == "@a/1.parquet"
