@@ -333,7 +333,7 @@ class Engine:
             barriers=decision["barriers"],
             requests=list(asked.ids),
             counters=accumulate(self.standing.counters, moved.counters),
-            segments=list(moved.segments),
+            segments=[*moved.segments, *self.standing.spliced],
             files={table: list(files) for table, files in sorted(moved.files.items()) if files},
             notes={
                 "epoch": asdict(moved.counters),

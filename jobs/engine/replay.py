@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Cut, DeadObject, MoveOrder, Mover, Slice
+from tidegate.jobs.engine.standing import SPLICE
 from tidegate.jobs.eventtime.decider import initial_state
 from tidegate.jobs.eventtime.types import BarrierHealth, BarrierOutcome, Decision, Mark, Member
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -63,7 +64,7 @@ def order_of(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None) -> Mo
     return MoveOrder(
         cut=cut_of(epoch.cut),
         decision=replace(decision_of(epoch.decision), after=epoch.decider),
-        segments=tuple(parent.segments) if parent else (),
+        segments=tuple(s for s in parent.segments if s.kind != SPLICE) if parent else (),
         prefix=f"{epoch.pipeline}/timelines/{epoch.timeline}",
         tag=f"{epoch.slot:06d}-{epoch.attempt}",
         timeline=epoch.timeline,

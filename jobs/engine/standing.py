@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate.checkpoints.log import Head
@@ -11,7 +11,13 @@ from tidegate.jobs.eventtime.decider import initial_state
 from tidegate.jobs.eventtime.types import Mark
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Standing"]
+__all__ = ["DISPATCHER_KINDS", "SPLICE", "Standing"]
+
+SPLICE = "splice"
+"""Kind of the segments that name merged rows: carried from epoch to epoch, and none of a mover's business."""
+
+DISPATCHER_KINDS = ("reducer:", "buffer:", "splice:")
+"""How the kinds of the dispatcher's segments begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +29,12 @@ class Standing:
         decider: the decider's state.
         resume: member -> where its source goes on.
         segments: live state segments.
+        spliced: segments of merged splice requests, kept as they are.
         counters: rows by disposition, cumulative.
         next_position: position of the next released event.
         released_max: greatest (section, event_time) released so far.
         buffered_rows: rows in the order buffer.
+        streams: where streams and attachments stand; the dispatcher's business.
     """
 
     head: Head
@@ -37,6 +45,8 @@ class Standing:
     next_position: int = 0
     released_max: Mark | None = None
     buffered_rows: int = 0
+    streams: dict[str, Any] = field(default_factory=dict)
+    spliced: tuple[FileRef, ...] = ()
 
     @classmethod
     def at(cls, head: Head, spec: PipelineSpec) -> Standing:
@@ -49,9 +59,11 @@ class Standing:
             head=head,
             decider=manifest.decider,
             resume={member: part["resume"] for member, part in manifest.cut.items()},
-            segments=tuple(manifest.segments),
+            segments=tuple(s for s in manifest.segments if s.kind != SPLICE),
+            spliced=tuple(s for s in manifest.segments if s.kind == SPLICE),
             counters=manifest.counters,
             next_position=manifest.notes["next_position"],
             released_max=Mark(*released) if released else None,
             buffered_rows=manifest.counters.retained,
+            streams=manifest.notes.get("streams", {}),
         )

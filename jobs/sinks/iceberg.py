@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
@@ -23,10 +24,11 @@ from tidegate.jobs.sinks.catalog import namespace, open_catalog, table_location
 from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, Follower, tag_name
 from tidegate.jobs.sinks.marks import Mark, Way
 from tidegate.jobs.sinks.pointer import Current, current_key, move_current, read_current
+from tidegate.jobs.sinks.positions import SPLICED
 from tidegate.jobs.sinks.schemas import table_schema
 from tidegate.jobs.sinks.small import checkpoint_rows, write_small
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
-from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
+from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
 
 __all__ = ["IcebergSink"]
 
@@ -213,6 +215,8 @@ class IcebergSink:
             follower.apply([self.store.uri(key) for key in files], way.timeline, first, upto, tags)
 
     def _files(self, table: str, epoch: Manifest) -> list[str]:
+        if table == EVENTS and any("splice" in epoch.notes for epoch in left):
+            follower.widen(pa.schema([(SPLICED, pa.string())]))
         """The epoch's files of a table. That of `checkpoints` follows from the manifest, so any publisher may write it."""
         if table != CHECKPOINTS:
             return [f.key for f in epoch.files.get(table, []) if f.rows]

@@ -1,0 +1,181 @@
+"""Splice requests: rows that want to go back into history, and what people decided about them.
+
+A request is one small document, swapped by ETag, beside an immutable Parquet file with its rows. The document is what people
+look at; whether a request *is* merged is told by the log alone (a sealed slot names it), so a crash between the two, or a
+restore to before the merge, needs no repair: see `tidegate.jobs.splice.standing`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import Field
+
+from tidegate.checkpoints.documents import Document, change
+from tidegate.checkpoints.documents import read as read_document
+from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, Store
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+
+__all__ = ["OPEN", "SpliceRequest", "create", "decide", "forget", "listing", "new_request_id", "note", "read", "rows_key"]
+
+State = Literal["created", "approved", "merged", "rejected", "expired"]
+OPEN: tuple[State, ...] = ("created", "approved")
+_TRIES = 8
+_TRAIL = 200  # entries kept: a request that is tried more often than this tells nothing new
+
+
+class SpliceRequest(Document):
+    """One request.
+
+    Attributes:
+        destination: ``events`` (the rows go to every output they are meant for), a window's name, or a stream.
+        origin: where the rows come from; `origin_detail` says more (a filter, a file name, an attachment).
+        rows: the Parquet files that hold the rows, as `FileRef` fields.
+        min_time: least event time, ticks; None without rows.
+        at_slot: head of the log when the request was made.
+        approved_digest: digest of the impact report that was approved; a merge with another effect is refused.
+        trail: what happened to it, oldest first: at, who, what, and more.
+    """
+
+    id: str
+    pipeline: str
+    destination: str = "events"
+    origin: Literal["attachment", "late", "dead_letters", "file"]
+    origin_detail: dict[str, Any] = Field(default_factory=dict)
+    rows: list[dict[str, Any]] = Field(default_factory=list)
+    row_count: int
+    min_time: int | None = None
+    max_time: int | None = None
+    state: State = "created"
+    created_at: int
+    expires_at: int | None = None
+    who: str
+    why: str = ""
+    decided_by: str | None = None
+    decided_why: str | None = None
+    decided_at: int | None = None
+    at_slot: dict[str, int] = Field(default_factory=dict)
+    approved_digest: str | None = None
+    trail: list[dict[str, Any]] = Field(default_factory=list)
+
+    def files(self) -> list[FileRef]:
+        """The files with the rows."""
+        return [FileRef.model_validate(raw) for raw in self.rows]
+
+    def expired(self, now: int) -> bool:
+        """Whether nobody decided in time."""
+        return self.state == "expired" or (self.state in OPEN and self.expires_at is not None and now >= self.expires_at)
+
+
+def new_request_id() -> str:
+    """A fresh id, short enough to type."""
+    return f"s{secrets.token_hex(4)}"
+
+
+def rows_key(pipeline: str, request_id: str) -> str:
+    """Key of the rows of a request."""
+    return f"{Layout(pipeline).splice_folder(request_id)}rows.parquet"
+
+
+def create(store: Store, request: SpliceRequest) -> SpliceRequest:
+    """Put a request; if one with this id lies there already, that one is returned.
+
+    Raises:
+        TransientError: nobody answered; call again with the same id.
+    """
+    key = Layout(request.pipeline).splice(request.id)
+    for _ in range(_TRIES):
+        try:
+            store.create(key, request.to_bytes())
+            return request
+        except (PreconditionFailedError, OutcomeUnknownError):
+            found, _etag = read_document(store, key, SpliceRequest)
+            if found is not None:
+                return found
+    raise TransientError(f"{store.uri(key)} could not be written", code="splice.undecided", retry_after=2.0)
+
+
+def read(store: Store, pipeline: str, request_id: str) -> SpliceRequest:
+    """One request.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    found, _etag = read_document(store, Layout(pipeline).splice(request_id), SpliceRequest)
+    if found is None:
+        raise ConfigurationError(
+            f"{pipeline} has no splice request {request_id!r}",
+            code="splice.unknown",
+            pipeline=pipeline,
+            advice=f"see: tidegate splice list {pipeline}",
+        )
+    return found
+
+
+def listing(store: Store, pipeline: str) -> list[SpliceRequest]:
+    """All requests, oldest first."""
+    prefix = Layout(pipeline).splices
+    names = [entry.key[len(prefix) :] for entry in store.list(prefix)]
+    found = [read(store, pipeline, name.removesuffix(".json")) for name in names if name.endswith(".json") and "/" not in name]
+    return sorted(found, key=lambda request: (request.created_at, request.id))
+
+
+def note(store: Store, pipeline: str, request_id: str, what: str, *, who: str, at: int, **more: Any) -> SpliceRequest:
+    """Write one line into the trail; `more` with the name of a field of the request sets that field as well."""
+
+    def step(request: SpliceRequest) -> SpliceRequest:
+        fields = {name: value for name, value in more.items() if name in SpliceRequest.model_fields}
+        facts = {name: value for name, value in more.items() if name not in fields}
+        line = {"at": at, "who": who, "what": what, **facts}
+        return request.model_copy(update={**fields, "trail": [*request.trail, line][-_TRAIL:]})
+
+    return _changed(store, pipeline, request_id, step)
+
+
+def decide(
+    store: Store, pipeline: str, request_id: str, state: State, *, who: str, why: str, at: int, digest: str | None = None
+) -> SpliceRequest:
+    """Approve, reject or expire an open request; who, why and when are kept.
+
+    Raises:
+        ConfigurationError: it is not open any more.
+    """
+
+    def step(request: SpliceRequest) -> SpliceRequest:
+        if request.state not in OPEN:
+            raise ConfigurationError(
+                f"splice request {request_id} is {request.state} already, by {request.decided_by}: "
+                f"{request.decided_why or 'no reason given'}",
+                code="splice.decided",
+                pipeline=pipeline,
+                kept="the decision that stands",
+                advice="make a new request from the same rows if it was wrong",
+            )
+        line = {"at": at, "who": who, "what": state, "why": why, "digest": digest}
+        update = {"state": state, "decided_by": who, "decided_why": why, "decided_at": at, "approved_digest": digest}
+        return request.model_copy(update={**update, "trail": [*request.trail, line][-_TRAIL:]})
+
+    return _changed(store, pipeline, request_id, step)
+
+
+def forget(store: Store, pipeline: str, request_id: str) -> None:
+    """Delete the rows and the document of a request that was rejected or has expired."""
+    request = read(store, pipeline, request_id)
+    if request.state not in ("rejected", "expired"):
+        raise ConfigurationError(
+            f"splice request {request_id} is {request.state}; only rejected and expired ones are forgotten",
+            code="splice.kept",
+            pipeline=pipeline,
+            advice=f"reject it first: tidegate splice reject {pipeline} {request_id}",
+        )
+    for file in request.files():
+        store.delete(file.key)
+    store.delete(Layout(pipeline).splice(request_id))
+
+
+def _changed(store: Store, pipeline: str, request_id: str, step: Callable[[SpliceRequest], SpliceRequest]) -> SpliceRequest:
+    return change(store, Layout(pipeline).splice(request_id), read(store, pipeline, request_id), step)

@@ -1,0 +1,140 @@
+"""The output tables as the *log* has them at one head: what readers see already, and the files of slots not published yet.
+
+A merge must not depend on how far some publisher got. Reads are pruned by event time through Iceberg's own file statistics.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.sinks.catalog import io_properties
+from tidegate.jobs.sinks.marks import Mark, Way
+from tidegate.jobs.sinks.pointer import Current, read_current
+from tidegate.jobs.sinks.schemas import table_schema
+from tidegate.jobs.sinks.tables import plain_types, reading
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["Span", "Tables", "hull", "read_file"]
+
+Span = tuple[int, int]
+"""Ticks, half open."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MOST_SPANS = 8  # in one scan: more make a filter that costs more than the rows it saves
+
+
+@dataclass
+class Tables:
+    """The tables at one head of the log.
+
+    Attributes:
+        rows_read: rows that left the store so far; the cost that an impact report names.
+    """
+
+    spec: PipelineSpec
+    log: SlotLog
+    head: Head
+    rows_read: int = 0
+
+    def __post_init__(self) -> None:
+        current = read_current(self.log.store, self.spec.name) or Current("", 0, 0)
+        way, mark = Way(self.log, self.head), Mark(current.timeline, current.upto)
+        self._current = current
+        self._published = way.position(mark) if way.knows(mark) else 0
+
+    def rows(
+        self, table: str, columns: Sequence[str] | None = None, *, time: str | None = None, spans: Sequence[Span] = ()
+    ) -> Any:
+        """Rows of one table; with `spans` only those whose `time` column lies in one of them.
+
+        Raises:
+            TransientError: the store cannot be reached.
+        """
+        wide = None if columns is None else sorted({*columns, "_epoch", *([time] if time else [])})
+        parts = [*self._shown(table, wide, time, spans), *self._hidden(table, wide)]
+        schema = table_schema(self.spec, table)
+        found = pa.concat_tables(parts, promote_options="permissive") if parts else schema.empty_table()
+        if time is not None and spans:
+            found = found.filter(_within(found[time], spans))
+        for name in [*(columns or schema.names), "_epoch"]:
+            if name not in found.column_names:
+                kind = schema.field(name).type if name in schema.names else pa.string()
+                found = found.append_column(name, pa.nulls(found.num_rows, kind))
+        self.rows_read += found.num_rows
+        return found.select(list(columns)) if columns else found
+
+    def _shown(self, table: str, columns: list[str] | None, time: str | None, spans: Sequence[Span]) -> list[Any]:
+        """Rows of slots that are in the published table; an abandoned timeline's are left out."""
+        from pyiceberg.table import StaticTable
+
+        location = self._current.tables.get(table)
+        if location is None or self._published == 0:
+            return []
+        with reading(self.spec, table):
+            opened = StaticTable.from_metadata(location, io_properties(self.log.store))
+            known = {field.name for field in opened.schema().fields}
+            wanted = tuple(c for c in columns if c in known) if columns else ("*",)
+            rows = f"_epoch <= {self._published}" + (f" and ({_filter(time, spans)})" if time and spans else "")
+            return [plain_types(opened.scan(row_filter=rows, selected_fields=wanted).to_arrow())]
+
+    def _hidden(self, table: str, columns: list[str] | None) -> list[Any]:
+        """Rows of sealed slots that no publisher brought to the table yet."""
+        epochs = self.log.epochs(self.head.timeline, self._published + 1, self.head.slot)
+        files = [file for filled in epochs for file in filled.epoch.files.get(table, []) if file.rows]
+        return [_select(read_file(self.log, file), columns) for file in files]
+
+
+def read_file(log: SlotLog, file: FileRef) -> Any:
+    """One data file."""
+    return plain_types(pq.read_table(io.BytesIO(log.store.get(file.key).data)))
+
+
+def hull(spans: Sequence[Span]) -> list[Span]:
+    """At most a few spans that cover all of these: touching ones are joined, then those with the smallest gaps."""
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    while len(joined) > _MOST_SPANS:
+        nearest = min(range(len(joined) - 1), key=lambda n: joined[n + 1][0] - joined[n][1])
+        joined[nearest : nearest + 2] = [(joined[nearest][0], joined[nearest + 1][1])]
+    return joined
+
+
+def _select(table: Any, columns: list[str] | None) -> Any:
+    return table.select([c for c in columns if c in table.column_names]) if columns else table
+
+
+def _within(column: Any, spans: Sequence[Span]) -> Any:
+    ticks = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    found = pa.array([False] * len(ticks), pa.bool_())
+    for start, end in spans:
+        found = pc.or_(found, pc.and_(pc.greater_equal(ticks, start), pc.less(ticks, end)))
+    return found
+
+
+def _filter(time: str, spans: Sequence[Span]) -> str:
+    """The spans as an Iceberg filter; bounds outside the years that it can write are left out."""
+    return " or ".join(f"({' and '.join(_bounds(time, span)) or f'{time} is not null'})" for span in spans)
+
+
+def _bounds(time: str, span: Span) -> list[str]:
+    found = []
+    for operator, ticks in ((">=", span[0]), ("<", span[1])):
+        try:
+            found.append(f"{time} {operator} '{(_EPOCH + timedelta(microseconds=ticks)).isoformat(timespec='microseconds')}'")
+        except OverflowError:
+            continue
+    return found

@@ -1,0 +1,327 @@
+"""The merge: one sealed slot, like any epoch, whose cut is empty and whose files are the effect of a splice request.
+
+1. Compute the plan at the head, and compare its digest with the one that was approved.
+2. Write the rows under an attempt of its own. A crash up to here leaves garbage only.
+3. Fill the next slot with the manifest. This *is* the merge: followers publish it, a restore takes it back.
+4. Note it in the request, which is a courtesy: whether a request is merged is told by the log.
+
+It needs no lease. A driver that meets the slot filled reads it, and goes on after it: its own state is carried over unchanged. A
+merge that loses the slot to a driver's epoch writes its files again with the new number; the effect is the same, because what it
+touches is purged and no epoch can change it. Only a restore or another merge in between makes it compute anew.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate import __version__
+from tidegate.checkpoints.canonical import sha256_of_bytes
+from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.layout import CheckpointId, new_attempt
+from tidegate.checkpoints.log import Head, Lost, SlotLog
+from tidegate.checkpoints.manifest import FileRef, Manifest
+from tidegate.checkpoints.splices import SpliceRequest, decide, note, read
+from tidegate.jobs.engine.counters import EpochCounters
+from tidegate.jobs.sinks.schemas import table_schema
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.jobs.spec.options import ReleaseMode
+from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.splice.base import read_file
+from tidegate.jobs.splice.impact import Impact, effect_digest, impact_of
+from tidegate.jobs.splice.plan import Plan, make_plan
+from tidegate.jobs.splice.standing import SPLICE, segments_of
+
+__all__ = ["POINTS", "MergeOutcome", "Step", "estimate", "merge", "merged_in"]
+
+POINTS: Final = ("merge.start", "merge.planned", "merge.written", "merge.seal", "merge.sealed", "merge.noted")
+"""Where a test may end the process, in order. Up to ``merge.seal`` nothing has happened; from ``merge.sealed`` on all has."""
+_TRIES = 40  # slots lost in a row: a driver seals at most a few a second, and writing the files again takes less
+
+Step = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOutcome:
+    """What a merge did.
+
+    Attributes:
+        checkpoint: the sealed slot; None when there was nothing left to merge.
+        promised: digest of the impact report; actual: of the rows that were sealed.
+        again: the request had been merged before; nothing was done now.
+        lost: slots that drivers sealed first.
+    """
+
+    checkpoint: str | None
+    impact: Impact | None
+    actual: str | None
+    again: bool = False
+    lost: int = 0
+    seconds: float = 0.0
+
+    @property
+    def promised(self) -> str | None:
+        """Digest of the report."""
+        return self.impact.digest if self.impact else None
+
+
+def estimate(spec: PipelineSpec, log: SlotLog, request: SpliceRequest) -> tuple[Plan, Impact]:
+    """The impact of a request at the head of the log."""
+    begun = time.monotonic()
+    plan = make_plan(spec, log, request)
+    return plan, impact_of(spec, plan, time.monotonic() - begun)
+
+
+def merged_in(log: SlotLog, request_id: str, head: Head | None = None) -> str | None:
+    """The checkpoint that merged a request, on the current lineage; None if none did."""
+    segment = segments_of(head or log.head()).get(request_id)
+    return str(segment.extra["checkpoint"]) if segment else None
+
+
+def merge(
+    spec: PipelineSpec,
+    log: SlotLog,
+    request_id: str,
+    *,
+    who: str,
+    why: str = "",
+    digest: str | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    step: Step = lambda _: None,
+) -> MergeOutcome:
+    """Merge an open request. Calling it again after a crash finishes or confirms it.
+
+    Args:
+        spec: the pipeline.
+        log: its log.
+        request_id: which request.
+        who: stands in the request and in the manifest.
+        why: likewise.
+        digest: of the impact report that was approved; a different effect is refused. Default: what the request says.
+        clock: for the times in documents.
+        step: told about every point of `POINTS`.
+
+    Raises:
+        ConfigurationError: the request is not open, too early, or its effect is not the approved one.
+        PoisonError: the effect cannot be exact.
+        TransientError: drivers kept sealing first; nothing was merged.
+    """
+    step("merge.start")
+    begun = time.monotonic()
+    done = _done(spec, log, request_id, who=who, why=why, clock=clock)
+    if done is not None:
+        return done
+    request = _open(log, spec, request_id, clock)
+    plan, impact = estimate(spec, log, request)
+    _require_approved(spec, request, impact, digest or request.approved_digest)
+    step("merge.planned")
+    for lost in range(_TRIES):
+        if plan.empty:
+            _note(log, spec, request_id, who, why, clock, None, impact.digest)
+            return MergeOutcome(None, impact, None, lost=lost, seconds=time.monotonic() - begun)
+        outcome = _Attempt(spec, log, plan, who=who, why=why, clock=clock, step=step, impact=impact).run()
+        if isinstance(outcome, Manifest):
+            step("merge.sealed")
+            actual = _actual(log, outcome)
+            _note(log, spec, request_id, who, why, clock, outcome, actual)
+            step("merge.noted")
+            _require_equal(spec, impact, actual)
+            return MergeOutcome(str(outcome.id), impact, actual, lost=lost, seconds=time.monotonic() - begun)
+        head = log.head()
+        if _undisturbed(plan.head, head):
+            plan = replace(plan, head=head)
+        else:
+            done = _done(spec, log, request_id, who=who, why=why, clock=clock)
+            if done is not None:
+                return done
+            plan, impact = estimate(spec, log, request)
+            _require_approved(spec, request, impact, digest or request.approved_digest)
+    raise TransientError(
+        f"drivers of {spec.name} sealed first {_TRIES} times in a row",
+        code="splice.contended",
+        pipeline=spec.name,
+        kept="the request; nothing was merged",
+        advice="try again, or drain the driver first",
+        retry_after=5.0,
+    )
+
+
+class _Attempt:
+    """Steps 2 and 3, once."""
+
+    def __init__(
+        self, spec: PipelineSpec, log: SlotLog, plan: Plan, *, who: str, why: str, clock: Clock, step: Step, impact: Impact
+    ) -> None:
+        assert plan.head.record is not None  # noqa: S101 - a plan needs an epoch
+        self.spec, self.log, self.plan, self.impact = spec, log, plan, impact
+        self.parent: Manifest = plan.head.record
+        self.who, self.why, self.clock, self.step = who, why, clock, step
+        self.id = CheckpointId(plan.head.timeline, plan.head.next_slot, new_attempt())
+
+    def run(self) -> Manifest | None:
+        """The manifest that was sealed; None if the slot was lost."""
+        files = {}
+        if self.plan.events is not None:
+            files[EVENTS] = [self._write(EVENTS, self.plan.events)]
+        files |= {name: [self._write(name, table)] for name, table in self.plan.tables.items() if table.num_rows}
+        segment = self._segment()
+        self.step("merge.written")
+        manifest = self._manifest(files, segment)
+        self.step("merge.seal")
+        return None if isinstance(self.log.seal(manifest), Lost) else manifest
+
+    def _write(self, name: str, table: Any) -> FileRef:
+        table = table.append_column("_timeline", pa.array([self.id.timeline] * table.num_rows, pa.int32()))
+        table = table.append_column("_epoch", pa.array([self.id.slot] * table.num_rows, pa.int64()))
+        time = "window_end" if name in self.spec.windows else next(iter(self.spec.sources.values())).event_time
+        order = [c for c in table_schema(self.spec, name).names if c in table.column_names]
+        table = table.select([*order, *(c for c in table.column_names if c not in order)])
+        return self._put(f"{self.log.layout.table(name, self.id)}splice.parquet", f"table:{name}", table, table[time])
+
+    def _segment(self) -> FileRef:
+        """What was merged by whom: carried from epoch to epoch as long as the merge is on the lineage."""
+        time = self.plan.rows[next(iter(self.spec.sources.values())).event_time]
+        key = f"{self.log.layout.state(self.id)}splice.parquet"
+        extra = {"request": self.plan.request.id, "checkpoint": str(self.id)}
+        return self._put(key, SPLICE, self.plan.rows, time).model_copy(update={"extra": extra})
+
+    def _put(self, key: str, kind: str, table: Any, time: Any) -> FileRef:
+        buffer = io.BytesIO()
+        pq.write_table(table, buffer, compression="snappy", coerce_timestamps="us")
+        data, ticks = buffer.getvalue(), time.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+        self.log.store.put(key, data)
+        return FileRef(
+            key=key,
+            rows=table.num_rows,
+            bytes=len(data),
+            sha256=sha256_of_bytes(data),
+            min_time=min(ticks, default=None),
+            max_time=max(ticks, default=None),
+            kind=kind,
+        )
+
+    def _manifest(self, files: Mapping[str, list[FileRef]], segment: FileRef) -> Manifest:
+        """The parent's state, unchanged, with the merge's files: a driver goes on after it as if it were its own epoch."""
+        parent, head = self.parent, self.plan.head
+        retained = parent.counters.retained
+        windows = {name: table.num_rows for name, table in self.plan.tables.items()}
+        appended = self.plan.events.num_rows if self._appends() else 0
+        decision = parent.decision
+        ended = {"frontier_before": decision["frontier_after"], "release_before": decision["release_after"]}
+        return parent.model_copy(
+            update={
+                "timeline": self.id.timeline,
+                "slot": self.id.slot,
+                "parent": str(head.checkpoint),
+                "parent_sha256": head.sha256,
+                "attempt": self.id.attempt,
+                "driver": f"splice:{self.who}"[:100],
+                "code_version": __version__,
+                "cut": {m: {**part, "start": part["end"], "parts": [], "dead": []} for m, part in parent.cut.items()},
+                "decision": {**decision, **ended, "barriers": [], "emitted": [], "recorded": [], "changed": False},
+                "barriers": [],
+                "segments": [*parent.segments, segment],
+                "files": dict(sorted(files.items())),
+                "notes": {
+                    **parent.notes,
+                    "epoch": asdict(EpochCounters(retained_before=retained, retained=retained, windows=windows)),
+                    "next_position": parent.notes["next_position"] + appended,
+                    "sketches": {},
+                    "savepoints": [],
+                    "bytes_written": sum(ref.bytes for refs in files.values() for ref in refs) + segment.bytes,
+                    "splice": self._note(),
+                },
+                "timings": {"plan": self.impact.cost["seconds"]},
+                "created_at": self.clock.ticks(),
+            }
+        )
+
+    def _appends(self) -> bool:
+        return self.plan.events is not None and self.spec.release.mode is ReleaseMode.PASS_THROUGH
+
+    def _note(self) -> dict[str, Any]:
+        tables = {t.table: {"added": t.added, "changed": t.changed, "removed": t.removed} for t in self.impact.tables}
+        facts = {"request": self.plan.request.id, "rows": self.plan.rows.num_rows, "digest": self.impact.digest}
+        return {**facts, "tables": tables, "who": self.who, "why": self.why}
+
+
+def _done(spec: PipelineSpec, log: SlotLog, request_id: str, *, who: str, why: str, clock: Clock) -> MergeOutcome | None:
+    """What an earlier call sealed, if one did; its note is made up for."""
+    checkpoint = merged_in(log, request_id)
+    if checkpoint is None:
+        return None
+    found = log.open(CheckpointId.parse(checkpoint)).record
+    request = read(log.store, spec.name, request_id)
+    actual = None
+    if isinstance(found, Manifest):
+        actual = _actual(log, found)
+        if request.state != "merged":
+            _note(log, spec, request_id, who, why, clock, found, actual)
+    return MergeOutcome(checkpoint, None, actual, again=True)
+
+
+def _open(log: SlotLog, spec: PipelineSpec, request_id: str, clock: Clock) -> SpliceRequest:
+    """The request, if somebody may still merge it. One that a restore took back is open again."""
+    request = read(log.store, spec.name, request_id)
+    if request.expired(clock.ticks()) and request.state != "expired":
+        request = decide(log.store, spec.name, request_id, "expired", who="clock", why="nobody decided in time", at=clock.ticks())
+    if request.state in ("rejected", "expired"):
+        raise ConfigurationError(
+            f"splice request {request_id} of {spec.name} is {request.state} ({request.decided_why or 'no reason given'})",
+            code="splice.not_open",
+            pipeline=spec.name,
+            kept="everything; nothing was merged",
+            advice="make a new request from the same rows",
+        )
+    return request
+
+
+def _require_approved(spec: PipelineSpec, request: SpliceRequest, impact: Impact, approved: str | None) -> None:
+    if approved is not None and approved != impact.digest:
+        raise ConfigurationError(
+            f"the effect of splice request {request.id} of {spec.name} is not the one that was approved: "
+            "another merge or a restore came between",
+            code="splice.effect_changed",
+            pipeline=spec.name,
+            kept="everything; nothing was merged",
+            advice=f"look at it again: tidegate splice show {spec.name} {request.id}",
+        )
+
+
+def _undisturbed(before: Head, after: Head) -> bool:
+    """Whether only epochs came between: no restore, and no other merge."""
+    return before.timeline == after.timeline and segments_of(before).keys() == segments_of(after).keys()
+
+
+def _actual(log: SlotLog, manifest: Manifest) -> str:
+    """Digest of the rows that were sealed, read back from the store."""
+    tables = {name: pa.concat_tables([read_file(log, ref) for ref in refs]) for name, refs in manifest.files.items()}
+    return effect_digest(tables)
+
+
+def _note(
+    log: SlotLog, spec: PipelineSpec, request_id: str, who: str, why: str, clock: Clock, sealed: Manifest | None, actual: str
+) -> None:
+    now = clock.ticks()
+    more = {"checkpoint": str(sealed.id) if sealed else None, "actual": actual, "because": why}
+    note(
+        log.store, spec.name, request_id, "merged", who=who, at=now,
+        state="merged", decided_by=who, decided_why=why, decided_at=now, **more,
+    )  # fmt: skip
+
+
+def _require_equal(spec: PipelineSpec, impact: Impact, actual: str) -> None:
+    if actual != impact.digest:
+        raise PoisonError(
+            f"the merge of splice request {impact.request} of {spec.name} sealed other rows than its report said",
+            code="splice.unequal",
+            pipeline=spec.name,
+            kept="the checkpoint before the merge, which can be restored",
+            advice="report this message; it is a defect of tidegate",
+        )

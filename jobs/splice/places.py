@@ -1,0 +1,78 @@
+"""Where merged rows stand in the events table (semantics.md section 6: inserted by stamp, existing rows first on ties).
+
+The stored `position` of a row never changes. An inserted row stores the position of the row it stands behind (-1: before the
+first) and the id of its request; its place among others inserted there follows from its stamp. The current position is the rank
+in that order: `tidegate.jobs.sinks.positions`. So a merge writes its own rows and nothing else, however long the stream is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.jobs.spec.pipeline import EVENTS
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate
+from tidegate.jobs.splice.base import Span, Tables, hull
+
+__all__ = ["anchors", "sections"]
+
+_NEAR = 3_600_000_000  # ticks looked at around a row before the whole stream is: streams have rows every hour, most of them
+_COLUMNS = ("position", "section", "_late", "_splice")
+
+Ordered = tuple[Any, Any, Any]
+"""Positions, sections and times of rows, in order of positions."""
+
+
+def anchors(tables: Tables, time: str, marks: Sequence[tuple[int, int]]) -> list[int]:
+    """The position behind which a row with each (section, time) stands.
+
+    Args:
+        tables: the tables at the head.
+        time: the event time column.
+        marks: of the rows to insert.
+    """
+    near = _ordered(tables, time, hull([(saturate(t - _NEAR), saturate(t + _NEAR)) for _, t in marks]))
+    found = [_near(near, section, t) for section, t in marks]
+    if None not in found:
+        return [place for place in found if place is not None]
+    everything = _ordered(tables, time, [(TICK_MIN, TICK_MAX)])
+    return [_far(everything, section, t) if place is None else place for place, (section, t) in zip(found, marks, strict=True)]
+
+
+def sections(tables: Tables, time: str, times: Sequence[int]) -> list[int]:
+    """The section of rows whose own was forgotten: the first one that reaches beyond their time, else the last."""
+    _, numbers, stamps = _ordered(tables, time, [(TICK_MIN, TICK_MAX)])
+    ends = [(int(n), int(stamps[numbers == n].max())) for n in np.unique(numbers)]
+    return [next((n for n, end in ends if end > t), ends[-1][0] if ends else 0) for t in times]
+
+
+def _ordered(tables: Tables, time: str, spans: Sequence[Span]) -> Ordered:
+    """Rows of the stream in order; inserted rows and rows that were released late and flagged do not count as places."""
+    rows = tables.rows(EVENTS, [*_COLUMNS, time], time=time, spans=[] if spans[0][0] == TICK_MIN else spans)
+    rows = rows.filter(pc.and_(pc.is_null(rows["_splice"]), pc.invert(pc.fill_null(rows["_late"], False))))
+    rows = rows.sort_by("position")
+    stamps = rows[time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    return rows["position"].to_numpy(), rows["section"].to_numpy(), stamps.to_numpy()
+
+
+def _near(rows: Ordered, section: int, time: int) -> int | None:
+    """Known only if a neighbour in the same section is less than `_NEAR` away: rows further off were not looked at."""
+    positions, numbers, stamps = rows
+    begin, end = np.searchsorted(numbers, [section, section + 1])
+    place = begin + int(np.searchsorted(stamps[begin:end], time, side="right"))
+    if place > begin and stamps[place - 1] >= time - _NEAR:
+        return int(positions[place - 1])
+    if place < end and stamps[place] < time + _NEAR:
+        return int(positions[place]) - 1
+    return None
+
+
+def _far(rows: Ordered, section: int, time: int) -> int:
+    positions, numbers, stamps = rows
+    begin, end = np.searchsorted(numbers, [section, section + 1])
+    place = begin + int(np.searchsorted(stamps[begin:end], time, side="right"))
+    return int(positions[place - 1]) if place > 0 else -1

@@ -1,0 +1,381 @@
+"""What a merge would do, computed in full before anybody decides: the impact report and the merge are this one computation.
+
+1. Which rows of the request still have to go where (a row merged before is left out, output by output).
+2. Which results they touch; each must be purged, so that no driver will compute it again.
+3. The rows that the pipeline accepted for those results, from events, late rows and former merges.
+4. Proof: those rows alone must give exactly what is published; else the merge could not be exact and is refused.
+5. The results with the request's rows, as new revisions; and the places of the rows in the events table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.splices import SpliceRequest
+from tidegate.jobs.eventtime.types import Mark
+from tidegate.jobs.sinks.positions import SPLICED
+from tidegate.jobs.sinks.schemas import table_schema
+from tidegate.jobs.sinks.tables import current_revisions
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
+from tidegate.jobs.spec.options import ReleaseMode
+from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, format_instant
+from tidegate.jobs.spec.windows import WindowKind
+from tidegate.jobs.splice.base import Span, Tables, hull, read_file
+from tidegate.jobs.splice.places import anchors, sections
+from tidegate.jobs.splice.recompute import Bounds, database, differs, recompute, require_exact, time_expression
+from tidegate.jobs.splice.standing import Merged, identities, merged_at, row_schema
+from tidegate.jobs.splice.targets import Target, TouchingRow, bounds_of, purged, targets_of
+
+__all__ = ["ASIDE", "NEVER_JUDGED", "Change", "Plan", "TooEarlyError", "make_plan"]
+
+ASIDE = ("max_jump", "cti_violation")
+"""Reasons for which a row went to no output at all, whatever output the late table names."""
+
+NEVER_JUDGED = ("dead", "file")
+"""Beginnings of the reasons of rows that no run ever read as rows."""
+
+
+class TooEarlyError(ConfigurationError):
+    """Rows whose windows are still alive, or whose place in the stream is not reached yet: a driver would compute them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One window result: what readers have, and what they will have.
+
+    Attributes:
+        old: the published result with the same bounds; None if there is none.
+        replaced: published sessions that become part of this one.
+        rows: request rows in it.
+    """
+
+    key: tuple[Any, ...]
+    start: int
+    end: int
+    old: dict[str, Any] | None
+    new: dict[str, Any]
+    replaced: tuple[dict[str, Any], ...]
+    rows: int
+
+
+@dataclass
+class Plan:
+    """The effect of one request at one head.
+
+    Attributes:
+        rows: the request's rows that have somewhere left to go, with `_outputs` cut down to that.
+        already: (row, output) pairs of the request that were merged before.
+        events: rows to insert, with the columns of the events table; None if there are none.
+        first_position: current place of the first inserted row: positions before it stay as they are.
+        changes: window -> results.
+        tables: window -> rows to write, without provenance.
+        rows_read: rows that had to be read for it.
+    """
+
+    request: SpliceRequest
+    head: Head
+    rows: Any
+    already: int = 0
+    events: Any = None
+    first_position: int | None = None
+    changes: dict[str, list[Change]] = field(default_factory=dict)
+    tables: dict[str, Any] = field(default_factory=dict)
+    rows_read: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is left to merge."""
+        return int(self.rows.num_rows) == 0
+
+
+def make_plan(spec: PipelineSpec, log: SlotLog, request: SpliceRequest, head: Head | None = None) -> Plan:
+    """Compute the effect of a request. Reads only.
+
+    Raises:
+        TooEarlyError: some of its rows could still be taken by a running driver.
+        ConfigurationError: a window cannot be recomputed exactly.
+        PoisonError: the published results cannot be reproduced from the rows.
+    """
+    return _Planner(spec, log, request, head or log.head()).plan()
+
+
+class _Planner:
+    def __init__(self, spec: PipelineSpec, log: SlotLog, request: SpliceRequest, head: Head) -> None:
+        self.spec, self.log, self.request, self.head = spec, log, request, head
+        self.tables = Tables(spec, log, head)
+        self.time = next(iter(spec.sources.values())).event_time
+        self.merged: Merged = merged_at(spec, log, head)
+        if head.record is None or head.record.spec_digest != spec.digest():
+            raise self._other_spec()
+        self.frontier = int(head.record.decision["frontier_after"])
+        self.rank = {name: number for number, name in enumerate(spec.sources)}
+        self.schemas: dict[str, Any] = {}
+
+    def plan(self) -> Plan:
+        """The steps of the module."""
+        rows, already = self._left()
+        plan = Plan(self.request, self.head, rows, already)
+        if plan.empty:
+            return plan
+        wanted = {name: self._for(rows, name) for name in self.spec.windows}
+        targets = {name: self._targets(name, mine) for name, mine in wanted.items() if mine.num_rows}
+        self._base([span for found in targets.values() for t in found for span in [(t.bounds.start, t.bounds.end)]])
+        for name, found in targets.items():
+            plan.changes[name] = self._changes(name, wanted[name], found)
+            plan.tables[name] = self._results(name, plan.changes[name])
+        inserted = self._for(rows, EVENTS)
+        if inserted.num_rows:
+            plan.events, plan.first_position = self._insert(inserted)
+        plan.rows_read = self.tables.rows_read
+        return plan
+
+    # 1. which rows
+
+    def _left(self) -> tuple[Any, int]:
+        """The request's rows with the outputs that they still miss."""
+        files = [read_file(self.log, file) for file in self.request.files()]
+        rows = pa.concat_tables(files, promote_options="permissive").select(row_schema(self.spec).names)
+        outputs, already = [], 0
+        for who, names in zip(identities(rows), rows["_outputs"].to_pylist(), strict=True):
+            left = [name for name in names or () if (who, name) not in self.merged.pairs and self._known(name)]
+            already += len(names or ()) - len(left)
+            outputs.append(left)
+        rows = rows.set_column(rows.column_names.index("_outputs"), "_outputs", pa.array(outputs, pa.list_(pa.string())))
+        return rows.filter(pc.greater(pc.list_value_length(rows["_outputs"]), 0)), already
+
+    def _known(self, output: str) -> bool:
+        return output == EVENTS or output in self.spec.windows
+
+    def _for(self, rows: Any, output: str) -> Any:
+        return rows.filter(pa.array([output in names for names in rows["_outputs"].to_pylist()], pa.bool_()))
+
+    # 2. which results
+
+    def _targets(self, name: str, mine: Any) -> list[Target]:
+        require_exact(self.spec, name)
+        window = self.spec.windows[name]
+        touching = self._touching(name, mine)
+        spans = [span for row in touching for span in bounds_of(window, row)]
+        if not spans:
+            return []
+        published = self._published(name, spans)
+        found = targets_of(window, touching, published)
+        alive = [t.bounds.end for t in found if not purged(window, t.bounds.end, self.frontier)]
+        if alive:
+            raise self._too_early(
+                f"{len(alive)} results of window {name} are still open to a driver, up to {format_instant(max(alive))}"
+            )
+        return found
+
+    def _touching(self, name: str, mine: Any) -> list[TouchingRow]:
+        with database() as db:
+            db.register("mine", mine)
+            times = f"{time_expression(self.spec)} as _et, {time_expression(self.spec, 'end_time')} as _end"
+            pairs = db.execute(f"select {times} from mine").fetchall()
+        keys = [mine[key].to_pylist() for key in self.spec.windows[name].keys]
+        found = zip(*keys, strict=True) if keys else (() for _ in pairs)
+        return [TouchingRow(tuple(k), t, t + 1 if e is None else e) for k, (t, e) in zip(found, pairs, strict=True)]
+
+    def _published(self, name: str, spans: Sequence[Span]) -> list[dict[str, Any]]:
+        """Current results around these spans."""
+        window = self.spec.windows[name]
+        if window.kind is WindowKind.SESSION:
+            table = self.tables.rows(name, time="window_end", spans=[(min(s for s, _ in spans), TICK_MAX)])
+        else:
+            table = self.tables.rows(name, time="window_start", spans=hull([(s, s + 1) for s, _ in spans]))
+        self.schemas[name] = table.schema
+        table = current_revisions(table, window)
+        bounds = [table[c].cast(pa.int64()).to_pylist() for c in ("window_start", "window_end")]
+        return [{**row, "_ws": s, "_we": e} for row, s, e in zip(table.to_pylist(), *bounds, strict=True)]
+
+    # 3. the rows behind them
+
+    def _base(self, spans: Sequence[Span]) -> None:
+        """Everything the pipeline knows in these spans, each row once, as the relation `known`."""
+        self.known = self.late = None
+        if not spans:
+            return
+        intervals = any(source.end_time for source in self.spec.sources.values())
+        reach = [(TICK_MIN, max(end for _, end in spans))] if intervals else hull(spans)
+        columns = [*self.spec.columns, "_source", "_partition", "_seq"]
+        events = self.tables.rows(EVENTS, [*columns, SPLICED], time=self.time, spans=reach)
+        self.late = self.tables.rows(LATE, [*columns, "output", "reason"], time=self.time, spans=reach)
+        parts = [
+            events.filter(pc.is_null(events[SPLICED])).select(columns),
+            self.late.select(columns),
+            self.merged.rows.select(columns),
+        ]
+        self.known = pa.concat_tables(parts, promote_options="permissive")
+
+    def _changes(self, name: str, mine: Any, targets: Sequence[Target]) -> list[Change]:
+        window, schema = self.spec.windows[name], self.schemas[name]
+        bounds = [t.bounds for t in targets]
+        with database() as db:
+            self._register(db, name, mine)
+            own = recompute(db, self.spec, name, "mine", bounds, schema)
+            if window.revisions == "delta":
+                new = own
+            else:
+                self._prove(db, name, targets)
+                new = recompute(db, self.spec, name, "(from accepted union all by name from mine)", bounds, schema)
+        found = []
+        for target, values, share in zip(targets, new, own, strict=True):
+            result = {column: values[column] for column in window.aggregates}
+            old = None if window.revisions == "delta" else target.own()
+            if old is None or any(differs(old[c], result[c]) for c in result) or target.replaced():
+                b = target.bounds
+                row = {**result, "revision": target.revision, "replaces": self._replaces(window.kind, target)}
+                found.append(Change(b.key, b.start, b.end, old, row, tuple(target.replaced()), share["_rows"]))
+        return found
+
+    def _replaces(self, kind: WindowKind, target: Target) -> list[str] | None:
+        return target.replaces() if kind is WindowKind.SESSION else None
+
+    def _register(self, db: Any, name: str, mine: Any) -> None:
+        """The relations `accepted` and `mine`: what the window has counted, and what it is to count as well."""
+        who = "_source, _partition, _seq"
+        order = " ".join(f"when '{source}' then {number}" for source, number in self.rank.items())
+        end = f"coalesce({time_expression(self.spec, 'end_time')}, {time_expression(self.spec)} + 1)"
+        own = f"{time_expression(self.spec)} as _et, {end} as _end, case _source {order} else {len(self.rank)} end as _so"
+        db.register("known_rows", self.known)
+        db.register("late_rows", self.late)
+        db.register("merged_rows", self._for(self.merged.rows, name))
+        db.register("strangers", self._strangers())
+        db.register("mine_rows", mine)
+        aside = ", ".join(f"'{reason}'" for reason in ASIDE)
+        db.execute(f"""create temp table accepted as
+            with held as (
+                select {who} from late_rows where output = '{name}' or reason in ({aside})
+                union select {who} from strangers
+                except select {who} from merged_rows)
+            select distinct on ({who}) *, {own} from known_rows anti join held using ({who})""")
+        db.execute(f"create temp table mine as select *, {own} from mine_rows anti join accepted using ({who})")
+
+    def _strangers(self) -> Any:
+        """Rows of former merges that no run ever judged (dead letters, rows of files): not counted unless merged here."""
+        rows = self.merged.rows
+        return rows.filter(pc.match_substring_regex(pc.fill_null(rows["_reason"], ""), f"^({'|'.join(NEVER_JUDGED)})"))
+
+    # 4. the proof
+
+    def _prove(self, db: Any, name: str, targets: Sequence[Target]) -> None:
+        """The rows alone give each published result, and there are no others in the spans of the targets."""
+        schema, columns = self.schemas[name], list(self.spec.windows[name].aggregates)
+        standing = [(target, result) for target in targets for result in target.standing]
+        bounds = [Bounds(t.bounds.key, result["_ws"], result["_we"]) for t, result in standing]
+        counted: dict[int, int] = {}
+        again = recompute(db, self.spec, name, "accepted", bounds, schema)
+        for (target, result), values, where in zip(standing, again, bounds, strict=True):
+            wrong = [f"{c} is {result[c]}, not {values[c]}" for c in columns if differs(result[c], values[c])]
+            if wrong:
+                raise self._not_reproduced(name, where, ", ".join(wrong))
+            counted[id(target)] = counted.get(id(target), 0) + values["_rows"]
+        whole = recompute(db, self.spec, name, "accepted", [t.bounds for t in targets], schema)
+        for target, values in zip(targets, whole, strict=True):
+            if values["_rows"] != counted.get(id(target), 0):
+                raise self._not_reproduced(
+                    name, target.bounds, f"{values['_rows']} rows, {counted.get(id(target), 0)} in results"
+                )
+
+    # 5. the new rows
+
+    def _results(self, name: str, changes: Sequence[Change]) -> Any:
+        window, schema = self.spec.windows[name], self.schemas[name]
+        names = [n for n in schema.names if n not in ("_timeline", "_epoch")]
+        columns: dict[str, list[Any]] = {n: [] for n in names}
+        for change in changes:
+            row = {**dict(zip(window.keys, change.key, strict=True)), **change.new}
+            row |= {"window_start": change.start, "window_end": change.end}
+            for n in names:
+                columns[n].append(row.get(n))
+        return pa.table({n: _array(values, schema.field(n).type) for n, values in columns.items()})
+
+    def _insert(self, rows: Any) -> tuple[Any, int]:
+        """The rows as they will stand in the events table, in their order."""
+        rows = self._in_order(rows)
+        times = rows[self.time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+        if self.spec.release.mode is ReleaseMode.PASS_THROUGH:
+            record = self.head.record
+            first = int(record.notes["next_position"]) if record else 0
+            places, first_position = list(range(first, first + rows.num_rows)), first
+            numbers = [int(record.decision["section"]) if record else 0] * rows.num_rows
+        else:
+            numbers = self._sections(rows, times)
+            marks = list(zip(numbers, times, strict=True))
+            self._require_released(marks)
+            places = anchors(self.tables, self.time, marks)
+            first_position = min(places) + 1
+        fields = {
+            "position": pa.array(places, pa.int64()),
+            "section": pa.array(numbers, pa.int64()),
+            "_late": pa.array([False] * rows.num_rows),
+            "_source": rows["_source"],
+            "_partition": rows["_partition"],
+            "_seq": rows["_seq"],
+            SPLICED: pa.array([self.request.id] * rows.num_rows, pa.string()),
+        }
+        user = {name: rows[name].cast(table_schema(self.spec, EVENTS).field(name).type) for name in self.spec.columns}
+        return pa.table({**user, **fields}), first_position
+
+    def _in_order(self, rows: Any) -> Any:
+        rank = pa.array([self.rank.get(s, len(self.rank)) for s in rows["_source"].to_pylist()], pa.int64())
+        order = [(n, "ascending") for n in (self.time, "_so", "_partition", "_seq")]
+        return rows.append_column("_so", rank).sort_by(order).drop_columns(["_so"])
+
+    def _sections(self, rows: Any, times: Sequence[int]) -> list[int]:
+        found = rows["_section"].to_pylist()
+        unknown = [t for t, section in zip(times, found, strict=True) if section is None]
+        guessed = iter(sections(self.tables, self.time, unknown) if unknown else ())
+        return [next(guessed) if section is None else section for section in found]
+
+    def _require_released(self, marks: Iterable[tuple[int, int]]) -> None:
+        reached = Mark(*self.head.record.decision["release_after"]) if self.head.record else Mark(0, 0)
+        waiting = [mark for mark in marks if Mark(*mark) >= reached]
+        if waiting:
+            newest = format_instant(max(time for _, time in waiting))
+            raise self._too_early(f"{len(waiting)} rows, up to {newest}, are not behind the newest released event")
+
+    # refusals
+
+    def _too_early(self, why: str) -> TooEarlyError:
+        return TooEarlyError(
+            f"splice request {self.request.id} of {self.spec.name} cannot be merged yet: {why}",
+            code="splice.too_early",
+            pipeline=self.spec.name,
+            kept="the request; nothing was merged",
+            advice="merge it later, or send the rows again through their source: tidegate splice resend",
+        )
+
+    def _other_spec(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"the newest checkpoint of {self.spec.name} was sealed with another spec than the one given, or there is none",
+            code="splice.other_spec",
+            pipeline=self.spec.name,
+            kept="everything; nothing was merged",
+            advice="give the spec that the pipeline runs with; run it once if it never ran with this one",
+        )
+
+    def _not_reproduced(self, name: str, bounds: Bounds, what: str) -> PoisonError:
+        key = dict(zip(self.spec.windows[name].keys, bounds.key, strict=True))
+        return PoisonError(
+            f"window {name} of {self.spec.name}, {key} {format_instant(bounds.start)}: "
+            f"the published result does not follow from the rows that are kept ({what})",
+            code="splice.not_reproducible",
+            pipeline=self.spec.name,
+            kept="everything; nothing was merged",
+            advice="rows dropped or adjusted by policy, or taken by a part of their windows only, make this so; "
+            "leave this window out with --output, or restore and run again",
+        )
+
+
+def _array(values: list[Any], kind: Any) -> Any:
+    if pa.types.is_timestamp(kind) and all(v is None or isinstance(v, int) for v in values):
+        return pa.array(values, pa.int64()).cast(kind)
+    return pa.array(values, kind)

@@ -1,0 +1,73 @@
+"""Which rows were merged so far, told by the log alone: the newest sealed epoch carries one segment per merge.
+
+A restore to before a merge takes its segment with it, so the request can be merged again; nothing has to be repaired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.engine.standing import SPLICE
+from tidegate.jobs.sinks.schemas import table_schema
+from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.splice.base import read_file
+
+__all__ = ["SPLICE", "Identity", "Merged", "identities", "merged_at", "row_schema", "segments_of"]
+
+Identity = tuple[str, str, int]
+"""(source, partition, seq): stays with a row wherever it goes."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """All rows merged so far.
+
+    Attributes:
+        rows: with the columns of `row_schema`, oldest merge first.
+        pairs: (row, output) that were merged.
+    """
+
+    rows: Any
+    pairs: frozenset[tuple[Identity, str]] = field(default_factory=frozenset)
+
+
+def row_schema(spec: PipelineSpec) -> Any:
+    """Columns of the rows of a request: the pipeline's own, where the row comes from, what it missed, where it should go."""
+    user = [table_schema(spec, EVENTS).field(name) for name in spec.columns]
+    return pa.schema(
+        [
+            *user,
+            ("_source", pa.string()),
+            ("_partition", pa.string()),
+            ("_seq", pa.int64()),
+            ("_reason", pa.string()),
+            ("_section", pa.int64()),
+            ("_outputs", pa.list_(pa.string())),
+        ]
+    )
+
+
+def segments_of(head: Head) -> dict[str, FileRef]:
+    """Request id -> segment, of the merges on the current lineage."""
+    segments = head.record.segments if head.record else []
+    return {str(s.extra["request"]): s for s in segments if s.kind == SPLICE}
+
+
+def merged_at(spec: PipelineSpec, log: SlotLog, head: Head) -> Merged:
+    """The rows merged on the lineage of this head."""
+    tables = [read_file(log, segment).select(row_schema(spec).names) for segment in segments_of(head).values()]
+    rows = pa.concat_tables(tables, promote_options="permissive") if tables else row_schema(spec).empty_table()
+    outputs = rows["_outputs"].to_pylist()
+    pairs = frozenset((who, name) for who, names in zip(identities(rows), outputs, strict=True) for name in names or ())
+    return Merged(rows, pairs)
+
+
+def identities(table: Any) -> Iterable[Identity]:
+    """The identity of each row."""
+    return zip(*(table[name].to_pylist() for name in ("_source", "_partition", "_seq")), strict=True)

@@ -1,0 +1,129 @@
+"""Which window results a set of rows touches: for tumbling and sliding windows by their spans, for sessions by what they join."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidegate.jobs.reference.windows import spans_of
+from tidegate.jobs.spec.time import TICK_MAX, format_instant, saturate
+from tidegate.jobs.spec.windows import WindowKind, WindowSpec
+from tidegate.jobs.splice.recompute import Bounds
+
+__all__ = ["Target", "TouchingRow", "bounds_of", "purged", "targets_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class TouchingRow:
+    """What of a row decides where it belongs."""
+
+    key: tuple[Any, ...]
+    start: int
+    end: int
+
+
+@dataclass
+class Target:
+    """One result that changes.
+
+    Attributes:
+        standing: published results that it stands in the place of: itself, or the sessions that it joins.
+    """
+
+    bounds: Bounds
+    standing: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def revision(self) -> int:
+        """Of the next result."""
+        return 1 + max((row["revision"] for row in self.standing), default=-1)
+
+    def own(self) -> dict[str, Any] | None:
+        """The published result with the same bounds."""
+        return next((r for r in self.standing if (r["_ws"], r["_we"]) == (self.bounds.start, self.bounds.end)), None)
+
+    def replaced(self) -> list[dict[str, Any]]:
+        """Published results that this one takes the place of under other bounds."""
+        own = self.own()
+        return [row for row in self.standing if row is not own]
+
+    def replaces(self) -> list[str]:
+        """As in the column of that name."""
+        bounds = sorted((row["_ws"], row["_we"]) for row in self.replaced())
+        return [f"{format_instant(start)}/{format_instant(end)}" for start, end in bounds]
+
+
+def bounds_of(window: WindowSpec, row: TouchingRow) -> list[tuple[int, int]]:
+    """The windows that a row belongs to; of a session what the row alone would make."""
+    if window.kind is WindowKind.SESSION:
+        return [(row.start, saturate(row.end - 1 + (window.gap or 0)))]
+    return spans_of(window, row.start, row.end)
+
+
+def purged(window: WindowSpec, end: int, frontier: int) -> bool:
+    """Whether F has passed a window's end and its lateness: only then nobody else computes it any more."""
+    if window.lateness is None:
+        return False
+    if frontier == TICK_MAX:
+        return True
+    limit = saturate(end + window.lateness)
+    return limit < frontier if window.closes_after_end else limit <= frontier
+
+
+def targets_of(window: WindowSpec, rows: Iterable[TouchingRow], published: Sequence[Mapping[str, Any]]) -> list[Target]:
+    """The results that these rows touch, by end, start and key.
+
+    Args:
+        window: the window.
+        rows: rows to merge.
+        published: current results, with key columns, ``_ws``, ``_we`` and ``revision``.
+    """
+    by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for result in published:
+        by_key.setdefault(tuple(result[key] for key in window.keys), []).append(dict(result))
+    found = _sessions(window, rows, by_key) if window.kind is WindowKind.SESSION else _spans(window, rows, by_key)
+    return sorted(found, key=lambda t: (t.bounds.end, t.bounds.start, repr(t.bounds.key)))
+
+
+def _spans(
+    window: WindowSpec, rows: Iterable[TouchingRow], published: Mapping[tuple[Any, ...], list[dict[str, Any]]]
+) -> list[Target]:
+    wanted = {(row.key, *span) for row in rows for span in bounds_of(window, row)}
+    standing: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for key, results in published.items():
+        for result in results:
+            standing.setdefault((key, result["_ws"], result["_we"]), []).append(result)
+    return [Target(Bounds(*bounds), standing.get(bounds, [])) for bounds in wanted]
+
+
+def _sessions(
+    window: WindowSpec, rows: Iterable[TouchingRow], published: Mapping[tuple[Any, ...], list[dict[str, Any]]]
+) -> list[Target]:
+    """Rows and published sessions that meet, directly or through others, make one session."""
+    by_key: dict[tuple[Any, ...], list[tuple[int, int, dict[str, Any] | None]]] = {}
+    for row in rows:
+        by_key.setdefault(row.key, []).extend((*span, None) for span in bounds_of(window, row))
+    found = []
+    for key, spans in by_key.items():
+        items = [*spans, *((r["_ws"], r["_we"], r) for r in published.get(key, []))]
+        for group in _components(items, touching=window.session_touch == "merge"):
+            if any(result is None for _, _, result in group):
+                bounds = Bounds(key, min(s for s, _, _ in group), max(e for _, e, _ in group))
+                found.append(Target(bounds, [result for _, _, result in group if result is not None]))
+    return found
+
+
+def _components(
+    items: Iterable[tuple[int, int, dict[str, Any] | None]], *, touching: bool
+) -> list[list[tuple[int, int, dict[str, Any] | None]]]:
+    groups: list[list[tuple[int, int, dict[str, Any] | None]]] = []
+    reach = 0
+    for item in sorted(items, key=lambda i: i[:2]):
+        if groups and (item[0] < reach or (touching and item[0] == reach)):
+            groups[-1].append(item)
+            reach = max(reach, item[1])
+        else:
+            groups.append([item])
+            reach = item[1]
+    return groups

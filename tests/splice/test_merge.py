@@ -1,0 +1,265 @@
+"""Merging late rows back: windows and events must be those of a run in which the rows had come in time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from tests.engine.harness import SECOND, Bench, row
+from tests.splice.worlds import WINDOWS, in_time, play, results, stream, table, world
+
+from tidegate.jobs.sinks.tables import current_revisions
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.splice.merge import POINTS, estimate, merge, merged_in
+from tidegate.jobs.splice.requests import Asking, LateFilter, from_late, pending_rows, state_of
+
+Epochs = list[dict[str, list[dict[str, Any]]]]
+
+LATE_ONES: Epochs = [
+    {"a": [row(1, 1), row(5, 2)], "b": [row(2, 3)]},
+    {"a": [row(40, 4)], "b": [row(41, 5)]},
+    {"a": [row(3, 6), row(12, 7), row(44, 8)], "b": [row(9, 9), row(45, 10), row(12, 11)]},
+]
+
+
+def _request(bench: Bench, **which: Any) -> str:
+    return from_late(bench.spec, bench.log, LateFilter(**which), Asking("ann", "test")).id
+
+
+def _merge(bench: Bench, **which: Any) -> Any:
+    return merge(bench.spec, bench.log, _request(bench, **which), who="ann")
+
+
+def _same_as_in_time(bench: Bench, epochs: Epochs) -> None:
+    expected = in_time(bench.spec, epochs)
+    for name in bench.spec.windows:
+        assert results(bench, name) == results(expected, name), name
+    assert [p for p, _, _ in stream(bench)] == list(range(len(stream(expected))))
+    assert [t for _, t, _ in stream(bench)] == [t for _, t, _ in stream(expected)]
+
+
+@pytest.mark.parametrize("window", list(WINDOWS))
+def test_merged_rows_count_as_if_in_time(window: str) -> None:
+    """After the merge each window equals that of a run in which the rows had come in time, and so does the stream."""
+    bench = world([window])
+    play(bench, LATE_ONES)
+    assert results(bench, window) != results(in_time(bench.spec, LATE_ONES), window)
+    outcome = _merge(bench)
+    assert outcome.actual == outcome.promised
+    _same_as_in_time(bench, LATE_ONES)
+
+
+def test_only_touched_results_are_written() -> None:
+    """A merge writes its own rows and the results they change, and nothing else; revisions count on."""
+    bench = world(["fixed"])
+    play(bench, LATE_ONES)
+    before = table(bench, "fixed").num_rows
+    _merge(bench, sources=("a",))
+    manifest = bench.epochs()[-1]
+    assert {name: sum(f.rows for f in files) for name, files in manifest.files.items()} == {"events": 2, "fixed": 2}
+    written = table(bench, "fixed").to_pylist()[before:]
+    assert [(r["_source"], r["n"], r["revision"]) for r in written] == [("a", 3, 1), ("a", 1, 0)]
+
+
+def test_existing_rows_come_first_on_ties() -> None:
+    """A merged row stands behind the rows that have its stamp already; its identity stays; nobody else is written again."""
+    bench = world([])
+    play(bench, [{"a": [row(1, 1), row(5, 2)], "b": [row(5, 3)]}, {"a": [row(30)], "b": [row(30)]}, {"a": [row(5, 9)], "b": []}])
+    before = stream(bench)
+    _merge(bench)
+    after = stream(bench)
+    assert [who for _, t, who in after if t == 5 * SECOND] == [("a", "0", 1), ("b", "0", 0), ("a", "0", 3)]
+    assert after[:3] == before[:3]
+    assert [who for _, _, who in after[4:]] == [who for _, _, who in before[3:]]
+
+
+def test_a_later_merge_finds_its_place_among_merged_rows() -> None:
+    """Rows merged one after the other at one place stand in the order of their stamps."""
+    bench = world([])
+    epochs: Epochs = [
+        {"a": [row(1)], "b": [row(1)]},
+        {"a": [row(50)], "b": [row(50)]},
+        {"a": [row(20), row(10)], "b": [row(15), row(20)]},
+    ]
+    play(bench, epochs)
+    _merge(bench, sources=("b",))
+    _merge(bench, sources=("a",))
+    assert [t // SECOND for _, t, _ in stream(bench)] == [1, 1, 10, 15, 20, 20, 50, 50]
+    ties = [who for _, t, who in stream(bench) if t == 20 * SECOND]
+    assert ties == [("b", "0", 3), ("a", "0", 2)], "the earlier merge was there first"
+
+
+def test_the_report_is_the_merge() -> None:
+    """The impact report tells each change before it happens, and its digest is that of the sealed rows."""
+    bench = world(["fixed"])
+    play(bench, LATE_ONES)
+    request = from_late(bench.spec, bench.log, LateFilter(sources=("b",)), Asking("ann"))
+    _, impact = estimate(bench.spec, bench.log, request)
+    events, fixed = impact.tables
+    assert (events.table, events.added, events.changed, fixed.table, fixed.added, fixed.changed) == (
+        "events",
+        2,
+        0,
+        "fixed",
+        1,
+        1,
+    )
+    change = next(c for c in fixed.changes if c["old"])
+    assert (change["key"], change["old"]["n"], change["new"]["n"], change["revision"]) == ({"_source": "b"}, 1, 2, 1)
+    assert merge(bench.spec, bench.log, request.id, who="ann").actual == impact.digest
+
+
+def test_an_effect_that_changed_is_refused() -> None:
+    """An approval is for one effect: after another merge in the same window the request has to be looked at again."""
+    bench = world(["fixed"])
+    play(bench, LATE_ONES)
+    mine = _request(bench, sources=("a",), until=5 * SECOND)
+    digest = estimate(bench.spec, bench.log, _read(bench, mine))[1].digest
+    other = _request(bench)
+    merge(bench.spec, bench.log, other, who="bob")
+    with pytest.raises(ConfigurationError, match="not the one that was approved"):
+        merge(bench.spec, bench.log, mine, who="ann", digest="0" * 64)
+    assert len(digest) == 64
+
+
+def _read(bench: Bench, request_id: str) -> Any:
+    from tidegate.checkpoints.splices import read
+
+    return read(bench.store, bench.spec.name, request_id)
+
+
+def test_a_live_driver_goes_on_after_the_merge() -> None:
+    """A driver that loses its slot to a merge seals the same epoch in the next one; its state is what it was."""
+    bench = world(["fixed"])
+    play(bench, LATE_ONES)
+    driver = bench.engine()
+    _merge(bench)
+    bench.sources["a"].append(row(10_001, 5))
+    bench.sources["b"].append(row(10_001, 5))
+    expected = results(bench, "fixed")
+    assert driver.run_epoch().lost
+    report = driver.run_epoch()
+    assert report.manifest is not None
+    assert [s.kind for s in report.manifest.segments if s.kind == "splice"] == ["splice"]
+    assert results(bench, "fixed")[: len(expected)] == expected
+    assert [p for p, _, _ in stream(bench)] == list(range(13))
+
+
+def test_a_merge_goes_on_after_a_drivers_epoch() -> None:
+    """A merge whose slot a driver sealed first takes the next one, with the same effect."""
+    bench = world(["fixed"])
+    play(bench, LATE_ONES)
+    driver = bench.engine()
+    races = iter([True, True, False])
+
+    def step(point: str) -> None:
+        if point == "merge.seal" and next(races):
+            for name in bench.sources:
+                bench.sources[name].append(row(10_002 + bench.log.head().slot, 1))
+            bench.clock.advance(1.0)
+            assert driver.run_epoch().sealed
+
+    outcome = merge(bench.spec, bench.log, _request(bench), who="ann", step=step)
+    assert (outcome.lost, outcome.actual) == (2, outcome.promised)
+    assert str(bench.log.head().checkpoint) == outcome.checkpoint
+
+
+class Crash(BaseException):
+    """What a kill -9 looks like."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_crash_at_every_step(point: str) -> None:
+    """Before or after, never between: a crash leaves the old results or the new ones, and the merge can be called again."""
+    bench = world(["fixed", "visits"])
+    play(bench, LATE_ONES)
+    before = {name: results(bench, name) for name in bench.spec.windows}
+    mine = _request(bench)
+
+    def step(reached: str) -> None:
+        if reached == point:
+            raise Crash
+
+    with pytest.raises(Crash):
+        merge(bench.spec, bench.log, mine, who="ann", step=step)
+    if POINTS.index(point) <= POINTS.index("merge.seal"):
+        assert {name: results(bench, name) for name in bench.spec.windows} == before
+        assert merged_in(bench.log, mine) is None
+    else:
+        _same_as_in_time(bench, LATE_ONES)
+    again = merge(bench.spec, bench.log, mine, who="ann")
+    assert again.again == (POINTS.index(point) > POINTS.index("merge.seal"))
+    assert _read(bench, mine).state == "merged"
+    _same_as_in_time(bench, LATE_ONES)
+    assert merge(bench.spec, bench.log, mine, who="ann").again
+
+
+def test_a_restore_takes_the_merge_back() -> None:
+    """After a restore to before the merge its rows are late again, and the request can be merged once more."""
+    bench = world(["fixed"])
+    play(bench, LATE_ONES)
+    target = bench.log.head().checkpoint
+    mine = _request(bench)
+    merge(bench.spec, bench.log, mine, who="ann")
+    bench.log.fork(bench.log.head(), target, request_id="r", who="ann", why="oops")
+    assert state_of(bench.log, _read(bench, mine)) == "created"
+    assert results(bench, "fixed") != results(in_time(bench.spec, LATE_ONES), "fixed")
+    assert not merge(bench.spec, bench.log, mine, who="ann").again
+    _same_as_in_time(bench, LATE_ONES)
+
+
+def test_rows_are_asked_for_once() -> None:
+    """Rows in an open request, and merged ones, are not offered again."""
+    bench = world(["fixed"])
+    play(bench, LATE_ONES)
+    mine = _request(bench)
+    with pytest.raises(ConfigurationError, match="no such rows"):
+        _request(bench)
+    merge(bench.spec, bench.log, mine, who="ann")
+    with pytest.raises(ConfigurationError, match="no such rows"):
+        _request(bench)
+
+
+def test_windows_that_live_are_left_alone() -> None:
+    """A row is late for the order but not for a window that still waits for it: the merge goes to the events only."""
+    bench = world(["slow"])
+    play(bench, [{"a": [row(1)], "b": [row(1)]}, {"a": [row(20)], "b": [row(20)]}, {"a": [row(4)], "b": []}])
+    _merge(bench)
+    assert set(bench.epochs()[-1].files) == {"events"}
+    _same_as_in_time(bench, [{"a": [row(1), row(20), row(4)], "b": [row(1), row(20)]}])
+
+
+seconds = st.integers(0, 60)
+arrivals = st.fixed_dictionaries({n: st.lists(st.builds(row, seconds, st.integers(-3, 9)), max_size=5) for n in ("a", "b")})
+
+
+@settings(
+    max_examples=int(os.environ.get("TIDEGATE_EXAMPLES", "8")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.generate],  # an example takes a second: a smaller one is not worth five minutes
+)
+@given(epochs=st.lists(arrivals, min_size=2, max_size=5), cuts=st.lists(seconds, max_size=3), data=st.data())
+def test_any_series_of_merges_equals_a_run_in_time(epochs: Epochs, cuts: Sequence[int], data: st.DataObject) -> None:
+    """Whatever was late, and however it is cut into requests and in which order they are merged: at the end nothing was lost."""
+    bench = world()
+    play(bench, epochs)
+    bounds = [None, *sorted({c * SECOND for c in cuts}), None]
+    mine = []
+    for since, until in pairwise(bounds):
+        for source in ("a", "b"):
+            which = LateFilter(since=since, until=until, sources=(source,))
+            if pending_rows(bench.spec, bench.log, which).num_rows:
+                mine.append(from_late(bench.spec, bench.log, which, Asking("ann")).id)
+    for request in data.draw(st.permutations(mine)):
+        outcome = merge(bench.spec, bench.log, request, who="ann")
+        assert outcome.actual == outcome.promised
+    _same_as_in_time(bench, epochs)
+    for name, window in bench.spec.windows.items():
+        found = table(bench, name)
+        assert found is None or current_revisions(found, window).num_rows == len(results(bench, name))
