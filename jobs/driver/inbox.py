@@ -9,6 +9,7 @@ import structlog
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.requests import Ack, AckOutcome, Kind, Request, acknowledge, pending
 from tidegate.checkpoints.roots import RootsFile
 from tidegate.checkpoints.store import Store
@@ -24,7 +25,11 @@ _PINNING = (Kind.SAVEPOINT, Kind.PIN)
 
 
 class Inbox:
-    """Reads ``requests/`` once an epoch; two LISTs when there is nothing."""
+    """Reads ``requests/`` once an epoch; two LISTs when there is nothing.
+
+    `newest` gives the newest sealed manifest. A request that stands in it without an acknowledgement was applied by a driver
+    that died, or did not know yet that it had sealed: what follows from it (a pin) is made up for, and nothing is applied twice.
+    """
 
     def __init__(
         self,
@@ -32,17 +37,17 @@ class Inbox:
         pipeline: str,
         token: Callable[[], int],
         stop: threading.Event,
-        applied: Callable[[], frozenset[str]],
+        newest: Callable[[], Manifest | None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store, self._pipeline, self._token, self._stop = store, pipeline, token, stop
-        self._applied_before, self._clock = applied, clock
+        self._newest, self._clock = newest, clock
         self._open: list[Request] = []
 
     def collect(self) -> Asked:
         """Requests for the coming epoch. A stop is obeyed at once: nothing has to be sealed for it."""
         fit = []
-        for request in pending(self._store, self._pipeline, applied=self._applied_before()):
+        for request in self._unfinished():
             unfit = request.unfit(self._token(), self._clock.ticks())
             if unfit is not None:
                 self._acknowledge(request, unfit, "meant for another driver, or too old")
@@ -62,11 +67,24 @@ class Inbox:
     def applied(self, report: EpochReport) -> None:
         """Acknowledge what the sealed epoch applied; the ids stand in its manifest, so a crash before this repeats nothing."""
         for request in self._open:
-            outcome, detail = AckOutcome.APPLIED, ""
-            if request.kind in _PINNING and report.sealed is not None:
-                outcome, detail = self._pin(request, report.sealed)
-            self._acknowledge(request, outcome, detail, report.sealed)
+            self._finish(request, report.sealed)
         self._open = []
+
+    def _unfinished(self) -> list[Request]:
+        """Open requests without those that the newest epoch applied, which are finished on the way."""
+        manifest, left = self._newest(), []
+        for request in pending(self._store, self._pipeline):
+            if manifest is not None and request.id in manifest.requests:
+                self._finish(request, manifest.id)
+            else:
+                left.append(request)
+        return left
+
+    def _finish(self, request: Request, checkpoint: CheckpointId | None) -> None:
+        outcome, detail = AckOutcome.APPLIED, ""
+        if request.kind in _PINNING and checkpoint is not None:
+            outcome, detail = self._pin(request, checkpoint)
+        self._acknowledge(request, outcome, detail, checkpoint)
 
     def _pin(self, request: Request, checkpoint: CheckpointId) -> tuple[AckOutcome, str]:
         try:

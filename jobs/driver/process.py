@@ -206,7 +206,7 @@ class _Run:
             faults=self.faults,
             small_tables=SmallTables(self.store).write,
         )
-        inbox = Inbox(self.store, self.spec.name, lambda: self.lease.token, self.stop, lambda: _applied(engine))
+        inbox = Inbox(self.store, self.spec.name, lambda: self.lease.token, self.stop, lambda: engine.standing.head.record)
         return Loop(
             self.spec,
             engine,
@@ -228,12 +228,6 @@ class _Run:
         self.keeper.stop()
         with contextlib.suppress(TransientError):
             self.lease.release()
-
-
-def _applied(engine: Engine) -> frozenset[str]:
-    """Requests that stand in the newest manifest; a driver that died before acknowledging them must not apply them again."""
-    record = engine.standing.head.record
-    return frozenset(record.requests) if record else frozenset()
 
 
 def _as_dict(error: TidegateError | None) -> dict[str, object] | None:

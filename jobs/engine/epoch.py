@@ -22,8 +22,20 @@ from tidegate.checkpoints.log import Lost, SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.jobs.engine.counters import accumulate
 from tidegate.jobs.engine.faults import Faults
-from tidegate.jobs.engine.interfaces import CorruptObjectsError, Cut, DeadObject, Moved, MoveOrder, Mover, Slice, Source, seq_of
-from tidegate.jobs.engine.standing import Standing
+from tidegate.jobs.engine.interfaces import (
+    CorruptObjectsError,
+    Cut,
+    DeadObject,
+    Dispatch,
+    Dispatched,
+    Moved,
+    MoveOrder,
+    Mover,
+    Slice,
+    Source,
+    seq_of,
+)
+from tidegate.jobs.engine.standing import DISPATCHER_KINDS, Standing
 from tidegate.jobs.eventtime.decider import blocked, decide, hold_back
 from tidegate.jobs.eventtime.types import Decision, Survey
 from tidegate.jobs.spec.errors import PoisonError, TransientError
@@ -65,6 +77,7 @@ class Asked:
     ids: tuple[str, ...] = ()
     aborts: tuple[int, ...] = ()
     savepoints: tuple[str, ...] = ()
+    attachments: tuple[tuple[str, str], ...] = ()  # (attach | detach | resume, pipe or reducer)
 
     @property
     def any(self) -> bool:
@@ -113,6 +126,7 @@ class Engine:
         clock: Clock,
         faults: Faults,
         small_tables: SmallTables,
+        dispatch: Dispatch | None = None,
     ) -> None:
         self._spec = spec
         self._log = log
@@ -123,6 +137,7 @@ class Engine:
         self._clock = clock
         self._faults = faults
         self._small_tables = small_tables
+        self._dispatch = dispatch
         self._corrupt: set[tuple[str, str]] = set()  # (key, ETag) of objects that only reading showed to be corrupt
         self.standing = self.reload()
 
@@ -147,7 +162,7 @@ class Engine:
         ended = all(s.done for s in cut.slices) and bool(cut.slices)
         if not self._worth_sealing(cut, decision, asked):
             return EpochReport(None, rows, pending, decision, ended=ended)
-        order, moved = self._move(cut, decision)
+        order, moved = self._move(cut, decision, asked)
         return self._seal(order, moved, asked, EpochReport(None, rows, pending, decision, ended=ended))
 
     def _plan(self) -> Cut:
@@ -198,9 +213,10 @@ class Engine:
             return decide(self._spec, self.standing.decider, survey)
 
     def _worth_sealing(self, cut: Cut, decision: Decision, asked: Asked) -> bool:
-        return not cut.empty or decision.changed or asked.any or self._spec.checkpoint.idle_epochs == "always"
+        lagging = self._dispatch is not None and bool(self.standing.streams.get("lagging"))
+        return not cut.empty or decision.changed or asked.any or lagging or self._spec.checkpoint.idle_epochs == "always"
 
-    def _move(self, cut: Cut, decision: Decision) -> tuple[MoveOrder, Moved]:
+    def _move(self, cut: Cut, decision: Decision, asked: Asked) -> tuple[MoveOrder, Moved]:
         """Step 4."""
         self._faults.reach("move.start")
         head, attempt = self.standing.head, new_attempt()
@@ -220,9 +236,18 @@ class Engine:
                 moved = self._mover.move(order)
             self._refuse_changed(cut)
             own = self._small_tables(order)
-        files = {table: (*moved.files.get(table, ()), *own.get(table, ())) for table in {*moved.files, *own}}
+            sent = self._dispatched(order, moved, asked)
+        tables = {*moved.files, *own, *sent.files}
+        files = {t: (*moved.files.get(t, ()), *own.get(t, ()), *sent.files.get(t, ())) for t in tables}
         self._faults.reach("move.done")
-        return order, replace(moved, files=files)
+        return order, replace(moved, files=files, segments=(*moved.segments, *sent.segments), streams=sent.record)
+
+    def _dispatched(self, order: MoveOrder, moved: Moved, asked: Asked) -> Dispatched:
+        """What goes to streams; a pipeline that has none any more keeps their state for the day it has them again."""
+        if self._dispatch is None:
+            kept = tuple(s for s in order.segments if s.kind.startswith(DISPATCHER_KINDS))
+            return Dispatched({}, kept, self.standing.streams)
+        return self._dispatch.run(order, moved, self.standing.streams, asked.attachments)
 
     @contextmanager
     def _as_planned(self, cut: Cut) -> Iterator[None]:
@@ -341,6 +366,7 @@ class Engine:
                 "released_max": list(_latest(self.standing, moved) or ()) or None,
                 "sketches": moved.sketches,
                 "bytes_written": moved.bytes_written,
+                **({"streams": moved.streams} if moved.streams else {}),
                 "savepoints": list(asked.savepoints),
             },
             timings={name: round(seconds, 6) for name, seconds in self._steps.timings.items()},

@@ -209,6 +209,10 @@ class IcebergSink:
         first, upto = left[0].slot, left[-1].slot
         if follower is None:
             follower = self._create(table, files, way.timeline, first - 1)
+            if not way.holds():
+                # The restore's follower may have rewound the tables before this one was there. If it holds until here, that
+                # follower meets the table and moves it on, and what is committed below is refused.
+                raise CommitFailedException(f"a restore ended timeline {way.timeline}")
         elif files:
             follower.widen(self._schema(table, files, follower))
         if files or tags is not None:

@@ -27,7 +27,12 @@ class Way:
         self.timeline = head.timeline
         self.slot = head.slot
         self._lineage: Callable[[int], list[Stretch]] = log.lineage
+        self._head: Callable[[], Head] = log.head
         self._shared: dict[int, int] = {head.timeline: head.slot}
+
+    def holds(self) -> bool:
+        """Whether no restore has ended this timeline; asks the log again."""
+        return self._head().timeline == self.timeline
 
     def knows(self, mark: Mark) -> bool:
         """Whether the log has this timeline, and for its current one this slot."""

@@ -145,7 +145,7 @@ class Stage:
         sink = SimSink(SPEC, store, uid, self.catalog)
         world.spawn(f"{name}.publisher", process, partial(self._publish, sink, store, clock, process), "publish")
         try:
-            inbox = Inbox(store, PIPELINE, lambda: lease.token, process.stop, frozenset, clock)
+            inbox = Inbox(store, PIPELINE, lambda: lease.token, process.stop, lambda: engine.standing.head.record, clock)
             self._epochs(engine, keeper, inbox, process, clock, epochs)
         except FencedError as error:
             process.exited = f"fenced: {error.code}"

@@ -21,9 +21,10 @@ from tidegate.checkpoints.keeper import LeaseKeeper
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.memory import MemoryStore
-from tidegate.checkpoints.requests import Kind, Request, submit
+from tidegate.checkpoints.requests import Kind, Request, pending, submit
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.roots import Roots, RootsFile
+from tidegate.jobs.driver.inbox import Inbox
 from tidegate.jobs.sinks.iceberg import IcebergSink
 
 __all__ = ["KILLERS", "Killer", "play"]
@@ -248,6 +249,19 @@ def stale_stop(stage: Stage) -> None:
         raise Violation("the successor obeyed a request that was not meant for it")
 
 
+def lost_pin(stage: Stage) -> None:
+    """A driver dies right after it sealed the epoch of a savepoint, before the pin: its successor must pin that very epoch."""
+    store = MemoryStore(stage.world.bucket, name="sim")
+    asked = submit(store, PIPELINE, Kind.SAVEPOINT, who="ann", name="kept", clock=SimClock(stage.world, 0))
+    stage.world.rules.append(Rule("d0", *SLOT, "crash after"))
+    _until(stage, _ended(stage.driver("d0", epochs=3)), "d0 dead")
+    _until(stage, _ended(stage.driver("d1", host=1, epochs=2)), "d1 done")
+    pin = RootsFile(store, PIPELINE).read().pins.get("kept")
+    applied = [f"t0-{r['slot']:06d}-{r['attempt']}" for r in stage.world.bucket.records.values() if asked.id in r["requests"]]
+    if pin is None or [pin.checkpoint] != applied:
+        raise Violation(f"a savepoint applied by {applied} is pinned as {pin}")
+
+
 def wiped_bucket(stage: Stage) -> None:
     """The bucket is wiped while the catalog survives: a new history must not be published into the old tables."""
     _until(stage, _ended(stage.driver("d0", epochs=2)), "d0 done")
@@ -275,6 +289,11 @@ def _published(stage: Stage, table: str) -> int:
 
 def _unconditional() -> list[Any]:
     return [patch.object(SlotLog, "_send", mutants._send_anyway)]
+
+
+def _forget_applied(inbox: Inbox) -> list[Request]:
+    manifest = inbox._newest()
+    return [r for r in pending(inbox._store, PIPELINE) if manifest is None or r.id not in manifest.requests]
 
 
 def _lost_renewal_is_a_loss(lease: Lease) -> bool:
@@ -329,5 +348,6 @@ KILLERS = (
         wiped_bucket,
         lambda: [patch.object(IcebergSink, "_checked", lambda _, follower: follower)],
     ),
+    Killer("a savepoint sealed but not pinned", lost_pin, lambda: [patch.object(Inbox, "_unfinished", _forget_applied)]),
     Killer("a wedged driver whose heartbeat lives", wedged, lambda: [patch.object(LeaseKeeper, "overdue", False)]),
 )

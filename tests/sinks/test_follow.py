@@ -10,9 +10,10 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException
 from tests.sinks.conftest import UID, World, make_spec
 
+from tidegate.jobs.sinks import iceberg
 from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, Follower
 from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.marks import Mark
+from tidegate.jobs.sinks.marks import Mark, Way
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
 
 
@@ -509,3 +510,33 @@ def _mark(sink: IcebergSink, table: str) -> int:
 
 def _crash() -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_table_made_by_a_publisher_that_missed_a_restore_stays_empty(
+    world: World, monkeypatch: pytest.MonkeyPatch, mended: bool
+) -> None:
+    """The restore was followed before the table was there; its maker dies right after. Without the mend abandoned rows stay."""
+    monkeypatch.setattr(iceberg, "_THREADS", 1)
+    first = world.seal(1)
+    stale, other = world.sink(), world.sink()
+    stale.follow(world.log)
+    world.seal(1, ("hourly",))
+    create = IcebergSink._create
+
+    def slept(sink: IcebergSink, table: str, *arguments: Any) -> Any:
+        world.fork(first.id)
+        other.follow(world.log)
+        monkeypatch.setattr(IcebergSink, "_load", _die)
+        return create(sink, table, *arguments)
+
+    monkeypatch.setattr(IcebergSink, "_create", slept)
+    if not mended:
+        monkeypatch.setattr(Way, "holds", lambda _: True)
+    with pytest.raises(BaseException, match="killed"):
+        stale.follow(world.log)
+    assert (world.rows(other, "hourly") == []) == mended
+
+
+def _die(_: IcebergSink) -> None:
+    raise SystemExit("killed")

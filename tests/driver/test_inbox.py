@@ -1,0 +1,86 @@
+"""Requests of people: each applied once, acknowledged once, and what follows from it made up for after a crash."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tests.engine.harness import Bench, row, spec_of
+from tidegate.checkpoints.requests import AckOutcome, Kind, read_ack, submit
+from tidegate.checkpoints.roots import RootsFile
+from tidegate.jobs.driver.inbox import Inbox
+from tidegate.jobs.engine.epoch import Engine, EpochReport
+
+
+class Driver:
+    """An engine with an inbox."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.engine: Engine = bench.engine()
+        newest = lambda: self.engine.standing.head.record  # noqa: E731
+        self.inbox = Inbox(bench.store, "p", lambda: 1, threading.Event(), newest, bench.clock)
+
+    def epoch(self, *, crash: bool = False) -> EpochReport:
+        """One epoch; with `crash` nothing happens after the seal."""
+        report = self.engine.run_epoch(self.inbox.collect())
+        if not crash and report.sealed:
+            self.inbox.applied(report)
+        return report
+
+
+@pytest.fixture
+def bench() -> Bench:
+    found = Bench(spec_of())
+    found.sources["a"].append(row(1))
+    found.sources["b"].append(row(2))
+    return found
+
+
+def test_a_savepoint_is_pinned_and_acknowledged(bench: Bench) -> None:
+    """The epoch that applied it is what is pinned."""
+    asked = submit(bench.store, "p", Kind.SAVEPOINT, who="ann", name="before", clock=bench.clock)
+    report = Driver(bench).epoch()
+    ack = read_ack(bench.store, "p", asked.id)
+    assert ack is not None
+    assert (ack.outcome, ack.checkpoint) == (AckOutcome.APPLIED, str(report.sealed))
+    assert RootsFile(bench.store, "p").read().pins["before"].checkpoint == str(report.sealed)
+
+
+@pytest.mark.parametrize("kind", [Kind.SAVEPOINT, Kind.PIN])
+def test_a_pin_is_made_up_for_by_the_successor(bench: Bench, kind: Kind) -> None:
+    """Killed between the seal and the pin: the next driver pins the very epoch that applied it, once."""
+    asked = submit(bench.store, "p", kind, who="ann", name="before", clock=bench.clock)
+    sealed = Driver(bench).epoch(crash=True).sealed
+    assert read_ack(bench.store, "p", asked.id) is None
+    bench.sources["a"].append(row(3))
+    successor = Driver(bench)
+    report = successor.epoch()
+    assert report.manifest is not None
+    assert report.manifest.requests == []
+    assert RootsFile(bench.store, "p").read().pins["before"].checkpoint == str(sealed)
+    ack = read_ack(bench.store, "p", asked.id)
+    assert ack is not None
+    assert ack.checkpoint == str(sealed)
+
+
+def test_a_refused_pin_is_said(bench: Bench) -> None:
+    """The name is taken by another checkpoint."""
+    for _ in range(2):
+        asked = submit(bench.store, "p", Kind.SAVEPOINT, who="ann", name="same", clock=bench.clock)
+        Driver(bench).epoch()
+    ack = read_ack(bench.store, "p", asked.id)
+    assert ack is not None
+    assert ack.outcome is AckOutcome.REFUSED
+    assert "already names" in ack.detail
+
+
+def test_a_driver_that_did_not_know_it_had_sealed_finishes_its_requests(bench: Bench) -> None:
+    """The answer to its PUT was lost; after a reload its own epoch is the newest."""
+    asked = submit(bench.store, "p", Kind.SAVEPOINT, who="ann", name="before", clock=bench.clock)
+    driver = Driver(bench)
+    driver.epoch(crash=True)
+    assert read_ack(bench.store, "p", asked.id) is None
+    driver.engine.reload()
+    assert driver.inbox.collect().ids == ()
+    assert read_ack(bench.store, "p", asked.id) is not None
