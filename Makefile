@@ -32,8 +32,8 @@ test: venv java warm ## every test but the slow ones (ARGS="-m unit" for the fas
 	$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: e2e
-e2e: venv java ## the slow end-to-end tests: the whole demo on two days of flights
-	$(BIN)/python -m pytest -m "slow and e2e" tests/e2e $(ARGS)
+e2e: venv java warm ## the slow end-to-end tests: outages, restores, the whole demo on two days of flights
+	$(BIN)/python -m pytest -m "slow and e2e" $(ARGS)
 
 .PHONY: lint
 lint: venv ## ruff: rules and format

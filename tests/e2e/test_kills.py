@@ -62,6 +62,7 @@ def test_two_drivers_started_at_once(calm: Steady, tmp_path: Path) -> None:
     assert steady.content() == calm.content()
 
 
+@pytest.mark.slow
 def test_restored_by_hand(calm: Steady, tmp_path: Path) -> None:
     """Back to an older checkpoint and forward again: another timeline, the same rows in every table."""
     steady = Steady(tmp_path, OBJECTS)
@@ -74,6 +75,7 @@ def test_restored_by_hand(calm: Steady, tmp_path: Path) -> None:
     assert steady.content() == calm.content()
 
 
+@pytest.mark.slow
 def test_beyond_the_largest_lateness_cuts_do_not_matter(tmp_path: Path) -> None:
     """With a lag beyond the largest lateness no row is late, and other cuts and a kill give the same rows (9.3, 9.8)."""
     whole = SPEC.replace("lag: 30s", "lag: 10m")

@@ -87,6 +87,7 @@ def ending(*drivers: subprocess.Popen[bytes]) -> Iterator[None]:
             driver.wait()
 
 
+@pytest.mark.slow
 def test_minio_down_at_start_and_killed_in_the_middle(named: RealMinio, tmp_path: Path) -> None:
     """The driver waits audibly, says in words what is wrong, goes on by itself, and the tables are exact."""
     steady, server = in_bucket(tmp_path, "down", 14), named.server
@@ -132,6 +133,7 @@ def test_wrong_names_end_with_advice(named: RealMinio, tmp_path: Path) -> None:
             assert "not-the-secret" not in pipeline.log_text()
 
 
+@pytest.mark.slow
 def test_a_driver_that_slept_through_its_lease(named: RealMinio, tmp_path: Path) -> None:
     """SIGSTOP for longer than the TTL: another driver takes over; the sleeper wakes, finds out and ends as fenced."""
     steady = in_bucket(tmp_path, "sleep", 14)
@@ -206,6 +208,7 @@ class SmallDisks:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("nsenter") is None, reason="mounting a small disk needs root")
+@pytest.mark.slow
 def test_full_disks_are_waited_out(tmp_path: Path) -> None:
     """No room for scratch files, then none in the store: said in words, nothing lost, and on by itself once there is room."""
     steady, scratch, feed = Piped(tmp_path, SPEC), tmp_path / "scratch", tmp_path / "feed"

@@ -113,6 +113,8 @@ leaves()
 
 @pytest.mark.airflow
 @pytest.mark.minio
+@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_up_again_and_down(tmp_path: Path) -> None:
     """The stack comes up well, adopts what runs, replaces what was killed, runs a DAG, and takes everything down with it."""
