@@ -1,90 +1,126 @@
-"""The Streams page: one HTML file that asks this small JSON API every few seconds.
+"""The Streams page: static files that ask this small JSON API every few seconds.
 
-Every route asks Airflow who is there and what they may see. There is no writing route: a restore is a run of the recover
-DAG, started through Airflow's own API, with its permissions, its audit log and its check of the request's origin.
+Every route asks Airflow who is there and what they may see. There is no writing route: a restore or a pin is a DAG run,
+started through Airflow's own API, with its permissions, its audit log and its refusal of other sites' requests.
 """
 
 from __future__ import annotations
 
+import hashlib
 import mimetypes
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity, DagDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag, requires_access_view
-from airflow.models.dag import DagModel
-from airflow.models.dagrun import DagRun
-from airflow.utils.session import create_session
-from fastapi import Depends, FastAPI, HTTPException, Query, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
-from sqlalchemy import func, select
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
+from fastapi.responses import JSONResponse, Response
 
 from tidegate.checkpoints.layout import Layout
-from tidegate.checkpoints.store import NotFoundError
+from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.jobs.spec.errors import ConfigurationError, TidegateError
 from tidegate.operators.access import StoreAccess
-from tidegate.operators.view import StreamView, impact
+from tidegate.operators.desk import STREAM, Desk
+from tidegate.operators.view import PAGE, POINTS, WORKERS, StreamView
 
-__all__ = ["make_app"]
+__all__ = ["SEES_SITE", "SEES_STREAM", "make_app", "pipeline_of"]
 
-_STREAM = ".stream"
-# The page loads nothing from anywhere else, and only Airflow may put it into a frame.
-_POLICY = "default-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'self'"
-_HEADERS = {"Content-Security-Policy": _POLICY}
-_DOCS_HEADERS = {"Content-Security-Policy": f"{_POLICY}; script-src 'none'"}  # Data Docs show values from the data
+# The page loads nothing from anywhere else, runs no script but its own files, and only Airflow may put it into a frame.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+)
+_ALWAYS: Final = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin"}
+_HEADERS: Final = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache", **_ALWAYS}
+# Data Docs show values from the data: they may look as they like and run nothing.
+_DOCS_POLICY: Final = "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'self'"
+_DOCS_HEADERS: Final = {"Content-Security-Policy": _DOCS_POLICY, **_ALWAYS}
+_TYPES: Final = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
+
+SEES_SITE = Depends(requires_access_view(AccessView.WEBSITE))
+SEES_STREAM = Depends(requires_access_dag("GET"))
+
+Place = Annotated[str | None, Query(pattern=r"^\d{1,9}-\d{1,10}$")]
 
 
-def make_app() -> FastAPI:
-    """The application behind `/tidegate`."""
-    everyone = [Depends(requires_access_view(AccessView.WEBSITE))]
-    app = FastAPI(title="tidegate", dependencies=everyone, docs_url=None, redoc_url=None, openapi_url=None)
+def make_app(open_store: Callable[[], Store] | None = None, desk: Desk | None = None) -> FastAPI:
+    """The application behind `/tidegate`.
+
+    Args:
+        open_store: opens the bucket at the first request; by default as the environment says.
+        desk: what knows Airflow's DAGs and runs.
+    """
+    app = FastAPI(title="tidegate", dependencies=[SEES_SITE], docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(TidegateError, _explain)
-    views: dict[str, StreamView] = {}
-
-    def view(dag_id: str) -> StreamView:
-        pipeline = pipeline_of(dag_id)
-        if pipeline not in views:
-            views[pipeline] = StreamView(StoreAccess.resolve().open(), pipeline)
-        return views[pipeline]
+    views = _Views(open_store or (lambda: StoreAccess.resolve().open()))
+    airflow = desk or Desk()
 
     @app.get("/page")
-    def page() -> HTMLResponse:
-        return HTMLResponse(files("tidegate.operators").joinpath("web/page.html").read_text(encoding="utf-8"), headers=_HEADERS)
+    def page(request: Request) -> Response:
+        return _static("page.html", request)
+
+    @app.get("/assets/{name}")
+    def asset(name: str, request: Request) -> Response:
+        return _static(name, request)
 
     @app.get("/api/streams")
-    def streams(user: GetUserDep) -> list[dict[str, Any]]:
-        return [{**view(d["dag_id"]).summary(), **d} for d in _stream_dags() if _may(user, "GET", d["dag_id"])]
+    def streams(user: GetUserDep) -> dict[str, Any]:
+        return {"at": time.time_ns() // 1_000_000, "streams": views.summaries(airflow.streams(user))}
 
-    @app.get("/api/streams/{dag_id}", dependencies=[Depends(requires_access_dag("GET"))])
-    def stream(dag_id: str, user: GetUserDep) -> dict[str, Any]:
-        recover = f"{pipeline_of(dag_id)}.recover"
-        return {
-            **_dag(dag_id),
-            **view(dag_id).detail(),
-            "recover_dag": recover,
-            "may_restore": _may(user, "POST", recover, DagAccessEntity.RUN),
-        }
-
-    @app.get("/api/streams/{dag_id}/checkpoints", dependencies=[Depends(requires_access_dag("GET"))])
-    def checkpoints(dag_id: str, offset: Annotated[int, Query(ge=0)] = 0) -> list[dict[str, Any]]:
-        return view(dag_id).checkpoints(offset)
-
-    @app.get("/api/streams/{dag_id}/impact", dependencies=[Depends(requires_access_dag("GET"))])
-    def impact_of(dag_id: str, checkpoint: str) -> dict[str, Any]:
-        return impact(view(dag_id).log, checkpoint)
-
-    @app.get("/docs/{dag_id}/{path:path}", dependencies=[Depends(requires_access_dag("GET"))])
+    @app.get("/docs/{dag_id}/{path:path}", dependencies=[SEES_STREAM])
     def docs(dag_id: str, path: str) -> Response:
         pipeline = dag_id.removesuffix(".quality")
         key = f"{Layout(pipeline).quality}docs/{path or 'index.html'}"
         try:
-            data = StoreAccess.resolve().open().get(key).data
+            data = views.store.get(key).data
         except (NotFoundError, ValueError):
             raise HTTPException(404, f"no such page: {key}") from None
         return Response(data, media_type=mimetypes.guess_type(key)[0] or "text/plain", headers=_DOCS_HEADERS)
 
+    app.include_router(_stream_routes(views, airflow), prefix="/api/streams/{dag_id}", dependencies=[SEES_STREAM])
     return app
+
+
+def _stream_routes(views: _Views, airflow: Desk) -> APIRouter:
+    """What the page asks about one stream. The caller guards them."""
+    routes = APIRouter()
+
+    @routes.get("")
+    def stream(dag_id: str, user: GetUserDep, since: Place = None, span: Annotated[int, Query(ge=0)] = POINTS) -> dict[str, Any]:
+        pipeline, dag = pipeline_of(dag_id), airflow.stream(dag_id)
+        if dag is None:
+            raise _no_stream(dag_id)
+        return {
+            "now": time.time_ns() // 1_000_000,
+            **views.of(pipeline).detail(dag["paused"], _place(since), span),
+            **dag,
+            "may": airflow.actions(user, pipeline),
+            "actions": airflow.runs(user, pipeline),
+        }
+
+    @routes.get("/checkpoints")
+    def checkpoints(
+        dag_id: str, before: Place = None, limit: Annotated[int, Query(ge=1, le=100)] = PAGE, abandoned: bool = False
+    ) -> dict[str, Any]:
+        return views.of(pipeline_of(dag_id)).checkpoints(_place(before), limit=limit, abandoned=abandoned)
+
+    @routes.get("/impact")
+    def impact(dag_id: str, checkpoint: str) -> dict[str, Any]:
+        return views.of(pipeline_of(dag_id)).impact(checkpoint)
+
+    @routes.get("/diff")
+    def diff(dag_id: str, left: str, right: str) -> dict[str, Any]:
+        return views.of(pipeline_of(dag_id)).diff(left, right)
+
+    @routes.get("/verify")
+    def verify(dag_id: str, checkpoint: str) -> dict[str, Any]:
+        return views.of(pipeline_of(dag_id)).verify(checkpoint)
+
+    return routes
 
 
 def pipeline_of(dag_id: str) -> str:
@@ -94,42 +130,67 @@ def pipeline_of(dag_id: str) -> str:
         ConfigurationError: the DAG is none of ours.
     """
     pipeline = dag_id.rpartition(".")[0]
-    if not dag_id.endswith(_STREAM) or not pipeline:
+    if not dag_id.endswith(STREAM) or not pipeline:
         raise _no_stream(dag_id)
     return pipeline
+
+
+class _Views:
+    """One view per pipeline, all on one client of the store: a client costs more than what a page asks of it."""
+
+    def __init__(self, open_store: Callable[[], Store]) -> None:
+        self._open, self._lock = open_store, threading.Lock()
+        self._store: Store | None = None
+        self._views: dict[str, StreamView] = {}
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="tidegate-page")
+
+    @property
+    def store(self) -> Store:
+        with self._lock:
+            self._store = self._store or self._open()
+            return self._store
+
+    def of(self, pipeline: str) -> StreamView:
+        store = self.store
+        with self._lock:
+            if pipeline not in self._views:
+                self._views[pipeline] = StreamView(store, pipeline)
+            return self._views[pipeline]
+
+    def summaries(self, dags: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A row per stream. When the first finds nobody at home, the others do not wait for the same silence."""
+        if not dags:
+            return []
+        first = self._row(dags[0])
+        if first.get("away"):
+            return [{**first, **dag, "pipeline": pipeline_of(dag["dag_id"])} for dag in dags]
+        return [first, *self._pool.map(self._row, dags[1:])]
+
+    def _row(self, dag: dict[str, Any]) -> dict[str, Any]:
+        return {**self.of(pipeline_of(dag["dag_id"])).summary(dag["paused"]), **dag}
+
+
+def _static(name: str, request: Request) -> Response:
+    """A file of the page; asked again with the same tag, only its being the same."""
+    kind = _TYPES.get(name.rpartition(".")[2])
+    found = files("tidegate.operators").joinpath("web", name)
+    if kind is None or "/" in name or not found.is_file():
+        raise HTTPException(404, f"no such file: {name}")
+    data = found.read_bytes()
+    headers = {**_HEADERS, "ETag": f'"{hashlib.sha256(data).hexdigest()[:20]}"'}
+    if request.headers.get("if-none-match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(data, media_type=f"{kind}; charset=utf-8", headers=headers)
+
+
+def _place(text: str | None) -> tuple[int, int] | None:
+    timeline, _, slot = (text or "").partition("-")
+    return (int(timeline), int(slot)) if slot else None
 
 
 def _explain(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, TidegateError)  # noqa: S101 - registered for this class only
     return JSONResponse(error.as_dict(), status_code=404 if isinstance(error, ConfigurationError) else 503)
-
-
-def _may(user: Any, method: Any, dag_id: str, entity: DagAccessEntity | None = None) -> bool:
-    return bool(
-        get_auth_manager().is_authorized_dag(method=method, access_entity=entity, details=DagDetails(id=dag_id), user=user)
-    )
-
-
-def _stream_dags() -> list[dict[str, Any]]:
-    with create_session() as session:
-        rows = session.execute(
-            select(DagModel.dag_id, DagModel.is_paused)
-            .where(DagModel.dag_id.endswith(_STREAM), ~DagModel.is_stale, DagModel.tags.any(name="tidegate"))
-            .order_by(DagModel.dag_id)
-        ).all()
-        running = dict(
-            session.execute(
-                select(DagRun.dag_id, func.count()).where(DagRun.state.in_(["running", "queued"])).group_by(DagRun.dag_id)
-            ).all()
-        )
-    return [{"dag_id": dag_id, "paused": bool(paused), "runs": int(running.get(dag_id, 0))} for dag_id, paused in rows]
-
-
-def _dag(dag_id: str) -> dict[str, Any]:
-    found = next((dag for dag in _stream_dags() if dag["dag_id"] == dag_id), None)
-    if found is None:
-        raise _no_stream(dag_id)
-    return found
 
 
 def _no_stream(dag_id: str) -> ConfigurationError:

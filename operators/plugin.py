@@ -44,4 +44,10 @@ class TidegatePlugin(AirflowPlugin):
             "destination": "dag",
             "url_route": "stream",
         },
+        {
+            "name": "Stream",
+            "href": "/tidegate/page?dag={DAG_ID}&run={RUN_ID}&task={TASK_ID}",
+            "destination": "task_instance",
+            "url_route": "stream-task",
+        },
     ]

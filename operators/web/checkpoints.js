@@ -1,0 +1,72 @@
+// The checkpoint table: paged from the newest back, held still while somebody chooses in it.
+import {compare, inspect, pin, restore} from "./dialogs.js";
+import {ago, announce, ask, card, checkpoint, count, empty, fill, h, mark, plural, share, size, table} from "./dom.js";
+
+export function checkpointPanel(pipeline, stream) {
+  const base = `api/streams/${pipeline}.stream/checkpoints?limit=${innerWidth > 720 ? 25 : 8}`;
+  let pages = [null], abandoned = false, shown = null, busy = false, slot = -1, marks = "";
+  const body = h("div", {}), fresh = h("p", {class: "fresh"});
+  const newest = h("button", {id: "page-newest", click: () => turn([null])}, "« Newest");
+  const newer = h("button", {id: "page-newer", click: () => turn(pages.slice(0, -1))}, "‹ Newer");
+  const older = h("button", {id: "page-older", click: () => turn([...pages, shown.next])}, "Older ›");
+  const which = h("select", {id: "which", change: () => { abandoned = which.value === "abandoned"; turn([null]); }}, h("option", {value: "lineage"}, "the current lineage"), h("option", {value: "abandoned"}, "left behind by restores"));
+  const node = card("checkpoints", "Checkpoints", h("label", {class: "choice"}, "Show ", which), fresh, body, h("div", {class: "pager", role: "group", "aria-label": "Pages of checkpoints"}, newest, newer, older));
+
+  async function turn(to) {
+    pages = to;
+    await load();
+    announce(shown ? `${plural(shown.rows.length, "checkpoint")}, page ${pages.length}` : "");
+  }
+  async function load() {
+    if (busy) return;
+    busy = true;
+    const place = pages.at(-1);
+    try {
+      shown = await ask(`${base}&abandoned=${abandoned}` + (place ? `&before=${place.join("-")}` : ""));
+      slot = shown.newest;
+      draw();
+    } catch (error) { fill(body, error.message, () => empty(error.message)); } finally { busy = false; }
+  }
+  const held = () => body.matches(":hover") || body.contains(document.activeElement);
+  function state(r) {
+    if (r.kind === "stub") return h("span", {class: "soft"}, "retired");
+    if (r.condemned) return h("span", {class: "bad", title: r.condemned}, mark("bad"), r.condemned.split(":")[0]);
+    return r.on_lineage && r.slot === shown.newest ? h("span", {class: "good"}, mark("good"), "newest") : r.on_lineage ? "complete" : h("span", {class: "soft"}, "left behind");
+  }
+  function verified(r) {
+    const v = r.verified;
+    if (!v) return r.kind === "epoch" ? h("button", {class: "plain", id: `check-${r.id}`, "aria-label": `Check ${r.id}`, click: () => inspect(pipeline, r.id, load)}, "check") : "–";
+    const tone = {healthy: "good", damaged: "bad"}[v.verdict] || "warn";
+    return h("span", {class: tone}, mark(tone), v.verdict === "healthy" ? "whole" : v.verdict, v.at ? h("span", {class: "soft"}, ", ", ago(v.at)) : null);
+  }
+  function row(r) {
+    const s = stream(), may = s?.may || [];
+    return {class: r.kind === "epoch" ? null : "gone", cells: [
+      h("span", {}, checkpoint(r.id), r.pins.map(name => h("span", {class: "tag"}, "pinned ", name))), state(r), ago(r.at, ""), count(r.read), share(r.late, r.read), size(r.bytes), verified(r),
+      r.healthy === null ? h("span", {class: "soft"}, "not judged") : r.healthy ? h("span", {class: "good"}, mark("good"), "healthy") : h("span", {class: "bad"}, mark("bad"), "unhealthy"),
+      r.kind !== "epoch" ? null : h("span", {class: "acts"},
+        r.restorable && may.includes("recover") ? h("button", {id: `restore-${r.id}`, "aria-label": `Restore ${r.id}`, click: () => restore(s, r.id)}, "Restore…") : null,
+        r.restorable && may.includes("pin") ? h("button", {id: `pin-${r.id}`, "aria-label": `Pin ${r.id}`, click: () => pin(s, r)}, r.pins.length ? "Unpin…" : "Pin…") : null,
+        h("button", {id: `diff-${r.id}`, "aria-label": `Compare ${r.id}`, click: () => compare(s, r.id, shown.rows)}, "Diff…"))]};
+  }
+  function draw() {
+    const s = stream();
+    newest.disabled = newer.disabled = pages.length === 1;
+    older.disabled = !shown.next;
+    fresh.replaceChildren();
+    fill(body, [shown.rows, s?.may, s?.checkpoint && pages.length === 1], () => shown.rows.length
+      ? table("Checkpoints", ["Checkpoint", "State", "Age", ">Rows read", ">Late", ">Size", "Verified", "Quality", ""], shown.rows.map(row))
+      : empty(abandoned ? "No restore has left a checkpoint behind." : "Nothing was sealed yet. The first checkpoint appears when the stream has read its first rows."));
+  }
+  return {node, update(s) {
+    const now = JSON.stringify([s.pins, s.may, s.quality]);
+    if (s.slot === slot && shown && now === marks) return;
+    const first = pages.length === 1 && !abandoned;
+    if (shown && now === marks && (!first || held())) {
+      if (first) fill(fresh, s.slot - slot, () => [h("span", {class: "soft"}, `Held still while you are in the table; ${plural(s.slot - slot, "newer checkpoint")}. `), h("button", {id: "fresh", class: "plain", click: load}, "Show")]);
+      return;
+    }
+    marks = now;
+    load();
+  }};
+}

@@ -1,0 +1,136 @@
+// What a person does: restore, pin, compare, check, approve. Everything that writes is a run of a DAG, started through Airflow's API.
+import {ago, airflow, announce, ask, checkpoint, code, count, fill, h, mark, plural, size, span, table, when} from "./dom.js";
+
+const DIALOG = document.getElementById("dialog");
+const runs = dag => `/api/v2/dags/${dag}/dagRuns`;
+const summed = counts => Object.entries(counts).filter(([, n]) => n).map(([name, n]) => `${name.replace("_", " ")} ${count(n)}`).join(", ") || "none";
+
+function show(title, ...body) {
+  DIALOG.replaceChildren(h("h2", {id: "dialog-title"}, title), ...body.flat(4).filter(Boolean));
+  if (!DIALOG.open) DIALOG.showModal();
+  (DIALOG.querySelector("[autofocus]") || DIALOG.querySelector("button"))?.focus();
+}
+const cancel = (word = "Cancel") => h("button", {type: "button", id: "dialog-close", click: () => DIALOG.close()}, word);
+const problem = error => h("p", {class: "note bad", role: "alert"}, mark("bad"), h("span", {}, error.message, error.advice ? h("span", {class: "soft"}, ` Next: ${error.advice}`) : null));
+
+/** Start a run, then tell how it goes until it has ended or waits for somebody else. */
+async function start(dag, conf, say, done) {
+  const run = await ask(runs(dag), "POST", {logical_date: null, conf});
+  const link = airflow(`/dags/${dag}/runs/${encodeURIComponent(run.dag_run_id)}`, "the run in Airflow");
+  const seen = `${runs(dag)}/${encodeURIComponent(run.dag_run_id)}`;
+  for (;;) {
+    const [state, tasks] = await Promise.all([ask(seen), ask(`${seen}/taskInstances`)]).catch(() => [null, null]);
+    if (state) {
+      const at = tasks.task_instances.filter(t => t.state && t.state !== "success").map(t => `${t.task_id}: ${t.state.replace("_", " ")}`).join(", ");
+      const ended = ["success", "failed"].includes(state.state), tone = {success: "good", failed: "bad"}[state.state] || "off";
+      say.replaceChildren(h("p", {class: `note ${tone}`}, mark(tone), h("span", {}, ended ? state.state === "success" ? "Done. " : "It failed; the reason stands in the log. " : `${state.state}${at ? `, ${at}` : ""}. `, link)));
+      if (ended) { announce(state.state === "success" ? "Done" : "It failed"); done?.(state.state); return; }
+      if (tasks.task_instances.some(t => t.state === "awaiting_input")) { say.append(h("p", {}, "Somebody else has to approve it: here on the page of this stream, or in Airflow.")); return; }
+    }
+    if (!DIALOG.open) return;
+    await new Promise(wake => setTimeout(wake, 1500));
+  }
+}
+
+/** A form in the dialog; `send` is called with the button out of reach. */
+function form(title, intro, fields, button, send) {
+  const say = h("div", {"aria-live": "polite"}), go = h("button", {class: "main", id: "dialog-go"}, button), end = cancel();
+  const node = h("form", {submit: async event => {
+    event.preventDefault();
+    go.disabled = true;
+    say.replaceChildren(h("p", {class: "soft"}, "Starting…"));
+    try { await send(say); for (const part of node.querySelectorAll("input, select")) part.disabled = true; end.textContent = "Close"; }
+    catch (error) { say.replaceChildren(problem(error)); go.disabled = false; }
+  }}, intro, fields, say, h("div", {class: "buttons"}, end, go));
+  show(title, node);
+  return {go, say};
+}
+const field = (name, input, note) => h("label", {class: "field"}, h("span", {}, name), input, note ? h("span", {class: "soft"}, note) : null);
+
+export async function restore(s, id) {
+  const why = h("input", {id: "why", autocomplete: "off", maxlength: 200, required: true, autofocus: true});
+  const dry = h("input", {id: "dry", type: "checkbox"});
+  const report = h("div", {class: "report", "aria-live": "polite"}, h("p", {class: "soft"}, "Reading what this would take back…"));
+  const {go} = form(`Restore ${s.pipeline}`, [h("p", {}, "Back to ", checkpoint(id), ". The stream drains and stops, goes back, and starts again by itself."), report],
+    [field("Reason, kept with the restore", why), h("label", {class: "check"}, dry, " Dry run: verify and report only")], "Restore",
+    say => start(`${s.pipeline}.recover`, {checkpoint: id, reason: why.value, dry_run: dry.checked}, say));
+  dry.addEventListener("change", () => { go.textContent = dry.checked ? "Verify and report" : "Restore"; });
+  try {
+    const plan = await ask(`api/streams/${s.dag_id}/impact?checkpoint=${encodeURIComponent(id)}`);
+    report.replaceChildren(h("dl", {class: "pairs"}, [
+      ["Taken back", plan.epochs_rewound ? `${plural(plan.epochs_rewound, "epoch")}, everything since ${when(plan.since)} UTC` : "nothing"],
+      plan.epochs_regained ? ["Regained", plural(plan.epochs_regained, "epoch")] : null,
+      ["Rows", summed(plan.rows)], ["Rows of tables", summed(plan.tables)], ["Window results", summed(plan.windows)],
+      plan.spec_changed ? ["Mind", "the spec has changed since that checkpoint"] : null,
+    ].filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
+  } catch (error) { report.replaceChildren(problem(error)); go.disabled = true; }
+}
+
+export function pin(s, row) {
+  const dag = `${s.pipeline}.pin`;
+  if (row.pins.length) {
+    const which = h("select", {id: "pin-name", autofocus: true}, row.pins.map(name => h("option", {}, name)));
+    form("Unpin a checkpoint", h("p", {}, checkpoint(row.id), " may be retired again once no pin names it."), field("Pin", which), "Unpin",
+      say => start(dag, {action: "unpin", name: which.value}, say));
+    return;
+  }
+  const name = h("input", {id: "pin-name", autocomplete: "off", required: true, maxlength: 60, pattern: "[A-Za-z0-9][A-Za-z0-9_.:@+\\-]*", autofocus: true});
+  const why = h("input", {id: "why", autocomplete: "off", maxlength: 200});
+  form("Pin a checkpoint", h("p", {}, checkpoint(row.id), " is kept, and can be restored by its name, until somebody unpins it."),
+    [field("Name", name, "letters, digits and _.:@+-"), field("Reason", why)], "Pin", say => start(dag, {action: "pin", checkpoint: row.id, name: name.value, reason: why.value}, say));
+}
+
+export function compare(s, id, rows) {
+  const others = rows.filter(r => r.kind === "epoch" && r.id !== id);
+  const same = others.find(r => r.slot < rows.find(x => x.id === id)?.slot);
+  const choices = [...(same ? [[same.id, "the one before it"]] : []), ["latest", "the newest"], ...s.pins.filter(p => p.checkpoint !== id).map(p => [p.name, `pin ${p.name}`]), ...others.map(r => [r.id, r.id])];
+  const other = h("select", {id: "other", autofocus: true, change: () => read()}, choices.map(([value, name]) => h("option", {value}, name)));
+  const out = h("div", {class: "report", "aria-live": "polite"});
+  show("What differs", h("p", {}, checkpoint(id), " compared with ", other), out, h("div", {class: "buttons"}, cancel("Close")));
+  const text = (v, name) => v === null || v === undefined ? "–" : typeof v === "number" ? /frontier|since|time|opened|clock|latest|newest/.test(name) && v > 1e14 ? when(v / 1000) : count(v) : typeof v === "string" ? v : JSON.stringify(v);
+  const part = (title, pairs) => { const found = Object.entries(pairs); return found.length ? [h("h3", {}, title), h("div", {class: "scroll"}, table(title, ["Name", "There", "Here"], found.slice(0, 60).map(([name, pair]) => ({cells: [code(name), text(pair.left, name), text(pair.right, name)]})))), found.length > 60 ? h("p", {class: "soft"}, `and ${found.length - 60} more`) : null] : null; };
+  async function read() {
+    out.replaceChildren(h("p", {class: "soft"}, "Reading both…"));
+    try {
+      const found = await ask(`api/streams/${s.dag_id}/diff?left=${encodeURIComponent(other.value)}&right=${encodeURIComponent(id)}`);
+      const rowsOf = Object.entries(found.counters);
+      out.replaceChildren(...[found.left === found.right ? h("p", {}, "It is the same checkpoint.") : null, found.spec_changed ? h("p", {class: "note warn"}, mark("warn"), "The spec differs.") : null,
+        rowsOf.length ? [h("h3", {}, "Rows, here less there"), table("Rows", ["Disposition", ">Rows"], rowsOf.map(([name, n]) => ({cells: [name.replace("_", " "), (n > 0 ? "+" : "") + count(n)]})))] : null,
+        part("Rows the epochs wrote", found.tables), part("Rows in the state", found.state), part("Positions", found.positions), part("Frontiers, statuses, barriers", found.decider)].flat(4).filter(Boolean));
+    } catch (error) { out.replaceChildren(problem(error)); }
+  }
+  read();
+}
+
+export async function inspect(pipeline, id, done) {
+  const out = h("div", {"aria-live": "polite"}, h("p", {class: "soft"}, "Looking at every object it needs…"));
+  show("Check a checkpoint", h("p", {}, checkpoint(id)), out, h("div", {class: "buttons"}, cancel("Close")));
+  try {
+    const found = await ask(`api/streams/${pipeline}.stream/verify?checkpoint=${encodeURIComponent(id)}`);
+    const tone = {healthy: "good", damaged: "bad"}[found.verdict] || "warn";
+    out.replaceChildren(h("p", {class: `note ${tone}`}, mark(tone), h("span", {}, found.verdict === "healthy" ? `Whole: ${plural(found.objects, "object")}, ${size(found.bytes)}, all there in the right size. A restore reads their checksums too.` : `It is ${found.verdict}.`)),
+      found.findings.length ? table("Findings", ["Object~", "Problem"], found.findings.slice(0, 20).map(f => ({cells: [code(f.key), `${f.problem}: ${f.detail}`]}))) : "");
+    done();
+  } catch (error) { out.replaceChildren(problem(error)); }
+}
+
+/** Restores that wait for another person's yes. */
+export function questions(node, s, refresh) {
+  const open = s.actions.filter(run => run.question);
+  fill(node, open, () => open.map(run => {
+    const q = run.question, say = h("div", {"aria-live": "polite"});
+    const answer = choice => async event => {
+      const buttons = event.target.closest(".buttons").querySelectorAll("button");
+      buttons.forEach(b => { b.disabled = true; });
+      try {
+        await ask(`${runs(run.dag_id)}/${encodeURIComponent(run.run_id)}/taskInstances/${q.task}/-1/hitlDetails`, "PATCH", {chosen_options: [choice], params_input: {}});
+        say.replaceChildren(h("p", {class: "soft"}, "Answered."));
+        refresh();
+      } catch (error) { say.replaceChildren(problem(error)); buttons.forEach(b => { b.disabled = false; }); }
+    };
+    return h("section", {class: "card question", "aria-label": q.subject}, h("h2", {}, mark("warn"), q.subject),
+      h("p", {class: "soft"}, `Asked by ${run.who || "somebody"}, `, ago(q.since), q.assigned.length ? `; to be answered by ${q.assigned.join(" or ")}` : "; to be answered by somebody else than who asked"),
+      h("pre", {}, (q.body || "").replaceAll("```", "").replaceAll("**", "").trim()), say,
+      h("div", {class: "buttons"}, airflow(`/dags/${run.dag_id}/runs/${encodeURIComponent(run.run_id)}/required_actions`, "In Airflow"), ...q.options.slice().reverse().map((option, i) => h("button", {class: option === "Approve" ? "main" : null, id: `answer-${run.run_id}-${i}`, click: answer(option)}, option))));
+  }));
+}

@@ -1,0 +1,123 @@
+// One pipeline: a panel for each question somebody has about it.
+import {barrierLanes, colour, histogram, lines, shape, toneOf} from "./chart.js";
+import {checkpointPanel} from "./checkpoints.js";
+import {questions, restore} from "./dialogs.js";
+import {ago, airflow, announce, card, checkpoint, count, empty, fill, h, mark, pill, plural, share, span, table, when} from "./dom.js";
+
+const KEPT = 120;
+const SECTIONS = [["sources", "Frontier"], ["throughput", "Throughput"], ["lateness", "Lateness"], ["barriers", "Barriers"], ["checkpoints", "Checkpoints"], ["trail", "Trail"]];
+
+export function streamPage(pipeline, {framed, open, refresh}) {
+  const dag = `${pipeline}.stream`;
+  let points = [], last = null, reach = KEPT, state = null;
+  const head = h("header", {class: "top"}), facts = h("dl", {class: "facts"}), notes = h("div", {class: "notes"}), asked = h("div", {});
+  const jump = h("nav", {class: "sections", "aria-label": "On this page"}, SECTIONS.map(([id, name]) => h("a", {href: `#/${pipeline}/${id}`, click: event => { event.preventDefault(); scrollTo(id); }}, name)));
+  const frontier = lines("Frontier of each source", {time: true, height: 250, held: p => holderOf(p)});
+  const ahead = lines("How far each source is ahead of the output", {zero: true, height: 150, duration: true, unit: span});
+  const rate = lines("Rows per second", {zero: true, unit: v => v >= 20 || v % 1 === 0 ? count(Math.round(v)) : v.toFixed(1)});
+  const epoch = lines("Epoch time", {zero: true, unit: v => v >= 10 ? span(v) : v.toFixed(2) + " s"});
+  const behind = histogram("Lateness of the rows read"), lanes = barrierLanes("Barriers");
+  const sources = h("div", {}), targets = h("div", {}), barriers = h("div", {}), requests = h("div", {}), trail = h("div", {}), runs = h("div", {});
+  const shelf = checkpointPanel(pipeline, () => last);
+  const spans = h("select", {id: "span", change: () => { reach = Number(spans.value); points = []; refresh(); }}, [[KEPT, "last 120 epochs"], [1000, "last 1,000"], [10000, "last 10,000"], [0, "all epochs"]].map(([v, name]) => h("option", {value: v}, name)));
+  const node = h("div", {}, head, jump, notes, asked, h("div", {class: "card"}, facts),
+    h("div", {class: "grid"},
+      card("sources", "Frontier of each source", h("label", {class: "choice"}, "Show ", spans), frontier.node, h("h3", {}, "Ahead of the output; at 0 it holds everybody back"), ahead.node, sources),
+      card("throughput", "Throughput", h("h3", {}, "Rows per second"), rate.node, h("h3", {}, "Epoch time"), epoch.node)),
+    h("div", {class: "grid"},
+      card("lateness", "Lateness and the lag it asks for", behind.node, targets),
+      card("barriers", "Barriers", lanes.node, barriers)),
+    shelf.node,
+    h("div", {class: "grid"}, card("trail", "Restores and pins", trail), card("requests", "Open requests and runs", requests, runs)));
+
+  function scrollTo(id) {
+    const target = document.getElementById(id);
+    target?.scrollIntoView({behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth"});
+    target?.querySelector("h2")?.setAttribute("tabindex", "-1");
+    target?.querySelector("h2")?.focus({preventScroll: true});
+    if (!framed) history.replaceState(null, "", `#/${pipeline}/${id}`);
+  }
+  const members = () => [...new Set(points.flatMap(p => Object.keys(p.members)))].sort();
+  const colourOf = name => colour(Math.max(0, members().indexOf(name)));
+  function holderOf(p) { const name = p.holder?.split("/")[0]; return name ? {name: p.holder, colour: colourOf(name)} : null; }
+  const rated = field => p => p.before && p.before.timeline === p.timeline && p.at > p.before.at ? Math.max(0, p[field] - p.before[field]) / ((p.at - p.before.at) / 1000) : null;
+
+  function header(s) {
+    fill(head, [s.tone, s.state, s.paused, s.driver, s.step, s.desired, s.may, framed], () => [
+      framed ? null : h("a", {href: "#/", class: "back", id: "back", click: event => { event.preventDefault(); open(null); }}, "‹ All streams"),
+      h("h1", {}, pipeline), pill(s.tone, s.state + (s.paused ? ", DAG paused" : "")),
+      h("span", {class: "soft who"}, s.driver ? `driver ${s.driver.pid} on ${s.driver.host}, token ${s.driver.token}${s.step ? ", step " + s.step : ""}` : s.desired.who ? `wanted: ${s.desired.state}, by ${s.desired.who}` : ""),
+      h("span", {class: "links"}, airflow(`/dags/${dag}`, "Runs in Airflow"))]);
+  }
+  function noted(s) {
+    const found = [...s.findings];
+    fill(notes, [found, s.error?.advice], () => found.map(f => h("p", {class: `note ${f.tone}`}, mark(f.tone), h("span", {}, f.says.charAt(0).toUpperCase() + f.says.slice(1) + ".", f.tone === "bad" && s.error?.advice ? h("span", {class: "soft"}, ` Next: ${s.error.advice}`) : null))));
+  }
+  function fact(name, value, ...note) { return h("div", {}, h("dt", {}, name), h("dd", {class: "num"}, value), note.filter(Boolean).length ? h("dd", {class: "soft note-line"}, note) : null); }
+  function numbers(s) {
+    const p = s.latest, q = s.quality;
+    fill(facts, [p?.id, s.holder, s.unpublished, q, s.quality?.at], () => [
+      fact("Frontier", p?.final ? "end of time" : p?.frontier ? when(p.frontier).slice(0, 16) : "none yet", "event time, UTC"),
+      fact("Held by", s.holder?.member || "nobody", s.holder ? [s.holder.why, s.holder.since ? h("span", {}, ", since ", ago(s.holder.since, "")) : ""] : null),
+      fact("Newest checkpoint", ago(s.sealed_at), s.checkpoint ? checkpoint(s.checkpoint) : null),
+      fact("Rows read", count(p?.read), p ? `${count(p.retained)} wait for their order` : null),
+      fact("Late", p ? share(p.late, p.read) : "–", p ? `${plural(p.late, "row")}, all kept` : null),
+      fact("Dead letters", p ? count(p.dead) : "–"),
+      fact("Not in the tables yet", s.unpublished === null || s.unpublished === undefined ? "–" : plural(s.unpublished, "epoch")),
+      fact("Quality", q ? h("span", {class: {pass: "good", warn: "warn", fail: "bad"}[q.verdict]}, mark({pass: "good", warn: "warn", fail: "bad"}[q.verdict]), {pass: "passed", warn: "warning", fail: "failed"}[q.verdict] || q.verdict) : "not checked", q ? h("a", {href: `docs/${pipeline}.quality/${q.docs}`}, "Data Docs") : null)]);
+  }
+  function charts(s) {
+    const all = points.map((p, i) => ({...p, before: points[i - 1]}));
+    frontier.update(points, [...members().map(m => ({name: m, colour: colourOf(m), value: p => p.members[m]})), {name: "output", colour: "var(--ink)", wide: true, value: p => p.frontier}]);
+    ahead.update(points, members().map(m => ({name: m, colour: colourOf(m), value: p => p.members[m] === null || p.members[m] === undefined || p.frontier === null ? null : Math.max(0, p.members[m] - p.frontier) / 1000})));
+    rate.update(all, [{name: "read", colour: "var(--s0)", value: rated("read")}, {name: "late", colour: "var(--s1)", value: rated("late")}]);
+    const steps = ["move", "survey"].filter(name => points.some(p => p.steps[name]));
+    epoch.update(points, [{name: "whole", colour: "var(--s0)", value: p => p.seconds}, ...steps.map((name, i) => ({name, colour: colour(i + 1), value: p => p.steps[name]}))]);
+    const held = s.holder?.member?.split("/")[0], names = Object.keys(s.latest?.sources || {});
+    fill(sources, [s.latest?.id, held], () => names.length ? table("Sources", ["Source", "Status", "Frontier (UTC)", ">Read", ">Late"], names.map(name => {
+      const c = s.latest.sources[name];
+      return {cells: [h("span", {}, h("i", {class: "key", css: {background: colourOf(name)}}), name, held === name ? h("span", {class: "tag"}, "holds") : null), s.latest.statuses[name] || "–", h("span", {class: "num nowrap"}, when(s.latest.members[name])), count(c.read || 0), share(c.late || 0, c.read)]};
+    })) : empty("No row was read yet."));
+    behind.update(s.lateness);
+    const wanted = Object.entries(s.lateness.sources).filter(([, found]) => found.rows);
+    fill(targets, wanted, () => wanted.length ? table("Advice", ["Source", ">Rows", ">In order", ">Lag for 1 % late", ">for 0.1 %"], wanted.map(([name, found]) => ({cells: [name, count(found.rows), share(found.in_order, found.rows), ...found.targets.map(t => span(t.lag))]}))) : []);
+  }
+  function waits(s) {
+    lanes.update(s.barriers, s.open_barriers);
+    fill(barriers, [s.barriers, s.open_barriers], () => s.barriers.length ? h("div", {class: "tall"}, table("Closed barriers", ["Barrier", "Outcome", "Closed", ">Waited", "Missing", "Tardy"], s.barriers.slice(0, 40).map(b => ({cells: [
+      `#${b.id} ${[...new Set(b.types)].join(", ")}`, h("span", {class: toneOf(b.outcome)}, shape(toneOf(b.outcome)), b.outcome, b.homogeneous === false ? ", mixed types" : ""), ago(b.at), span(b.waited), b.missing.join(", ") || "–", b.tardy.join(", ") || "–"]})))) : empty(s.open_barriers.length ? "The first barrier is open." : "No barrier has closed yet. Barriers are rows in the data that all sources wait for."));
+  }
+  function past(s) {
+    const told = new Set(s.trail.map(t => t.request));
+    const rows = [
+      ...s.restores.filter(r => !told.has(r.request_id)).map(r => ({at: r.at, cells: [ago(r.at), r.who || "–", h("span", {}, "restored to ", checkpoint(r.recover_to)), took(r), r.why || "–"]})),
+      ...s.trail.map(t => { const r = s.restores.find(x => x.request_id === t.request), step = t.steps.at(-1); return {at: t.steps[0].at / 1000, cells: [ago(Math.floor(t.steps[0].at / 1000)), t.steps[0].who,
+        h("span", {}, h("span", {class: {restored: "good", failed: "bad", refused: "bad", rejected: "warn"}[step.what] || "soft"}, step.what), " to ", checkpoint(t.target)),
+        r ? took(r) : t.head ? h("span", {}, "from ", checkpoint(t.head)) : "–", [t.why, ...t.steps.slice(1).map(x => `${x.what} by ${x.who}`), ["failed", "refused"].includes(step.what) ? step.detail : null].filter(Boolean).join("; ") || "–"]}; }),
+      ...s.pins.map(p => ({at: p.at, cells: [ago(p.at), p.who, h("span", {}, "pinned ", checkpoint(p.checkpoint)), h("span", {class: "tag"}, p.name), p.why || "–"]}))].sort((a, b) => b.at - a.at);
+    fill(trail, [s.restores, s.trail, s.pins], () => rows.length ? table("Restores and pins", ["When", "Who", "What~", "From~", "Why~"], rows) : empty("Nobody has restored or pinned anything."));
+  }
+  const took = r => r.slot - r.fork_slot > 1 ? `epochs ${count(r.fork_slot + 1)} to ${count(r.slot - 1)} of timeline ${r.timeline} left behind` : "nothing was left behind";
+  function open_(s) {
+    fill(requests, s.requests, () => s.requests.length ? table("Open requests", ["Request", "Who", "Asked", "Why~"], s.requests.map(r => ({cells: [[r.kind, r.name, r.barrier === null || r.barrier === undefined ? null : `#${r.barrier}`].filter(Boolean).join(" "), r.who, ago(Math.floor(r.at / 1000)), r.why || "–"]}))) : empty("No request is open."));
+    fill(runs, s.actions, () => s.actions.length ? [h("h3", {}, "Runs in Airflow"), table("Runs", ["Run", "State", "Who", "Started", "What~"], s.actions.map(r => ({cells: [
+      airflow(`/dags/${r.dag_id}/runs/${encodeURIComponent(r.run_id)}`, r.kind), runState(r), r.who || "–", ago(r.at), Object.entries(r.conf).filter(([k, v]) => v !== "" && v !== false && k !== "reason").map(([k, v]) => v === true ? k.replace("_", " ") : v).join(", ") || "–"]})))] : []);
+    questions(asked, s, refresh);
+  }
+  function runState(r) {
+    const at = r.tasks.find(t => t.state && !["success", "failed", "skipped", "removed", "upstream_failed"].includes(t.state));
+    const tone = {success: "good", failed: "bad", running: "warn", queued: "off"}[r.state] || "off";
+    return h("span", {class: tone}, mark(tone), r.question ? "waits for approval" : at && r.state === "running" ? `${at.task} ${at.state.replace("_", " ")}` : r.state);
+  }
+
+  return {node, title: `${pipeline} · Streams`, restore: id => restore(last, id),
+    path: () => `api/streams/${dag}?span=${reach}` + (points.length && reach === KEPT ? `&since=${points.at(-1).timeline}-${points.at(-1).slot}` : ""),
+    update(s) {
+      points = s.partial ? [...points, ...s.points].slice(-KEPT) : s.points;
+      last = s;
+      if (state && state !== s.state) announce(`${pipeline} is now ${s.state}`);
+      state = s.state;
+      header(s); noted(s); numbers(s); charts(s); waits(s); past(s); open_(s);
+      shelf.update(s);
+    }, scrollTo};
+}

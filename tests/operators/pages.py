@@ -1,0 +1,83 @@
+"""The page served without Airflow: a desk that knows its DAGs by heart, and no login.
+
+python -m tests.operators.pages [PORT]     seven streams, of which one is alive, until interrupted
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from airflow.api_fastapi.core_api.security import get_user
+from fastapi import FastAPI
+from tests.operators.history import GALLERY, gallery
+
+from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
+from tidegate.checkpoints.store import Store
+from tidegate.operators.page import SEES_SITE, SEES_STREAM, make_app
+
+
+class FakeDesk:
+    """Knows the DAGs by heart; everybody may do what `may` says."""
+
+    def __init__(self, pipelines: Sequence[str], *, may: Sequence[str] = ("recover", "pin"), paused: Sequence[str] = ()) -> None:
+        self.pipelines, self.may, self.paused = list(pipelines), list(may), set(paused)
+        self.shown: list[dict[str, Any]] = []
+
+    def streams(self, user: Any) -> list[dict[str, Any]]:
+        return [{"dag_id": f"{p}.stream", "paused": p in self.paused, "runs": 1} for p in sorted(self.pipelines)]
+
+    def stream(self, dag_id: str) -> dict[str, Any] | None:
+        return next((stream for stream in self.streams(None) if stream["dag_id"] == dag_id), None)
+
+    def actions(self, user: Any, pipeline: str) -> list[str]:
+        return self.may
+
+    def runs(self, user: Any, pipeline: str) -> list[dict[str, Any]]:
+        return self.shown
+
+
+def app_of(store: Store, desk: FakeDesk) -> FastAPI:
+    """The page's application for a user whom nobody asks for a login."""
+    app = make_app(lambda: store, desk)  # type: ignore[arg-type]
+    for asked in (SEES_SITE.dependency, SEES_STREAM.dependency, get_user):
+        assert asked is not None
+        app.dependency_overrides[asked] = lambda: None
+    return app
+
+
+@contextmanager
+def served(app: FastAPI, port: int = 0) -> Iterator[str]:
+    """The application on a port of this machine; its address."""
+    outer = FastAPI()
+    outer.mount("/tidegate", app)
+    server = uvicorn.Server(uvicorn.Config(outer, host="127.0.0.1", port=port, log_level="warning", ws="none"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/tidegate"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def main() -> None:
+    """Serve the gallery until interrupted; its first stream goes on."""
+    store = MemoryStore(MemoryBucket())
+    alive = gallery(store)
+    with served(app_of(store, FakeDesk(GALLERY, paused=["orders"])), int(sys.argv[1]) if len(sys.argv) > 1 else 0) as url:
+        sys.stdout.write(f"{url}/page\n")
+        while True:
+            time.sleep(alive.every)
+            alive.epoch(time.time())
+
+
+if __name__ == "__main__":
+    main()

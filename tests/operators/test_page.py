@@ -1,0 +1,281 @@
+"""What the page is told about a stream, on a store in memory; no Airflow is imported here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.operators.history import GALLERY, History, drives, drove, gallery
+
+from tidegate.checkpoints import index
+from tidegate.checkpoints.clock import ManualClock
+from tidegate.checkpoints.desired import DesiredState
+from tidegate.checkpoints.memory import Fault, MemoryStore, Request
+from tidegate.checkpoints.roots import RootsFile
+from tidegate.checkpoints.trail import What, note
+from tidegate.operators import view
+from tidegate.operators.points import lateness
+from tidegate.operators.view import StreamView
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts of ten epochs, tables of five, index pages of eight: a short history has several of each."""
+    monkeypatch.setattr(view, "POINTS", 10)
+    monkeypatch.setattr(index, "PAGE", 8)
+
+
+@pytest.fixture
+def gets() -> list[str]:
+    """Keys of every object that was read."""
+    return []
+
+
+@pytest.fixture
+def store(gets: list[str]) -> MemoryStore:
+    """Counts what is read from it."""
+
+    def hook(request: Request) -> Fault | None:
+        if request.verb == "get":
+            gets.append(request.key)
+        return None
+
+    return MemoryStore(hook=hook)
+
+
+def slots(rows: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Where the rows lie."""
+    return [(row["timeline"], row["slot"]) for row in rows]
+
+
+def pages(stream: StreamView, **asked: Any) -> list[tuple[int, int]]:
+    """Every page of the table, one after another."""
+    found, before = [], None
+    while True:
+        page = stream.checkpoints(before, limit=5, **asked)
+        found += slots(page["rows"])
+        if page["next"] is None:
+            return found
+        before = tuple(page["next"])
+
+
+def test_charts_end_at_the_newest_epoch(store: MemoryStore) -> None:
+    """Of a long history the newest epochs are drawn, oldest first, with frontiers, holder and rows of each."""
+    history = History(store, "p")
+    history.extend(14)
+    points = StreamView(store, "p").detail(span=10)["points"]
+    assert slots(points) == [(0, slot) for slot in range(5, 15)]
+    assert (points[-1]["holder"], set(points[-1]["members"])) == ("EWR/0", {"EWR", "JFK", "LGA"})
+    assert points[-1]["members"]["EWR"] == points[-1]["frontier"]
+    assert points[-1]["read"] > points[-2]["read"]
+
+
+def test_a_refresh_reads_what_is_new(store: MemoryStore, gets: list[str]) -> None:
+    """Epochs are read once, and sent once to a page that says what it has; after a restore it gets all of them."""
+    history, clock = History(store, "p"), ManualClock()
+    old = history.extend(12)
+    stream = StreamView(store, "p", clock=clock)
+    stream.detail(span=10)
+    history.extend(2)
+    clock.sleep(5)
+    gets.clear()
+    answer = stream.detail(since=(0, 12), span=10)
+    assert (slots(answer["points"]), answer["partial"]) == ([(0, 13), (0, 14)], True)
+    assert sum("/slots/" in key for key in gets) <= 4  # two of them to find the head
+    history.restore(old[5])
+    history.extend(1)
+    clock.sleep(5)
+    answer = stream.detail(since=(0, 14), span=10)
+    assert (slots(answer["points"]), answer["partial"]) == ([*((0, slot) for slot in range(1, 7)), (1, 7)], False)
+
+
+def test_many_viewers_share_one_look(store: MemoryStore, gets: list[str]) -> None:
+    """Within a moment a second summary costs nothing."""
+    History(store, "p").extend(2)
+    stream = StreamView(store, "p", clock=ManualClock())
+    first = stream.summary()
+    gets.clear()
+    assert stream.summary() == first
+    assert gets == []
+
+
+def test_a_long_past_is_drawn_in_steps(store: MemoryStore) -> None:
+    """All epochs on one chart are a sample of them, evenly spread, with the newest."""
+    History(store, "p").extend(35)
+    points = StreamView(store, "p").detail(span=0)["points"]
+    assert slots(points) == [(0, slot) for slot in range(3, 36, 4)]
+
+
+def test_the_table_is_paged_through_the_whole_lineage(store: MemoryStore) -> None:
+    """Newest first, across a restore, each checkpoint once; those left behind have a table of their own."""
+    history = History(store, "p")
+    old = history.extend(20)
+    history.restore(old[11])
+    history.extend(16)
+    stream = StreamView(store, "p")
+    assert pages(stream) == [*((1, s) for s in range(28, 12, -1)), *((0, s) for s in range(12, 0, -1))]
+    assert pages(stream, abandoned=True) == [(0, s) for s in range(20, 12, -1)]
+
+
+def test_a_deep_past_is_paged_from_the_index(store: MemoryStore, gets: list[str]) -> None:
+    """Once the index is there, an old page of the table costs no manifests."""
+    History(store, "p").extend(60)
+    stream = StreamView(store, "p", clock=ManualClock())
+    everything = pages(stream)
+    assert len(everything) == 60
+    gets.clear()
+    assert slots(stream.checkpoints((0, 20), limit=5)["rows"]) == [(0, slot) for slot in range(19, 14, -1)]
+    assert sum("/slots/" in key for key in gets) < 8
+
+
+def test_a_row_says_what_speaks_for_and_against_a_checkpoint(store: MemoryStore) -> None:
+    """Pins, damage and the verdict of quality stand in the row; what is damaged cannot be restored from here."""
+    history = History(store, "p")
+    epochs = history.extend(6)
+    roots = RootsFile(store, "p")
+    roots.pin("good", epochs[1].id, who="ann", why="known")
+    roots.condemn_damaged(epochs[2].id, "checksum of one file")
+    history.checked("fail", epochs[4].id)
+    rows = {row["slot"]: row for row in StreamView(store, "p").checkpoints()["rows"]}
+    assert rows[2]["pins"] == ["good"]
+    assert (rows[3]["restorable"], rows[3]["verified"], rows[3]["condemned"]) == (
+        False,
+        {"verdict": "damaged"},
+        "damaged: checksum of one file",
+    )
+    assert (rows[6]["healthy"], rows[6]["restorable"], rows[6]["bytes"]) == (False, True, 311_000)
+
+
+def test_a_checked_checkpoint_remembers_it(store: MemoryStore) -> None:
+    """Whoever asks whether a checkpoint is whole is told, and so is everybody after; nothing is written."""
+    epoch = History(store, "p").extend(1)[0]
+    stream = StreamView(store, "p")
+    assert stream.checkpoints()["rows"][0]["verified"] is None
+    assert stream.verify(str(epoch.id))["verdict"] == "damaged"  # a history's files do not exist
+    assert stream.checkpoints()["rows"][0]["verified"]["verdict"] == "damaged"
+    assert RootsFile(store, "p").read().condemned == {}
+
+
+def test_barriers_are_found_far_behind_the_charts(store: MemoryStore) -> None:
+    """A daily barrier lies hundreds of epochs back; it is shown with who was missing, and an open one with who waits."""
+    History(store, "p").extend(48)
+    found = StreamView(store, "p").detail(span=10)
+    assert [(b["id"], b["outcome"], b["missing"]) for b in found["barriers"]] == [
+        (4, "complete", []),
+        (3, "incomplete", ["LGA/0"]),
+        (2, "complete", []),
+        (1, "complete", []),
+    ]
+    assert set(found["barriers"][0]["arrivals"]) == {"EWR/0", "JFK/0", "LGA/0"}
+    assert found["open_barriers"] == []
+
+
+def test_trails_pins_and_requests_are_shown(store: MemoryStore) -> None:
+    """Who restored what, when and why; what was only asked for as well."""
+    history = gallery(store, 4)
+    note(store, "flights", "run-1", What.ASKED, who="uwe", target="t1-000270-aa", head="t1-000290-bb", why="late files")
+    note(store, "flights", "run-1", What.REJECTED, who="olga")
+    found = StreamView(store, "flights").detail()
+    assert [(r["who"], r["why"], r["fork_slot"], r["slot"]) for r in found["restores"]] == [("ann", "a bad file came in", 9, 13)]
+    assert [(step["what"], step["who"]) for step in found["trail"][0]["steps"]] == [("asked", "uwe"), ("rejected", "olga")]
+    assert [(pin["name"], pin["who"]) for pin in found["pins"]] == [("before_fix", "ann")]
+    assert [(r["kind"], r["name"]) for r in found["requests"]] == [("savepoint", "release_7")]
+    assert found["timeline"] == history.log.head().timeline == 1
+
+
+def test_every_state_is_told_with_its_reason(store: MemoryStore) -> None:
+    """A glance at the list says which stream is well, and of the others why they are not."""
+    gallery(store, 4)
+    rows = {name: StreamView(store, name).summary(paused=name == "orders") for name in GALLERY}
+    assert {name: (row["state"], row["tone"]) for name, row in rows.items()} == {
+        "flights": ("running", "good"),
+        "taxis": ("waiting", "warn"),
+        "orders": ("down", "bad"),
+        "clicks": ("stopped", "off"),
+        "meters": ("failed", "bad"),
+        "weather": ("finished", "good"),
+        "tides": ("new", "off"),
+    }
+    assert [finding["says"] for finding in rows["orders"]["findings"]] == [
+        "it should run, and nobody drives it",
+        "its DAG is paused in Airflow, so nothing starts it",
+        "quality checks failed: “few rows are late”",
+    ]
+    assert [finding["says"] for finding in rows["taxis"]["findings"]] == ["31 epochs are sealed but not in the tables yet"]
+    assert rows["clicks"]["why"] == "stopped by ann: maintenance of the shop"
+
+
+def test_a_stream_that_stopped_sealing_needs_attention(store: MemoryStore) -> None:
+    """A live driver with an old checkpoint and a backlog is not well, and words of its predecessor do not count."""
+    history = History(store, "p")
+    history.extend(2, ago=600)
+    keeper = drives(store, "p")
+    history.wanted(DesiredState.RUN)
+    history.says("running", unpublished=40, trouble={"message": "the catalog is away"})
+    found = StreamView(store, "p").summary()
+    assert (found["state"], found["tone"]) == ("running", "warn")
+    assert [finding["says"] for finding in found["findings"]] == [
+        "the newest checkpoint is 10 min old",
+        "40 sealed epochs are not in the tables yet",
+        "the catalog is away",
+    ]
+    history.says("failed", token=99, error={"message": "of somebody else"})
+    assert StreamView(store, "p").summary()["error"] is None
+    keeper.stop()
+
+
+def test_a_restore_under_way_says_who_began_it(store: MemoryStore) -> None:
+    """While a restore runs nothing else is said, though no driver lives."""
+    history = History(store, "p")
+    history.extend(1)
+    drove(store, "p")
+    history.wanted(DesiredState.RECOVERING)
+    found = StreamView(store, "p").summary()
+    assert (found["state"], found["why"]) == ("recovering", "a restore is under way, started by ann")
+
+
+def test_a_bucket_that_does_not_answer_is_a_state() -> None:
+    """The list goes on, says so, and tells whether the others need to be asked at all."""
+    found = StreamView(MemoryStore(hook=lambda request: Fault.REFUSED), "p").summary()
+    assert (found["state"], found["tone"], found["away"]) == ("unknown", "bad", True)
+    assert found["findings"][0]["says"] == found["why"]
+
+
+def test_what_differs_and_what_a_restore_takes_back(store: MemoryStore) -> None:
+    """Pins and `latest` are understood; numbers are those of the log."""
+    history = History(store, "p")
+    epochs = history.extend(5)
+    RootsFile(store, "p").pin("good", epochs[1].id, who="ann")
+    stream = StreamView(store, "p")
+    read = epochs[4].counters.read - epochs[1].counters.read
+    assert stream.diff("good", "latest")["counters"]["read"] == read
+    plan = stream.impact("good")
+    assert (plan["epochs_rewound"], plan["rows"]["read"], plan["since"]) == (3, read, epochs[1].created_at // 1000)
+
+
+def test_the_curve_of_lateness() -> None:
+    """At a lag of a minute the rows up to a minute behind are in time; a target names the least lag that is enough."""
+    buckets = {"0": 90, "1": 0, str(_bucket(60)): 9, str(_bucket(3600)): 1}
+    found = lateness([{"one": {"gamma": 1.01, "buckets": buckets}}, {}])
+    one = found["sources"]["one"]
+    assert (one["rows"], one["in_order"], sum(one["bars"])) == (100, 90, 10)
+    assert one["bars"][found["bars"].index(60)] + one["bars"][found["bars"].index(300)] == 9
+    curve = dict(one["curve"])
+    assert curve[0.0] == 0.1
+    assert min(curve.values()) == 0.0
+    lags = [target["lag"] for target in one["targets"]]
+    assert lags[0] == pytest.approx(60, rel=0.02)
+    assert lags[1] == pytest.approx(3600, rel=0.02)
+
+
+def test_no_rows_no_curve() -> None:
+    """Idle sources have nothing to draw and do not divide by zero."""
+    assert lateness([{}, {}])["sources"] == {}
+    empty = lateness([{"one": {"gamma": 1.01, "buckets": {}}}])["sources"]["one"]
+    assert (empty["rows"], empty["curve"]) == (0, [])
+
+
+def _bucket(seconds: float) -> int:
+    from math import ceil, log
+
+    return ceil(log(seconds * 1_000_000) / log(1.01)) + 1
