@@ -132,7 +132,7 @@ def test_the_page_is_behind_airflow_s_login(cockpit: Cockpit) -> None:
     assert {cockpit.get(path)[0] for path in paths} == {401}
     assert {cockpit.get(path, "vic")[0] for path in paths} == {200}
     seen = {user: json.loads(cockpit.get(stream, user)[1]) for user in ("vic", "uwe")}
-    assert (seen["vic"]["may_restore"], seen["uwe"]["may_restore"]) == (False, True)
+    assert (seen["vic"]["may"], sorted(seen["uwe"]["may"])) == ([], ["maintain", "pin", "recover"])
     assert (seen["vic"]["state"], seen["vic"]["holder"]["member"]) == ("running", "JFK/0")
     assert cockpit.get("api/streams/nobody.stream", "vic")[0] == 404
     assert cockpit.get("docs/checked.quality/..%2F..%2Flease.json", "vic")[0] == 404
