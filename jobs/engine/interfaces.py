@@ -21,6 +21,8 @@ __all__ = [
     "CorruptObjectsError",
     "Cut",
     "DeadObject",
+    "Dispatch",
+    "Dispatched",
     "MoveOrder",
     "Moved",
     "Mover",
@@ -204,6 +206,7 @@ class Moved:
         buffered_rows: rows in the order buffer after the epoch.
         sketches: source -> lateness sketch of this epoch's rows (JSON-ready).
         bytes_written: data bytes put into the store.
+        streams: where streams stand after the epoch; filled in by the engine from `Dispatched.record`.
     """
 
     files: dict[str, tuple[FileRef, ...]]
@@ -214,6 +217,7 @@ class Moved:
     buffered_rows: int
     sketches: dict[str, Any] = field(default_factory=dict)
     bytes_written: int = 0
+    streams: dict[str, Any] = field(default_factory=dict)
 
 
 class Mover(Protocol):
@@ -238,6 +242,35 @@ class Mover(Protocol):
 
     def close(self) -> None:
         """Give back the session."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """What an epoch dispatched to streams. As with `Moved`, the files are durable, and visible to nobody yet.
+
+    Attributes:
+        files: stream -> files.
+        segments: all live segments of the dispatcher after the epoch; movers have no business with them.
+        record: what the next epoch starts from (``notes["streams"]``); `lagging` in it asks for an epoch even without rows.
+    """
+
+    files: dict[str, tuple[FileRef, ...]]
+    segments: tuple[FileRef, ...]
+    record: dict[str, Any]
+
+
+class Dispatch(Protocol):
+    """Sends what an epoch released through pipes and reducers into streams. Called by the engine right after `Mover.move`."""
+
+    def run(
+        self, order: MoveOrder, moved: Moved, before: Mapping[str, Any], asked: Sequence[tuple[str, str]] = ()
+    ) -> Dispatched:
+        """Dispatch one epoch. `asked` is what people want of attachments: (attach | detach | resume, name).
+
+        Raises:
+            PoisonError: rows that a backfill needs cannot be read any more.
+        """
         ...
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.streams import REJECTIONS
 from tidegate.jobs.spec.windows import Aggregate, AggregateFunction, WindowSpec
 
 __all__ = ["TIMESTAMP", "own_schema", "table_schema", "type_of"]
@@ -27,6 +28,11 @@ _TYPES: Final[dict[str, Any]] = {
 }
 _ORIGIN: Final = {"_source": pa.string(), "_partition": pa.string(), "_seq": pa.int64()}
 _EPOCH: Final = {"_timeline": pa.int32(), "_epoch": pa.int64()}
+_STREAM: Final = {
+    "position": pa.int64(),
+    "stream_time": TIMESTAMP,
+    **dict.fromkeys(("_id", "_via", "_origin", "_origin_id"), pa.string()),
+}
 _OWN: Final[dict[str, dict[str, Any]]] = {
     EVENTS: {"position": pa.int64(), "section": pa.int64(), "_late": pa.bool_(), **_ORIGIN, **_EPOCH},
     LATE: {
@@ -44,6 +50,17 @@ _OWN: Final[dict[str, dict[str, Any]]] = {
         "etag": pa.string(),
         "row": pa.string(),
         **_ORIGIN,
+        **_EPOCH,
+    },
+    REJECTIONS: {
+        "stream": pa.string(),
+        "row_id": pa.string(),
+        "destination": pa.string(),
+        "via": pa.string(),
+        "stamp": TIMESTAMP,
+        "last": TIMESTAMP,
+        "reason": pa.string(),
+        "row": pa.string(),
         **_EPOCH,
     },
     BARRIERS: {
@@ -95,6 +112,8 @@ def table_schema(spec: PipelineSpec, table: str) -> Any:
     """The Arrow schema of one output table. A window's aggregates over expressions get their likely type only."""
     if table in spec.windows:
         return pa.schema(_window(spec, spec.windows[table]))
+    if table in spec.streams:
+        return pa.schema({**{name: type_of(kind) for name, kind in spec.graph.columns[table].items()}, **_STREAM, **_EPOCH})
     user = {name: type_of(kind) for name, kind in spec.columns.items()} if table in (EVENTS, LATE) else {}
     return pa.schema({**user, **_OWN[table]})
 

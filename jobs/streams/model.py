@@ -168,23 +168,25 @@ class World:
         self._streams[name] = _Stream(buffered=buffered)
 
     def append(
-        self, stream: str, *values: Value | tuple[Value, int | None], now: int | None = None, ids: Sequence[str] = ()
+        self,
+        stream: str,
+        *values: Value | tuple[Value, int | None],
+        now: int | None = None,
+        ids: Sequence[str] = (),
+        frontier: int | None = None,
     ) -> None:
-        """Append rows from outside in one turn; a pair carries a stamp."""
+        """Append rows from outside in one turn; a pair carries a stamp. With a frontier, buffers let go in the same turn."""
         turn = self._begin(now)
+        buffers = set() if frontier is None else self._mark(turn, frontier)
         into = self._streams[stream]
         for number, item in enumerate(values):
             value, stamp = item if isinstance(item, tuple) else (item, None)
             into.outside.append(_Arrival(turn, -1, ids[number] if ids else f"{stream}/{len(into.outside)}", value, stamp))
-        self._recompute({stream})
+        self._recompute({stream, *buffers})
 
     def advance(self, frontier: int, now: int | None = None) -> None:
         """No row below the frontier comes any more: buffers let go, except those whose writers are paused."""
-        turn = self._begin(now)
-        for name, stream in self._streams.items():
-            if stream.buffered and not any(self._attached[a].failure for a in self._upstream(name)):
-                stream.marks.append((turn, frontier))
-        self._recompute({name for name, stream in self._streams.items() if stream.buffered})
+        self._recompute(self._mark(self._begin(now), frontier))
 
     def attach(self, spec: Attachment, now: int | None = None) -> None:
         """Attach: the rows that are there are its backfill, later ones its head.
@@ -246,6 +248,13 @@ class World:
         self.__dict__ = trial.__dict__
 
     # how it works
+
+    def _mark(self, turn: int, frontier: int) -> set[str]:
+        buffers = {name for name, stream in self._streams.items() if stream.buffered}
+        free = {name for name in buffers if not any(self._attached[a].failure for a in self._upstream(name))}
+        for name in free:
+            self._streams[name].marks.append((turn, frontier))
+        return free
 
     def _begin(self, now: int | None) -> int:
         self._turn += 1

@@ -16,7 +16,7 @@ from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch import Author, Engine
 from tidegate.jobs.engine.faults import Faults, NoFaults
-from tidegate.jobs.engine.interfaces import MoveOrder
+from tidegate.jobs.engine.interfaces import Dispatch, MoveOrder
 from tidegate.jobs.reference.memory_source import MemorySource
 from tidegate.jobs.reference.mover import ReferenceMover
 from tidegate.jobs.sinks.small import SmallTables
@@ -55,7 +55,9 @@ class Bench:
         self.sources = {name: MemorySource(name) for name in spec.sources}
         self.log = SlotLog(self.store, spec.name, clock=self.clock)
 
-    def engine(self, *, faults: Faults | None = None, steps: PlainSteps | None = None) -> Engine:
+    def engine(
+        self, *, faults: Faults | None = None, steps: PlainSteps | None = None, dispatch: Dispatch | None = None
+    ) -> Engine:
         """A driver's engine, standing at the head."""
         return Engine(
             self.spec,
@@ -67,6 +69,7 @@ class Bench:
             clock=self.clock,
             faults=faults or NoFaults(),
             small_tables=self._small,
+            dispatch=dispatch,
         )
 
     def _small(self, order: MoveOrder) -> dict[str, Any]:

@@ -1,0 +1,346 @@
+"""One epoch of dispatching, on Arrow columns: what the pipeline released goes through pipes and reducers into streams.
+
+1. Take the rows that this epoch released: they are appended to `events` already, with positions.
+2. Attach, detach and resume what the spec or a person asks for.
+3. Stream by stream, in the order of the graph: append what its writers sent, merged by stamp; log what it rejects.
+4. Run the stream's readers over the rows they have not seen: backfill up to where the origin stood when they were attached,
+   then head. A reducer that fails is paused at that row; nobody else notices.
+5. Write streams, rejections, reducer states, buffers and collected splices under the attempt's own id. Sealing the epoch
+   commits all of it at once, and an epoch that is not sealed leaves garbage only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.interfaces import Dispatched, Moved, MoveOrder
+from tidegate.jobs.engine.standing import DISPATCHER_KINDS
+from tidegate.jobs.sinks.schemas import table_schema, type_of
+from tidegate.jobs.spec.errors import TransientError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.streams import ORIGIN, REJECTIONS, PipeSpec, ReducerSpec
+from tidegate.jobs.streams.append import append, let_go, merged_by_stamp
+from tidegate.jobs.streams.batches import FoldedBatch, Runner, fold_batch
+from tidegate.jobs.streams.files import Files
+from tidegate.jobs.streams.fold import FoldFailure, Reducer, load_function
+from tidegate.jobs.streams.history import META, History, event_rows, read_files
+from tidegate.jobs.streams.rules import inherits
+from tidegate.jobs.streams.select import Selection
+from tidegate.jobs.streams.standing import AttachmentState, Collected, StreamsState, StreamState
+from tidegate.jobs.streams.states import StateStore
+from tidegate.jobs.streams.types import Merge, Phase
+
+__all__ = ["Dispatcher"]
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """What one epoch knows and gathers.
+
+    Attributes:
+        fresh: stream -> rows appended in this epoch.
+        before: stream -> position of its first such row.
+        sent: destination -> one table per writer.
+    """
+
+    order: MoveOrder
+    state: StreamsState
+    files: Files
+    fresh: dict[str, Any] = field(default_factory=dict)
+    before: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, list[Any]] = field(default_factory=dict)
+    rejections: list[Any] = field(default_factory=list)
+
+    @property
+    def now(self) -> int:
+        return self.order.decision.now
+
+
+class Dispatcher:
+    """Dispatches one epoch after the other. Keeps nothing between them but caches.
+
+    Args:
+        history: gives rows of earlier epochs, for backfills and for attachments that were paused.
+        run: how reducers are run; default: in this process.
+
+    Raises:
+        ConfigurationError: a reducer's function or a pipe's predicate does not exist or cannot be read.
+    """
+
+    def __init__(self, spec: PipelineSpec, store: Store, history: History, run: Runner = fold_batch) -> None:
+        self._spec, self._graph, self._store, self._history, self._run = spec, spec.graph, store, history, run
+        self._event_time = next(iter(spec.sources.values())).event_time
+        self._states = StateStore(store)
+        columns = self._graph.columns
+        self._selections = {name: Selection(name, pipe, columns[pipe.origin]) for name, pipe in spec.pipes.items()}
+        for reducer in spec.reducers.values():
+            load_function(reducer.function)
+
+    def run(self, order: MoveOrder, moved: Moved, before: Mapping[str, Any], asked: Sequence[tuple[str, str]] = ()) -> Dispatched:
+        """Dispatch what an epoch released.
+
+        Args:
+            order: the epoch's order, with all live segments.
+            moved: what the mover did.
+            before: ``notes["streams"]`` of the epoch before.
+            asked: (attach | detach | resume, name), in order.
+        """
+        mine = [ref for ref in order.segments if ref.kind.startswith(DISPATCHER_KINDS)]
+        epoch = _Epoch(order, StreamsState.of(before), Files(self._store, order, mine))
+        self._take_events(epoch, moved)
+        self._settle(epoch, asked)
+        for stream in self._graph.order:
+            if stream != ORIGIN:
+                self._append(epoch, stream)
+            for name in self._graph.readers(stream):
+                self._read(epoch, name)
+        if epoch.rejections:
+            epoch.files.table(REJECTIONS, pa.concat_tables(epoch.rejections), None)
+        lagging = any(self._lags(epoch.state, name) for name in self._graph.attachments)
+        record = {**StreamsState(epoch.state.streams, epoch.state.attachments, epoch.state.requests, lagging).record()}
+        return Dispatched(epoch.files.tables, tuple(epoch.files.segments), {**record, "asked": [list(one) for one in asked]})
+
+    # 1. what was released
+
+    def _take_events(self, epoch: _Epoch, moved: Moved) -> None:
+        columns, known = self._graph.columns[ORIGIN], epoch.state.streams.get(ORIGIN)
+        start = epoch.order.next_position
+        if known is None and start:  # streams were added to a pipeline that has run before
+            old = self._history.rows(ORIGIN, columns, 0, start)
+            known = StreamState(start, old["stream_time"][-1].as_py())
+        known = known or StreamState()
+        table = read_files(self._store, list(moved.files.get(ORIGIN, ())))
+        epoch.before[ORIGIN] = start
+        epoch.state.streams[ORIGIN] = known
+        if table is not None and table.num_rows:
+            rows = event_rows(table, columns, self._event_time, known.last)
+            epoch.fresh[ORIGIN] = rows
+            epoch.state.streams[ORIGIN] = StreamState(start + rows.num_rows, rows["stream_time"][-1].as_py())
+
+    # 2. who is attached
+
+    def _settle(self, epoch: _Epoch, asked: Sequence[tuple[str, str]]) -> None:
+        """Attach what the spec wants from the start, then do what people asked for."""
+        state = epoch.state
+        started = [
+            ("attach", n) for n, one in self._graph.attachments.items() if one.attach == "at_start" and n not in state.attachments
+        ]
+        for verb, name in (*started, *asked):
+            known = state.attachments.get(name)
+            if name not in self._graph.attachments:
+                continue
+            if verb == "attach" and (known is None or known.status == "detached"):
+                self._attach(epoch, name)
+            elif verb == "detach" and known is not None:
+                state.change(name, status="detached")
+                self._close_request(epoch, name)
+            elif verb == "resume" and known is not None and known.status == "paused":
+                state.change(name, status="attached", failure=None)
+
+    def _attach(self, epoch: _Epoch, name: str) -> None:
+        one = self._graph.attachments[name]
+        epoch.files.drop(f"reducer:{name}")
+        there = epoch.before.get(one.origin, epoch.state.stream(one.origin).next)
+        epoch.state.attach(name, there, f"{epoch.order.timeline}-{epoch.order.epoch:06d}")
+        if one.merge == "splice":
+            request = epoch.state.attachments[name].request(name)
+            epoch.state.requests[request] = Collected(name, one.destinations[0])
+            self._close_request(epoch, name)
+
+    def _close_request(self, epoch: _Epoch, name: str) -> None:
+        """A request is complete when the backfill is over, or its attachment is gone."""
+        known = epoch.state.attachments[name]
+        found = epoch.state.requests.get(known.request(name))
+        if found is not None and found.open and (known.cursor >= known.head or known.status == "detached"):
+            epoch.state.requests[known.request(name)] = Collected(
+                found.attachment, found.destination, found.rows, found.min_time, found.max_time, open=False
+            )
+
+    def _lags(self, state: StreamsState, name: str) -> bool:
+        known = state.attachments.get(name)
+        origin = self._graph.attachments[name].origin
+        return known is not None and known.status == "attached" and known.cursor < state.stream(origin).next
+
+    # 3. appending
+
+    def _append(self, epoch: _Epoch, stream: str) -> None:
+        known = epoch.state.stream(stream)
+        epoch.before[stream] = known.next
+        writers = epoch.sent.pop(stream, [])
+        arrived = merged_by_stamp(writers, epoch.now) if writers else _nothing(self._graph.columns[stream])
+        if self._spec.streams[stream].buffer:
+            arrived = self._buffered(epoch, stream, arrived, known.last)
+        if arrived.num_rows == 0:
+            epoch.state.streams[stream] = known
+            return
+        rows, refused = append(arrived, epoch.now, known.last, known.next)
+        if refused.num_rows:
+            epoch.rejections.append(self._refused(epoch, stream, refused))
+        if rows.num_rows:
+            last = rows["stream_time"][-1].as_py()
+            epoch.state.streams[stream] = StreamState(known.next + rows.num_rows, last)
+            epoch.fresh[stream] = rows.select([*self._graph.columns[stream], "position", "stream_time", "_id"])
+            epoch.files.table(stream, _stamped(rows, epoch.order, table_schema(self._spec, stream)), "stream_time")
+
+    def _buffered(self, epoch: _Epoch, stream: str, arrived: Any, last: int | None) -> Any:
+        """The ordered stage: what leaves it now. It holds while a writer may still send rows from further back."""
+        behind = any(self._behind(epoch, name) for name in self._graph.writers(stream))
+        mark = -(2**63) if behind else epoch.order.decision.frontier_after
+        kind = f"buffer:{stream}"
+        before = epoch.files.live(kind)
+        held = read_files(self._store, before)
+        empty = _nothing(self._graph.columns[stream])
+        leaving, waiting = let_go(empty if held is None else held.cast(empty.schema), arrived, epoch.now, mark)
+        if arrived.num_rows or leaving.num_rows:
+            epoch.files.drop(kind)
+            if waiting.num_rows:
+                epoch.files.segment(kind, waiting)
+        if leaving.num_rows and last is not None:
+            stamps = pc.max_element_wise(leaving["_stamp"], pa.scalar(last, pa.int64()))
+            leaving = leaving.set_column(leaving.schema.get_field_index("_stamp"), "_stamp", stamps)
+        return leaving
+
+    def _behind(self, epoch: _Epoch, name: str) -> bool:
+        known = epoch.state.attachments.get(name)
+        if known is None or known.status == "detached":
+            return False
+        origin = self._graph.attachments[name].origin
+        late = known.status == "paused" or known.cursor < epoch.state.stream(origin).next
+        return late or any(self._behind(epoch, further) for further in self._graph.writers(origin))
+
+    def _refused(self, epoch: _Epoch, stream: str, refused: Any) -> Any:
+        rows = []
+        for row in refused.to_pylist():
+            value = {name: row[name] for name in self._graph.columns[stream]}
+            rows.append(
+                {
+                    "stream": row["_origin"],
+                    "row_id": row["_origin_id"],
+                    "destination": stream,
+                    "via": row["_via"],
+                    "stamp": row["_stamp"],
+                    "last": row["_last"],
+                    "reason": f"stamp is below the last of {stream}",
+                    "row": json.dumps(value, default=str, sort_keys=True),
+                    "_timeline": epoch.order.timeline,
+                    "_epoch": epoch.order.epoch,
+                }
+            )
+        schema = table_schema(self._spec, REJECTIONS)
+        plain = pa.schema([pa.field(f.name, pa.int64()) if pa.types.is_timestamp(f.type) else f for f in schema])
+        return pa.Table.from_pylist(rows, schema=plain).cast(schema)
+
+    # 4. reading
+
+    def _read(self, epoch: _Epoch, name: str) -> None:
+        known, one = epoch.state.attachments.get(name), self._graph.attachments[name]
+        if known is None or known.status != "attached":
+            return
+        end = min(epoch.state.stream(one.origin).next, known.cursor + one.rows_per_epoch)
+        if known.cursor >= end:
+            return
+        rows = self._rows(epoch, one.origin, known.cursor, end)
+        sent, failure = self._dispatched(epoch, name, one, rows)
+        for to, table in sent.items():
+            self._send(epoch, name, one, known, to, table, rows)
+        cursor = end if failure is None else failure.position
+        epoch.state.change(name, cursor=cursor)
+        if failure is not None:
+            what = {"position": failure.position, "id": failure.row_id, "error": failure.error}
+            epoch.state.change(name, status="paused", failure=what)
+        self._close_request(epoch, name)
+
+    def _rows(self, epoch: _Epoch, stream: str, start: int, end: int) -> Any:
+        """Rows of a stream, of earlier epochs and of this one."""
+        first, parts = epoch.before.get(stream, 0), []
+        if start < first:
+            parts.append(self._history.rows(stream, self._graph.columns[stream], start, min(end, first)))
+        if end > first:
+            parts.append(epoch.fresh[stream].slice(max(start - first, 0), end - max(start, first)))
+        rows = pa.concat_tables(parts)
+        if rows.num_rows != end - start:
+            raise TransientError(
+                f"{self._spec.name}: {stream} should hold rows {start} to {end}, and {rows.num_rows} of them were found",
+                code="streams.incomplete",
+                kept="everything sealed so far",
+                advice="the epoch is planned again by itself; if this stays, look at the tables: tidegate checkpoints verify",
+            )
+        return rows
+
+    def _dispatched(
+        self, epoch: _Epoch, name: str, one: PipeSpec | ReducerSpec, rows: Any
+    ) -> tuple[dict[str, Any], FoldFailure | None]:
+        """Destination -> rows to dispatch, with the ``_position`` of the row they were made of and their ``_nth``."""
+        if isinstance(one, PipeSpec):
+            return self._selections[name].of(rows)
+        segments = epoch.files.live(f"reducer:{name}")
+        states = self._states.of(name, segments)
+        columns = {to: dict(self._graph.columns[to]) for to in one.to}
+        batch: FoldedBatch = self._run(Reducer(one.function, one.keys, one.initial, columns, one.recheck), rows, states)
+        self._states.save(epoch.files, name, segments, states, batch.states)
+        return batch.sent, batch.failure
+
+    def _send(
+        self, epoch: _Epoch, name: str, one: PipeSpec | ReducerSpec, known: AttachmentState, to: str, table: Any, rows: Any
+    ) -> None:
+        """Give dispatched rows their identity and stamp, and put them on their way: to the destination, or into the request."""
+        if table.num_rows == 0:
+            return
+        table = table.sort_by([("_position", "ascending"), ("_nth", "ascending")])
+        place = pc.subtract(table["_position"], rows["position"][0])
+        parents = rows.select(["stream_time", "_id"]).take(place)
+        backfill = pc.less(table["_position"], known.head)
+        merge = Merge(one.merge)
+        inherited = pc.if_else(backfill, inherits(one.inherit, merge, Phase.BACKFILL), inherits(one.inherit, merge, Phase.HEAD))
+        via = known.via(name)
+        identity = pc.binary_join_element_wise(
+            pc.binary_join_element_wise(pa.scalar(via), parents["_id"], ":"), table["_nth"].cast(pa.string()), "#"
+        )
+        meta = {
+            "_stamp": pc.if_else(inherited, parents["stream_time"], pa.scalar(None, pa.int64())),
+            "_id": identity,
+            "_via": pa.array([via] * table.num_rows),
+            "_origin": pa.array([one.origin] * table.num_rows),
+            "_origin_id": parents["_id"],
+        }
+        columns = self._graph.columns[to]
+        sent = pa.table({**{c: table[c] for c in columns}, **meta}, schema=_nothing(columns).schema)
+        if merge is Merge.SPLICE:
+            self._collect(epoch, name, known, sent.filter(backfill))
+            sent = sent.filter(pc.invert(backfill))
+        epoch.sent.setdefault(to, []).append(sent)
+
+    def _collect(self, epoch: _Epoch, name: str, known: AttachmentState, rows: Any) -> None:
+        if rows.num_rows == 0:
+            return
+        found = epoch.state.requests[known.request(name)]
+        low, high = rows["_stamp"][0].as_py(), rows["_stamp"][-1].as_py()
+        epoch.state.requests[known.request(name)] = Collected(
+            name,
+            found.destination,
+            found.rows + rows.num_rows,
+            low if found.min_time is None else min(low, found.min_time),
+            high if found.max_time is None else max(high, found.max_time),
+        )
+        epoch.files.segment(f"splice:{name}", rows, low, high, {"request": known.request(name)})
+
+
+def _nothing(columns: Mapping[str, str]) -> Any:
+    """No arrivals for a stream with these columns."""
+    fields = {name: type_of(kind) for name, kind in columns.items()}
+    return pa.schema({**fields, "_stamp": pa.int64(), **META}).empty_table()
+
+
+def _stamped(rows: Any, order: MoveOrder, schema: Any) -> Any:
+    """Rows as they stand in the stream's table."""
+    count = rows.num_rows
+    rows = rows.append_column("_timeline", pa.array([order.timeline] * count, pa.int32()))
+    rows = rows.append_column("_epoch", pa.array([order.epoch] * count, pa.int64()))
+    return rows.select(schema.names).cast(schema)

@@ -1,0 +1,175 @@
+"""Running a reducer over a batch of rows: state in, state and dispatches out. The same code on the driver and in Spark's tasks.
+
+1. Fold every row, in order of position, under `guard.pure`; the first row that fails ends the batch there.
+2. Fold the first rows once more from the same state; whatever differs is a fold that is not deterministic.
+3. States must be JSON and come back from it unchanged: they are, after every epoch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.streams.guard import pure
+from tidegate.jobs.streams.types import Event
+
+__all__ = ["Dispatch", "FoldFailure", "Folded", "Reducer", "States", "fold_rows", "key_of", "load_function"]
+
+States = dict[str, tuple[Any, int]]
+"""Key (as JSON text) -> state, events seen."""
+
+_UNSTEADY = "not deterministic: a second run over the same rows came out differently"
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """What it takes to run one: JSON-ready, travels to Spark's tasks.
+
+    Attributes:
+        columns: destination -> column -> type; a dispatch without a name goes to the first.
+    """
+
+    function: str
+    keys: tuple[str, ...]
+    initial: Any
+    columns: Mapping[str, Mapping[str, str]]
+    recheck: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One dispatched row: made of the row at `position`, its `nth`."""
+
+    position: int
+    nth: int
+    to: str
+    value: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldFailure:
+    """The row at which a reducer stopped, and why."""
+
+    position: int
+    row_id: str
+    error: str
+
+
+@dataclass(slots=True)
+class Folded:
+    """What a batch gave. With a failure: what its rows before the failing one gave."""
+
+    dispatches: list[Dispatch] = field(default_factory=list)
+    states: States = field(default_factory=dict)
+    failure: FoldFailure | None = None
+
+
+def load_function(path: str) -> Callable[..., Any]:
+    """The function at ``package.module:function``.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"no reducer at {path}: {error}",
+            code="reducer.not_found",
+            kept="everything sealed so far",
+            advice="install its package where the driver and Spark's workers run, or mend the path",
+        ) from error
+    if not callable(found):
+        raise ConfigurationError(f"{path} is not a function", code="reducer.not_found")
+    return found  # type: ignore[no-any-return]
+
+
+def key_of(row: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """The key of a row as JSON text; one and the same for a fold without keys."""
+    return json.dumps([row[key] for key in keys], default=str)
+
+
+def fold_rows(reducer: Reducer, rows: Sequence[Mapping[str, Any]], states: States) -> Folded:
+    """Fold rows (columns of the stream, and ``position``, ``stream_time`` in ticks, ``_id``) in order of position.
+
+    `states` are those before the first row, and stay as they are.
+    """
+    function = load_function(reducer.function)
+    folded = _run(function, reducer, rows, states)
+    sample = rows[: reducer.recheck]
+    failure = _first_difference(sample, folded, _run(function, reducer, sample, states), whole=len(sample) == len(rows))
+    if failure is None:
+        return folded
+    before = _run(function, reducer, [row for row in rows if row["position"] < failure.position], states)
+    return Folded(before.dispatches, before.states, failure)
+
+
+def _run(function: Callable[..., Any], reducer: Reducer, rows: Sequence[Mapping[str, Any]], states: States) -> Folded:
+    folded, texts = Folded(), dict[str, str]()
+    for row in rows:
+        key = key_of(row, reducer.keys)
+        state, seen = folded.states.get(key, states.get(key, (reducer.initial, 0)))
+        before = texts.get(key) or json.dumps(state)  # a fold may change the state it was given: start from a copy
+        index = seen if reducer.keys else row["position"]
+        try:
+            with pure():
+                after, items = function(json.loads(before), _event(row), index)
+                sent = [_dispatch(reducer, row["position"], nth, item) for nth, item in enumerate(items)]
+            texts[key] = _as_json(after)
+        except Exception as error:  # a fold is a stranger's code: whatever it raises pauses it, and only it
+            folded.failure = FoldFailure(row["position"], row["_id"], f"{type(error).__name__}: {error}")
+            return folded
+        folded.dispatches += sent
+        folded.states[key] = (after, seen + 1)
+    return folded
+
+
+def _event(row: Mapping[str, Any]) -> Event:
+    value = {name: item for name, item in row.items() if name not in ("position", "stream_time") and not name.startswith("_")}
+    return Event(row["_id"], row["stream_time"], value)
+
+
+def _dispatch(reducer: Reducer, position: int, nth: int, item: Any) -> Dispatch:
+    to, value = item if isinstance(item, tuple) else (next(iter(reducer.columns)), item)
+    if to not in reducer.columns:
+        raise ValueError(f"dispatches to {to!r}, which is not among its destinations ({', '.join(reducer.columns)})")
+    strange = [name for name in value if name not in reducer.columns[to]]
+    if strange:
+        raise ValueError(f"dispatches a column {strange[0]!r} that {to} has not ({', '.join(reducer.columns[to])})")
+    return Dispatch(position, nth, to, dict(value))
+
+
+def _as_json(state: Any) -> str:
+    text = json.dumps(state)
+    if json.loads(text) != state:
+        raise TypeError(f"the state is not JSON: {state!r} would come back as {json.loads(text)!r}")
+    return text
+
+
+def _first_difference(sample: Sequence[Mapping[str, Any]], first: Folded, second: Folded, *, whole: bool) -> FoldFailure | None:
+    """The failure of a batch: its own, or the first row whose second run came out differently."""
+    stopped = [f.failure.position for f in (first, second) if f.failure]
+    sent, again = _by_row(first.dispatches), _by_row(second.dispatches)
+    for row in sample:
+        here = row["position"]
+        if here in stopped and stopped != [here, here]:
+            return first.failure if first.failure and not second.failure else FoldFailure(here, row["_id"], _UNSTEADY)
+        if here in stopped:
+            return first.failure
+        if repr(sent.get(here)) != repr(again.get(here)):
+            return FoldFailure(here, row["_id"], _UNSTEADY)
+    if whole and sample and repr(first.states) != repr(second.states):
+        return FoldFailure(sample[-1]["position"], sample[-1]["_id"], _UNSTEADY)
+    return first.failure
+
+
+def _by_row(dispatches: Iterable[Dispatch]) -> dict[int, list[tuple[str, Mapping[str, Any]]]]:
+    found: dict[int, list[tuple[str, Mapping[str, Any]]]] = {}
+    for one in dispatches:
+        found.setdefault(one.position, []).append((one.to, one.value))
+    return found

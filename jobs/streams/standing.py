@@ -1,0 +1,94 @@
+"""Where streams and attachments stand after an epoch: ``notes["streams"]`` of its manifest, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+__all__ = ["AttachmentState", "Collected", "StreamState", "StreamsState"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """`next`: position of the next row. `last`: its time may not be below this; None before the first row."""
+
+    next: int = 0
+    last: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttachmentState:
+    """One pipe or reducer.
+
+    Attributes:
+        cursor: position of the next row of the origin.
+        head: where the origin stood when it was attached: rows below are its backfill.
+        since: ``<timeline>-<slot>`` of that epoch.
+        round: how many times it was attached; a second round dispatches under a name of its own.
+        failure: the row that paused it: position, id and error.
+    """
+
+    cursor: int = 0
+    head: int = 0
+    since: str = ""
+    round: int = 1
+    status: Literal["attached", "paused", "detached"] = "attached"
+    failure: dict[str, Any] | None = None
+
+    def via(self, name: str) -> str:
+        """Its name in the identities of what it dispatches."""
+        return name if self.round == 1 else f"{name}@{self.round}"
+
+    def request(self, name: str) -> str:
+        """Id of its splice request."""
+        return f"{name}-{self.since}"
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A splice request as its rows come in. It is complete, and can be decided, when it is not `open` any more."""
+
+    attachment: str
+    destination: str
+    rows: int = 0
+    min_time: int | None = None
+    max_time: int | None = None
+    open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsState:
+    """All of it. `lagging`: an attachment has rows to take without any new ones coming."""
+
+    streams: dict[str, StreamState] = field(default_factory=dict)
+    attachments: dict[str, AttachmentState] = field(default_factory=dict)
+    requests: dict[str, Collected] = field(default_factory=dict)
+    lagging: bool = False
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> StreamsState:
+        """Read it from a manifest; empty when the manifest knows no streams."""
+        return cls(
+            {name: StreamState(**one) for name, one in record.get("streams", {}).items()},
+            {name: AttachmentState(**one) for name, one in record.get("attachments", {}).items()},
+            {name: Collected(**one) for name, one in record.get("requests", {}).items()},
+            record.get("lagging", False),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """As it stands in a manifest."""
+        return asdict(self)
+
+    def stream(self, name: str) -> StreamState:
+        """Where a stream stands."""
+        return self.streams.get(name, StreamState())
+
+    def attach(self, name: str, head: int, since: str) -> None:
+        """Start at the origin's first row; rows below `head` are backfill."""
+        before = self.attachments.get(name)
+        self.attachments[name] = AttachmentState(0, head, since, before.round + 1 if before else 1)
+
+    def change(self, name: str, **fields: Any) -> None:
+        """Change what is known of an attachment."""
+        self.attachments[name] = replace(self.attachments[name], **fields)

@@ -1,0 +1,72 @@
+"""A pipeline with streams on plain parts: engine, reference mover, memory store, dispatcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.engine.harness import SECOND, Bench, row, spec_of
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.jobs.engine.epoch import Asked, Engine, EpochReport
+from tidegate.jobs.engine.faults import Faults
+from tidegate.jobs.streams.batches import Runner, fold_batch
+from tidegate.jobs.streams.dispatcher import Dispatcher
+from tidegate.jobs.streams.history import LogHistory
+from tidegate.jobs.streams.standing import StreamsState
+
+__all__ = ["SECOND", "World", "row", "streams_spec"]
+
+_SOURCE: dict[str, Any] = {"path": "inbox/x/", "schema": {"t": "timestamp", "v": "long"}, "event_time": "t", "lag": "-1us"}
+
+
+def streams_spec(**fields: Any) -> Any:
+    """One source `a` with columns t and v, released at once in order of time."""
+    return spec_of(sources={"a": _SOURCE}, windows={}, **fields)
+
+
+class World:
+    """Feeds rows, runs epochs, reads streams."""
+
+    def __init__(self, spec: Any, run: Runner = fold_batch) -> None:
+        self.bench = Bench(spec)
+        self.run = run
+        self.engine = self.driver()
+        self._asked = 0
+
+    def driver(self, faults: Faults | None = None, spec: Any = None) -> Engine:
+        """A new driver on what lies in the store; under another spec if given."""
+        if spec is not None:
+            self.bench.spec = spec
+        bench = self.bench
+        log = SlotLog(bench.store, bench.spec.name, clock=bench.clock)
+        dispatch = Dispatcher(bench.spec, bench.store, LogHistory(log, "t"), self.run) if bench.spec.streams else None
+        self.engine = bench.engine(faults=faults, dispatch=dispatch)
+        return self.engine
+
+    def feed(self, *rows: tuple[float, int]) -> None:
+        """Rows (second, value) for the source."""
+        self.bench.sources["a"].append(*({"t": int(second * SECOND), "v": value} for second, value in rows))
+
+    def epoch(self, *rows: tuple[float, int], now: float | None = None, ask: tuple[tuple[str, str], ...] = ()) -> EpochReport:
+        """One epoch over these rows."""
+        self.feed(*rows)
+        if now is not None:
+            self.bench.clock.advance(now - self.bench.clock.now())
+        self._asked += len(ask)
+        return self.engine.run_epoch(Asked(ids=tuple(f"r{self._asked}-{n}" for n in range(len(ask))), attachments=ask))
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """Rows of a stream in order of position."""
+        return sorted(self.bench.rows(table), key=lambda r: r.get("position", 0))
+
+    def values(self, table: str) -> list[int]:
+        """Values of column v."""
+        return [r["v"] for r in self.rows(table)]
+
+    def head(self) -> Manifest:
+        """The newest epoch."""
+        return self.bench.epochs()[-1]
+
+    def state(self) -> StreamsState:
+        """Where streams stand."""
+        return StreamsState.of(self.head().notes["streams"])

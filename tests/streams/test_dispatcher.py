@@ -1,0 +1,257 @@
+"""Dispatching in the engine: streams as tables, attachments that come and go, failures, crashes, replays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.streams import folds
+from tests.streams.support import World, streams_spec
+from tidegate.jobs.engine.faults import POINTS
+from tidegate.jobs.spec.errors import ConfigurationError
+
+V = {"schema": {"v": "long"}}
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_broken() -> Iterator[None]:
+    folds.broken.clear()
+    yield
+    folds.broken.clear()
+
+
+def reducer(name: str, **fields: Any) -> dict[str, Any]:
+    """A reducer of `tests.streams.folds` from events to d."""
+    return {"from": "events", "to": "d", "function": f"tests.streams.folds:{name}", "initial": 0, **fields}
+
+
+def world_of(kind: str, name: str, attachment: dict[str, Any], **streams: Any) -> World:
+    """A world with stream d and one attachment."""
+    d = {} if kind == "pipes" else V
+    return World(streams_spec(streams=streams or {"d": d}, **{kind: {name: attachment}}))
+
+
+def test_a_pipe_copies_what_its_predicate_chooses() -> None:
+    """Rows with contiguous positions, their parent's stamps and identities that name their origin."""
+    world = world_of("pipes", "p", {"from": "events", "to": "d", "where": "v % 2 = 1", "inherit": True})
+    world.epoch((1, 1), (2, 2), (3, 3))
+    world.epoch((4, 5))
+    assert world.values("d") == [1, 3, 5]
+    assert [r["position"] for r in world.rows("d")] == [0, 1, 2]
+    assert [r["_id"] for r in world.rows("d")] == ["p:a/0/0#0", "p:a/0/2#0", "p:a/0/3#0"]
+    assert [r["stream_time"] for r in world.rows("d")] == [r["t"] for r in world.rows("d")]
+    assert {(r["_via"], r["_origin"]) for r in world.rows("d")} == {("p", "events")}
+
+
+def test_rejections_are_logged_and_nothing_stops() -> None:
+    """A destination stamped by the clock refuses the old stamps of a pipe that inherits; both attachments go on."""
+    spec = streams_spec(
+        streams={"d": {}},
+        pipes={"clocked": {"from": "events", "to": "d", "where": "v = 1"}, "old": {"from": "events", "to": "d", "inherit": True}},
+    )
+    world = World(spec)
+    world.epoch((1, 1))
+    world.epoch((2, 2))
+    assert [r["_via"] for r in world.rows("d")] == ["old", "clocked"]
+    assert [(r["stream"], r["row_id"], r["destination"], r["via"]) for r in world.rows("rejections")] == [
+        ("events", "a/0/1", "d", "old")
+    ]
+    assert {a.status for a in world.state().attachments.values()} == {"attached"}
+
+
+def test_reducer_state_is_sealed_with_the_epoch() -> None:
+    """Another driver goes on with the state of the newest manifest; small segments are gathered."""
+    world = world_of("reducers", "r", reducer("running"))
+    reference = world_of("reducers", "r", reducer("running"))
+    for second in range(9):
+        world.epoch((second, second))
+        world.driver()
+    reference.epoch(*((s, s) for s in range(9)))
+    assert world.values("d") == reference.values("d")
+    assert len([s for s in world.head().segments if s.kind == "reducer:r"]) <= 5
+
+
+def test_keys_have_states_of_their_own() -> None:
+    """Each key's fold sees only its rows, with an index of its own."""
+    world = world_of("reducers", "r", reducer("totals", keys=["v"]))
+    world.epoch((1, 5), (2, 7), (3, 5))
+    world.epoch((4, 5), (5, 7))
+    assert world.values("d") == [5, 7, 11, 17, 15]
+
+
+def test_an_attachment_made_later_backfills_first() -> None:
+    """Old rows are read from sealed epochs, new ones of the same epoch follow as head."""
+    world = world_of("pipes", "p", {"from": "events", "to": "d", "attach": "on_request"})
+    world.epoch((1, 1), (2, 2))
+    world.epoch((3, 3))
+    assert world.values("d") == []
+    world.epoch((4, 4), ask=(("attach", "p"),))
+    assert world.values("d") == [1, 2, 3, 4]
+    assert (world.state().attachments["p"].head, world.state().attachments["p"].cursor) == (3, 4)
+
+
+def test_a_long_backfill_is_spread_over_epochs_without_new_rows() -> None:
+    """The engine goes on sealing epochs until the attachment has caught up, and then stops."""
+    world = world_of("pipes", "p", {"from": "events", "to": "d", "attach": "on_request", "rows_per_epoch": 2})
+    world.epoch(*((s, s) for s in range(5)))
+    world.epoch(ask=(("attach", "p"),))
+    sealed = [world.epoch().sealed for _ in range(4)]
+    assert [s is not None for s in sealed] == [True, True, False, False]
+    assert world.values("d") == [0, 1, 2, 3, 4]
+
+
+def test_streams_added_to_a_pipeline_that_has_run() -> None:
+    """Its old events are backfill, with the stream time they would have had."""
+    world = World(streams_spec())
+    world.epoch((1, 1), (5, 5))
+    world.driver(
+        spec=streams_spec(streams={"d": {}}, pipes={"p": {"from": "events", "to": "d", "inherit": True, "merge": "splice"}})
+    )
+    world.epoch((9, 9))
+    assert world.values("d") == [9]
+    (request,) = world.state().requests.values()
+    assert (request.rows, request.min_time, request.max_time, request.open) == (2, 1_000_000, 5_000_000, False)
+
+
+def test_a_splice_collects_one_request_per_attachment() -> None:
+    """Over several epochs; it is open until the backfill ends; head rows go to the stream meanwhile."""
+    world = world_of("pipes", "p", {"from": "events", "to": "d", "attach": "on_request", "merge": "splice", "rows_per_epoch": 2})
+    world.epoch(*((s, s) for s in range(3)))
+    world.epoch((3, 3), ask=(("attach", "p"),))
+    assert [r.open for r in world.state().requests.values()] == [True]
+    world.epoch()
+    ((name, request),) = world.state().requests.items()
+    assert (name, request.rows, request.open) == ("p-0-000002", 3, False)
+    assert world.values("d") == [3]
+    segments = [s for s in world.head().segments if s.kind == "splice:p"]
+    assert sum(s.rows for s in segments) == 3
+    assert {s.extra["request"] for s in segments} == {name}
+
+
+def test_detach_and_attach_again() -> None:
+    """Detached rows are not dispatched; a second round starts anew under a name of its own."""
+    world = world_of("reducers", "r", reducer("totals"))
+    world.epoch((1, 1))
+    world.epoch((2, 2), ask=(("detach", "r"),))
+    assert world.values("d") == [1]
+    world.epoch(ask=(("attach", "r"),))
+    assert world.values("d") == [1, 1, 4]
+    assert [r["_via"] for r in world.rows("d")] == ["r", "r@2", "r@2"]
+
+
+def test_a_failing_reducer_pauses_there_and_goes_on_there() -> None:
+    """The event is named, others go on, and after `resume` every row was dispatched once, in order."""
+    spec = streams_spec(
+        streams={"d": V, "copy": {}}, reducers={"r": reducer("fragile")}, pipes={"p": {"from": "events", "to": "copy"}}
+    )
+    world = World(spec)
+    folds.broken.add(2)
+    world.epoch((1, 1), (2, 2), (3, 3))
+    world.epoch((4, 4))
+    failure = world.state().attachments["r"].failure
+    assert failure == {"position": 1, "id": "a/0/1", "error": "ValueError: cannot take 2"}
+    assert world.values("d") == [100]
+    assert world.values("copy") == [1, 2, 3, 4]
+    world.epoch(ask=(("resume", "r"),))
+    assert world.state().attachments["r"].status == "paused"
+    folds.broken.clear()
+    world.epoch(ask=(("resume", "r"),))
+    assert world.values("d") == [100, 201, 302, 403]
+
+
+@pytest.mark.parametrize(
+    ("name", "position", "error"),
+    [
+        ("dicing", 0, "not deterministic"),
+        ("writing", 0, "SideEffectError: open"),
+        ("calling", 0, "SideEffectError: socket.connect"),
+        ("forgetful", 0, "not JSON"),
+        ("misfit", 2, "does not fit its columns"),
+        ("stray", 0, "not among its destinations"),
+    ],
+)
+def test_what_a_fold_must_not_do_pauses_it(name: str, position: int, error: str) -> None:
+    """Each with the row and the reason."""
+    world = world_of("reducers", "r", reducer(name))
+    world.epoch((1, 1), (2, 2), (3, 3))
+    failure = world.state().attachments["r"].failure
+    assert failure is not None
+    assert failure["position"] == position
+    assert error in failure["error"]
+
+
+def test_a_reducer_may_write_to_several_streams() -> None:
+    """Order is kept per destination."""
+    world = World(streams_spec(streams={"even": V, "odd": V}, reducers={"r": reducer("split", to=["even", "odd"])}))
+    world.epoch(*((s, s) for s in range(6)))
+    assert (world.values("even"), world.values("odd")) == ([0, 2, 4], [1, 3, 5])
+
+
+def test_a_buffer_orders_what_its_writers_send() -> None:
+    """Held until the frontier has passed the stamps, then in order of stamps, and nothing is rejected."""
+    spec = streams_spec(
+        streams={"d": {"buffer": True}, "slow": {}},
+        pipes={
+            "first": {"from": "events", "to": "d", "where": "v % 2 = 0", "inherit": True},
+            "second": {"from": "slow", "to": "d", "inherit": True, "attach": "on_request"},
+            "feed": {"from": "events", "to": "slow", "where": "v % 2 = 1", "inherit": True},
+        },
+    )
+    world = World(spec)
+    world.epoch((1, 1), (2, 2), ask=(("attach", "second"),))
+    world.epoch((3, 3), (4, 4), (5, 5))
+    assert world.values("d") == [1, 2, 3, 4, 5]
+    assert world.rows("rejections") == []
+
+
+@pytest.mark.parametrize("point", [p for p in POINTS if p.split(".")[0] in ("plan", "survey", "decide", "move", "seal")])
+def test_a_crash_at_any_step_dispatches_everything_once(point: str) -> None:
+    """Streams, states, rejections and requests equal those of a run without a crash."""
+
+    class CrashOnce:
+        def __init__(self) -> None:
+            self.left = 2
+
+        def reach(self, reached: str) -> None:
+            if reached == point:
+                self.left -= 1
+                if self.left == 0:
+                    raise Crash
+
+    def run(faults: CrashOnce | None) -> World:
+        spec = streams_spec(
+            streams={"d": V, "e": {}},
+            reducers={"r": reducer("running")},
+            pipes={"p": {"from": "events", "to": "e", "merge": "splice", "attach": "on_request", "rows_per_epoch": 1}},
+        )
+        world = World(spec)
+        if faults is not None:
+            world.driver(faults)
+        for second in range(6):
+            ask = (("attach", "p"),) if second == 2 else ()
+            try:
+                world.epoch((second, second), ask=ask)
+            except Crash:
+                world.driver()
+                world.epoch(ask=ask)
+        return world
+
+    crashed, smooth = run(CrashOnce()), run(None)
+    assert crashed.values("d") == smooth.values("d")
+    assert crashed.values("e") == smooth.values("e")
+    assert crashed.rows("rejections") == smooth.rows("rejections")
+    assert [r.rows for r in crashed.state().requests.values()] == [r.rows for r in smooth.state().requests.values()]
+
+
+def test_bad_predicates_and_functions_are_refused_at_the_start() -> None:
+    """Before an epoch runs, with the field named."""
+    with pytest.raises(ConfigurationError, match=r"pipes\.p: .*nowhere"):
+        world_of("pipes", "p", {"from": "events", "to": "d", "where": "nowhere = 1"})
+    with pytest.raises(ConfigurationError, match=r"no reducer at tests\.streams\.folds:nothing"):
+        world_of("reducers", "r", reducer("nothing"))
