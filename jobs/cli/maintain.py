@@ -11,32 +11,64 @@ from tidegate.jobs.cli.context import JsonOption, SpecArgument, StoreOption
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.log import SlotLog
-    from tidegate.checkpoints.retention import Retention
-    from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["gc", "storage"]
 
+_EPOCHS = 50  # of the newest, looked at one by one
+
 
 def storage(pipeline: SpecArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Count objects and bytes in the bucket, by kind."""
+    """Count objects and bytes in the bucket, by kind, and what the newest epochs wrote each."""
+    from tidegate.jobs.driver.housekeeping import retention_of
+
     spec = context.find_spec(pipeline)
-    found = _retention(spec, context.open_log(spec.name, store), 24.0).storage()
+    log = context.open_log(spec.name, store)
+    found, newest = retention_of(spec, log).storage(), _newest_epochs(log)
     if as_json:
-        output.envelope("storage", found.model_dump())
-    else:
-        output.table(["kind", "objects", "size"], [[k, n, output.size(found.bytes[k])] for k, n in sorted(found.objects.items())])
+        output.envelope("storage", found.model_dump() | {"epochs": newest})
+        return
+    output.table(["kind", "objects", "size"], [[k, n, output.size(found.bytes[k])] for k, n in sorted(found.objects.items())])
+    if newest["epochs"]:
+        output.console().print(
+            f"the newest {newest['epochs']} epochs wrote {newest['data_objects']:.1f} data objects each, "
+            f"{output.size(round(newest['bytes']))}, and {newest['puts']} PUTs beside them "
+            "(slot, readers' pointer; lease and Iceberg's own metadata apart)"
+        )
+
+
+def _newest_epochs(log: SlotLog) -> dict[str, float]:
+    """Means over the newest epochs: objects and bytes that are their own."""
+    from itertools import islice
+
+    from tidegate.checkpoints.manifest import Manifest
+
+    records = [filled.record for filled in islice(log.iter_back(log.head().checkpoint), _EPOCHS)]
+    epochs = [record for record in records if isinstance(record, Manifest)]
+    own = [[f for f in epoch.all_files() if f"/{epoch.slot:06d}-{epoch.attempt}/" in f.key] for epoch in epochs]
+    count = max(1, len(epochs))
+    return {
+        "epochs": len(epochs),
+        "data_objects": sum(map(len, own)) / count,
+        "bytes": sum(file.bytes for files in own for file in files) / count,
+        "puts": 2,
+    }
 
 
 def gc(
     pipeline: SpecArgument,
     store: StoreOption = None,
-    keep_hours: Annotated[float, typer.Option(min=0, help="Checkpoints younger than this stay, on any timeline.")] = 24.0,
+    keep_hours: Annotated[
+        float | None, typer.Option(min=0, help="Younger checkpoints stay, on any timeline. Default: checkpoint.retain_for.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Retire checkpoints beyond ``checkpoint.retain`` and delete files that nothing needs. Safe beside a live driver."""
+    from tidegate.jobs.driver.housekeeping import retention_of
+
     spec = context.find_spec(pipeline)
-    report = _retention(spec, context.open_log(spec.name, store), keep_hours).run(dry_run=dry_run)
+    keep_for = None if keep_hours is None else keep_hours * 3600
+    report = retention_of(spec, context.open_log(spec.name, store), keep_for).run(dry_run=dry_run)
     if as_json:
         output.envelope("gc", report.model_dump())
         return
@@ -44,17 +76,4 @@ def gc(
     output.console().print(
         f"{does} {len(report.retired):,} checkpoints; {'would delete' if dry_run else 'deleted'} "
         f"{len(report.deleted):,} files, {output.size(report.deleted_bytes)}; {report.kept_by_grace:,} young files stay for now"
-    )
-
-
-def _retention(spec: PipelineSpec, log: SlotLog, keep_hours: float) -> Retention:
-    from tidegate.checkpoints.retention import Policy, Retention
-    from tidegate.jobs.sinks.tables import published_upto, referenced_files, rewound
-
-    return Retention(
-        log,
-        Policy(keep_last=spec.checkpoint.retain, keep_for=keep_hours * 3600),
-        external=lambda: referenced_files(spec, log.store),
-        published_upto=lambda: published_upto(spec, log),
-        rewound=lambda: rewound(spec, log),
     )

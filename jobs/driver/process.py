@@ -39,6 +39,7 @@ from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.probe import require_honest
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.inbox import Inbox
 from tidegate.jobs.driver.loop import Ended, Loop, Until
 from tidegate.jobs.driver.recovery import settle_head
@@ -167,6 +168,7 @@ class _Run:
         self.keeper = LeaseKeeper(lease).start()
         self.steps = DriverSteps(self.keeper)
         self.faults = faults_from_environment()
+        self.housekeeper = Housekeeper(spec, self.log).start()
         self.publisher = Publishers(make_sinks(spec, store, uid, work), self.log, self.faults, group=spec.outputs.publish_every)
         facts = {"pipeline": spec.name, "pid": os.getpid(), "code_version": __version__, "spec_digest": spec.digest()}
         self.status = StatusReporter(store, lease, self.steps, facts)
@@ -224,6 +226,7 @@ class _Run:
     def close(self) -> None:
         """Stop the threads and give the lease back, so that the next driver need not wait."""
         self.publisher.stop()
+        self.housekeeper.stop()
         self.status.stop()
         self.keeper.stop()
         with contextlib.suppress(TransientError):

@@ -201,6 +201,10 @@ class CheckpointSpec(Model):
     on_bad_checkpoint: Literal["stop", "fork"] = "stop"
     retain: Annotated[int, Field(gt=0)] = 1000
     """Completed checkpoints kept restorable."""
+    retain_for: Duration = 86_400_000_000
+    """Checkpoints younger than this stay as well, on any timeline."""
+    maintain_every: OptionalDuration = 3_600_000_000
+    """How often the driver retires what is beyond both bounds and deletes what nothing needs; ``never`` leaves it to others."""
     max_clock_step: Annotated[Duration, Field(gt=0)] = 10_000_000
     """The most the pipeline clock advances in one epoch, so that an outage expires nothing by itself."""
 

@@ -14,6 +14,9 @@ def test_storage_counts_by_kind(cli: Cli, log: SlotLog, spec_file: Path) -> None
     said = cli("storage", "flights.yaml", "--json")
     assert said.exit_code == 0, said.err
     assert said.data["objects"]["slots"] > 0
+    assert said.data["epochs"]["epochs"] == 3
+    assert said.data["epochs"]["data_objects"] == 1.0
+    assert "wrote 1.0 data objects each" in cli("storage", "flights.yaml").out
 
 
 def test_a_dry_run_keeps_everything(cli: Cli, log: SlotLog, spec_file: Path) -> None:

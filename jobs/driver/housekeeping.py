@@ -1,0 +1,93 @@
+"""Keeps the bucket in order beside the epochs: index pages filled up, old checkpoints retired, unneeded files deleted.
+
+In a thread of its own. Whatever it does is safe beside any driver, and a failure is only logged: the next round tries again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from tidegate.checkpoints.index import SlotIndex
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.retention import Policy, Retention
+from tidegate.jobs.sinks.tables import published_upto, referenced_files, rewound
+from tidegate.jobs.spec.errors import TidegateError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["Housekeeper", "retention_of"]
+
+_LOOK_EVERY = 60.0  # seconds between looks at the head: one LIST and one GET
+_INDEX_AFTER = 250  # slots; half a page: whoever lists then reads at most so many manifests by itself
+
+_log = structlog.get_logger("tidegate.driver")
+
+
+def retention_of(spec: PipelineSpec, log: SlotLog, keep_for: float | None = None) -> Retention:
+    """Retention as the spec has it, with everything that follows the log taken into account.
+
+    Args:
+        spec: the pipeline.
+        log: its log.
+        keep_for: seconds for which every checkpoint stays; default: the spec's ``checkpoint.retain_for``.
+    """
+    return Retention(
+        log,
+        Policy(keep_last=spec.checkpoint.retain, keep_for=spec.checkpoint.retain_for / 1e6 if keep_for is None else keep_for),
+        external=lambda: referenced_files(spec, log.store),
+        published_upto=lambda: published_upto(spec, log),
+        rewound=lambda: rewound(spec, log),
+    )
+
+
+class Housekeeper:
+    """Looks every minute; refreshes the index when many slots are new, runs retention every ``checkpoint.maintain_every``."""
+
+    def __init__(self, spec: PipelineSpec, log: SlotLog, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._spec, self._pipeline_log, self._monotonic = spec, log, monotonic
+        self._indexed: tuple[int, int] = (0, 0)
+        self._retained = monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tidegate-housekeeping", daemon=True)
+
+    def start(self) -> Housekeeper:
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End; a round under way may go on for a moment, and can be cut short by the end of the process."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+
+    def look(self) -> None:
+        """One round."""
+        try:
+            self._index()
+            self._retire()
+        except TidegateError as error:
+            _log.warning("housekeeping_failed", code=error.code, error=error.message)
+
+    def _index(self) -> None:
+        head = self._pipeline_log.head()
+        timeline, slot = self._indexed
+        if head.timeline != timeline or head.slot - slot >= _INDEX_AFTER:
+            SlotIndex(self._pipeline_log, workers=2).refresh()  # two: the epochs go first
+            self._indexed = (head.timeline, head.slot)
+
+    def _retire(self) -> None:
+        every = self._spec.checkpoint.maintain_every
+        if every is None or self._monotonic() - self._retained < every / 1e6:
+            return
+        self._retained = self._monotonic()
+        done = retention_of(self._spec, self._pipeline_log).run()
+        if done.retired or done.deleted:
+            _log.info("retention", retired=len(done.retired), deleted=len(done.deleted), bytes=done.deleted_bytes)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK_EVERY):
+            self.look()

@@ -1,0 +1,67 @@
+"""What the driver does for the bucket beside its epochs."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+
+from tests.checkpoints.conftest import Author
+from tidegate.checkpoints.clock import ManualClock
+from tidegate.checkpoints.index import SlotIndex
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.retention import Retention
+from tidegate.checkpoints.store import StoreUnavailableError
+from tidegate.jobs.driver import housekeeping
+from tidegate.jobs.driver.housekeeping import Housekeeper
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+SPEC = PipelineSpec.model_validate(
+    {
+        "name": "p",
+        "sources": {"a": {"path": "in/", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "1s"}},
+        "checkpoint": {"maintain_every": "10m"},
+    }
+)
+
+
+@pytest.fixture
+def log() -> SlotLog:
+    return SlotLog(MemoryStore(), "p", clock=ManualClock())
+
+
+def test_the_index_is_filled_up_when_many_slots_are_new(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not each time: pages are rewritten whole."""
+    monkeypatch.setattr(housekeeping, "_INDEX_AFTER", 3)
+    keeper = Housekeeper(SPEC, log)
+    with patch.object(SlotIndex, "refresh") as refresh:
+        for sealed, refreshed in ((2, 0), (1, 1), (2, 1), (1, 2)):
+            for _ in range(sealed):
+                Author().seal(log)
+            keeper.look()
+            assert refresh.call_count == refreshed
+
+
+def test_retention_runs_as_often_as_the_spec_says(log: SlotLog) -> None:
+    """Never at the start of a driver, which has better things to do; `never` is never."""
+    now = [0.0]
+    keepers = [Housekeeper(spec, log, lambda: now[0]) for spec in (SPEC, _never())]
+    with patch.object(Retention, "run") as run:
+        for minute in range(0, 25, 5):
+            now[0] = 60.0 * minute
+            for keeper in keepers:
+                keeper.look()
+    assert run.call_count == 2
+
+
+def test_a_store_that_is_away_is_only_logged(log: SlotLog) -> None:
+    """The next round tries again."""
+    keeper = Housekeeper(SPEC, log)
+    with patch.object(SlotLog, "head", side_effect=StoreUnavailableError.at("memory://", "away")):
+        keeper.look()
+
+
+def _never() -> PipelineSpec:
+    raw = SPEC.model_dump(mode="json", by_alias=True)
+    return PipelineSpec.model_validate(raw | {"checkpoint": {"maintain_every": "never"}})

@@ -1,0 +1,53 @@
+"""What an epoch costs in requests: at most two PUTs beyond its data objects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from tests.engine.harness import Bench, row, spec_of
+
+from tidegate.checkpoints.local import LocalStore
+from tidegate.jobs.sinks.iceberg import IcebergSink
+
+
+class Counting(LocalStore):
+    """Counts what is written; Iceberg's own metadata does not come this way."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.puts: Counter[str] = Counter()
+
+    def create(self, key: str, data: bytes) -> str:
+        self._count(key)
+        return super().create(key, data)
+
+    def swap(self, key: str, data: bytes, etag: str) -> str:
+        self._count(key)
+        return super().swap(key, data, etag)
+
+    def put(self, key: str, data: bytes) -> str:
+        self._count(key)
+        return super().put(key, data)
+
+    def _count(self, key: str) -> None:
+        kinds = ("/slots/", "/state/", "/tables/")
+        self.puts[next((kind.strip("/") for kind in kinds if kind in key), key)] += 1
+
+
+def test_an_epoch_costs_two_puts_beyond_its_data(tmp_path: Path) -> None:
+    """The slot and the readers' pointer, whatever the number of tables; data objects are one per table and kind of state."""
+    store = Counting(tmp_path / "store")
+    bench = Bench(spec_of(), store)
+    engine, sink = bench.engine(), IcebergSink(bench.spec, store, "uid", tmp_path / "work")
+    epochs = 5
+    for number in range(epochs):
+        bench.sources["a"].append(row(20 * number + 1), row(20 * number + 2))
+        bench.sources["b"].append(row(20 * number + 1))
+        engine.run_epoch()
+        sink.follow(bench.log)
+    beside = {key: count for key, count in store.puts.items() if key not in ("state", "tables")}
+    assert beside == {"slots": epochs, "p/iceberg/current.json": epochs}
+    own = [sum(1 for f in e.all_files() if f"/{e.slot:06d}-{e.attempt}/" in f.key) for e in bench.epochs()]
+    assert max(own) <= 4  # events, a window's results, buffered rows, the window's state
+    assert store.puts["state"] + store.puts["tables"] == sum(own) + epochs  # and the row of `checkpoints`
