@@ -88,11 +88,17 @@ def _stream(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
             recover_to=supervision.recover_to,
             conn_id=conn_id,
             stall_after=supervision.stall_after / 1e6,
+            submit=_submit(spec),
             rotate_after=None if supervision.rotate_after is None else supervision.rotate_after / 1e6,
             retries=supervision.retries,
             retry_delay=timedelta(microseconds=supervision.retry_delay),
         )
     return dag
+
+
+def _submit(spec: PipelineSpec) -> dict[str, Any] | None:
+    submit = spec.supervision.submit
+    return None if submit is None else submit.model_dump()
 
 
 def _recover(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
@@ -115,6 +121,7 @@ def _recover(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
             spec=path,
             stream_dag=f"{spec.name}.stream",
             approval=ids,
+            submit=_submit(spec),
             conn_id=conn_id,
         )
         if approval is not None:

@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -22,7 +23,18 @@ from typing import Any, Protocol
 from tidegate.checkpoints.lease import Holder
 from tidegate.operators.access import StoreAccess, child_environment, home
 
-__all__ = ["Launched", "Launcher", "LocalLauncher", "is_here", "send_signal", "tail"]
+__all__ = [
+    "Launched",
+    "Launcher",
+    "LocalLauncher",
+    "driver_folder",
+    "is_here",
+    "launcher",
+    "new_attempt_name",
+    "send_signal",
+    "start_detached",
+    "tail",
+]
 
 # The shell must survive a SIGTERM sent to the whole group, or the exit code is lost; `:` instead of '' because an ignored
 # signal would stay ignored in the driver.
@@ -83,32 +95,56 @@ class LocalLauncher:
     """
 
     def __init__(self, folder: Path | None = None, command: list[str] | None = None) -> None:
-        self._folder = folder or home() / "drivers"
+        self._folder = folder
         own = shlex.split(os.environ.get("TIDEGATE_DRIVER", ""))
         self._command = command or own or [sys.executable, "-m", "tidegate.jobs.driver"]
 
     def launch(self, pipeline: str, spec: str, access: StoreAccess, recover_to: str) -> Launched:
         """Start the driver; secrets travel in its environment only."""
-        attempt = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-        folder = self._folder / pipeline
-        folder.mkdir(parents=True, exist_ok=True)
-        log, exit_file = folder / f"{attempt}.log", folder / f"{attempt}.exit"
+        attempt = new_attempt_name()
         driver = [*self._command, str(Path(spec).absolute()), "--store", access.url, "--recover-to", recover_to]
-        with log.open("ab") as output:
-            child = subprocess.Popen(
-                ["/bin/sh", "-c", _KEEPER, str(exit_file), *driver],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=folder,
-                # The driver sends its log to the bucket while it runs; jobs/driver/ship.py reads these.
-                env={**child_environment(access), "TIDEGATE_DRIVER_LOG": str(log), "TIDEGATE_ATTEMPT": attempt},
-                start_new_session=True,
-            )
-        child.returncode = 0  # never waited for: it is meant to outlive us, and Popen would warn about that
-        launched = Launched(attempt, str(log), _holder(child.pid, attempt), str(exit_file))
-        (folder / f"{attempt}.json").write_text(json.dumps(launched.as_dict()), encoding="utf-8")
-        return launched
+        return start_detached(driver_folder(pipeline, self._folder), attempt, driver, child_environment(access))
+
+
+def launcher(submit: Mapping[str, Any] | None) -> Launcher:
+    """The launcher a spec asks for: `supervision.submit` by spark-submit, else a process of its own on this host."""
+    if submit is None:
+        return LocalLauncher()
+    from tidegate.operators.submit import SubmitLauncher
+
+    return SubmitLauncher(**submit)
+
+
+def new_attempt_name() -> str:
+    """A unique name for a start; names sort by time."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+
+
+def driver_folder(pipeline: str, folder: Path | None = None) -> Path:
+    """Where the logs and exit codes of a pipeline's drivers lie."""
+    found = (folder or home() / "drivers") / pipeline
+    found.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def start_detached(folder: Path, attempt: str, command: Sequence[str], environment: Mapping[str, str]) -> Launched:
+    """Start a command as a process group that outlives us, its output in a log, its exit code in a file."""
+    log, exit_file = folder / f"{attempt}.log", folder / f"{attempt}.exit"
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", _KEEPER, str(exit_file), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            # The driver sends its log to the bucket while it runs; jobs/driver/ship.py reads these.
+            env={**environment, "TIDEGATE_DRIVER_LOG": str(log), "TIDEGATE_ATTEMPT": attempt},
+            start_new_session=True,
+        )
+    child.returncode = 0  # never waited for: it is meant to outlive us, and Popen would warn about that
+    launched = Launched(attempt, str(log), _holder(child.pid, attempt), str(exit_file))
+    (folder / f"{attempt}.json").write_text(json.dumps(launched.as_dict()), encoding="utf-8")
+    return launched
 
 
 def is_here(holder: Holder) -> bool:

@@ -12,6 +12,7 @@ Who, when, why, from and to stand in the trail of the bucket, also when nothing 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from airflow.sdk import BaseOperator
@@ -30,7 +31,7 @@ from tidegate.checkpoints.verify import Verdict, verify
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.control import stop_driver
-from tidegate.operators.launch import LocalLauncher
+from tidegate.operators.launch import launcher
 
 __all__ = ["DRIFT", "RecoverOperator", "choose", "report", "who_of"]
 
@@ -51,6 +52,7 @@ class RecoverOperator(BaseOperator):
         reason: kept with the restore; a template.
         dry_run_only: verify and report; a template that renders to `True` or `False`.
         approval: id of the task whose answer is needed, and of the one that made its report; None to restore at once.
+        submit: as the stream's.
         conn_id: Airflow connection of the store; None for the environment.
         first_epoch_timeout: seconds to wait for the first epoch after the restore.
     """
@@ -68,6 +70,7 @@ class RecoverOperator(BaseOperator):
         reason: str = "{{ params.reason }}",
         dry_run_only: str = "{{ params.dry_run }}",
         approval: tuple[str, str] | None = None,
+        submit: Mapping[str, Any] | None = None,
         conn_id: str | None = None,
         first_epoch_timeout: float = 300.0,
         **kwargs: Any,
@@ -75,7 +78,7 @@ class RecoverOperator(BaseOperator):
         super().__init__(**kwargs)
         self.pipeline, self.spec, self.stream_dag, self.conn_id = pipeline, spec, stream_dag, conn_id
         self.checkpoint, self.reason, self.dry_run_only = checkpoint, reason, dry_run_only
-        self.first_epoch_timeout, self.approval = first_epoch_timeout, approval
+        self.first_epoch_timeout, self.approval, self.submit = first_epoch_timeout, approval, submit
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run the steps; the report and the outcome are the task's result."""
@@ -99,7 +102,7 @@ class RecoverOperator(BaseOperator):
         # Steps 5 and 6.
         head = log.head()
         if context["ti"].get_dr_count(dag_id=self.stream_dag, states=_ACTIVE) == 0:
-            launched = LocalLauncher().launch(self.pipeline, self.spec, access, "latest")
+            launched = launcher(self.submit).launch(self.pipeline, self.spec, access, "latest")
             self.log.info("no run of %s is active: launched a driver here, log %s", self.stream_dag, launched.log)
         seconds = self._await_first_epoch(log, head.timeline)
         return {"pipeline": self.pipeline, "timeline": head.timeline, "fork_slot": _fork_slot(log, request), "seconds": seconds}

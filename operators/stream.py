@@ -37,7 +37,7 @@ from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.control import asked_to_stop, remove_driver
 from tidegate.operators.failures import DriverLostError, failure_of, retry_policy
-from tidegate.operators.launch import Launched, LocalLauncher, send_signal, tail
+from tidegate.operators.launch import Launched, launcher, send_signal, tail
 from tidegate.operators.trigger import StreamTrigger
 from tidegate.operators.watch import Observation, Rules, StreamState, is_final
 
@@ -94,6 +94,7 @@ class StreamOperator(BaseOperator):
         stall_after: seconds without a finished step that count as stalled.
         start_timeout: seconds from launch to the lease.
         rotate_after: seconds after which the next run takes over the driver; None for one endless run.
+        submit: arguments of `SubmitLauncher`, to launch by spark-submit; None for a process on the worker's host.
     """
 
     ui_color = "#d7ecf2"
@@ -109,6 +110,7 @@ class StreamOperator(BaseOperator):
         stall_after: float = 120.0,
         start_timeout: float = 180.0,
         rotate_after: float | None = None,
+        submit: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("retry_delay", timedelta(seconds=5))
@@ -116,6 +118,7 @@ class StreamOperator(BaseOperator):
         super().__init__(**kwargs)
         self.pipeline, self.spec, self.recover_to, self.conn_id = pipeline, spec, recover_to, conn_id
         self.stall_after, self.start_timeout, self.rotate_after = stall_after, start_timeout, rotate_after
+        self.submit = submit
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Adopt or launch, then defer."""
@@ -201,7 +204,7 @@ class StreamOperator(BaseOperator):
             self.log.info("a recovery is under way: waiting for its end")
             return self._watch(None, lease.token if lease else 0, budget, past)
         self.log.info("launching a driver from %s (recover_to: %s)", budget.checkpoint or "the beginning", self.recover_to)
-        launched = LocalLauncher().launch(self.pipeline, self.spec, access, self.recover_to)
+        launched = launcher(self.submit).launch(self.pipeline, self.spec, access, self.recover_to)
         self.log.info("launched attempt %s, log %s", launched.attempt, launched.log)
         return self._watch(launched, lease.token + 1 if lease else 1, budget, past)
 

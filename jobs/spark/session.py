@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Final
 
 from pyspark.sql import SparkSession
 
 from tidegate.jobs.spark.class_archive import archive_options
+from tidegate.jobs.spark.packages import with_connectors
 from tidegate.jobs.spec.pipeline import PipelineSpec, SparkSpec
 
 __all__ = ["INTERPRETED", "SETTINGS", "open_session", "quick_session"]
@@ -58,13 +60,13 @@ _JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
 def open_session(spec: PipelineSpec) -> SparkSession:
     """Start (or join) the session the spec asks for: classic by default, Spark Connect for an ``sc://`` master."""
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    return _connect(spec.spark) if spec.spark.master.startswith("sc://") else _classic(spec.spark, spec.name)
+    return _connect(spec.spark) if spec.spark.master.startswith("sc://") else _classic(with_connectors(spec), spec.name)
 
 
 def _classic(spark: SparkSpec, name: str) -> SparkSession:
-    builder = (
-        SparkSession.builder.appName(f"tidegate {name}").master(spark.master).config("spark.driver.memory", spark.driver_memory)
-    )
+    builder = SparkSession.builder.appName(f"tidegate {name}").config("spark.driver.memory", spark.driver_memory)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit started us, and has been told its master
+        builder = builder.master(spark.master)
     quick = _QUICK_JVM if spark.jvm == "quick" else ""
     options = " ".join(filter(None, (quick, archive_options(), spark.conf.get(_JVM_OPTIONS))))
     for key, value in {**_CLASSIC, **SETTINGS, **spark.conf, _JVM_OPTIONS: options}.items():

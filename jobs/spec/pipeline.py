@@ -220,6 +220,15 @@ class SparkSpec(Model):
     conf: dict[str, str] = Field(default={})
 
 
+class SubmitSpec(Model):
+    """How spark-submit launches the driver: master and deploy mode stand in the Airflow connection."""
+
+    conn_id: str = "spark_default"
+    py_files: tuple[str, ...] = ()
+    """Paths of what Python needs in the driver, as the worker sees them: tidegate's wheel, where it is not installed."""
+    conf: dict[str, str] = Field(default={})
+
+
 class SupervisionSpec(Model):
     """What Airflow does with the stream."""
 
@@ -228,6 +237,8 @@ class SupervisionSpec(Model):
     """No finished step for this long counts as stalled."""
     rotate_after: OptionalDuration = 86_400_000_000
     """The stream's Airflow run is followed by another after this time, which adopts the driver; ``never`` keeps one run."""
+    submit: SubmitSpec | None = None
+    """Launch by spark-submit, through an Airflow connection; without it the driver is a process on the worker's host."""
     approval: bool = False
     """A restore asked for in Airflow waits for the approval of another person, who sees the impact report."""
     approvers: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> St
     url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
     monkeypatch.setenv("TIDEGATE_STORE", url)
     monkeypatch.setattr(NotingLauncher, "started", [])
-    monkeypatch.setattr(stream, "LocalLauncher", NotingLauncher)
+    monkeypatch.setattr(stream, "launcher", lambda submit: NotingLauncher())
     return open_store(url)
 
 
