@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.log import SlotLog
     from tidegate.checkpoints.manifest import Manifest
     from tidegate.checkpoints.restore import RestorePlan
+    from tidegate.checkpoints.verify import Deep
     from tidegate.jobs.spec.changes import Change
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -101,6 +102,7 @@ def verify(
     store: StoreOption = None,
     everything: Annotated[bool, typer.Option("--all", help="Every checkpoint of the current lineage.")] = False,
     fast: Annotated[bool, typer.Option("--fast", help="Presence and size only, no checksums.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Open every file as well, and count its rows again.")] = False,
     condemn: Annotated[bool, typer.Option(help="Note damaged ones in the bucket, so that nobody restores them.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -114,13 +116,14 @@ def verify(
     else:
         chosen = [catalog.resolve(text) for text in checkpoint or ["latest"]]
     results = []
-    for result in verifying.scrub(catalog.log, chosen, checksums=not fast):
+    for result in verifying.scrub(catalog.log, chosen, checksums=not fast, deep=_deep(catalog) if deep else None):
         results.append(result)
         if condemn:
             verifying.condemn(catalog.log, result)
         if not as_json:
+            share = f"{len(results):,}/{len(chosen):,}  " if len(chosen) > 1 else ""
             output.console().print(
-                f"{result.checkpoint}  {result.verdict}  {result.objects:,} objects, {output.size(result.bytes)}"
+                f"{share}{result.checkpoint}  {result.verdict}  {result.objects:,} objects, {output.size(result.bytes)}"
             )
             for finding in result.findings:
                 output.console().print(f"    {finding.problem}: {finding.key} {finding.detail}")
@@ -239,6 +242,12 @@ def _catalog(pipeline: str, store: str | None) -> Catalog:
     from tidegate.checkpoints.catalog import Catalog
 
     return Catalog(context.open_log(pipeline, store))
+
+
+def _deep(catalog: Catalog) -> Deep:
+    from tidegate.jobs.engine.deep import deep_check
+
+    return deep_check(catalog.log.store)
 
 
 def _row(row: Summary) -> tuple[object, ...]:

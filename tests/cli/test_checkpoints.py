@@ -125,3 +125,12 @@ def test_a_changed_spec_is_judged_before_anything_is_restored(cli: Cli, log: Slo
     assert said.exit_code == 2
     assert "give the source a new name" in said.err
     assert log.head() == head
+
+
+def test_a_deep_verification_opens_the_files(cli: Cli, log: SlotLog) -> None:
+    """Bytes that fit their checksum, but are no rows."""
+    assert cli("checkpoints", "verify", "flights").exit_code == 0
+    said = cli("checkpoints", "verify", "flights", "--deep")
+    assert said.exit_code == 1
+    assert "no readable Parquet file" in said.out
+    assert "1/3" in cli("checkpoints", "verify", "flights", "--all").out

@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.drivers import SIGKILLED, Piped, Steady
 from tests.e2e.feed import SPEC, write_feed
+from tidegate.jobs.engine.deep import deep_check
 from tidegate.jobs.engine.faults import POINTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -29,6 +30,9 @@ def test_the_undisturbed_run_is_exact(calm: Steady) -> None:
     assert found.problems == []
     assert sum(source["read"] for source in found.rows.values()) == calm.rows
     assert found.windows["per_minute"] > 40
+    log = calm.log()
+    for filled in log.iter_back(log.head().checkpoint):
+        assert deep_check(log.store)(filled.epoch) == []
 
 
 def test_killed_in_every_step(calm: Steady, tmp_path: Path) -> None:
