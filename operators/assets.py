@@ -24,7 +24,8 @@ def stream_asset(pipeline: str, kind: str, every: float, conn_id: str | None = N
 
     Args:
         pipeline: its name.
-        kind: `sealed` (a checkpoint), `late` (rows came late), `barrier` (one closed incomplete or aborted).
+        kind: `sealed` (a checkpoint), `late` (rows came late), `barrier` (one closed incomplete or aborted), `frontier` (it
+            has moved).
         every: at most one event in so many seconds.
         conn_id: Airflow connection of the store.
     """
@@ -81,9 +82,9 @@ def is_event(kind: str, newest: Manifest, before: dict[str, Any] | None) -> bool
     """Whether the newest checkpoint brings something of this kind since the mark; counters are cumulative."""
     mark = _mark(newest)
     if before is None or before["timeline"] != mark["timeline"]:
-        before = {"timeline": mark["timeline"], "slot": 0, "late": 0, "barrier": 0}
+        before = {"timeline": mark["timeline"], "slot": 0, "late": 0, "barrier": 0, "frontier": 0}
     field = "slot" if kind == "sealed" else kind
-    return bool(mark[field] > before[field])
+    return bool(mark[field] > before.get(field, 0))
 
 
 def _mark(manifest: Manifest) -> dict[str, Any]:
@@ -93,6 +94,7 @@ def _mark(manifest: Manifest) -> dict[str, Any]:
         "slot": manifest.slot,
         "late": manifest.counters.late,
         "barrier": manifest.slot if troubled else 0,
+        "frontier": manifest.decision.get("frontier_after") or 0,
     }
 
 

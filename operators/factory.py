@@ -3,6 +3,7 @@
     <p>.stream    supervises the driver          <p>.recover   goes back to a checkpoint of choice
     <p>.quality   checks, on asset events        <p>.maintain  retention, scrub, index, once a night
     <p>.pin       keeps a checkpoint by name     tidegate.sweep  starts what should run and does not
+    <p>.windows   announces closed periods, where the spec says so
 
 One broken spec does not take the others down: its findings become the import error of the DAG file.
 """
@@ -29,11 +30,13 @@ from tidegate.operators.quality import QualityOperator
 from tidegate.operators.recover import RecoverOperator
 from tidegate.operators.stream import StreamOperator
 from tidegate.operators.sweep import SweepOperator
+from tidegate.operators.windows import ClosedWindowsOperator
 
 __all__ = ["build_dags"]
 
 SWEEP: Final = "tidegate.sweep"
 QUALITY_EVERY: Final = 600.0  # seconds; a check costs about ten seconds of one core, most of it importing Great Expectations
+ANNOUNCE_EVERY: Final = 10.0  # seconds, or a tenth of the period by the clock: nobody waits for an hour's end by the second
 _SINCE: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -76,6 +79,8 @@ def _pipeline_dags(spec: PipelineSpec, path: str, conn_id: str | None, quality_e
     yield _pin(spec, conn_id)
     yield _quality(spec, path, conn_id, quality_every)
     yield _maintain(spec, path, conn_id)
+    if spec.supervision.announce is not None and spec.windows:
+        yield _windows(spec, spec.supervision.announce, conn_id)
 
 
 def _stream(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
@@ -173,6 +178,15 @@ def _maintain(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     what = "Retires old checkpoints, reads a share of the others, keeps the index fresh."
     with _dag(spec, "maintain", what, schedule=spec.supervision.maintain) as dag:
         MaintainOperator(task_id="maintain", pipeline=spec.name, spec=path, conn_id=conn_id)
+    return dag
+
+
+def _windows(spec: PipelineSpec, period: int, conn_id: str | None) -> DAG:
+    moved = [stream_asset(spec.name, "frontier", max(ANNOUNCE_EVERY, period / 1e7), conn_id)]
+    with _dag(spec, "windows", "Announces closed periods as partitions of the windows' assets.", schedule=moved) as dag:
+        ClosedWindowsOperator(
+            task_id="windows", pipeline=spec.name, windows=list(spec.windows), period=period, conn_id=conn_id, retries=2
+        )
     return dag
 
 

@@ -237,6 +237,8 @@ class SupervisionSpec(Model):
     """No finished step for this long counts as stalled."""
     rotate_after: OptionalDuration = 86_400_000_000
     """The stream's Airflow run is followed by another after this time, which adopts the driver; ``never`` keeps one run."""
+    announce: Annotated[Duration, Field(gt=0)] | None = None
+    """Closed periods of this length become partitions of the windows' Airflow assets, for DAGs of your own."""
     submit: SubmitSpec | None = None
     """Launch by spark-submit, through an Airflow connection; without it the driver is a process on the worker's host."""
     approval: bool = False

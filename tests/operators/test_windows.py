@@ -1,0 +1,136 @@
+"""Closed periods as partitions: each once, also after restarts and restores; the example in the docs listens to them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import PartitionedAssetTimetable
+
+from tidegate.checkpoints.layout import new_attempt
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.open import open_store
+from tidegate.operators import windows
+from tidegate.operators.factory import build_dags
+from tidegate.operators.windows import ClosedWindowsOperator, closed_periods, partition_key, window_asset
+
+MINUTE = 60_000_000
+HOUR = 60 * MINUTE
+START = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "closed_hours.py"
+SPEC = """\
+apiVersion: tidegate/v1
+name: p
+sources:
+  one: {path: inbox/one, schema: {at: timestamp}, event_time: at, lag: 1m}
+windows: {per_hour: {kind: tumbling, size: 1h, keys: [], aggregates: {n: count(*)}, lateness: 1h}}
+supervision: {announce: 1h}
+"""
+
+
+class Outlets(defaultdict[Any, Any]):
+    """What a task adds to its outlets."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: SimpleNamespace(add_partitions=self.keys_added.extend))
+        self.keys_added: list[str] = []
+
+
+@pytest.fixture
+def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
+    """A stream without epochs."""
+    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
+    monkeypatch.setenv("TIDEGATE_STORE", url)
+    return SlotLog(open_store(url), "p")
+
+
+def _seal(log: SlotLog, frontier: int | None) -> None:
+    head = log.head()
+    manifest = Manifest(
+        timeline=head.timeline,
+        slot=head.next_slot,
+        pipeline="p",
+        uid="u",
+        spec_digest="s",
+        code_version="c",
+        parent=str(head.checkpoint) if head.checkpoint else None,
+        parent_sha256=head.sha256,
+        attempt=new_attempt(),
+        lease_token=1,
+        driver="d",
+        recorded_now=0,
+        created_at=0,
+        decision={"frontier_after": frontier},
+    )
+    log.seal(manifest)
+
+
+def _announce() -> list[str]:
+    outlets = Outlets()
+    operator = ClosedWindowsOperator(task_id="windows", pipeline="p", windows=["per_hour"], period=HOUR)
+    said = operator.execute({"outlet_events": outlets})
+    assert outlets.keys_added == said
+    return said
+
+
+def test_every_period_is_announced_once(log: SlotLog) -> None:
+    """From where the stream began, when the frontier has passed the end; a second run has nothing to say."""
+    assert _announce() == []
+    _seal(log, None)  # before the first row
+    _seal(log, START + 10 * MINUTE)
+    assert _announce() == []
+    _seal(log, START + 2 * HOUR)
+    assert _announce() == ["2026-01-01T00:00:00", "2026-01-01T01:00:00"]
+    assert _announce() == []
+    _seal(log, START + 3 * HOUR - 1)
+    assert _announce() == []
+    _seal(log, START + 3 * HOUR)
+    assert _announce() == ["2026-01-01T02:00:00"]
+
+
+def test_a_restore_announces_again(log: SlotLog) -> None:
+    """What was taken back closes again, and whoever listens hears of it again."""
+    _seal(log, START)
+    _seal(log, START + HOUR)
+    _seal(log, START + 3 * HOUR)
+    assert len(_announce()) == 3
+    target = log.read(0, 2)
+    assert target is not None
+    log.fork(log.head(), target.epoch.id, request_id="r", who="ann", why="")
+    assert _announce() == []
+    _seal(log, START + 2 * HOUR)
+    assert _announce() == ["2026-01-01T01:00:00"]
+
+
+def test_a_stream_that_catches_up_is_announced_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not more than so many periods at once, oldest first."""
+    monkeypatch.setattr(windows, "MOST", 3)
+    assert closed_periods(START, START + 9 * HOUR, HOUR) == [START, START + HOUR, START + 2 * HOUR]
+    assert closed_periods(None, START, HOUR) == []
+    assert partition_key(START + 90 * MINUTE) == "2026-01-01T01:30:00"
+
+
+def test_only_who_asks_gets_the_dag(tmp_path: Path) -> None:
+    """`supervision.announce` switches it on; its task has the windows' assets as outlets."""
+    (tmp_path / "p.yaml").write_text(SPEC)
+    dag = build_dags(tmp_path)["p.windows"]
+    assert [asset.uri for asset in dag.get_task("windows").outlets] == [window_asset("p", "per_hour").uri]
+    (tmp_path / "p.yaml").write_text(SPEC.replace("supervision: {announce: 1h}\n", ""))
+    assert "p.windows" not in build_dags(tmp_path)
+
+
+def test_the_example_listens_to_the_right_asset() -> None:
+    """The DAG in the docs is scheduled on the partitions of `flights.per_carrier_hour`."""
+    spec = importlib.util.spec_from_file_location("closed_hours", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert isinstance(module.dag.schedule, PartitionedAssetTimetable)
+    assert module.dag.schedule.asset_condition == window_asset("flights", "per_carrier_hour")
