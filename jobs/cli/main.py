@@ -9,7 +9,22 @@ from typing import Annotated
 
 import typer
 
-from tidegate.jobs.cli import advise, ask, checkpoints, conformance, maintain, proof, quality, run, spec, stack, status, tables
+from tidegate.jobs.cli import (
+    advise,
+    ask,
+    checkpoints,
+    conformance,
+    maintain,
+    proof,
+    quality,
+    row,
+    run,
+    spec,
+    splice,
+    stack,
+    status,
+    tables,
+)
 from tidegate.jobs.cli.output import Guarded
 
 __all__ = ["app", "main"]
@@ -31,6 +46,9 @@ app.command("run", rich_help_panel=_RUN)(run.run)
 app.command("stop", rich_help_panel=_RUN)(run.stop)
 app.command("abort-barrier", rich_help_panel=_RUN)(ask.abort_barrier)
 app.command("savepoint", rich_help_panel=_RUN)(ask.savepoint)
+app.command("attach", rich_help_panel=_RUN)(ask.attach)
+app.command("detach", rich_help_panel=_RUN)(ask.detach)
+app.command("resume", rich_help_panel=_RUN)(ask.resume)
 app.command("status", rich_help_panel=_LOOK)(status.status)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=_LOOK)
 app.command("tables", rich_help_panel=_LOOK)(tables.tables)
@@ -40,6 +58,8 @@ app.command("replay", rich_help_panel=_LOOK)(proof.replay)
 app.command("advise", rich_help_panel=_LOOK)(advise.advise)
 app.command("storage", rich_help_panel=_LOOK)(maintain.storage)
 app.command("gc", rich_help_panel=_RUN)(maintain.gc)
+app.command("row", rich_help_panel=_LOOK)(row.row)
+app.add_typer(splice.app, name="splice", rich_help_panel=_RUN)
 app.command("validate", rich_help_panel=_WRITE)(spec.validate)
 app.command("schema", rich_help_panel=_WRITE)(spec.schema)
 app.add_typer(conformance.app, name="conformance", rich_help_panel=_WRITE)

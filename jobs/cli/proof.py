@@ -75,6 +75,14 @@ def replay(
             code="replay.no_epoch",
             advice=f"see: tidegate checkpoints list {spec.name}",
         )
+    if "splice" in slots[-1].epoch.notes:
+        from tidegate.jobs.spec.errors import ConfigurationError
+
+        raise ConfigurationError(
+            f"slot {slots[-1].epoch.slot} of {spec.name} is no epoch of a run but the merge of a splice request",
+            code="replay.merge",
+            advice="name another one with --epoch; what a merge did stands in: tidegate splice list",
+        )
     parent = slots[0].epoch if len(slots) == 2 else None
     found = _replayed(spec, slots[-1].epoch, parent, log.store)
     if as_json:

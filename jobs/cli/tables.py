@@ -21,6 +21,9 @@ def tables(
     store: StoreOption = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all rows to a .parquet, .csv or .json file.")] = None,
     current: Annotated[bool, typer.Option(help="Of a window only the newest revision of each result.")] = False,
+    at: Annotated[
+        int | None, typer.Option(metavar="SLOT", help="As it stood after this slot, for example before a merge. Default: now.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Rows shown on the screen: the newest so many.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
@@ -36,7 +39,7 @@ def tables(
         else:
             output.table(["table", "rows"], counts)
         return
-    found = read_table(spec, log.store, name, current_only=current)
+    found = read_table(spec, log.store, name, current_only=current, at=at)
     if out is not None:
         export(found, out)
         written = {"table": name, "rows": found.num_rows, "file": str(out)}

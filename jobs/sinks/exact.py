@@ -20,6 +20,8 @@ from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import seq_of
+from tidegate.jobs.engine.standing import SPLICE
+from tidegate.jobs.sinks.schemas import table_schema
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec
 from tidegate.jobs.spec.time import TICK_MAX
 from tidegate.jobs.spec.windows import Aggregate, AggregateFunction, WindowKind, WindowSpec
@@ -83,6 +85,7 @@ def check_exact(spec: PipelineSpec, store: Store, log: SlotLog, table: Callable[
         db.register("input", _input_rows(spec, store, epochs))
         for name in (EVENTS, LATE, DEAD_LETTERS):
             db.register(name, table(name))
+        _register_merges(db, spec, store, epochs[-1])
         _check_places(db, epochs[-1], found)
         for name, window in spec.windows.items():
             _check_window(db, name, window, table(name), epochs[-1], found)
@@ -137,13 +140,32 @@ def _with_provenance(spec: SourceSpec, source: str, partition: str, ordinal: int
     return chunk
 
 
+def _register_merges(db: duckdb.DuckDBPyConnection, spec: PipelineSpec, store: Store, head: Manifest) -> None:
+    """The relation `merged`: rows of merged splice requests, one per output that they were merged into."""
+    columns = [*spec.columns, *(c for c in ("_source", "_partition", "_seq", "_reason", "_outputs"))]
+    files = [file for file in head.segments if file.kind == SPLICE]
+    tables = [pq.read_table(io.BytesIO(store.get(file.key).data)).select(columns) for file in files]
+    schema = table_schema(spec, EVENTS)
+    texts = {"_reason": pa.string(), "_outputs": pa.list_(pa.string())}
+    empty = pa.schema([(name, texts[name] if name in texts else schema.field(name).type) for name in columns]).empty_table()
+    db.register("requested", pa.concat_tables([empty, *tables], promote_options="permissive"))
+    time = next(iter(spec.sources.values())).event_time
+    db.execute(
+        f"""create temp table merged as select * exclude (_outputs), epoch_us("{time}") as _time,
+        unnest(_outputs) as _output, regexp_matches(_reason, '^(dead|file)') as _stranger from requested"""
+    )
+
+
 def _check_places(db: duckdb.DuckDBPyConnection, head: Manifest, found: Exactness) -> None:
+    db.execute(f"create temp table inserted as select _source, _partition, _seq from merged where _output = '{EVENTS}'")
     db.execute(
         f"""create temp table places as
         select _source, _partition, _seq, case when place = 'late' then 'late' else place end as place from (
             select _source, _partition, _seq, 'released' as place from {EVENTS}
-            union all select _source, _partition, _seq, 'late' from {LATE} where output = 'events'
-            union all select _source, _partition, _seq, 'dead_lettered' from {DEAD_LETTERS} where "row" is not null)"""
+            union all select _source, _partition, _seq, 'late' from {LATE} anti join inserted using (_source, _partition, _seq)
+                where output = 'events'
+            union all select _source, _partition, _seq, 'dead_lettered' from {DEAD_LETTERS}
+                anti join inserted using (_source, _partition, _seq) where "row" is not null)"""
     )
     for source, rows in db.execute("select _source, count(*) from input group by 1 order by 1").fetchall():
         found.rows[source] = {"read": rows, "released": 0, "late": 0, "dead_lettered": 0}
@@ -152,7 +174,9 @@ def _check_places(db: duckdb.DuckDBPyConnection, head: Manifest, found: Exactnes
     twice = _one(db, "select count(*) from (select 1 from places group by _source, _partition, _seq having count(*) > 1)")
     if twice:
         found.problems.append(f"{twice} rows stand in more than one place")
-    foreign = _one(db, "select count(*) from places anti join input using (_source, _partition, _seq)")
+    foreign = _one(
+        db, "select count(*) from places anti join input using (_source, _partition, _seq) where _partition not like 'file:%'"
+    )
     if foreign:
         found.problems.append(f"{foreign} rows in the tables were never read")
     missing = _one(db, "select count(*) from input anti join places using (_source, _partition, _seq)")
@@ -183,8 +207,11 @@ def _check_window(
         f"""create or replace temp table expected as
         with accepted as (
             select *, {start} as window_start from input
-            anti join (from {LATE} where output = '{name}' or reason = 'max_jump') using {provenance}
-            anti join (from {DEAD_LETTERS} where "row" is not null) using {provenance})
+            anti join (from {LATE} anti join (from merged where _output = '{name}') using {provenance}
+                where output = '{name}' or reason = 'max_jump') using {provenance}
+            anti join (from {DEAD_LETTERS} where "row" is not null) using {provenance}
+            union all by name select * exclude (_output, _reason, _stranger), {start} as window_start
+                from merged where _stranger and _output = '{name}')
         select {keys}window_start, {aggregates} from accepted group by {keys}window_start having {closed}"""
     )
     db.execute(

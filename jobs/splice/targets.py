@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from tidegate.jobs.reference.windows import spans_of
@@ -12,6 +13,11 @@ from tidegate.jobs.spec.windows import WindowKind, WindowSpec
 from tidegate.jobs.splice.recompute import Bounds
 
 __all__ = ["Target", "TouchingRow", "bounds_of", "purged", "targets_of"]
+
+
+_NEW, _COUNTED = "new", "counted"
+_Item = tuple[int, int, dict[str, Any] | str]
+"""Start, end, and a published session or what kind of row it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +35,18 @@ class Target:
 
     Attributes:
         standing: published results that it stands in the place of: itself, or the sessions that it joins.
+        needed: rows of the request are new in it; else it only joins sessions that a run in time would not have parted.
     """
 
     bounds: Bounds
     standing: list[dict[str, Any]] = field(default_factory=list)
+    needed: bool = True
+
+    @property
+    def tangled(self) -> bool:
+        """Its standing sessions meet: a row came when the one beside it was purged, and made another."""
+        ends = sorted((row["_ws"], row["_we"]) for row in self.standing)
+        return any(one[1] >= other[0] for one, other in pairwise(ends))
 
     @property
     def revision(self) -> int:
@@ -71,18 +85,24 @@ def purged(window: WindowSpec, end: int, frontier: int) -> bool:
     return limit < frontier if window.closes_after_end else limit <= frontier
 
 
-def targets_of(window: WindowSpec, rows: Iterable[TouchingRow], published: Sequence[Mapping[str, Any]]) -> list[Target]:
+def targets_of(
+    window: WindowSpec,
+    rows: Iterable[TouchingRow],
+    published: Sequence[Mapping[str, Any]],
+    counted: Iterable[TouchingRow] = (),
+) -> list[Target]:
     """The results that these rows touch, by end, start and key.
 
     Args:
         window: the window.
         rows: rows to merge.
         published: current results, with key columns, ``_ws``, ``_we`` and ``revision``.
+        counted: rows of the request that the window has counted already, maybe in a session of their own.
     """
     by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for result in published:
         by_key.setdefault(tuple(result[key] for key in window.keys), []).append(dict(result))
-    found = _sessions(window, rows, by_key) if window.kind is WindowKind.SESSION else _spans(window, rows, by_key)
+    found = _sessions(window, rows, counted, by_key) if window.kind is WindowKind.SESSION else _spans(window, rows, by_key)
     return sorted(found, key=lambda t: (t.bounds.end, t.bounds.start, repr(t.bounds.key)))
 
 
@@ -98,26 +118,29 @@ def _spans(
 
 
 def _sessions(
-    window: WindowSpec, rows: Iterable[TouchingRow], published: Mapping[tuple[Any, ...], list[dict[str, Any]]]
+    window: WindowSpec,
+    rows: Iterable[TouchingRow],
+    counted: Iterable[TouchingRow],
+    published: Mapping[tuple[Any, ...], list[dict[str, Any]]],
 ) -> list[Target]:
     """Rows and published sessions that meet, directly or through others, make one session."""
-    by_key: dict[tuple[Any, ...], list[tuple[int, int, dict[str, Any] | None]]] = {}
-    for row in rows:
-        by_key.setdefault(row.key, []).extend((*span, None) for span in bounds_of(window, row))
+    by_key: dict[tuple[Any, ...], list[_Item]] = {}
+    for what, some in ((_NEW, rows), (_COUNTED, counted)):
+        for row in some:
+            by_key.setdefault(row.key, []).extend((*span, what) for span in bounds_of(window, row))
     found = []
     for key, spans in by_key.items():
         items = [*spans, *((r["_ws"], r["_we"], r) for r in published.get(key, []))]
         for group in _components(items, touching=window.session_touch == "merge"):
-            if any(result is None for _, _, result in group):
-                bounds = Bounds(key, min(s for s, _, _ in group), max(e for _, e, _ in group))
-                found.append(Target(bounds, [result for _, _, result in group if result is not None]))
+            bounds = Bounds(key, min(s for s, _, _ in group), max(e for _, e, _ in group))
+            target = Target(bounds, [r for _, _, r in group if isinstance(r, dict)], any(r == _NEW for _, _, r in group))
+            if target.needed or (len(target.standing) > 1 and any(r == _COUNTED for _, _, r in group)):
+                found.append(target)
     return found
 
 
-def _components(
-    items: Iterable[tuple[int, int, dict[str, Any] | None]], *, touching: bool
-) -> list[list[tuple[int, int, dict[str, Any] | None]]]:
-    groups: list[list[tuple[int, int, dict[str, Any] | None]]] = []
+def _components(items: Iterable[_Item], *, touching: bool) -> list[list[_Item]]:
+    groups: list[list[_Item]] = []
     reach = 0
     for item in sorted(items, key=lambda i: i[:2]):
         if groups and (item[0] < reach or (touching and item[0] == reach)):

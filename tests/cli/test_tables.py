@@ -19,7 +19,9 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> pa.Table:
     """What every table holds here; reading real ones is tested where they are written."""
     table = pa.table({"position": [0, 1, 2], "carrier": ["UA", "DL", None], "_epoch": [1, 1, 2]})
 
-    def read(spec: object, store: object, name: str, *, columns: Any = None, current_only: bool = False) -> pa.Table:
+    def read(
+        spec: object, store: object, name: str, *, columns: Any = None, current_only: bool = False, at: Any = None
+    ) -> pa.Table:
         return table.select(list(columns)) if columns else table
 
     monkeypatch.setattr(sink, "read_table", read)

@@ -1,0 +1,320 @@
+"""`tidegate splice`: late rows and dead letters on their way back into history, with the effect known before anybody decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidegate.jobs.cli import context, output
+from tidegate.jobs.cli.context import JsonOption, SpecArgument, StoreOption
+
+if TYPE_CHECKING:
+    from tidegate.checkpoints.log import SlotLog
+    from tidegate.checkpoints.splices import SpliceRequest
+    from tidegate.jobs.spec.pipeline import PipelineSpec
+    from tidegate.jobs.splice.impact import Impact
+    from tidegate.jobs.splice.requests import Asking, Mend
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Merge late rows and dead letters back: request, look at the effect, decide.")
+
+Request = Annotated[str, typer.Argument(metavar="REQUEST", help="Id of a splice request.")]
+Why = Annotated[str, typer.Option(help="Kept with the request.")]
+Id = Annotated[
+    str | None, typer.Option("--id", help="Id of the new request: asking twice under one id makes one. Default: a new one.")
+]
+Days = Annotated[
+    float, typer.Option("--expires", metavar="DAYS", min=0, help="Nobody can merge it after so many days; 0: never.")
+]
+
+
+@app.command("late")
+def late(
+    pipeline: SpecArgument,
+    missed: Annotated[
+        list[str] | None, typer.Option("--output", help="Only what the rows missed there: events or a window.")
+    ] = None,
+    source: Annotated[list[str] | None, typer.Option("--source", help="Only rows of this source.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Event time from here on, ISO 8601.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Event time before this, ISO 8601.")] = None,
+    reason: Annotated[list[str] | None, typer.Option("--reason", help="Only rows that are late for this reason.")] = None,
+    at_least: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Fewer rows are no request: nothing is made, exit code 0.")
+    ] = 1,
+    why: Why = "",
+    request_id: Id = None,
+    days: Days = 30,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Request that late rows are merged into the outputs that they missed. Rows in an open request are not asked for twice."""
+    spec, log = _opened(pipeline, store)
+    from tidegate.jobs.splice.requests import LateFilter, from_late, pending_rows
+
+    which = LateFilter(tuple(missed or ()), tuple(source or ()), _ticks(since), _ticks(until), tuple(reason or ()))
+    if at_least > 1 and (count := pending_rows(spec, log, which).num_rows) < at_least:
+        facts = {"request": None, "rows": count, "at_least": at_least}
+        output.envelope("splice", facts) if as_json else output.console().print(f"{count:,} late rows: fewer than {at_least:,}")
+        return
+    _made(from_late(spec, log, which, _asking(why, request_id, days)), as_json)
+
+
+@app.command("dead-letters")
+def dead_letters(
+    pipeline: SpecArgument,
+    values: Annotated[
+        list[str] | None, typer.Option("--set", metavar="COLUMN=VALUE", help="Put this value into every row.")
+    ] = None,
+    mend: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON lines with _source, _partition, _seq and the mended columns: only these rows."),
+    ] = None,
+    reason: Annotated[list[str] | None, typer.Option("--reason", help="Only rows that died of this.")] = None,
+    why: Why = "",
+    request_id: Id = None,
+    days: Days = 30,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Request that dead letters, mended, are merged into all outputs. They keep their identity."""
+    spec, log = _opened(pipeline, store)
+    from tidegate.jobs.splice.requests import from_dead_letters
+
+    found = from_dead_letters(spec, log, _mend(values or [], mend), _asking(why, request_id, days), reasons=reason or ())
+    _made(found, as_json)
+
+
+@app.command("file")
+def file(
+    pipeline: SpecArgument,
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Rows with the pipeline's columns: .parquet, .csv, .json or .jsonl.")
+    ],
+    source: Annotated[str | None, typer.Option(help="The source that the rows belong to.")] = None,
+    why: Why = "",
+    request_id: Id = None,
+    days: Days = 30,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Request that the rows of a file are merged into all outputs."""
+    spec, log = _opened(pipeline, store)
+    from tidegate.jobs.splice.requests import from_file
+
+    _made(from_file(spec, log, path, _asking(why, request_id, days), source=source), as_json)
+
+
+@app.command("list")
+def list_(pipeline: SpecArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List splice requests, oldest first."""
+    from tidegate.checkpoints.clock import SYSTEM_CLOCK
+    from tidegate.checkpoints.splices import listing
+    from tidegate.jobs.splice.requests import state_of
+
+    _, log = _opened(pipeline, store)
+    head, now = log.head(), SYSTEM_CLOCK.ticks()
+    found = [(request, state_of(log, request, head, now)) for request in listing(log.store, log.pipeline)]
+    if as_json:
+        output.envelope("splices", [_facts(request) | {"state": state} for request, state in found])
+        return
+    columns = ["request", "state", "rows", "from", "event time", "asked by", "age", "why"]
+    output.table(columns, [_row(request, state) for request, state in found])
+
+
+@app.command()
+def show(
+    pipeline: SpecArgument,
+    request_id: Request,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a page with a picture.")] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show exactly what a merge would change, in every table, before anybody decides. Changes nothing."""
+    from tidegate.checkpoints.splices import read
+
+    spec, log = _opened(pipeline, store)
+    request = read(log.store, spec.name, request_id)
+    from tidegate.jobs.splice.merge import estimate, merged_in
+
+    done = merged_in(log, request_id)
+    if done is not None:
+        facts = {"request": _facts(request), "checkpoint": done}
+        output.envelope("splice", facts) if as_json else output.console().print(f"{request_id} was merged in {done}")
+        return
+    _, impact = estimate(spec, log, request)
+    if html is not None:
+        from tidegate.jobs.splice.page import as_html
+
+        html.write_text(as_html(request, impact), encoding="utf-8")
+    if as_json:
+        output.envelope("impact", {"request": _facts(request), "impact": impact.model_dump(mode="json")})
+    else:
+        _print_impact(request, impact)
+
+
+@app.command()
+def merge(
+    pipeline: SpecArgument,
+    request_id: Request,
+    digest: Annotated[
+        str | None, typer.Option(help="Of the report that was looked at: another effect is refused. Default: ask here.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    why: Why = "",
+    who: Annotated[str | None, typer.Option(help="Who decided. Default: you.")] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Merge a request: one sealed slot, published in one step; a running driver goes on after it."""
+    from tidegate.checkpoints.splices import read
+
+    spec, log = _opened(pipeline, store)
+    from tidegate.jobs.splice import merge as merging
+
+    if digest is None and merging.merged_in(log, request_id) is None:
+        request = read(log.store, spec.name, request_id)
+        _, impact = merging.estimate(spec, log, request)
+        digest = impact.digest
+        if not yes:
+            _print_impact(request, impact)
+            typer.confirm("Merge?", abort=True)
+    outcome = merging.merge(spec, log, request_id, who=who or context.who(), why=why, digest=digest)
+    _publish(spec, log)
+    facts: dict[str, Any] = {
+        "request": request_id,
+        "checkpoint": outcome.checkpoint,
+        "promised": outcome.promised,
+        "actual": outcome.actual,
+    }
+    facts |= {"again": outcome.again, "slots_lost": outcome.lost, "seconds": round(outcome.seconds, 3)}
+    if as_json:
+        output.envelope("merge", facts | {"impact": outcome.impact.model_dump(mode="json") if outcome.impact else None})
+    else:
+        _print_outcome(facts)
+
+
+@app.command()
+def reject(pipeline: SpecArgument, request_id: Request, why: Why = "", who: str = "", store: StoreOption = None) -> None:
+    """Reject a request: everything stays as it is; its rows can be asked for again."""
+    from tidegate.checkpoints.clock import SYSTEM_CLOCK
+    from tidegate.checkpoints.splices import decide
+
+    spec, log = _opened(pipeline, store)
+    decide(log.store, spec.name, request_id, "rejected", who=who or context.who(), why=why, at=SYSTEM_CLOCK.ticks())
+    output.console().print(f"{request_id} is rejected")
+
+
+@app.command()
+def expire(pipeline: SpecArgument, store: StoreOption = None) -> None:
+    """Close requests that nobody decided in time."""
+    from tidegate.checkpoints.clock import SYSTEM_CLOCK
+    from tidegate.checkpoints.splices import OPEN, decide, listing
+
+    spec, log = _opened(pipeline, store)
+    now = SYSTEM_CLOCK.ticks()
+    due = [r for r in listing(log.store, spec.name) if r.state in OPEN and r.expired(now)]
+    for request in due:
+        decide(log.store, spec.name, request.id, "expired", who="clock", why="nobody decided in time", at=now)
+    output.console().print(f"{len(due)} requests have expired")
+
+
+def _opened(pipeline: str, store: str | None) -> tuple[PipelineSpec, SlotLog]:
+    spec = context.find_spec(pipeline)
+    return spec, context.open_log(spec.name, store)
+
+
+def _asking(why: str, request_id: str | None, days: float) -> Asking:
+    from tidegate.jobs.splice.requests import Asking
+
+    return Asking(context.who(), why, round(days * 24 * 3600 * 1_000_000) or None, request_id)
+
+
+def _ticks(text: str | None) -> int | None:
+    from datetime import UTC, datetime
+
+    from tidegate.jobs.spec.errors import ConfigurationError
+
+    if text is None:
+        return None
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{text!r} is no time", code="cli.bad_time", advice="write 2013-01-06T12:00:00Z") from error
+    return round((instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp() * 1_000_000)
+
+
+def _mend(values: list[str], path: Path | None) -> Mend:
+    from tidegate.jobs.spec.errors import ConfigurationError
+    from tidegate.jobs.splice.requests import Mend
+
+    pairs = [value.partition("=") for value in values]
+    rows: dict[tuple[str, str, int], Mapping[str, str]] = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines() if path else ():
+            raw: dict[str, Any] = json.loads(line)
+            who = str(raw.pop("_source")), str(raw.pop("_partition")), int(raw.pop("_seq"))
+            rows[who] = raw
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read as mended rows: {error!r}",
+            code="splice.bad_mend",
+            advice='one JSON object per line: {"_source": "a", "_partition": "0", "_seq": 7, "amount": "1.50"}',
+        ) from error
+    return Mend({name: text for name, _, text in pairs}, rows)
+
+
+def _made(request: SpliceRequest, as_json: bool) -> None:
+    if as_json:
+        output.envelope("splice", _facts(request) | {"request": request.id, "rows": request.row_count})
+        return
+    output.console().print(
+        f"{request.id}: {request.row_count:,} rows; look at its effect: tidegate splice show {request.pipeline} {request.id}"
+    )
+
+
+def _facts(request: SpliceRequest) -> dict[str, Any]:
+    return request.model_dump(mode="json", exclude={"rows", "format_version", "revision"})
+
+
+def _row(request: SpliceRequest, state: str) -> tuple[object, ...]:
+    times = f"{output.instant(request.min_time)} to {output.instant(request.max_time)}"
+    return request.id, state, request.row_count, request.origin, times, request.who, output.age(request.created_at), request.why
+
+
+def _print_impact(request: SpliceRequest, impact: Impact) -> None:
+    from tidegate.jobs.splice.page import SHOWN, as_text, change_line
+
+    screen = output.console()
+    screen.print(as_text(request, impact))
+    for table in impact.tables:
+        lines = [change_line(change) for change in table.changes if "window_start" in change]
+        for line in lines[:SHOWN]:
+            screen.print(f"    {table.table}  {line}")
+        if len(lines) > SHOWN:
+            screen.print(f"    {table.table}  and {table.added + table.changed - SHOWN:,} more: --json or --html FILE")
+
+
+def _print_outcome(facts: Mapping[str, Any]) -> None:
+    screen = output.console()
+    if facts["checkpoint"] is None:
+        screen.print(f"{facts['request']}: nothing was left to merge")
+    elif facts["again"]:
+        screen.print(f"{facts['request']} was merged before, in {facts['checkpoint']}")
+    else:
+        same = "exactly what the report said" if facts["promised"] == facts["actual"] else "NOT what the report said"
+        screen.print(f"{facts['request']} is merged in {facts['checkpoint']}: {same} ({facts['seconds']:.1f} s)")
+
+
+def _publish(spec: PipelineSpec, log: SlotLog) -> None:
+    """Bring the tables to the head: nobody else may be running. Two publishers disturb each other as little as two drivers."""
+    from tidegate.checkpoints.identity import ensure_identity
+    from tidegate.jobs.sinks.iceberg import IcebergSink
+
+    with TemporaryDirectory(prefix="tidegate-splice-") as folder:
+        IcebergSink(spec, log.store, ensure_identity(log.store, spec.name), Path(folder)).follow(log)

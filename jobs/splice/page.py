@@ -1,0 +1,152 @@
+"""The impact report as words and as one self-contained page with a picture, for whoever has to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from tidegate.checkpoints.splices import SpliceRequest
+from tidegate.jobs.spec.time import format_instant
+from tidegate.jobs.splice.impact import Impact, TableImpact
+
+__all__ = ["SHOWN", "as_html", "as_text", "change_line"]
+
+SHOWN = 30
+"""Changes listed one by one for people; JSON has more."""
+_WIDTH, _HEIGHT, _BARS = 760, 120, 60
+
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>
+body{{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;color:#1b2733}}
+h1{{font-size:1.4rem}}h2{{font-size:1.1rem;margin-top:2rem}}table{{border-collapse:collapse;width:100%}}
+th,td{{text-align:left;padding:.25rem .6rem;border-bottom:1px solid #dde3ea;vertical-align:top}}td.n{{text-align:right}}
+.added{{color:#1a7f4b}}.changed{{color:#9a5b00}}.removed{{color:#b3261e}}code{{background:#f2f5f8;padding:.1rem .3rem}}
+svg{{width:100%;height:auto}}</style><h1>{title}</h1>{body}</html>
+"""
+
+
+def as_text(request: SpliceRequest, impact: Impact) -> str:
+    """A few lines: who asks for what, and what would happen."""
+    head = f"splice request {impact.request} of {impact.pipeline}: {impact.rows:,} rows from {request.origin.replace('_', ' ')}"
+    lines = [head + (f", asked for by {request.who}" if request.who else "") + (f": {request.why}" if request.why else "")]
+    if impact.already:
+        lines.append(f"  merged before, left out: {impact.already:,}")
+    lines += [f"  {_sentence(table)}" for table in impact.tables] or ["  nothing is left to merge"]
+    cost = impact.cost
+    lines.append(
+        f"  cost: {cost['rows_read']:,.0f} rows read, {cost['rows_written']:,.0f} written, about {cost['seconds']:.1f} s"
+    )
+    lines.append(f"  digest {impact.digest}")
+    return "\n".join(lines)
+
+
+def change_line(change: dict[str, Any]) -> str:
+    """One changed result."""
+    key = ", ".join(f"{k}={v}" for k, v in change["key"].items())
+    old, new = change["old"], change["new"]
+    values = [f"{n}: {v}" if old is None else f"{n}: {old[n]} -> {v}" for n, v in new.items() if old is None or old[n] != v]
+    place = " ".join(part for part in (key, change["window_start"]) if part)
+    return f"{place}  {', '.join(values)}  (revision {change['revision']})"
+
+
+def as_html(request: SpliceRequest, impact: Impact) -> str:
+    """The page."""
+    title = f"Splice request {impact.request} of {impact.pipeline}"
+    who = f"{request.origin.replace('_', ' ')}, asked for by {request.who} at {format_instant(request.created_at)}"
+    body = [f"<p>{impact.rows:,} rows from {escape(who)}{': ' + escape(request.why) if request.why else ''}</p>"]
+    body.append(_picture(impact))
+    body.append(_summary(impact))
+    body += [_details(table) for table in impact.tables]
+    body.append(f"<p>{escape(as_text(request, impact).splitlines()[-2].strip())}<br>digest <code>{impact.digest}</code></p>")
+    return _PAGE.format(title=escape(title), body="\n".join(body))
+
+
+def _sentence(table: TableImpact) -> str:
+    parts = [
+        f"{count:,} {word}"
+        for count, word in ((table.added, "added"), (table.changed, "changed"), (table.removed, "removed"))
+        if count
+    ]
+    moved = f"; {table.moved:,} rows behind them move up, none is written again" if table.moved else ""
+    where = f", {table.first} to {table.last}" if table.first else ""
+    return f"{table.table}: {', '.join(parts) or 'nothing changes'}{where}{moved}"
+
+
+def _summary(impact: Impact) -> str:
+    head = "<tr><th>table<th>added<th>changed<th>removed<th>moved<th>from<th>to</tr>"
+    rows = (
+        f'<tr><td>{escape(t.table)}<td class="n added">{t.added:,}<td class="n changed">{t.changed:,}'
+        f'<td class="n removed">{t.removed:,}<td class="n">{t.moved:,}<td>{t.first or ""}<td>{t.last or ""}</tr>'
+        for t in impact.tables
+    )
+    return f"<table>{head}{''.join(rows)}</table>"
+
+
+def _details(table: TableImpact) -> str:
+    shown = [c for c in table.changes if "window_start" in c][:SHOWN]
+    if not shown:
+        return ""
+    rows = "".join(_detail(change) for change in shown)
+    more = table.added + table.changed - len(shown)
+    rest = f"<p>and {more:,} more</p>" if more > 0 else ""
+    return f"<h2>{escape(table.table)}</h2><table><tr><th>key<th>window<th>old<th>new<th>rows</tr>{rows}</table>{rest}"
+
+
+def _detail(change: dict[str, Any]) -> str:
+    key = ", ".join(f"{k}={v}" for k, v in change["key"].items())
+    values = [", ".join(f"{n}: {v}" for n, v in side.items()) if side else "" for side in (change["old"], change["new"])]
+    old, new = map(escape, values)
+    kind = "changed" if change["old"] else "added"
+    return (
+        f'<tr><td>{escape(key)}<td>{change["window_start"]}<td>{old}<td class="{kind}">{new}<td class="n">{change["rows"]}</tr>'
+    )
+
+
+def _picture(impact: Impact) -> str:
+    """Where in time the changes lie: one bar chart per table, over the same axis."""
+    starts = {t.table: _starts(t) for t in impact.tables}
+    every = [s for found in starts.values() for s, _ in found]
+    if not every:
+        return ""
+    low, high = min(every), max(every)
+    charts = [_chart(name, found, low, high, n) for n, (name, found) in enumerate(starts.items())]
+    height = len(charts) * (_HEIGHT + 10) + 20
+    axis = f'<text x="0" y="{height - 4}">{low}</text><text x="{_WIDTH}" y="{height - 4}" text-anchor="end">{high}</text>'
+    label = "where in event time the changes lie"
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" font-size="11" role="img" aria-label="{label}">{"".join(charts)}{axis}</svg>'
+
+
+def _starts(table: TableImpact) -> list[tuple[str, bool]]:
+    """(time, whether something is replaced) of each change."""
+    return [(str(c.get("window_start") or _time_of(c["new"])), c["old"] is not None) for c in table.changes]
+
+
+def _time_of(row: dict[str, Any]) -> str:
+    return next(str(v.isoformat()).replace("+00:00", "Z") for v in row.values() if hasattr(v, "isoformat"))
+
+
+def _chart(name: str, found: Sequence[tuple[str, bool]], low: str, high: str, number: int) -> str:
+    from datetime import datetime
+
+    begin, end = datetime.fromisoformat(low).timestamp(), datetime.fromisoformat(high).timestamp()
+    width = max(end - begin, 1.0)
+    counts = [[0, 0] for _ in range(_BARS)]
+    for text, changed in found:
+        place = int((datetime.fromisoformat(text).timestamp() - begin) / width * (_BARS - 1))
+        counts[place][changed] += 1
+    base, most = (number + 1) * (_HEIGHT + 10) - 10, max(sum(pair) for pair in counts) or 1
+    step = _WIDTH / _BARS
+    bars = "".join(_bar(n * step, base, step, pair, most) for n, pair in enumerate(counts) if sum(pair))
+    line = f'<line x1="0" x2="{_WIDTH}" y1="{base}" y2="{base}" stroke="#9aa7b4"/>'
+    return f'{bars}{line}<text x="0" y="{base - _HEIGHT + 12}" fill="#51606e">{escape(name)}: at most {most:,} in a bar</text>'
+
+
+def _bar(x: float, base: int, step: float, pair: Iterable[int], most: int) -> str:
+    parts, y = [], float(base)
+    for count, colour in zip(pair, ("#1a7f4b", "#d08a1d"), strict=True):
+        height = count / most * (_HEIGHT - 20)
+        y -= height
+        parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{step - 1:.1f}" height="{height:.1f}" fill="{colour}"/>' if count else ""
+        )
+    return "".join(parts)

@@ -1,0 +1,252 @@
+"""`tidegate splice` and `tidegate row` on a store with real objects and real Iceberg tables; only Spark is not there."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.cli.conftest import Cli, Said
+from tests.engine.harness import PlainSteps
+
+from tidegate.checkpoints.clock import ManualClock
+from tidegate.checkpoints.identity import ensure_identity
+from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.log import SlotLog
+from tidegate.jobs.engine.epoch import Author, Engine
+from tidegate.jobs.engine.faults import NoFaults
+from tidegate.jobs.reference.mover import ReferenceMover
+from tidegate.jobs.sinks.exact import check_exact
+from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.jobs.sinks.small import SmallTables
+from tidegate.jobs.sinks.tables import read_table
+from tidegate.jobs.sources.objects import ObjectSource
+from tidegate.jobs.spec.loader import load_spec
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+SPEC = """\
+apiVersion: tidegate/v1
+name: shop
+sources:
+  web: {path: inbox/web/, schema: {at: timestamp, item: string, price: long}, event_time: at, lag: 0s, limits: {objects: 1}}
+windows:
+  hourly: {kind: tumbling, size: 1h, keys: [item], aggregates: {sold: count(*), revenue: sum(price), best: max(price)}}
+"""
+OBJECTS: list[list[tuple[str | None, str, int]]] = [
+    [("10:05", "tea", 3), ("10:40", "tea", 4)],
+    [("12:10", "cup", 9), ("12:30", "tea", 5)],
+    [("10:20", "tea", 2), ("11:15", "cup", 8), ("13:00", "tea", 1)],
+    [(None, "pot", 70), ("23:00", "cup", 1)],
+]
+
+
+class Shop:
+    """A pipeline with late rows and a dead letter, run by the real engine."""
+
+    def __init__(self, store: LocalStore, spec: PipelineSpec, folder: Path) -> None:
+        self.store, self.spec, self.folder = store, spec, folder
+        self.log = SlotLog(store, spec.name)
+        self.uid = ensure_identity(store, spec.name)
+        clock = ManualClock()
+        source = spec.sources["web"]
+        self.engine = Engine(
+            spec,
+            self.log,
+            [ObjectSource("web", source, store)],
+            ReferenceMover(store, spec),
+            author=Author(self.uid, "driver", "0"),
+            steps=PlainSteps(),
+            clock=clock,
+            faults=NoFaults(),
+            small_tables=SmallTables(store).write,
+        )
+
+    def put(self, number: int, rows: list[tuple[str | None, str, int]]) -> None:
+        """One object of the inbox."""
+        times = [None if at is None else f"2026-05-01T{at}:00+00:00" for at, _, _ in rows]
+        stamps = pa.array(times, pa.string()).cast(pa.timestamp("us", tz="UTC"))
+        table = pa.table({"at": stamps, "item": [i for _, i, _ in rows], "price": [p for _, _, p in rows]})
+        buffer = io.BytesIO()
+        pq.write_table(table, buffer)
+        self.store.put(f"inbox/web/{number:04d}.parquet", buffer.getvalue())
+
+    def run(self) -> None:
+        """Read what is there, an object an epoch, and publish it."""
+        while self.engine.run_epoch().rows:
+            pass
+        self.publish()
+
+    def publish(self) -> None:
+        """Bring the tables to the head."""
+        IcebergSink(self.spec, self.store, self.uid, self.folder).follow(self.log)
+
+    def table(self, name: str, **options: Any) -> list[dict[str, Any]]:
+        """Rows as readers see them."""
+        rows: list[dict[str, Any]] = read_table(self.spec, self.store, name, **options).to_pylist()
+        return rows
+
+    def results(self, **options: Any) -> dict[tuple[str, str], tuple[int, int, int]]:
+        """(hour, item) -> (sold, revenue, best)."""
+        rows = self.table("hourly", current_only=True, **options)
+        return {(f"{r['window_start']:%H}", r["item"]): (r["sold"], r["revenue"], r["best"]) for r in rows}
+
+    def exact(self) -> list[str]:
+        """What an independent recomputation finds wrong."""
+        return check_exact(
+            self.spec, self.store, self.log, lambda name: read_table(self.spec, self.store, name, current_only=True)
+        ).problems
+
+
+@pytest.fixture
+def shop(store: LocalStore, tmp_path: Path) -> Shop:
+    path = tmp_path / "shop.yaml"
+    path.write_text(SPEC)
+    found = Shop(store, load_spec(path), tmp_path / "work")
+    for number, rows in enumerate(OBJECTS):
+        found.put(number, rows)
+    found.run()
+    return found
+
+
+def _ask(cli: Cli, *arguments: str) -> str:
+    return str(cli("splice", *arguments, "--json").data["request"])
+
+
+def test_late_rows_come_back(cli: Cli, shop: Shop) -> None:
+    """Ask, look, merge: the tables then are exact with the rows in their places, and the old version stays readable."""
+    before, slot = shop.results(), shop.log.head().slot
+    assert shop.exact() == []
+    request = _ask(cli, "late", "shop.yaml", "--why", "the till was offline")
+    shown = cli("splice", "show", "shop.yaml", request, "--html", "report.html")
+    assert "hourly: 1 added, 1 changed" in shown.out
+    assert "item=tea 2026-05-01T10:00:00Z  sold: 2 -> 3, revenue: 7 -> 9  (revision 1)" in shown.out
+    assert shop.results() == before, "looking changes nothing"
+    said = cli("splice", "merge", "shop.yaml", request, "--yes")
+    assert "exactly what the report said" in said.out
+    assert shop.results() == {**before, ("10", "tea"): (3, 9, 4), ("11", "cup"): (1, 8, 8)}
+    assert shop.results(at=slot) == before
+    assert shop.exact() == []
+    assert [(r["position"], f"{r['at']:%H:%M}") for r in shop.table("events")][:4] == [
+        (0, "10:05"), (1, "10:20"), (2, "10:40"), (3, "11:15"),
+    ]  # fmt: skip
+    assert [r["position"] for r in shop.table("events", at=slot)] == list(range(5))
+    assert [r["position"] for r in shop.table("events", spliced=False)] == list(range(5))
+    assert "<svg" in Path("report.html").read_text()
+
+
+def test_a_driver_goes_on_above_a_merge(cli: Cli, shop: Shop) -> None:
+    """New epochs land on top of a merge, in the log and in the tables; files without the new column still fit."""
+    request = _ask(cli, "late", "shop.yaml")
+    assert cli("splice", "merge", "shop.yaml", request, "--yes").exit_code == 0
+    shop.put(4, [("23:30", "tea", 6), ("23:59", "tea", 1)])
+    while not shop.engine.run_epoch().sealed:
+        pass
+    shop.run()
+    assert shop.exact() == []
+    assert [r["position"] for r in shop.table("events")] == list(range(len(shop.table("events"))))
+
+
+def test_rejected_requests_change_nothing(cli: Cli, shop: Shop) -> None:
+    """A rejected request cannot be merged; its rows can be asked for again; who and why are kept."""
+    before = shop.results()
+    request = _ask(cli, "late", "shop.yaml")
+    assert cli("splice", "reject", "shop.yaml", request, "--why", "a test till").exit_code == 0
+    said = cli("splice", "merge", "shop.yaml", request, "--yes")
+    assert (said.exit_code, "is rejected (a test till)" in said.err.replace("\n", " ")) == (2, True)
+    assert _ask(cli, "late", "shop.yaml") != request
+    states = {r["id"]: r["state"] for r in cli("splice", "list", "shop.yaml", "--json").data}
+    assert sorted(states.values()) == ["created", "rejected"]
+    assert shop.results() == before
+
+
+def test_only_what_was_asked_for(cli: Cli, shop: Shop) -> None:
+    """A request can be narrowed to a time range and an output."""
+    request = _ask(cli, "late", "shop.yaml", "--until", "2026-05-01T11:00:00Z", "--output", "hourly")
+    cli("splice", "merge", "shop.yaml", request, "--yes")
+    assert (shop.results()[("10", "tea")], ("11", "cup") in shop.results()) == ((3, 9, 4), False)
+    assert len(shop.table("events")) == 5
+    assert shop.exact() == []
+
+
+def test_few_late_rows_are_no_request(cli: Cli, shop: Shop) -> None:
+    """Below the threshold nothing is made, and that is no error."""
+    said = cli("splice", "late", "shop.yaml", "--at-least", "3", "--json")
+    assert (said.exit_code, said.data) == (0, {"request": None, "rows": 2, "at_least": 3})
+
+
+def test_dead_letters_are_mended(cli: Cli, shop: Shop) -> None:
+    """A dead row that is mended is merged under its own identity; unmended it is refused with the reason."""
+    said = cli("splice", "dead-letters", "shop.yaml")
+    assert (said.exit_code, "no event time" in said.err) == (2, True)
+    request = _ask(cli, "dead-letters", "shop.yaml", "--set", "at=2026-05-01T11:30:00Z")
+    cli("splice", "merge", "shop.yaml", request, "--yes")
+    assert shop.results()[("11", "pot")] == (1, 70, 70)
+    assert shop.exact() == []
+    found = cli("row", "shop.yaml", "item=pot", "--json").data
+    assert [(p["output"], p["state"]) for p in found[0]["places"]] == [
+        ("dead_letters", "dead letter"), ("request", "merged"), ("events", "inserted"), ("hourly", "merged"),
+    ]  # fmt: skip
+    assert cli("splice", "dead-letters", "shop.yaml", "--set", "at=2026-05-01T11:30:00Z").exit_code == 2
+
+
+def test_single_dead_letters_are_mended(cli: Cli, shop: Shop) -> None:
+    """A file of mended rows names each by its identity."""
+    dead = shop.table("dead_letters")[0]
+    line = {"_source": "web", "_partition": dead["_partition"], "_seq": dead["_seq"], "at": "2026-05-01T10:01:00Z", "price": "71"}
+    Path("mended.jsonl").write_text(json.dumps(line))
+    request = _ask(cli, "dead-letters", "shop.yaml", "--mend", "mended.jsonl")
+    cli("splice", "merge", "shop.yaml", request, "--yes")
+    assert shop.results()[("10", "pot")] == (1, 71, 71)
+    assert shop.table("events")[0]["item"] == "pot"
+
+
+def test_rows_of_a_file(cli: Cli, shop: Shop) -> None:
+    """Rows that never came are merged from a file, and the same file only once; a later merge of late rows still proves exact."""
+    Path("lost.csv").write_text("at,item,price\n2026-05-01T10:50:00Z,tea,40\n2026-05-01T09:00:00Z,cup,2\n")
+    request = _ask(cli, "file", "shop.yaml", "lost.csv")
+    cli("splice", "merge", "shop.yaml", request, "--yes")
+    assert shop.results()[("10", "tea")] == (3, 47, 40)
+    assert cli("splice", "file", "shop.yaml", "lost.csv").exit_code == 2
+    cli("splice", "merge", "shop.yaml", _ask(cli, "late", "shop.yaml"), "--yes")
+    assert shop.results()[("10", "tea")] == (4, 49, 40)
+    assert shop.exact() == []
+
+
+def test_too_early(cli: Cli, shop: Shop) -> None:
+    """A row of a window that a driver may still compute is refused: it would be counted by two."""
+    Path("new.csv").write_text("at,item,price\n2026-05-01T23:10:00Z,tea,40\n")
+    request = _ask(cli, "file", "shop.yaml", "new.csv")
+    said = cli("splice", "merge", "shop.yaml", request, "--yes")
+    assert (said.exit_code, "still open to a driver" in said.err) == (2, True)
+
+
+def test_where_is_my_row(cli: Cli, shop: Shop) -> None:
+    """A row is followed by any field: released and counted; late for what, by how much; asked for; merged, in which revision."""
+    found = cli("row", "shop.yaml", "price=3", "--json").data
+    assert [(p["output"], p["state"]) for p in found[0]["places"]] == [("events", "released"), ("hourly", "counted")]
+    late = cli("row", "shop.yaml", "at=2026-05-01T10:20:00Z")
+    assert "late_order" in late.out
+    assert "hourly         missing" in late.out
+    request = _ask(cli, "late", "shop.yaml")
+    cli("splice", "merge", "shop.yaml", request, "--yes")
+    places = cli("row", "shop.yaml", "price=2", "--json").data[0]["places"]
+    assert [(p["output"], p["state"]) for p in places] == [
+        ("late", "late, merged since"), ("late", "late, merged since"), ("request", "merged"), ("events", "inserted"),
+        ("hourly", "merged"),
+    ]  # fmt: skip
+    assert (places[3]["detail"]["position"], places[4]["detail"]["revision"]) == (1, 1)
+    assert cli("row", "shop.yaml", "price=12345").exit_code == 1
+    assert cli("row", "shop.yaml", "colour=red").exit_code == 2
+
+
+def test_merging_twice_is_once(cli: Cli, shop: Shop) -> None:
+    """The second call says where it was merged; show says so as well."""
+    request = _ask(cli, "late", "shop.yaml")
+    first: Said = cli("splice", "merge", "shop.yaml", request, "--yes", "--json")
+    again = cli("splice", "merge", "shop.yaml", request, "--json")
+    assert (again.data["again"], again.data["checkpoint"]) == (True, first.data["checkpoint"])
+    assert f"was merged in {first.data['checkpoint']}" in cli("splice", "show", "shop.yaml", request).out
