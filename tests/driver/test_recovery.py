@@ -1,0 +1,103 @@
+"""Where a driver goes on from, by `supervision.recover_to`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tidegate.checkpoints.layout import new_attempt
+from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.manifest import Counters, Manifest
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.jobs.driver.recovery import settle_head
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.spec.loader import parse_spec
+
+SPEC = parse_spec(
+    "{apiVersion: tidegate/v1, name: p, sources: {one: {path: inbox, schema: {at: timestamp}, event_time: at, lag: 1m}}}"
+)
+
+
+@pytest.fixture
+def log() -> SlotLog:
+    """Six epochs without files."""
+    log = SlotLog(MemoryStore(), "p")
+    for _ in range(6):
+        head = log.head()
+        manifest = Manifest(
+            timeline=head.timeline,
+            slot=head.next_slot,
+            pipeline="p",
+            uid="u",
+            spec_digest="s",
+            code_version="c",
+            parent=str(head.checkpoint) if head.checkpoint else None,
+            parent_sha256=head.sha256,
+            attempt=new_attempt(),
+            lease_token=1,
+            driver="d",
+            recorded_now=0,
+            created_at=0,
+            counters=Counters(read=head.next_slot, released=head.next_slot),
+        )
+        log.seal(manifest)
+    return log
+
+
+def _checked(log: SlotLog, **verdicts: str) -> None:
+    """Quality runs: `s4="fail"` is one that looked at slot 4."""
+    runs = []
+    for slot, verdict in verdicts.items():
+        filled = log.read(0, int(slot[1:]))
+        assert filled is not None
+        runs.append({"checkpoint": str(filled.epoch.id), "verdict": verdict})
+    log.store.put("p/quality/history.json", json.dumps({"runs": runs}).encode())
+
+
+def _settle(log: SlotLog, recover_to: str) -> tuple[int, int]:
+    lease = Lease.acquire(log.store, "p", Holder.this_process())
+    try:
+        settle_head(SPEC, log, lease, recover_to)
+    finally:
+        lease.release()
+    head = log.head()
+    return head.timeline, head.slot
+
+
+def test_latest_goes_on_after_the_newest(log: SlotLog) -> None:
+    """Whatever the checks said: only a damaged checkpoint is passed over."""
+    _checked(log, s4="fail")
+    assert _settle(log, "latest") == (0, 6)
+
+
+def test_latest_healthy_goes_back_before_what_failed(log: SlotLog) -> None:
+    """The newest checkpoint that a good run speaks for; a fork that says why, never silent."""
+    _checked(log, s3="pass", s5="fail")
+    assert _settle(log, "latest_healthy") == (1, 3)
+    (fork,) = log.forks()
+    assert fork.why == "started with recover_to=latest_healthy"
+
+
+def test_latest_healthy_goes_back_once(log: SlotLog) -> None:
+    """The next driver finds the new timeline healthy and goes on: a stream that is lost again and again loses no more."""
+    _checked(log, s3="pass", s5="fail")
+    for _ in range(3):
+        assert _settle(log, "latest_healthy") == (1, 3)
+    assert len(log.forks()) == 1
+
+
+def test_without_failed_checks_latest_healthy_is_latest(log: SlotLog) -> None:
+    """Nothing is held against what nobody checked, or what passed with warnings."""
+    assert _settle(log, "latest_healthy") == (0, 6)
+    _checked(log, s4="warn")
+    assert _settle(log, "latest_healthy") == (0, 6)
+    assert log.forks() == []
+
+
+def test_when_everything_failed_somebody_has_to_look(log: SlotLog) -> None:
+    """No checkpoint is healthy: the driver says so instead of beginning from nothing."""
+    _checked(log, s6="fail")
+    with pytest.raises(ConfigurationError, match="does not name a checkpoint"):
+        _settle(log, "latest_healthy")
