@@ -9,7 +9,7 @@ LOCK = uv pip compile --universal --generate-hashes --no-emit-index-url --python
 
 .PHONY: help
 help: ## this list
-	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ##@ Run
 
@@ -55,6 +55,10 @@ soak: venv ## simulate crashes, races and storage faults from seeds (SECONDS=60 
 .PHONY: mutants
 mutants: venv ## plant bugs; the simulation must find each (SECONDS=60 for each bug)
 	$(BIN)/python -m tests.simulation.mutants --seconds $(or $(SECONDS),60)
+
+.PHONY: bench-triggerer
+bench-triggerer: venv ## 50 streams under one triggerer: its CPU and memory, time to notice ten losses (ARGS="--streams 50")
+	$(BIN)/python -m tests.operators.bench_triggerer $(ARGS)
 
 .PHONY: ci
 ci: ## what CI runs: all of the above, and the tests against the built wheel
