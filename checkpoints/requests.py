@@ -33,6 +33,9 @@ class Kind(StrEnum):
     ABORT_BARRIER = "abort-barrier"  # barrier event by id
     SAVEPOINT = "savepoint"  # seal an epoch now and pin it under a name
     PIN = "pin"  # pin the newest checkpoint under a name
+    ATTACH = "attach"  # a pipe or reducer: begin with its backfill
+    DETACH = "detach"  # a pipe or reducer: dispatch no later row
+    RESUME = "resume"  # a paused pipe or reducer: go on with the row it failed at
 
 
 class AckOutcome(StrEnum):
@@ -74,6 +77,9 @@ class Request(_Message):
             Kind.ABORT_BARRIER: ("barrier", self.barrier),
             Kind.SAVEPOINT: ("name", self.name),
             Kind.PIN: ("name", self.name),
+            Kind.ATTACH: ("name", self.name),
+            Kind.DETACH: ("name", self.name),
+            Kind.RESUME: ("name", self.name),
         }
         field, value = needed[self.kind]
         if value is None:

@@ -1,4 +1,4 @@
-"""`tidegate abort-barrier` and `tidegate savepoint`: what people ask of a running driver."""
+"""`tidegate abort-barrier`, `savepoint`, `attach`, `detach` and `resume`: what people ask of a running driver."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.log import SlotLog
     from tidegate.checkpoints.requests import Request
 
-__all__ = ["abort_barrier", "savepoint"]
+__all__ = ["abort_barrier", "attach", "detach", "resume", "savepoint"]
 
 Why = Annotated[str, typer.Option(help="Kept with the request.")]
+Attachment = Annotated[str, typer.Argument(metavar="NAME", help="A pipe or reducer of the spec.")]
 Wait = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the driver's answer.")]
 
 
@@ -45,6 +46,28 @@ def savepoint(
 
     log = context.open_log(pipeline, store)
     _answered(log, submit(log.store, log.pipeline, Kind.SAVEPOINT, who=context.who(), why=why, name=name), wait)
+
+
+def attach(pipeline: PipelineArgument, name: Attachment, store: StoreOption = None, why: Why = "", wait: Wait = 60.0) -> None:
+    """Begin a pipe or reducer: rows that its origin holds already are its backfill. After a detach, anew from the first row."""
+    _ask("attach", pipeline, name, store, why, wait)
+
+
+def detach(pipeline: PipelineArgument, name: Attachment, store: StoreOption = None, why: Why = "", wait: Wait = 60.0) -> None:
+    """Dispatch no later row through a pipe or reducer; what it has dispatched stays."""
+    _ask("detach", pipeline, name, store, why, wait)
+
+
+def resume(pipeline: PipelineArgument, name: Attachment, store: StoreOption = None, why: Why = "", wait: Wait = 60.0) -> None:
+    """Let a paused pipe or reducer go on with the row it failed at."""
+    _ask("resume", pipeline, name, store, why, wait)
+
+
+def _ask(kind: str, pipeline: str, name: str, store: str | None, why: str, wait: float) -> None:
+    from tidegate.checkpoints.requests import Kind, submit
+
+    log = context.open_log(pipeline, store)
+    _answered(log, submit(log.store, log.pipeline, Kind(kind), who=context.who(), why=why, name=name), wait)
 
 
 def _answered(log: SlotLog, request: Request, patience: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import structlog
 
@@ -22,6 +22,7 @@ _log = structlog.get_logger("tidegate.driver")
 
 _ENDING = (Kind.STOP, Kind.DRAIN)  # between two epochs both come to the same: what was read is sealed
 _PINNING = (Kind.SAVEPOINT, Kind.PIN)
+_ATTACHING = (Kind.ATTACH, Kind.DETACH, Kind.RESUME)
 
 
 class Inbox:
@@ -39,9 +40,10 @@ class Inbox:
         stop: threading.Event,
         newest: Callable[[], Manifest | None],
         clock: Clock = SYSTEM_CLOCK,
+        attachments: Collection[str] = (),
     ) -> None:
         self._store, self._pipeline, self._token, self._stop = store, pipeline, token, stop
-        self._newest, self._clock = newest, clock
+        self._newest, self._clock, self._attachments = newest, clock, attachments
         self._open: list[Request] = []
 
     def collect(self) -> Asked:
@@ -55,6 +57,8 @@ class Inbox:
                 _log.info("stop_requested", who=request.who, why=request.why)
                 self._acknowledge(request, AckOutcome.APPLIED, "stopping")
                 self._stop.set()
+            elif request.kind in _ATTACHING and request.name not in self._attachments:
+                self._acknowledge(request, AckOutcome.REFUSED, f"no pipe or reducer named {request.name}")
             else:
                 fit.append(request)
         self._open = fit
@@ -62,6 +66,7 @@ class Inbox:
             ids=tuple(r.id for r in fit),
             aborts=tuple(r.barrier for r in fit if r.barrier is not None),
             savepoints=tuple(r.name for r in fit if r.kind in _PINNING and r.name is not None),
+            attachments=tuple((r.kind.value, r.name) for r in fit if r.kind in _ATTACHING and r.name is not None),
         )
 
     def applied(self, report: EpochReport) -> None:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.interfaces import Cut, DeadObject, MoveOrder, Mover, Slice
+from tidegate.jobs.engine.interfaces import Cut, DeadObject, Dispatch, Moved, MoveOrder, Mover, Slice
 from tidegate.jobs.engine.standing import SPLICE
 from tidegate.jobs.eventtime.decider import initial_state
 from tidegate.jobs.eventtime.types import BarrierHealth, BarrierOutcome, Decision, Mark, Member
@@ -38,7 +38,13 @@ class Replay:
 
 
 def replay_epoch(
-    spec: PipelineSpec, epoch: Manifest, parent: Manifest | None, mover: Mover, sealed: Store, scratch: Store
+    spec: PipelineSpec,
+    epoch: Manifest,
+    parent: Manifest | None,
+    mover: Mover,
+    sealed: Store,
+    scratch: Store,
+    dispatch: Dispatch | None = None,
 ) -> Replay:
     """Move one sealed epoch again and compare its tables.
 
@@ -49,14 +55,25 @@ def replay_epoch(
         mover: reads inputs and segments from `sealed` and writes to `scratch`.
         sealed: where the pipeline lies.
         scratch: where the mover writes.
+        dispatch: who sends rows to streams, reading and writing where the mover does; needed if the spec has streams.
     """
-    moved = mover.move(order_of(spec, epoch, parent))
+    order = order_of(spec, epoch, parent)
+    moved = mover.move(order)
+    files = {**moved.files, **(_dispatched(dispatch, order, moved, epoch, parent) if dispatch else {})}
     tables = {}
-    for table in sorted({*epoch.files, *moved.files} - {"barriers"}):
+    for table in sorted({*epoch.files, *files} - {"barriers"}):
         before = _rows(sealed, _data_files(epoch.files.get(table, [])))
-        after = _rows(scratch, moved.files.get(table, ()))
+        after = _rows(scratch, files.get(table, ()))
         tables[table] = (len(before), len(after), len(before ^ after))
     return Replay(str(epoch.id), tables)
+
+
+def _dispatched(
+    dispatch: Dispatch, order: MoveOrder, moved: Moved, epoch: Manifest, parent: Manifest | None
+) -> dict[str, tuple[FileRef, ...]]:
+    before = parent.notes.get("streams", {}) if parent else {}
+    asked = [(verb, name) for verb, name in epoch.notes.get("streams", {}).get("asked", [])]
+    return dispatch.run(order, moved, before, asked).files
 
 
 def order_of(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None) -> MoveOrder:

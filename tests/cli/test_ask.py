@@ -30,3 +30,11 @@ def test_a_refusal_is_told(cli: Cli, log: SlotLog, spec_file: Path) -> None:
     acknowledge(log.store, "flights", refused)
     with pytest.raises(ConfigurationError, match="the name is taken"):
         _answered(log, request, 0.0)
+
+
+@pytest.mark.parametrize("verb", ["attach", "detach", "resume"])
+def test_attachments_are_asked_for_by_name(cli: Cli, log: SlotLog, spec_file: Path, verb: str) -> None:
+    """The request waits for a driver."""
+    assert cli(verb, "flights", "totals", "--wait", "0").exit_code == 3
+    (request,) = pending(log.store, "flights")
+    assert (request.kind.value, request.name) == (verb, "totals")

@@ -84,3 +84,16 @@ def test_a_driver_that_did_not_know_it_had_sealed_finishes_its_requests(bench: B
     driver.engine.reload()
     assert driver.inbox.collect().ids == ()
     assert read_ack(bench.store, "p", asked.id) is not None
+
+
+def test_attach_detach_and_resume_reach_the_dispatcher(bench: Bench) -> None:
+    """They are handed on in order; a name that the spec does not know is refused."""
+    inbox = Inbox(bench.store, "p", lambda: 1, threading.Event(), lambda: None, bench.clock, attachments={"pick"})
+    for kind in (Kind.ATTACH, Kind.DETACH, Kind.RESUME):
+        submit(bench.store, "p", kind, who="ann", name="pick", clock=bench.clock)
+        bench.clock.advance(1)
+    stranger = submit(bench.store, "p", Kind.ATTACH, who="ann", name="pickk", clock=bench.clock)
+    assert inbox.collect().attachments == (("attach", "pick"), ("detach", "pick"), ("resume", "pick"))
+    ack = read_ack(bench.store, "p", stranger.id)
+    assert ack is not None
+    assert (ack.outcome, ack.detail) == (AckOutcome.REFUSED, "no pipe or reducer named pickk")

@@ -69,3 +69,15 @@ def stray(state: Any, event: Event, index: int) -> tuple[Any, list[Any]]:
 def split(state: Any, event: Event, index: int) -> tuple[Any, list[Any]]:
     """Even values to one stream, odd ones to another."""
     return state, [("odd" if event["v"] % 2 else "even", {"v": event["v"]})]
+
+
+def picky(state: int, event: Event, index: int) -> tuple[int, list[dict[str, int]]]:
+    """Never takes a 13."""
+    if event["v"] == 13:
+        raise ValueError("not a 13")
+    return state + 1, [{"v": state}]
+
+
+def numbers(state: int, event: Event, index: int) -> tuple[int, list[dict[str, int]]]:
+    """The running sum of column n."""
+    return state + event["n"], [{"v": state + event["n"]}]
