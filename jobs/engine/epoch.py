@@ -138,6 +138,8 @@ class Engine:
         self._faults = faults
         self._small_tables = small_tables
         self._dispatch = dispatch
+        self._attempt: Attempt | None = None
+        self._aborted: list[str] = []  # since the last sealed epoch, whose manifest names them
         self._corrupt: set[tuple[str, str]] = set()  # (key, ETag) of objects that only reading showed to be corrupt
         self.standing = self.reload()
 
@@ -154,6 +156,7 @@ class Engine:
             FencedError: the lease is gone.
             PoisonError: data that the spec refuses, or a defect.
         """
+        self._abandon()
         cut = self._plan()
         cut, survey = self._survey(cut, asked)
         decision = self._decide(survey)
@@ -164,6 +167,13 @@ class Engine:
             return EpochReport(None, rows, pending, decision, ended=ended)
         order, moved = self._move(cut, decision, asked)
         return self._seal(order, moved, asked, EpochReport(None, rows, pending, decision, ended=ended))
+
+    def _abandon(self) -> None:
+        """An attempt that failed before its PUT was sent is aborted; one that was sent is not, whatever happened then."""
+        if self._attempt is not None and self._attempt.state in (CheckpointState.SNAPSHOT, CheckpointState.PERSISTED):
+            self._attempt.to(CheckpointState.ABORTED)
+            self._aborted.append(self._attempt.checkpoint)
+        self._attempt = None
 
     def _plan(self) -> Cut:
         """Step 1."""
@@ -231,6 +241,8 @@ class Engine:
             next_position=self.standing.next_position,
             state=self.standing.decider,
         )
+        self._attempt = Attempt(str(CheckpointId(head.timeline, head.next_slot, attempt)))
+        self._attempt.to(CheckpointState.SNAPSHOT)
         with self._steps.step("move"):
             with self._as_planned(cut):
                 moved = self._mover.move(order)
@@ -239,6 +251,7 @@ class Engine:
             sent = self._dispatched(order, moved, asked)
         tables = {*moved.files, *own, *sent.files}
         files = {t: (*moved.files.get(t, ()), *own.get(t, ()), *sent.files.get(t, ())) for t in tables}
+        self._attempt.to(CheckpointState.PERSISTED)
         self._faults.reach("move.done")
         return order, replace(moved, files=files, segments=(*moved.segments, *sent.segments), streams=sent.record)
 
@@ -303,9 +316,8 @@ class Engine:
 
     def _seal(self, order: MoveOrder, moved: Moved, asked: Asked, report: EpochReport) -> EpochReport:
         """Step 5: from here on only the slot decides."""
-        attempt = Attempt(order.tag)
-        attempt.to(CheckpointState.SNAPSHOT)
-        attempt.to(CheckpointState.PERSISTED)
+        attempt = self._attempt
+        assert attempt is not None  # noqa: S101 - made by the move
         self._faults.reach("seal.start")
         with self._steps.step("seal"):
             manifest = self._manifest(order, moved, asked, token=self._steps.require_lease())
@@ -313,10 +325,12 @@ class Engine:
             outcome = self._log.seal(manifest)
         if isinstance(outcome, Lost):
             attempt.to(CheckpointState.ABORTED, slot_holds_other=True)
+            self._aborted.append(attempt.checkpoint)
             self.reload()
             return replace(report, lost=True, manifest=None)
         self._faults.reach("seal.sent")
         attempt.to(CheckpointState.COMPLETE)
+        self._aborted.clear()
         head = replace(
             self.standing.head,
             slot=manifest.slot,
@@ -368,6 +382,7 @@ class Engine:
                 "bytes_written": moved.bytes_written,
                 **({"streams": moved.streams} if moved.streams else {}),
                 "savepoints": list(asked.savepoints),
+                **({"aborted": list(self._aborted)} if self._aborted else {}),
             },
             timings={name: round(seconds, 6) for name, seconds in self._steps.timings.items()},
             created_at=self._clock.ticks(),
