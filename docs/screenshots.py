@@ -1,40 +1,96 @@
-"""Take the pictures of the docs from a running stack (`make up`, or the demo while it runs) in headless Chromium.
+"""Take the pictures of the docs in headless Chromium.
 
-Usage: python docs/screenshots.py STACK_FOLDER, for example .tidegate/demo
+Usage, in the project's folder:
+    python -m docs.screenshots                  the Streams page, from streams made up for the tests; needs no server
+    python -m docs.screenshots STACK_FOLDER     the same page within Airflow, from a running stack, for example .tidegate/demo
 """
 
 import json
+import shutil
 import sys
 import urllib.request
+from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from tidegate.infra.stack import Stack, StackSettings
 
 IMAGES = Path(__file__).parent / "images"
-PAGES = {"streams-page": "/tidegate/page?dag=flights.stream", "airflow-stream": "/dags/flights.stream"}
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
 
 
-def main(home: Path) -> None:
-    """Log in as admin and save one PNG per page."""
+def made_up(browser: Browser) -> None:
+    """The list, one stream by day and by night, the restore form, a phone."""
+    from tests.operators.history import GALLERY, gallery
+    from tests.operators.pages import FakeDesk, app_of, served
+
+    from tidegate.checkpoints.memory import MemoryStore
+
+    store = MemoryStore()
+    gallery(store)
+    with served(app_of(store, FakeDesk(GALLERY, paused=["orders"]))) as url:
+        shoot(browser, "streams", f"{url}/page", "tr[data-pipeline]", height=560)
+        shoot(browser, "streams-page", f"{url}/page#/flights", "#checkpoints tbody tr", height=1230)
+        shoot(browser, "streams-page-dark", f"{url}/page#/flights", "#checkpoints tbody tr", scheme="dark")
+        shoot(browser, "streams-checkpoints", f"{url}/page#/flights/checkpoints", "#checkpoints tbody tr", height=620)
+        shoot(browser, "streams-restore", f"{url}/page#/flights", "#checkpoints tbody tr", height=620, do=restore_form)
+        shoot(browser, "streams-phone", f"{url}/page#/flights", "#checkpoints tbody tr", width=390, height=1100)
+
+
+def restore_form(page: Page) -> None:
+    """Open it and give a reason."""
+    page.locator("[id^=restore-]").nth(12).click()
+    page.get_by_label("Reason").fill("flights of the 3rd came with wrong times")
+    page.wait_for_selector(".report dl")
+
+
+def within_airflow(browser: Browser, home: Path) -> None:
+    """The page in Airflow's frame, as admin."""
     stack = Stack(StackSettings(home=home))
     login = json.loads(stack.credentials_file.read_text())["airflow_passwords"]["admin"]
     body = json.dumps({"username": "admin", "password": login}).encode()
     request = urllib.request.Request(f"{stack.airflow_url}/auth/token", body, {"Content-Type": "application/json"})  # noqa: S310
     token = json.loads(urllib.request.urlopen(request).read())["access_token"]  # noqa: S310
+    cookie = {"name": "_token", "value": token, "url": stack.airflow_url}
+    shoot(browser, "streams-in-airflow", f"{stack.airflow_url}/plugin/streams", "iframe", cookie=cookie)
+
+
+def shoot(
+    browser: Browser,
+    name: str,
+    url: str,
+    ready: str,
+    *,
+    width: int = 1280,
+    height: int = 900,
+    scheme: str = "light",
+    cookie: dict[str, str] | None = None,
+    do: Callable[[Page], None] = lambda page: None,
+) -> None:
+    """Save one PNG."""
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")
+    if cookie:
+        context.add_cookies([cookie])
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_selector(ready)
+    do(page)
+    page.wait_for_timeout(2000)
+    found = Image.open(BytesIO(page.screenshot())).convert("RGB")
+    found.quantize(256, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)  # a third of the size
+    context.close()
+
+
+def main(stack: Path | None) -> None:
+    """Take them."""
     with sync_playwright() as tools:
-        browser = tools.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
-        context = browser.new_context(viewport={"width": 1280, "height": 900})
-        context.add_cookies([{"name": "_token", "value": token, "url": stack.airflow_url}])
-        for name, path in PAGES.items():
-            page = context.new_page()
-            page.goto(stack.airflow_url + path)
-            page.wait_for_timeout(4000)
-            page.screenshot(path=str(IMAGES / f"{name}.png"))
+        browser = tools.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        made_up(browser) if stack is None else within_airflow(browser, stack)
         browser.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

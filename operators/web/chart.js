@@ -105,7 +105,7 @@ export function lines(label, {height = 200, zero = false, time = false, duration
   }
   function strips(svg, top) {
     points.forEach((p, i) => {
-      const who = held(p), end = i + 1 < points.length ? x(points[i + 1].at) : x(p.at) + 2;
+      const who = held(p), next = points[i + 1], end = next && next.timeline === p.timeline ? x(next.at) : x(p.at) + 2;
       if (who) svg.append(h("rect", {x: x(p.at), y: top, width: Math.max(1, end - x(p.at)), height: 6, fill: who.colour}));
     });
   }
@@ -122,7 +122,7 @@ export function lines(label, {height = 200, zero = false, time = false, duration
     if (p) { cross.setAttribute("x1", x(p.at)); cross.setAttribute("x2", x(p.at)); }
     const full = time ? when : unit, q = p || points.at(-1);
     const holder = q && held?.(q);
-    readout.replaceChildren(...(q ? [h("span", {class: "soft"}, p ? `epoch ${q.slot}, ${when(q.at).slice(11)}` : "now"),
+    readout.replaceChildren(...(q ? [h("span", {class: "soft"}, p ? `epoch ${q.slot}, ${when(q.at).slice(11)}` : "newest"),
       ...series.map(s => { const v = s.value(q); return h("span", {}, h("i", {css: {background: s.colour}}), `${s.name} `, h("b", {}, v === null || v === undefined ? "–" : full(v))); }),
       holder ? h("span", {}, "held by ", h("b", {}, holder.name)) : null].filter(Boolean) : []));
   }

@@ -84,7 +84,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   }
   function waits(s) {
     lanes.update(s.barriers, s.open_barriers);
-    fill(barriers, [s.barriers, s.open_barriers], () => s.barriers.length ? h("div", {class: "tall"}, table("Closed barriers", ["Barrier", "Outcome", "Closed", ">Waited", "Missing", "Tardy"], s.barriers.slice(0, 40).map(b => ({cells: [
+    fill(barriers, [s.barriers, s.open_barriers], () => s.barriers.length ? h("div", {class: "tall"}, table("Closed barriers", ["Barrier", "Outcome", "Closed", ">Waited", "Missing", "Tardy"], s.barriers.map(b => ({cells: [
       `#${b.id} ${[...new Set(b.types)].join(", ")}`, h("span", {class: toneOf(b.outcome)}, shape(toneOf(b.outcome)), b.outcome, b.homogeneous === false ? ", mixed types" : ""), ago(b.at), span(b.waited), b.missing.join(", ") || "–", b.tardy.join(", ") || "–"]})))) : empty(s.open_barriers.length ? "The first barrier is open." : "No barrier has closed yet. Barriers are rows in the data that all sources wait for."));
   }
   function past(s) {
