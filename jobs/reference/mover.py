@@ -103,7 +103,7 @@ class ReferenceMover:
         self._write_dead([bad for rows in slices for bad in rows.dead], order, epoch)
         windows = {name: self._window(name, data, order, epoch) for name in self._spec.windows}
         self._table(LATE, late_schema(self._spec), epoch.late, order, epoch, "event_time")
-        marks = [placed.mark for placed, flagged in released if not flagged]
+        marks = [placed.mark for placed, flagged in released if not flagged and self._spec.outputs.events]
         return Moved(
             files=epoch.files,
             segments=tuple(epoch.segments),
@@ -208,7 +208,8 @@ class ReferenceMover:
         if self._spec.release.mode is not ReleaseMode.PASS_THROUGH:
             now = sorted([*now, *leaving], key=self._leaving)
         released = [*((p, True) for p in sorted(flagged, key=self._leaving)), *((p, False) for p in now)]
-        self._write_events(released, order, epoch)
+        if self._spec.outputs.events:
+            self._write_events(released, order, epoch)
         buffered = len(waiting) - len(leaving) + len(later)
         kept = drop_released(segments, decision.release_after)
         if len(kept) >= _MANY_SEGMENTS:

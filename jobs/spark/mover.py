@@ -28,7 +28,7 @@ from tidegate.jobs.eventtime.types import Survey
 from tidegate.jobs.spark.dead import write_dead
 from tidegate.jobs.spark.epoch import Epoch, WindowWork
 from tidegate.jobs.spark.late import LateRows, late_of_judged, write_late
-from tidegate.jobs.spark.order import ORDER_KIND, Released, adjusted, buffered, release
+from tidegate.jobs.spark.order import ORDER_KIND, Released, adjusted, buffered, counted, release
 from tidegate.jobs.spark.read import CutFrame, Sessions, open_cut
 from tidegate.jobs.spark.session import open_session, quick_session
 from tidegate.jobs.spark.sessions import work_sessions
@@ -123,7 +123,7 @@ class SparkMover:
         epoch = self._epoch(order, staged)
         any_dead = any(member.dead for member in staged.surveyed.survey.members)
         with ThreadPoolExecutor(4) as pool:  # the jobs are small: one alone would leave a core idle
-            released = pool.submit(_release_and_late, epoch)
+            released = pool.submit(_release_and_late, epoch, staged.surveyed)
             dead = pool.submit(write_dead, epoch) if any_dead else None
             windows = {name: pool.submit(_work, epoch, name) for name in self._spec.windows}
         nothing: tuple[Written, dict[str, int]] = (Written((), ()), {})
@@ -179,7 +179,9 @@ def _work(epoch: Epoch, name: str) -> WindowWork:
     return work_sessions(epoch, name) if epoch.spec.windows[name].kind is WindowKind.SESSION else work_window(epoch, name)
 
 
-def _release_and_late(epoch: Epoch) -> tuple[Released, LateRows]:
+def _release_and_late(epoch: Epoch, surveyed: Surveyed) -> tuple[Released, LateRows]:
+    if not epoch.spec.outputs.events:
+        return counted(surveyed), write_late(epoch)
     released, judged = release(epoch)
     return released, write_late(epoch) if judged is None else late_of_judged(epoch, judged)
 

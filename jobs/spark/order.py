@@ -6,6 +6,7 @@ when all of them are. A large release is sorted in ranges (see `ranges`), a smal
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
@@ -27,13 +28,14 @@ from tidegate.jobs.spark.ranges import Range, ranges_by_arrival, ranges_by_time
 from tidegate.jobs.spark.read import local_copy
 from tidegate.jobs.spark.schema import quote
 from tidegate.jobs.spark.spans import late_verdict
+from tidegate.jobs.spark.survey import Surveyed
 from tidegate.jobs.spark.write import Written, joined
 from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 from tidegate.jobs.spec.windows import WindowKind
 
-__all__ = ["ORDER_KIND", "Released", "adjusted", "buffered", "late_columns", "release"]
+__all__ = ["ORDER_KIND", "Released", "adjusted", "buffered", "counted", "late_columns", "release"]
 
 ORDER_KIND = "order"
 _SORT = ["_section", *ORDER]
@@ -108,6 +110,15 @@ def release(epoch: Epoch) -> tuple[Released, pa.Table | None]:
     segments = compact_order(epoch, [*kept, *waiting.refs], after)
     released = Released(events, segments, waiting, events.rows, _maximum(epoch, events), _per_source(events))
     return released, judged
+
+
+def counted(surveyed: Surveyed) -> Released:
+    """The rows that would leave, where no events table is kept: with ``pass_through`` all data rows that were not set aside."""
+    leaving: Counter[str] = Counter()
+    for index, member in enumerate(surveyed.survey.members):
+        aside = sum(verdict.what in ("dropped", "cti_violation") for verdict in surveyed.verdicts.get(index, ()))
+        leaving[member.member.source] += member.rows - aside
+    return Released(Written((), ()), (), Written((), ()), leaving.total(), None, dict(leaving))
 
 
 def can_judge(epoch: Epoch) -> bool:

@@ -21,6 +21,7 @@ from tidegate.jobs.spec.options import (
     Model,
     OptionalDuration,
     OrderOptions,
+    ReleaseMode,
 )
 from tidegate.jobs.spec.presets import apply_preset
 from tidegate.jobs.spec.quality import QualitySpec
@@ -179,6 +180,10 @@ class SourceSpec(FrontierOptions):
 class OutputSpec(Model):
     """Where the tables go."""
 
+    events: bool = True
+    """Whether rows that leave are written to the events table. ``false`` only counts them: for pipelines that want
+    windows and late rows alone. Late rows can then not be merged back, as that takes the rows of their windows."""
+
     catalog: str | None = None
     """SQLAlchemy address of the Iceberg SQL catalog; default: a SQLite file beside the local store or in the work folder."""
     namespace: str | None = None
@@ -312,6 +317,14 @@ class PipelineSpec(Model):
             imported = source.punctuation.import_from if source.punctuation else None
             if imported is not None and (imported not in self.sources or imported == name):
                 raise ValueError(f"sources.{name}.punctuation.import_from: no other source named {imported!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _events_wanted(self) -> Self:
+        if not self.outputs.events and self.release.mode is not ReleaseMode.PASS_THROUGH:
+            raise ValueError("outputs.events: false leaves nothing to put in order; it needs release.mode: pass_through")
+        if not self.outputs.events and (self.pipes or self.reducers):
+            raise ValueError("outputs.events: false leaves pipes and reducers nothing to read")
         return self
 
     @property
