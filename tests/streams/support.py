@@ -7,6 +7,7 @@ from typing import Any
 from tests.engine.harness import SECOND, Bench, row, spec_of
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch import Asked, Engine, EpochReport
 from tidegate.jobs.engine.faults import Faults
 from tidegate.jobs.streams.batches import Runner, fold_batch
@@ -27,8 +28,8 @@ def streams_spec(**fields: Any) -> Any:
 class World:
     """Feeds rows, runs epochs, reads streams."""
 
-    def __init__(self, spec: Any, run: Runner = fold_batch) -> None:
-        self.bench = Bench(spec)
+    def __init__(self, spec: Any, run: Runner = fold_batch, store: Store | None = None) -> None:
+        self.bench = Bench(spec, store)
         self.run = run
         self.engine = self.driver()
         self._asked = 0
