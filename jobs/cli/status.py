@@ -113,7 +113,7 @@ def _checkpoint(manifest: Manifest | None, now: int) -> dict[str, Any] | None:
 def _progress(manifest: Manifest | None) -> dict[str, Any]:
     """Frontiers and rows as of the newest sealed epoch."""
     if manifest is None:
-        return {"frontier": None, "sources": {}, "holder": None, "rows": None, "open_barriers": []}
+        return {"frontier": None, "sources": {}, "holder": None, "rows": None, "open_barriers": [], "attachments": {}}
     decider = manifest.decider
     inputs = decider.get("output", {}).get("inputs", {})
     counters = manifest.counters
@@ -131,6 +131,7 @@ def _progress(manifest: Manifest | None) -> dict[str, Any]:
         "sources": sources,
         "holder": manifest.decision.get("holder"),
         "blocked": manifest.decision.get("blocked", []),
+        "attachments": manifest.notes.get("streams", {}).get("attachments", {}),
         "rows": counters.model_dump(mode="json", exclude={"per_source"}),
     }
 
@@ -198,6 +199,11 @@ def _print_one(report: dict[str, Any]) -> None:
     if sources:
         columns = ["source", "status", "frontier", "read", "released", "late", "more waiting"]
         output.table(columns, [_source_row(name, s) for name, s in sources.items()])
+    if report["attachments"]:
+        rows = [
+            (name, one["status"], one["cursor"], _failure_words(one["failure"])) for name, one in report["attachments"].items()
+        ]
+        output.table(["pipe or reducer", "status", "next row", "paused by"], rows)
 
 
 def _state_words(report: dict[str, Any]) -> str:
@@ -210,6 +216,10 @@ def _source_row(name: str, source: dict[str, Any]) -> tuple[object, ...]:
     rows, waiting = source["rows"], "yes" if source["pending"] else "no"
     counts = [rows.get(kind, 0) for kind in ("read", "released", "late")]
     return name, source["status"], output.instant(source["frontier"]), *counts, waiting
+
+
+def _failure_words(failure: dict[str, Any] | None) -> str:
+    return "" if failure is None else f"{failure['id']} (row {failure['position']}): {failure['error']}"
 
 
 def _driver_words(driver: dict[str, Any] | None) -> str:

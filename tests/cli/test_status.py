@@ -103,3 +103,16 @@ def test_stop_asks_this_driver_and_waits(cli: Cli, log: SlotLog) -> None:
     assert (said.exit_code, "has not ended" in said.err) == (3, True)
     (request,) = pending(log.store, "flights")
     assert (request.kind, request.token) == ("drain", lease.token)
+
+
+def test_a_paused_reducer_is_named_with_the_row_and_the_reason(cli: Cli, log: SlotLog) -> None:
+    """Nobody has to read a manifest to learn why a stream stands still."""
+    failure = {"position": 7, "id": "EWR/0/7", "error": "ValueError: cannot take 2"}
+    known = {"cursor": 7, "head": 0, "since": "0-000001", "round": 1, "status": "paused", "failure": failure}
+    head = log.head()
+    assert head.record is not None
+    place = {"slot": head.next_slot, "attempt": "ab" * 6, "parent": str(head.checkpoint), "parent_sha256": head.sha256}
+    log.seal(head.record.model_copy(update={**place, "notes": {"streams": {"attachments": {"totals": known}}}}))
+    out = cli("status", "flights").out
+    assert "totals" in out
+    assert "EWR/0/7 (row 7): ValueError: cannot take 2" in out
