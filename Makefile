@@ -64,6 +64,28 @@ bench-triggerer: venv ## 50 streams under one triggerer: its CPU and memory, tim
 ci: ## what CI runs: all of the above, and the tests against the built wheel
 	.ci/run
 
+##@ Measure
+
+.PHONY: flights-year
+flights-year: venv java ## a year of real flights through `tidegate run`, lag 0, 1h, 4h, 24h: late rows per airport, exactness, advice (ARGS="--lags 1h")
+	$(BIN)/python -m tests.bench.flights_year $(ARGS)
+
+.PHONY: bench-windows
+bench-windows: venv java ## throughput of windows against plain Structured Streaming, interleaved (ROWS=20000000 ROUNDS=5)
+	$(BIN)/python -m tests.bench.rounds windows --rows $(or $(ROWS),20000000) --rounds $(or $(ROUNDS),5) $(ARGS)
+
+.PHONY: bench-order
+bench-order: venv java ## ordered release against the windows and plain Structured Streaming (ROWS= ROUNDS=)
+	$(BIN)/python -m tests.bench.rounds order --rows $(or $(ROWS),20000000) --rounds $(or $(ROUNDS),5) $(ARGS)
+
+.PHONY: bench-decider
+bench-decider: venv ## time of one decision at 1,000 and 10,000 partitions
+	$(BIN)/python -m tests.bench.decider
+
+.PHONY: bench-jvm
+bench-jvm: venv java ## spark.jvm: quick against throughput on small epochs, interleaved (ROUNDS=3)
+	$(BIN)/python -m tests.bench.jvm --rounds $(or $(ROUNDS),3) $(ARGS)
+
 ##@ Make
 
 .PHONY: venv

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from tidegate.infra.flights import AIRPORTS, FlightsFeed
 from tidegate.jobs.advise.advice import TARGETS, Advice, Curve, advise
@@ -50,9 +51,10 @@ def advised() -> dict[str, Advice]:
     epochs = []
     for airport, times in month().items():
         memory: dict[str, dict[str, object]] = {"members": {}}
-        for begin in range(0, len(times), 997):
-            part = times.to_numpy()[begin : begin + 997]
-            rows = Columns(np.arange(part.size), part, part + 1, np.zeros(part.size, dtype=np.int8))
+        values: NDArray[np.int64] = np.asarray(times, dtype=np.int64)
+        for begin in range(0, values.size, 997):
+            part = values[begin : begin + 997]
+            rows = Columns(np.arange(part.size, dtype=np.int64), part, part + 1, np.zeros(part.size, dtype=np.int8))
             found = scan_member(SOURCE, Member(airport), rows, memory)
             memory["members"][f"{airport}/0"] = {"generator": found.survey.punctuation_state}
             epochs.append({airport: {"gamma": GAMMA, "buckets": found.sketch}})

@@ -1,4 +1,4 @@
-"""How long one `decide` takes at 1,000 and 10,000 members: ``python tests/eventtime/bench_decider.py``.
+"""How long one `decide` takes at 1,000 and 10,000 members: ``make bench-decider``.
 
 Not a test: prints the median processor time of several epochs in which every member read rows, and of idle ones.
 """

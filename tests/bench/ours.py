@@ -1,0 +1,94 @@
+"""tidegate on generated files: the whole driver, from lease to published tables, in one process.
+
+``python -m tests.bench.ours JOB INPUT OUT [--jvm quick] [--event-log FOLDER]`` prints one JSON line. ``seconds`` counts from a
+warm session until the driver has drained, so manifests, checksums, the Iceberg tables and the late table are in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from tests.bench.generate import SOURCES
+from tests.bench.meter import cpu_seconds, since_start
+from tidegate.jobs.driver.logs import configure_logs
+from tidegate.jobs.driver.process import RunOptions, run_pipeline
+from tidegate.jobs.engine.epoch import EpochReport
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["JOBS", "bench_spec"]
+
+_SCHEMA: Final = {"source": "int", "seq": "long", "event_time": "timestamp", "key": "int", "value": "double"}
+_AGGREGATES: Final = {"n": "count(*)", "s": "sum(value)"}
+_WINDOWS: Final = {"per_key": {"kind": "tumbling", "size": "10s", "keys": ["key"], "aggregates": _AGGREGATES}}
+JOBS: Final[dict[str, dict[str, Any]]] = {
+    "windows": {"windows": _WINDOWS, "release": {"mode": "pass_through"}, "outputs": {"events": False}},
+    "order": {"release": {"mode": "ordered"}},
+    "both": {"windows": _WINDOWS, "release": {"mode": "ordered"}},
+}
+
+
+def bench_spec(job: str, spark: dict[str, Any]) -> PipelineSpec:
+    """The pipeline of a job over the generated files in its store's inbox."""
+    source = {"schema": _SCHEMA, "event_time": "event_time", "lag": "10s", "limits": {"objects": 1}, "bounded": True}
+    sources = {f"s{n}": {"path": f"inbox/s{n}", **source} for n in range(SOURCES)}
+    fields = {"name": f"bench_{job}", "sources": sources, "spark": {"driver_memory": "4g", **spark}}
+    return PipelineSpec.model_validate({**fields, **JOBS[job]})
+
+
+def measure(spec: PipelineSpec, source: Path, out: Path) -> dict[str, Any]:
+    """Run to the end of the input; what it took."""
+    from tidegate.jobs.spark.session import open_session
+
+    open_session(spec).range(10).count()
+    shutil.copytree(source, out / "inbox", copy_function=os.link)  # the same files, below the store
+    found: dict[str, Any] = {"epochs": [], "timings": []}
+
+    def note(report: EpochReport, seconds: float) -> None:
+        if report.manifest is not None:
+            found.setdefault("first_seal", round(since_start(), 2))
+            found["epochs"].append(round(seconds, 3))
+            found["timings"].append(report.manifest.timings)
+            found["rows"] = report.manifest.counters.read
+
+    begun, spent = time.monotonic(), cpu_seconds()
+    code = run_pipeline(spec, RunOptions(store_url=str(out), on_epoch=_metered(note, found, spent)))
+    return {"seconds": round(time.monotonic() - begun, 2), "code": code, **found}
+
+
+def _metered(note: Any, found: dict[str, Any], spent: float) -> Any:
+    """Processor time up to the newest epoch: after the run the JVM is gone, and its time with it."""
+
+    def metered(report: EpochReport, seconds: float) -> None:
+        note(report, seconds)
+        found["cpu"] = round(cpu_seconds() - spent, 2)
+
+    return metered
+
+
+def main() -> None:
+    """Run one job to its end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", choices=sorted(JOBS))
+    parser.add_argument("source", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--jvm", choices=["quick", "throughput"], default="throughput")
+    parser.add_argument("--event-log", type=Path, help="write Spark's event log here")
+    given = parser.parse_args()
+    log = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": given.event_log.resolve().as_uri()} if given.event_log else {}
+    configure_logs(json=False)
+    with contextlib.redirect_stdout(sys.stderr):
+        found = measure(bench_spec(given.job, {"jvm": given.jvm, "conf": log}), given.source, given.out)
+    print(json.dumps(found))
+    sys.exit(found["code"])
+
+
+if __name__ == "__main__":
+    main()
