@@ -20,7 +20,8 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "tidegate",
                 "python-modules": [
-                    f"{package}.{name}" for name in ("stream", "recover", "approve", "pin", "quality", "maintain", "sweep")
+                    f"{package}.{name}"
+                    for name in ("stream", "recover", "approve", "pin", "quality", "maintain", "backfill", "windows", "sweep")
                 ],
             }
         ],

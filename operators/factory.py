@@ -3,7 +3,7 @@
     <p>.stream    supervises the driver          <p>.recover   goes back to a checkpoint of choice
     <p>.quality   checks, on asset events        <p>.maintain  retention, scrub, index, once a night
     <p>.pin       keeps a checkpoint by name     tidegate.sweep  starts what should run and does not
-    <p>.windows   announces closed periods, where the spec says so
+    <p>.backfill  a past range as a batch        <p>.windows  announces closed periods, where the spec says so
 
 One broken spec does not take the others down: its findings become the import error of the DAG file.
 """
@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG, CronDataIntervalTimetable, Param
 
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators.assets import stream_asset
+from tidegate.operators.backfill import BackfillOperator
 from tidegate.operators.maintain import MaintainOperator
 from tidegate.operators.pin import PinOperator
 from tidegate.operators.quality import QualityOperator
@@ -79,6 +80,8 @@ def _pipeline_dags(spec: PipelineSpec, path: str, conn_id: str | None, quality_e
     yield _pin(spec, conn_id)
     yield _quality(spec, path, conn_id, quality_every)
     yield _maintain(spec, path, conn_id)
+    if spec.windows:
+        yield _backfill(spec, path, conn_id)
     if spec.supervision.announce is not None and spec.windows:
         yield _windows(spec, spec.supervision.announce, conn_id)
 
@@ -178,6 +181,21 @@ def _maintain(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     what = "Retires old checkpoints, reads a share of the others, keeps the index fresh."
     with _dag(spec, "maintain", what, schedule=spec.supervision.maintain) as dag:
         MaintainOperator(task_id="maintain", pipeline=spec.name, spec=path, conn_id=conn_id)
+    return dag
+
+
+def _backfill(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
+    when = "An instant with its offset, 2026-01-31T00:00:00Z; empty in a scheduled run: its data interval."
+    params = {
+        "start": Param("", type="string", title="First window start", description=when),
+        "end": Param("", type="string", title="End of the last window", description=when),
+        "fail_on_difference": Param(False, type="boolean", title="Fail on a difference"),
+    }
+    cron = spec.supervision.backfill
+    schedule = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
+    what = "Runs the pipeline over a past range as a batch and compares its windows with the stream's."
+    with _dag(spec, "backfill", what, schedule=schedule, params=params) as dag:
+        BackfillOperator(task_id="backfill", pipeline=spec.name, spec=path, conn_id=conn_id)
     return dag
 
 

@@ -242,6 +242,8 @@ class SupervisionSpec(Model):
     """No finished step for this long counts as stalled."""
     rotate_after: OptionalDuration = 86_400_000_000
     """The stream's Airflow run is followed by another after this time, which adopts the driver; ``never`` keeps one run."""
+    backfill: str | None = None
+    """Cron of the comparison with a batch run over the period before; only by hand without it."""
     announce: Annotated[Duration, Field(gt=0)] | None = None
     """Closed periods of this length become partitions of the windows' Airflow assets, for DAGs of your own."""
     submit: SubmitSpec | None = None

@@ -1,0 +1,180 @@
+"""``python -m tidegate.jobs.driver.backfill SPEC --store URL --start T --end T``: what a batch run makes of a past range.
+
+1. The same pipeline under a name of its own reads its whole input at once: whatever came late for the stream is in time here.
+2. Its windows in the range are compared with the stream's, those that both have closed.
+3. The result goes to ``<p>/backfills/<name>.json``, whose key is the last line of the output; the batch run's state is deleted.
+
+The stream is not touched and may go on meanwhile. Putting rows into its tables is the business of a splice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import structlog
+import typer
+
+from tidegate.checkpoints.canonical import canonical_bytes
+from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.driver.logs import configure_logs
+from tidegate.jobs.driver.loop import Until
+from tidegate.jobs.driver.process import RunOptions, run_pipeline
+from tidegate.jobs.spec.errors import ConfigurationError, TidegateError
+from tidegate.jobs.spec.loader import load_spec
+from tidegate.jobs.spec.pipeline import Limits, PipelineSpec
+from tidegate.jobs.spec.windows import WindowSpec
+
+__all__ = ["batch_spec", "compare", "differences"]
+
+_log = structlog.get_logger("tidegate.backfill")
+
+_QUIET: Final = 3.0  # seconds without a row: a stream's sources need not end
+_SHOWN: Final = 10  # differences of each kind that are named; all are counted
+_CLOSE: Final = 1e-9  # sums of floats depend on their order
+
+
+def main(
+    spec: Annotated[Path, typer.Argument(help="the pipeline's YAML file")],
+    store: Annotated[str, typer.Option(help="s3://bucket/prefix or a folder", envvar="TIDEGATE_STORE")],
+    start: Annotated[str, typer.Option(help="first window start, ISO, with its offset from UTC")],
+    end: Annotated[str, typer.Option(help="windows end at this instant or before")],
+    keep: Annotated[bool, typer.Option(help="leave the batch run's state and tables in the store")] = False,
+) -> None:
+    """Run and compare; exit code 0 says that this was done, the result says what was found."""
+    configure_logs(json=True)
+    try:
+        pipeline, bounds = load_spec(spec), (_instant("start", start), _instant("end", end))
+        key = _run(pipeline, store, bounds, keep)
+    except TidegateError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(error.failure_class.exit_code) from None
+    sys.stdout.write(f"{key}\n")
+
+
+def batch_spec(spec: PipelineSpec, bounds: tuple[datetime, datetime]) -> PipelineSpec:
+    """The same pipeline with a name of its own, and without limits: one epoch takes everything, so nothing is late."""
+    mark = hashlib.sha256(f"{bounds[0].isoformat()} {bounds[1].isoformat()}".encode()).hexdigest()[:8]
+    sources = {name: source.model_copy(update={"limits": Limits()}) for name, source in spec.sources.items()}
+    return spec.model_copy(update={"name": f"{spec.name[:50]}__bf_{mark}", "sources": sources})
+
+
+def compare(spec: PipelineSpec, batch: PipelineSpec, store: Store, bounds: tuple[datetime, datetime]) -> dict[str, Any]:
+    """Per window of the spec: how many results are equal, and which are not."""
+    from tidegate.jobs.sinks.tables import read_table
+
+    found = {}
+    for name, window in spec.windows.items():
+        sides = [read_table(side, store, name, current_only=True).to_pylist() for side in (spec, batch)]
+        found[name] = differences(window, *(list(_within(rows, bounds)) for rows in sides))
+    return found
+
+
+def differences(window: WindowSpec, stream: list[dict[str, Any]], batch: list[dict[str, Any]]) -> dict[str, Any]:
+    """Results by key and span, in both and in one of them only.
+
+    A result after the last one that the other side has closed is not compared: there it may still come.
+    """
+    closed = min((max((row["window_end"] for row in rows), default=None) for rows in (stream, batch)), key=_earliest)
+    ours, theirs = ({_key(window, row): row for row in rows if _closed(row, closed)} for rows in (stream, batch))
+    both = ours.keys() & theirs.keys()
+    different = sorted(key for key in both if not _same(window, ours[key], theirs[key]))
+    only_stream, only_batch = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
+    return {
+        "equal": len(both) - len(different),
+        "different": len(different),
+        "only_stream": len(only_stream),
+        "only_batch": len(only_batch),
+        "examples": {
+            "different": [
+                {"window": key, "stream": _values(window, ours[key]), "batch": _values(window, theirs[key])}
+                for key in different[:_SHOWN]
+            ],
+            "only_stream": only_stream[:_SHOWN],
+            "only_batch": only_batch[:_SHOWN],
+        },
+    }
+
+
+def _run(spec: PipelineSpec, url: str, bounds: tuple[datetime, datetime], keep: bool) -> str:
+    batch, store = batch_spec(spec, bounds), open_store(url)
+    _forget(store, batch.name)  # of an earlier try
+    code = run_pipeline(batch, RunOptions(store_url=url, until=Until(idle=_QUIET)))
+    if code != 0:
+        raise typer.Exit(code)
+    found = compare(spec, batch, store, bounds)
+    exact = all(not any(w[kind] for kind in ("different", "only_stream", "only_batch")) for w in found.values())
+    head = SlotLog(store, spec.name).head().checkpoint
+    result = {
+        "pipeline": spec.name,
+        "start": bounds[0].isoformat(),
+        "end": bounds[1].isoformat(),
+        "checkpoint": str(head) if head else None,
+        "equal": exact,
+        "windows": found,
+    }
+    key = f"{Layout(spec.name).root}backfills/{batch.name}.json"
+    store.put(key, canonical_bytes(result))
+    if not keep:
+        _forget(store, batch.name)
+    _log.info("compared", pipeline=spec.name, equal=exact, key=key)
+    return key
+
+
+def _forget(store: Store, pipeline: str) -> None:
+    for entry in list(store.list(Layout(pipeline).root)):
+        store.delete(entry.key)
+
+
+def _within(rows: list[dict[str, Any]], bounds: tuple[datetime, datetime]) -> Iterator[dict[str, Any]]:
+    return (row for row in rows if bounds[0] <= row["window_start"] and row["window_end"] <= bounds[1])
+
+
+def _earliest(instant: datetime | None) -> float:
+    return -math.inf if instant is None else instant.timestamp()
+
+
+def _closed(row: Mapping[str, Any], closed: datetime | None) -> bool:
+    return closed is not None and row["window_end"] <= closed
+
+
+def _key(window: WindowSpec, row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row[column]) for column in ("window_start", "window_end", *window.keys))
+
+
+def _values(window: WindowSpec, row: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(row[name]) for name in window.aggregates}
+
+
+def _same(window: WindowSpec, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    return all(_equal(left[name], right[name]) for name in window.aggregates)
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, float) and isinstance(right, float):
+        return math.isclose(left, right, rel_tol=_CLOSE) or (math.isnan(left) and math.isnan(right))
+    return bool(left == right)
+
+
+def _instant(name: str, text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise ConfigurationError(
+            f"--{name}: {text!r} is no instant with an offset from UTC", code="backfill.range", advice="2026-01-31T00:00:00Z"
+        )
+    return found
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,93 @@
+"""Batch beside stream: the same pipeline over a past range, compared with what the stream made of it.
+
+A process of its own, since it is a Spark job: `python -m tidegate.jobs.driver.backfill`. The stream goes on meanwhile. A run of
+the DAG compares its data interval, so Airflow's own backfill works; a run by hand takes the range of its form.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any, Final
+
+from airflow.sdk import BaseOperator
+
+from tidegate.checkpoints.canonical import parse_json
+from tidegate.checkpoints.layout import Layout
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.operators.access import StoreAccess, child_environment
+from tidegate.operators.failures import class_of_exit, failure_of
+
+__all__ = ["BackfillOperator"]
+
+_KINDS: Final = ("different", "only_stream", "only_batch")
+
+
+class BackfillOperator(BaseOperator):
+    """Compares the windows of a range with a batch run over the same input.
+
+    Args:
+        pipeline: name of the pipeline.
+        spec: path of its YAML file.
+        start: first window start; a template, by default the form's, else the run's data interval.
+        end: windows end at this instant or before; as `start`.
+        fail: a difference fails the task; a template that renders to `True` or `False`.
+        conn_id: Airflow connection of the store; None for the environment.
+    """
+
+    ui_color = "#e7dcef"
+    template_fields = ("start", "end", "fail")
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        spec: str,
+        start: str = "{{ params.start or data_interval_start or '' }}",
+        end: str = "{{ params.end or data_interval_end or '' }}",
+        fail: str = "{{ params.fail_on_difference }}",
+        conn_id: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pipeline, self.spec, self.conn_id = pipeline, spec, conn_id
+        self.start, self.end, self.fail = start, end, fail
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Run it; the comparison is the task's result.
+
+        Raises:
+            PoisonError: the windows differ, and that was said to be a failure.
+            TidegateError: the batch run could not be made.
+        """
+        if not self.start or not self.end:
+            raise ConfigurationError(
+                "a run by hand needs a range", code="backfill.range", pipeline=self.pipeline, advice="fill in start and end"
+            )
+        access = StoreAccess.resolve(self.conn_id)
+        command = [sys.executable, "-m", "tidegate.jobs.driver.backfill", self.spec, "--store", access.url]
+        command += ["--start", str(self.start), "--end", str(self.end)]
+        done = subprocess.run(command, env=child_environment(access), capture_output=True, text=True, check=False)
+        self.log.info("%s", "\n".join(done.stderr.splitlines()[-40:]))
+        key = (done.stdout.strip().splitlines() or [""])[-1].strip()
+        if done.returncode != 0 or not key.startswith(Layout(self.pipeline).root):
+            raise self._not_made(done)
+        found: dict[str, Any] = parse_json(access.open().get(key).data)
+        for name, window in found["windows"].items():
+            self.log.info("%s: %s equal, %s", name, window["equal"], ", ".join(f"{window[k]} {k}" for k in _KINDS))
+        if not found["equal"] and self.fail == "True":
+            raise PoisonError(
+                f"stream and batch differ between {self.start} and {self.end}",
+                code="backfill.different",
+                pipeline=self.pipeline,
+                kept="the stream's tables, as they are",
+                advice=f"see {key} in the bucket; rows that came too late are in the late table",
+            )
+        return {**found, "key": key}
+
+    def _not_made(self, done: subprocess.CompletedProcess[str]) -> Exception:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1][:1000]
+        kind = class_of_exit(done.returncode)
+        if kind is None:
+            return TransientError(f"the batch run ended with code {done.returncode}: {last}", code="backfill.crashed")
+        return failure_of({"class": kind.value, "code": "backfill.not_run", "message": last, "pipeline": self.pipeline})
