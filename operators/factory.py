@@ -4,6 +4,7 @@
     <p>.quality   checks, on asset events        <p>.maintain  retention, scrub, index, once a night
     <p>.pin       keeps a checkpoint by name     tidegate.sweep  starts what should run and does not
     <p>.backfill  a past range as a batch        <p>.windows  announces closed periods, where the spec says so
+    <p>.splice    late rows back into history
 
 One broken spec does not take the others down: its findings become the import error of the DAG file.
 """
@@ -82,6 +83,8 @@ def _pipeline_dags(spec: PipelineSpec, path: str, conn_id: str | None, quality_e
     yield _maintain(spec, path, conn_id)
     if spec.windows:
         yield _backfill(spec, path, conn_id)
+    if spec.windows or spec.splice.offer_rows is not None:
+        yield _splice(spec, path, conn_id)
     if spec.supervision.announce is not None and spec.windows:
         yield _windows(spec, spec.supervision.announce, conn_id)
 
@@ -196,6 +199,25 @@ def _backfill(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     what = "Runs the pipeline over a past range as a batch and compares its windows with the stream's."
     with _dag(spec, "backfill", what, schedule=schedule, params=params) as dag:
         BackfillOperator(task_id="backfill", pipeline=spec.name, spec=path, conn_id=conn_id)
+    return dag
+
+
+def _splice(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
+    from tidegate.operators.splice import splice_tasks  # with the human-in-the-loop, as in `_approval`
+
+    wanted, title = spec.splice, "Splice request"
+    params = {"request": Param("", type="string", title=title, description="Its id; empty: the late rows are offered as one.")}
+    schedule = wanted.offer_at if wanted.offer_rows is not None else None
+    what = "Merges late rows and dead letters back, after a person has seen the exact effect."
+    with _dag(spec, "splice", what, schedule=schedule, params=params) as dag:
+        splice_tasks(
+            pipeline=spec.name,
+            spec=path,
+            at_least=wanted.offer_rows or 1,
+            approvers=wanted.approvers,
+            patience=wanted.patience / 1e6,
+            conn_id=conn_id,
+        )
     return dag
 
 

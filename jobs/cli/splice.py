@@ -44,6 +44,7 @@ def late(
     since: Annotated[str | None, typer.Option(metavar="TIME", help="Event time from here on, ISO 8601.")] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Event time before this, ISO 8601.")] = None,
     reason: Annotated[list[str] | None, typer.Option("--reason", help="Only rows that are late for this reason.")] = None,
+    skip_rejected: Annotated[bool, typer.Option(help="Without rows that somebody has rejected once.")] = False,
     at_least: Annotated[
         int, typer.Option(metavar="N", min=1, help="Fewer rows are no request: nothing is made, exit code 0.")
     ] = 1,
@@ -57,7 +58,7 @@ def late(
     spec, log = _opened(pipeline, store)
     from tidegate.jobs.splice.requests import LateFilter, from_late, pending_rows
 
-    which = LateFilter(tuple(missed or ()), tuple(source or ()), _ticks(since), _ticks(until), tuple(reason or ()))
+    which = LateFilter(tuple(missed or ()), tuple(source or ()), _ticks(since), _ticks(until), tuple(reason or ()), skip_rejected)
     if at_least > 1 and (count := pending_rows(spec, log, which).num_rows) < at_least:
         facts = {"request": None, "rows": count, "at_least": at_least}
         output.envelope("splice", facts) if as_json else output.console().print(f"{count:,} late rows: fewer than {at_least:,}")

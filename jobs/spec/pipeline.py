@@ -27,6 +27,8 @@ from tidegate.jobs.spec.presets import apply_preset
 from tidegate.jobs.spec.quality import QualitySpec
 from tidegate.jobs.spec.sinks import SinkSpec
 from tidegate.jobs.spec.time import Duration
+from tidegate.jobs.spec.splice import SpliceSpec
+from tidegate.jobs.spec.time import Duration
 from tidegate.jobs.spec.streams import REJECTIONS, PipeSpec, ReducerSpec, StreamGraph, StreamSpec
 from tidegate.jobs.spec.windows import WindowSpec
 
@@ -53,8 +55,8 @@ LATE: Final = "late"
 BARRIERS: Final = "barriers"
 CHECKPOINTS: Final = "checkpoints"
 DEAD_LETTERS: Final = "dead_letters"
-BESIDE_THE_DATA: Final = {"description", "quality", "supervision", "spark", "sinks"}
-RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
+BESIDE_THE_DATA: Final = {"description", "quality", "supervision", "spark", "sinks", "splice"}
+RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BUILT, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
 _TYPE: Final = re.compile(r"(string|boolean|int|long|float|double|date|timestamp|binary|decimal\(\d{1,2},\s*\d{1,2}\))\Z")
@@ -285,10 +287,8 @@ class PipelineSpec(Model):
     supervision: SupervisionSpec = SupervisionSpec()
     quality: QualitySpec = QualitySpec()
     """Limits and severities of the quality suites; see expectations/."""
-    streams: dict[Name, StreamSpec] = Field(default={})
-    """Streams that pipes and reducers write to; `events` is there by itself."""
-    pipes: dict[Name, PipeSpec] = Field(default={})
-    reducers: dict[Name, ReducerSpec] = Field(default={})
+    splice: SpliceSpec = SpliceSpec()
+    """When late rows are offered for a merge in Airflow."""
 
     @model_validator(mode="before")
     @classmethod

@@ -17,7 +17,7 @@ from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.log import Head, SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.splices import SpliceRequest, create, listing, new_request_id, rows_key
+from tidegate.checkpoints.splices import OPEN, SpliceRequest, create, listing, new_request_id, rows_key
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.splice.base import Span, Tables, read_file
@@ -51,6 +51,7 @@ class LateFilter:
         sources: only of these.
         since, until: event time, ticks, half open.
         reasons: only late for one of these.
+        skip_rejected: without rows that somebody has rejected once.
     """
 
     outputs: tuple[str, ...] = ()
@@ -58,6 +59,7 @@ class LateFilter:
     since: int | None = None
     until: int | None = None
     reasons: tuple[str, ...] = ()
+    skip_rejected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def from_late(spec: PipelineSpec, log: SlotLog, which: LateFilter, asking: Askin
     """
     head = log.head()
     rows = pending_rows(spec, log, which, head)
-    detail = {k: v for k, v in asdict(which).items() if v not in (None, ())}
+    detail = {k: v for k, v in asdict(which).items() if v not in (None, (), False)}
     return _put(spec, log, head, rows, "late", detail, asking)
 
 
@@ -97,7 +99,7 @@ def pending_rows(spec: PipelineSpec, log: SlotLog, which: LateFilter, head: Head
     for column, chosen in (("output", which.outputs), ("_source", which.sources), ("reason", which.reasons)):
         if chosen:
             late = late.filter(pc.is_in(late[column], pa.array(list(chosen), pa.string())))
-    taken = merged_at(spec, log, head).pairs | _asked_for(log, spec, head)
+    taken = merged_at(spec, log, head).pairs | _asked_for(log, spec, head, rejected=which.skip_rejected)
     return _gathered(spec, log, head, late, taken)
 
 
@@ -205,12 +207,13 @@ def _sections(log: SlotLog, head: Head, epochs: Sequence[int]) -> list[int | Non
     return [known[epoch] for epoch in epochs]
 
 
-def _asked_for(log: SlotLog, spec: PipelineSpec, head: Head) -> set[tuple[Identity, str]]:
+def _asked_for(log: SlotLog, spec: PipelineSpec, head: Head, *, rejected: bool = False) -> set[tuple[Identity, str]]:
     """(row, output) pairs in open requests: nobody should have to decide twice about one row."""
     found: set[tuple[Identity, str]] = set()
     now = SYSTEM_CLOCK.ticks()
+    states = (*OPEN, "rejected") if rejected else OPEN
     for request in listing(log.store, spec.name):
-        if state_of(log, request, head, now) in ("created", "approved") and request.origin != "attachment":
+        if state_of(log, request, head, now) in states and request.origin != "attachment":
             for file in request.files():
                 rows = read_file(log, file)
                 pairs = zip(identities(rows), rows["_outputs"].to_pylist(), strict=True)

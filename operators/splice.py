@@ -1,0 +1,224 @@
+"""`<p>.splice`: late rows back into history, with the exact effect before a person who decides.
+
+report     takes the request that the form names, or offers the late rows as one; its effect goes into the body of the question
+approve    Airflow's own human-in-the-loop; a rejection closes the request
+merge      refuses when whoever asked has approved; merges only the effect that was shown
+
+The work is done by `tidegate splice` in a process of its own. Who, what and when stand in the request's trail in the bucket.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any, Final
+
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
+
+from tidegate.checkpoints.clock import SYSTEM_CLOCK
+from tidegate.checkpoints.splices import OPEN, decide, note, read
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.operators.access import StoreAccess, child_environment
+from tidegate.operators.failures import class_of_exit, failure_of
+from tidegate.operators.recover import who_of
+
+__all__ = ["ApproveSpliceOperator", "MergeSpliceOperator", "ReportSpliceOperator", "splice_tasks"]
+
+REPORT, APPROVE, MERGE = "report", "approve", "merge"
+_TIME_OUT: Final = 3600.0  # seconds; a merge reads what its windows touch, which may be a large part of the events
+
+
+class ReportSpliceOperator(BaseOperator):
+    """Says exactly what a merge would change.
+
+    Args:
+        pipeline: name of the pipeline.
+        spec: path of its YAML file.
+        at_least: late rows that are worth a request; fewer skip the run.
+        request: id of a request that somebody made; a template; empty to offer the late rows.
+        conn_id: Airflow connection of the store; None for the environment.
+    """
+
+    ui_color = "#d9e8f3"
+    template_fields = ("request",)
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        spec: str,
+        at_least: int,
+        request: str = "{{ params.request }}",
+        conn_id: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pipeline, self.spec, self.at_least, self.request, self.conn_id = pipeline, spec, at_least, request, conn_id
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """The question's text, the request and the digest of the effect are the task's result."""
+        access = StoreAccess.resolve(self.conn_id)
+        who, request = who_of(context), self.request or self._offer(access)
+        shown = _tidegate(access, self.pipeline, "splice", "show", self.spec, request)
+        if "impact" not in shown:
+            raise AirflowSkipException(f"splice request {request} was merged before, in {shown['checkpoint']}")
+        impact, asked_by = shown["impact"], shown["request"]["who"]
+        if not impact["rows"]:
+            raise AirflowSkipException(f"splice request {request} has nothing left to merge")
+        store = access.open()
+        facts = {"digest": impact["digest"], "run": str(context["run_id"])}
+        note(store, self.pipeline, request, "reported", who=who, at=SYSTEM_CLOCK.ticks(), **facts)
+        text = _text(impact, shown["request"])
+        self.log.info("%s", text)
+        askers = sorted({asked_by, who} - {"airflow"})
+        return {"request": request, "digest": impact["digest"], "text": f"```\n{text}\n```", "who": askers}
+
+    def _offer(self, access: StoreAccess) -> str:
+        """The id of a request of the late rows."""
+        command = (
+            "splice",
+            "late",
+            self.spec,
+            "--skip-rejected",
+            "--at-least",
+            str(self.at_least),
+            "--why",
+            "offered by Airflow",
+        )
+        found = _tidegate(access, self.pipeline, *command, nothing=("splice.no_rows",))
+        if not found.get("request"):
+            raise AirflowSkipException(f"fewer than {self.at_least} late rows wait for a merge")
+        return str(found["request"])
+
+
+class ApproveSpliceOperator(ApprovalOperator):
+    """Asks a person. A rejection closes the request and skips the merge.
+
+    An answer that meets the task in the instant it parks makes this try fail, although Airflow has accepted it: so it is
+    tried again, which asks again.
+    """
+
+    def __init__(self, *, pipeline: str, approvers: tuple[str, ...] = (), conn_id: str | None = None, **kwargs: Any) -> None:
+        self.pipeline, self.conn_id = pipeline, conn_id
+        super().__init__(
+            subject=f"Merge splice request {{{{ ti.xcom_pull(task_ids='{REPORT}')['request'] }}}} into {pipeline}?",
+            body=f"{{{{ ti.xcom_pull(task_ids='{REPORT}')['text'] }}}}",
+            assigned_users=[{"id": user, "name": user} for user in approvers] or None,
+            **kwargs,
+        )
+
+    def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
+        """Keep the answer, then do what Airflow does with it."""
+        if "error" not in event:
+            person, approved = event.get("responded_by_user") or {}, event["chosen_options"] == [self.APPROVE]
+            reported = context["ti"].xcom_pull(task_ids=REPORT)
+            self._keep(reported, approved, str(person.get("id") or "nobody"))
+        return super().execute_complete(context=context, event=event)
+
+    def _keep(self, reported: dict[str, Any], approved: bool, who: str) -> None:
+        store, request, now = StoreAccess.resolve(self.conn_id).open(), reported["request"], SYSTEM_CLOCK.ticks()
+        if approved and who in reported["who"]:
+            note(store, self.pipeline, request, "refused", who="tidegate", at=now, because=f"{who} asked for it")
+        elif approved and read(store, self.pipeline, request).state in OPEN:
+            facts = {"state": "approved", "decided_by": who, "decided_at": now, "approved_digest": reported["digest"]}
+            note(store, self.pipeline, request, "approved", who=who, at=now, **facts)
+        elif not approved:
+            decide(store, self.pipeline, request, "rejected", who=who, why="rejected in Airflow", at=now)
+
+
+class MergeSpliceOperator(BaseOperator):
+    """Merges what was approved, and nothing else."""
+
+    ui_color = "#d9e8f3"
+
+    def __init__(self, *, pipeline: str, spec: str, conn_id: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pipeline, self.spec, self.conn_id = pipeline, spec, conn_id
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Merge; the sealed checkpoint is the task's result. May be tried again after a crash at any point.
+
+        Raises:
+            ConfigurationError: nobody else than who asked has approved.
+            TidegateError: the merge was refused or failed; nothing was changed.
+        """
+        reported, answer = (context["ti"].xcom_pull(task_ids=task) for task in (REPORT, APPROVE))
+        by = str(((answer or {}).get("responded_by_user") or {}).get("id") or "")
+        rejected = by and answer["chosen_options"] != [ApprovalOperator.APPROVE]
+        if not by or rejected or by in reported["who"]:
+            raise ConfigurationError(
+                f"the merge is not approved: {_why_not(by, bool(rejected))}",
+                code="splice.not_approved",
+                pipeline=self.pipeline,
+                kept="the request; nothing was merged",
+                advice=f"start {self.dag_id} again with this request and let somebody else approve",
+            )
+        why = f"approved by {by} in {context['run_id']}"
+        command = ("splice", "merge", self.spec, reported["request"], "--digest", reported["digest"], "--who", by, "--why", why)
+        merged = _tidegate(StoreAccess.resolve(self.conn_id), self.pipeline, *command)
+        self.log.info("merged in %s; promised %s, actual %s", merged["checkpoint"], merged["promised"], merged["actual"])
+        return {name: merged[name] for name in ("request", "checkpoint", "promised", "actual", "again")}
+
+
+def splice_tasks(
+    *, pipeline: str, spec: str, at_least: int, approvers: tuple[str, ...], patience: float, conn_id: str | None
+) -> None:
+    """The three tasks, in the DAG that is being built; `patience` in seconds."""
+    report = ReportSpliceOperator(task_id=REPORT, pipeline=pipeline, spec=spec, at_least=at_least, conn_id=conn_id)
+    approve = ApproveSpliceOperator(
+        task_id=APPROVE,
+        pipeline=pipeline,
+        approvers=approvers,
+        conn_id=conn_id,
+        response_timeout=timedelta(seconds=patience),
+        retries=2,
+        retry_delay=timedelta(seconds=2),
+    )
+    retry = {"retries": 2, "retry_delay": timedelta(seconds=10)}
+    report >> approve >> MergeSpliceOperator(task_id=MERGE, pipeline=pipeline, spec=spec, conn_id=conn_id, **retry)
+
+
+def _tidegate(access: StoreAccess, pipeline: str, *arguments: str, nothing: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Run one command and give back the data of its envelope; an error with a code in `nothing` is an empty answer."""
+    command = [sys.executable, "-m", "tidegate.jobs.cli", *arguments, "--store", access.url, "--json"]
+    environment = child_environment(access)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIME_OUT, check=False)
+    try:
+        said = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        said = {"kind": "error", "data": {"code": "splice.crashed", "message": (done.stderr.strip() or "no message")[-1000:]}}
+    data: dict[str, Any] = said["data"]
+    if said["kind"] != "error" and done.returncode == 0:
+        return data
+    if data.get("code") in nothing:
+        return {}
+    kind = class_of_exit(done.returncode)
+    if kind is None:
+        raise TransientError(f"tidegate splice ended with code {done.returncode}: {data.get('message')}", code="splice.crashed")
+    raise failure_of({**data, "class": kind.value, "pipeline": pipeline})
+
+
+def _why_not(by: str, rejected: bool) -> str:
+    if not by:
+        return "nobody has answered"
+    return f"{by} has rejected it" if rejected else f"{by} has asked for it"
+
+
+def _text(impact: dict[str, Any], request: dict[str, Any]) -> str:
+    """The report in a few lines, and the first changes."""
+    origin = request["origin"].replace("_", " ")
+    lines = [f"{impact['rows']:,} rows from {origin}, asked for by {request['who']}: {request['why'] or 'no reason given'}"]
+    for table in impact["tables"]:
+        counts = ", ".join(f"{table[word]:,} {word}" for word in ("added", "changed", "removed", "moved") if table[word])
+        lines.append(f"{table['table']}: {counts or 'nothing changes'}, {table['first']} to {table['last']}")
+        shown = [c for c in table["changes"] if c["old"]][:5]
+        lines += [
+            f"    {json.dumps(c['key'])} {c['window_start']}: {json.dumps(c['old'])} -> {json.dumps(c['new'])}" for c in shown
+        ]
+    cost = impact["cost"]
+    lines.append(f"cost: {cost['rows_read']:,.0f} rows read, {cost['rows_written']:,.0f} written, {cost['seconds']:.1f} s")
+    return "\n".join(lines)

@@ -1,0 +1,161 @@
+"""`<p>.splice` step by step: offered when worth it, shown before decided, merged as shown and by another person's word."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowSkipException
+
+from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.splices import SpliceRequest, create, read
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.operators.factory import build_dags
+from tidegate.operators.splice import ApproveSpliceOperator, MergeSpliceOperator, ReportSpliceOperator
+
+SPEC = """\
+apiVersion: tidegate/v1
+name: p
+sources:
+  one: {path: inbox/one, schema: {at: timestamp}, event_time: at, lag: 1m}
+splice: {offer_rows: 100, offer_at: "0 5 * * *", approvers: [olga]}
+"""
+IMPACT = {
+    "rows": 7,
+    "digest": "d" * 64,
+    "tables": [{"table": "w", "added": 0, "changed": 1, "removed": 0, "moved": 0, "first": "a", "last": "b",
+                "changes": [{"key": {"k": "x"}, "window_start": "t", "old": {"n": 1}, "new": {"n": 2}}]}],
+    "cost": {"rows_read": 9, "rows_written": 8, "seconds": 0.5},
+}  # fmt: skip
+
+
+class Asking:
+    """One run of `p.splice`, with a command line that answers what a test wants."""
+
+    def __init__(self, store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store, self.results = store, dict[str, Any]()
+        self.calls: list[list[str]] = []
+        self.answers: dict[str, tuple[int, str, Any]] = {}
+        monkeypatch.setattr(subprocess, "run", self._run)
+        request = SpliceRequest(id="s1", pipeline="p", origin="late", row_count=7, created_at=0, who="ann", why="a test")
+        create(store, request)
+        shown = {"request": request.model_dump(mode="json"), "impact": IMPACT}
+        self.answers["show"] = (0, "impact", shown)
+        self.answers["late"] = (0, "splice", {"request": "s1"})
+        merged = {"request": "s1", "checkpoint": "t0-000009-abcdef", "promised": "d", "actual": "d", "again": False}
+        self.answers["merge"] = (0, "merge", merged)
+
+    def _run(self, command: list[str], **_: Any) -> Any:
+        self.calls.append(command[3:])
+        code, kind, data = self.answers[command[4]]
+        return SimpleNamespace(returncode=code, stdout=json.dumps({"schema_version": 1, "kind": kind, "data": data}), stderr="")
+
+    def context(self) -> dict[str, Any]:
+        pull = SimpleNamespace(xcom_pull=lambda task_ids: self.results.get(task_ids))
+        return {"run_id": "r", "dag_run": SimpleNamespace(triggering_user_name="bob"), "ti": pull}
+
+    def report(self, request: str = "") -> dict[str, Any]:
+        made = ReportSpliceOperator(task_id="report", pipeline="p", spec="p.yaml", at_least=100, request=request)
+        self.results["report"] = made.execute(self.context())
+        return dict(self.results["report"])
+
+    def answer(self, chosen: str, by: str) -> None:
+        asked = ApproveSpliceOperator(task_id="approve", pipeline="p")
+        person = {"id": by, "name": by}
+        now = datetime.now(UTC)
+        event = {"chosen_options": [chosen], "params_input": {}, "responded_at": now, "responded_by_user": person}
+        self.results["approve"] = asked.execute_complete(self.context(), event)
+
+    def merge(self) -> dict[str, Any]:
+        return MergeSpliceOperator(task_id="merge", pipeline="p", spec="p.yaml").execute(self.context())
+
+
+@pytest.fixture
+def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asking:
+    store = LocalStore(tmp_path / "store")
+    monkeypatch.setenv("TIDEGATE_STORE", str(tmp_path / "store"))
+    return Asking(store, monkeypatch)
+
+
+def test_an_approved_request_is_merged_as_shown(asking: Asking) -> None:
+    """Late rows are offered; the question shows old and new; the merge is bound to that effect; the trail names everybody."""
+    text = asking.report()["text"]
+    assert '{"n": 1} -> {"n": 2}' in text
+    assert asking.calls[0][:6] == ["splice", "late", "p.yaml", "--skip-rejected", "--at-least", "100"]
+    asking.answer("Approve", "olga")
+    assert asking.merge()["checkpoint"] == "t0-000009-abcdef"
+    merging = asking.calls[-1]
+    assert merging[merging.index("--digest") + 1] == IMPACT["digest"]
+    assert merging[merging.index("--who") + 1] == "olga"
+    kept = read(asking.store, "p", "s1")
+    assert (kept.state, kept.decided_by, kept.approved_digest) == ("approved", "olga", IMPACT["digest"])
+    assert [(line["what"], line["who"]) for line in kept.trail] == [("reported", "bob"), ("approved", "olga")]
+
+
+@pytest.mark.parametrize("asker", ["ann", "bob"])
+def test_who_asked_does_not_decide(asking: Asking, asker: str) -> None:
+    """Neither who made the request nor who started the run can approve it; the refusal stays in the trail."""
+    asking.report("s1")
+    asking.answer("Approve", asker)
+    with pytest.raises(ConfigurationError, match=f"{asker} has asked for it"):
+        asking.merge()
+    assert read(asking.store, "p", "s1").trail[-1]["what"] == "refused"
+
+
+def test_a_rejection_closes_the_request(asking: Asking) -> None:
+    """Reject in Airflow is reject in the bucket."""
+    asking.report("s1")
+    asking.answer("Reject", "olga")
+    with pytest.raises(ConfigurationError, match="olga has rejected it"):
+        asking.merge()
+    kept = read(asking.store, "p", "s1")
+    assert (kept.state, kept.decided_by) == ("rejected", "olga")
+
+
+def test_few_late_rows_ask_nobody(asking: Asking) -> None:
+    """Below the threshold, or without late rows, the run ends as skipped."""
+    asking.answers["late"] = (0, "splice", {"request": None, "rows": 3, "at_least": 100})
+    with pytest.raises(AirflowSkipException, match="fewer than 100"):
+        asking.report()
+    asking.answers["late"] = (2, "error", {"code": "splice.no_rows", "class": "configuration", "message": "none"})
+    with pytest.raises(AirflowSkipException, match="fewer than 100"):
+        asking.report()
+
+
+def test_nothing_left_asks_nobody(asking: Asking) -> None:
+    """A request that was merged meanwhile is not asked about."""
+    asking.answers["show"] = (0, "splice", {"request": {}, "checkpoint": "t0-000004-abcdef"})
+    with pytest.raises(AirflowSkipException, match="was merged before, in t0-000004-abcdef"):
+        asking.report("s1")
+
+
+def test_failures_keep_their_class(asking: Asking) -> None:
+    """What the command says is what the task raises; a crash may be tried again."""
+    asking.answers["show"] = (2, "error", {"code": "splice.too_early", "class": "configuration", "message": "still open"})
+    with pytest.raises(ConfigurationError, match="still open"):
+        asking.report("s1")
+    asking.answers["show"] = (-9, "error", {"code": "x", "message": "killed"})
+    with pytest.raises(TransientError, match="code -9"):
+        asking.report("s1")
+
+
+def test_the_dag_follows_the_spec(tmp_path: Path) -> None:
+    """Schedule, threshold and approvers come from the `splice:` section; a pipeline without windows or offer has no such DAG."""
+    (tmp_path / "p.yaml").write_text(SPEC)
+    (tmp_path / "q.yaml").write_text(SPEC.replace("name: p", "name: q").partition("splice:")[0])
+    dags = build_dags(tmp_path)
+    assert "q.splice" not in dags
+    dag = dags["p.splice"]
+    report, approve = dag.get_task("report"), dag.get_task("approve")
+    assert isinstance(report, ReportSpliceOperator)
+    assert report.at_least == 100
+    assert {task: sorted(dag.get_task(task).downstream_task_ids) for task in ("report", "approve")} == {
+        "report": ["approve"],
+        "approve": ["merge"],
+    }
+    assert [user["id"] for user in approve.assigned_users] == ["olga"]  # type: ignore[union-attr]
