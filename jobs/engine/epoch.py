@@ -180,14 +180,21 @@ class Engine:
         self._faults.reach("plan")
         with self._steps.step("plan"):
             standing = blocked(self.standing.decider)
+            opening = self._opening
             waiting = standing | hold_back(self._spec, self.standing.decider, self.standing.buffered_rows)
             slices: list[Slice] = []
             for source in self._sources:
                 limits = self._spec.sources[source.name].limits
                 for member in source.members():
                     resume = self.standing.resume.get(str(member))
-                    slices.append(_without(source.plan(member, resume, limits, blocked=member in waiting), self._corrupt))
+                    part = source.plan(member, resume, limits, blocked=opening or member in waiting)
+                    slices.append(_without(part, self._corrupt))
             return Cut(tuple(slices))
+
+    @property
+    def _opening(self) -> bool:
+        """Whether this epoch only records the clock: `max_jump` needs one before the first row is judged."""
+        return self.standing.head.record is None and any(s.max_jump is not None for s in self._spec.sources.values())
 
     def _survey(self, cut: Cut, asked: Asked) -> tuple[Cut, Survey]:
         """Step 2: survey, and once more if a barrier row cuts a slice short."""
@@ -224,7 +231,8 @@ class Engine:
 
     def _worth_sealing(self, cut: Cut, decision: Decision, asked: Asked) -> bool:
         lagging = self._dispatch is not None and bool(self.standing.streams.get("lagging"))
-        return not cut.empty or decision.changed or asked.any or lagging or self._spec.checkpoint.idle_epochs == "always"
+        told = asked.any or lagging or self._opening
+        return not cut.empty or decision.changed or told or self._spec.checkpoint.idle_epochs == "always"
 
     def _move(self, cut: Cut, decision: Decision, asked: Asked) -> tuple[MoveOrder, Moved]:
         """Step 4."""

@@ -205,3 +205,15 @@ def test_a_late_row_names_the_frontier_it_missed() -> None:
     late = [r for r in bench.rows("late") if r["output"] == "events"]
     assert late
     assert all(r["lateness_us"] > 0 for r in late)
+
+
+def test_a_far_jump_in_the_very_first_rows_is_set_aside() -> None:
+    """`max_jump` judges against a recorded clock, so the first epoch records one and reads nothing (semantics.md section 1)."""
+    source = spec_of().sources["a"].model_dump(mode="json", exclude_defaults=True, by_alias=True)
+    bench = Bench(spec_of(sources={"a": source | {"max_jump": "1m"}}))
+    ahead = bench.clock.ticks() / SECOND + 3600
+    bench.sources["a"].append(row(ahead), row(1), row(2))
+    _drain(bench, bench.engine())
+    first, *rest = bench.epochs()
+    assert (first.counters.read, rest[-1].counters.read) == (0, 3)
+    assert [(r["reason"], r["t"].timestamp()) for r in bench.rows("late")] == [("max_jump", ahead)]
