@@ -26,7 +26,6 @@ from tidegate.jobs.spec.options import (
 from tidegate.jobs.spec.presets import apply_preset
 from tidegate.jobs.spec.quality import QualitySpec
 from tidegate.jobs.spec.sinks import SinkSpec
-from tidegate.jobs.spec.time import Duration
 from tidegate.jobs.spec.splice import SpliceSpec
 from tidegate.jobs.spec.time import Duration
 from tidegate.jobs.spec.streams import REJECTIONS, PipeSpec, ReducerSpec, StreamGraph, StreamSpec
@@ -56,7 +55,7 @@ BARRIERS: Final = "barriers"
 CHECKPOINTS: Final = "checkpoints"
 DEAD_LETTERS: Final = "dead_letters"
 BESIDE_THE_DATA: Final = {"description", "quality", "supervision", "spark", "sinks", "splice"}
-RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BUILT, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
+RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
 _TYPE: Final = re.compile(r"(string|boolean|int|long|float|double|date|timestamp|binary|decimal\(\d{1,2},\s*\d{1,2}\))\Z")
@@ -289,6 +288,10 @@ class PipelineSpec(Model):
     """Limits and severities of the quality suites; see expectations/."""
     splice: SpliceSpec = SpliceSpec()
     """When late rows are offered for a merge in Airflow."""
+    streams: dict[Name, StreamSpec] = Field(default={})
+    """Streams that pipes and reducers write to; `events` is there by itself."""
+    pipes: dict[Name, PipeSpec] = Field(default={})
+    reducers: dict[Name, ReducerSpec] = Field(default={})
 
     @model_validator(mode="before")
     @classmethod
