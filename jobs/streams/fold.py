@@ -110,28 +110,27 @@ def fold_rows(reducer: Reducer, rows: Sequence[Mapping[str, Any]], states: State
 
 
 def _run(function: Callable[..., Any], reducer: Reducer, rows: Sequence[Mapping[str, Any]], states: States) -> Folded:
-    folded, texts = Folded(), dict[str, str]()
-    for row in rows:
-        key = key_of(row, reducer.keys)
-        state, seen = folded.states.get(key, states.get(key, (reducer.initial, 0)))
-        before = texts.get(key) or json.dumps(state)  # a fold may change the state it was given: start from a copy
-        index = seen if reducer.keys else row["position"]
-        try:
-            with pure():
-                after, items = function(json.loads(before), _event(row), index)
+    folded, fresh, keys = Folded(), dict[str, Any](), dict[tuple[Any, ...], str]()
+    names = [name for name in (rows[0] if rows else ()) if name not in ("position", "stream_time") and not name.startswith("_")]
+    with pure() as guard:
+        for row in rows:
+            values = tuple(row[name] for name in reducer.keys)
+            key = keys[values] if values in keys else keys.setdefault(values, key_of(row, reducer.keys))
+            state, seen = folded.states.get(key) or states.get(key) or (reducer.initial, 0)
+            # A fold may change the state it was given: what it gets is nobody else's.
+            given = fresh[key] if key in fresh else _through_json(state)
+            event = Event(row["_id"], row["stream_time"], {name: row[name] for name in names})
+            try:
+                after, items = function(given, event, seen if reducer.keys else row["position"])
                 sent = [_dispatch(reducer, row["position"], nth, item) for nth, item in enumerate(items)]
-            texts[key] = _as_json(after)
-        except Exception as error:  # a fold is a stranger's code: whatever it raises pauses it, and only it
-            folded.failure = FoldFailure(row["position"], row["_id"], f"{type(error).__name__}: {error}")
-            return folded
-        folded.dispatches += sent
-        folded.states[key] = (after, seen + 1)
+                fresh[key] = _through_json(after)
+                guard.check()
+            except Exception as error:  # a fold is a stranger's code: whatever it raises pauses it, and only it
+                folded.failure = FoldFailure(row["position"], row["_id"], f"{type(error).__name__}: {error}")
+                return folded
+            folded.dispatches += sent
+            folded.states[key] = (after, seen + 1)
     return folded
-
-
-def _event(row: Mapping[str, Any]) -> Event:
-    value = {name: item for name, item in row.items() if name not in ("position", "stream_time") and not name.startswith("_")}
-    return Event(row["_id"], row["stream_time"], value)
 
 
 def _dispatch(reducer: Reducer, position: int, nth: int, item: Any) -> Dispatch:
@@ -144,11 +143,14 @@ def _dispatch(reducer: Reducer, position: int, nth: int, item: Any) -> Dispatch:
     return Dispatch(position, nth, to, dict(value))
 
 
-def _as_json(state: Any) -> str:
-    text = json.dumps(state)
-    if json.loads(text) != state:
-        raise TypeError(f"the state is not JSON: {state!r} would come back as {json.loads(text)!r}")
-    return text
+def _through_json(state: Any) -> Any:
+    """A copy of the state as it would come back from the checkpoint, which must be the state itself."""
+    if state is None or type(state) in (bool, int, str):
+        return state
+    copied = json.loads(json.dumps(state))
+    if copied != state:
+        raise TypeError(f"the state is not JSON: {state!r} would come back as {copied!r}")
+    return copied
 
 
 def _first_difference(sample: Sequence[Mapping[str, Any]], first: Folded, second: Folded, *, whole: bool) -> FoldFailure | None:

@@ -38,18 +38,26 @@ class SideEffectError(Exception):
     """A fold tried to change the world. Its author has to move that to a reader of the dispatched rows."""
 
 
+class _Guard:
+    """Held while folds run."""
+
+    def check(self) -> None:
+        """Raise what was refused since the last look, even if the code swallowed it."""
+        refused, _state.refused = _state.refused, None
+        if refused is not None:
+            raise SideEffectError(refused)
+
+
 @contextmanager
-def pure() -> Iterator[None]:
-    """In this thread, writing files, connecting and starting processes raise `SideEffectError`, even if the code swallows it."""
+def pure() -> Iterator[_Guard]:
+    """In this thread, writing files, connecting and starting processes raise `SideEffectError`."""
     _install()
     _state.refused = None
     _state.on = True
     try:
-        yield
+        yield _Guard()
     finally:
         _state.on = False
-    if _state.refused is not None:
-        raise SideEffectError(_state.refused)
 
 
 def _install() -> None:
