@@ -1,0 +1,171 @@
+"""``python -m tests.checkpoints.bench_recovery``: from the start of a driver to its first survey, against state and history.
+
+On a real MinIO, without Spark: a JVM takes as long whatever lies in the bucket, and starts meanwhile; a survey reads only the cut.
+Measured is all that a driver does before it: probe the store, take the lease, read the head, verify it (presence and size of
+every segment), plan. Segments are real objects of 8 MB; history is real slots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.engine.harness import PlainSteps, row, spec_of
+
+from tidegate.checkpoints.canonical import sha256_of_bytes
+from tidegate.checkpoints.clock import SYSTEM_CLOCK
+from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.identity import ensure_identity
+from tidegate.checkpoints.layout import CheckpointId, Layout, new_attempt
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.probe import require_honest
+from tidegate.checkpoints.store import Store
+from tidegate.infra.minio import Credentials, MinioServer, provision
+from tidegate.infra.minio_build import ensure_minio
+from tidegate.jobs.driver.recovery import settle_head
+from tidegate.jobs.engine.epoch import Author, Engine
+from tidegate.jobs.engine.faults import NoFaults
+from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder
+from tidegate.jobs.eventtime.decider import initial_state
+from tidegate.jobs.eventtime.types import Survey
+from tidegate.jobs.reference.memory_source import MemorySource
+
+SPEC = spec_of()
+SEGMENT = 8_000_000  # bytes; what compaction leaves alone
+THREADS = 8
+
+
+class _SurveyedError(Exception):
+    """The first survey was asked for."""
+
+
+class _Stop:
+    """A mover that tells when it is needed."""
+
+    def survey(self, cut: Cut, state: Mapping[str, Any]) -> Survey:
+        raise _SurveyedError
+
+    def move(self, order: MoveOrder) -> Moved:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def fill(store: Store, state: int, history: int) -> None:
+    """Slots 1 to `history`; the newest has `state` bytes of segments."""
+    layout, block = Layout("p"), os.urandom(SEGMENT)
+    digest, newest = sha256_of_bytes(block), CheckpointId(0, history, new_attempt())
+
+    def segment(number: int) -> FileRef:
+        key = f"{layout.state(newest)}order-{number:05d}.parquet"
+        store.put(key, block)
+        return FileRef(key=key, rows=1, bytes=SEGMENT, sha256=digest, kind="order")
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        segments = list(pool.map(segment, range(max(1, state // SEGMENT))))
+    records, head = [], Head(0, 0, None, None, None)
+    for slot in range(1, history + 1):
+        record = _epoch(head, newest.attempt if slot == history else new_attempt(), segments if slot == history else [])
+        head = Head(0, slot, record, sha256_of_bytes(record.to_bytes()), None)
+        records.append(record)
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(lambda record: store.create(layout.slot(0, record.slot), record.to_bytes()), records))
+
+
+def _epoch(head: Head, attempt: str, segments: list[FileRef]) -> Manifest:
+    return Manifest(
+        pipeline="p",
+        uid="",
+        spec_digest=SPEC.digest(),
+        code_version="0",
+        timeline=0,
+        slot=head.next_slot,
+        parent=str(head.checkpoint) if head.checkpoint else None,
+        parent_sha256=head.sha256,
+        attempt=attempt,
+        lease_token=1,
+        driver="bench",
+        recorded_now=0,
+        decider=initial_state(SPEC),
+        counters=Counters(),
+        segments=segments,
+        notes={"next_position": 0},
+        created_at=0,
+    )
+
+
+def recover(url: str) -> float:
+    """Seconds from nothing to the first survey."""
+    sources = {name: MemorySource(name) for name in SPEC.sources}
+    sources["a"].append(row(1))
+    begun = time.perf_counter()
+    store = open_store(url)
+    require_honest(store)
+    uid = ensure_identity(store, "p")
+    lease = Lease.acquire(store, "p", Holder.this_process(), uid=uid)
+    log = SlotLog(store, "p")
+    settle_head(SPEC, log, lease, "latest")
+    engine = Engine(
+        SPEC,
+        log,
+        list(sources.values()),
+        _Stop(),
+        author=Author(uid, "bench", "0"),
+        steps=PlainSteps(),
+        clock=SYSTEM_CLOCK,
+        faults=NoFaults(),
+        small_tables=lambda order: {},
+    )
+    try:
+        engine.run_epoch()
+    except _SurveyedError:
+        seconds = time.perf_counter() - begun
+    lease.release()
+    store.close()
+    return seconds
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--megabytes", type=int, nargs="*", default=[10, 100, 1000])
+    parser.add_argument("--epochs", type=int, nargs="*", default=[10, 10_000])
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tidegate-recovery-") as name:
+        folder = Path(name)
+        server, app = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log"), Credentials.random("app")
+        server.start()
+        try:
+            provision(server, "bench", app)
+            os.environ |= {
+                "TIDEGATE_S3_ENDPOINT": server.endpoint,
+                "TIDEGATE_S3_ACCESS_KEY": app.access_key,
+                "TIDEGATE_S3_SECRET_KEY": app.secret_key,
+            }
+            print(f"{'state MB':>9} {'epochs':>7} {'median s':>9} {'best s':>7} {'worst s':>8}")
+            cases = [(mb, given.epochs[0]) for mb in given.megabytes] + [(given.megabytes[0], n) for n in given.epochs[1:]]
+            for megabytes, epochs in cases:
+                url = f"s3://bench/{megabytes}-{epochs}"
+                fill(open_store(url), megabytes * 1_000_000, epochs)
+                runs = [recover(url) for _ in range(given.runs)]
+                print(f"{megabytes:>9,} {epochs:>7,} {median(runs):>9.3f} {min(runs):>7.3f} {max(runs):>8.3f}", flush=True)
+        finally:
+            server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
