@@ -15,7 +15,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.table import Table
 from sqlalchemy.exc import SQLAlchemyError
-
 from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
@@ -215,12 +214,12 @@ class IcebergSink:
                 raise CommitFailedException(f"a restore ended timeline {way.timeline}")
         elif files:
             follower.widen(self._schema(table, files, follower))
+        if table == EVENTS and any("splice" in epoch.notes for epoch in left):
+            follower.widen(pa.schema([(SPLICED, pa.string())]))
         if files or tags is not None:
             follower.apply([self.store.uri(key) for key in files], way.timeline, first, upto, tags)
 
     def _files(self, table: str, epoch: Manifest) -> list[str]:
-        if table == EVENTS and any("splice" in epoch.notes for epoch in left):
-            follower.widen(pa.schema([(SPLICED, pa.string())]))
         """The epoch's files of a table. That of `checkpoints` follows from the manifest, so any publisher may write it."""
         if table != CHECKPOINTS:
             return [f.key for f in epoch.files.get(table, []) if f.rows]
