@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
-
 from tidegate.jobs.spec.inputs import DiscoveryOptions, EvolutionOptions, ParseOptions
 from tidegate.jobs.spec.options import (
     BarrierOptions,
@@ -27,8 +26,8 @@ from tidegate.jobs.spec.presets import apply_preset
 from tidegate.jobs.spec.quality import QualitySpec
 from tidegate.jobs.spec.sinks import SinkSpec
 from tidegate.jobs.spec.splice import SpliceSpec
-from tidegate.jobs.spec.time import Duration
 from tidegate.jobs.spec.streams import REJECTIONS, PipeSpec, ReducerSpec, StreamGraph, StreamSpec
+from tidegate.jobs.spec.time import Duration
 from tidegate.jobs.spec.windows import WindowSpec
 
 __all__ = [
@@ -340,6 +339,7 @@ class PipelineSpec(Model):
     @property
     def barrier_timeout(self) -> int | None:
         """Ticks until an open barrier times out: its own, else four build windows, else never."""
+
     @model_validator(mode="after")
     def _streams_fit(self) -> Self:
         clash = (RESERVED_TABLES | {REJECTIONS} | set(self.windows)) & set(self.streams)
