@@ -15,6 +15,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.table import Table
 from sqlalchemy.exc import SQLAlchemyError
+
 from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
