@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
+
 from tidegate.jobs.spec.inputs import DiscoveryOptions, EvolutionOptions, ParseOptions
 from tidegate.jobs.spec.options import (
     BarrierOptions,
