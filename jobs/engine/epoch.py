@@ -92,7 +92,7 @@ class EpochReport:
     Attributes:
         sealed: the new checkpoint; None when there was nothing to do or another attempt filled the slot.
         rows: data rows read.
-        pending: members with more rows waiting right now.
+        pending: members with more rows waiting right now, or attachments with rows of their origin to take.
         decision: what was decided, sealed or not.
         lost: another driver's epoch or a restore filled the slot; the standing was reloaded.
         ended: every source is bounded and read to its end.
@@ -348,7 +348,8 @@ class Engine:
             fork=None,
         )
         self.standing = Standing.at(head, self._spec)
-        return replace(report, sealed=manifest.id, manifest=manifest)
+        lagging = bool(moved.streams.get("lagging"))
+        return replace(report, sealed=manifest.id, manifest=manifest, pending=report.pending or lagging)
 
     def _manifest(self, order: MoveOrder, moved: Moved, asked: Asked, *, token: int) -> Manifest:
         if not moved.counters.conserved():

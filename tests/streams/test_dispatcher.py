@@ -110,8 +110,8 @@ def test_a_long_backfill_is_spread_over_epochs_without_new_rows() -> None:
     world = world_of("pipes", "p", {"from": "events", "to": "d", "attach": "on_request", "rows_per_epoch": 2})
     world.epoch(*((s, s) for s in range(5)))
     world.epoch(ask=(("attach", "p"),))
-    sealed = [world.epoch().sealed for _ in range(4)]
-    assert [s is not None for s in sealed] == [True, True, False, False]
+    reports = [world.epoch() for _ in range(4)]
+    assert [(r.sealed is not None, r.pending) for r in reports] == [(True, True), (True, False), (False, False), (False, False)]
     assert world.values("d") == [0, 1, 2, 3, 4]
 
 
