@@ -34,6 +34,7 @@ from tidegate.jobs.spec.windows import WindowSpec
 __all__ = [
     "API_VERSION",
     "BARRIERS",
+    "BUILT",
     "CHECKPOINTS",
     "DEAD_LETTERS",
     "EVENTS",
@@ -52,10 +53,11 @@ API_VERSION: Final = "tidegate/v1"
 EVENTS: Final = "events"
 LATE: Final = "late"
 BARRIERS: Final = "barriers"
+BUILT: Final = "built"
 CHECKPOINTS: Final = "checkpoints"
 DEAD_LETTERS: Final = "dead_letters"
 BESIDE_THE_DATA: Final = {"description", "quality", "supervision", "spark", "sinks", "splice"}
-RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
+RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BUILT, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
 _TYPE: Final = re.compile(r"(string|boolean|int|long|float|double|date|timestamp|binary|decimal\(\d{1,2},\s*\d{1,2}\))\Z")
@@ -278,6 +280,10 @@ class PipelineSpec(Model):
     release: OrderOptions = OrderOptions()
     barriers: BarrierOptions = BarrierOptions()
     windows: dict[Name, WindowSpec] = Field(default={})
+    streams: dict[Name, StreamSpec] = Field(default={})
+    """Streams that pipes and reducers write to; `events` is there by itself."""
+    pipes: dict[Name, PipeSpec] = Field(default={})
+    reducers: dict[Name, ReducerSpec] = Field(default={})
     outputs: OutputSpec = OutputSpec()
     sinks: dict[Name, SinkSpec] = Field(default={})
     """Followers of the log besides the Iceberg tables: PostgreSQL, files, a webhook."""
@@ -288,10 +294,6 @@ class PipelineSpec(Model):
     """Limits and severities of the quality suites; see expectations/."""
     splice: SpliceSpec = SpliceSpec()
     """When late rows are offered for a merge in Airflow."""
-    streams: dict[Name, StreamSpec] = Field(default={})
-    """Streams that pipes and reducers write to; `events` is there by itself."""
-    pipes: dict[Name, PipeSpec] = Field(default={})
-    reducers: dict[Name, ReducerSpec] = Field(default={})
 
     @model_validator(mode="before")
     @classmethod
@@ -325,23 +327,6 @@ class PipelineSpec(Model):
         return self
 
     @model_validator(mode="after")
-    def _events_wanted(self) -> Self:
-        if not self.outputs.events and self.release.mode is not ReleaseMode.PASS_THROUGH:
-            raise ValueError("outputs.events: false leaves nothing to put in order; it needs release.mode: pass_through")
-        if not self.outputs.events and (self.pipes or self.reducers):
-            raise ValueError("outputs.events: false leaves pipes and reducers nothing to read")
-        return self
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """The one schema that all sources share."""
-        return next(iter(self.sources.values())).columns
-
-    @property
-    def barrier_timeout(self) -> int | None:
-        """Ticks until an open barrier times out: its own, else four build windows, else never."""
-
-    @model_validator(mode="after")
     def _streams_fit(self) -> Self:
         clash = (RESERVED_TABLES | {REJECTIONS} | set(self.windows)) & set(self.streams)
         if clash:
@@ -352,11 +337,27 @@ class PipelineSpec(Model):
         _ = self.graph
         return self
 
+    @model_validator(mode="after")
+    def _events_wanted(self) -> Self:
+        if not self.outputs.events and self.release.mode is not ReleaseMode.PASS_THROUGH:
+            raise ValueError("outputs.events: false leaves nothing to put in order; it needs release.mode: pass_through")
+        if not self.outputs.events and (self.pipes or self.reducers):
+            raise ValueError("outputs.events: false leaves pipes and reducers nothing to read")
+        return self
+
     @property
     def graph(self) -> StreamGraph:
         """Streams in order, with their columns, readers and writers."""
         return StreamGraph.of(self.columns, self.streams, self.pipes, self.reducers)
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """The one schema that all sources share."""
+        return next(iter(self.sources.values())).columns
+
+    @property
+    def barrier_timeout(self) -> int | None:
+        """Ticks until an open barrier times out: its own, else four build windows, else never."""
         if self.barriers.timeout is not None:
             return self.barriers.timeout
         window = self.release.build_window
@@ -366,7 +367,8 @@ class PipelineSpec(Model):
     def tables(self) -> tuple[str, ...]:
         """Names of all output tables."""
         streams = (*self.streams, REJECTIONS) if self.streams else ()
-        return (EVENTS, LATE, *self.windows, *streams, BARRIERS, CHECKPOINTS, DEAD_LETTERS)
+        built = (BUILT,) if self.release.glom is not None else ()
+        return (EVENTS, LATE, *built, *self.windows, *streams, BARRIERS, CHECKPOINTS, DEAD_LETTERS)
 
     def digest(self) -> str:
         """sha256 of all that rows depend on: stands in every manifest. Limits, supervision and Spark's settings do not count."""
