@@ -137,7 +137,12 @@ class StreamView:
         if known is not None and now - known[0] < self._fresh:
             found: T = known[1]
             return found
-        found = look()
+        try:
+            found = look()
+        except TransientError:
+            # The drivers could not renew either: their silence must not be counted from before the outage.
+            self._watch = LeaseWatch(self.store, self.pipeline, self._clock)
+            raise
         self._kept[name] = (now, found)
         return found
 

@@ -169,7 +169,9 @@ class History:
 
 def drives(store: Store, pipeline: str) -> LeaseKeeper:
     """A live lease, renewed until it is stopped."""
-    return LeaseKeeper(Lease.acquire(store, pipeline, Holder.this_process())).start()
+    keeper = LeaseKeeper(Lease.acquire(store, pipeline, Holder.this_process())).start()
+    keeper.step("move", 3600.0)
+    return keeper
 
 
 def drove(store: Store, pipeline: str) -> None:

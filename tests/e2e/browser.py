@@ -1,0 +1,64 @@
+"""A real headless Chromium for the tests that look at pages."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+__all__ = ["CHROMIUM", "FLAGS", "PATIENCE", "browser_of_the_machine", "needs_chromium", "strange_requests", "wide"]
+
+CHROMIUM: Final = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+FLAGS: Final = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+PATIENCE: Final = 60_000  # milliseconds; a busy machine
+
+expect.set_options(timeout=PATIENCE)
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+
+
+@contextmanager
+def browser_of_the_machine() -> Iterator[Browser]:
+    """Started anew, closed in the end."""
+    with sync_playwright() as tools:
+        browser = tools.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def wide(page: Page) -> list[str]:
+    """What sticks out to the right of the window; nothing should."""
+    found: list[str] = page.evaluate(
+        """() => document.documentElement.scrollWidth <= innerWidth ? [] : [...document.querySelectorAll("main *")]
+             .filter(n => n.getBoundingClientRect().right > innerWidth + 1).map(n => n.outerHTML.slice(0, 120))"""
+    )
+    return found
+
+
+def strange_requests(page: Page, home: str) -> list[str]:
+    """Collects addresses outside `home`, errors on the console and scripts that failed, from now on."""
+    found: list[str] = []
+
+    def asked(request: Any) -> None:
+        if not request.url.startswith((home, "data:", "blob:")):
+            found.append(request.url)
+
+    page.on("request", asked)
+    page.on("pageerror", lambda error: found.append(str(error)))
+    page.on("console", lambda said: found.append(said.text) if said.type == "error" else None)
+    return found

@@ -1,0 +1,288 @@
+"""The Streams page in a real Chromium, served without Airflow: how it looks, reads, and bears a missing bucket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.e2e.browser import PATIENCE, browser_of_the_machine, needs_chromium, strange_requests, wide
+from tests.operators.history import GALLERY, History, gallery
+from tests.operators.pages import FakeDesk, app_of, served
+from tidegate.checkpoints.memory import Fault, MemoryStore, Request
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(600)]
+
+Open = Callable[..., Page]
+
+# Contrast of what is written against what lies behind it, as WCAG computes it, over every element with text of its own.
+_CONTRAST = """() => {
+  const pen = document.createElement("canvas").getContext("2d", {willReadFrequently: true}), known = {};
+  const rgb = text => {
+    if (known[text]) return known[text];
+    pen.clearRect(0, 0, 1, 1);
+    pen.fillStyle = text;
+    pen.fillRect(0, 0, 1, 1);
+    return known[text] = [...pen.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = v => v / 255 <= .04045 ? v / 255 / 12.92 : ((v / 255 + .055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => .2126 * linear(r) + .7152 * linear(g) + .0722 * linear(b);
+  const behind = node => {
+    for (; node; node = node.parentElement) {
+      const found = rgb(getComputedStyle(node).backgroundColor);
+      if (found[3] > 250) return found;
+    }
+    return rgb(getComputedStyle(document.body).backgroundColor);
+  };
+  const found = [];
+  for (const node of document.querySelectorAll("main *")) {
+    const own = [...node.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+    if (!own || node.disabled || node.closest(".unseen, .mark, option") || !node.checkVisibility()) continue;
+    const style = getComputedStyle(node), svg = node instanceof SVGElement;
+    const a = light(rgb(svg ? style.fill : style.color)), b = light(behind(svg ? node.closest("div") : node));
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < 4.5) found.push(`${ratio.toFixed(2)} ${node.outerHTML.slice(0, 100)}`);
+  }
+  return found;
+}"""
+_NAMELESS = """() => [...document.querySelectorAll("button, select, input, a, table, svg[role=img], section")]
+  .filter(n => n.closest("main") && !(n.getAttribute("aria-label") || n.getAttribute("aria-labelledby")
+    || n.textContent.trim() || n.labels?.[0]?.textContent.trim())).map(n => n.outerHTML.slice(0, 100))"""
+_TWICE = """() => [...document.querySelectorAll("[id]")].map(n => n.id).filter((id, i, ids) => ids.indexOf(id) !== i)"""
+
+
+@dataclass
+class Site:
+    """The gallery, served."""
+
+    url: str
+    alive: History
+    desk: FakeDesk
+    store: MemoryStore
+    fault: Fault | None = None
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """Seven streams in all states, on a store that can be taken away."""
+
+    store, desk = MemoryStore(), FakeDesk(GALLERY, paused=["orders"])
+    found = Site("", gallery(store, 90), desk, store)
+
+    def hook(request: Request) -> Fault | None:
+        return found.fault
+
+    # The page has a client of its own: what it cannot reach, the drivers go on with.
+    with served(app_of(MemoryStore(store.bucket, hook=hook), desk)) as url:
+        found.url = f"{url}/page"
+        yield found
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One for all tests."""
+    with browser_of_the_machine() as browser:
+        yield browser
+
+
+@pytest.fixture
+def show(chromium: Browser, site: Site) -> Iterator[Open]:
+    """Opens a page in a window of its own and fails when anything on it went wrong."""
+    contexts, strange = [], []
+
+    def open_page(fragment: str = "", *, width: int = 1280, scheme: str = "light", quiet: bool = True) -> Page:
+        look: dict[str, Any] = {"color_scheme": scheme, "reduced_motion": "reduce"}  # or colours are caught between two
+        context = chromium.new_context(viewport={"width": width, "height": 844}, **look)
+        context.set_default_timeout(PATIENCE)
+        contexts.append(context)
+        page = context.new_page()
+        if quiet:
+            strange.append(strange_requests(page, site.url.removesuffix("/page")))
+        page.goto(site.url + fragment)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert [found for part in strange for found in part] == []
+
+
+def test_what_is_wrong_comes_first(show: Open) -> None:
+    """The list is sorted by trouble, says why, and can be narrowed to a word or a state."""
+    page = show()
+    rows = page.locator("tr[data-pipeline]")
+    expect(rows).to_have_count(7)
+    names = rows.evaluate_all("rows => rows.map(row => row.dataset.pipeline)")
+    assert names == ["meters", "orders", "taxis", "flights", "weather", "clicks", "tides"]
+    expect(rows.nth(1)).to_contain_text("its DAG is paused in Airflow")
+    page.get_by_role("button", name="Well 2").click()
+    expect(rows).to_have_count(2)
+    page.get_by_role("button", name="Well 2").click()
+    page.get_by_role("searchbox").fill("not a number")
+    expect(rows).to_have_count(1)
+    page.get_by_role("searchbox").fill("no such thing")
+    page.get_by_role("button", name="Show all").click()
+    expect(rows).to_have_count(7)
+
+
+def test_a_new_checkpoint_is_shown_within_five_seconds(show: Open, site: Site) -> None:
+    """The page lives: what was sealed stands in it five seconds later, and the chart goes on."""
+    page = show("#/flights")
+    page.wait_for_selector("#sources svg")
+    epoch = site.alive.epoch(time.time())
+    begun = time.monotonic()
+    expect(page.locator(".facts")).to_contain_text(str(epoch.id), timeout=PATIENCE)
+    seconds = time.monotonic() - begun
+    assert seconds < 5, f"{seconds:.1f} s"
+    expect(page.locator("#checkpoints tbody tr").first).to_contain_text(str(epoch.id), timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("fragment", ["", "#/flights"])
+def test_it_fits_and_can_be_read(show: Open, fragment: str) -> None:
+    """On a small phone and a laptop, by day and by night: nothing sticks out, and all text has a contrast of 4.5."""
+    for width in (320, 390, 1280):
+        page = show(fragment, width=width)
+        page.wait_for_selector("#checkpoints tbody tr" if fragment else "tr[data-pipeline]")
+        schemes: list[tuple[Literal["light", "dark"], str]] = [("light", "rgb(245, 247, 249)"), ("dark", "rgb(15, 21, 27)")]
+        for scheme, background in schemes:
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == background
+            assert wide(page) == []
+            assert page.evaluate(_CONTRAST) == []
+
+
+def test_airflow_s_choice_of_theme_wins(show: Open) -> None:
+    """Somebody who chose dark in Airflow gets a dark page on a light system, and at once when they change it."""
+    page = show(scheme="light")
+    page.evaluate("localStorage.setItem('theme', 'dark')")
+    page.reload()
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(background) == "rgb(15, 21, 27)"
+    page.evaluate("localStorage.setItem('theme', 'light'); dispatchEvent(new StorageEvent('storage'))")
+    assert page.evaluate(background) == "rgb(245, 247, 249)"
+
+
+def test_everything_can_be_done_by_keyboard(show: Open) -> None:
+    """Tab, Enter and arrows lead from the list to a chart's numbers and to the restore form, and Escape leads back."""
+    page = show()
+    page.wait_for_selector("tr[data-pipeline]")
+    _tab_to(page, "open-flights")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#checkpoints tbody tr")
+    assert page.evaluate("document.activeElement.id") == "main"
+    _tab_to(page, lambda at: at["tag"] == "svg")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Frontier of each source")
+    page.keyboard.press("Home")
+    expect(page.locator("#sources .readout").first).to_contain_text("epoch ")
+    button = _tab_to(page, lambda at: at["id"].startswith("restore-"))
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog", name="Restore flights")).to_be_visible()
+    assert page.evaluate("document.activeElement.id") == "why"
+    expect(page.locator(".report")).to_contain_text("Taken back")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert page.evaluate("document.activeElement.id") == button
+
+
+def test_whoever_listens_hears_names(show: Open) -> None:
+    """Every control has a name, every table a heading, every chart a sentence; the outline begins with one heading."""
+    page = show("#/flights")
+    page.wait_for_selector("#checkpoints tbody tr")
+    assert page.evaluate("document.querySelectorAll('h1').length") == 1
+    assert page.evaluate(_NAMELESS) == []
+    assert page.evaluate(_TWICE) == []
+
+
+def test_a_table_somebody_chooses_in_stands_still(show: Open, site: Site) -> None:
+    """A row must not move under the pointer that is about to restore it; newer checkpoints are announced instead."""
+    page = show("#/flights")
+    row = page.locator("#checkpoints tbody tr").nth(2)
+    row.hover()
+    before = row.locator("code").inner_text()
+    for _ in range(2):
+        site.alive.epoch(time.time())
+    expect(page.locator(".fresh")).to_contain_text("newer checkpoint")
+    assert row.locator("code").inner_text() == before
+    page.locator("#fresh").click()
+    expect(page.locator("#checkpoints tbody tr").nth(4).locator("code")).to_have_text(before)
+
+
+def test_old_checkpoints_are_a_few_keys_away(show: Open) -> None:
+    """The table is paged to the first epoch, also across a restore; what the restore left behind has a table of its own."""
+    page = show("#/flights")
+    first = page.locator("#checkpoints tbody tr").first
+    page.locator("#page-older").click()
+    page.locator("#page-newest").wait_for()
+    while page.locator("#page-older").is_enabled():
+        before = first.inner_text()
+        page.locator("#page-older").click()
+        expect(first).not_to_have_text(before, use_inner_text=True)
+    expect(page.locator("#checkpoints tbody tr").last).to_contain_text("t0-000001")
+    page.locator("#which").select_option("abandoned")
+    expect(first).to_contain_text("left behind")
+    expect(first).to_contain_text("t0-000270")
+
+
+def test_two_checkpoints_are_compared(show: Open) -> None:
+    """Rows, frontiers and tables that differ, against the one before, the newest, a pin."""
+    page = show("#/flights")
+    page.locator("[id^=diff-]").nth(3).click()
+    dialog = page.get_by_role("dialog", name="What differs")
+    expect(dialog).to_contain_text("Rows, here less there")
+    dialog.locator("#other").select_option("before_fix")
+    expect(dialog).to_contain_text("output.inputs.EWR.frontier")
+
+
+def test_a_bucket_that_is_away_takes_nothing_from_the_page(show: Open, site: Site) -> None:
+    """What was seen stays, with its age and the reason above it; when the bucket is back, so is the page."""
+    page, lists = show("#/flights", quiet=False), show(quiet=False)
+    page.wait_for_selector("#checkpoints tbody tr")
+    lists.wait_for_selector("tr[data-pipeline]")
+    site.fault = Fault.REFUSED
+    try:
+        expect(page.get_by_role("alert")).to_contain_text("What you see is from")
+        expect(page.locator("h1")).to_have_text("flights")
+        expect(lists.locator("tr[data-pipeline] .pill", has_text="unknown")).to_have_count(7)
+    finally:
+        site.fault = None
+    expect(page.get_by_role("alert")).to_have_text("")
+    expect(lists.locator("tr[data-pipeline=flights] .pill")).to_have_text("●running")
+
+
+def test_nothing_yet_is_explained(show: Open, site: Site) -> None:
+    """No pipelines, a pipeline that never ran, a pipeline that does not exist: each says what to do."""
+    page = show("#/tides")
+    expect(page.locator("#checkpoints")).to_contain_text("Nothing was sealed yet")
+    expect(page.locator("#barriers")).to_contain_text("No barrier has closed yet")
+    page.close()
+    lost = show("#/nowhere", quiet=False)
+    expect(lost.locator("main")).to_contain_text("There is no such stream.")
+    known, site.desk.pipelines = site.desk.pipelines, []
+    try:
+        expect(show().locator("main")).to_contain_text("dags/pipelines")
+    finally:
+        site.desk.pipelines = known
+
+
+def test_values_from_outside_are_text(show: Open, site: Site) -> None:
+    """A reason that looks like markup is shown as it was written."""
+    site.desk.pipelines.append("nasty")
+    history = History(site.store, "nasty", ("<img src=x onerror=alert(1)>",))
+    history.restore(history.extend(3)[0], who="<b>ann</b>", why="<script>alert(1)</script>")
+    page = show("#/nasty")
+    expect(page.locator("#trail")).to_contain_text("<script>alert(1)</script>")
+    assert page.evaluate("document.querySelectorAll('main img, main script, main b b').length") == 0
+    site.desk.pipelines.remove("nasty")
+
+
+def _tab_to(page: Page, wanted: str | Callable[[dict[str, str]], bool]) -> str:
+    for _ in range(150):
+        page.keyboard.press("Tab")
+        at = page.evaluate("({id: document.activeElement.id, tag: document.activeElement.tagName})")
+        if at["id"] == wanted if isinstance(wanted, str) else wanted(at):
+            return str(at["id"])
+    raise AssertionError(f"Tab never reached {wanted}")
