@@ -58,7 +58,7 @@ def _source(axes: Axes, found: Advice, colour: str) -> None:
     points = [(lag, share) for lag, share in found.curve.points() if share > 0 and lag > 0]
     label = found.source
     if found.present is not None and found.present_share is not None:
-        label += f": lag {format_duration(found.present)}, {found.present_share:.3%} late"
+        label += f": lag {format_duration(found.present)} leaves at most {found.present_share * 100:.3g} % late"
     axes.step([lag for lag, _ in points], [share for _, share in points], where="post", color=colour, label=label)
     if found.present:
         axes.axvline(found.present, color=colour, linestyle="--", linewidth=1)
