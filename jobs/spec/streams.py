@@ -15,13 +15,16 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from tidegate.jobs.spec.options import Model
+from tidegate.jobs.spec.windows import Aggregate
 
-__all__ = ["ORIGIN", "REJECTIONS", "AttachmentSpec", "PipeSpec", "ReducerSpec", "StreamGraph", "StreamSpec"]
+__all__ = ["ORIGIN", "REJECTIONS", "RUNNING", "AttachmentSpec", "PipeSpec", "ReducerSpec", "StreamGraph", "StreamSpec"]
 
 ORIGIN: Final = "events"
 """The stream that all others come from: what the pipeline releases, its positions, and the running maximum of its event times."""
 REJECTIONS: Final = "rejections"
 """The table of dispatches that a destination refused: the log of their origin streams."""
+RUNNING: Final = ("count", "sum", "min", "max", "first", "last")
+"""Aggregates that a reducer can keep from event to event."""
 _OWN: Final = ("position", "stream_time")
 _FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
 _KEYED: Final = (
@@ -106,10 +109,13 @@ class ReducerSpec(AttachmentSpec):
     """A deterministic fold over a stream, or over each of its keys: (state, event, index) -> state, dispatches."""
 
     to: Annotated[tuple[str, ...], BeforeValidator(_one_or_more), Field(min_length=1)]
-    function: str
+    function: str | None = None
     """Import path ``package.module:function``. It gets the state, the event (``event["column"]``, ``event.time``, ``event.id``)
     and the index of the event within the stream or key; it returns the new state and the rows to dispatch, as mappings for the
     first destination or as pairs (destination, mapping). The state must be JSON."""
+    aggregates: dict[str, Aggregate] = Field(default={})
+    """Instead of a function: running aggregates over SQL expressions (DuckDB's dialect), from the first event on. Every event
+    dispatches one row: the key columns and these. Numbers, texts and booleans only: the state must be JSON."""
     keys: tuple[str, ...] = ()
     """Key columns: one state per key. None: one for the stream."""
     initial: Any = None
@@ -119,10 +125,21 @@ class ReducerSpec(AttachmentSpec):
 
     @field_validator("function")
     @classmethod
-    def _path(cls, value: str) -> str:
-        if not _FUNCTION.match(value):
+    def _path(cls, value: str | None) -> str | None:
+        if value is not None and not _FUNCTION.match(value):
             raise ValueError(f"write it as package.module:function; got {value!r}")
         return value
+
+    @model_validator(mode="after")
+    def _one_way(self) -> ReducerSpec:
+        if (self.function is None) == (not self.aggregates):
+            raise ValueError("a reducer has either a 'function' or 'aggregates'")
+        strange = [str(one) for one in self.aggregates.values() if one.function not in RUNNING]
+        if strange:
+            raise ValueError(f"{strange[0]} does not run along; choose from {', '.join(RUNNING)}")
+        if self.aggregates and len(self.to) > 1:
+            raise ValueError("aggregates go to one destination; 'to' names several")
+        return self
 
     @model_validator(mode="after")
     def _one_owner(self) -> ReducerSpec:
@@ -246,5 +263,9 @@ def _fits(field: str, one: PipeSpec | ReducerSpec, columns: Mapping[str, Mapping
     missing = [key for key in one.keys if key not in origin]
     if missing:
         raise ValueError(f"{field}.keys: no column {', '.join(missing)} in {one.origin} ({', '.join(origin)})")
+    if isinstance(one, ReducerSpec) and one.aggregates:
+        strangers = [name for name in (*one.keys, *one.aggregates) if name not in columns[one.to[0]]]
+        if strangers:
+            raise ValueError(f"{field}.aggregates: {one.to[0]} has no column {', '.join(strangers)}")
     if isinstance(one, PipeSpec) and dict(columns[one.to]) != dict(origin):
         raise ValueError(f"{field}.to: a pipe copies rows, but {one.to} has other columns than {one.origin}")

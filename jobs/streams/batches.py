@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 
 from tidegate.jobs.sinks.schemas import type_of
 from tidegate.jobs.streams.fold import Dispatch, Folded, FoldFailure, Reducer, States, fold_rows
+from tidegate.jobs.streams.running import with_arguments
 
 __all__ = ["FoldedBatch", "Runner", "fold_batch", "sent_schema"]
 
@@ -35,6 +37,15 @@ Runner = Callable[[Reducer, Any, States], FoldedBatch]
 
 def fold_batch(reducer: Reducer, rows: Any, states: States) -> FoldedBatch:
     """The runner without Spark."""
+    if reducer.aggregates:
+        try:
+            rows = with_arguments(rows, reducer.aggregates)
+        except duckdb.Error as error:
+            first = rows.slice(0, 1).to_pylist()[0]
+            message = str(error).strip().splitlines()[0]
+            return FoldedBatch(
+                _nothing(reducer), {}, FoldFailure(first["position"], first["_id"], f"in the batch from here on: {message}")
+            )
     listed = rows.to_pylist()
     folded = fold_rows(reducer, listed, states)
     misfit = _misfit(reducer, folded, {row["position"]: row["_id"] for row in listed})
@@ -49,6 +60,10 @@ def sent_schema(columns: Mapping[str, str]) -> Any:
     """The schema of what is sent to a destination with these columns."""
     fields = {name: type_of(kind) for name, kind in columns.items()}
     return pa.schema({**fields, "_position": pa.int64(), "_nth": pa.int64()})
+
+
+def _nothing(reducer: Reducer) -> dict[str, Any]:
+    return {to: sent_schema(columns).empty_table() for to, columns in reducer.columns.items()}
 
 
 def _table(reducer: Reducer, to: str, dispatches: Sequence[Dispatch]) -> Any:

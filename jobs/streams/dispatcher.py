@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,15 +24,16 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Dispatched, Moved, MoveOrder
 from tidegate.jobs.engine.standing import DISPATCHER_KINDS
 from tidegate.jobs.sinks.schemas import table_schema, type_of
-from tidegate.jobs.spec.errors import TransientError
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.streams import ORIGIN, REJECTIONS, PipeSpec, ReducerSpec
 from tidegate.jobs.streams.append import append, let_go, merged_by_stamp
 from tidegate.jobs.streams.batches import FoldedBatch, Runner, fold_batch
 from tidegate.jobs.streams.files import Files
-from tidegate.jobs.streams.fold import FoldFailure, Reducer, load_function
+from tidegate.jobs.streams.fold import FoldFailure, Reducer
 from tidegate.jobs.streams.history import META, History, event_rows, read_files
 from tidegate.jobs.streams.rules import inherits
+from tidegate.jobs.streams.running import with_arguments
 from tidegate.jobs.streams.select import Selection
 from tidegate.jobs.streams.standing import AttachmentState, Collected, StreamsState, StreamState
 from tidegate.jobs.streams.states import StateStore
@@ -80,8 +82,9 @@ class Dispatcher:
         self._states = StateStore(store)
         columns = self._graph.columns
         self._selections = {name: Selection(name, pipe, columns[pipe.origin]) for name, pipe in spec.pipes.items()}
-        for reducer in spec.reducers.values():
-            load_function(reducer.function)
+        for name, reducer in spec.reducers.items():
+            self._reducer(name).fold()
+            self._require_sql(name, reducer)
 
     def run(self, order: MoveOrder, moved: Moved, before: Mapping[str, Any], asked: Sequence[tuple[str, str]] = ()) -> Dispatched:
         """Dispatch what an epoch released.
@@ -282,10 +285,30 @@ class Dispatcher:
             return self._selections[name].of(rows)
         segments = epoch.files.live(f"reducer:{name}")
         states = self._states.of(name, segments)
-        columns = {to: dict(self._graph.columns[to]) for to in one.to}
-        batch: FoldedBatch = self._run(Reducer(one.function, one.keys, one.initial, columns, one.recheck), rows, states)
+        batch: FoldedBatch = self._run(self._reducer(name), rows, states)
         self._states.save(epoch.files, name, segments, states, batch.states)
         return batch.sent, batch.failure
+
+    def _reducer(self, name: str) -> Reducer:
+        one = self._spec.reducers[name]
+        columns = {to: dict(self._graph.columns[to]) for to in one.to}
+        aggregates = {column: (a.function.value, a.expression) for column, a in one.aggregates.items()}
+        return Reducer(one.function, one.keys, one.initial, columns, one.recheck, aggregates)
+
+    def _require_sql(self, name: str, one: ReducerSpec) -> None:
+        """The expressions of its aggregates can be read."""
+        if not one.aggregates:
+            return
+        fields = {column: type_of(kind) for column, kind in self._graph.columns[one.origin].items()}
+        try:
+            with_arguments(pa.schema(fields).empty_table(), self._reducer(name).aggregates)
+        except duckdb.Error as error:
+            raise ConfigurationError(
+                f"reducers.{name}.aggregates: {str(error).strip().splitlines()[0]}",
+                code="reducer.bad_expression",
+                kept="nothing was started or changed",
+                advice=f"expressions are SQL over {', '.join(fields)}",
+            ) from error
 
     def _send(
         self, epoch: _Epoch, name: str, one: PipeSpec | ReducerSpec, known: AttachmentState, to: str, table: Any, rows: Any

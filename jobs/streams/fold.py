@@ -15,6 +15,7 @@ from typing import Any
 
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.streams.guard import pure
+from tidegate.jobs.streams.running import running
 from tidegate.jobs.streams.types import Event
 
 __all__ = ["Dispatch", "FoldFailure", "Folded", "Reducer", "States", "fold_rows", "key_of", "load_function"]
@@ -31,13 +32,19 @@ class Reducer:
 
     Attributes:
         columns: destination -> column -> type; a dispatch without a name goes to the first.
+        aggregates: without a function: column -> (aggregate, SQL expression).
     """
 
-    function: str
+    function: str | None
     keys: tuple[str, ...]
     initial: Any
     columns: Mapping[str, Mapping[str, str]]
     recheck: int = 0
+    aggregates: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def fold(self) -> Callable[..., Any]:
+        """What it runs."""
+        return running(self.aggregates, self.keys) if self.function is None else load_function(self.function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +106,7 @@ def fold_rows(reducer: Reducer, rows: Sequence[Mapping[str, Any]], states: State
 
     `states` are those before the first row, and stay as they are.
     """
-    function = load_function(reducer.function)
+    function = reducer.fold()
     folded = _run(function, reducer, rows, states)
     sample = rows[: reducer.recheck]
     failure = _first_difference(sample, folded, _run(function, reducer, sample, states), whole=len(sample) == len(rows))

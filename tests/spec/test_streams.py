@@ -83,6 +83,15 @@ def test_without_streams_there_is_no_new_table() -> None:
             "one destination",
         ),
         ("streams: {a: {schema: {x: long}}}\nreducers: {r: {from: events, to: a, function: total}}", "package.module:function"),
+        ("streams: {a: {schema: {x: long}}}\nreducers: {r: {from: events, to: a}}", "either a 'function' or 'aggregates'"),
+        (
+            "streams: {a: {schema: {x: long}}}\nreducers: {r: {from: events, to: a, aggregates: {x: distinct(shop)}}}",
+            "does not run along; choose from count, sum",
+        ),
+        (
+            "streams: {a: {schema: {x: long}}}\nreducers: {r: {from: events, to: a, aggregates: {y: count(*)}}}",
+            "a has no column y",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(text: str, message: str) -> None:

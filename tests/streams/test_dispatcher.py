@@ -94,6 +94,19 @@ def test_keys_have_states_of_their_own() -> None:
     assert world.values("d") == [5, 7, 11, 17, 15]
 
 
+def test_running_aggregates_need_no_function() -> None:
+    """SQL expressions, kept per key from epoch to epoch; what SQL cannot do with the data pauses it, as anything else."""
+    columns = {"v": "long", "n": "long", "total": "long", "low": "long", "latest": "long"}
+    aggregates = {"n": "count(nullif(v, 7))", "total": "sum(v * 10)", "low": "min(v - 3)", "latest": "last(v)"}
+    fold = {"from": "events", "to": "d", "aggregates": aggregates, "keys": ["v"]}
+    world = World(streams_spec(streams={"d": {"schema": columns}}, reducers={"r": fold}))
+    world.epoch((1, 5), (2, 7), (3, 5))
+    world.driver()
+    world.epoch((4, 5))
+    found = [tuple(row[column] for column in columns) for row in world.rows("d")]
+    assert found == [(5, 1, 50, 2, 5), (7, 0, 70, 4, 7), (5, 2, 100, 2, 5), (5, 3, 150, 2, 5)]
+
+
 def test_an_attachment_made_later_backfills_first() -> None:
     """Old rows are read from sealed epochs, new ones of the same epoch follow as head."""
     world = world_of("pipes", "p", {"from": "events", "to": "d", "attach": "on_request"})
@@ -264,6 +277,8 @@ def test_bad_predicates_and_functions_are_refused_at_the_start() -> None:
         world_of("pipes", "p", {"from": "events", "to": "d", "where": "nowhere = 1"})
     with pytest.raises(ConfigurationError, match=r"no reducer at tests\.streams\.folds:nothing"):
         world_of("reducers", "r", reducer("nothing"))
+    with pytest.raises(ConfigurationError, match=r"reducers\.r\.aggregates: .*nowhere"):
+        world_of("reducers", "r", {"from": "events", "to": "d", "aggregates": {"v": "sum(nowhere)"}})
 
 
 def test_replay_dispatches_the_same_and_changes_nothing() -> None:
