@@ -42,6 +42,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.inbox import Inbox
 from tidegate.jobs.driver.loop import Ended, Loop, Until
+from tidegate.jobs.driver.observe import Observers
 from tidegate.jobs.driver.recovery import settle_head
 from tidegate.jobs.driver.status import StatusReporter
 from tidegate.jobs.driver.steps import DriverSteps
@@ -52,7 +53,7 @@ from tidegate.jobs.engine.interfaces import Mover
 from tidegate.jobs.engine.publisher import Publishers
 from tidegate.jobs.sinks.make import make_sinks
 from tidegate.jobs.sinks.small import SmallTables
-from tidegate.jobs.sources.objects import ObjectSource
+from tidegate.jobs.sources.make import Sources
 from tidegate.jobs.sources.view import InputView
 from tidegate.jobs.spec.errors import TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -163,7 +164,7 @@ class _Run:
         options: RunOptions,
     ) -> None:
         self.spec, self.store, self.uid, self.lease, self.stop, self.options = spec, store, uid, lease, stop, options
-        self.view = view
+        self.sources = Sources(spec, store, view)
         self.log = SlotLog(store, spec.name)
         self.keeper = LeaseKeeper(lease).start()
         self.steps = DriverSteps(self.keeper)
@@ -172,6 +173,7 @@ class _Run:
         self.publisher = Publishers(make_sinks(spec, store, uid, work), self.log, self.faults, group=spec.outputs.publish_every)
         facts = {"pipeline": spec.name, "pid": os.getpid(), "code_version": __version__, "spec_digest": spec.digest()}
         self.status = StatusReporter(store, lease, self.steps, facts)
+        self.observers = Observers(spec, self._beside, options.on_epoch)
 
     def go(self, mover: Callable[[], Mover], patiently: Retrying) -> Ended:
         """Settle the head, run the loop, drain; the status says how it ended."""
@@ -191,16 +193,16 @@ class _Run:
         return ended
 
     def _beside(self) -> dict[str, object]:
-        """How the sinks are, for the status."""
+        """How the sinks and sources are, for the status."""
         publisher = self.publisher
-        return {"unpublished": publisher.unpublished, "sinks": publisher.lags, "trouble": _as_dict(publisher.trouble)}
+        sinks = {"unpublished": publisher.unpublished, "sinks": publisher.lags, "trouble": _as_dict(publisher.trouble)}
+        return {**sinks, **self.sources.facts()}
 
     def _loop(self, mover: Mover) -> Loop:
-        sources = [ObjectSource(name, source, self.view) for name, source in self.spec.sources.items()]
         engine = Engine(
             self.spec,
             self.log,
-            sources,
+            self.sources.all,
             mover,
             author=Author(self.uid, self.lease.holder.driver, __version__),
             steps=self.steps,
@@ -220,13 +222,15 @@ class _Run:
             self.faults,
             self.stop,
             self.options.until,
-            self.options.on_epoch,
+            self.observers.epoch,
         )
 
     def close(self) -> None:
         """Stop the threads and give the lease back, so that the next driver need not wait."""
         self.publisher.stop()
         self.housekeeper.stop()
+        self.observers.close()
+        self.sources.close()
         self.status.stop()
         self.keeper.stop()
         with contextlib.suppress(TransientError):

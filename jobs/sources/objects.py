@@ -8,8 +8,9 @@ a producer must keep: keys grow in arrival order (an object that appears *before
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,8 +21,10 @@ from typing import Any
 from tidegate.checkpoints.store import Entry, NotFoundError, Store
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, seq_of, split_seq
 from tidegate.jobs.eventtime.types import Member
+from tidegate.jobs.sources.arrivals import ArrivalLog
 from tidegate.jobs.sources.decode import TEXT, WHY
 from tidegate.jobs.sources.footers import BadObject, Footer, parse_footer, read_footer
+from tidegate.jobs.sources.notices import Notices
 from tidegate.jobs.sources.view import InputView, folder_of
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.pipeline import Limits, SourceSpec
@@ -33,6 +36,8 @@ _MOST_OBJECTS = 1000  # per epoch without a limit of its own: one LIST page, and
 _THREADS = 4  # footers are waiting time, not work
 _WHOLE_UP_TO = 256 << 10  # bytes: below, one GET of everything is faster than a HEAD and a range
 _REMEMBERED = 8192  # footers; about 10 MB
+_UNKNOWN = -1  # the size of an object known by name only
+_MOST_HEARD = 10_000  # notices of folders that are no members (yet); the safety listing finds their objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,27 @@ class ObjectSource:
         name: of the source.
         spec: of the source.
         store: the pipeline's; an `InputView` of it unless all objects are Parquet in the pipeline's own store.
+        pipeline: its name, for the log of arrivals.
+        notices: keys that notifications name, for the log of arrivals.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, name: str, spec: SourceSpec, store: Store) -> None:
+    def __init__(
+        self,
+        name: str,
+        spec: SourceSpec,
+        store: Store,
+        *,
+        pipeline: str = "",
+        notices: Notices | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = name
         self.spec = spec
         self.store, self.prefix = store, folder_of(name, spec)
+        self._pipeline, self._notices, self._clock = pipeline, notices, clock
+        self._logs: dict[Member, ArrivalLog] = {}
+        self._heard: list[str] = []
         self._cache: OrderedDict[tuple[str, str, int, float | None], _Facts] = OrderedDict()
 
     def members(self) -> Sequence[Member]:
@@ -82,12 +102,12 @@ class ObjectSource:
         """
         at = _Resume.read(resume)
         if blocked:
-            waiting = at.open is not None or bool(self._list(member, at.after, 1))
+            waiting = at.open is not None or bool(self._next(member, at, 1))
             return Slice(member, at.seq, at.seq, resume=at.write(), pending=waiting)
         ended = self.spec.bounded and self.store.head(self._folder(member) + DONE_MARKER) is not None
         opened = [self._opened(at.open)] if at.open else []
         wanted = (limits.objects or _MOST_OBJECTS) - len(opened)
-        entries = self._list(member, at.after, wanted + 1)
+        entries = self._next(member, at, wanted + 1, ended=ended)
         cutter = _Cutter(member, at, limits)
         for facts in chain(opened, self._facts(entries[:wanted])):
             if not cutter.take(facts):
@@ -119,8 +139,43 @@ class ObjectSource:
             if head is None or head.etag != p["etag"]
         )
 
+    @property
+    def late_uploads(self) -> int:
+        """Objects found behind a greater name since this process started."""
+        return sum(log.late for log in self._logs.values())
+
     def _folder(self, member: Member) -> str:
         return self.prefix if self.spec.partition_by == "source" else f"{self.prefix}{member.partition}/"
+
+    def _next(self, member: Member, at: _Resume, count: int, *, ended: bool = False) -> list[Entry]:
+        """The next `count` objects behind the resume point, in the source's order."""
+        if self.spec.discovery.order == "keys":
+            return self._list(member, at.after, count)
+        log = self._arrivals(member)
+        log.discover(self._noticed(member), everything=ended)
+        return [Entry(key, _UNKNOWN, "", None) for key in log.keys(at.ordinal + (at.open is not None), count)]
+
+    def _arrivals(self, member: Member) -> ArrivalLog:
+        if member not in self._logs:
+            self._logs[member] = ArrivalLog(
+                self.store,
+                self.store,
+                f"{self._pipeline}/arrivals/{member.source}/{member.partition}/",
+                self._folder(member),
+                is_data=_is_data,
+                safety=self.spec.discovery.safety_listing / 1e6,
+                clock=self._clock,
+            )
+        return self._logs[member]
+
+    def _noticed(self, member: Member) -> list[str]:
+        """What notifications named in this member's folder; what they named elsewhere waits for its own member."""
+        if self._notices is not None:
+            self._heard += self._notices.take()
+        folder = self._folder(member)
+        mine = [key for key in self._heard if key.startswith(folder)]
+        self._heard = [key for key in self._heard if not key.startswith(folder)][-_MOST_HEARD:]
+        return mine
 
     def _list(self, member: Member, after: str | None, count: int) -> list[Entry]:
         """The next `count` data objects; names with a leading underscore or dot are not data."""
@@ -156,6 +211,12 @@ class ObjectSource:
             return list(pool.map(task, items))
 
     def _look(self, entry: Entry) -> _Facts:
+        if entry.size == _UNKNOWN:  # an arrival: what it is now is asked now
+            head = self.store.head(entry.key)
+            if head is None:
+                gone = BadObject("changed_object", "the object is gone; it was there when it was found")
+                return _Facts(entry.key, "", 0, gone)
+            entry = head
         identity = (entry.key, entry.etag, entry.size, entry.modified)
         facts = self._cache.get(identity)
         if facts is None:

@@ -25,9 +25,11 @@ from tidegate.jobs.sources.footers import BadObject
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
-__all__ = ["InputView", "folder_of"]
+__all__ = ["STAGED", "InputView", "folder_of"]
 
 _Names = list[str]  # inside the class body the name `list` is the method
+STAGED: Final = "@kafka/"
+"""Begins the names of offset ranges, which the mover fetches by itself."""
 _MOST_BYTES: Final = 4 << 30  # of decoded copies; the oldest go first
 
 
@@ -50,6 +52,7 @@ class InputView:
         objects = {name: source for name, source in spec.sources.items() if source.kind == "objects"}
         self._other = {f"@{name}/": open_store(source.path) for name, source in objects.items() if _elsewhere(source)}
         self._decoded = {folder_of(name, source): source for name, source in objects.items() if needs_decoding(source)}
+        self._folders = {name: folder_of(name, source) for name, source in objects.items()}
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], tuple[Path | BadObject, int]] = OrderedDict()
 
@@ -72,6 +75,10 @@ class InputView:
             return head.etag, head.size, known[0]
         found = store.get(own)
         return found.etag, len(found.data), self._remember(key, found, source)
+
+    def home(self, name: str) -> tuple[Store, str]:
+        """Where a source's objects really lie: a store and a prefix in it."""
+        return self._at(self._folders[name])
 
     def _remember(self, key: str, found: StoredObject, source: SourceSpec) -> Path | BadObject:
         name = hashlib.sha256(f"{key}\n{found.etag}".encode()).hexdigest()[:40]
@@ -189,8 +196,8 @@ class InputView:
             shutil.copyfile(copy[1], path)
 
     def local_path(self, key: str) -> Path | None:
-        """None for decoded objects: the cache may let go of its copy while somebody reads."""
-        if self._source(key) is not None:
+        """None for decoded objects, whose copy the cache may let go of meanwhile, and for what is no object at all."""
+        if self._source(key) is not None or key.startswith(STAGED):
             return None
         store, own = self._at(key)
         return store.local_path(own)

@@ -26,6 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import CorruptObjectsError, Cut
+from tidegate.jobs.sources.kafka import PLACE
 from tidegate.jobs.spark.cast import declared, physical_columns, text
 from tidegate.jobs.spark.schema import is_nanos, quote
 from tidegate.jobs.spec.errors import PoisonError
@@ -64,9 +65,23 @@ class Part:
     columns: tuple[tuple[str, str], ...]
 
     @property
+    def numbered(self) -> bool:
+        """Whether the rows' places stand in a column of their own, because some are missing; then all rows are in the cut."""
+        return any(name == PLACE for name, _ in self.columns)
+
+    @property
     def whole(self) -> bool:
         """Whether every row of the object is in the cut."""
-        return self.row_start == 0 and self.row_end == self.rows
+        return self.numbered or (self.row_start == 0 and self.row_end == self.rows)
+
+    def cut(self, rows: pa.Table) -> pa.Table:
+        """The rows of the object that are in the cut."""
+        return rows if self.whole else rows.slice(self.row_start, self.row_end - self.row_start)
+
+    def numbers(self, rows: pa.Table) -> Any:
+        """The places of the cut's rows in the object."""
+        counted = range(self.row_start, self.row_start + rows.num_rows)
+        return rows[PLACE].combine_chunks() if self.numbered else pa.array(counted, pa.int64())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +118,10 @@ class Sessions:
 
 def open_cut(sessions: Sessions, spec: PipelineSpec, store: Store, cut: Cut, scratch: Path) -> CutFrame:
     """Stage the objects of a cut below `scratch` and describe their rows. Runs no Spark job."""
+    if any(spec.sources[piece.member.source].kafka is not None for piece in cut.slices):
+        from tidegate.jobs.spark.kafka import stage_kafka  # late: few pipelines need it
+
+        stage_kafka(sessions.full, spec, cut, scratch / "objects")
     parts = _parts(store, cut, scratch)
     rows = sum(part.row_end - part.row_start for part in parts)
     session = sessions.of(rows)
@@ -177,7 +196,7 @@ def _scan(session: SparkSession, columns: Any, parts: list[tuple[int, Part]], sc
     paths = [_link(base, index, part) for index, part in parts]
     schema = _ddl([*physical_columns(columns), *((name, own) for name, own, _ in _PLACE[:3])])
     frame = session.read.schema(schema).option("basePath", str(base)).parquet(*paths)
-    frame = frame.withColumn("_row", F.expr("_metadata.row_index"))
+    frame = frame.withColumn("_row", F.expr(PLACE if parts[0][1].numbered else "_metadata.row_index"))
     for index, part in parts:
         if not part.whole:
             frame = frame.where(f"_p <> {index} OR (_row >= {part.row_start}L AND _row < {part.row_end}L)")
@@ -224,15 +243,14 @@ def _handed_over(own: str, arrow: str) -> pa.DataType:
 def _read_part(index: int, part: Part, schema: pa.Schema) -> pa.Table:
     names = schema.names[: -len(_PLACE)]
     try:
-        rows = pq.ParquetFile(part.path).read(columns=names).slice(part.row_start, part.row_end - part.row_start)
+        rows = part.cut(pq.ParquetFile(part.path).read(columns=names))
     except (pa.ArrowException, OSError) as error:
         raise unreadable([part.key]) from error
     size = rows.num_rows
     place = [
         pa.repeat(pa.scalar(v, t), size) for v, (_, _, t) in zip((part.member, index, part.ordinal), _PLACE[:3], strict=True)
     ]
-    numbers = pa.array(range(part.row_start, part.row_start + size), pa.int64())
-    return pa.table([*(rows[name].cast(schema.field(name).type) for name in names), *place, numbers], schema=schema)
+    return pa.table([*(rows[name].cast(schema.field(name).type) for name in names), *place, part.numbers(rows)], schema=schema)
 
 
 def _placed(frame: DataFrame, spec: PipelineSpec, cut: Cut) -> DataFrame:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from tidegate.jobs.advise.sketch import GAMMA
 from tidegate.jobs.eventtime.types import MemberSurvey, Survey
+from tidegate.jobs.sources.kafka import PLACE
 from tidegate.jobs.spark.read import CutFrame, Part, unreadable
 from tidegate.jobs.spark.scan import BARRIER, DATA, DEAD, PUNCTUATION, Columns, Scan, Verdict, carried, scan_member
 from tidegate.jobs.spark.schema import cast_never_fails, quote
@@ -169,11 +170,12 @@ def _plain_columns(parts: list[Part], source: SourceSpec) -> Columns:
     tables, seqs = [], []
     for part in parts:
         try:
-            table = pq.ParquetFile(part.path).read(columns=list(dict.fromkeys(wanted)))
+            places = [PLACE] if part.numbered else []
+            table = part.cut(pq.ParquetFile(part.path).read(columns=[*dict.fromkeys(wanted), *places]))
         except (pa.ArrowException, OSError) as error:
             raise unreadable([part.key]) from error
-        tables.append(table.slice(part.row_start, part.row_end - part.row_start))
-        seqs.append((part.ordinal << 32) + np.arange(part.row_start, part.row_end, dtype=np.int64))
+        tables.append(table)
+        seqs.append((part.ordinal << 32) + part.numbers(table).to_numpy())
     rows = pa.concat_tables(tables, promote_options="permissive")
     times, absent = _ticks(rows[source.event_time])
     kinds = _kinds(rows[marks.kind], marks) if marks is not None else np.zeros(times.size, dtype=np.int8)

@@ -9,7 +9,7 @@ from pydantic import Field
 from tidegate.jobs.spec.options import Model
 from tidegate.jobs.spec.time import Duration
 
-__all__ = ["DiscoveryOptions", "EvolutionOptions", "ParseOptions"]
+__all__ = ["DiscoveryOptions", "EvolutionOptions", "KafkaOptions", "ParseOptions"]
 
 
 class ParseOptions(Model):
@@ -54,3 +54,31 @@ class DiscoveryOptions(Model):
     notifications: bool = True
     """``arrival`` on MinIO: listen to the bucket's notifications. Without them, or where the bucket has none, the safety
     listing finds late uploads."""
+
+
+class KafkaOptions(Model):
+    """A Kafka topic as a source. Its partitions are the source's; offsets are the positions, and stand in the manifest only."""
+
+    servers: str
+    """``host:port``, comma separated."""
+    topic: str
+    payload: Literal["json", "avro"] = "json"
+    """What a message's value is: a JSON object, or an Avro record (needs Spark's avro package)."""
+    schema_file: str | None = None
+    """Avro: file with the writer's schema, as JSON."""
+    schema_id: int | None = None
+    """Avro: messages begin with a zero byte and this id, as schema registries write them; other ids are dead letters."""
+    start: Literal["earliest", "latest"] = "earliest"
+    """Where a partition begins that no checkpoint knows."""
+    key: str | None = None
+    """Column that takes the message's key, as text."""
+    timestamp: str | None = None
+    """Column that takes the message's timestamp."""
+    headers: dict[str, str] = Field(default={})
+    """Column -> header whose last value it takes, as text."""
+    tombstones: Literal["dead_letter", "row"] = "dead_letter"
+    """A message without a value: a dead letter, or a row with the key, timestamp and headers only."""
+    on_gap: Literal["fail", "report"] = "fail"
+    """Offsets that the topic no longer holds (retention): stop and say which, or enter the range as a dead letter and go on."""
+    options: dict[str, str] = Field(default={})
+    """Settings of the Kafka client (``security.protocol``, ...). A value ``env:NAME`` is read from the environment."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from tidegate.jobs.spec.inputs import DiscoveryOptions, EvolutionOptions, ParseOptions
+from tidegate.jobs.spec.inputs import DiscoveryOptions, EvolutionOptions, KafkaOptions, ParseOptions
 from tidegate.jobs.spec.options import (
     BarrierOptions,
     CoalesceOptions,
@@ -113,8 +113,9 @@ class Limits(Model):
 class SourceSpec(FrontierOptions):
     """One source: where its rows lie, what they look like and how its frontier follows them."""
 
-    kind: Literal["objects"] = "objects"
-    path: str
+    kind: Literal["objects", "kafka"] = "objects"
+    kafka: KafkaOptions | None = None
+    path: str = ""
     """Folder of objects in arrival order, relative to the store, or a full ``s3://`` / ``file://`` address."""
     format: Literal["parquet", "json", "csv", "avro", "orc"] = "parquet"
     """``json`` is one JSON object a line. Text may be compressed: by ``.gz``, ``.bz2``, ``.zst`` or ``.lz4`` at the key's end."""
@@ -164,6 +165,7 @@ class SourceSpec(FrontierOptions):
             column = wanted[field]
             if column is not None and self.columns[column] != "timestamp":
                 raise ValueError(f"{field}: column {column!r} must be a timestamp, not {self.columns[column]}")
+        self._has_a_place()
         strangers = [new for new in self.evolution.renamed.values() if new not in self.columns]
         if strangers:
             raise ValueError(f"evolution.renamed: {', '.join(strangers)} is not in the schema ({', '.join(self.columns)})")
@@ -171,6 +173,22 @@ class SourceSpec(FrontierOptions):
         if reserved:
             raise ValueError(f"column names starting with '_' are tidegate's own: {', '.join(reserved)}")
         return self
+
+    def _has_a_place(self) -> None:
+        if (self.kind == "kafka") != (self.kafka is not None):
+            raise ValueError("kind: kafka and a 'kafka' section go together")
+        if self.kind == "objects" and not self.path.strip("/"):
+            raise ValueError("kind: objects needs a 'path'")
+        if self.kafka is None:
+            return
+        taken = [c for c in (self.kafka.key, self.kafka.timestamp, *self.kafka.headers) if c is not None]
+        absent = [c for c in taken if c not in self.columns]
+        if absent:
+            raise ValueError(f"kafka: column {', '.join(absent)} is not in the schema ({', '.join(self.columns)})")
+        if self.kafka.payload == "avro" and self.kafka.schema_file is None:
+            raise ValueError("kafka.schema_file: payload avro needs the writer's schema")
+        if self.bounded:
+            raise ValueError("bounded: a topic has no end")
 
     @model_validator(mode="after")
     def _has_frontier(self) -> Self:

@@ -1,0 +1,59 @@
+"""Everybody who watches the epochs go by: the caller's progress, metrics, lineage, and one line in the log per sealed epoch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from tidegate.jobs.driver.lineage import lineage_from_environment
+from tidegate.jobs.driver.metrics import metrics_from_environment
+from tidegate.jobs.engine.epoch import EpochReport
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["Observers"]
+
+_log = structlog.get_logger("tidegate.driver")
+
+Watcher = Callable[[EpochReport, float], None]
+
+
+class Observers:
+    """Called after each epoch, in the loop's thread; nothing here may hold it up."""
+
+    def __init__(self, spec: PipelineSpec, beside: Callable[[], Mapping[str, Any]], progress: Watcher) -> None:
+        self._watchers: list[Watcher] = [progress, _tell]
+        self._closers: list[Callable[[], object]] = []
+        measured = metrics_from_environment(os.environ, spec.name, beside)
+        if measured is not None:
+            metrics, provider = measured
+            self._watchers.append(metrics.epoch)
+            self._closers.append(provider.shutdown)
+        lineage = lineage_from_environment(os.environ, spec)
+        if lineage is not None:
+            self._watchers.append(lineage.epoch)
+            self._closers.append(lineage.close)
+        structlog.contextvars.bind_contextvars(pipeline=spec.name)
+
+    def epoch(self, report: EpochReport, seconds: float) -> None:
+        """Tell everybody."""
+        for watcher in self._watchers:
+            watcher(report, seconds)
+
+    def close(self) -> None:
+        """Send what is still to be sent."""
+        structlog.contextvars.unbind_contextvars("pipeline", "epoch")
+        for close in self._closers:
+            close()
+
+
+def _tell(report: EpochReport, seconds: float) -> None:
+    """Later lines carry the epoch that runs then, one beyond the sealed one."""
+    manifest = report.manifest
+    if manifest is None:
+        return
+    own = {"epoch": manifest.slot, "attempt": manifest.attempt, "timeline": manifest.timeline}
+    _log.info("sealed", **own, checkpoint=str(manifest.id), rows=report.rows, seconds=round(seconds, 3))
+    structlog.contextvars.bind_contextvars(epoch=manifest.slot + 1)

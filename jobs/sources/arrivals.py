@@ -1,0 +1,189 @@
+"""A log of arrivals: objects whose names say nothing about their order, each entered once, in the order they were found.
+
+    <pipeline>/arrivals/<source>/<partition>/<index of its first object>.json   {"keys": [...]}
+
+The log gives a source of arbitrary names what one with growing names has by itself: a place for every object, the same at every
+reading. It belongs to the pipeline and to no timeline: a restore reads on at an older place of the same log.
+
+Three ways to find objects, each cheap where it is used:
+
+1. behind the greatest name known: one LIST of what is new, which is all there is to do where names do grow;
+2. what the bucket's notifications name (`notices`): late uploads, at once;
+3. the safety listing: everything, a few pages at every call, so that a folder of millions holds up no epoch. It finds what the
+   others missed, and is the only way on a store without notifications.
+
+A page grows by conditional swaps. Two drivers at work for a moment cannot both append: the loser reads the page again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+
+from tidegate.checkpoints.store import PreconditionFailedError, Store
+
+__all__ = ["ArrivalLog"]
+
+_log = structlog.get_logger("tidegate.driver")
+
+_PAGE: Final = (
+    2000  # keys: about 200 KB, written anew at most once an epoch, and a million objects are 500 pages to read at start
+)
+_AT_ONCE: Final = 10_000  # keys listed in one call: 1.4 s on MinIO
+_FIRST: Final = ""
+
+
+@dataclass(slots=True)
+class _Page:
+    first: int
+    etag: str
+    keys: list[str] = field(default_factory=list)
+
+
+class ArrivalLog:
+    """The arrivals of one member.
+
+    Args:
+        store: where the log lies; the pipeline's own.
+        objects: where the objects lie.
+        place: prefix of the log.
+        folder: prefix of the objects.
+        is_data: whether a name below the folder is data.
+        safety: seconds between two safety listings.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        objects: Store,
+        place: str,
+        folder: str,
+        *,
+        is_data: Callable[[str], bool],
+        safety: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store, self._objects, self._place, self._folder = store, objects, place, folder
+        self._is_data, self._safety, self._clock = is_data, safety, clock
+        self._firsts: list[int] = []
+        self._last: _Page | None = None
+        self._seen: set[bytes] = set()
+        self._greatest = _FIRST
+        self._cursor: str | None = _FIRST  # of a safety listing under way; None between two
+        self._listed_at = clock()
+        self.late = 0
+        """Objects found behind a greater name since this process started."""
+        self._read_all()
+
+    def __len__(self) -> int:
+        return 0 if self._last is None else self._last.first + len(self._last.keys)
+
+    def keys(self, start: int, count: int) -> list[str]:
+        """Arrivals from `start` on, at most `count`."""
+        found: list[str] = []
+        while len(found) < count and start + len(found) < len(self):
+            page = self._page(start + len(found))
+            skip = start + len(found) - page.first
+            found += page.keys[skip : skip + count - len(found)]
+        return found
+
+    def discover(self, notices: Iterable[str] = (), *, everything: bool = False) -> None:
+        """Look for objects that are not in the log yet, and enter them.
+
+        Args:
+            notices: keys that notifications named.
+            everything: go on until a whole safety listing found nothing new: before a bounded source may end.
+        """
+        self._enter(self._behind())
+        self._enter(sorted(set(notices)))
+        if self._cursor is None and (everything or self._clock() - self._listed_at >= self._safety):
+            self._cursor = _FIRST
+        while self._cursor is not None:
+            self._enter(self._safety_page())
+            if not everything:
+                break
+
+    def _behind(self) -> list[str]:
+        return [e.key for e in self._objects.list(self._folder, start_after=self._greatest or None, limit=_AT_ONCE)]
+
+    def _safety_page(self) -> list[str]:
+        page = list(self._objects.list(self._folder, start_after=self._cursor or None, limit=_AT_ONCE))
+        self._cursor = page[-1].key if len(page) == _AT_ONCE else None
+        if self._cursor is None:
+            self._listed_at = self._clock()
+        return [e.key for e in page]
+
+    def _enter(self, keys: Iterable[str]) -> None:
+        """Append what is new; a page that somebody else changed is read again, and what it holds is not new any more."""
+        while fresh := [k for k in keys if self._new(k)]:
+            greatest = self._greatest
+            try:
+                self._append(fresh[: self._room()])
+            except PreconditionFailedError:
+                self._read_all()
+                continue
+            behind = [k for k in fresh[:_PAGE] if greatest and k < greatest and self._seen_already(k)]
+            if behind:
+                self.late += len(behind)
+                _log.info("late_upload", folder=self._folder, objects=len(behind), first=behind[0], behind=greatest)
+
+    def _new(self, key: str) -> bool:
+        return key.startswith(self._folder) and self._is_data(key[len(self._folder) :]) and not self._seen_already(key)
+
+    def _seen_already(self, key: str) -> bool:
+        return _mark(key) in self._seen
+
+    def _room(self) -> int:
+        full = self._last is None or len(self._last.keys) >= _PAGE
+        return _PAGE if full or self._last is None else _PAGE - len(self._last.keys)
+
+    def _append(self, keys: list[str]) -> None:
+        last = self._last
+        if last is None or len(last.keys) >= _PAGE:
+            page = _Page(len(self), "", keys)
+            page.etag = self._store.create(self._key(page.first), _bytes(keys))
+            self._firsts.append(page.first)
+        else:
+            page = _Page(last.first, last.etag, [*last.keys, *keys])
+            page.etag = self._store.swap(self._key(page.first), _bytes(page.keys), last.etag)
+        self._last = page
+        self._note(keys)
+
+    def _note(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._seen.add(_mark(key))
+            self._greatest = max(self._greatest, key)
+
+    def _read_all(self) -> None:
+        """Every page: the names are known by 16 bytes each, the last page as it stands."""
+        self._firsts = [int(e.key[len(self._place) : -5]) for e in self._store.list(self._place)]
+        for first in self._firsts:
+            self._last = self._load(first)
+            self._note(self._last.keys)
+
+    def _page(self, index: int) -> _Page:
+        first = self._firsts[bisect_right(self._firsts, index) - 1]
+        return self._last if self._last is not None and self._last.first == first else self._load(first)
+
+    def _load(self, first: int) -> _Page:
+        found = self._store.get(self._key(first))
+        document: dict[str, Any] = json.loads(found.data)
+        return _Page(first, found.etag, document["keys"])
+
+    def _key(self, first: int) -> str:
+        return f"{self._place}{first:012d}.json"
+
+
+def _bytes(keys: list[str]) -> bytes:
+    return json.dumps({"keys": keys}, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _mark(key: str) -> bytes:
+    return hashlib.blake2b(key.encode(), digest_size=16).digest()

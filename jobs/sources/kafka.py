@@ -1,0 +1,165 @@
+"""A Kafka topic, read by explicit offset ranges. No consumer group: where a driver goes on stands in the manifest only.
+
+A partition is a member, an offset a position. The range of a slice is cut between what the last checkpoint read and the end the
+broker named when the epoch was planned, so the same range can be read again. Offsets inside it may be missing (compaction,
+transaction markers); the mover counts them. Offsets that retention removed before they were read are a gap: it is never stepped
+over without a word (`KafkaOptions.on_gap`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from tidegate.jobs.engine.interfaces import DeadObject, Slice
+from tidegate.jobs.eventtime.types import Member
+from tidegate.jobs.sources.decode import TEXT, WHY
+from tidegate.jobs.sources.view import STAGED
+from tidegate.jobs.spec.errors import PoisonError, TransientError
+from tidegate.jobs.spec.pipeline import Limits, SourceSpec
+
+__all__ = ["PLACE", "KafkaSource", "Offsets", "range_name"]
+
+PLACE: Final = "_at"
+"""Column of a staged range: the lower half of the offset."""
+_ROWS_AT_ONCE: Final = 1_000_000  # messages of one partition in one epoch, without a limit of its own
+_LOW: Final = 1 << 32
+
+_ARROW: Final = {
+    "long": "int64",
+    "int": "int32",
+    "boolean": "bool",
+    "float": "float",
+    "timestamp": "timestamp[us, tz=UTC]",
+    "date": "date32[day]",
+}
+
+
+class Offsets(Protocol):
+    """Asks the broker."""
+
+    def ask(self) -> Mapping[int, tuple[int, int]]:
+        """Partition -> (first offset held, offset behind the last).
+
+        Raises:
+            TransientError: no broker answers, or there is no such topic.
+        """
+        ...
+
+
+def range_name(source: str, topic: str, partition: int, start: int, end: int) -> str:
+    """What stands for an object's key: in parts, in dead letters."""
+    return f"{STAGED}{source}/{topic}/{partition}/{start}-{end}"
+
+
+class KafkaSource:
+    """Implements `Source`. Keeps what the broker said for one epoch, for the lag."""
+
+    def __init__(self, name: str, spec: SourceSpec, offsets: Offsets) -> None:
+        assert spec.kafka is not None  # noqa: S101 - the spec says so
+        self.name, self.spec, self.kafka, self._offsets = name, spec, spec.kafka, offsets
+        self._held: Mapping[int, tuple[int, int]] = {}
+        self._begun: dict[Member, int] = {}
+        self.lag: dict[str, int] = {}
+        """Member -> messages behind the last planned slice."""
+
+    def members(self) -> Sequence[Member]:
+        """One for each partition the topic has now."""
+        self._held = self._offsets.ask()
+        return [Member(self.name, str(partition)) for partition in sorted(self._held)]
+
+    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: Limits, *, blocked: bool = False) -> Slice:
+        """The next range.
+
+        Raises:
+            PoisonError: offsets to be read next are gone, or the topic is not the one that was read before.
+        """
+        first, behind = self._held[int(member.partition)]
+        start, dead = self._start(member, resume, first, behind)
+        most = limits.rows or _ROWS_AT_ONCE
+        end = start if blocked else min(behind, start + most, (start // _LOW + 1) * _LOW)
+        self.lag[str(member)] = behind - end
+        parts = (self._part(member, start, end),) if end > start else ()
+        at = start if not dead else dead[0].seq
+        return Slice(member, at, end, parts, {"offset": end}, pending=end < behind, dead=dead)
+
+    def trim(self, part: Slice, end: int) -> Slice:
+        """The range cut short."""
+        if end >= part.end:
+            return part
+        parts = (self._part(part.member, self._first(part), end),) if end > self._first(part) else ()
+        return replace(part, end=end, parts=parts, resume={"offset": end}, pending=True)
+
+    def changed(self, part: Slice) -> tuple[DeadObject, ...]:
+        """A range that retention reached while it was read."""
+        first, _ = self._offsets.ask().get(int(part.member.partition), (0, 0))
+        start = self._first(part)
+        return (self._gap(part.member, start, first),) if first > start else ()
+
+    def _first(self, part: Slice) -> int:
+        """The first offset that is read; a gap may stand before it."""
+        return int(part.parts[0]["kafka"]["from"]) if part.parts else part.end
+
+    def _start(
+        self, member: Member, resume: Mapping[str, Any] | None, first: int, behind: int
+    ) -> tuple[int, tuple[DeadObject, ...]]:
+        if resume is None:
+            begun = self._begun.setdefault(member, first if self.kafka.start == "earliest" else behind)
+            return max(begun, first), ()
+        start = int(resume["offset"])
+        if start > behind:
+            raise PoisonError(
+                f"{self.kafka.topic} partition {member.partition} ends at offset {behind}, but {start} was read before: it is "
+                f"not the topic that source {self.name} read",
+                code="kafka.truncated",
+                kept="everything sealed so far",
+                advice="was the topic deleted and made again? Give the source another name to read it from its beginning",
+            )
+        if start >= first:
+            return start, ()
+        if self.kafka.on_gap == "fail":
+            raise PoisonError(
+                f"offsets {start} to {first - 1} of {self.kafka.topic} partition {member.partition} are gone before source "
+                f"{self.name} read them (retention)",
+                code="kafka.gap",
+                kept="everything sealed so far",
+                advice="set kafka.on_gap: report to go on behind the gap; it is then entered as a dead letter",
+            )
+        return first, (self._gap(member, start, first),)
+
+    def _gap(self, member: Member, start: int, first: int) -> DeadObject:
+        key = range_name(self.name, self.kafka.topic, int(member.partition), start, first)
+        detail = f"offsets {start} to {first - 1} were removed by retention before they were read"
+        return DeadObject(member, start, key, "", 0, "missing_offsets", detail)
+
+    def _part(self, member: Member, start: int, end: int) -> dict[str, Any]:
+        partition = int(member.partition)
+        low = start % _LOW
+        columns = {name: _arrow(kind) for name, kind in self.spec.columns.items()}
+        return {
+            "key": range_name(self.name, self.kafka.topic, partition, start, end),
+            "etag": "",
+            "size": 0,
+            "ordinal": start // _LOW,
+            "rows": end - start,
+            "row_start": low,
+            "row_end": low + end - start,
+            "columns": {**columns, WHY: "string", TEXT: "string", PLACE: "int64"},
+            "kafka": {"topic": self.kafka.topic, "partition": partition, "from": start, "to": end},
+        }
+
+
+def _arrow(kind: str) -> str:
+    return "decimal128" + kind[7:].replace(" ", "").replace(",", ", ") if kind.startswith("decimal") else _ARROW.get(kind, kind)
+
+
+def unreachable(servers: str, why: str) -> TransientError:
+    """The error for a broker that does not answer."""
+    return TransientError(
+        f"Kafka at {servers} could not be reached ({why})",
+        code="kafka.unavailable",
+        kept="everything sealed so far",
+        advice="check that the brokers run and that their advertised addresses can be reached from here; tidegate tries again",
+        retry_after=2.0,
+    )

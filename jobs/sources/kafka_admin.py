@@ -1,0 +1,143 @@
+"""The broker's answers, through the Kafka client that Spark's connector brings into the driver's JVM.
+
+A Python client would be a second implementation with settings of its own, and one more dependency; this one reads exactly the
+settings the connector reads. Spark Connect has no JVM here, so a Kafka source needs a classic session.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from tidegate.jobs.sources.kafka import unreachable
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.jobs.spec.inputs import KafkaOptions
+
+__all__ = ["JvmOffsets", "client_settings"]
+
+_PATIENCE: Final = 15_000  # milliseconds for one answer; the plan step has 120 s
+
+
+def client_settings(kafka: KafkaOptions) -> dict[str, str]:
+    """Settings of the Kafka client, with what is named ``env:NAME`` read from the environment.
+
+    Raises:
+        ConfigurationError: a variable that is not set.
+    """
+    found = {"bootstrap.servers": kafka.servers}
+    for name, value in kafka.options.items():
+        variable = value.removeprefix("env:")
+        if variable == value:
+            found[name] = value
+        elif variable in os.environ:
+            found[name] = os.environ[variable]
+        else:
+            raise ConfigurationError(
+                f"kafka.options.{name}: the environment variable {variable} is not set",
+                code="kafka.no_secret",
+                kept="nothing was started or changed",
+                advice=f"set {variable} where the driver runs",
+            )
+    return found
+
+
+class JvmOffsets:
+    """Implements `Offsets` on the driver's JVM."""
+
+    def __init__(self, kafka: KafkaOptions, jvm: Callable[[], Any] | None = None) -> None:
+        self._kafka = kafka
+        self._jvm = jvm or _jvm_of_spark
+        self._admin: Any = None
+
+    def ask(self) -> Mapping[int, tuple[int, int]]:
+        """Partition -> (first offset held, offset behind the last)."""
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            return self._ask()
+        except Py4JJavaError as error:
+            self._close()
+            raise self._told(error.java_exception) from None
+
+    def _ask(self) -> Mapping[int, tuple[int, int]]:
+        jvm = self._jvm()
+        admin = self._client(jvm)
+        topic = self._kafka.topic
+        names = jvm.java.util.Collections.singletonList(topic)
+        described = admin.describeTopics(names).allTopicNames().get().get(topic)
+        partitions = [info.partition() for info in described.partitions()]
+        clients = jvm.org.apache.kafka
+        first, behind = (
+            self._offsets(jvm, admin, partitions, spec)
+            for spec in (clients.clients.admin.OffsetSpec.earliest(), clients.clients.admin.OffsetSpec.latest())
+        )
+        return {partition: (first[partition], behind[partition]) for partition in partitions}
+
+    def _offsets(self, jvm: Any, admin: Any, partitions: list[int], spec: Any) -> dict[int, int]:
+        asked = jvm.java.util.HashMap()
+        places = {partition: jvm.org.apache.kafka.common.TopicPartition(self._kafka.topic, partition) for partition in partitions}
+        for place in places.values():
+            asked.put(place, spec)
+        answer = admin.listOffsets(asked)
+        return {partition: answer.partitionResult(place).get().offset() for partition, place in places.items()}
+
+    def _client(self, jvm: Any) -> Any:
+        if self._admin is None:
+            settings = jvm.java.util.Properties()
+            for name, value in client_settings(self._kafka).items():
+                settings.setProperty(name, value)
+            settings.setProperty("request.timeout.ms", str(_PATIENCE // 2))
+            settings.setProperty("default.api.timeout.ms", str(_PATIENCE))
+            try:
+                self._admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+            except TypeError as error:  # py4j gives a package for a class that is not there
+                raise ConfigurationError(
+                    "the driver's JVM has no Kafka client",
+                    code="kafka.no_client",
+                    kept="nothing was started or changed",
+                    advice="leave spark.jars and spark.jars.packages out of spark.conf, or name spark-sql-kafka-0-10 there",
+                ) from error
+        return self._admin
+
+    def _close(self) -> None:
+        """The next question opens a new client: an old one may hold the addresses of brokers that are gone."""
+        if self._admin is not None:
+            self._admin.close(self._jvm().java.time.Duration.ofMillis(0))
+            self._admin = None
+
+    def _told(self, cause: Any) -> TransientError | ConfigurationError:
+        while cause.getCause() is not None:
+            cause = cause.getCause()
+        kind, said = cause.getClass().getSimpleName(), str(cause.getMessage())
+        topic, servers = self._kafka.topic, self._kafka.servers
+        if kind == "UnknownTopicOrPartitionException":
+            return TransientError(
+                f"there is no topic {topic} at {servers}",
+                code="kafka.no_topic",
+                kept="everything sealed so far",
+                advice="make the topic, or mend kafka.topic; tidegate looks again",
+                retry_after=5.0,
+            )
+        if kind.endswith(("AuthenticationException", "AuthorizationException", "SslAuthenticationException", "ConfigException")):
+            return ConfigurationError(
+                f"Kafka at {servers} refuses this client: {said}",
+                code="kafka.denied",
+                kept="everything sealed so far",
+                advice="check kafka.options and the rights on the topic: describe and read",
+            )
+        return unreachable(servers, f"{kind}: {said}")
+
+
+def _jvm_of_spark() -> Any:
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None or context._jvm is None:
+        raise ConfigurationError(
+            "a Kafka source needs a Spark session with a JVM of its own, which Spark Connect has not",
+            code="kafka.no_jvm",
+            kept="nothing was started or changed",
+            advice="use a spark.master other than sc://, or land the topic (see docs/production.md)",
+        )
+    return context._jvm

@@ -1,0 +1,52 @@
+"""From the spec's sources to the objects that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.interfaces import Source
+from tidegate.jobs.sources.kafka import KafkaSource
+from tidegate.jobs.sources.kafka_admin import JvmOffsets
+from tidegate.jobs.sources.notices import Notices, listen
+from tidegate.jobs.sources.objects import ObjectSource
+from tidegate.jobs.sources.view import InputView
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["Sources"]
+
+
+class Sources:
+    """The sources of a running pipeline, and what they know beside their rows.
+
+    Args:
+        spec: the pipeline.
+        store: its store; where notifications come from.
+        view: the same store, as sources and movers see it.
+    """
+
+    def __init__(self, spec: PipelineSpec, store: Store, view: InputView) -> None:
+        self._notices: list[Notices] = []
+        self.all: list[Source] = [self._open(spec, name, store, view) for name in spec.sources]
+
+    def _open(self, spec: PipelineSpec, name: str, store: Store, view: InputView) -> Source:
+        source = spec.sources[name]
+        if source.kafka is not None:
+            return KafkaSource(name, source, JvmOffsets(source.kafka))
+        notices = None
+        if source.discovery.order == "arrival" and source.discovery.notifications:
+            notices = listen(*view.home(name))
+            self._notices += [notices] if notices is not None else []
+        return ObjectSource(name, source, view, pipeline=spec.name, notices=notices)
+
+    def facts(self) -> Mapping[str, Any]:
+        """For the status: rows waiting per partition of the sources that know, and late uploads."""
+        lag = {member: rows for source in self.all if isinstance(source, KafkaSource) for member, rows in source.lag.items()}
+        late = {source.name: source.late_uploads for source in self.all if isinstance(source, ObjectSource)}
+        return {"lag": lag, "late_uploads": {name: count for name, count in late.items() if count}}
+
+    def close(self) -> None:
+        """Stop listening."""
+        for notices in self._notices:
+            notices.close()

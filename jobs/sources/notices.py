@@ -1,0 +1,96 @@
+"""What a MinIO bucket's notifications say about new objects, gathered by a thread of its own.
+
+A help, never a promise: a store without notifications, a lost connection or a full queue only mean that the safety listing finds
+the object later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+from urllib.parse import unquote_plus, urlsplit
+
+import structlog
+
+from tidegate.checkpoints.s3 import S3Settings, S3Store
+from tidegate.checkpoints.store import Store
+
+__all__ = ["Notices", "listen", "minio_events"]
+
+_log = structlog.get_logger("tidegate.driver")
+
+_MOST: Final = 100_000  # keys kept for the driver; the safety listing finds those beyond
+_AGAIN: Final = 5.0  # seconds before a lost connection is opened again
+
+Events = Callable[[], Iterator[str]]
+"""Connects and gives the keys of new objects, until the connection is lost."""
+
+
+class Notices:
+    """Keys of new objects since the last `take`."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._keys: deque[str] = deque(maxlen=_MOST)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tidegate-notices", daemon=True)
+        self._thread.start()
+
+    def take(self) -> list[str]:
+        """What was named since the last call."""
+        found = []
+        while self._keys:
+            found.append(self._keys.popleft())
+        return found
+
+    def close(self) -> None:
+        """Stop listening; a read under way ends with the connection, and the thread with the process."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                for key in self._events():
+                    self._keys.append(key)
+                    if self._stop.is_set():
+                        return
+            except Exception as error:  # whatever the SDK raises: none of it may touch the stream
+                if "NotImplemented" in str(error) or "AccessDenied" in str(error):
+                    _log.info("no_notifications", why=str(error).splitlines()[0][:200], instead="the safety listing")
+                    return
+                _log.info("notifications_lost", why=str(error).splitlines()[0][:200], again_in=_AGAIN)
+            self._stop.wait(_AGAIN)
+
+
+def listen(store: Store, prefix: str) -> Notices | None:
+    """Listen for objects below a key prefix of an S3 store with an endpoint of its own; None for any other."""
+    if not isinstance(store, S3Store) or store.settings.endpoint is None:
+        return None
+    settings = store.settings
+    return Notices(lambda: minio_events(settings, prefix))
+
+
+def minio_events(settings: S3Settings, prefix: str) -> Iterator[str]:
+    """Keys, relative to the store, of objects written below `prefix`."""
+    from minio import Minio
+
+    address = urlsplit(settings.endpoint or "")
+    root = settings.prefix.strip("/") + "/" if settings.prefix.strip("/") else ""
+    client = Minio(
+        address.netloc,
+        access_key=settings.access_key,
+        secret_key=settings.secret_key.get_secret_value() if settings.secret_key else None,
+        secure=address.scheme == "https",
+        region=settings.region,
+    )
+    wanted = ("s3:ObjectCreated:*",)
+    with client.listen_bucket_notification(bucket_name=settings.bucket, prefix=root + prefix, events=wanted) as events:
+        for event in events:
+            yield from (key[len(root) :] for key in _keys(event))
+
+
+def _keys(event: dict[str, Any]) -> Iterator[str]:
+    for record in event.get("Records") or ():
+        yield unquote_plus(record["s3"]["object"]["key"])

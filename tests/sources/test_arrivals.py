@@ -1,0 +1,184 @@
+"""Objects whose names are not in arrival order: entered once into a log, and read in its order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.conftest import RealMinio
+from tests.sources.test_objects import ME, all_slices, inbox, parquet, rows_of, spec
+
+from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.s3 import S3Store
+from tidegate.jobs.sources import arrivals
+from tidegate.jobs.sources.arrivals import ArrivalLog
+from tidegate.jobs.sources.notices import Notices, listen
+from tidegate.jobs.sources.objects import DONE_MARKER, ObjectSource
+from tidegate.jobs.spec.pipeline import Limits
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def log_of(store: MemoryStore, clock: Clock) -> ArrivalLog:
+    """The log of the folder inbox/a/."""
+    return ArrivalLog(store, store, "p/arrivals/a/0/", "inbox/a/", is_data=lambda name: name[0] != "_", safety=60.0, clock=clock)
+
+
+def store_of(*names: str) -> MemoryStore:
+    """A store with these objects below inbox/a/."""
+    return MemoryStore(MemoryBucket({f"inbox/a/{name}": parquet(1) for name in names}))
+
+
+def found(log: ArrivalLog) -> list[str]:
+    """The last part of each name, in order."""
+    return [key.rpartition("/")[2] for key in log.keys(0, 1_000_000)]
+
+
+def test_late_uploads_stand_at_the_end() -> None:
+    """An object that sorts before known ones is found by the safety listing, counted as late, and read after them."""
+    store, clock = store_of("b", "d"), Clock()
+    log = log_of(store, clock)
+    log.discover()
+    store.put("inbox/a/a", parquet(1))
+    store.put("inbox/a/e", parquet(1))
+    log.discover()
+    assert found(log) == ["b", "d", "e"]
+    clock.now = 60.0
+    log.discover()
+    assert found(log) == ["b", "d", "e", "a"]
+    assert log.late == 1
+
+
+def test_notices_need_no_listing() -> None:
+    """What a notification names is entered at once, once, and only if it is data of this folder."""
+    store = store_of("m")
+    log = log_of(store, Clock())
+    log.discover()
+    log.discover(["inbox/a/c", "inbox/a/c", "inbox/a/_tmp", "inbox/b/x", "inbox/a/m"])
+    assert found(log) == ["m", "c"]
+
+
+def test_log_survives_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process reads the same order from the pages, across page borders, and enters nothing twice."""
+    monkeypatch.setattr(arrivals, "_PAGE", 3)
+    store = store_of(*"abcdefgh")
+    first = log_of(store, Clock())
+    first.discover()
+    second = log_of(store, Clock())
+    second.discover()
+    assert found(second) == found(first) == list("abcdefgh")
+    assert second.keys(2, 3) == ["inbox/a/c", "inbox/a/d", "inbox/a/e"]
+    assert len(list(store.list("p/arrivals/"))) == 3
+
+
+def test_two_writers_never_disagree() -> None:
+    """A driver that lost its place reads the other's entries first: an object has one place for good."""
+    store = store_of("b")
+    one, two = log_of(store, Clock()), log_of(store, Clock())
+    one.discover()
+    two.discover()
+    store.put("inbox/a/c", parquet(1))
+    one.discover()
+    two.discover(["inbox/a/a"])
+    one.discover()
+    assert found(two) == ["b", "c", "a"]
+    assert found(log_of(store, Clock())) == ["b", "c", "a"]
+
+
+def test_safety_listing_is_done_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large folder is listed a piece at a time; no call lists it all."""
+    monkeypatch.setattr(arrivals, "_AT_ONCE", 2)
+    store, clock = store_of(*"bcdef"), Clock()
+    log = log_of(store, clock)
+    log.discover()
+    assert found(log) == ["b", "c"]
+    for _ in range(4):
+        log.discover()
+    store.put("inbox/a/a", parquet(1))
+    clock.now = 60.0
+    log.discover()
+    assert found(log) == list("bcdefa")
+
+
+def test_source_reads_in_arrival_order() -> None:
+    """The source's positions follow the log: a late upload is read, and resuming anywhere gives the same rows."""
+    store = MemoryStore(MemoryBucket(inbox(2, 2)))
+    clock = Clock()
+    source = ObjectSource("a", spec(discovery={"order": "arrival"}), store, pipeline="p", clock=clock)
+    before = all_slices(source, Limits(rows=3))
+    store.put("inbox/a/-01.parquet", parquet(2))
+    clock.now = 600.0
+    after = all_slices(source, Limits(), before[-1].resume)
+    assert rows_of(before + after) == [("000", 0), ("000", 1), ("001", 0), ("001", 1), ("-01", 0), ("-01", 1)]
+    again = ObjectSource("a", spec(discovery={"order": "arrival"}), store, pipeline="p", clock=clock)
+    assert rows_of(all_slices(again, Limits(rows=1))) == rows_of(before + after)
+
+
+def test_bounded_source_ends_after_a_whole_listing() -> None:
+    """With the end marker there, everything is listed before the source says that it is done."""
+    store, clock = MemoryStore(MemoryBucket(inbox(1, 1))), Clock()
+    source = ObjectSource("a", spec(discovery={"order": "arrival"}, bounded=True), store, pipeline="p", clock=clock)
+    resume = source.plan(ME, None, Limits()).resume
+    store.put("inbox/a/-01.parquet", parquet(1))
+    store.put(f"inbox/a/{DONE_MARKER}", b"")
+    last = source.plan(ME, resume, Limits())
+    assert (rows_of([last]), last.done) == ([("-01", 0)], True)
+
+
+def test_object_that_is_gone_is_a_dead_letter() -> None:
+    """An arrival that was deleted before it was read does not hold the source up."""
+    store = MemoryStore(MemoryBucket(inbox(1, 1)))
+    source = ObjectSource("a", spec(discovery={"order": "arrival"}), store, pipeline="p", clock=Clock())
+    assert source.plan(ME, None, Limits(), blocked=True).pending
+    store.delete("inbox/a/000.parquet")
+    part = source.plan(ME, None, Limits())
+    assert ([d.reason for d in part.dead], rows_of([part])) == (["changed_object"], [("001", 0)])
+
+
+def test_notifications_may_fail() -> None:
+    """A store without notifications ends the listener, and nothing else."""
+    tried = threading.Event()
+
+    def refuse() -> Iterator[str]:
+        tried.set()
+        raise OSError("NotImplemented")
+        yield ""
+
+    notices = Notices(refuse)
+    assert tried.wait(10)
+    assert notices.take() == []
+    notices.close()
+
+
+def test_local_store_has_none(tmp_path: Path) -> None:
+    """A local folder is polled."""
+    assert listen(open_store(str(tmp_path)), "inbox/") is None
+
+
+@pytest.mark.minio
+def test_minio_names_new_objects(minio_environment: RealMinio) -> None:
+    """A late upload to a real MinIO is named within moments, by its key relative to the store."""
+    store = open_store(f"s3://{minio_environment.bucket}/notices")
+    assert isinstance(store, S3Store)
+    notices = listen(store, "inbox/")
+    assert notices is not None
+    heard: list[str] = []
+    deadline = time.monotonic() + 60
+    while not heard and time.monotonic() < deadline:
+        store.put("inbox/a/é 1.parquet", b"x")  # again and again: when the listener stands is not known
+        time.sleep(0.1)
+        heard = notices.take()
+    notices.close()
+    assert heard
+    assert set(heard) == {"inbox/a/é 1.parquet"}

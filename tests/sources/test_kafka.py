@@ -1,0 +1,166 @@
+"""The Kafka source's plan: ranges, gaps, trims, lag. The broker is played; tests/e2e/test_kafka.py has a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tidegate.jobs.eventtime.types import Member
+from tidegate.jobs.sources.kafka import KafkaSource
+from tidegate.jobs.sources.kafka_admin import client_settings
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
+from tidegate.jobs.spec.inputs import KafkaOptions
+from tidegate.jobs.spec.pipeline import Limits, SourceSpec
+
+ME = Member("web", "0")
+
+
+class Broker:
+    """Holds what a test says."""
+
+    def __init__(self, **partitions: tuple[int, int]) -> None:
+        self.held = {int(name[1:]): offsets for name, offsets in partitions.items()}
+
+    def ask(self) -> Mapping[int, tuple[int, int]]:
+        """What it holds now."""
+        return dict(self.held)
+
+
+def spec(**kafka: Any) -> SourceSpec:
+    """A topic of times and numbers."""
+    return SourceSpec.model_validate(
+        {
+            "kind": "kafka",
+            "kafka": {"servers": "b:9092", "topic": "clicks", **kafka},
+            "schema": {"at": "timestamp", "n": "decimal(10,2)"},
+            "event_time": "at",
+            "lag": "1s",
+        }
+    )
+
+
+def source(broker: Broker, **kafka: Any) -> KafkaSource:
+    """The source, having asked once."""
+    found = KafkaSource("web", spec(**kafka), broker)
+    found.members()
+    return found
+
+
+def test_partitions_are_members() -> None:
+    """Each partition is a member; one that is added later becomes one, and is read from its beginning."""
+    broker = Broker(p0=(0, 5), p1=(2, 3))
+    src = source(broker)
+    assert src.members() == [Member("web", "0"), Member("web", "1")]
+    broker.held[2] = (0, 9)
+    assert src.members()[-1] == Member("web", "2")
+    assert src.plan(Member("web", "2"), None, Limits()).end == 9
+
+
+def test_range_is_cut_at_the_end_and_at_the_limit() -> None:
+    """A slice ends where the broker ended, or at the limit; what is behind is pending and counted as lag."""
+    src = source(Broker(p0=(0, 100)))
+    first = src.plan(ME, None, Limits(rows=30))
+    assert (first.start, first.end, first.pending, src.lag) == (0, 30, True, {"web/0": 70})
+    rest = src.plan(ME, first.resume, Limits())
+    assert (rest.start, rest.end, rest.pending, src.lag) == (30, 100, False, {"web/0": 0})
+    part = rest.parts[0]
+    assert (part["kafka"]["from"], part["kafka"]["to"]) == (30, 100)
+    assert part["columns"]["n"] == "decimal128(10, 2)"
+
+
+def test_seq_is_the_offset() -> None:
+    """Ordinal and row of a part give back the offset, beyond 32 bits as well; no slice crosses that border."""
+    border = 1 << 32
+    src = source(Broker(p0=(border - 2, border + 3)))
+    first = src.plan(ME, None, Limits())
+    second = src.plan(ME, first.resume, Limits())
+    assert (first.end, second.start, second.end) == (border, border, border + 3)
+    for part in (*first.parts, *second.parts):
+        assert (part["ordinal"] << 32) + part["row_start"] == part["kafka"]["from"]
+        assert (part["ordinal"] << 32) + part["row_end"] == part["kafka"]["to"]
+
+
+def test_trim() -> None:
+    """A barrier in the middle ends the range behind it."""
+    src = source(Broker(p0=(0, 100)))
+    whole = src.plan(ME, None, Limits())
+    short = src.trim(whole, 41)
+    assert (short.end, short.resume, short.pending, short.parts[0]["kafka"]["to"]) == (41, {"offset": 41}, True, 41)
+    assert src.trim(whole, 100) is whole
+
+
+def test_blocked_reads_nothing() -> None:
+    """A blocked partition says only whether there is more."""
+    part = source(Broker(p0=(0, 9))).plan(ME, {"offset": 4}, Limits(), blocked=True)
+    assert (part.empty, part.pending, part.resume) == (True, True, {"offset": 4})
+
+
+def test_latest_is_remembered() -> None:
+    """`start: latest` means the first look: what arrives before the first checkpoint is read."""
+    broker = Broker(p0=(0, 9))
+    src = source(broker, start="latest")
+    assert src.plan(ME, None, Limits()).empty
+    broker.held[0] = (0, 12)
+    src.members()
+    later = src.plan(ME, None, Limits())
+    assert (later.start, later.end) == (9, 12)
+
+
+def test_retention_gap_stops() -> None:
+    """Offsets that are gone before they were read stop the pipeline, and are named."""
+    with pytest.raises(PoisonError, match=r"offsets 3 to 6 of clicks partition 0 are gone") as caught:
+        source(Broker(p0=(7, 9))).plan(ME, {"offset": 3}, Limits())
+    assert caught.value.code == "kafka.gap"
+
+
+def test_retention_gap_reported() -> None:
+    """With `on_gap: report` the gap is a dead letter in the slice that goes on behind it."""
+    part = source(Broker(p0=(7, 9)), on_gap="report").plan(ME, {"offset": 3}, Limits())
+    assert (part.start, part.end, part.parts[0]["kafka"]["from"]) == (3, 9, 7)
+    assert [(d.seq, d.reason) for d in part.dead] == [(3, "missing_offsets")]
+
+
+def test_retention_while_reading() -> None:
+    """A range that lost its beginning between plan and seal is not sealed."""
+    broker = Broker(p0=(0, 9))
+    src = source(broker)
+    part = src.plan(ME, None, Limits())
+    assert src.changed(part) == ()
+    broker.held[0] = (4, 9)
+    assert [d.reason for d in src.changed(part)] == ["missing_offsets"]
+
+
+def test_another_topic_of_the_same_name() -> None:
+    """A topic that ends before what was read is not the same topic."""
+    with pytest.raises(PoisonError, match="it is not the topic"):
+        source(Broker(p0=(0, 2))).plan(ME, {"offset": 3}, Limits())
+
+
+def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting named env:NAME is read when it is used; without the variable the message names it."""
+    kafka = KafkaOptions(servers="b", topic="t", options={"ssl.key.password": "env:KEYPASS", "client.id": "x"})
+    monkeypatch.setenv("KEYPASS", "s3cret")
+    assert client_settings(kafka) == {"bootstrap.servers": "b", "ssl.key.password": "s3cret", "client.id": "x"}
+    monkeypatch.delenv("KEYPASS")
+    with pytest.raises(ConfigurationError, match="KEYPASS is not set"):
+        client_settings(kafka)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "objects"}, "go together"),
+        ({"kafka": {"servers": "b", "topic": "t", "key": "who"}}, "column who is not in the schema"),
+        ({"kafka": {"servers": "b", "topic": "t", "payload": "avro"}}, "schema_file"),
+        ({"bounded": True}, "a topic has no end"),
+        ({"kind": "objects", "kafka": None}, "needs a 'path'"),
+    ],
+)
+def test_specs_that_are_refused(fields: dict[str, Any], message: str) -> None:
+    """What does not fit together is said when the spec is read."""
+    raw = spec().model_dump(by_alias=True, exclude_unset=True) | fields
+    with pytest.raises(ValidationError, match=message):
+        SourceSpec.model_validate(raw)
