@@ -114,6 +114,8 @@ class _Planner:
         self.merged: Merged = merged_at(spec, log, head)
         if head.record is None or head.record.spec_digest != spec.digest():
             raise self._other_spec()
+        if not spec.outputs.events:
+            raise self._no_events()
         self.frontier = int(head.record.decision["frontier_after"])
         self.rank = {name: number for number, name in enumerate(spec.sources)}
         self.schemas: dict[str, Any] = {}
@@ -359,6 +361,15 @@ class _Planner:
             pipeline=self.spec.name,
             kept="the request; nothing was merged",
             advice="merge it later: the message says what it waits for",
+        )
+
+    def _no_events(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self.spec.name} keeps no events table (outputs.events: false): its windows cannot be computed again",
+            code="splice.no_events",
+            pipeline=self.spec.name,
+            kept="the request; nothing was merged",
+            advice="restore to before the rows came and run again, or compare with a batch over the input",
         )
 
     def _other_spec(self) -> ConfigurationError:

@@ -14,7 +14,7 @@ from tests.engine.harness import SECOND, Bench, row
 from tests.splice.worlds import WINDOWS, in_time, play, results, stream, table, world
 
 from tidegate.jobs.sinks.tables import current_revisions
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 from tidegate.jobs.splice.merge import POINTS, estimate, merge, merged_in
 from tidegate.jobs.splice.requests import Asking, LateFilter, from_late, pending_rows, state_of
 
@@ -232,6 +232,23 @@ def test_windows_that_live_are_left_alone() -> None:
     _merge(bench)
     assert set(bench.epochs()[-1].files) == {"events"}
     _same_as_in_time(bench, [{"a": [row(1), row(20), row(4)], "b": [row(1), row(20)]}])
+
+
+def test_without_an_events_table_nothing_is_merged() -> None:
+    """The rows of its windows are nowhere: the merge is refused, with advice."""
+    bench = world(["fixed"], outputs={"events": False}, release={"mode": "pass_through"})
+    play(bench, LATE_ONES)
+    with pytest.raises(ConfigurationError, match="keeps no events table"):
+        _merge(bench)
+
+
+def test_what_cannot_be_reproduced_is_refused() -> None:
+    """Rows that a policy dropped were counted by the window but are kept nowhere: a merge could not be exact."""
+    bench = world(["slow"], release={"on_late": "drop"})
+    both: list[dict[str, list[dict[str, Any]]]] = [{"a": [row(t)], "b": [row(t)]} for t in (1, 20, 50)]
+    play(bench, [*both[:2], {"a": [row(4)], "b": []}, both[2], {"a": [row(5)], "b": []}])
+    with pytest.raises(PoisonError, match="does not follow from the rows that are kept"):
+        _merge(bench)
 
 
 seconds = st.integers(0, 60)
