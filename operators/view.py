@@ -37,6 +37,7 @@ POINTS: Final = 120  # epochs in the charts: more than pixels need, few enough t
 PAGE: Final = 25  # checkpoints in one answer
 WORKERS: Final = 8
 BARRIERS: Final = 60
+_VERDICT: Final = 5.0  # seconds; a verdict is minutes old when it is new
 _LOOK_BACK: Final = 2_000  # epochs searched for barriers when the page is first asked for; four pages of the index
 
 T = TypeVar("T")
@@ -131,10 +132,10 @@ class StreamView:
 
     # What does not change from one second to the next is read once for everybody.
 
-    def _shared(self, name: str, look: Callable[[], T]) -> T:
+    def _shared(self, name: str, look: Callable[[], T], fresh: float | None = None) -> T:
         known = self._kept.get(name)
         now = self._clock.now()
-        if known is not None and now - known[0] < self._fresh:
+        if known is not None and now - known[0] < (self._fresh if fresh is None else fresh):
             found: T = known[1]
             return found
         try:
@@ -170,7 +171,7 @@ class StreamView:
             "slot": head.slot,
             "sealed_at": manifest.created_at // 1000 if manifest else None,
             "latest": point_of(manifest) if manifest else None,
-            "quality": self._quality(),
+            "quality": self._shared("quality", self._quality, _VERDICT),
         }
 
     def _detail(self, head: Head) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""What the Streams page costs with many pipelines and with a long history.
+
+Asserted is the least processor time of several requests, of server and client together: on an idle machine that is what a person
+waits, give or take; on a shared one the wall clock says nothing. Both are told with `-s`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.conftest import RealMinio
+from tests.operators.history import History, drives
+from tests.operators.pages import FakeDesk, app_of, served
+from tidegate.checkpoints.layout import new_attempt
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.open import open_store
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@dataclass(frozen=True, order=True)
+class Cost:
+    """Seconds of the processor, and on the wall."""
+
+    cpu: float
+    wall: float
+
+
+def _best(url: str, times: int = 5, pause: float = 1.6) -> tuple[Cost, Any]:
+    """The least of several requests, and the last answer; the pause lets the server forget its last look."""
+    costs, found = [], None
+    for _ in range(times):
+        cpu, wall = time.process_time(), time.monotonic()
+        with urllib.request.urlopen(url) as answer:
+            found = json.load(answer)
+        costs.append(Cost(round(time.process_time() - cpu, 3), round(time.monotonic() - wall, 3)))
+        time.sleep(pause)
+    return min(costs), found
+
+
+def test_fifty_pipelines_in_a_second(minio_environment: RealMinio) -> None:
+    """The list of fifty live streams on a real MinIO, every one looked at anew, in under a second."""
+    store = open_store(f"s3://{minio_environment.bucket}/page-speed")
+    names = [f"p{number:02}" for number in range(50)]
+    for name in names:
+        History(store, name).extend(2)
+    keepers = [drives(store, name) for name in names[:3]]
+    with served(app_of(store, FakeDesk(names))) as url:
+        many, found = _best(f"{url}/api/streams")
+        one, _ = _best(f"{url}/api/streams/p00.stream")
+    for keeper in keepers:
+        keeper.stop()
+    sys.stdout.write(f"\nlist of 50: {many}, one stream: {one}\n")
+    assert len(found["streams"]) == 50
+    assert many.cpu < 1
+    assert one.cpu < 0.5
+
+
+def test_ten_thousand_checkpoints() -> None:
+    """First page, a deep page, all of the history on one chart: none takes longer than a person waits."""
+    store = MemoryStore()
+    history = History(store, "long")
+    first = history.extend(1)[0]
+    for slot in range(2, 10_001):
+        copy = first.model_copy(
+            update={"slot": slot, "attempt": new_attempt(), "created_at": first.created_at + slot * 1_000_000}
+        )
+        store.put(history.log.layout.slot(0, slot), copy.to_bytes())
+    with served(app_of(store, FakeDesk(["long"]))) as url:
+        stream = f"{url}/api/streams/long.stream"
+        costs = {
+            "newest checkpoints": _best(f"{stream}/checkpoints", 3, 0)[0],
+            "checkpoints 5,000 back": _best(f"{stream}/checkpoints?before=0-5000", 3, 0)[0],
+            "the first ones": _best(f"{stream}/checkpoints?before=0-20", 3, 0)[0],
+            "the stream": _best(stream, 3)[0],
+            "its whole past": _best(f"{stream}?span=0", 3)[0],
+        }
+    sys.stdout.write("\n" + "".join(f"{name}: {cost}\n" for name, cost in costs.items()))
+    assert max(costs.values()).cpu < 1
