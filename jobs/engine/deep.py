@@ -77,6 +77,8 @@ class _Check:
         if epoch is None or "splice" in self._manifest.notes:
             return
         wanted = {EVENTS: epoch["released"], LATE: epoch["late"] + epoch["rejected"], DEAD_LETTERS: epoch["dead_lettered"]}
+        if EVENTS not in tables:
+            del wanted[EVENTS]  # a pipeline may do without that table, and the manifest itself is covered by the chain
         for table, count in wanted.items():
             seen = sum(self._counts[table](rows) for rows in tables.get(table, []))
             if seen != count:

@@ -1,6 +1,6 @@
 """``python -m tests.checkpoints.bench_recovery``: from the start of a driver to its first survey, against state and history.
 
-On a real MinIO, without Spark: a JVM takes as long whatever lies in the bucket, and starts meanwhile; a survey reads only the cut.
+On a real MinIO, without Spark: a JVM takes as long whatever lies in the bucket, and starts meanwhile; surveys read the cut only.
 Measured is all that a driver does before it: probe the store, take the lease, read the head, verify it (presence and size of
 every segment), plan. Segments are real objects of 8 MB; history is real slots.
 """

@@ -35,22 +35,25 @@ class PostgresServer:
         self._call("initdb", "-D", str(self._data), "-A", "trust", "-U", "tidegate", "--no-sync", "-E", "UTF8")
 
     def start(self) -> None:
-        """Start and wait until it answers."""
-        options = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-p", str(self.port)]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._bin / "postgres", "-D", self._data, *options], stdout=log, stderr=log, cwd="/", **self._as
-            )
+        """Start and wait until it answers. After a crash its children may be around for a moment, and it ends at once: again."""
         deadline = time.monotonic() + 60.0
         while True:
+            if self._process is None or self._process.poll() is not None:
+                self._process = self._launch()
             try:
                 psycopg.connect(self.url).close()
             except psycopg.OperationalError:
-                if time.monotonic() > deadline or self._process.poll() is not None:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
             else:
                 return
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        options = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-p", str(self.port)]
+        with self._log.open("ab") as log:
+            command = [self._bin / "postgres", "-D", self._data, *options]
+            return subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **self._as)
 
     def stop(self, *, hard: bool = False) -> None:
         """Stop; `hard` as a crash would."""
