@@ -52,7 +52,7 @@ class PostgresServer:
     def _launch(self) -> subprocess.Popen[bytes]:
         options = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-p", str(self.port)]
         with self._log.open("ab") as log:
-            command = [self._bin / "postgres", "-D", self._data, *options]
+            command = [str(self._bin / "postgres"), "-D", str(self._data), *options]
             return subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **self._as)
 
     def stop(self, *, hard: bool = False) -> None:

@@ -11,9 +11,9 @@ from unittest.mock import patch
 import psycopg
 import pyarrow as pa
 import pytest
-from tests.sinks.conftest import UID, World, make_spec
-from tests.sinks.server import PostgresServer, running
 
+from tests.e2e.postgres_server import PostgresServer, running
+from tests.sinks.conftest import UID, World, make_spec
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
@@ -26,7 +26,7 @@ from tidegate.jobs.sinks.tables import published_upto, rewound
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
 from tidegate.jobs.spec.sinks import PostgresSinkSpec
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
