@@ -96,7 +96,9 @@ def replay(
 
 def _replayed(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None, sealed: Store) -> Replay:
     from tidegate.checkpoints.local import LocalStore
+    from tidegate.checkpoints.log import SlotLog
     from tidegate.checkpoints.overlay import OverlayStore
+    from tidegate.jobs.driver.streams import dispatcher_of
     from tidegate.jobs.engine.replay import replay_epoch
     from tidegate.jobs.sources.view import InputView
     from tidegate.jobs.spark.mover import SparkMover
@@ -106,6 +108,7 @@ def _replayed(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None, seal
         overlay = OverlayStore(InputView(sealed, spec, Path(folder)), scratch)
         mover = SparkMover(overlay, spec, Path(folder) / "work")
         try:
-            return replay_epoch(spec, epoch, parent, mover, overlay, scratch)
+            dispatch = dispatcher_of(spec, overlay, SlotLog(overlay, spec.name), mover)
+            return replay_epoch(spec, epoch, parent, mover, overlay, scratch, dispatch)
         finally:
             mover.close()

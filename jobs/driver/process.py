@@ -46,12 +46,12 @@ from tidegate.jobs.driver.observe import Observers
 from tidegate.jobs.driver.recovery import settle_head
 from tidegate.jobs.driver.status import StatusReporter
 from tidegate.jobs.driver.steps import DriverSteps
+from tidegate.jobs.driver.streams import dispatcher_of, followers
 from tidegate.jobs.driver.troubles import known_error
 from tidegate.jobs.engine.epoch import Author, Engine, EpochReport
 from tidegate.jobs.engine.faults import faults_from_environment
 from tidegate.jobs.engine.interfaces import Mover
 from tidegate.jobs.engine.publisher import Publishers
-from tidegate.jobs.sinks.make import make_sinks
 from tidegate.jobs.sinks.small import SmallTables
 from tidegate.jobs.sources.make import Sources
 from tidegate.jobs.sources.view import InputView
@@ -170,7 +170,7 @@ class _Run:
         self.steps = DriverSteps(self.keeper)
         self.faults = faults_from_environment()
         self.housekeeper = Housekeeper(spec, self.log).start()
-        self.publisher = Publishers(make_sinks(spec, store, uid, work), self.log, self.faults, group=spec.outputs.publish_every)
+        self.publisher = Publishers(followers(spec, store, uid, work), self.log, self.faults, group=spec.outputs.publish_every)
         facts = {"pipeline": spec.name, "pid": os.getpid(), "code_version": __version__, "spec_digest": spec.digest()}
         self.status = StatusReporter(store, lease, self.steps, facts)
         self.observers = Observers(spec, self._beside, options.on_epoch)
@@ -209,8 +209,16 @@ class _Run:
             clock=SYSTEM_CLOCK,
             faults=self.faults,
             small_tables=SmallTables(self.store).write,
+            dispatch=dispatcher_of(self.spec, self.store, self.log, mover),
         )
-        inbox = Inbox(self.store, self.spec.name, lambda: self.lease.token, self.stop, lambda: engine.standing.head.record)
+        inbox = Inbox(
+            self.store,
+            self.spec.name,
+            lambda: self.lease.token,
+            self.stop,
+            lambda: engine.standing.head.record,
+            attachments=self.spec.graph.attachments,
+        )
         return Loop(
             self.spec,
             engine,

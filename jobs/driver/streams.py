@@ -1,0 +1,37 @@
+"""What a pipeline's streams add to its driver: who dispatches, and who writes the documents of splice requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.interfaces import Dispatch, Mover, Sink
+from tidegate.jobs.sinks.make import make_sinks
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["dispatcher_of", "followers"]
+
+
+def dispatcher_of(spec: PipelineSpec, store: Store, log: SlotLog, mover: Mover) -> Dispatch | None:
+    """Who sends rows to the spec's streams; None when it has none. Reducers run where the mover does.
+
+    Raises:
+        ConfigurationError: a reducer's function or a pipe's predicate is not there or cannot be read.
+    """
+    if not spec.streams:
+        return None
+    from tidegate.jobs.streams.dispatcher import Dispatcher
+    from tidegate.jobs.streams.history import LogHistory
+
+    return Dispatcher(spec, store, LogHistory(log, next(iter(spec.sources.values())).event_time))
+
+
+def followers(spec: PipelineSpec, store: Store, uid: str, work: Path) -> list[Sink]:
+    """Everything that follows the log: the sinks, and the documents of splice requests."""
+    sinks = make_sinks(spec, store, uid, work)
+    if any(one.merge == "splice" for one in spec.graph.attachments.values()):
+        from tidegate.jobs.streams.requests import RequestSink
+
+        sinks.append(RequestSink())
+    return sinks
