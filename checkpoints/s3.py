@@ -250,6 +250,7 @@ class S3Store:
             EndpointConnectionError,
             NoCredentialsError,
             PartialCredentialsError,
+            SSLError,
         )
 
         if isinstance(error, ClientError):
@@ -258,6 +259,9 @@ class S3Store:
             return self._denied(str(error))
         if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
             return StoreUnavailableError.at(self._place(), "cannot connect")  # nothing was sent, so nothing is unknown
+        if isinstance(error, SSLError) and "certificate verify failed" in str(error).lower():  # refused before anything was sent
+            why = str(error).partition("certificate verify failed:")[2].partition("(")[0].strip() or "it cannot be verified"
+            return StoreUnavailableError.at(self._place(), f"its certificate: {why}; AWS_CA_BUNDLE names a private CA's file")
         kind = OutcomeUnknownError if writes else StoreUnavailableError
         return kind.at(self.uri(key), type(error).__name__)
 

@@ -23,6 +23,7 @@ from tidegate.jobs.cli import (
     splice,
     stack,
     status,
+    support_bundle,
     tables,
 )
 from tidegate.jobs.cli.output import Guarded
@@ -57,6 +58,7 @@ app.command("check", rich_help_panel=_LOOK)(proof.check)
 app.command("replay", rich_help_panel=_LOOK)(proof.replay)
 app.command("advise", rich_help_panel=_LOOK)(advise.advise)
 app.command("storage", rich_help_panel=_LOOK)(maintain.storage)
+app.command("support-bundle", rich_help_panel=_LOOK)(support_bundle.support_bundle)
 app.command("gc", rich_help_panel=_RUN)(maintain.gc)
 app.command("row", rich_help_panel=_LOOK)(row.row)
 app.add_typer(splice.app, name="splice", rich_help_panel=_RUN)

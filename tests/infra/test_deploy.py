@@ -1,0 +1,241 @@
+"""What infra/deploy holds is valid, keeps its secrets outside, and gives the rights it should and no others."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft201909Validator  # type: ignore[import-untyped]
+from ruamel.yaml import YAML
+from tests.conftest import RealMinio
+from tests.infra.deploy import DEPLOY
+
+from tidegate.checkpoints.canonical import sha256_of_bytes
+from tidegate.checkpoints.identity import ensure_identity
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.probe import require_honest
+from tidegate.checkpoints.s3 import S3Settings, S3Store
+from tidegate.checkpoints.store import StoreDeniedError, StoreUnavailableError
+from tidegate.infra.minio import REGION, Credentials, MinioServer
+from tidegate.infra.minio_build import ensure_minio
+from tidegate.infra.policies import Role, policy
+
+COMPOSE = DEPLOY / "compose" / "compose.yaml"
+
+
+def compose() -> dict[str, Any]:
+    """The compose file, anchors resolved."""
+    return dict(YAML(typ="safe").load(COMPOSE))
+
+
+def test_compose_keeps_its_schema() -> None:
+    """The file is what the Compose specification (compose-go 2.4.7, beside this test) allows."""
+    schema = json.loads(Path(__file__).with_name("compose-spec.json").read_text())
+    assert [error.message for error in Draft201909Validator(schema).iter_errors(json.loads(json.dumps(compose())))] == []
+
+
+def test_compose_has_no_secret_of_its_own() -> None:
+    """Every password, key and secret comes from outside and has no default; grafana's, which is no production one, says so."""
+    found = re.findall(r"\$\{([A-Z_]*(?:PASSWORD|SECRET|KEY)[A-Z_]*)(:[?-])?", COMPOSE.read_text())
+    assert found
+    assert [name for name, rest in found if rest != ":?"] == ["GRAFANA_PASSWORD"]
+
+
+def test_compose_is_not_open_to_the_world() -> None:
+    """Ports are on loopback; volumes, networks and conditions name what is there."""
+    whole = compose()
+    for name, service in whole["services"].items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+        assert set(service.get("depends_on", ())) <= set(whole["services"]), name
+        named = [v.partition(":")[0] for v in service.get("volumes", ()) if not v.startswith((".", "$"))]
+        assert set(named) <= set(whole["volumes"]), name
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: str(path.name))
+def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
+    """systemd-analyze finds nothing to complain about, once programs and users stand for those of a real box."""
+    text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE)
+    name = unit.name.replace("@.", "@flights.")
+    (tmp_path / name).write_text(text.replace("Documentation=man:tidegate(1)\n", ""))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / name)], capture_output=True, text=True, timeout=60, check=False
+    )
+    complaints = [line for line in done.stderr.splitlines() if name in line]
+    assert complaints == []
+
+
+def test_systemd_restarts_what_can_be_helped() -> None:
+    """Exit codes that need a person, or nobody, are not restarted; giving up on a server is."""
+    assert "RestartPreventExitStatus=1 2 4\n" in (DEPLOY / "systemd" / "tidegate@.service").read_text()
+
+
+HELM = shutil.which("helm")
+
+
+@pytest.mark.skipif(HELM is None, reason="helm is not installed")
+def test_chart_renders(tmp_path: Path) -> None:
+    """helm renders a Deployment, a ConfigMap and a budget per pipeline; the spec in it is the one that was given."""
+    spec = {"apiVersion": "tidegate/v1", "name": "flights"}
+    values: dict[str, Any] = {"pipelines": {"flights": spec}, "store": {"caConfigMap": "ca"}}
+    (tmp_path / "values.yaml").write_text(json.dumps(values))
+    chart = str(DEPLOY / "helm" / "tidegate")
+    command = [str(HELM), "template", "r", chart, "-f", str(tmp_path / "values.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    made = [d for d in YAML(typ="safe").load_all(done.stdout) if d]
+    assert sorted(d["kind"] for d in made) == ["ConfigMap", "Deployment", "PodDisruptionBudget", "ServiceAccount"]
+    (config,) = [d for d in made if d["kind"] == "ConfigMap"]
+    assert YAML(typ="safe").load(config["data"]["flights.yaml"]) == values["pipelines"]["flights"]
+    (deployment,) = [d for d in made if d["kind"] == "Deployment"]
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    assert container["args"][-1] == "--standby"
+    assert {"name": "AWS_CA_BUNDLE", "value": "/etc/tidegate-ca/ca.pem"} in container["env"]
+
+
+def test_chart_is_balanced() -> None:
+    """Without helm at hand: every block of every template ends, and every value that is asked for has a default."""
+    values = YAML(typ="safe").load(DEPLOY / "helm" / "tidegate" / "values.yaml")
+    for template in (DEPLOY / "helm" / "tidegate" / "templates").iterdir():
+        text = template.read_text()
+        opened = re.findall(r"\{\{-?\s*(?:if|range|with)\b", text)
+        assert len(opened) == len(re.findall(r"\{\{-?\s*end\b", text)), template.name
+        for path in re.findall(r"\.Values\.([A-Za-z.]+)", text):
+            node: Any = values
+            for part in path.split("."):
+                assert part in node, f"{template.name}: {path}"
+                node = node[part]
+
+
+StoreAs = Callable[[Role], S3Store]
+
+
+@pytest.fixture
+def store_as(real_minio: RealMinio) -> StoreAs:
+    """The shared MinIO's bucket, with the keys of a role for the pipeline `shop` in the store below `team`."""
+    from minio import MinioAdmin
+    from minio.credentials.providers import StaticProvider
+
+    root, server = real_minio.server.root, real_minio.server
+    keys = StaticProvider(root.access_key, root.secret_key)
+    admin = MinioAdmin(endpoint=server.endpoint.removeprefix("http://"), credentials=keys, secure=False)
+
+    def make(role: Role) -> S3Store:
+        own = Credentials.random(role.value)
+        admin.user_add(own.access_key, own.secret_key)
+        admin.policy_add(
+            f"test-{role.value}", policy=policy(role, real_minio.bucket, "shop", prefix="team", inputs=["inbox/web"])
+        )
+        admin.policy_set(f"test-{role.value}", user=own.access_key)
+        return store_with(real_minio.server.endpoint, real_minio.bucket, own, "team")
+
+    return make
+
+
+def store_with(endpoint: str, bucket: str, keys: Credentials, prefix: str) -> S3Store:
+    """A store with these keys and little patience."""
+    fields = {"bucket": bucket, "prefix": prefix, "endpoint": endpoint, "region": REGION, "budget": 3.0}
+    return S3Store(S3Settings.model_validate({**fields, "access_key": keys.access_key, "secret_key": keys.secret_key}))
+
+
+@pytest.mark.minio
+def test_driver_can_drive_and_no_more(store_as: StoreAs, minio_environment: RealMinio) -> None:
+    """A driver probes the store, owns its pipeline's prefix, reads its inputs; it sees and touches nothing else."""
+    whole = store_with(minio_environment.server.endpoint, minio_environment.bucket, minio_environment.app, "team")
+    whole.put("inbox/web/1.parquet", b"rows")
+    whole.put("other/lease.json", b"{}")
+    store = store_as(Role.DRIVER)
+    require_honest(store)
+    ensure_identity(store, "shop")
+    assert SlotLog(store, "shop").head().slot == 0
+    etag = store.create("shop/lease.json", b"1")
+    store.swap("shop/lease.json", b"2", etag)
+    store.delete("shop/lease.json")
+    assert store.get("inbox/web/1.parquet").data == b"rows"
+    assert [entry.key for entry in store.list("inbox/web/")] == ["inbox/web/1.parquet"]
+    refused: list[Callable[[], object]] = [
+        lambda: store.put("inbox/web/2.parquet", b"x"),
+        lambda: store.delete("inbox/web/1.parquet"),
+        lambda: store.get("other/lease.json"),
+        lambda: store.put("other/lease.json", b"x"),
+        lambda: list(store.list("other/")),
+        lambda: list(store.list("")),
+    ]
+    for ask in refused:
+        with pytest.raises(StoreDeniedError):
+            ask()
+
+
+@pytest.mark.minio
+def test_reader_reads_tables_only(store_as: StoreAs, minio_environment: RealMinio) -> None:
+    """A reader gets the files of tables and what finds them, and can neither write nor read anything else."""
+    whole = store_with(minio_environment.server.endpoint, minio_environment.bucket, minio_environment.app, "team")
+    table, pointer = "shop/timelines/0/tables/events/000001-abc/part.parquet", "shop/iceberg/current.json"
+    for key in (table, pointer, "shop/roots.json", "shop/timelines/0/state/000001-abc/s.parquet"):
+        whole.put(key, sha256_of_bytes(key.encode()).encode())
+    store = store_as(Role.READER)
+    assert store.get(table).data
+    assert store.get(pointer).data
+    for ask in (lambda: store.get("shop/roots.json"), lambda: store.put(table, b"x"), lambda: store.delete(table)):
+        with pytest.raises(StoreDeniedError):
+            ask()
+
+
+@pytest.mark.minio
+def test_operator_asks_and_restores(store_as: StoreAs, minio_environment: RealMinio) -> None:
+    """Airflow and the command line write requests, pins and the fork that is a restore; no table, no state, no delete."""
+    whole = store_with(minio_environment.server.endpoint, minio_environment.bucket, minio_environment.app, "team")
+    whole.put("shop/identity.json", b"{}")
+    store = store_as(Role.OPERATOR)
+    assert store.get("shop/identity.json").data == b"{}"
+    store.create("shop/requests/operator.json", b"{}")
+    store.create("shop/timelines/7/slots/9999999998.json", b"{}")
+    for ask in (lambda: store.put("shop/timelines/0/tables/events/x", b""), lambda: store.delete("shop/identity.json")):
+        with pytest.raises(StoreDeniedError):
+            ask()
+
+
+@pytest.fixture
+def tls_minio(tmp_path: Path) -> Iterator[tuple[str, MinioServer, Path]]:
+    """A MinIO whose certificate a CA of our own signed: its address, the server, the CA's file."""
+    certificates = tmp_path / "minio-certs"
+    certificates.mkdir()
+    ca, key, asked = tmp_path / "ca.pem", tmp_path / "ca.key", tmp_path / "server.csr"
+    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    for command in (
+        f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=ours -keyout {key} -out {ca}",
+        f"req -newkey rsa:2048 -nodes -subj /CN=minio -keyout {certificates / 'private.key'} -out {asked}",
+        f"x509 -req -in {asked} -CA {ca} -CAkey {key} -CAcreateserial -days 2 -extfile {tmp_path / 'names'} "
+        f"-out {certificates / 'public.crt'}",
+    ):
+        subprocess.run(["openssl", *command.split()], check=True, capture_output=True, timeout=60)
+    server = MinioServer(ensure_minio(print), tmp_path / "data", tmp_path / "minio.log")
+    (tmp_path / "data" / "tls").mkdir(parents=True)  # a folder is a bucket
+    server.launch()
+    yield f"https://127.0.0.1:{server.port}", server, ca
+    server.stop()
+
+
+@pytest.mark.minio
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_tls_with_a_private_ca(tls_minio: tuple[str, MinioServer, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the CA's file named, everything works over TLS; without, the error says what to name."""
+    address, server, ca = tls_minio
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(ca))
+    store = store_with(address, "tls", server.root, "")
+    for _ in range(20):  # each with its own patience of 3 s: the server is starting
+        try:
+            require_honest(store)
+            break
+        except StoreUnavailableError:
+            continue
+    assert store.create("p/x", b"1")
+    monkeypatch.delenv("AWS_CA_BUNDLE")
+    with pytest.raises(StoreUnavailableError, match=r"its certificate: .*AWS_CA_BUNDLE"):
+        store_with(address, "tls", server.root, "").put("p/y", b"1")

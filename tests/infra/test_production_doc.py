@@ -1,0 +1,37 @@
+"""What docs/production.md shows is what the code takes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from tests.infra.deploy import DEPLOY
+
+from tidegate.infra.policies import Role
+from tidegate.jobs.spec.pipeline import SourceSpec
+
+TEXT = (Path(__file__).parents[2] / "docs" / "production.md").read_text()
+SOURCES = [
+    (name, raw)
+    for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    for name, raw in YAML(typ="safe").load(block)["sources"].items()
+]
+
+
+@pytest.mark.parametrize(("name", "raw"), SOURCES, ids=[name for name, _ in SOURCES])
+def test_sources_are_valid(name: str, raw: dict[str, object]) -> None:
+    """Each source of the page can be put into a spec as it stands."""
+    assert SourceSpec.model_validate(raw).event_time == "at"
+
+
+def test_files_and_roles_exist() -> None:
+    """Files that the page names are there, variables it names are those of the compose file, roles are those of the program."""
+    root = DEPLOY.parents[1]
+    for path in re.findall(r"`(infra/deploy/[\w/.]+)`", TEXT):
+        assert (root / path).exists(), path
+    compose = (DEPLOY / "compose" / "compose.yaml").read_text()
+    required = set(re.findall(r"\$\{(\w+):\?", compose))
+    assert required <= set(re.findall(r"`([A-Z_0-9]+)`", TEXT))
+    assert set(re.findall(r"infra\.policies (\w+)", TEXT)) == {role.value for role in Role}
