@@ -94,7 +94,7 @@ def _print(pipeline: str, manifests: list[Manifest], found: list[Advice], plot: 
         "source",
         *(f"lag for {_share(float(share))} late" for share in TARGETS),
         "lag now",
-        "late at it",
+        "late at it, at most",
         "late so far",
         "rows",
     ]

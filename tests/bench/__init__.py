@@ -1,1 +1,1 @@
-"""Measurements and proofs on real or generated data, each a program with a `make` target; none is part of `make test`."""
+"""Measurements and proofs on real or generated data, each a program with a `make` target; `make test` only tests the programs."""

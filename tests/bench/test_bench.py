@@ -1,0 +1,59 @@
+"""The benches measure what they say: their input, their arithmetic and their checks, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from tests.bench.generate import SOURCES, T0, generate
+from tests.bench.rounds import check, report
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    generate(tmp_path / "input", 80_000, 2)
+    return tmp_path / "input"
+
+
+def test_input_has_the_disorder_it_promises(source: Path) -> None:
+    """About 1 % of the rows are 1 to 30 s behind their place, the rest in place; every source has its end."""
+    behind = f"epoch_us(event_time) - ({T0} + seq * 1000)"
+    with duckdb.connect() as db:
+        total, some, bad = db.execute(
+            f"""select count(*), count(*) filter ({behind} between -30000000 and -1000000),
+            count(*) filter ({behind} not in (0, -120000000) and {behind} not between -30000000 and -1000000)
+            from '{source}/s*/*.parquet'"""
+        ).fetchall()[0]
+    assert (total, bad) == (80_000, 0)
+    assert 0.008 < some / total < 0.012
+    assert len(list(source.glob("s*/_DONE"))) == SOURCES
+
+
+def test_wrong_answers_are_found(source: Path, tmp_path: Path) -> None:
+    """Windows that miss rows which no late table has are no result."""
+    tables = tmp_path / "out" / "bench_windows" / "timelines" / "0" / "tables"
+    start = "make_timestamptz(epoch_us(event_time) // 10000000 * 10000000)"
+    for name, query in {
+        "per_key": f"select {start} as window_start, key, count(*) as n, sum(value) as s from rows where seq > 5 group by all",
+        "late": "select event_time, key, value from rows where seq <= 5",
+    }.items():
+        (tables / name / "1").mkdir(parents=True)
+        query = query.replace("rows", f"'{source}/s*/*.parquet'")
+        duckdb.sql(f"copy ({query}) to '{tables / name / '1' / 'part.parquet'}' (format parquet)")
+    assert "24 late rows kept" in check("windows", source, tmp_path / "out")
+    (tables / "late" / "1" / "part.parquet").write_bytes((source / "s0" / "part-00000.parquet").read_bytes())
+    with pytest.raises(SystemExit, match="WRONG ANSWER"):
+        check("windows", source, tmp_path / "out")
+
+
+def test_ratio_is_the_median_of_the_rounds() -> None:
+    """Each round is compared with itself: what slowed one round slowed all in it."""
+
+    def took(seconds: float) -> dict[str, Any]:
+        return {"seconds": seconds, "cpu": seconds, "epochs": [2.0, 1.0]}
+
+    rounds = [{"windows": took(ours), "plain": took(plain)} for ours, plain in ((10, 12), (100, 130), (5, 5))]
+    assert "throughput against plain: 1.20 x (rounds: 1.20, 1.30, 1.00)" in report("windows", rounds)
