@@ -115,10 +115,10 @@ class Dispatcher:
     def _take_events(self, epoch: _Epoch, moved: Moved) -> None:
         columns, known = self._graph.columns[ORIGIN], epoch.state.streams.get(ORIGIN)
         start = epoch.order.next_position
-        if known is None and start:  # streams were added to a pipeline that has run before
-            old = self._history.rows(ORIGIN, columns, 0, start)
-            known = StreamState(start, old["stream_time"][-1].as_py())
         known = known or StreamState()
+        if known.next < start:  # the pipeline has run without streams, at first or in between
+            old = self._history.rows(ORIGIN, columns, known.next, start)
+            known = StreamState(start, old["stream_time"][-1].as_py())
         table = read_files(self._store, list(moved.files.get(ORIGIN, ())))
         epoch.before[ORIGIN] = start
         epoch.state.streams[ORIGIN] = known

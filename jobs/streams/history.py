@@ -111,9 +111,8 @@ def _schema(columns: Mapping[str, str]) -> Any:
 
 
 def _stood(epoch: Manifest | None, stream: str) -> tuple[int, int | None]:
-    """Next position and last time of a stream after an epoch; no time is known of epochs from before streams were declared."""
+    """Next position and last time of a stream after an epoch; no time is known of epochs whose spec had no streams."""
     notes = epoch.notes if epoch else {}
     known = notes.get("streams", {}).get("streams", {}).get(stream)
-    if known is None:
-        return (notes.get("next_position", 0) if stream == ORIGIN else 0), None
-    return known["next"], known["last"]
+    position = notes.get("next_position", 0) if stream == ORIGIN else (known or {}).get("next", 0)
+    return position, known["last"] if known and known["next"] == position else None

@@ -141,6 +141,22 @@ def test_streams_added_to_a_pipeline_that_has_run() -> None:
     assert (request.rows, request.min_time, request.max_time, request.open) == (2, 1_000_000, 5_000_000, False)
 
 
+def test_streams_taken_out_and_put_back_go_on_where_they_were() -> None:
+    """What was released meanwhile is dispatched then, once, and stream time never goes back."""
+    graph = {"streams": {"d": {}, "s": V}, "pipes": {"p": {"from": "events", "to": "d", "inherit": True}}}
+    graph["reducers"] = {"r": {**reducer("totals"), "to": "s"}}
+    world = World(streams_spec(**graph))
+    world.epoch((1, 1), (5, 5))
+    world.driver(spec=streams_spec())
+    world.epoch((6, 6))
+    world.epoch((7, 7))
+    world.driver(spec=streams_spec(**graph))
+    world.epoch((8, 8))
+    assert world.values("d") == [1, 5, 6, 7, 8]
+    assert [r["stream_time"] for r in world.rows("d")] == [r["t"] for r in world.rows("d")]
+    assert world.values("s") == [1, 7, 14, 22, 31]
+
+
 def test_a_splice_collects_one_request_per_attachment() -> None:
     """Over several epochs; it is open until the backfill ends; head rows go to the stream meanwhile."""
     world = world_of("pipes", "p", {"from": "events", "to": "d", "attach": "on_request", "merge": "splice", "rows_per_epoch": 2})
