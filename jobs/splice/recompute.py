@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import duckdb
@@ -35,10 +36,15 @@ class Bounds:
     end: int
 
 
+@cache
+def _instance() -> duckdb.DuckDBPyConnection:
+    return duckdb.connect()  # once a process: starting one costs as much as a small merge
+
+
 @contextmanager
 def database() -> Iterator[duckdb.DuckDBPyConnection]:
-    """A DuckDB in memory, on UTC."""
-    with duckdb.connect() as db:
+    """A session of a DuckDB in memory, on UTC; its tables and relations are its own."""
+    with closing(_instance().cursor()) as db:
         db.execute("set timezone = 'UTC'")
         yield db
 

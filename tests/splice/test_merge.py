@@ -256,7 +256,7 @@ arrivals = st.fixed_dictionaries({n: st.lists(st.builds(row, seconds, st.integer
 
 
 @settings(
-    max_examples=int(os.environ.get("TIDEGATE_EXAMPLES", "8")),
+    max_examples=int(os.environ.get("TIDEGATE_EXAMPLES", "5")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.generate],  # an example takes a second: a smaller one is not worth five minutes
