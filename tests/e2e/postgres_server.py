@@ -24,8 +24,7 @@ class PostgresServer:
 
     def __init__(self, folder: Path) -> None:
         self._bin = binaries()
-        self._data, self._log, self.port = folder / "data", folder / "postgres.log", free_port()
-        self.url = f"postgresql://tidegate@127.0.0.1:{self.port}/postgres"
+        self._data, self._log, self.port = folder / "data", folder / "postgres.log", 0
         self._process: subprocess.Popen[bytes] | None = None
         self._as: dict[str, Any] = {}
         if os.geteuid() == 0:
@@ -42,14 +41,20 @@ class PostgresServer:
                 self._process = self._launch()
             try:
                 psycopg.connect(self.url).close()
-            except psycopg.OperationalError:
+            except psycopg.OperationalError as error:
                 if time.monotonic() > deadline:
-                    raise
+                    raise TimeoutError(self._log.read_text()[-2000:]) from error
                 time.sleep(0.1)
             else:
                 return
 
+    @property
+    def url(self) -> str:
+        """Where it listens now: somebody else may have taken the port of a server that was down."""
+        return f"postgresql://tidegate@127.0.0.1:{self.port}/postgres"
+
     def _launch(self) -> subprocess.Popen[bytes]:
+        self.port = free_port()
         options = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-p", str(self.port)]
         with self._log.open("ab") as log:
             command = [str(self._bin / "postgres"), "-D", str(self._data), *options]

@@ -333,7 +333,7 @@ def test_what_a_person_has_to_mend_is_said(world: World, pg: PostgresServer, mon
         sink_of(world).follow(world.log)
 
 
-def test_an_outage_is_transient_and_nothing_is_lost(world: World, pg: PostgresServer) -> None:
+def test_an_outage_is_transient_and_nothing_is_lost(world: World, pg: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed in the middle and started again: the sink goes on where it was."""
     world.seal(2)
     sink_of(world).follow(world.log)
@@ -344,5 +344,6 @@ def test_an_outage_is_transient_and_nothing_is_lost(world: World, pg: PostgresSe
             sink_of(world).follow(world.log)
     finally:
         pg.start()
+    monkeypatch.setenv("TIDEGATE_TEST_URL", pg.url)
     assert sink_of(world).follow(world.log) == 1
     assert events(pg) == world.wanted("events")
