@@ -115,6 +115,9 @@ def _run(spec: PipelineSpec, options: RunOptions, work: Path, stop: threading.Ev
             patiently(require_honest, store)
             uid = patiently(ensure_identity, store, spec.name)
             holder = Holder.this_process()
+            if options.standby:
+                warm.result()
+                _log.info("standing_by", pipeline=spec.name)
             lease = patiently(Lease.acquire, store, spec.name, holder, uid=uid, standby=options.standby, stop=stop.is_set)
             with contextlib.closing(_Run(spec, store, view, uid, lease, work, stop, options)) as run:
                 return run.go(warm.result, patiently)
