@@ -52,6 +52,10 @@ imports: venv ## who may import whom
 soak: venv ## simulate crashes, races and storage faults from seeds (SECONDS=60 SEED=0), ends with "N schedules, M violations"
 	$(BIN)/python -m tests.simulation.soak --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
 
+.PHONY: bench-recovery
+bench-recovery: venv ## from a driver's start to its first survey, against 10 MB to 1 GB of state and 10 to 10,000 epochs
+	$(BIN)/python -m tests.checkpoints.bench_recovery $(ARGS)
+
 .PHONY: mutants
 mutants: venv ## plant bugs; the simulation must find each (SECONDS=60 for each bug)
 	$(BIN)/python -m tests.simulation.mutants --seconds $(or $(SECONDS),60)
