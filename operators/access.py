@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,15 @@ class StoreAccess:
         names = {"endpoint": "ENDPOINT", "region": "REGION", "access_key": "ACCESS_KEY", "secret_key": "SECRET_KEY"}
         found = {key: self.environment.get(f"TIDEGATE_S3_{name}") for key, name in names.items()}
         return S3Store(S3Settings.model_validate(settings | {key: value for key, value in found.items() if value}))
+
+    def shared(self) -> Store:
+        """The same store for everybody in this process who asks for it: each S3 client of its own costs 10 MB."""
+        return _shared(self.url, tuple(sorted(self.environment.items())))
+
+
+@cache
+def _shared(url: str, environment: tuple[tuple[str, str], ...]) -> Store:
+    return StoreAccess(url, dict(environment)).open()
 
 
 def child_environment(access: StoreAccess, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:

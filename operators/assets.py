@@ -66,7 +66,7 @@ class SealTrigger(BaseEventTrigger):
             yield TriggerEvent({"pipeline": self.pipeline, "checkpoint": str(newest.id), "kind": self.kind})  # type: ignore[no-untyped-call]
 
     def _open(self) -> SlotLog:
-        return SlotLog(StoreAccess.resolve(self.conn_id).open(), self.pipeline)
+        return SlotLog(StoreAccess.resolve(self.conn_id).shared(), self.pipeline)
 
     def _recall(self) -> dict[str, Any] | None:
         store = self.asset_state_store

@@ -90,7 +90,7 @@ class StreamTrigger(BaseTrigger):
         await asyncio.to_thread(self._stop, f"the task was set to {state} in Airflow")
 
     def _open(self) -> Store:
-        return StoreAccess.resolve(self.conn_id).open()
+        return StoreAccess.resolve(self.conn_id).shared()
 
     def _look(self, store: Store, observer: StreamObserver) -> Observation | None:
         """An observation that needs action, or None."""

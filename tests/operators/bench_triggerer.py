@@ -1,20 +1,21 @@
-"""`make bench-triggerer`: many streams under one real triggerer, with simulated drivers.
+"""`make bench-triggerer`: what watching many streams costs one triggerer, and how soon ten losses at once are noticed.
 
-Prints the triggerer's share of a core and its memory, idle and with all streams watched, and how long it took to notice ten
-losses at once: five whose process is gone, five whose lease is no longer renewed. Nothing is asserted: it is for figures.
+The triggers run in one event loop, as in the triggerer, against a real MinIO; the drivers are simulated in a process of their
+own. Five drivers die with their process, five only fall silent. Nothing is asserted: it is for figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -23,26 +24,23 @@ from tidegate.checkpoints.lease import Holder, Lease
 from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.status import Status, write_status
 from tidegate.checkpoints.store import Store
-from tidegate.infra.airflow_api import AirflowApi
-from tidegate.infra.stack import Stack, StackSettings
-from tidegate.infra.stack_state import StackState
+from tidegate.infra.minio import REGION, Credentials, MinioServer, provision
+from tidegate.infra.minio_build import ensure_minio
+from tidegate.infra.processes import stop
+from tidegate.operators.trigger import StreamTrigger
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
-_SPEC = """\
-apiVersion: tidegate/v1
-name: {name}
-sources:
-  one: {{path: inbox/one, schema: {{at: timestamp}}, event_time: at, lag: 1m}}
-"""
+_URL = "s3://tidegate"
 _LOST = 10
+_PATIENCE = 30.0  # seconds for the losses to be noticed
 
 
 class Simulated:
     """A driver that only renews its lease; its process is a `sleep` that can be killed."""
 
     def __init__(self, store: Store, name: str) -> None:
-        self.name, self._store = name, store
-        self.process = subprocess.Popen(["sleep", "100000"])
+        self._store, self._name = store, name
+        nothing = subprocess.DEVNULL
+        self.process = subprocess.Popen(["sleep", "3600"], stdin=nothing, stdout=nothing, stderr=nothing)
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         holder = Holder.this_process(name).model_copy(update={"pid": self.process.pid, "start_ticks": int(fields[19])})
         self.lease = Lease.acquire(store, name, holder)
@@ -52,17 +50,14 @@ class Simulated:
         """As a driver does every two seconds."""
         self.keeper.step("wait", 120.0)
         body = {"state": "running", "step_since": time.time()}
-        write_status(self._store, self.name, Status(token=self.lease.token, driver=self.name, step="wait", at=0, body=body))
+        write_status(self._store, self._name, Status(token=self.lease.token, driver=self._name, step="wait", at=0, body=body))
 
-    def fall_silent(self) -> None:
-        """The lease is no longer renewed, nor given back."""
+    def end(self, *, process: bool) -> None:
+        """The lease is no longer renewed, nor given back; the process is gone as well, or is not."""
         self.keeper.stop()
-
-    def die(self) -> None:
-        """The process is gone as well."""
-        self.fall_silent()
-        self.process.kill()
-        self.process.wait()
+        if process:
+            self.process.kill()
+            self.process.wait()
 
 
 def main() -> None:
@@ -70,88 +65,104 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--streams", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=30.0, help="how long to measure")
+    parser.add_argument("--fleet", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as later:
-        _bench(Path(folder), chosen.streams, chosen.seconds, later)
+    names = [f"stream{number:03}" for number in range(chosen.streams)]
+    if chosen.fleet:
+        _fleet(names)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        server = MinioServer(ensure_minio(_say), Path(folder) / "data", Path(folder) / "minio.log")
+        try:
+            _serve(server)
+            asyncio.run(_bench(names, chosen.seconds))
+        finally:
+            if server.mark is not None:
+                stop([server.mark])
 
 
-def _bench(folder: Path, streams: int, seconds: float, later: ExitStack) -> None:
-    names = [f"stream{number:03}" for number in range(streams)]
-    stack = _stack(folder, names)
-    later.callback(stack.down, _say)
-    stack.up(_say)
-    os.environ |= stack.environment()
-    api = stack.api()
-    api.wait_for_dag(f"{names[-1]}.stream", timeout=300)
-    _say(f"no stream      {_cost(stack, seconds)}")
-    fleet = [Simulated(open_store(stack.store), name) for name in names]
-    for driver in fleet:
-        later.callback(driver.process.kill)
-    over = threading.Event()
-    later.callback(over.set)
-    threading.Thread(target=_beat, args=(fleet, over), daemon=True).start()
-    for name in names:
-        api.trigger(f"{name}.stream")
-    while len(watched := _watched(api)) < streams:
-        _say(f"{len(watched)} of {streams} are watched")
-        time.sleep(10)
-    _say(f"{streams} streams     {_cost(stack, seconds)}")
-    _lose(api, fleet[:_LOST])
+def _serve(server: MinioServer) -> None:
+    server.launch()
+    server.wait_until_healthy()
+    keys = Credentials.random("app")
+    provision(server, _URL.removeprefix("s3://"), keys)
+    os.environ |= {
+        "TIDEGATE_STORE": _URL,
+        "TIDEGATE_S3_ENDPOINT": server.endpoint,
+        "TIDEGATE_S3_ACCESS_KEY": keys.access_key,
+        "TIDEGATE_S3_SECRET_KEY": keys.secret_key,
+        "TIDEGATE_S3_REGION": REGION,
+    }
 
 
-def _lose(api: AirflowApi, lost: list[Simulated]) -> None:
-    for number, driver in enumerate(lost):
-        (driver.die if number % 2 else driver.fall_silent)()
+async def _bench(names: list[str], seconds: float) -> None:
+    command = [sys.executable, "-m", "tests.operators.bench_triggerer", "--fleet", "--streams", str(len(names))]
+    fleet = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert fleet.stdin is not None
+    assert fleet.stdout is not None
+    try:
+        await asyncio.to_thread(fleet.stdout.readline)
+        me, noticed = psutil.Process(), dict[str, float]()
+        before = me.memory_full_info().uss
+        watching = [asyncio.create_task(_watch(name, noticed)) for name in names]
+        await asyncio.sleep(10)  # clients, connections and the triggers' own settling
+        share = await _share(me, seconds)
+        memory = (me.memory_full_info().uss - before) / 2**20
+        _say(f"{len(names)} streams: {share:.1%} of a core, {memory:.0f} MiB, {me.num_threads()} threads")
+        await _lose(names, noticed, fleet.stdin, fleet.stdout)
+        for task in watching:
+            task.cancel()
+    finally:
+        fleet.stdin.close()
+        fleet.wait(10)
+
+
+async def _watch(name: str, noticed: dict[str, float]) -> None:
+    async for _ in StreamTrigger(pipeline=name, floor=1).run():
+        noticed[name] = time.monotonic()
+
+
+async def _share(process: psutil.Process, seconds: float) -> float:
+    before, begun = process.cpu_times(), time.monotonic()
+    await asyncio.sleep(seconds)
+    after = process.cpu_times()
+    return float(after.user + after.system - before.user - before.system) / (time.monotonic() - begun)
+
+
+async def _lose(names: list[str], noticed: dict[str, float], ask: IO[str], answer: IO[str]) -> None:
     begun = time.monotonic()
-    noticed: dict[str, tuple[int, float]] = {}
-    while len(noticed) < len(lost) and time.monotonic() - begun < 60:
-        watched = _watched(api)
-        for number, driver in enumerate(lost):
-            if driver.name not in watched and driver.name not in noticed:
-                noticed[driver.name] = (number % 2, time.monotonic() - begun)
-        time.sleep(0.2)
-    for kind, what in ((1, "process gone"), (0, "lease silent")):
-        times = sorted(after for found, after in noticed.values() if found == kind)
+    ask.write("lose\n")
+    ask.flush()
+    await asyncio.to_thread(answer.readline)
+    while len(noticed) < _LOST and time.monotonic() - begun < _PATIENCE:
+        await asyncio.sleep(0.1)
+    for first, what in ((1, "process gone"), (0, "lease silent")):
+        times = sorted(noticed[name] - begun for name in names[first:_LOST:2] if name in noticed)
         _say(f"{what}: {len(times)} of {_LOST // 2} noticed, after {', '.join(f'{t:.1f}' for t in times)} s")
+    _say(f"false alarms: {len(set(noticed) - set(names[:_LOST]))}")
 
 
-def _beat(fleet: list[Simulated], over: threading.Event) -> None:
-    while not over.wait(2.0):
-        for driver in fleet:
-            driver.beat()
+def _fleet(names: list[str]) -> None:
+    store = open_store(_URL)
+    fleet = [Simulated(store, name) for name in names]
+    driving = list(fleet)
 
+    def beat() -> None:
+        while True:
+            for driver in list(driving):
+                driver.beat()
+            time.sleep(2.0)
 
-def _watched(api: AirflowApi) -> set[str]:
-    """Pipelines whose task is deferred."""
-    found = api.request("GET", "/dags/~/dagRuns/~/taskInstances?state=deferred&task_id=stream&limit=100")["task_instances"]
-    return {task["dag_id"].removesuffix(".stream") for task in found if task["task_id"] == "stream"}
-
-
-def _cost(stack: Stack, seconds: float) -> str:
-    mark = StackState.load(stack.home / "stack.json").processes["triggerer"]
-    leader = psutil.Process(mark.pid)
-    family = [leader, *leader.children(recursive=True)]
-    before, begun = sum(_cpu(p) for p in family), time.monotonic()
-    time.sleep(seconds)
-    share = (sum(_cpu(p) for p in family) - before) / (time.monotonic() - begun)
-    memory = sum(p.memory_full_info().uss for p in family) / 2**20
-    threads = sum(p.num_threads() for p in family)
-    return f"triggerer: {share:6.1%} of a core, {memory:6.0f} MiB, {threads} threads"
-
-
-def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-def _stack(folder: Path, names: list[str]) -> Stack:
-    dags = folder / "dags"
-    (dags / "pipelines").mkdir(parents=True)
-    (dags / "tidegate_dags.py").write_bytes((_REPOSITORY / "dags" / "tidegate_dags.py").read_bytes())
-    for name in names:
-        (dags / "pipelines" / f"{name}.yaml").write_text(_SPEC.format(name=name))
-    os.environ["TIDEGATE_DRIVER"] = "false"  # what is lost in the end stays lost
-    return Stack(StackSettings(home=folder / "home", dags=dags))
+    threading.Thread(target=beat, daemon=True).start()
+    _say("up")
+    for _ in sys.stdin:  # one line loses ten; the end of the input ends all
+        lost, driving[:] = driving[:_LOST], driving[_LOST:]
+        for number, driver in enumerate(lost):
+            driver.end(process=bool(number % 2))
+        _say("lost")
+    for driver in fleet:
+        driver.process.kill()
+    os._exit(0)  # the keepers' threads and leases go with us
 
 
 def _say(line: str) -> None:
