@@ -1,0 +1,56 @@
+"""The pin DAG's task on a store in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.operators.history import History
+
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.roots import RootsFile
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.operators.pin import PinOperator
+
+
+@pytest.fixture
+def history(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> History:
+    """Three epochs in the store that the task will open."""
+    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
+    monkeypatch.setenv("TIDEGATE_STORE", url)
+    found = History(open_store(url), "p")
+    found.extend(3)
+    return found
+
+
+def run(**params: str) -> dict[str, Any]:
+    """The task's result, started by ann."""
+    given = {"action": "pin", "checkpoint": "latest", "name": "", "reason": "", **params}
+    task = PinOperator(task_id="pin", pipeline="p", **given)
+    return task.execute({"dag_run": SimpleNamespace(triggering_user_name="ann")})
+
+
+def test_a_pin_keeps_who_and_why(history: History) -> None:
+    """The newest checkpoint gets the name; doing it twice changes nothing; unpinning gives it up."""
+    newest = str(history.log.head().checkpoint)
+    assert run(name="good", reason="known")["pins"] == {"good": newest}
+    assert run(name="good", reason="known")["pins"] == {"good": newest}
+    pin = RootsFile(history.store, "p").read().pins["good"]
+    assert (pin.who, pin.why) == ("ann", "known")
+    assert run(action="unpin", name="good")["pins"] == {}
+    assert run(action="unpin", name="good")["pins"] == {}
+
+
+def test_a_name_that_is_taken_stays_where_it_is(history: History) -> None:
+    """Another checkpoint under the same name, no name, no such checkpoint: refused in a sentence, and nothing is changed."""
+    before = run(name="good")["pins"]
+    history.extend(1)
+    with pytest.raises(ConfigurationError, match="'good' already names"):
+        run(name="good")
+    with pytest.raises(ConfigurationError, match="needs a name"):
+        run()
+    with pytest.raises(ConfigurationError, match="no such checkpoint"):
+        run(name="other", checkpoint="t9-000001-abcdef")
+    assert RootsFile(history.store, "p").read().pins["good"].checkpoint == before["good"]
