@@ -64,6 +64,7 @@ def describe(log: SlotLog) -> dict[str, Any]:
         "timeline": head.timeline,
         "restores": head.timeline,
         "unpublished": _unpublished(log.store, log.pipeline, head.timeline, head.slot),
+        "sinks": body.get("sinks", {}),
         "error": body.get("error"),
         "trouble": body.get("trouble"),
         **_progress(head.record),
@@ -192,6 +193,13 @@ def _print_one(report: dict[str, Any]) -> None:
         ("rows", _row_words(report["rows"])),
         ("store", f"{report['store']['url']}: {report['store']['detail']}"),
     ]
+    if len(report["sinks"]) > 1:
+        facts.append(
+            (
+                "sinks",
+                ", ".join(f"{name} {lag:,} behind" if lag else f"{name} up to date" for name, lag in report["sinks"].items()),
+            )
+        )
     if trouble := _trouble(report):
         facts.append(("trouble", trouble))
     output.table(["", ""], [(f"{name}:", value) for name, value in facts])

@@ -116,3 +116,10 @@ def test_a_paused_reducer_is_named_with_the_row_and_the_reason(cli: Cli, log: Sl
     out = cli("status", "flights").out
     assert "totals" in out
     assert "EWR/0/7 (row 7): ValueError: cannot take 2" in out
+
+
+def test_sinks_that_are_behind_are_named(cli: Cli, log: SlotLog) -> None:
+    """With more than the tables to follow, each is told apart."""
+    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    say(log, lease, "running", sinks={"iceberg": 0, "warehouse": 7})
+    assert "iceberg up to date, warehouse 7 behind" in cli("status", "flights").out
