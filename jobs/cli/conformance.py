@@ -23,7 +23,7 @@ def _group() -> None:
 @app.command()
 def run(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Case files (JSON); the stem names the suite.")],
-    engine: Annotated[str, typer.Option(help="What answers: decider, or reference.")] = "decider",
+    engine: Annotated[str, typer.Option(help="What answers: decider, reference, or spark (the window suites).")] = "decider",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Name skipped cases too, with the reason.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -34,8 +34,11 @@ def run(
     if as_json:
         output.envelope("conformance", report.as_dict())
     else:
-        rows = [(file.suite, *(file.count(outcome) for outcome in ("passed", "failed", "skipped"))) for file in report.files]
-        output.table(["suite", "passed", "failed", "skipped"], rows)
+        rows = [
+            (file.suite, *(file.count(o) for o in ("passed", "failed", "skipped")), f"{file.seconds:.1f}")
+            for file in report.files
+        ]
+        output.table(["suite", "passed", "failed", "skipped", "seconds"], rows)
         for line in report.lines(skips=verbose):
             output.console().print(line)
     if report.failed:

@@ -1,4 +1,4 @@
-"""``python -m tidegate.jobs.conformance FILE… [--engine reference|decider] [--json]``; exit 1 if a case failed."""
+"""``python -m tidegate.jobs.conformance FILE… [--engine reference|decider|spark] [--json]``; exit 1 if a case failed."""
 
 from __future__ import annotations
 

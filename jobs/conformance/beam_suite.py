@@ -29,6 +29,9 @@ __all__ = ["SUITES"]
 
 _TRIGGERS = "count and processing-time triggers, and triggers composed of others (semantics.md section 8)"
 _HOLDS = "Beam output-time holds (semantics.md section 8)"
+_ONCE = "AfterWatermark()"
+_REPEATED = ("Default", "Repeatedly(AfterWatermark())", "AfterWatermark(late=AfterCount(1))")
+"""One on-time pane, then one for every bundle of late elements: three names of the same."""
 _UNCOMPARED = {"index", "nonspeculative_index"}  # pane indexes: out of scope
 
 
@@ -38,9 +41,9 @@ def beam(header: Mapping[str, Any], case: Mapping[str, Any], engine: str) -> Cas
 
 
 def _case(case: Mapping[str, Any], engine: str) -> None:
-    if case["trigger"] not in ("Default", "AfterWatermark()"):
+    if case["trigger"] not in (*_REPEATED, _ONCE):
         raise OutOfScopeError(f"{case['trigger']}: {_TRIGGERS}")
-    if case.get("output_ts_rule", "OUTPUT_AT_EOW") != "OUTPUT_AT_EOW":
+    if case.get("output_ts_rule", "OUTPUT_AT_EOW") not in ("OUTPUT_AT_EOW", "end_of_window"):
         raise OutOfScopeError(f"{case['output_ts_rule']}: {_HOLDS}")
     if "bundle_sizes" in case:
         for size in case["bundle_sizes"]:
@@ -58,7 +61,7 @@ def _pipeline(case: Mapping[str, Any]) -> PipelineSpec:
         window |= {"session_touch": "separate", "session_late": "own"}
     window |= {
         "aggregates": {"values": "collect(text)", "sum": "sum(value)"},
-        "lateness": 0 if case["trigger"] == "AfterWatermark()" else "never" if lateness == "infinite" else lateness,
+        "lateness": 0 if case["trigger"] == _ONCE else "never" if lateness == "infinite" else lateness,
         "revisions": "delta" if case["panes"] == "discarding" else "accumulate",
     }
     return pipeline({WINDOW: window}, regress="error", columns={**COLUMNS, "text": "string"})

@@ -1,6 +1,7 @@
 """One pipeline on the bench: rows in, results out, one epoch at a time, on the engine that is being tried.
 
-``reference`` is the event-at-a-time model, ``decider`` the real decider with the reference mover on a store in memory.
+``reference`` is the event-at-a-time model, ``decider`` the real decider with the reference mover on a store in memory, ``spark``
+the real decider with the Spark mover.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.memory import MemoryStore
+from tidegate.jobs.conformance.spark_bench import SparkRoom, open_room
 from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Slice
 from tidegate.jobs.eventtime.decider import blocked, decide, initial_state
 from tidegate.jobs.eventtime.types import Decision, Mark, Member
@@ -24,11 +27,13 @@ from tidegate.jobs.reference.tables import read_rows_of
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["ENGINES", "Bench", "DeciderBench", "ModelBench", "Play", "bench"]
+__all__ = ["ENGINES", "Bench", "DeciderBench", "ModelBench", "Play", "bench", "benches"]
 
-ENGINES = ("reference", "decider")
+ENGINES = ("reference", "decider", "spark")
 
 Values = Mapping[str, Any]
+
+_ROOMS: list[SparkRoom] = []  # the one that is open, if any
 
 
 @dataclass
@@ -68,8 +73,22 @@ class Bench(Protocol):
         ...
 
 
+@contextmanager
+def benches(engine: str) -> Iterator[None]:
+    """What an engine needs for all cases of a run: a Spark session, or nothing."""
+    if engine != "spark":
+        yield
+        return
+    with open_room() as room:
+        _ROOMS.append(room)
+        try:
+            yield
+        finally:
+            _ROOMS.remove(room)
+
+
 def bench(spec: PipelineSpec, engine: str) -> Bench:
-    """A bench for an engine by name.
+    """A bench for an engine by name; ``spark`` only within `benches`.
 
     Raises:
         ConfigurationError: there is no such engine.
@@ -78,6 +97,8 @@ def bench(spec: PipelineSpec, engine: str) -> Bench:
         return ModelBench(spec)
     if engine == "decider":
         return DeciderBench(spec)
+    if engine == "spark" and _ROOMS:
+        return SparkSide(spec, _ROOMS[-1])
     raise ConfigurationError(f"no engine {engine!r}", code="conformance.engine", advice=f"choose one of {', '.join(ENGINES)}")
 
 
@@ -144,9 +165,9 @@ class DeciderBench:
                 limits = self.spec.sources[name].limits
                 slices.append(source.plan(member, self.resume.get(member), limits, blocked=member in waiting))
         decision, moved, _ = self.run(Cut(tuple(slices)), self.now)
-        return self._play(decision, moved)
+        return _played(self.spec, decision, moved, self.table)
 
-    def run(self, cut: Cut, now: int, *, run_start: bool = False) -> tuple[Decision, Moved, Cut]:
+    def run(self, cut: Cut, now: int, *, run_start: bool = False, aborts: tuple[int, ...] = ()) -> tuple[Decision, Moved, Cut]:
         """One epoch over a given cut, which is trimmed at barriers."""
         survey = self.mover.survey(cut, self.state)
         for found in survey.members:
@@ -154,7 +175,8 @@ class DeciderBench:
             if found.barrier is not None and found.barrier.seq + 1 < part.end:
                 cut = cut.with_slice(self.sources[found.member.source].trim(part, found.barrier.seq + 1))
         survey = self.mover.survey(cut, self.state)
-        survey = replace(survey, now=now, buffered_rows=self.buffered, released_max=self.released, run_start=run_start)
+        survey = replace(survey, now=now, buffered_rows=self.buffered, released_max=self.released)
+        survey = replace(survey, run_start=run_start, aborts=aborts)
         decision = decide(self.spec, self.state, survey)
         self.epochs += 1
         tag = f"{self.epochs:06d}-bench"
@@ -182,13 +204,31 @@ class DeciderBench:
         if moved.released_max is not None:
             self.released = moved.released_max if self.released is None else max(self.released, moved.released_max)
 
-    def _play(self, decision: Decision, moved: Moved) -> Play:
-        play = Play(decision.frontier_before, decision.frontier_after)
-        play.windows = {name: self.table(moved, name) for name in self.spec.windows}
-        play.late, play.events = self.table(moved, "late"), self.table(moved, "events")
-        for counts in moved.counters.per_source.values():
-            play.expired += Counter({k.partition(":")[2]: n for k, n in counts.items() if k.startswith("expired:")})
-        return play
+
+class SparkSide:
+    """The Spark mover, in the words of a bench."""
+
+    def __init__(self, spec: PipelineSpec, room: SparkRoom) -> None:
+        self.spec = spec
+        self.real = room.bench(spec)
+
+    def epoch(self, rows: Mapping[str, Sequence[Values]], end: Collection[str] = ()) -> Play:
+        """One epoch over everything that has arrived."""
+        decision, moved = self.real.epoch(rows, end)
+        return _played(self.spec, decision, moved, self.real.table)
+
+    def restore(self) -> None:
+        """State through JSON, and a new mover."""
+        self.real.restore()
+
+
+def _played(spec: PipelineSpec, decision: Decision, moved: Moved, table: Callable[[Moved, str], list[dict[str, Any]]]) -> Play:
+    play = Play(decision.frontier_before, decision.frontier_after)
+    play.windows = {name: table(moved, name) for name in spec.windows}
+    play.late, play.events = table(moved, "late"), table(moved, "events")
+    for counts in moved.counters.per_source.values():
+        play.expired += Counter({k.partition(":")[2]: n for k, n in counts.items() if k.startswith("expired:")})
+    return play
 
 
 def _place(member: Member, seq: int) -> dict[str, Any]:

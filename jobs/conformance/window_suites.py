@@ -28,7 +28,9 @@ __all__ = ["SUITES"]
 Adapter = Callable[[Mapping[str, Any], Mapping[str, Any], str], CaseResult]
 
 _COUNT = "count triggers (semantics.md section 8)"
-_CUSTOM = "no option fires inside a window (semantics.md section 8 names only count and processing-time triggers)"
+_CUSTOM = "processing-time triggers, evictors and triggers of a user's own (semantics.md section 8)"
+_GLOBAL = {"kind": "tumbling", "size": 2**62, "offset": -(2**61)}
+"""One window for all times; a suite names no bounds of it."""
 
 
 def _steps(header: Mapping[str, Any], case: Mapping[str, Any], engine: str, preset: str) -> CaseResult:
@@ -53,9 +55,15 @@ def _pipeline(case: Mapping[str, Any], preset: str) -> PipelineSpec:
     trigger, window = case["trigger"], case["window"]
     if trigger["on"] == "count":
         raise OutOfScopeError(_COUNT)
-    if trigger["on"] != "watermark_passes_window_end":
+    if case.get("evictor"):
+        raise OutOfScopeError(_CUSTOM)
+    if trigger["on"] not in ("watermark_passes_window_end", "continuous_event_time"):
         raise OutOfScopeError(f"{trigger['on']}: {_CUSTOM}")
-    shape = {name: window[name] for name in ("kind", "size", "slide", "gap", "offset") if name in window}
+    shape: dict[str, Any] = (
+        _GLOBAL
+        if window["kind"] == "global"
+        else {name: window[name] for name in ("kind", "size", "slide", "gap", "offset") if name in window}
+    )
     if _by_element(window):
         shape["gap"] = 1  # the element's own gap becomes the length of an interval row, see _row
     spec = {
@@ -64,6 +72,7 @@ def _pipeline(case: Mapping[str, Any], preset: str) -> PipelineSpec:
         "aggregates": {"value": f"{case['aggregate']}(value)"},
         "lateness": case["allowed_lateness"],
         "revisions": "delta" if trigger["panes"] == "discarding" else "accumulate",
+        "fire_every": trigger.get("interval"),
     }
     return pipeline({WINDOW: spec}, preset=preset, inclusive=case["watermark_means"] == "le")
 
@@ -106,8 +115,13 @@ def _run(case: Mapping[str, Any], engine: Bench) -> None:
 
 
 def _gather(play: Play, results: list[dict[str, Any]], late: list[dict[str, Any]]) -> None:
-    results += [{**r, "window": [r["window_start"], r["window_end"]]} for r in play.windows[WINDOW]]
+    results += [{**r, "window": _bounds(r)} for r in play.windows[WINDOW]]
     late += [{**r, "ts": r["t"]} for r in play.late if r["output"] == WINDOW]
+
+
+def _bounds(result: Mapping[str, Any]) -> list[int] | None:
+    start, end = result["window_start"], result["window_end"]
+    return None if end - start == _GLOBAL["size"] else [start, end]
 
 
 def match_and_clear(where: str, expected: Sequence[Mapping[str, Any]], given: list[dict[str, Any]]) -> None:

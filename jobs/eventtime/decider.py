@@ -110,7 +110,7 @@ class _Epoch:
 
     def _source_member(self, name: str) -> None:
         """A source as a member of the output: known from the start or with its first event; quiet by the output's timeout."""
-        output, heard = self.world.output, name in self.members.heard
+        output, heard = self.world.output, name in self.members.heard and not self._deaf(name)
         if name not in output.inputs:
             if self.spec.coalesce.members == "discovered" and not heard:
                 return
@@ -122,6 +122,12 @@ class _Epoch:
             self.clock, self.world.active_at[name], self.spec.coalesce.idle_timeout
         ):
             self.quiet.add(name)
+
+    def _deaf(self, name: str) -> bool:
+        """Whether an idle source stays idle at the output, since only punctuation came of it (`on_idle_punctuation: ignore`)."""
+        known = self.world.output.inputs.get(name)
+        idle = known is not None and known["status"] == IDLE and self.spec.coalesce.on_idle_punctuation == "ignore"
+        return idle and name not in self.members.brought and name not in self.members.awake
 
     # ------------------------------------------------------------------ step 2
 
@@ -193,6 +199,8 @@ class _Epoch:
         emitted = frontiers.rounded(coalescer.value if coalescer.value > TICK_MIN else None, source.frame)
         if coalescer.status == DONE:
             output.done(name)
+            return
+        if self._deaf(name):
             return
         idle = coalescer.status == IDLE or name in self.quiet
         if not idle:

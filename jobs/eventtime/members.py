@@ -83,6 +83,7 @@ class Members:
         pending: members that had rows left when the cut was planned.
         awake: their sources.
         heard: sources of which anything was read.
+        brought: those of them that brought rows or barriers, not only punctuation.
         newest: largest event time read; None without rows.
         punctuations: punctuation of each member before the epoch.
         fallen_idle: members that fell idle by the clock.
@@ -99,6 +100,7 @@ class Members:
     pending: set[str] = field(default_factory=set)
     awake: set[str] = field(default_factory=set)
     heard: set[str] = field(default_factory=set)
+    brought: set[str] = field(default_factory=set)
     newest: int | None = None
     punctuations: dict[str, int] = field(default_factory=dict)
     fallen_idle: list[str] = field(default_factory=list)
@@ -146,7 +148,7 @@ class Members:
             state = self.world.members[name] = _joined(self.clock)
             rules.coalescer.join(name)
         self.live[name] = entry
-        self._note(name, state, entry, active=active)
+        self._note(name, state, entry, active=active, rows=rows)
         status = rules.coalescer.inputs[name]["status"]
         if status == DONE:
             if active or entry.pending:
@@ -167,11 +169,13 @@ class Members:
         if entry.done:
             self.ended.append(name)
 
-    def _note(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool) -> None:
+    def _note(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool, rows: bool) -> None:
         if state["punctuation"] is not None:
             self.punctuations[name] = state["punctuation"]
         if active:
             self.heard.add(entry.member.source)
+        if rows:
+            self.brought.add(entry.member.source)
         if entry.pending:
             self.pending.add(name)
             self.awake.add(entry.member.source)

@@ -69,8 +69,8 @@ class Order:
 
     def read(self, clock: int, section: int, max_time: int) -> None:
         """Rows up to `max_time` were read in this epoch."""
-        if self.options.build_window is None:
-            return  # nothing will ever expire: the list must not grow while the frontier stands
+        if self.options.build_window is None or (section, max_time) < self.released:
+            return  # nothing will ever expire, so the list must not grow; or the row is late or leaves at once, and does not stay
         if not self.entries or (section, max_time) > (self.entries[-1][1], self.entries[-1][2]):
             self.entries.append([clock, section, max_time])
 

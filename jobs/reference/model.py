@@ -45,6 +45,7 @@ class Outcome:
         late: (row, output, reason).
         dropped: reason -> rows.
         dead: (member, seq, reason).
+        built: built events as (section, time, position) of their rows.
         windows: window -> results.
         barriers: barriers that closed, and closed ones that a tardy member joined.
     """
@@ -58,6 +59,7 @@ class Outcome:
     late: list[tuple[Row, str, str]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     dead: list[tuple[Member, int, str]] = field(default_factory=list)
+    built: list[tuple[tuple[int, int, int], ...]] = field(default_factory=list)
     windows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     barriers: list[ClosedBarrier] = field(default_factory=list)
     statuses: dict[str, str] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class _Waiting:
     section: int
     row: Row
     read_at: int
+    tardy: bool = False
 
 
 class Model:
@@ -78,9 +81,11 @@ class Model:
         self.spec = spec
         self.clock: int | None = None
         self.members: dict[Member, ModelMember] = {}
-        self.sources = {name: Level(source.coalesce) for name, source in spec.sources.items()}
-        self.output = Level(spec.coalesce)
+        ends = {name: bool(source.punctuation and source.punctuation.advance_to_end) for name, source in spec.sources.items()}
+        self.sources = {name: Level(source.coalesce, ends=ends[name]) for name, source in spec.sources.items()}
+        self.output = Level(spec.coalesce, ends=all(ends.values()))
         self.active_at: dict[str, int] = {}  # source -> pipeline clock of its last activity, or of its joining
+        self.deaf: set[str] = set()  # idle sources that only punctuation came of, where that is ignored
         self.quiet: set[str] = set()  # sources silent for the output's timeout
         self.barriers = ModelBarriers(spec.barriers, spec.barrier_timeout)
         self.buffer: list[_Waiting] = []
@@ -90,6 +95,9 @@ class Model:
         self.run_began: int | None = None
         self.in_grace = spec.release.startup_grace > 0
         self.expired = TICK_MIN  # rows below this have stayed for the build window
+        self.stood: set[str] = set()  # members at an open barrier before the epoch
+        self.position = 0  # of the next event
+        self.group: list[tuple[int, int, int]] = []  # (section, time, position) of the built event that grows
         self.rank = {name: number for number, name in enumerate(spec.sources)}
         time_column = next(iter(spec.sources.values())).event_time
         self.windows = {name: ModelWindow(window, self.by_time, time_column) for name, window in spec.windows.items()}
@@ -102,17 +110,17 @@ class Model:
         """Order of time, ties by order of reading."""
         return row.time, *self.arrival(row)
 
-    def epoch(self, now: int, offers: Mapping[Member, Offer], *, run_start: bool = False) -> Outcome:
+    def epoch(self, now: int, offers: Mapping[Member, Offer], *, run_start: bool = False, aborts: Sequence[int] = ()) -> Outcome:
         """One cut: the steps of semantics.md section 1, "Inside an epoch"."""
         last_clock = self.clock
         self.clock = now if last_clock is None else min(max(last_clock, now), last_clock + self.spec.checkpoint.max_clock_step)
         if run_start:
             self.run_began, self.in_grace = None, self.spec.release.startup_grace > 0
         outcome = Outcome(before=TICK_MIN if self.output.frontier is None else self.output.frontier, now=self.clock)
-        section = self.barriers.section
+        section, self.stood = self.barriers.section, self.barriers.standing()
         data, arrivals, active = self._read(offers, last_clock, outcome)
         self._statuses(offers, active)
-        self._barriers(arrivals)
+        self._barriers(arrivals, aborts)
         flagged, accepted = self._judge(data, section, outcome)
         self.buffer += accepted
         self._frontiers(now, data)
@@ -120,6 +128,7 @@ class Model:
         outcome.after = TICK_MIN if self.output.frontier is None else self.output.frontier
         self._windows(data, outcome)
         outcome.barriers, self.barriers.closed = self.barriers.closed, []
+        self.barriers.came_late = set()
         outcome.statuses = self._shown_statuses()
         outcome.buffered = len(self.buffer)
         return outcome
@@ -213,7 +222,16 @@ class Model:
             elif status == "active" and self._timed_out(one.active_at, self._partition_timeout(member.source)):
                 level.set_status(name, "idle")
         heard = {Member.parse(name).source for name in active}
-        self.quiet = {name for name in self.sources if self._source_status(name, name in heard)}
+        self.deaf = {name for name in self.sources if self._only_punctuated(name)}
+        self.quiet = {name for name in self.sources if self._source_status(name, name in heard - self.deaf)}
+
+    def _only_punctuated(self, name: str) -> bool:
+        """A source that is idle at the output, is not to be woken by punctuation, and has brought no rows and has none left."""
+        given = self.output.inputs.get(name)
+        if given is None or given.status != "idle" or self.spec.coalesce.on_idle_punctuation == "revive":
+            return False
+        brought = {Member.parse(member).source for member in self.had_rows}
+        return name not in brought and not any(one.pending for m, one in self.members.items() if m.source == name)
 
     def _source_status(self, name: str, heard: bool) -> bool:
         """A source as a member of the output: it joins, and it is quiet when it is silent for the output's timeout."""
@@ -245,9 +263,11 @@ class Model:
     def _timed_out(self, since: int, timeout: int | None) -> bool:
         return timeout is not None and (self.clock or 0) - since >= timeout
 
-    def _barriers(self, arrivals: Sequence[tuple[str, Any]]) -> None:
+    def _barriers(self, arrivals: Sequence[tuple[str, Any]], aborts: Sequence[int]) -> None:
         ended = {str(m) for m, one in self.members.items() if one.done}
         roster = {name: "done" if name in ended else status for name, status in self._shown_statuses().items()}
+        for number in aborts:
+            self.barriers.abort(number, self.clock or 0, roster)
         for name, row in arrivals:
             self.barriers.arrive(name, row, self.clock or 0, roster)
         self._end_grace()
@@ -282,7 +302,7 @@ class Model:
         """Late rows go where the policy says; returns those to emit flagged, and those accepted."""
         flagged, accepted = [], []
         for row in data:
-            waiting = _Waiting(section, row, self.clock or 0)
+            waiting = _Waiting(section, row, self.clock or 0, str(row.member) in self.barriers.came_late)
             if not self._late_for_order(section, row.time, outcome.before):
                 accepted.append(waiting)
                 continue
@@ -350,7 +370,8 @@ class Model:
             return
         newest_read = max((row.time for row in data if row.member == member), default=None)
         if known.status == "active":
-            known.raise_to(one.frontier(now, newest_read))
+            # The wall clock says nothing about rows that are held behind a barrier.
+            known.raise_to(one.frontier(now, newest_read, clocked=str(member) not in self.stood))
 
     def _import_depth(self, name: str) -> int:
         depth, seen = 0, {name}
@@ -366,6 +387,8 @@ class Model:
         level, given = self.sources[name], self.output.inputs[name]
         if level.status == "done":
             self.output.set_status(name, "done")
+            return
+        if name in self.deaf:
             return
         idle = level.status == "idle" or name in self.quiet
         if not idle:
@@ -388,9 +411,10 @@ class Model:
         self.expired = TICK_MIN
         if self.spec.release.mode == "pass_through":
             return
-        for read_at in {w.read_at for w in self.buffer if w.section == section}:
+        staying = [w for w in self.buffer if w.section == section and (section, w.row.time) >= self.mark]
+        for read_at in {w.read_at for w in staying}:
             # Rows read together expire together: when the newest of them waits for nobody who has rows left.
-            newest = max(w.row.time for w in self.buffer if w.section == section and w.read_at == read_at)
+            newest = max(w.row.time for w in staying if w.read_at == read_at)
             if limit is not None and (self.clock or 0) - read_at >= limit and all(newest < floor for floor in waits):
                 self.expired = max(self.expired, newest + 1)
         if self.expired > TICK_MIN:
@@ -410,6 +434,7 @@ class Model:
 
     def _release(self, flagged: list[_Waiting], outcome: Outcome) -> None:
         outcome.released += [(w.section, w.row, True) for w in sorted(flagged, key=self._leaving)]
+        self.position += len(flagged)
         mode = self.spec.release.mode
         if mode == "pass_through":
             go, self.buffer = self.buffer, []
@@ -421,9 +446,32 @@ class Model:
             go = sorted((w for w in self.buffer if (w.section, w.row.time) < self.mark), key=self._leaving)
             self.buffer = [w for w in self.buffer if (w.section, w.row.time) >= self.mark]
         for waiting in go:
-            outcome.released.append((waiting.section, waiting.row, False))
+            outcome.released.append((waiting.section, waiting.row, waiting.tardy))
+            self._glom(waiting.section, waiting.row.time, outcome)
             mark = (waiting.section, waiting.row.time)
             self.left = mark if self.left is None else max(self.left, mark)
+        if self.group and self.mark > (self.group[0][0], self.group[0][1] + self._glom_reach):
+            self._build(outcome)  # nothing that still comes can be near enough
+
+    @property
+    def _glom_reach(self) -> int:
+        return 0 if self.spec.release.glom is None else self.spec.release.glom.dt
+
+    def _glom(self, section: int, time: int, outcome: Outcome) -> None:
+        """A row that leaves in order joins the built event that grows, or begins the next."""
+        options = self.spec.release.glom
+        self.position += 1
+        if options is None:
+            return
+        if self.group and (section != self.group[0][0] or time > self.group[0][1] + options.dt):
+            self._build(outcome)
+        self.group.append((section, time, self.position - 1))
+        if len(self.group) == options.max_rows:
+            self._build(outcome)
+
+    def _build(self, outcome: Outcome) -> None:
+        outcome.built.append(tuple(self.group))
+        self.group = []
 
     def _reach(self) -> int:
         """Everything of the current section below this leaves: F, or more, since members at their barrier do not hold it."""

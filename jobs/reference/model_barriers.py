@@ -42,8 +42,10 @@ class ModelBarriers:
     open: list[_Open] = field(default_factory=list)
     closed: list[ClosedBarrier] = field(default_factory=list)
     missed: dict[str, list[ClosedBarrier]] = field(default_factory=dict)
-    over: set[int] = field(default_factory=set)  # ids that closed
+    passed: int = 0  # every id up to this one is past, open ones excepted
+    gone: set[int] = field(default_factory=set)  # greater ids that were aborted
     last_close: int | None = None
+    came_late: set[str] = field(default_factory=set)  # members whose tardy barrier came in this epoch
 
     def standing(self) -> set[str]:
         """Members at an open barrier."""
@@ -63,12 +65,27 @@ class ModelBarriers:
         meant = self._resync(row, missed, first)
         if meant is not None:
             meant.tardy.append(name)
+            self.came_late.add(name)
             self.closed.append(meant)
             self.missed[name] = [m for m in missed if m.id > meant.id]
             return
         if first is None:
-            first = self._begin(max([0, *self.over, *(b.id for b in self.open)]) + 1, clock)
+            number = max([self.passed, *(b.id for b in self.open)]) + 1
+            if number in self.gone:
+                self._ignore(number, name, row, roster)
+                return
+            first = self._begin(number, clock)
         first.rows[name], first.arrived[name] = row, clock
+
+    def abort(self, number: int, clock: int, roster: dict[str, str]) -> None:
+        """A person aborts a barrier: the open one of this id, or one that is still to come."""
+        found = next((b for b in self.open if b.id == number), None)
+        if found is not None:
+            self._close(found, clock, roster, "aborted")
+        elif number > self.passed and number not in self.gone:
+            self.gone.add(number)
+            ended = [n for n, s in roster.items() if s == "done"]
+            self.closed.append(ClosedBarrier(number, "aborted", {}, [], ended, self.section, 0))
 
     def settle(self, clock: int, roster: dict[str, str], pending: set[str]) -> None:
         """Close the oldest barrier as long as it can be closed; `roster` is member -> active, idle or done."""
@@ -102,10 +119,26 @@ class ModelBarriers:
         if self.options.identity == "ordinal" or outcome == "incomplete":
             for name in missing:
                 self.missed.setdefault(name, []).append(closed)
+        if barrier is self.open[0]:
+            self._pass(barrier.id)
+        else:
+            self.gone.add(barrier.id)
         self.open.remove(barrier)
-        self.over.add(barrier.id)
         self.section += 1
         self.last_close = clock
+
+    def _pass(self, number: int) -> None:
+        self.passed = max(self.passed, number)
+        self.gone = {g for g in self.gone if g > self.passed}
+
+    def _ignore(self, number: int, name: str, row: BarrierRow, roster: dict[str, str]) -> None:
+        """The first arrival of an ordinal that was aborted beforehand: nobody waits, and the others' are ignored as well."""
+        missing = [n for n, s in roster.items() if n != name and s != "done"]
+        ended = [n for n, s in roster.items() if n != name and s == "done"]
+        closed = ClosedBarrier(number, "aborted", {name: row.type}, missing, ended, self.section, row.event_time)
+        for other in missing:
+            self.missed.setdefault(other, []).append(closed)
+        self._pass(number)
 
     def _begin(self, number: int, clock: int) -> _Open:
         self.open.append(_Open(number, clock))
@@ -118,11 +151,12 @@ class ModelBarriers:
         meant = next((m for m in missed if m.id == number), None)
         if meant is not None:
             meant.tardy.append(name)
+            self.came_late.add(name)
             self.closed.append(meant)
             self.missed[name] = [m for m in missed if m.id > number]
             return
         found = next((b for b in self.open if b.id == number), None)
-        if found is None and self.over and number <= max(self.over):
+        if found is None and (number in self.gone or number <= self.passed):
             return
         if self.options.overtake == "subsume":
             if any(b.id > number for b in self.open):

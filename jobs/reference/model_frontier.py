@@ -35,9 +35,12 @@ class Level:
     inputs: dict[str, Input] = field(default_factory=dict)
     frontier: int | None = None
     status: str = "active"
+    ends: bool = False  # a completed input promises everything (`advance_to_end`), whatever `all_done` says
+    joined: bool = False
 
     def join(self, name: str) -> Input:
         """The member of this name; a new one starts at F, or holds F."""
+        self.joined = True
         if name not in self.inputs:
             self.inputs[name] = Input(self.frontier if self.options.joins == "at_F" else None)
         return self.inputs[name]
@@ -48,7 +51,7 @@ class Level:
         if one.status == status:
             return
         one.status = status
-        caught_up = self.frontier is None or (one.frontier is not None and one.frontier >= self.frontier)
+        caught_up = one.frontier is not None and one.frontier >= self._floor  # having none counts as below
         one.aligned = status == "active" and (self.options.revived == "freeze" or caught_up)
 
     def settle(self) -> None:
@@ -64,7 +67,8 @@ class Level:
         elif "done" in statuses:
             self.status, candidate = "done", self._at_end()
         else:
-            self.status, candidate = "idle", None
+            silent = self.options.no_members == "silent" and not self.joined
+            self.status, candidate = self.status if silent else "idle", None
         self.raise_to(candidate)
 
     def raise_to(self, frontier: int | None) -> None:
@@ -89,4 +93,4 @@ class Level:
         return max((i.frontier for i in self.inputs.values() if i.frontier is not None and i.frontier < TICK_MAX), default=None)
 
     def _at_end(self) -> int | None:
-        return TICK_MAX if self.options.all_done == "infinity" else None
+        return TICK_MAX if self.ends or self.options.all_done == "infinity" else None

@@ -78,13 +78,13 @@ class ModelMember:
         self._stamp_after()
         return verdict
 
-    def frontier(self, now: int, newest_read: int | None) -> int | None:
+    def frontier(self, now: int, newest_read: int | None, *, clocked: bool) -> int | None:
         """F_i: the largest of what heuristic, punctuation and wall clock promise."""
         source, known = self.source, [self.promised]
         more = 1 if source.frontier == "inclusive" else 0
         if source.lag is not None and self.seen is not None:
             known.append(self.seen - source.lag + more)
-        if source.wall_clock is not None and (newest_read is not None or not source.wall_clock.cap):
+        if clocked and source.wall_clock is not None and (newest_read is not None or not source.wall_clock.cap):
             wall = now - source.wall_clock.lag + more
             known.append(min(wall, newest_read) if source.wall_clock.cap and newest_read is not None else wall)
         return max((min(max(k, TICK_MIN), TICK_MAX) for k in known if k is not None), default=None)

@@ -28,6 +28,8 @@ class Pane:
     revision: int = -1
     told: set[tuple[int, int]] = field(default_factory=set)
     dirty: bool = False
+    opened: int = 0  # least time of the rows that opened it
+    new: bool = True  # opened in this epoch
 
 
 class ModelWindow:
@@ -46,10 +48,12 @@ class ModelWindow:
         self.panes: list[Pane] = []
         self.starts: dict[tuple[Any, ...], set[int]] = {}  # zero rows: every start of a key that had a row
         self.zeroed: dict[tuple[Any, ...], set[int]] = {}  # and every start that got a zero row
+        self.before = TICK_MIN
         self.expired = 0  # (row, window) pairs that came after the purge
 
     def epoch(self, rows: list[Row], before: int, after: int) -> tuple[list[dict[str, Any]], list[Row]]:
         """Judge and join the rows against F `before`, then emit and purge at F `after`; returns results and late rows."""
+        self.before = before
         if self.window.kind == "session":
             late = self._sessions(rows, before)
         else:
@@ -59,7 +63,7 @@ class ModelWindow:
         results = [self._result(pane) for pane in self.panes if self._fires(pane, after)]
         self.panes = [pane for pane in self.panes if not self._over(pane.end + self._lateness, after)]
         for pane in self.panes:
-            pane.dirty = False
+            pane.dirty = pane.new = False
         return results, late
 
     @property
@@ -99,6 +103,8 @@ class ModelWindow:
         for start, end in self._bounds(row):
             if not self._over(end + self._lateness, before):
                 pane = self._pane(self._key(row), start, end)
+                if pane.new:
+                    pane.opened = min([row.time, *((pane.opened,) if pane.rows else ())])
                 pane.rows.append(row)
                 pane.dirty = True
         return True
@@ -166,6 +172,8 @@ class ModelWindow:
         if not met and self._over(end + self._lateness, before):
             return False
         merged = Pane(key, min([start, *(p.start for p in met)]), max([end, *(p.end for p in met)]), [row], dirty=True)
+        old = [p.opened for p in met if not p.new]
+        merged.opened, merged.new = min(old or [row.time, *(p.opened for p in met)]), not old
         for pane in met:
             merged.rows += pane.rows
             merged.revision = max(merged.revision, pane.revision)
@@ -186,8 +194,19 @@ class ModelWindow:
             return True
         if self.window.emit == "each_epoch":
             return pane.dirty
+        if self.window.fire_every and not self._over(pane.end, after):
+            return self._passes_between(pane, self.before, after, self.window.fire_every)
+        if self.window.fire_every and not self._over(pane.end, self.before):
+            return True
         untold = (pane.start, pane.end) not in pane.told  # new, or a session that has grown since
         return self._over(pane.end, after) and (pane.dirty or untold)
+
+    @staticmethod
+    def _passes_between(pane: Pane, before: int, after: int, every: int) -> bool:
+        """F passes a multiple behind the opening rows; one it had passed when the window opened counts as passed now."""
+        first = pane.opened - pane.opened % every + every
+        newest = after - 1 - (after - 1) % every
+        return newest >= first and (newest >= before or pane.revision < 0)
 
     def _result(self, pane: Pane) -> dict[str, Any]:
         pane.revision += 1

@@ -16,6 +16,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.counters import EpochCounters
 from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Slice
 from tidegate.jobs.eventtime.types import Decision, Mark, Member, Survey
+from tidegate.jobs.reference.glom import GLOM_KIND, Left, build, built_schema, load_group, save_group
 from tidegate.jobs.reference.objects import ObjectReader
 from tidegate.jobs.reference.order_buffer import drop_released, load_buffer, save_buffer
 from tidegate.jobs.reference.rows import BadRow, RawRow, Row, SliceRows, adjusted, read_rows
@@ -25,7 +26,7 @@ from tidegate.jobs.reference.windows import WindowFold
 from tidegate.jobs.reference.zero_rows import load_gaps, save_gaps
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
-from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.time import TICK_MIN, saturate
 
 __all__ = ["ReferenceMover", "RowReader"]
@@ -48,6 +49,7 @@ class _Placed:
 
     row: Row
     section: int
+    tardy: bool = False  # read before a tardy barrier: it leaves in order, but flagged
 
     @property
     def mark(self) -> Mark:
@@ -100,6 +102,7 @@ class ReferenceMover:
             self._set_aside(rows, order, epoch)
         data = sorted((row for rows in slices for row in rows.data), key=self._arrival)
         released, buffered_before, buffered = self._release(data, order, epoch)
+        self._glom(released, order, epoch)
         self._write_dead([bad for rows in slices for bad in rows.dead], order, epoch)
         windows = {name: self._window(name, data, order, epoch) for name in self._spec.windows}
         self._table(LATE, late_schema(self._spec), epoch.late, order, epoch, "event_time")
@@ -200,8 +203,8 @@ class ReferenceMover:
             later = [p for p in accepted if p.mark >= decision.release_after]
         segments = [s for s in order.segments if s.kind == "order"]
         waiting = [
-            _Placed(row, section)
-            for section, row in load_buffer(self._store, segments)
+            _Placed(row, section, tardy)
+            for section, row, tardy in load_buffer(self._store, segments)
             if Mark(section, row.time) >= decision.release_before
         ]
         leaving = [p for p in waiting if p.mark < decision.release_after]
@@ -217,7 +220,7 @@ class ReferenceMover:
             kept = []
         epoch.segments += kept
         if later:
-            rows = [(p.section, p.row) for p in later]
+            rows = [(p.section, p.row, p.tardy) for p in later]
             ref = save_buffer(self._store, f"{order.prefix}/state/{order.tag}/order.parquet", self._spec, rows)
             epoch.segments.append(ref)
             epoch.written.append(ref)
@@ -229,7 +232,7 @@ class ReferenceMover:
         """Split the epoch's rows into flagged late ones and accepted ones; side-output, drop or adjust the other late ones."""
         flagged, accepted = [], []
         for row in data:
-            placed = _Placed(row, order.decision.section)
+            placed = _Placed(row, order.decision.section, str(row.member) in order.decision.flagged)
             if not _is_late(placed, order.decision):
                 accepted.append(placed)
             elif self._spec.release.on_late is LatePolicy.EMIT_FLAGGED:
@@ -265,12 +268,27 @@ class ReferenceMover:
                 **placed.row.values,
                 "position": order.next_position + number,
                 "section": placed.section,
-                "_late": flagged,
+                "_late": flagged or placed.tardy,
                 **_provenance(placed.row.member, placed.row.seq, order),
             }
             for number, (placed, flagged) in enumerate(released)
         ]
         self._table(EVENTS, events_schema(self._spec), rows, order, epoch, "event_time")
+
+    def _glom(self, released: Sequence[tuple[_Placed, bool]], order: MoveOrder, epoch: _Epoch) -> None:
+        """Group what left in order into built events; late rows, which leave at once, are in none."""
+        options = self._spec.release.glom
+        if options is None:
+            return
+        positions = enumerate(released, order.next_position)
+        rows = [Left(*placed.mark, position) for position, (placed, late) in positions if not late]
+        before = load_group(self._store, [s for s in order.segments if s.kind == GLOM_KIND])
+        done, group = build(before, rows, options, order.decision.release_after)
+        own = {"_timeline": order.timeline, "_epoch": order.epoch}
+        self._table(BUILT, built_schema(), [{**one.row(options), **own} for one in done], order, epoch, "stamp")
+        ref = save_group(self._store, f"{order.prefix}/state/{order.tag}/glom.parquet", group)
+        epoch.segments.append(ref)
+        epoch.written.append(ref)
 
     # windows
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import CorruptObjectsError, Slice, seq_of
+from tidegate.jobs.reference.casts import fitted
 from tidegate.jobs.reference.rows import RawRow
 from tidegate.jobs.reference.tables import TIMESTAMP, arrow_type, from_arrow
 from tidegate.jobs.sources.decode import WHY
@@ -60,13 +61,14 @@ class ObjectReader:
     def _column(self, table: Any, name: str) -> _Column:
         if name not in table.column_names:
             return [None] * table.num_rows, {}
-        column, target = table.column(name), arrow_type(self._source.columns[name])
-        if target == TIMESTAMP and pa.types.is_timestamp(column.type):
+        column, declared = table.column(name), self._source.columns[name]
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if declared == "timestamp" and pa.types.is_timestamp(column.type):
             return self._timestamps(column, name)
-        try:
-            return from_arrow(column.cast(target)), {}
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return _one_by_one(column, target, name)
+        if column.type == arrow_type(declared):
+            return from_arrow(column), {}
+        return _one_by_one(column, declared, name)
 
     def _timestamps(self, column: Any, name: str) -> _Column:
         """Finer units are cut to microseconds; naive ones need the source's time zone."""
@@ -81,13 +83,14 @@ class ObjectReader:
         return from_arrow(zoned.cast(TIMESTAMP)), {}
 
 
-def _one_by_one(column: Any, target: Any, name: str) -> _Column:
+def _one_by_one(column: Any, declared: str, name: str) -> _Column:
     values: list[Any] = []
     faults: dict[int, tuple[str, str]] = {}
-    for number, value in enumerate(column):
+    for number, found in enumerate(column):
+        value = found.as_py()
         try:
-            values += from_arrow(pa.chunked_array([pa.array([value.as_py()], column.type).cast(target)]))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            values.append(value.as_py())
+            values.append(None if value is None else fitted(value, column.type, declared))
+        except (ValueError, pa.ArrowNotImplementedError) as error:
+            values.append(value)
             faults[number] = ("bad_value", f"{name}: {error}")
     return values, faults

@@ -16,29 +16,33 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["drop_released", "load_buffer", "save_buffer"]
 
-_HEAD = [("_section", pa.int64()), ("_time", pa.int64()), ("_row_end", pa.int64()),
+_HEAD = [("_section", pa.int64()), ("_tardy", pa.bool_()), ("_time", pa.int64()), ("_row_end", pa.int64()),
          ("_source", pa.string()), ("_partition", pa.string()), ("_seq", pa.int64())]  # fmt: skip
 
 
-def save_buffer(store: Store, key: str, spec: PipelineSpec, rows: Sequence[tuple[int, Row]]) -> FileRef:
-    """Write (section, row) pairs as one segment."""
-    entries = [_entry(section, row) for section, row in rows]
-    sections = [section for section, _ in rows]
+def save_buffer(store: Store, key: str, spec: PipelineSpec, rows: Sequence[tuple[int, Row, bool]]) -> FileRef:
+    """Write (section, row, whether it stood before a tardy barrier) as one segment."""
+    entries = [_entry(*entry) for entry in rows]
+    sections = [section for section, _, _ in rows]
     return write_rows(
         store,
         key,
         "order",
         pa.schema([*user_schema(spec), *_HEAD]),
         entries,
-        [row.time for _, row in rows],
+        [row.time for _, row, _ in rows],
         section_min=min(sections),
         section_max=max(sections),
     )
 
 
-def load_buffer(store: Store, segments: Iterable[FileRef]) -> list[tuple[int, Row]]:
-    """All (section, row) pairs in the segments, those included that have left already."""
-    return [(entry["_section"], _row(entry)) for segment in segments for entry in read_rows_of(store, segment)]
+def load_buffer(store: Store, segments: Iterable[FileRef]) -> list[tuple[int, Row, bool]]:
+    """All (section, row, tardy) in the segments, those included that have left already."""
+    return [
+        (entry["_section"], _row(entry), bool(entry.get("_tardy")))
+        for segment in segments
+        for entry in read_rows_of(store, segment)
+    ]
 
 
 def drop_released(segments: Iterable[FileRef], released: Mark) -> list[FileRef]:
@@ -46,10 +50,10 @@ def drop_released(segments: Iterable[FileRef], released: Mark) -> list[FileRef]:
     return [s for s in segments if s.max_time is not None and Mark(s.extra["section_max"], s.max_time) >= released]
 
 
-def _entry(section: int, row: Row) -> dict[str, Any]:
+def _entry(section: int, row: Row, tardy: bool) -> dict[str, Any]:
     source, partition = row.member
     place = {"_source": source, "_partition": partition, "_seq": row.seq}
-    return {**row.values, **place, "_section": section, "_time": row.time, "_row_end": row.end}
+    return {**row.values, **place, "_section": section, "_tardy": tardy, "_time": row.time, "_row_end": row.end}
 
 
 def _row(entry: dict[str, Any]) -> Row:

@@ -34,6 +34,7 @@ class Live:
         standing: bounds of results that readers hold and that the next result replaces.
         changed: rows joined in this epoch.
         gone: merged into another window in this epoch.
+        opened_at: least event time of the rows that opened it, for `fire_every`.
     """
 
     key: Key
@@ -44,6 +45,7 @@ class Live:
     standing: list[tuple[int, int]] = field(default_factory=list)
     changed: bool = False
     gone: bool = False
+    opened_at: int | None = None
 
     @property
     def id(self) -> tuple[Key, int, int]:
@@ -51,7 +53,8 @@ class Live:
         return self.key, self.start, self.end
 
 
-_HEAD = [("_id", pa.int64()), ("_start", pa.int64()), ("_end", pa.int64()), ("_revision", pa.int64()), ("_gone", pa.bool_()),
+_HEAD = [("_id", pa.int64()), ("_start", pa.int64()), ("_end", pa.int64()), ("_revision", pa.int64()), ("_opened", pa.int64()),
+         ("_gone", pa.bool_()),
          ("_standing", pa.list_(pa.int64())), ("_time", pa.int64()), ("_row_end", pa.int64()),
          ("_source", pa.string()), ("_partition", pa.string()), ("_seq", pa.int64())]  # fmt: skip
 
@@ -90,6 +93,7 @@ def _head(number: int, window: Live, names: Sequence[str]) -> dict[str, Any]:
         "_end": window.end,
         "_revision": window.revision,
         "_gone": window.gone,
+        "_opened": window.opened_at,
         "_standing": [bound for bounds in window.standing for bound in bounds],
     }
 
@@ -104,7 +108,7 @@ def _live(row: dict[str, Any], names: Sequence[str]) -> Live:
     flat = row["_standing"]
     standing = list(zip(flat[::2], flat[1::2], strict=True))
     key = tuple(row[name] for name in names)
-    return Live(key, row["_start"], row["_end"], [], row["_revision"], standing, gone=row["_gone"])
+    return Live(key, row["_start"], row["_end"], [], row["_revision"], standing, gone=row["_gone"], opened_at=row.get("_opened"))
 
 
 def _row(row: dict[str, Any]) -> Row:

@@ -48,6 +48,7 @@ class WindowFold:
         late: rows that are late for this output.
         expired: (row, window) pairs that came after the purge of the window; a row may still count in others.
         touched: windows whose state changed in this epoch, those that are gone included.
+        opened: tumbling and sliding windows that this epoch's rows opened.
     """
 
     window: WindowSpec
@@ -60,6 +61,7 @@ class WindowFold:
     late: list[Row] = field(default_factory=list)
     expired: list[Row] = field(default_factory=list)
     touched: dict[tuple[Key, int, int], Live] = field(default_factory=dict)
+    opened: set[tuple[Key, int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.live = {id: w for id, w in self.live.items() if not self.purged(w.end, self.before)}
@@ -123,9 +125,16 @@ class WindowFold:
     def _join(self, key: Key, row: Row, spans: Iterable[Span]) -> None:
         for start, end in spans:
             if not self.purged(end, self.before):
+                fresh = (key, start, end) not in self.live
                 window = self.live.setdefault((key, start, end), Live(key, start, end))
+                if fresh or window.id in self.opened:
+                    self._opens(window, row.time)
                 window.rows.append(row)
                 self._touch(window)
+
+    def _opens(self, window: Live, time: int) -> None:
+        self.opened.add(window.id)
+        window.opened_at = time if window.opened_at is None else min(window.opened_at, time)
 
     def _fill(self) -> None:
         """Make windows without rows of the gaps that F has passed."""
@@ -188,7 +197,8 @@ class WindowFold:
         if self.purged(end, self.before):
             self.late.extend(rows)
             return
-        merged = Live(key, start, end)
+        opened = [s.opened_at for s in sessions if s.opened_at is not None] or [row.time for row in rows]
+        merged = Live(key, start, end, opened_at=min(opened))
         for session in sessions:
             merged.rows += session.rows
             merged.revision = max(merged.revision, session.revision)
@@ -214,7 +224,18 @@ class WindowFold:
                 return True
             case _:
                 # A session that grew past F after its result waits for its new end, and is then due under new bounds.
-                return self.closed(window.end, self.after) and (window.changed or own not in window.standing)
+                if not self.closed(window.end, self.after):
+                    return self._between(window)
+                again = self.window.fire_every is not None and not self.closed(window.end, self.before)
+                return window.changed or again or own not in window.standing
+
+    def _between(self, window: Live) -> bool:
+        """Whether F passed a multiple of `fire_every` that lies behind the rows that opened the window."""
+        every = self.window.fire_every
+        if every is None or window.opened_at is None:
+            return False
+        first, newest = (window.opened_at // every + 1) * every, (self.after - 1) // every * every
+        return first <= newest and (newest >= self.before or window.revision < 0)
 
     def _result(self, window: Live) -> dict[str, Any]:
         rows = sorted(window.rows, key=self.order)

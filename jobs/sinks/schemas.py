@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.pipeline import BARRIERS, BUILT, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.streams import REJECTIONS
 from tidegate.jobs.spec.windows import Aggregate, AggregateFunction, WindowSpec
 
@@ -41,6 +41,16 @@ _OWN: Final[dict[str, dict[str, Any]]] = {
         "lateness_us": pa.int64(),
         "frontier": TIMESTAMP,
         **_ORIGIN,
+        **_EPOCH,
+    },
+    BUILT: {
+        "number": pa.int64(),
+        "stamp": TIMESTAMP,
+        "section": pa.int64(),
+        "first_position": pa.int64(),
+        "rows": pa.int64(),
+        "first_time": TIMESTAMP,
+        "last_time": TIMESTAMP,
         **_EPOCH,
     },
     DEAD_LETTERS: {

@@ -7,8 +7,19 @@ from collections.abc import Iterable
 from pyspark.sql import DataFrame
 
 from tidegate.jobs.sources.decode import WHY
-from tidegate.jobs.spark.schema import cast_never_fails, is_naive, is_nanos, quote, spark_of_arrow, spark_of_declared, unwrap
+from tidegate.jobs.spark.schema import (
+    cast_never_fails,
+    family_of,
+    is_naive,
+    is_nanos,
+    quote,
+    spark_of_arrow,
+    spark_of_declared,
+    unwrap,
+)
+from tidegate.jobs.spec.casts import EXACT_BITS, accepts, text_form
 from tidegate.jobs.spec.pipeline import BarrierColumns, SourceSpec
+from tidegate.jobs.spec.time import TICK_MAX
 
 __all__ = ["declared", "physical_columns", "text"]
 
@@ -52,6 +63,8 @@ def _cast(name: str, declared: str, arrow: str | None, timezone: str | None) -> 
         return _timestamp(column, arrow, timezone)
     if own == target:
         return column
+    if not accepts(declared, family_of(arrow)):
+        return f"CAST(NULL AS {target})"
     return f"{'CAST' if cast_never_fails(arrow, declared) else 'try_cast'}({column} AS {target})"
 
 
@@ -65,7 +78,7 @@ def _timestamp(column: str, arrow: str, timezone: str | None) -> str:
 
 def _end(source: SourceSpec, casts: dict[str, str]) -> str:
     """Exclusive end in ticks; a point event lasts one."""
-    point = f"unix_micros({casts[source.event_time]}) + 1L"
+    point = f"least(unix_micros({casts[source.event_time]}), {TICK_MAX - 1}L) + 1L"
     return point if source.end_time is None else f"coalesce(unix_micros({casts[source.end_time]}), {point})"
 
 
@@ -98,8 +111,25 @@ def _bad_columns(source: SourceSpec, physical: dict[str, str], casts: dict[str, 
         if spark_of_arrow(arrow) is None:
             bad.append((name, "true"))
         elif not (declared == "timestamp" and unwrap(arrow).startswith("timestamp")):
-            bad.append((name, f"{quote(name)} IS NOT NULL AND {casts[name]} IS NULL"))
+            misfit = _misfit(quote(name), casts[name], arrow, declared)
+            bad.append((name, f"{quote(name)} IS NOT NULL AND ({casts[name]} IS NULL{misfit})"))
     return bad
+
+
+def _misfit(column: str, cast: str, arrow: str, declared: str) -> str:
+    """What besides a cast that fails makes a value unfit: `try_cast` cuts, rounds and trims without a word."""
+    family, form = family_of(arrow), text_form(declared)
+    if not accepts(declared, family):
+        return ""
+    if family == "string" and form is not None:
+        whole = text(rf"\A(?:{form})\z")
+        return f" OR NOT {column} RLIKE {whole}"
+    exact = declared in ("int", "long") or declared.startswith("decimal")
+    if exact and family in ("float", "decimal"):
+        return f" OR CAST({cast} AS {spark_of_arrow(arrow)}) <> {column}" if family == "float" else f" OR {cast} <> {column}"
+    if family == "int" and declared in EXACT_BITS:
+        return f" OR abs(CAST({column} AS decimal(20,0))) > {2 ** EXACT_BITS[declared]}L"
+    return ""
 
 
 def _dead(source: SourceSpec, physical: dict[str, str], casts: dict[str, str]) -> str:

@@ -27,6 +27,7 @@ from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder
 from tidegate.jobs.eventtime.types import Survey
 from tidegate.jobs.spark.dead import write_dead
 from tidegate.jobs.spark.epoch import Epoch, WindowWork
+from tidegate.jobs.spark.glom import glom
 from tidegate.jobs.spark.late import LateRows, late_of_judged, write_late
 from tidegate.jobs.spark.order import ORDER_KIND, Released, adjusted, buffered, counted, release
 from tidegate.jobs.spark.read import CutFrame, Sessions, open_cut
@@ -36,7 +37,7 @@ from tidegate.jobs.spark.survey import Surveyed, survey_cut
 from tidegate.jobs.spark.windows import work_window
 from tidegate.jobs.spark.write import Writer, Written
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
-from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.windows import WindowKind
 
 __all__ = ["SparkMover"]
@@ -144,8 +145,7 @@ class SparkMover:
 
 def _supported(spec: PipelineSpec) -> None:
     """Refuse what this mover would leave out without a word."""
-    found = [f"windows.{name}.zero_rows" for name, window in spec.windows.items() if window.zero_rows]
-    found += ["release.glom"] if spec.release.glom is not None else []
+    found = [f"windows.{name}.fire_every" for name, window in spec.windows.items() if window.fire_every is not None]
     if found:
         raise ConfigurationError(
             f"{spec.name}: {', '.join(found)} is not available on Spark",
@@ -194,9 +194,16 @@ def _gathered(
     dead: tuple[Written, dict[str, int]],
     windows: dict[str, WindowWork],
 ) -> Moved:
-    tables = {EVENTS: released.events, LATE: late.written, DEAD_LETTERS: dead[0], **{n: w.results for n, w in windows.items()}}
-    states = [released.written, *(work.written for work in windows.values())]
-    segments = (*released.segments, *(ref for work in windows.values() for ref in work.segments))
+    glommed = glom(epoch, released)
+    tables = {
+        EVENTS: released.events,
+        BUILT: glommed.built,
+        LATE: late.written,
+        DEAD_LETTERS: dead[0],
+        **{n: w.results for n, w in windows.items()},
+    }
+    states = [released.written, glommed.state, *(work.written for work in windows.values())]
+    segments = (*released.segments, *glommed.segments, *(ref for work in windows.values() for ref in work.segments))
     before = buffered(epoch, epoch.segments(ORDER_KIND), epoch.order.decision.release_before)
     after = buffered(epoch, _order_segments(segments), epoch.order.decision.release_after)
     return Moved(

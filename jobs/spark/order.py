@@ -20,7 +20,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.eventtime.types import Mark
+from tidegate.jobs.eventtime.types import Decision, Mark
+from tidegate.jobs.spark.cast import text
 from tidegate.jobs.spark.compact import compact_order
 from tidegate.jobs.spark.epoch import Epoch
 from tidegate.jobs.spark.marks import ORDER, below, late_bound, leave_bound, under
@@ -47,6 +48,7 @@ class Released:
 
     Attributes:
         per_source: source -> rows that left.
+        flagged: how many of them, the first ones, are late rows that left at once.
     """
 
     events: Written
@@ -55,10 +57,11 @@ class Released:
     rows: int
     maximum: Mark | None
     per_source: dict[str, int]
+    flagged: int = 0
 
 
 def accepted(epoch: Epoch, *, keep_late: bool = False) -> DataFrame | None:
-    """The cut's rows that join the events output, adjusted where the policy says so, with `_late` and `_section`."""
+    """The cut's rows that join the events output, adjusted where the policy says so, with `_late`, `_tardy` and `_section`."""
     if epoch.data is None:
         return None
     decision, policy = epoch.order.decision, epoch.spec.release.on_late
@@ -72,7 +75,14 @@ def accepted(epoch: Epoch, *, keep_late: bool = False) -> DataFrame | None:
     flagged = policy is LatePolicy.EMIT_FLAGGED
     if not flagged and policy is not LatePolicy.ADJUST and late != "false" and not keep_late:
         frame = frame.where(f"NOT ({late})")
-    return frame.selectExpr("*", f"{late if flagged else 'false'} AS _late", f"CAST({decision.section} AS bigint) AS _section")
+    own = [f"{late if flagged else 'false'} AS _late", f"{_tardy(decision)} AS _tardy"]
+    return frame.selectExpr("*", *own, f"CAST({decision.section} AS bigint) AS _section")
+
+
+def _tardy(decision: Decision) -> str:
+    """Whether a row of this epoch stood before a tardy barrier: it leaves in order, but flagged (section 3.5)."""
+    names = ", ".join(text(member) for member in decision.flagged)
+    return f"concat(_source, '/', _partition) IN ({names})" if names else "false"
 
 
 def adjusted(frame: DataFrame, spec: PipelineSpec, condition: str, start: str) -> DataFrame:
@@ -104,11 +114,11 @@ def release(epoch: Epoch) -> tuple[Released, pa.Table | None]:
         return Released(Written((), ()), kept, Written((), ()), 0, None, {}), None
     rows, judged = reduce(DataFrame.unionAll, frames), None
     if epoch.small:
-        events, waiting, judged = _few(epoch, rows, late_columns(epoch) if together else [])
+        events, waiting, flagged, judged = _few(epoch, rows, late_columns(epoch) if together else [])
     else:
-        events, waiting = _many(epoch, rows)
+        events, waiting, flagged = _many(epoch, rows)
     segments = compact_order(epoch, [*kept, *waiting.refs], after)
-    released = Released(events, segments, waiting, events.rows, _maximum(epoch, events), _per_source(events))
+    released = Released(events, segments, waiting, events.rows, _maximum(epoch, events, flagged), _per_source(events), flagged)
     return released, judged
 
 
@@ -158,7 +168,7 @@ def _standing(ref: FileRef, mark: Mark) -> bool:
 
 
 def _columns(epoch: Epoch, together: bool) -> list[str]:
-    place = ["_late", "_section", "_et", "_so", "_source", "_partition", "_seq", "_leaves", "_p"]
+    place = ["_late", "_tardy", "_section", "_et", "_so", "_source", "_partition", "_seq", "_leaves", "_p"]
     return [*(quote(c) for c in epoch.spec.columns), *place, *(late_columns(epoch) if together else [])]
 
 
@@ -191,6 +201,8 @@ def _from_buffer(epoch: Epoch, live: list[FileRef], together: bool) -> DataFrame
     if frame is None:
         return None
     rows = frame.where(f"NOT {under(before)} AND {under(after)}")
+    tardy = "coalesce(_tardy, false)" if "_tardy" in frame.columns else "false"  # older segments do not know of it
+    rows = rows.selectExpr(*(c for c in _waiting_columns(epoch) if c != "_tardy"), f"{tardy} AS _tardy")
     verdicts = [f"false AS {quote(c)}" for c in late_columns(epoch)] if together else []
     return rows.selectExpr("*", "false AS _late", "true AS _leaves", "-1 AS _p", *verdicts).selectExpr(*_columns(epoch, together))
 
@@ -205,19 +217,19 @@ def _sort_keys(epoch: Epoch) -> list[Any]:
 
 
 def _event_columns(epoch: Epoch, position: str) -> list[str]:
-    own = [f"{position} AS position", "_section AS section", "_late"]
+    own = [f"{position} AS position", "_section AS section", "(_late OR _tardy) AS _late"]
     return [*(quote(c) for c in epoch.spec.columns), *own, *epoch.provenance()]
 
 
 def _waiting_columns(epoch: Epoch) -> list[str]:
-    return [*(quote(c) for c in epoch.spec.columns), "_section", "_et", "_so", "_source", "_partition", "_seq"]
+    return [*(quote(c) for c in epoch.spec.columns), "_section", "_tardy", "_et", "_so", "_source", "_partition", "_seq"]
 
 
 def _time_column(epoch: Epoch) -> str:
     return next(iter(epoch.spec.sources.values())).event_time
 
 
-def _few(epoch: Epoch, rows: DataFrame, verdicts: list[str]) -> tuple[Written, Written, pa.Table | None]:
+def _few(epoch: Epoch, rows: DataFrame, verdicts: list[str]) -> tuple[Written, Written, int, pa.Table | None]:
     """One task sorts everything; the driver splits it."""
     late = quote(verdicts[0]) if verdicts else "false"
     rows = rows.selectExpr("*", f"_leaves AND NOT {late} AS _goes")
@@ -225,7 +237,8 @@ def _few(epoch: Epoch, rows: DataFrame, verdicts: list[str]) -> tuple[Written, W
     position = (
         f"{epoch.order.next_position}L + monotonically_increasing_id()"  # one partition, those that leave first: 0, 1, 2, ...
     )
-    own = [*_event_columns(epoch, position), "_leaves", "_goes", "_section", "_et", "_so", *(quote(c) for c in verdicts)]
+    own = [*_event_columns(epoch, position), "_leaves", "_goes", "_late AS _first", "_tardy", "_section", "_et", "_so"]
+    own += [quote(c) for c in verdicts]
     table = one.selectExpr(*own).toArrow()
     events = table.filter(table["_goes"]).select([c.rpartition(" AS ")[2].strip("`") for c in _event_columns(epoch, position)])
     stays = pc.invert(table["_leaves"])
@@ -233,7 +246,8 @@ def _few(epoch: Epoch, rows: DataFrame, verdicts: list[str]) -> tuple[Written, W
         stays = pc.and_(stays, pc.invert(table[verdicts[0]]))
     waiting = table.filter(stays).select([c.strip("`") for c in _waiting_columns(epoch)])
     written = epoch.writer.table(EVENTS, events, _time_column(epoch))
-    return written, _segment(epoch, waiting), table if verdicts else None
+    flagged = pc.sum(pc.and_(table["_goes"], table["_first"])).as_py() or 0
+    return written, _segment(epoch, waiting), flagged, table if verdicts else None
 
 
 def _segment(epoch: Epoch, waiting: pa.Table | DataFrame) -> Written:
@@ -241,7 +255,7 @@ def _segment(epoch: Epoch, waiting: pa.Table | DataFrame) -> Written:
     return epoch.writer.segment(ORDER_KIND, waiting, "_et", {"section_min": section, "section_max": section})
 
 
-def _many(epoch: Epoch, rows: DataFrame) -> tuple[Written, Written]:
+def _many(epoch: Epoch, rows: DataFrame) -> tuple[Written, Written, int]:
     """Sorted by ranges; the waiting rows are the newest, so most row groups are skipped for them."""
     waiting, bound = Written((), ()), leave_bound(epoch.order.decision)
     time = _one_time(epoch)
@@ -257,7 +271,7 @@ def _many(epoch: Epoch, rows: DataFrame) -> tuple[Written, Written]:
     starts = accumulate((piece.rows for piece in ranges), initial=epoch.order.next_position)
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(lambda item: _sorted_range(epoch, leaving, *item), zip(ranges, starts, strict=False)))
-    return joined(done), waiting
+    return joined(done), waiting, sum(piece.rows for piece in ranges if piece.late)
 
 
 def _sorted_range(epoch: Epoch, leaving: DataFrame, piece: Range, start: int) -> Written:
@@ -279,16 +293,15 @@ def _extent(epoch: Epoch) -> tuple[int, int]:
     return (min(ends), max(ends)) if ends else (0, 0)
 
 
-def _maximum(epoch: Epoch, events: Written) -> Mark | None:
-    """Greatest (section, event time) that left, flagged late rows apart."""
+def _maximum(epoch: Epoch, events: Written, flagged: int) -> Mark | None:
+    """Greatest (section, event time) that left, late rows that left at once apart: those are the first ones."""
     times = {name: source.event_time for name, source in epoch.spec.sources.items()}
-    table = events.read(["section", "_late", "_source", *dict.fromkeys(times.values())])
+    table = events.read(["section", "position", "_source", *dict.fromkeys(times.values())])
     if table is None:
         return None
+    in_order = pc.greater_equal(table["position"], epoch.order.next_position + flagged)
     marks = [
-        _greatest(
-            table["section"], table[column].cast(pa.int64()), pc.and_(pc.equal(table["_source"], name), pc.invert(table["_late"]))
-        )
+        _greatest(table["section"], table[column].cast(pa.int64()), pc.and_(pc.equal(table["_source"], name), in_order))
         for name, column in times.items()
     ]
     return max((mark for mark in marks if mark is not None), default=None)

@@ -26,10 +26,11 @@ _BUCKETS: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Rows that follow each other in the output: a condition that selects them, and how many they are."""
+    """Rows that follow each other in the output: a condition that selects them, how many they are, and if they are late ones."""
 
     condition: str
     rows: int
+    late: bool = False
 
 
 def ranges_by_time(leaving: DataFrame, low: int, high: int, time: str | None) -> list[Range]:
@@ -53,7 +54,7 @@ def ranges_by_time(leaving: DataFrame, low: int, high: int, time: str | None) ->
             bounds = _between(
                 low + first * width if first else None, low + (last + 1) * width if last < _BUCKETS - 1 else None, time
             )
-            found.append(Range(f"_late = {str(late).lower()} AND _section = {section}L{bounds}", size))
+            found.append(Range(f"_late = {str(late).lower()} AND _section = {section}L{bounds}", size, late))
     return found
 
 
@@ -62,7 +63,7 @@ def ranges_by_arrival(leaving: DataFrame) -> list[Range]:
     group = ["_late", "_so", "_partition", "_p"]
     counts = fetch(leaving.groupBy(*group).count()).to_pylist()
     late = sum(row["count"] for row in counts if row["_late"])
-    found = [Range("_late", late)] if late else []
+    found = [Range("_late", late, late=True)] if late else []
     ordered = sorted((row for row in counts if not row["_late"]), key=lambda row: (row["_so"], row["_partition"], row["_p"]))
     for (place, partition), rows in groupby(ordered, key=lambda row: (row["_so"], row["_partition"])):
         own = f"NOT _late AND _so = {place} AND _partition = {text(partition)}"

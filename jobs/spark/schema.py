@@ -14,6 +14,7 @@ __all__ = [
     "PROVENANCE",
     "arrow_of_declared",
     "cast_never_fails",
+    "family_of",
     "is_naive",
     "quote",
     "spark_of_arrow",
@@ -96,6 +97,21 @@ def spark_of_arrow(arrow: str) -> str | None:
     return _SPARK_OF_ARROW.get(arrow)
 
 
+def family_of(arrow: str) -> str:
+    """The family of a physical type, as `tidegate.jobs.spec.casts.accepts` names it.
+
+    >>> family_of("uint64"), family_of("decimal128(6, 2)"), family_of("list<item: int64>")
+    ('int', 'decimal', 'other')
+    """
+    own = unwrap(arrow)
+    if own.startswith(("timestamp", "decimal", "date32")):
+        return re.split(r"\d|\[", own)[0]
+    names = {"bool": "bool", "double": "float", "float": "float", "halffloat": "float"}
+    names |= {name: "int" for name in _SPARK_OF_ARROW if "int" in name}
+    names |= {name: name.rpartition("_")[2] for name in ("string", "large_string", "binary", "large_binary")}
+    return names.get(own, "string" if own == "string_view" else "other")
+
+
 def is_nanos(arrow: str) -> bool:
     """Whether the column is a timestamp of nanoseconds, which Spark reads as plain integers."""
     match = _TIMESTAMP.match(unwrap(arrow))
@@ -115,7 +131,7 @@ def arrow_of_declared(declared: str) -> pa.DataType:
 
 
 def cast_never_fails(arrow: str, declared: str) -> bool:
-    """Whether every value of the physical type fits the declared one, so that footers alone can vouch for the rows."""
+    """Whether every value of the physical type fits the declared one: no row can be bad by its types."""
     arrow = unwrap(arrow)
     if declared == "timestamp":
         match = _TIMESTAMP.match(arrow)

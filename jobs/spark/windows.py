@@ -20,17 +20,18 @@ from tidegate.jobs.spark.epoch import Epoch, WindowWork
 from tidegate.jobs.spark.marks import reached
 from tidegate.jobs.spark.order import adjusted
 from tidegate.jobs.spark.spans import closed_at, late_verdict, purged, purged_at, with_spans
-from tidegate.jobs.spark.write import Written
+from tidegate.jobs.spark.write import Written, joined
+from tidegate.jobs.spark.zero_rows import fill_gaps, is_gaps
 from tidegate.jobs.spec.options import LatePolicy
 from tidegate.jobs.spec.windows import WindowSpec
 
-__all__ = ["work_window"]
+__all__ = ["accepted", "work_window"]
 
 
 # Which rows join
 
 
-def _accepted(epoch: Epoch, window: WindowSpec) -> DataFrame:
+def accepted(epoch: Epoch, window: WindowSpec) -> DataFrame:
     """(row, window) pairs that join, with `_ws` and `_we`."""
     assert epoch.data is not None  # noqa: S101 - called with rows only
     frontier, frame = epoch.order.decision.frontier_before, epoch.data
@@ -57,17 +58,21 @@ def work_window(epoch: Epoch, name: str) -> WindowWork:
     """Fold the epoch's rows into the window's state and write the results that are due."""
     decision, window = epoch.order.decision, epoch.spec.windows[name]
     kind, aggregation = f"window:{name}", Aggregation(epoch.spec, name)
-    live = epoch.segments(kind)
+    live = [ref for ref in epoch.segments(kind) if not is_gaps(ref)]
+    gaps: tuple[FileRef, ...] = tuple(ref for ref in epoch.segments(kind) if is_gaps(ref))
     fresh: pa.Table | DataFrame | None = None
     written = Written((), ())
     if epoch.data is not None:
         fresh = epoch.result(
-            aggregation.partial(_accepted(epoch, window), decision.frontier_before, epoch.order.epoch), epoch.staged.rows
+            aggregation.partial(accepted(epoch, window), decision.frontier_before, epoch.order.epoch), epoch.staged.rows
         )
         written = _segment(epoch, kind, fresh)
+    if window.zero_rows:
+        zero, gaps = fill_gaps(epoch, aggregation, live, list(gaps), written)
+        written = joined((written, zero))
     results = _emit(epoch, name, aggregation, live, written)
     segments = [ref for ref in (*live, *written.refs) if not _gone(window, ref, decision.frontier_after)]
-    return WindowWork(results, compact_window(epoch, name, segments), written)
+    return WindowWork(results, (*compact_window(epoch, name, segments), *gaps), written)
 
 
 def _segment(epoch: Epoch, kind: str, rows: pa.Table | DataFrame) -> Written:
@@ -88,7 +93,8 @@ def _emit(epoch: Epoch, name: str, aggregation: Aggregation, live: list[FileRef]
     rows = _state(epoch, needed, fresh)
     if rows is None:
         return Written((), ())
-    rows = rows.where(f"NOT ({purged(window, '_we', before)})").where(_range(window, ends, before, after))
+    fills = " OR (_new AND _n = 0)" if window.zero_rows else ""  # a gap may be found when its windows are purged already
+    rows = rows.where(f"NOT ({purged(window, '_we', before)}){fills}").where(_range(window, ends, before, after))
     due, revision = _due(window, before, after)
     use = f"_new OR NOT ({reached('_we', before)})" if window.revisions == "delta" and window.emit == "close" else None
     if window.revisions == "delta" and window.emit != "close":
@@ -114,7 +120,7 @@ def _due(window: WindowSpec, before: int, after: int) -> tuple[str, str]:
     """(which merged windows have a result now, the number of their earlier results)."""
     match window.emit:
         case "each_epoch":
-            return "_new", "_n - 1"
+            return "_new AND _n > 0", "_n - 1"  # no row ever came into a window that only fills a gap
         case "complete":
             return "true", "{epoch}L - _epoch"
         case _:

@@ -77,7 +77,7 @@ class Writer:
         """Write rows of an output table; `time` is the column whose least and greatest values the reference carries."""
         return self._write(f"{self._prefix}/tables/{name}/{self._tag}", f"table:{name}", "part", rows, time, {})
 
-    def segment(self, kind: str, rows: pa.Table | DataFrame, time: str, extra: dict[str, Any] | None = None) -> Written:
+    def segment(self, kind: str, rows: pa.Table | DataFrame, time: str | None, extra: dict[str, Any] | None = None) -> Written:
         """Write a state segment."""
         stem = kind.replace(":", "-")
         return self._write(f"{self._prefix}/state/{self._tag}", kind, stem, rows, time, extra or {})

@@ -79,7 +79,7 @@ class CoalesceOptions(Model):
     revived: Literal["ignore", "freeze"] = "ignore"
     """A member active again behind F: leave it out until it caught up, or freeze F until then."""
     on_idle_punctuation: Literal["revive", "ignore"] = "revive"
-    """Whether punctuation of an idle member revives it. Acts where punctuation is read: on the partitions of a source."""
+    """Whether punctuation of an idle member revives it: a partition of its source, or (output level) a source as a whole."""
     joins: Literal["at_F", "hold"] = "at_F"
     """A new member starts at F, or holds F until it has a frontier."""
     members: Literal["declared", "discovered"] = "declared"
@@ -162,7 +162,7 @@ class BarrierOptions(Model):
 
 
 class GlomOptions(Model):
-    """Group ordered rows into built events (semantics.md section 3.8)."""
+    """Group ordered rows into built events, one row each of the table ``built`` (semantics.md section 3.8)."""
 
     dt: Duration
     """A row within dt of the group's first row joins it; 0 groups equal stamps."""
@@ -184,3 +184,9 @@ class OrderOptions(Model):
     """Back-pressure: with more rows than this in the order buffer, members ahead of the frontier are not read."""
     max_ahead: OptionalDuration = None
     """Back-pressure: a member this far ahead of the output frontier is not read while others have rows."""
+
+    @model_validator(mode="after")
+    def _glom_needs_order(self) -> Self:
+        if self.glom is not None and self.mode is ReleaseMode.PASS_THROUGH:
+            raise ValueError("glom groups rows that leave in order: it needs mode 'ordered' or 'commit'")
+        return self

@@ -109,6 +109,8 @@ class WindowSpec(Model):
     """Default: after_end when touching sessions merge, at_end otherwise."""
     min_window_start: int | None = None
     """Windows that start before this instant (ticks) do not exist."""
+    fire_every: Annotated[Duration, Field(gt=0)] | None = None
+    """Show an open window as well whenever F passes a multiple of this: the first behind the rows that opened it, then each."""
     zero_rows: bool = False
     """Emit a row for empty windows between a key's first and last window."""
 
@@ -119,6 +121,10 @@ class WindowSpec(Model):
             present = getattr(self, name) is not None
             if present != (name in needs):
                 raise ValueError(f"a {self.kind.value} window {'needs' if name in needs else 'has no'} {name!r}")
+        if self.zero_rows and self.kind is WindowKind.SESSION:
+            raise ValueError("a session window has no 'zero_rows': between two sessions there is no window")
+        if self.fire_every is not None and (self.emit != "close" or self.zero_rows):
+            raise ValueError("'fire_every' goes with emit: close, and without 'zero_rows'")
         period = self.period
         if period is not None and abs(self.offset) >= period:
             raise ValueError("the offset must be smaller than the slide (tumbling: the size)")

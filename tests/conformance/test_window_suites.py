@@ -82,5 +82,5 @@ def test_an_engine_without_an_adapter_never_passes(tmp_path: Path) -> None:
     file.write_text(json.dumps({"cases": [{"id": "own.valve"}]}))
     result = run([file], "reference").files[0].results[0]
     assert (result.outcome, "decider" in result.detail) == ("skipped", True)
-    with pytest.raises(ConfigurationError, match="spark"):
-        run([file], "spark")
+    with pytest.raises(ConfigurationError, match="flink"):
+        run([file], "flink")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from tidegate.jobs.conformance.bench import DeciderBench
 from tidegate.jobs.engine.interfaces import Cut, Moved
-from tidegate.jobs.eventtime.decider import blocked
+from tidegate.jobs.eventtime.decider import blocked, hold_back
 from tidegate.jobs.eventtime.types import Decision, Member
 from tidegate.jobs.reference.model import Model, Offer, Outcome
 from tidegate.jobs.spec.pipeline import Limits, PipelineSpec
@@ -25,12 +25,13 @@ COLUMNS = {"t": "timestamp", "until": "timestamp", "kind": "string", "id": "long
 
 @dataclass(frozen=True)
 class Tick:
-    """One epoch of a world: how much time passes, what arrives (member -> rows), how much is read of each, who ends."""
+    """One epoch of a world: time passed, arrivals (member -> rows), how much is read of each, who ends, what is aborted."""
 
     passed: int
     arrivals: Mapping[Member, list[dict[str, Any]]]
     limit: int | None
     ends: frozenset[Member] = frozenset()
+    aborts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,16 @@ class Pair:
         for member in tick.ends - self.ended:
             self.real.sources[member.source].end(member.partition)
         self.ended |= tick.ends
-        offers = {m: self._offer(m, tick.limit) for m in self.world.members}
-        waiting = blocked(self.real.state)
+        held = hold_back(self.world.spec, self.real.state, self.real.buffered) if number else set()
+        offers = {m: self._offer(m, 0 if m in held else tick.limit) for m in self.world.members}
+        waiting = blocked(self.real.state) | held
         slices = []
         for member in self.world.members:
             source = self.real.sources[member.source]
             limits = Limits(rows=tick.limit)
             slices.append(source.plan(member, self.real.resume.get(member), limits, blocked=member in waiting))
-        outcome = self.model.epoch(self.now, offers, run_start=number == 0)
-        decision, moved, cut = self.real.run(Cut(tuple(slices)), self.now, run_start=number == 0)
+        outcome = self.model.epoch(self.now, offers, run_start=number == 0, aborts=tick.aborts)
+        decision, moved, cut = self.real.run(Cut(tuple(slices)), self.now, run_start=number == 0, aborts=tick.aborts)
         self.outcomes.append(outcome)
         self.moved.append((decision, moved))
         real, model = self.seen_by_decider(decision, moved, cut), self.seen_by_model(outcome)
@@ -111,6 +113,7 @@ class Pair:
             "released": [(*place(r), r["t"], r["section"], r["_late"]) for r in real.table(moved, "events")],
             "late": sorted((*place(r), r["output"], r["reason"]) for r in real.table(moved, "late")),
             "dead": sorted((*place(r), r["reason"]) for r in real.table(moved, "dead_letters")),
+            "built": [tuple(r[c] for c in _BUILT) for r in real.table(moved, "built")],
             "dropped": moved.counters.dropped,
             "windows": {name: results(real.table(moved, name)) for name in self.world.spec.windows},
             "barriers": [
@@ -121,6 +124,13 @@ class Pair:
             "buffered": moved.buffered_rows,
         }
 
+    def _built(self, rows: tuple[tuple[int, int, int], ...]) -> tuple[int, ...]:
+        options = self.world.spec.release.glom
+        assert options is not None
+        times = [time for _, time, _ in rows]
+        stamp = {"earliest": times[0], "latest": times[-1], "mean": sum(times) // len(times)}[options.stamp]
+        return (stamp, rows[0][0], rows[0][2], len(rows), times[0], times[-1])
+
     def seen_by_model(self, outcome: Outcome) -> dict[str, Any]:
         """The same of the model."""
         return {
@@ -130,6 +140,7 @@ class Pair:
             "released": [(*row.member, row.seq, row.time, section, late) for section, row, late in outcome.released],
             "late": sorted((*row.member, row.seq, output, reason) for row, output, reason in outcome.late),
             "dead": sorted((*member, seq, reason) for member, seq, reason in outcome.dead),
+            "built": [self._built(rows) for rows in outcome.built],
             "dropped": dict(outcome.dropped),
             "windows": {name: results(rows) for name, rows in outcome.windows.items()},
             "barriers": [
@@ -139,6 +150,9 @@ class Pair:
             "statuses": outcome.statuses,
             "buffered": outcome.buffered,
         }
+
+
+_BUILT = ("stamp", "section", "first_position", "rows", "first_time", "last_time")
 
 
 def place(row: Mapping[str, Any]) -> tuple[str, str, int]:
@@ -177,6 +191,8 @@ def windows(draw: st.DrawFn) -> dict[str, Any]:
     window["lateness"] = draw(st.sampled_from([0, 0, 3, 8, "never"]))
     window["revisions"] = draw(st.sampled_from(["accumulate", "delta"]))
     window["emit"] = draw(st.sampled_from(["close", "close", "each_epoch", "complete"]))
+    if window["emit"] == "close" and not window.get("zero_rows"):
+        window["fire_every"] = draw(st.sampled_from([None, None, 2, 5]))
     window["on_late"] = draw(st.sampled_from(["side_output", "drop", "adjust", "reject_to_origin"]))
     return window
 
@@ -192,6 +208,8 @@ def coalescing(draw: st.DrawFn) -> dict[str, Any]:
         "revived": draw(st.sampled_from(["ignore", "freeze"])),
         "on_idle_punctuation": draw(st.sampled_from(["revive", "ignore"])),
         "joins": draw(st.sampled_from(["at_F", "hold"])),
+        "members": draw(st.sampled_from(["declared", "declared", "discovered"])),
+        "no_members": draw(st.sampled_from(["idle", "silent"])),
     }
 
 
@@ -207,6 +225,7 @@ def punctuations(draw: st.DrawFn) -> dict[str, Any] | None:
         options["delay"] = draw(st.integers(-1, 3))
         options["every_events" if kind == "events" else "every_span"] = draw(st.integers(1, 4))
         options["align"] = "floor" if kind == "floor" else "after"
+    options["advance_to_end"] = draw(st.booleans())
     return options
 
 
@@ -223,6 +242,7 @@ def sources(draw: st.DrawFn) -> dict[str, Any]:
         "frontier": draw(st.sampled_from(["exclusive", "inclusive"])),
         "partition_by": draw(st.sampled_from(["source", "folder"])),
         "frame": draw(st.sampled_from([None, None, None, 4])),
+        "wall_clock": draw(st.sampled_from([None, None, None, {"lag": 990}, {"lag": 995, "cap": False}])),
         "max_jump": draw(st.sampled_from([None, None, 20])),
         "min_event_time": draw(st.sampled_from([None, None, 0])),
         "coalesce": draw(coalescing()),
@@ -237,13 +257,22 @@ def sources(draw: st.DrawFn) -> dict[str, Any]:
 def specs(draw: st.DrawFn, /, **fixed: Any) -> PipelineSpec:
     """One pipeline with one to three sources and up to two windows; `fixed` parts are taken as they are."""
     spec: dict[str, Any] = {"name": "p", "sources": {name: draw(sources()) for name in "abc"[: draw(st.integers(1, 3))]}}
+    for name, source in spec["sources"].items():
+        others = [other for other in spec["sources"] if other > name]  # where a circle of imports is cut is nobody's rule
+        if others and draw(st.integers(0, 3)) == 0:
+            source["punctuation"] = {**source.get("punctuation", {}), "import_from": draw(st.sampled_from(others))}
     spec["coalesce"] = draw(coalescing())
     spec["release"] = {
         "mode": draw(st.sampled_from(["ordered", "ordered", "pass_through", "commit"])),
         "build_window": draw(st.sampled_from(["off", "off", 0, 5])),
         "startup_grace": draw(st.sampled_from([0, 0, 3])),
         "on_late": draw(st.sampled_from(["side_output", "drop", "emit_flagged", "adjust", "reject_to_origin"])),
+        "max_ahead": draw(st.sampled_from([None, None, 3])),
+        "max_buffered_rows": draw(st.sampled_from([5_000_000, 5_000_000, 2])),
     }
+    if spec["release"]["mode"] != "pass_through" and draw(st.booleans()):
+        stamp = draw(st.sampled_from(["earliest", "latest", "mean"]))
+        spec["release"]["glom"] = {"dt": draw(st.integers(0, 5)), "max_rows": draw(st.sampled_from([2, 1000])), "stamp": stamp}
     spec["barriers"] = {
         "identity": draw(st.sampled_from(["ordinal", "id"])),
         "timeout": draw(st.sampled_from(["never", 6])),
@@ -272,7 +301,8 @@ def worlds(draw: st.DrawFn, /, spec: PipelineSpec | None = None, *, barriers: bo
             if not silences or draw(st.booleans())
         }
         ends = frozenset(m for m in members if draw(st.integers(0, 12)) == 0)
-        ticks.append(Tick(draw(st.integers(0, 5)), arrivals, draw(st.sampled_from([None, None, 1, 2])), ends))
+        aborts = draw(st.sampled_from([(), (), (), (1,), (2,)])) if barriers else ()
+        ticks.append(Tick(draw(st.integers(0, 5)), arrivals, draw(st.sampled_from([None, None, 1, 2])), ends, aborts))
     return World(chosen, tuple(members), _until_the_end(ticks))
 
 
@@ -281,7 +311,7 @@ def _until_the_end(ticks: list[Tick]) -> tuple[Tick, ...]:
     ended: set[Member] = set()
     kept = []
     for tick in ticks:
-        kept.append(Tick(tick.passed, {m: r for m, r in tick.arrivals.items() if m not in ended}, tick.limit, tick.ends))
+        kept.append(replace(tick, arrivals={m: r for m, r in tick.arrivals.items() if m not in ended}))
         ended |= tick.ends
     return tuple(kept)
 

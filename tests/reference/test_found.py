@@ -75,3 +75,54 @@ def test_members_of_a_quiet_source_are_idle() -> None:
     ticks = [Tick(0, {}, None, frozenset({A})), Tick(4, {}, None)]
     pair = played([A, B], ticks, coalesce={"idle_timeout": 4})
     assert pair.outcomes[-1].statuses == {"a/0": "done", "b/0": "idle"}
+
+
+def test_rows_before_a_tardy_barrier_leave_flagged() -> None:
+    """What a tardy member sent before its barrier leaves in the current section, in order, with the flag."""
+    ticks = [
+        Tick(0, {A: [*rows(1), *barriers(1), *rows(20)]}, None),
+        Tick(6, {}, None),
+        Tick(1, {B: [*rows(3), *barriers(1), *rows(30)]}, None),
+        Tick(1, {}, None, frozenset({A, B})),
+    ]
+    pair = played([A, B], ticks, barriers={"timeout": 5})
+    left = [(row.time, flagged, section) for o in pair.outcomes for section, row, flagged in o.released]
+    assert left == [(1, False, 0), (3, True, 1), (20, False, 1), (30, False, 1)]
+
+
+def test_late_rows_expire_nothing() -> None:
+    """A late row is in no buffer: its residence cannot run out, and it does not move F."""
+    ticks = [Tick(0, {A: rows(8), B: rows(9)}, None), Tick(1, {C: barriers(1)}, None), Tick(1, {C: rows(5)}, None)]
+    pair = played([A, B, C], ticks, release={"build_window": 0}, barriers={"alignment": "pass"})
+    assert [o.after for o in pair.outcomes] == sorted(o.after for o in pair.outcomes)
+
+
+def test_an_idle_source_may_stay_deaf_to_punctuation() -> None:
+    """With `on_idle_punctuation: ignore` at the output only rows wake an idle source; with `revive` punctuation does."""
+    for option, status in (("ignore", "idle"), ("revive", "active")):
+        source = {
+            "path": "x",
+            "schema": COLUMNS,
+            "event_time": "t",
+            "coalesce": {"idle_timeout": 3},
+            "punctuation": {"explicit": True},
+        }
+        source["barriers"] = {"kind": "kind", "types": ["begin"], "id": "id", "punctuation": "p"}
+        raw = {"name": "p", "sources": {"a": source, "b": source}, "coalesce": {"idle_timeout": 3, "on_idle_punctuation": option}}
+        ticks = (
+            Tick(0, {A: rows(1), B: rows(1)}, None),
+            Tick(4, {A: rows(2)}, None),
+            Tick(1, {B: [{"t": 9, "kind": "p"}]}, None),
+        )
+        pair = Pair(World(PipelineSpec.model_validate(raw), (A, B), ticks)).play()
+        assert pair.real.state["output"]["inputs"]["b"]["status"] == status
+        pair.step(Tick(0, {B: rows(10)}, None), 3)
+        assert pair.real.state["output"]["inputs"]["b"]["status"] == "active"
+
+
+def test_a_circle_of_two_levels_waits_for_who_has_no_frontier() -> None:
+    """A member that wakes up without a frontier is left out, also while F has none: having no frontier counts as below."""
+    options = {"idle_timeout": 2}
+    ticks = [Tick(0, {A: rows(1)}, None), Tick(3, {A: rows(2)}, None), Tick(0, {A: rows(7), B: barriers(1)}, None)]
+    pair = played([A, B], ticks, coalesce=options, barriers={"timeout": "never"})
+    assert pair.outcomes[-1].after == 7

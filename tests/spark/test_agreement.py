@@ -54,6 +54,7 @@ def windows_of(draw: random.Random) -> dict[str, dict[str, Any]]:
         }[kind]
         if kind != "session":
             shape |= {"offset": draw.choice(["0", "-2s", "1s"]), "late_unit": draw.choice(["event", "window", "first_window"])}
+            shape["zero_rows"] = draw.choice([True, False])
         windows[name] = {
             "kind": kind,
             **shape,
@@ -102,10 +103,12 @@ def run_case(session: SparkSession, tmp_path: Path, seed: int, epochs: int = 4) 
     marks = {"kind": "kind", "types": ["stop"]}
     lags = draw.choice([("0", "0"), ("2s", "5s"), ("10s", "0")])
     sources = {name: {"lag": lag, "barriers": marks} for name, lag in zip("ab", lags, strict=True)}
-    release = {
+    release: dict[str, Any] = {
         "mode": draw.choice(["ordered", "ordered", "pass_through", "commit"]),
         "on_late": draw.choice(["side_output", "emit_flagged", "drop", "reject_to_origin", "adjust"]),
     }
+    if release["mode"] != "pass_through":
+        release["glom"] = {"dt": "2s", "max_rows": draw.choice([3, 1000]), "stamp": draw.choice(["earliest", "latest", "mean"])}
     pair = Pair(spec_of(sources, windows=windows_of(draw), release=release, barriers={"timeout": "5s"}), session, tmp_path)
     around = draw.choice([0, -50])
     for epoch in range(epochs):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
-from tests.spark.agreement import SECOND, Pair, spec_of
+from tests.spark.agreement import SECOND, TIMESTAMP, Pair, spec_of
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decider import decide
 from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.spec.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,7 +77,64 @@ def test_any_sql_aggregate_over_kept_rows(session: SparkSession, tmp_path: Path)
     assert [(row["middle"], row["pairs"], row["rows"]) for row in pair.table("w")] == [(2.0, 6, 3)]
 
 
-def test_what_spark_cannot_do_is_refused(session: SparkSession, tmp_path: Path) -> None:
-    """An option that would be left out without a word is a configuration error."""
-    with pytest.raises(ConfigurationError, match="zero_rows"):
-        Pair(spec_of(windows={"w": {**TUMBLING, "zero_rows": True}}), session, tmp_path)
+def test_zero_rows_of_a_long_gap_wait_at_no_cost(session: SparkSession, tmp_path: Path) -> None:
+    """A gap of ten thousand windows is one row of state until the frontier passes it; late rows then revise what was empty."""
+    window = {**TUMBLING, "zero_rows": True, "lateness": "5s", "aggregates": {"rows": "count(*)", "total": "sum(v)"}}
+    pair = Pair(spec_of({"a": {"lag": "0"}, "b": {"lag": "0"}}, windows={"w": window}), session, tmp_path)
+    pair.put("a", [{"t": SECOND, "k": "x", "v": 1.0}, {"t": 100_000 * SECOND, "k": "x", "v": 2.0}])
+    pair.put("b", [{"t": 5 * SECOND, "k": "y", "v": 1.0}])
+    pair.run(0)
+    state = [ref for ref in pair.sides["spark"].segments if ref.kind == "window:w"]
+    assert sum(ref.rows for ref in state) == 5  # three windows, and one row for each key
+    pair.put("b", [{"t": 43 * SECOND, "k": "x", "v": 1.0}])
+    pair.run(SECOND)
+    pair.put("b", [{"t": 38 * SECOND, "k": "x", "v": 8.0}, {"t": 100_001 * SECOND, "k": "y", "v": 1.0}])
+    pair.run(2 * SECOND)
+    pair.run(3 * SECOND, done=True)
+    revised = [row for row in pair.table("w") if row["k"] == "x" and row["window_start"].timestamp() == 30]
+    assert [(row["revision"], row["rows"], row["total"]) for row in revised] == [(0, 0, None), (1, 1, 8.0)]
+
+
+def test_a_value_that_does_not_fit_is_a_dead_letter(session: SparkSession, tmp_path: Path) -> None:
+    """What a cast would cut, round or trim is a bad value for both movers, and so is what has no meaning in that type."""
+    numbers = [1.0, 1.5, -2.0, 3e9, 2.0**60, 0.1, 0.125, float("nan"), float("inf")]
+    given: list[tuple[Any, list[Any]]] = [
+        (pa.float64(), numbers),
+        (pa.int64(), [1, 2**24 + 1, 2**53 + 1, 2**53 + 2, 2**31, -(2**40)]),
+        (pa.decimal128(12, 2), [Decimal("1.00"), Decimal("1.50"), Decimal("123456789.25")]),
+        (pa.string(), ["1", "1.5", " 2 ", "+3", "1d", "true", "yes", "2020-01-02", "2020-1-2", "1e3", ""]),
+        (pa.bool_(), [True, False]),
+        (pa.date32(), [date(2020, 1, 2)]),
+        (TIMESTAMP, [datetime(2020, 1, 2, 3, 4, tzinfo=UTC)]),
+    ]
+    targets = {"string": "s", "boolean": "b", "int": "i", "long": "l", "float": "f", "double": "d", "date": "y", "binary": "x"}
+    targets |= {"decimal(6,2)": "m", "decimal(20,4)": "n"}
+    schema = {"t": "timestamp", **{name: kind for kind, name in targets.items()}}
+    source = {"lag": "0", "schema": schema}
+    pair = Pair(spec_of({"a": source}, release={"mode": "pass_through"}), session, tmp_path)
+    for kind, values in given:
+        for name in targets.values():
+            times = pa.array([SECOND] * len(values), pa.int64()).cast(TIMESTAMP)
+            pair.put("a", pa.table({"t": times, name: pa.array(values, kind)}))
+    spark, reference = pair.run(0)
+    assert spark.counters == reference.counters
+    assert spark.counters.released == 145
+    assert spark.counters.dead_lettered == 185
+
+
+def test_rows_before_a_tardy_barrier_leave_in_order_and_flagged(session: SparkSession, tmp_path: Path) -> None:
+    """The rows that a tardy member sent before its barrier leave with `_late`, in order among the others."""
+    marks = {"lag": "0", "frontier": "inclusive", "barriers": {"kind": "kind", "types": ["stop"]}}
+    release = {"glom": {"dt": "5s"}}
+    pair = Pair(spec_of({"a": marks, "b": marks}, barriers={"timeout": "5s"}, release=release), session, tmp_path)
+    pair.put("a", [{"t": SECOND, "n": 1}, {"t": 2 * SECOND, "kind": "stop"}, {"t": 20 * SECOND, "n": 2}])
+    pair.put("b", [{"t": 0, "n": 0}])
+    pair.run(0)
+    pair.run(6 * SECOND)
+    pair.put("b", [{"t": 3 * SECOND, "n": 3}, {"t": 30 * SECOND, "n": 4}, {"t": 2 * SECOND, "kind": "stop"}])
+    pair.run(7 * SECOND)
+    pair.run(8 * SECOND, done=True)
+    events = sorted(pair.table("events"), key=lambda row: int(row["position"]))
+    left = [(row["n"], row["_late"], row["section"]) for row in events]
+    assert left == [(0, False, 0), (1, False, 0), (3, True, 1), (2, False, 1), (4, True, 1)]
+    assert [row["rows"] for row in sorted(pair.table("built"), key=lambda row: int(row["number"]))] == [2, 1, 1, 1]
