@@ -70,6 +70,8 @@ def _install() -> None:
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if not getattr(_state, "on", False):
         return
+    if arguments and "__pycache__" in str(arguments[0]):  # the interpreter's own cache of an import inside the fold
+        return
     if event in _REFUSED or (event == "open" and _writes(arguments)):
         _state.refused = f"{event} {arguments[0] if arguments else ''}".strip()
         raise SideEffectError(_state.refused)
@@ -77,7 +79,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 def _writes(arguments: tuple[Any, ...]) -> bool:
     path, mode, flags = arguments
-    if "__pycache__" in str(path):  # the interpreter's own cache of an import inside the fold
+    if isinstance(path, int):  # a file that is open already: opening it was judged
         return False
     named = isinstance(mode, str) and any(letter in mode for letter in "wax+")
     return named or bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))

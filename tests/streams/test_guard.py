@@ -1,0 +1,59 @@
+"""What a fold may do to the world: read it, and import; nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tidegate.jobs.streams.guard import SideEffectError, pure
+
+
+def write_low(path: Path) -> None:
+    """Without `open`."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+
+
+@pytest.mark.parametrize(
+    "effect",
+    [
+        lambda path: path.write_text("x"),
+        write_low,
+        lambda path: path.mkdir(),
+        lambda path: os.rename(path.parent, path),
+        lambda path: subprocess.run([sys.executable, "-V"], check=True),
+    ],
+)
+def test_effects_are_refused_even_when_swallowed(effect: Callable[[Path], object], tmp_path: Path) -> None:
+    """The attempt raises, nothing happens, and code that hides the error is found out."""
+    target = tmp_path / "made"
+    with pytest.raises(SideEffectError):
+        hidden(effect, target)
+    assert not target.exists()
+
+
+def hidden(effect: Callable[[Path], object], target: Path) -> None:
+    """Runs it under the guard, and swallows what it raises."""
+    with pure() as guard:
+        with contextlib.suppress(Exception):
+            effect(target)
+        guard.check()
+
+
+def test_reading_and_importing_are_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module imported inside a fold may have its cache written by the interpreter; outside the guard all is as ever."""
+    (tmp_path / "fresh_module.py").write_text("ANSWER = 42\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    with pure() as guard:
+        assert importlib.import_module("fresh_module").ANSWER == 42
+        assert (tmp_path / "fresh_module.py").read_text() == "ANSWER = 42\n"
+        guard.check()
+    (tmp_path / "after").write_text("x")
+    sys.modules.pop("fresh_module")
