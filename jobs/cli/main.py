@@ -14,6 +14,7 @@ from tidegate.jobs.cli import (
     ask,
     checkpoints,
     conformance,
+    land,
     maintain,
     proof,
     quality,
@@ -44,6 +45,7 @@ app = typer.Typer(
 _RUN, _LOOK, _WRITE, _LOCAL = "Run", "Look", "Specs", "Local stack"
 
 app.command("run", rich_help_panel=_RUN)(run.run)
+app.command("land", rich_help_panel=_RUN)(land.land)
 app.command("stop", rich_help_panel=_RUN)(run.stop)
 app.command("abort-barrier", rich_help_panel=_RUN)(ask.abort_barrier)
 app.command("savepoint", rich_help_panel=_RUN)(ask.savepoint)

@@ -110,6 +110,7 @@ def _input_rows(spec: PipelineSpec, store: Store, epochs: Iterable[Manifest]) ->
 
 def _as_declared(spec: SourceSpec, chunk: pa.Table) -> pa.Table:
     """Texts cast value by value, naive times put into their zone. What cannot be cast is null, and its row a dead letter."""
+    chunk = chunk.select([name for name in chunk.column_names if name in spec.columns])  # the rest is no part of a row
     for place, (name, kind) in enumerate(zip(chunk.schema.names, chunk.schema.types, strict=True)):
         if pa.types.is_timestamp(kind) and kind.tz is None and spec.columns[name] == "timestamp":
             zoned = pc.assume_timezone(chunk[name], spec.timezone or "UTC", ambiguous="earliest", nonexistent="earliest")

@@ -14,7 +14,7 @@ from tidegate.jobs.sources.kafka import unreachable
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.jobs.spec.inputs import KafkaOptions
 
-__all__ = ["JvmOffsets", "client_settings"]
+__all__ = ["JvmOffsets", "client_settings", "environment_value"]
 
 _PATIENCE: Final = 15_000  # milliseconds for one answer; the plan step has 120 s
 
@@ -25,21 +25,27 @@ def client_settings(kafka: KafkaOptions) -> dict[str, str]:
     Raises:
         ConfigurationError: a variable that is not set.
     """
-    found = {"bootstrap.servers": kafka.servers}
-    for name, value in kafka.options.items():
-        variable = value.removeprefix("env:")
-        if variable == value:
-            found[name] = value
-        elif variable in os.environ:
-            found[name] = os.environ[variable]
-        else:
-            raise ConfigurationError(
-                f"kafka.options.{name}: the environment variable {variable} is not set",
-                code="kafka.no_secret",
-                kept="nothing was started or changed",
-                advice=f"set {variable} where the driver runs",
-            )
-    return found
+    options = {name: environment_value(f"kafka.options.{name}", value, os.environ) for name, value in kafka.options.items()}
+    return {"bootstrap.servers": kafka.servers, **options}
+
+
+def environment_value(field: str, value: str, environment: Mapping[str, str]) -> str:
+    """A setting as it is, or, written ``env:NAME``, as the environment has it: secrets never stand in a spec.
+
+    Raises:
+        ConfigurationError: the variable is not set.
+    """
+    variable = value.removeprefix("env:")
+    if variable == value:
+        return value
+    if variable in environment:
+        return environment[variable]
+    raise ConfigurationError(
+        f"{field}: the environment variable {variable} is not set",
+        code="spec.no_secret",
+        kept="nothing was started or changed",
+        advice=f"set {variable} where the driver runs",
+    )
 
 
 class JvmOffsets:

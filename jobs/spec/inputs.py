@@ -9,7 +9,7 @@ from pydantic import Field
 from tidegate.jobs.spec.options import Model
 from tidegate.jobs.spec.time import Duration
 
-__all__ = ["DiscoveryOptions", "EvolutionOptions", "KafkaOptions", "ParseOptions"]
+__all__ = ["DiscoveryOptions", "EvolutionOptions", "KafkaOptions", "LandingOptions", "ParseOptions"]
 
 
 class ParseOptions(Model):
@@ -82,3 +82,18 @@ class KafkaOptions(Model):
     """Offsets that the topic no longer holds (retention): stop and say which, or enter the range as a dead letter and go on."""
     options: dict[str, str] = Field(default={})
     """Settings of the Kafka client (``security.protocol``, ...). A value ``env:NAME`` is read from the environment."""
+
+
+class LandingOptions(Model):
+    """Any format of ``spark.readStream`` as the origin of a source's objects, which ``tidegate land`` writes."""
+
+    format: str
+    """``rate``, ``json``, ``socket``, ``kinesis``, ...: whatever the session has a connector for."""
+    options: dict[str, str] = Field(default={})
+    """Of the reader. A value ``env:NAME`` is read from the environment."""
+    columns: dict[str, str] = Field(default={})
+    """Column of the schema -> Spark SQL over the stream's columns; by default the column of the same name."""
+    read_as: str | None = None
+    """The stream's own schema as DDL, for formats that need to be told (files)."""
+    every: Annotated[Duration, Field(gt=0)] = 5_000_000
+    """How often what has come is written as one object."""

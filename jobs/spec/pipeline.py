@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from tidegate.jobs.spec.inputs import DiscoveryOptions, EvolutionOptions, KafkaOptions, ParseOptions
+from tidegate.jobs.spec.inputs import DiscoveryOptions, EvolutionOptions, KafkaOptions, LandingOptions, ParseOptions
 from tidegate.jobs.spec.options import (
     BarrierOptions,
     CoalesceOptions,
@@ -122,6 +122,8 @@ class SourceSpec(FrontierOptions):
     parse: ParseOptions = ParseOptions()
     evolution: EvolutionOptions = EvolutionOptions()
     discovery: DiscoveryOptions = DiscoveryOptions()
+    landing: LandingOptions | None = None
+    """Where the objects come from, if `tidegate land` writes them."""
     partition_by: Literal["source", "folder"] = "source"
     """One partition for the whole source, or one per folder directly below `path`."""
     columns: dict[str, ColumnType] = Field(alias="schema", min_length=1)
@@ -179,6 +181,7 @@ class SourceSpec(FrontierOptions):
             raise ValueError("kind: kafka and a 'kafka' section go together")
         if self.kind == "objects" and not self.path.strip("/"):
             raise ValueError("kind: objects needs a 'path'")
+        self._lands()
         if self.kafka is None:
             return
         taken = [c for c in (self.kafka.key, self.kafka.timestamp, *self.kafka.headers) if c is not None]
@@ -189,6 +192,15 @@ class SourceSpec(FrontierOptions):
             raise ValueError("kafka.schema_file: payload avro needs the writer's schema")
         if self.bounded:
             raise ValueError("bounded: a topic has no end")
+
+    def _lands(self) -> None:
+        if self.landing is None:
+            return
+        if self.kind != "objects" or self.format != "parquet" or self.partition_by != "source":
+            raise ValueError("landing: writes Parquet objects of a source with one partition")
+        strangers = [c for c in self.landing.columns if c not in self.columns]
+        if strangers:
+            raise ValueError(f"landing.columns: {', '.join(strangers)} is not in the schema ({', '.join(self.columns)})")
 
     @model_validator(mode="after")
     def _has_frontier(self) -> Self:

@@ -1,0 +1,64 @@
+"""`tidegate land`: bring what Spark can stream into a source's folder, once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidegate.jobs.cli import context, output
+from tidegate.jobs.cli.context import SpecArgument, StoreOption
+
+__all__ = ["land"]
+
+
+def land(
+    pipeline: SpecArgument,
+    source: Annotated[str, typer.Argument(help="a source with a 'landing' section")],
+    store: StoreOption = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Spark's checkpoint folder. Default: .tidegate/landing/...")] = None,
+    new_generation: Annotated[bool, typer.Option(help="The old checkpoint folder is lost: begin anew behind it.")] = False,
+    until_idle: Annotated[float | None, typer.Option(help="End after this many seconds without a row.")] = None,
+) -> None:
+    """Run the landing query of one source until it is stopped. Rows land exactly once, whatever is killed when."""
+    from tidegate.checkpoints.open import open_store
+    from tidegate.jobs.driver.landing import Landing, start_query
+    from tidegate.jobs.driver.logs import configure_logs
+    from tidegate.jobs.spark.session import open_session
+    from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+
+    spec = context.find_spec(pipeline)
+    if source not in spec.sources or spec.sources[source].landing is None:
+        raise ConfigurationError(
+            f"{spec.name} has no source {source!r} with a 'landing' section",
+            code="landing.none",
+            advice=f"its sources: {', '.join(spec.sources)}",
+        )
+    configure_logs(json=True)
+    folder = checkpoint or Path(".tidegate") / "landing" / spec.name / source
+    landing = Landing(source, spec.sources[source], open_store(context.store_url(store)), folder, new_generation=new_generation)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with landing.alone():
+        session = open_session(spec)
+        try:
+            query = start_query(session, spec, landing)
+            quiet, seen = 0.0, -1
+            while not stop.wait(0.5) and query.isActive and (until_idle is None or quiet < until_idle):
+                quiet, seen = (quiet + 0.5, seen) if seen == landing.landed else (0.0, landing.landed)
+            failed = query.exception()
+            query.stop()
+        finally:
+            session.stop()
+    if failed is not None:
+        raise TransientError(
+            f"the landing query of {spec.name}.{source} failed: {str(failed).strip().splitlines()[0][:400]}",
+            code="landing.failed",
+            kept="everything landed so far",
+            advice="run it again: it goes on at its checkpoint",
+        )
+    output.console().print(f"{landing.landed} rows landed by this process")

@@ -1,0 +1,69 @@
+"""The landing log: each batch once, each generation one checkpoint folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.jobs.driver.landing import Landing
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.spec.pipeline import SourceSpec
+
+RATE = {"format": "rate", "columns": {"at": "timestamp", "n": "value"}}
+
+
+def spec(**more: object) -> SourceSpec:
+    """A landed source."""
+    raw = {"path": "inbox/a", "schema": {"at": "timestamp", "n": "long"}, "event_time": "at", "lag": "1s", "landing": RATE}
+    return SourceSpec.model_validate(raw | more)
+
+
+def keys(store: MemoryStore) -> list[str]:
+    """The landed objects."""
+    return [e.key.rpartition("/")[2] for e in store.list("inbox/a/") if "/_" not in e.key]
+
+
+def test_batch_lands_once(tmp_path: Path) -> None:
+    """A batch that Spark runs again finds its object, whose bytes stay those of the first time."""
+    store = MemoryStore()
+    landing = Landing("a", spec(), store, tmp_path)
+    assert landing.land(0, b"first", 1)
+    assert not Landing("a", spec(), store, tmp_path).land(0, b"again", 1)
+    assert landing.land(3, b"later", 1)
+    assert keys(store) == ["0001-000000000000.parquet", "0001-000000000003.parquet"]
+    assert store.get("inbox/a/0001-000000000000.parquet").data == b"first"
+
+
+def test_lost_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Another checkpoint folder must not take the log over unasked; asked, it goes on behind, in a generation of its own."""
+    store = MemoryStore()
+    Landing("a", spec(), store, tmp_path / "one").land(7, b"x", 1)
+    with pytest.raises(ConfigurationError, match="another checkpoint folder"):
+        Landing("a", spec(), store, tmp_path / "two")
+    Landing("a", spec(), store, tmp_path / "two", new_generation=True).land(0, b"y", 1)
+    assert keys(store) == ["0001-000000000007.parquet", "0002-000000000000.parquet"]
+    with pytest.raises(ConfigurationError, match="another checkpoint folder"):
+        Landing("a", spec(), store, tmp_path / "one")
+
+
+def test_one_process_per_folder(tmp_path: Path) -> None:
+    """A second process on the same folder is refused while the first one lives."""
+    landing = Landing("a", spec(), MemoryStore(), tmp_path)
+    with landing.alone(), pytest.raises(ConfigurationError, match="another process"), landing.alone():
+        pass
+    with landing.alone():
+        pass
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"landing": {**RATE, "columns": {"x": "1"}}}, {"format": "json"}, {"partition_by": "folder"}],
+    ids=["unknown column", "another format", "folders"],
+)
+def test_specs_that_are_refused(fields: dict[str, object]) -> None:
+    """What landing cannot write is said when the spec is read."""
+    with pytest.raises(ValidationError, match="landing"):
+        spec(**fields)
