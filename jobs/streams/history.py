@@ -63,7 +63,8 @@ class LogHistory:
             older = filled.record if isinstance(filled.record, Manifest) else None
             if newer is not None:
                 first, last = _stood(older, stream)
-                if first < end:
+                # A splice merged into ordered events has rows that stand between others and have no position of their own.
+                if first < min(end, _stood(newer, stream)[0]):
                     yield newer, last
                 if first <= start and (last is not None or first == 0):
                     return

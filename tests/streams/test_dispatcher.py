@@ -141,6 +141,19 @@ def test_streams_added_to_a_pipeline_that_has_run() -> None:
     assert (request.rows, request.min_time, request.max_time, request.open) == (2, 1_000_000, 5_000_000, False)
 
 
+def test_rows_that_a_splice_inserted_into_events_are_not_dispatched() -> None:
+    """They have no position of their own: a backfill over a merge finds every row that has one, once."""
+    world = world_of("pipes", "p", {"from": "events", "to": "d", "attach": "on_request"})
+    world.epoch((1, 1), (2, 2))
+    head = world.bench.log.head()
+    assert head.record is not None
+    place = {"slot": head.next_slot, "attempt": "ab" * 6, "parent": str(head.checkpoint), "parent_sha256": head.sha256}
+    world.bench.log.seal(head.record.model_copy(update={**place, "notes": {**head.record.notes, "splice": {}}}))
+    world.driver()
+    world.epoch((3, 3), ask=(("attach", "p"),))
+    assert world.values("d") == [1, 2, 3]
+
+
 def test_streams_taken_out_and_put_back_go_on_where_they_were() -> None:
     """What was released meanwhile is dispatched then, once, and stream time never goes back."""
     graph = {"streams": {"d": {}, "s": V}, "pipes": {"p": {"from": "events", "to": "d", "inherit": True}}}
