@@ -1,5 +1,5 @@
 // What a person does: restore, pin, compare, check, approve. Everything that writes is a run of a DAG, started through Airflow's API.
-import {ago, airflow, announce, ask, checkpoint, code, count, fill, h, mark, plural, size, span, table, when} from "./dom.js";
+import {ago, airflow, announce, ask, checkpoint, code, count, fill, h, mark, plural, sinceThen, size, table, when} from "./dom.js";
 
 const DIALOG = document.getElementById("dialog");
 const runs = dag => `/api/v2/dags/${dag}/dagRuns`;
@@ -114,11 +114,13 @@ export async function inspect(pipeline, id, done) {
   } catch (error) { out.replaceChildren(problem(error)); }
 }
 
+const PARKING = 3500; // milliseconds: Airflow loses an answer that comes while the task still parks
+
 /** Restores that wait for another person's yes. */
 export function questions(node, s, refresh) {
   const open = s.actions.filter(run => run.question);
   fill(node, open, () => open.map(run => {
-    const q = run.question, say = h("div", {"aria-live": "polite"});
+    const q = run.question, early = PARKING - sinceThen(q.since), say = h("div", {"aria-live": "polite"});
     const answer = choice => async event => {
       const buttons = event.target.closest(".buttons").querySelectorAll("button");
       buttons.forEach(b => { b.disabled = true; });
@@ -128,9 +130,11 @@ export function questions(node, s, refresh) {
         refresh();
       } catch (error) { say.replaceChildren(problem(error)); buttons.forEach(b => { b.disabled = false; }); }
     };
+    const choices = q.options.slice().reverse().map((option, i) => h("button", {class: option === "Approve" ? "main" : null, id: `answer-${run.run_id}-${i}`, disabled: early > 0, click: answer(option)}, option));
+    if (early > 0) setTimeout(() => choices.forEach(b => { b.disabled = false; }), early);
     return h("section", {class: "card question", "aria-label": q.subject}, h("h2", {}, mark("warn"), q.subject),
       h("p", {class: "soft"}, `Asked by ${run.who || "somebody"}, `, ago(q.since), q.assigned.length ? `; to be answered by ${q.assigned.join(" or ")}` : "; to be answered by somebody else than who asked"),
       h("pre", {}, (q.body || "").replaceAll("```", "").replaceAll("**", "").trim()), say,
-      h("div", {class: "buttons"}, airflow(`/dags/${run.dag_id}/runs/${encodeURIComponent(run.run_id)}/required_actions`, "In Airflow"), ...q.options.slice().reverse().map((option, i) => h("button", {class: option === "Approve" ? "main" : null, id: `answer-${run.run_id}-${i}`, click: answer(option)}, option))));
+      h("div", {class: "buttons"}, airflow(`/dags/${run.dag_id}/runs/${encodeURIComponent(run.run_id)}/required_actions`, "In Airflow"), choices));
   }));
 }

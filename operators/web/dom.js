@@ -41,6 +41,7 @@ export function span(seconds) {
 
 let skew = 0; // what the server's clock is ahead of this one
 export const setNow = ms => { if (ms) skew = ms - Date.now(); };
+export const sinceThen = ms => Date.now() + skew - ms;
 const age = ms => span(Math.max(0, Math.round((Date.now() + skew - ms) / 1000)));
 /** A time that tells its age and goes on telling it. */
 export function ago(ms, after = " ago") {

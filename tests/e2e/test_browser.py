@@ -125,7 +125,6 @@ def test_from_the_list_to_a_restore_that_another_person_approves(cockpit: Cockpi
     other.get_by_role("link", name="walk").click()
     question = other.locator(".question")
     expect(question).to_contain_text(f"Impact of restoring walk to {target}", timeout=PATIENCE)
-    other.wait_for_timeout(3000)  # Airflow loses an answer that comes while the task still parks
     question.get_by_role("button", name="Approve").click()
     expect(other.locator("#trail")).to_contain_text("restored by uwe", timeout=_LONG)
     expect(other.locator("#trail")).to_contain_text("approved by olga")
@@ -197,6 +196,9 @@ def test_it_lives_within_airflow_s_own_pages(cockpit: Cockpit, see_as: As) -> No
     page.goto(f"{cockpit.stack.airflow_url}/dags/walk.stream/plugin/stream")
     expect(page.frame_locator("iframe").locator("h1")).to_have_text("walk", timeout=PATIENCE)
     expect(page.frame_locator("iframe").locator("#back")).to_have_count(0)
+    run = cockpit.runs["walk"]
+    page.goto(f"{cockpit.stack.airflow_url}/dags/walk.stream/runs/{run}/tasks/stream/plugin/stream-task")
+    expect(page.frame_locator("iframe").locator("h1")).to_have_text("walk")
 
 
 @contextmanager
