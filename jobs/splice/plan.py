@@ -135,6 +135,7 @@ class _Planner:
             plan.tables[name] = self._results(name, plan.changes[name])
         inserted = self._for(rows, EVENTS)
         if inserted.num_rows:
+            self._require_no_dependents()
             plan.events, plan.first_position = self._insert(inserted)
         plan.rows_read = self.tables.rows_read
         return plan
@@ -353,6 +354,18 @@ class _Planner:
             raise self._too_early(f"{len(waiting)} rows, up to {newest}, are not behind the newest released event")
 
     # refusals
+
+    def _require_no_dependents(self) -> None:
+        """Streams that were fed from the events would have to run again from the first inserted row."""
+        if self.spec.pipes or self.spec.reducers:
+            names = ", ".join([*self.spec.pipes, *self.spec.reducers])
+            raise ConfigurationError(
+                f"the events of {self.spec.name} feed {names}, which a merge does not run again",
+                code="splice.dependents",
+                pipeline=self.spec.name,
+                kept="the request; nothing was merged",
+                advice="merge into the windows only: make the request with --output WINDOW",
+            )
 
     def _too_early(self, why: str) -> TooEarlyError:
         return TooEarlyError(

@@ -20,6 +20,7 @@ from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.splices import OPEN, SpliceRequest, create, listing, new_request_id, rows_key
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.time import format_instant
 from tidegate.jobs.splice.base import Span, Tables, read_file
 from tidegate.jobs.splice.plan import ASIDE
 from tidegate.jobs.splice.recompute import database, time_expression
@@ -247,9 +248,8 @@ def _typed(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
 def _column(values: list[Any], field: Any) -> Any:
     if pa.types.is_list(field.type):
         return pa.array(values, field.type)
-    texts = [_text(v) for v in values]
-    if pa.types.is_timestamp(field.type) and all(v is None or isinstance(v, int) for v in values):
-        return pa.array(values, pa.int64()).cast(field.type)
+    times = pa.types.is_timestamp(field.type)
+    texts = [format_instant(v) if times and isinstance(v, int) else _text(v) for v in values]
     try:
         with database() as db:
             db.register("texts", pa.table({"v": pa.array(texts, pa.string())}))

@@ -16,7 +16,7 @@ from tests.splice.worlds import WINDOWS, in_time, play, results, stream, table, 
 from tidegate.jobs.sinks.tables import current_revisions
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 from tidegate.jobs.splice.merge import POINTS, estimate, merge, merged_in
-from tidegate.jobs.splice.requests import Asking, LateFilter, from_late, pending_rows, state_of
+from tidegate.jobs.splice.requests import Asking, LateFilter, Mend, _typed, from_dead_letters, from_late, pending_rows, state_of
 
 Epochs = list[dict[str, list[dict[str, Any]]]]
 
@@ -280,3 +280,26 @@ def test_any_series_of_merges_equals_a_run_in_time(epochs: Epochs, cuts: Sequenc
     for name, window in bench.spec.windows.items():
         found = table(bench, name)
         assert found is None or current_revisions(found, window).num_rows == len(results(bench, name))
+
+
+def test_dead_rows_keep_the_times_they_have() -> None:
+    """Times in a dead letter stand as ticks or as text, in one column; both are read when only another column is mended."""
+    bench = world(["fixed"])
+    play(
+        bench, [{"a": [row(1), {"t": None, "v": 3, "kind": "data", "n": None}], "b": [row(1)]}, {"a": [row(30)], "b": [row(30)]}]
+    )
+    mend = Mend({"t": "1970-01-01T00:00:02Z"}, {})
+    request = from_dead_letters(bench.spec, bench.log, mend, Asking("ann"))
+    merge(bench.spec, bench.log, request.id, who="ann")
+    assert sorted(r["n"] for r in results(bench, "fixed") if r["_source"] == "a") == [1, 2]
+    rows = _typed(bench.spec, [{"t": 5, "_seq": 1}, {"t": "1970-01-01T00:00:02Z", "_seq": 2}])
+    assert rows["t"].cast("int64").to_pylist() == [5, 2 * SECOND]
+
+
+def test_streams_behind_the_events_are_not_left_behind() -> None:
+    """Events that feed other streams take no merge, which would not reach those; the windows do."""
+    bench = world(["fixed"], streams={"big": {}}, pipes={"to_big": {"from": "events", "to": "big"}})
+    play(bench, LATE_ONES)
+    with pytest.raises(ConfigurationError, match="feed to_big"):
+        _merge(bench, sources=("a",))
+    assert _merge(bench, sources=("b",), outputs=("fixed",)).actual
