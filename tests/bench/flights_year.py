@@ -232,7 +232,7 @@ def _late(rows: list[dict[str, Any]], output: str) -> dict[str, int]:
 
 
 def _ticks(instant: str) -> int:
-    return int(pd.Timestamp(instant).as_unit("us").value)
+    return int(pd.Timestamp(instant).value) // 1000  # always nanoseconds, whatever its unit
 
 
 def _table(spec: Path, store: Path, name: str) -> list[dict[str, Any]]:
