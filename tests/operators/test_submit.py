@@ -19,6 +19,7 @@ from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.factory import build_dags
 from tidegate.operators.launch import LocalLauncher, launcher
+from tidegate.operators.recover import RecoverOperator
 from tidegate.operators.stream import StreamOperator
 from tidegate.operators.submit import SubmitLauncher
 
@@ -115,7 +116,9 @@ def test_the_spec_chooses_the_launcher(spec: Path) -> None:
     assert isinstance(stream, StreamOperator)
     assert isinstance(launcher(stream.submit), SubmitLauncher)
     assert isinstance(launcher(None), LocalLauncher)
-    assert dags["p.recover"].get_task("recover").submit == stream.submit
+    recover = dags["p.recover"].get_task("recover")
+    assert isinstance(recover, RecoverOperator)
+    assert recover.submit == stream.submit
 
 
 @pytest.mark.spark
