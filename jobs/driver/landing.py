@@ -31,10 +31,9 @@ import structlog
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, Store
-from tidegate.jobs.sources.kafka_admin import environment_value
 from tidegate.jobs.sources.view import folder_of
 from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.jobs.spec.inputs import LandingOptions
+from tidegate.jobs.spec.inputs import LandingOptions, environment_value
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
 if TYPE_CHECKING:

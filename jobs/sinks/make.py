@@ -7,10 +7,11 @@ from pathlib import Path
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.jobs.sinks.kafka import KafkaSink
 from tidegate.jobs.sinks.postgres import PostgresSink
 from tidegate.jobs.sinks.standard import FilesSink, WebhookSink
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.sinks import FilesSinkSpec, PostgresSinkSpec, SinkSpec
+from tidegate.jobs.spec.sinks import FilesSinkSpec, KafkaSinkSpec, PostgresSinkSpec, SinkSpec
 
 __all__ = ["make_sinks"]
 
@@ -25,4 +26,6 @@ def _make(name: str, given: SinkSpec, spec: PipelineSpec, store: Store, uid: str
         return PostgresSink(name, given, spec, store, uid)
     if isinstance(given, FilesSinkSpec):
         return FilesSink(name, given, spec, store, uid)
+    if isinstance(given, KafkaSinkSpec):
+        return KafkaSink(name, given, spec, store, uid)
     return WebhookSink(name, given, spec, store, uid)

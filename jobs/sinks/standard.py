@@ -27,12 +27,12 @@ from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import FilesSinkSpec, WebhookSinkSpec
 
-__all__ = ["FilesSink", "WebhookSink"]
+__all__ = ["FilesSink", "StandardSink", "WebhookSink"]
 
 _LATER = (408, 425, 429)  # answers of 400 to 499 that mean: not now
 
 
-class _StandardSink(SlotFollower):
+class StandardSink(SlotFollower):
     """The mark in the store is the ledger."""
 
     start: str
@@ -69,7 +69,7 @@ class _StandardSink(SlotFollower):
         """Tell that the epochs after `after_epoch` of older timelines do not count any more."""
 
 
-class FilesSink(_StandardSink):
+class FilesSink(StandardSink):
     """`<path>/<table>/t<timeline>-<epoch>-<attempt>.<format>`, then `<path>/_epochs/<checkpoint>.json`, which names them.
 
     A file counts once the epoch's own object names it. Restores are `<path>/_restores/t<timeline>.json`.
@@ -94,7 +94,7 @@ class FilesSink(_StandardSink):
         self._to.put(f"_restores/t{notice['timeline']}.json", canonical_bytes(notice))
 
 
-class WebhookSink(_StandardSink):
+class WebhookSink(StandardSink):
     """POST with JSON: `{"kind": "rows", ..., "rows": [...]}`, and at the end of each epoch one of kind `epoch`."""
 
     def __init__(self, name: str, given: WebhookSinkSpec, spec: PipelineSpec, store: Store, uid: str) -> None:

@@ -99,7 +99,7 @@ def _avro(data: bytes, _spec: SourceSpec) -> pa.Table:
 
 
 def _json(data: bytes, spec: SourceSpec) -> pa.Table:
-    """One JSON object a line; empty lines count, so that a row's number is its line's, but are no rows."""
+    """One JSON object a line; empty lines are no rows, and do not count."""
     lines = data.split(b"\n")
     numbers = np.flatnonzero(np.fromiter((bool(line.strip()) for line in lines), dtype=bool, count=len(lines)))
     texts = pa.array([lines[n].decode("utf-8", "replace") for n in numbers], pa.string())

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from tidegate.jobs.sources.kafka import unreachable
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
-from tidegate.jobs.spec.inputs import KafkaOptions
+from tidegate.jobs.spec.inputs import KafkaOptions, environment_value
 
-__all__ = ["JvmOffsets", "client_settings", "environment_value"]
+__all__ = ["JvmOffsets", "client_settings"]
 
 _PATIENCE: Final = 15_000  # milliseconds for one answer; the plan step has 120 s
 
@@ -27,25 +27,6 @@ def client_settings(kafka: KafkaOptions) -> dict[str, str]:
     """
     options = {name: environment_value(f"kafka.options.{name}", value, os.environ) for name, value in kafka.options.items()}
     return {"bootstrap.servers": kafka.servers, **options}
-
-
-def environment_value(field: str, value: str, environment: Mapping[str, str]) -> str:
-    """A setting as it is, or, written ``env:NAME``, as the environment has it: secrets never stand in a spec.
-
-    Raises:
-        ConfigurationError: the variable is not set.
-    """
-    variable = value.removeprefix("env:")
-    if variable == value:
-        return value
-    if variable in environment:
-        return environment[variable]
-    raise ConfigurationError(
-        f"{field}: the environment variable {variable} is not set",
-        code="spec.no_secret",
-        kept="nothing was started or changed",
-        advice=f"set {variable} where the driver runs",
-    )
 
 
 class JvmOffsets:

@@ -1,4 +1,4 @@
-"""Jars a pipeline's sources need beside Spark's own."""
+"""Jars a pipeline's sources and sinks need beside Spark's own."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ PACKAGES: Final = (_CONNECTOR, f"{_TOKENS}:4.0.0")
 
 
 def with_connectors(spec: PipelineSpec) -> SparkSpec:
-    """The pipeline's Spark settings with the connectors its sources need, unless they name jars themselves.
+    """The pipeline's Spark settings with the connectors its sources and sinks need, unless they name jars themselves.
 
     ``TIDEGATE_SPARK_JARS`` (comma-separated files) stands in for packages where no registry can be reached.
     """
     topics = [source.kafka for source in spec.sources.values() if source.kafka is not None]
-    if not topics or {"spark.jars", "spark.jars.packages"} & set(spec.spark.conf):
+    into = any(sink.kind == "kafka" for sink in spec.sinks.values())
+    if not (topics or into) or {"spark.jars", "spark.jars.packages"} & set(spec.spark.conf):
         return spec.spark
     files = os.environ.get("TIDEGATE_SPARK_JARS")
     wanted = [*PACKAGES, *([_AVRO] if any(kafka.payload == "avro" for kafka in topics) else [])]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.options import Model
 from tidegate.jobs.spec.time import Duration
 
-__all__ = ["DiscoveryOptions", "EvolutionOptions", "KafkaOptions", "LandingOptions", "ParseOptions"]
+__all__ = ["DiscoveryOptions", "EvolutionOptions", "KafkaOptions", "LandingOptions", "ParseOptions", "environment_value"]
 
 
 class ParseOptions(Model):
@@ -97,3 +99,22 @@ class LandingOptions(Model):
     """The stream's own schema as DDL, for formats that need to be told (files)."""
     every: Annotated[Duration, Field(gt=0)] = 5_000_000
     """How often what has come is written as one object."""
+
+
+def environment_value(field: str, value: str, environment: Mapping[str, str]) -> str:
+    """A setting as it is, or, written ``env:NAME``, as the environment has it: secrets never stand in a spec.
+
+    Raises:
+        ConfigurationError: the variable is not set.
+    """
+    variable = value.removeprefix("env:")
+    if variable == value:
+        return value
+    if variable in environment:
+        return environment[variable]
+    raise ConfigurationError(
+        f"{field}: the environment variable {variable} is not set",
+        code="spec.no_secret",
+        kept="nothing was started or changed",
+        advice=f"set {variable} where the driver runs",
+    )

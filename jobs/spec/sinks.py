@@ -9,7 +9,7 @@ from pydantic import Field
 from tidegate.jobs.spec.options import Model
 from tidegate.jobs.spec.time import Duration
 
-__all__ = ["FilesSinkSpec", "PostgresSinkSpec", "SinkSpec", "WebhookSinkSpec"]
+__all__ = ["FilesSinkSpec", "KafkaSinkSpec", "PostgresSinkSpec", "SinkSpec", "WebhookSinkSpec"]
 
 
 class _SinkSpec(Model):
@@ -55,4 +55,16 @@ class WebhookSinkSpec(_StandardSinkSpec):
     """How long to wait for an answer."""
 
 
-SinkSpec = Annotated[PostgresSinkSpec | FilesSinkSpec | WebhookSinkSpec, Field(discriminator="kind")]
+class KafkaSinkSpec(_StandardSinkSpec):
+    """At least once: a message per row, with the epoch's checkpoint id in the header ``tidegate-epoch``."""
+
+    kind: Literal["kafka"]
+    servers: str
+    """``host:port``, comma separated."""
+    topic: str
+    """``{table}`` stands for the table's name."""
+    options: dict[str, str] = Field(default={})
+    """Settings of the Kafka client. A value ``env:NAME`` is read from the environment."""
+
+
+SinkSpec = Annotated[PostgresSinkSpec | FilesSinkSpec | WebhookSinkSpec | KafkaSinkSpec, Field(discriminator="kind")]

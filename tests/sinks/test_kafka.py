@@ -1,0 +1,83 @@
+"""The Kafka sink's messages: a row each, named, with its epoch; repetitions and restores can be told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.engine.harness import Bench, row, spec_of
+
+from tidegate.jobs.sinks.kafka import KafkaSink
+from tidegate.jobs.spark.packages import with_connectors
+from tidegate.jobs.spec.errors import TransientError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.sinks import KafkaSinkSpec
+
+GIVEN = KafkaSinkSpec(kind="kafka", servers="b:9092", topic="out.{table}", tables=("events",))
+
+
+class Broker:
+    """Keeps what it is sent; refuses while `away`."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.away = False
+
+    def __call__(self, messages: pa.Table, settings: dict[str, str]) -> None:
+        assert settings == {"bootstrap.servers": "b:9092"}
+        if self.away:
+            raise OSError("nobody there")
+        self.messages += messages.to_pylist()
+
+
+def bench() -> Bench:
+    """One sealed epoch with released rows."""
+    found = Bench(spec_of(release={"mode": "pass_through"}))
+    engine = found.engine()
+    for name in found.sources:
+        found.sources[name].append(row(1, 10), row(2, 20))
+    assert engine.run_epoch().sealed
+    return found
+
+
+def sink(of: Bench, broker: Broker) -> KafkaSink:
+    """A sink of that log."""
+    return KafkaSink("out", GIVEN, of.spec, of.store, "uid", broker)
+
+
+def test_a_message_per_row() -> None:
+    """Each released row is a message with its place as key, its values as JSON and its epoch in a header; once, undisturbed."""
+    world, broker = bench(), Broker()
+    follower = sink(world, broker)
+    assert follower.follow(world.log) == 1
+    assert follower.follow(world.log) == 0
+    events = world.rows("events")
+    assert {m["key"] for m in broker.messages} == {f"{e['_source']}/{e['_partition']}/{e['_seq']}" for e in events}
+    assert sorted(json.loads(m["value"])["v"] for m in broker.messages) == sorted(e["v"] for e in events)
+    headers = {header["key"]: header["value"].decode() for header in broker.messages[0]["headers"]}
+    assert headers == {"tidegate-uid": "uid", "tidegate-epoch": str(world.epochs()[0].id), "tidegate-table": "events"}
+    assert {m["topic"] for m in broker.messages} == {"out.events"}
+
+
+def test_again_after_an_outage() -> None:
+    """While the brokers are away nothing is marked; afterwards the epoch comes whole."""
+    world, broker = bench(), Broker()
+    broker.away = True
+    with pytest.raises(TransientError, match="nobody there"):
+        sink(world, broker).follow(world.log)
+    broker.away = False
+    assert sink(world, broker).follow(world.log) == 1
+    assert len(broker.messages) == len(world.rows("events"))
+
+
+def test_connector_is_asked_for() -> None:
+    """A pipeline with a Kafka sink gets Spark's connector, unless its own settings name jars."""
+    plain = spec_of()
+    raw = plain.model_dump(by_alias=True, exclude_unset=True) | {"sinks": {"out": GIVEN.model_dump()}}
+    spec = PipelineSpec.model_validate(raw)
+    assert "spark-sql-kafka" in with_connectors(spec).conf["spark.jars.packages"]
+    assert with_connectors(plain) == plain.spark
+    own = PipelineSpec.model_validate(raw | {"spark": {"conf": {"spark.jars": "mine.jar"}}})
+    assert with_connectors(own).conf == {"spark.jars": "mine.jar"}
