@@ -1,0 +1,94 @@
+"""A Kafka client for tests: a small JVM with the broker's own jars, driven through py4j."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+
+
+class KafkaClient:
+    """Makes topics and writes to them."""
+
+    def __init__(self, jars: list[Path], servers: str) -> None:
+        (own,) = (Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar")
+        classpath = ":".join(map(str, jars))
+        port, token = launch_gateway(jarpath=str(own), classpath=classpath, die_on_exit=True, enable_auth=True)
+        self.gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token, auto_convert=True))
+        self.jvm: Any = self.gateway.jvm
+        self.servers = servers
+        self.kafka = self.jvm.org.apache.kafka
+        self.admin = self.kafka.clients.admin.AdminClient.create(self._properties())
+        self._producers: dict[bool, Any] = {}
+
+    def _properties(self, **more: str) -> Any:
+        found = self.jvm.java.util.Properties()
+        for name, value in {"bootstrap.servers": self.servers, **more}.items():
+            found.setProperty(name.replace("_", "."), value)
+        return found
+
+    def topic(self, name: str, partitions: int, **config: str) -> None:
+        """Make a topic."""
+        new = self.kafka.clients.admin.NewTopic(name, partitions, self._short(1))
+        new = new.configs({key.replace("_", "."): value for key, value in config.items()})
+        self.admin.createTopics([new]).all().get()
+
+    def grow(self, name: str, partitions: int) -> None:
+        """Add partitions."""
+        self.admin.createPartitions({name: self.kafka.clients.admin.NewPartitions.increaseTo(partitions)}).all().get()
+
+    def forget(self, name: str, partition: int, before: int) -> None:
+        """Delete the records before an offset, as retention would."""
+        place = self.kafka.common.TopicPartition(name, partition)
+        # By reflection: py4j does not find a static method that shares its name with another.
+        types, values = self.gateway.new_array(self.jvm.Class, 1), self.gateway.new_array(self.jvm.Object, 1)
+        types[0], values[0] = self.jvm.Long.TYPE, before
+        kind = self.jvm.Class.forName("org.apache.kafka.clients.admin.RecordsToDelete")
+        self.admin.deleteRecords({place: kind.getMethod("beforeOffset", types).invoke(None, values)}).all().get()
+
+    def send(
+        self,
+        topic: str,
+        partition: int,
+        value: str | None,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        transactional: bool = False,
+    ) -> None:
+        """Write one record; a transaction of one leaves a marker behind it."""
+        producer = self._producer(transactional)
+        record = self.kafka.clients.producer.ProducerRecord(topic, partition, key, value)
+        for name, text in (headers or {}).items():
+            record.headers().add(name, text.encode())
+        if transactional:
+            producer.beginTransaction()
+        producer.send(record)
+        if transactional:
+            producer.commitTransaction()
+
+    def flush(self) -> None:
+        """Wait until everything is written."""
+        for producer in self._producers.values():
+            producer.flush()
+
+    def close(self) -> None:
+        """End the JVM."""
+        self.gateway.shutdown()
+
+    def _producer(self, transactional: bool) -> Any:
+        if transactional not in self._producers:
+            text = "org.apache.kafka.common.serialization.StringSerializer"
+            own = {"transactional_id": "tests"} if transactional else {}
+            properties = self._properties(key_serializer=text, value_serializer=text, linger_ms="5", **own)
+            producer = self.kafka.clients.producer.KafkaProducer(properties)
+            if transactional:
+                producer.initTransactions()
+            self._producers[transactional] = producer
+        return self._producers[transactional]
+
+    def _short(self, number: int) -> Any:
+        return self.jvm.java.lang.Short.valueOf(str(number))
