@@ -14,7 +14,7 @@ __all__ = ["dispatcher_of", "followers"]
 
 
 def dispatcher_of(spec: PipelineSpec, store: Store, log: SlotLog, mover: Mover) -> Dispatch | None:
-    """Who sends rows to the spec's streams; None when it has none. Reducers run where the mover does.
+    """Who sends rows to the spec's streams; None when it has none.
 
     Raises:
         ConfigurationError: a reducer's function or a pipe's predicate is not there or cannot be read.

@@ -1,4 +1,4 @@
-"""A reducer over one Arrow batch: rows in, one Arrow table per destination out. What Spark's tasks run as well."""
+"""A reducer over one Arrow batch: rows in, one Arrow table per destination out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Runner = Callable[[Reducer, Any, States], FoldedBatch]
 
 
 def fold_batch(reducer: Reducer, rows: Any, states: States) -> FoldedBatch:
-    """The runner without Spark."""
+    """The runner in this process."""
     if reducer.aggregates:
         try:
             rows = with_arguments(rows, reducer.aggregates)

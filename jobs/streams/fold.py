@@ -1,4 +1,4 @@
-"""Running a reducer over a batch of rows: state in, state and dispatches out. The same code on the driver and in Spark's tasks.
+"""Running a reducer over a batch of rows: state in, state and dispatches out.
 
 1. Fold every row, in order of position, under `guard.pure`; the first row that fails ends the batch there.
 2. Fold the first rows once more from the same state; whatever differs is a fold that is not deterministic.
@@ -28,7 +28,7 @@ _UNSTEADY = "not deterministic: a second run over the same rows came out differe
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """What it takes to run one: JSON-ready, travels to Spark's tasks.
+    """What it takes to run one: JSON-ready.
 
     Attributes:
         columns: destination -> column -> type; a dispatch without a name goes to the first.
@@ -89,7 +89,7 @@ def load_function(path: str) -> Callable[..., Any]:
             f"no reducer at {path}: {error}",
             code="reducer.not_found",
             kept="everything sealed so far",
-            advice="install its package where the driver and Spark's workers run, or mend the path",
+            advice="install its package where the driver runs, or mend the path",
         ) from error
     if not callable(found):
         raise ConfigurationError(f"{path} is not a function", code="reducer.not_found")
