@@ -8,19 +8,20 @@ small epoch the release has fetched all rows with their verdicts already, and no
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.jobs.spark.epoch import Epoch
 from tidegate.jobs.spark.marks import below, late_bound
 from tidegate.jobs.spark.order import late_columns
 from tidegate.jobs.spark.schema import quote
 from tidegate.jobs.spark.sessions import late_for_sessions
-from tidegate.jobs.spark.spans import late_verdict
+from tidegate.jobs.spark.spans import expired_pairs, late_verdict
 from tidegate.jobs.spark.write import FETCH_ROWS, Written, fetch
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import LatePolicy
@@ -40,10 +41,12 @@ class LateRows:
 
     Attributes:
         counts: (source, output, reason, dropped) -> rows.
+        expired: (source, window output) -> pairs of a row and a window that was purged before the row came.
     """
 
     written: Written
     counts: Counter[tuple[str, str, str, bool]] = field(default_factory=Counter)
+    expired: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 def _policy(epoch: Epoch, output: str) -> LatePolicy:
@@ -67,7 +70,7 @@ def late_of_judged(epoch: Epoch, judged: pa.Table) -> LateRows:
     """
     outputs = [EVENTS, *epoch.spec.windows]
     pieces = [_piece(epoch, judged.filter(judged[column]), o) for o, column in zip(outputs, late_columns(epoch), strict=True)]
-    return _few(epoch, pa.concat_tables(pieces))
+    return _with_expired(epoch, _few(epoch, pa.concat_tables(pieces)))
 
 
 def _piece(epoch: Epoch, rows: pa.Table, output: str) -> pa.Table:
@@ -102,7 +105,7 @@ def write_late(epoch: Epoch) -> LateRows:
     if not present:
         return LateRows(Written((), ()))
     rows = reduce(DataFrame.unionAll, present)
-    return _few(epoch, fetch(rows)) if epoch.staged.rows <= FETCH_ROWS else _many(epoch, rows)
+    return _with_expired(epoch, _few(epoch, fetch(rows)) if epoch.staged.rows <= FETCH_ROWS else _many(epoch, rows))
 
 
 def _aside(epoch: Epoch) -> DataFrame | None:
@@ -144,6 +147,25 @@ def _window(epoch: Epoch, name: str) -> DataFrame | None:
     if window.on_late is LatePolicy.ADJUST:
         late = f"{late} AND _end <= {frontier}L"
     return _late_rows(epoch, _near(epoch.data, frontier).where(late), name)
+
+
+def _with_expired(epoch: Epoch, late: LateRows) -> LateRows:
+    """Count the pairs that came too late: a point row's one tumbling window is purged iff the row is late, the rest is asked."""
+    before, points = epoch.order.decision.frontier_before, all(s.end_time is None for s in epoch.spec.sources.values())
+    if epoch.data is None or epoch.low is None or epoch.low >= before:
+        return late
+    found: Counter[tuple[str, str]] = Counter()
+    asked: dict[str, str] = {}
+    for name, window in epoch.spec.windows.items():
+        if window.kind is WindowKind.TUMBLING and window.late_unit == "window" and points:
+            found += Counter({(s, o): rows for (s, o, _, _), rows in late.counts.items() if o == name})
+        elif window.kind is not WindowKind.SESSION:
+            asked[name] = expired_pairs(window, before)
+    if any(pairs != "0L" for pairs in asked.values()):
+        sums = [F.expr(f"sum({pairs})").alias(name) for name, pairs in asked.items()]
+        for row in fetch(_near(epoch.data, before).groupBy("_source").agg(*sums)).to_pylist():
+            found += Counter({(row["_source"], name): row[name] or 0 for name in asked})
+    return replace(late, expired=found)
 
 
 def _near(frame: DataFrame, bound: int) -> DataFrame:

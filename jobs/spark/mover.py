@@ -36,7 +36,7 @@ from tidegate.jobs.spark.sessions import work_sessions
 from tidegate.jobs.spark.survey import Surveyed, survey_cut
 from tidegate.jobs.spark.windows import work_window
 from tidegate.jobs.spark.write import Writer, Written
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
+from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.windows import WindowKind
 
@@ -67,7 +67,6 @@ class SparkMover:
     def __init__(self, store: Store, spec: PipelineSpec, workdir: Path, session: SparkSession | None = None) -> None:
         self._store = store
         self._spec = spec
-        _supported(spec)
         workdir.mkdir(parents=True, exist_ok=True)
         self._workdir = Path(mkdtemp(prefix="spark-", dir=workdir))
         self._own = session is None
@@ -143,18 +142,6 @@ class SparkMover:
         return Epoch(self._sessions, self._spec, self._store, order, writer, staged.frame, data, aside, low, high, kept)
 
 
-def _supported(spec: PipelineSpec) -> None:
-    """Refuse what this mover would leave out without a word."""
-    found = [f"windows.{name}.fire_every" for name, window in spec.windows.items() if window.fire_every is not None]
-    if found:
-        raise ConfigurationError(
-            f"{spec.name}: {', '.join(found)} is not available on Spark",
-            code="spark.unsupported",
-            pipeline=spec.name,
-            advice="leave the option out",
-        )
-
-
 def _sorted_out(staged: _Staged, spec: PipelineSpec) -> tuple[DataFrame | None, DataFrame | None]:
     """The data rows that go on, and those that the survey set aside (None when there are none)."""
     frame, surveyed = staged.frame.frame, staged.surveyed
@@ -176,7 +163,9 @@ def _sorted_out(staged: _Staged, spec: PipelineSpec) -> tuple[DataFrame | None, 
 
 
 def _work(epoch: Epoch, name: str) -> WindowWork:
-    return work_sessions(epoch, name) if epoch.spec.windows[name].kind is WindowKind.SESSION else work_window(epoch, name)
+    window = epoch.spec.windows[name]
+    merging = window.kind is WindowKind.SESSION or window.fire_every is not None
+    return work_sessions(epoch, name) if merging else work_window(epoch, name)
 
 
 def _release_and_late(epoch: Epoch, surveyed: Surveyed) -> tuple[Released, LateRows]:
@@ -241,8 +230,10 @@ def _counters(
         count(member.member.source, "read", member.rows + member.quarantined + member.dead)
     for source, rows in released.per_source.items():
         count(source, "released", rows)
-    for source, rows in dead.items():
-        count(source, "dead_lettered", rows)
+    named = {(source, "dead_lettered"): rows for source, rows in dead.items()}
+    named |= {(source, f"expired:{output}"): pairs for (source, output), pairs in late.expired.items()}
+    for (source, disposition), rows in named.items():
+        count(source, disposition, rows)
     dropped: Counter[str] = Counter()
     for index, verdicts in surveyed.verdicts.items():
         rows = sum(verdict.what == "dropped" for verdict in verdicts)

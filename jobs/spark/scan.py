@@ -19,7 +19,7 @@ from tidegate.jobs.advise.sketch import GAMMA
 from tidegate.jobs.eventtime.types import BarrierRow, Member, MemberSurvey
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import SourceSpec
-from tidegate.jobs.spec.time import TICK_MIN
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
 __all__ = ["BARRIER", "DATA", "DEAD", "PUNCTUATION", "Columns", "Scan", "Verdict", "carried", "scan_member"]
 
@@ -174,7 +174,7 @@ class _Scanner:
     def _punctuation(self, ahead: Ints, after: Ints) -> int:
         """Explicit punctuation joins the marks; counts those that go back."""
         places = np.flatnonzero(self.kinds == PUNCTUATION)
-        stamps = self.rows.times[places] + self.shift
+        stamps = np.minimum(self.rows.times[places], TICK_MAX - self.shift) + self.shift
         after[places] = stamps
         before = np.maximum(np.maximum.accumulate(ahead), self._ahead_of(after))[places] if places.size else stamps
         back = np.flatnonzero(stamps < before)

@@ -1,4 +1,4 @@
-"""Session windows: rows and live sessions of a key that meet become one session.
+"""Session windows: rows and live sessions of a key that meet become one session. Also all windows that fire while they are open.
 
 The live sessions, closed ones within their lateness included, stand in one segment that is written anew whenever rows came or a
 session closed: what meets what depends on all of them. ``_due`` marks those with a result in the epoch that wrote the segment.
@@ -18,10 +18,11 @@ from tidegate.jobs.spark.marks import reached
 from tidegate.jobs.spark.order import adjusted
 from tidegate.jobs.spark.schema import quote
 from tidegate.jobs.spark.spans import closed_at, purged, purged_at
+from tidegate.jobs.spark.windows import accepted
 from tidegate.jobs.spark.write import Written
 from tidegate.jobs.spec.options import LatePolicy
 from tidegate.jobs.spec.time import TICK_MIN
-from tidegate.jobs.spec.windows import WindowSpec
+from tidegate.jobs.spec.windows import WindowKind, WindowSpec
 
 __all__ = ["late_for_sessions", "work_sessions"]
 
@@ -32,7 +33,7 @@ def work_sessions(epoch: Epoch, name: str) -> WindowWork:
     """Fold the epoch's rows into the sessions and write the results that are due."""
     kind, window, after = f"window:{name}", epoch.spec.windows[name], epoch.order.decision.frontier_after
     live = epoch.segments(kind)
-    closing = any(ref.min_time is not None and closed_at(window, ref.min_time, after) for ref in live)
+    closing = any(ref.min_time is not None and closed_at(window, ref.min_time, after) for ref in live) or _passes(epoch, window)
     if epoch.data is None and not closing and not (live and window.emit == "complete"):
         return WindowWork(Written((), ()), tuple(ref for ref in live if not _gone(window, ref, after)), Written((), ()))
     aggregation = Aggregation(epoch.spec, name)
@@ -69,6 +70,8 @@ def _gone(window: WindowSpec, ref: FileRef, frontier: int) -> bool:
 
 def _late_alone(window: WindowSpec, before: int) -> str:
     """Rows judged before they meet other sessions."""
+    if window.kind is not WindowKind.SESSION:
+        return "false"  # they are judged by their windows
     if before == TICK_MIN or window.lateness is None:
         return "false"
     if window.session_late == "event":
@@ -87,6 +90,8 @@ def _rows(epoch: Epoch, aggregation: Aggregation, window: WindowSpec) -> DataFra
         frame = moved.where("_moved OR NOT _was").drop("_moved", "_was")
     elif alone != "false":
         frame = frame.where(f"NOT ({alone})")
+    if window.kind is not WindowKind.SESSION:
+        return accepted(epoch, window).selectExpr("*", *aggregation.key_columns, "true AS _row")
     reach = f"_end + {(window.gap or 0) - 1}L AS _we"
     return frame.selectExpr("*", *aggregation.key_columns, "_et AS _ws", reach, "true AS _row")
 
@@ -97,7 +102,8 @@ def _live(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: list
         return None
     frame = frame.where(f"NOT ({purged(window, '_we', epoch.order.decision.frontier_before)})")
     fresh = [f"IF(_due, NULL, {c}) AS {c}" if window.revisions == "delta" else c for c in aggregation.partials]
-    return frame.selectExpr(*aggregation.keys, "_ws", "_we", "_rev", "_standing", *fresh, "false AS _row")
+    opened = "_opened" if "_opened" in frame.columns else "CAST(NULL AS bigint) AS _opened"  # older segments do not know of it
+    return frame.selectExpr(*aggregation.keys, "_ws", "_we", "_rev", "_standing", opened, *fresh, "false AS _row")
 
 
 def _items(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]) -> DataFrame:
@@ -106,6 +112,8 @@ def _items(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: lis
     items = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), found)
     by_key = f"PARTITION BY {', '.join(aggregation.keys)}" if aggregation.keys else "PARTITION BY 1"
     order = f"{by_key} ORDER BY _ws, _we ROWS BETWEEN UNBOUNDED PRECEDING AND"
+    if window.kind is not WindowKind.SESSION:
+        return items.selectExpr("*", "_ws AS _island", "_we AS _until")
     apart = ">" if window.session_touch == "merge" else ">="
     items = items.selectExpr("*", f"max(_we) OVER ({order} 1 PRECEDING) AS _reach")
     first = f"CAST(_reach IS NULL OR _ws {apart} _reach AS int)"
@@ -122,12 +130,12 @@ def _merged(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: li
     items = _items(epoch, aggregation, window, live).where(f"NOT ({purged(window, '_until', before)})")
     parts = []
     if epoch.data is not None:
-        bounds = [F.expr("min(_ws)").alias("_ws"), F.expr("max(_we)").alias("_we")]
+        bounds = [F.expr(v).alias(k) for k, v in (("_ws", "min(_ws)"), ("_we", "max(_we)"), ("_opened", "min(_et)"))]
         states = [F.expr(v).alias(k) for k, v in aggregation.partials.items()]
         own = ["true AS _changed", "-1 AS _rev", f"CAST(NULL AS {_BOUNDS}) AS _standing"]
         parts.append(items.where("_row").groupBy(*group).agg(*bounds, *states).selectExpr("*", *own))
     if live:
-        kept = [*group, "_ws", "_we", *aggregation.partials, "false AS _changed", "_rev", "_standing"]
+        kept = [*group, "_ws", "_we", *aggregation.partials, "false AS _changed", "_rev", "_standing", "_opened"]
         parts.append(items.where("NOT _row").selectExpr(*kept))
     types = {field.name: field.dataType.simpleString() for field in parts[0].schema}
     marks = {
@@ -136,6 +144,7 @@ def _merged(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: li
         "_changed": "max(_changed)",
         "_rev": "max(_rev)",
         "_standing": "flatten(collect_list(_standing))",
+        "_opened": "coalesce(min(_opened) FILTER (WHERE NOT _changed), min(_opened))",
     }
     merged = reduce(DataFrame.unionByName, parts).groupBy(*group)
     frame = merged.agg(*(F.expr(v).alias(k) for k, v in {**marks, **aggregation.merges}.items()))
@@ -143,7 +152,7 @@ def _merged(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: li
     due = {
         "each_epoch": "_changed",
         "complete": "true",
-        "close": f"({reached('_we', after, after_end=window.closes_after_end)}) AND (_changed OR _rev < 0)",
+        "close": _closing(window, before, after),
     }[window.emit]
     return frame.selectExpr("*", f"({due}) AS _due").selectExpr(
         *aggregation.keys,
@@ -153,8 +162,29 @@ def _merged(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: li
         "_due",
         "_rev + CAST(_due AS int) AS _rev",
         "IF(_due, array(named_struct('s', _ws, 'e', _we)), _standing) AS _standing",
-        f"IF(_due, {_REPLACED}, NULL) AS _replaces",
+        "_opened",
+        f"IF({'_due' if window.kind is WindowKind.SESSION else 'false'}, {_REPLACED}, NULL) AS _replaces",
     )
+
+
+def _closing(window: WindowSpec, before: int, after: int) -> str:
+    """Closed, and changed or not yet shown within these bounds; or open, and F passes a multiple of `fire_every`."""
+    over = reached("_we", after, after_end=window.closes_after_end)
+    closed = f"({over}) AND (_changed OR NOT exists(_standing, b -> b.s = _ws AND b.e = _we))"
+    if window.fire_every is None or after <= TICK_MIN + window.fire_every:
+        return closed
+    every, was = window.fire_every, reached("_we", before, after_end=window.closes_after_end)
+    newest = (after - 1) // every * every
+    first = f"(_opened - pmod(_opened, {every}L) + {every}L)"
+    between = f"{first} <= {newest}L AND ({str(newest >= before).lower()} OR _rev < 0)"
+    return f"({closed}) OR (({over}) AND NOT ({was})) OR (NOT ({over}) AND {between})"
+
+
+def _passes(epoch: Epoch, window: WindowSpec) -> bool:
+    """Whether F passes a multiple of `fire_every` in this epoch."""
+    before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
+    every = window.fire_every
+    return every is not None and before < after and (after - 1) // every * every >= before
 
 
 def _instant(ticks: str) -> str:

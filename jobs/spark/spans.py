@@ -8,7 +8,7 @@ from tidegate.jobs.spark.marks import reached
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate
 from tidegate.jobs.spec.windows import WindowSpec
 
-__all__ = ["closed_at", "late_verdict", "purged", "purged_at", "with_spans"]
+__all__ = ["closed_at", "expired_pairs", "late_verdict", "purged", "purged_at", "with_spans"]
 
 
 def first_start(window: WindowSpec) -> str:
@@ -47,6 +47,15 @@ def late_verdict(window: WindowSpec, frontier: int) -> str:
     if late == "false" or _always_covered(window):
         return late
     return f"({late} AND {first_start(window)} <= {last_start(window)})"
+
+
+def expired_pairs(window: WindowSpec, frontier: int) -> str:
+    """How many windows of a row were purged before it came."""
+    if window.lateness is None or frontier <= TICK_MIN + (window.size or 0) + window.lateness:
+        return "0L"
+    bound = TICK_MAX if frontier == TICK_MAX else frontier - (window.size or 0) - window.lateness
+    first, slide = first_start(window), window.period or 1
+    return f"greatest((least({last_start(window)}, {bound}L) - {first} + {slide}L) div {slide}L, 0L)"
 
 
 def purged(window: WindowSpec, end: str, frontier: int) -> str:

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.engine.counters import EpochCounters
 from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Slice, seq_of
 from tidegate.jobs.eventtime.decider import decide, initial_state
 from tidegate.jobs.eventtime.types import Decision, Member, MemberSurvey
@@ -110,7 +109,7 @@ class Pair:
         for table in {*spark.files, *reference.files}:
             got, wanted = self.rows(spark.files.get(table, ())), self.rows(reference.files.get(table, ()))
             assert same(got, wanted), difference(table, got, wanted)
-        assert counted(spark) == counted(reference)
+        assert spark.counters == reference.counters
         assert spark.counters.conserved()
         assert spark.next_position == reference.next_position
         assert spark.buffered_rows == reference.buffered_rows
@@ -183,15 +182,6 @@ def table_of(rows: list[Row]) -> pa.Table:
     columns = {f.name: [row.get(f.name) for row in rows] for f in _ARROW}
     times = pa.array(columns.pop("t"), pa.int64()).cast(TIMESTAMP)
     return pa.table([times, *(pa.array(columns[f.name], f.type) for f in _ARROW if f.name != "t")], schema=_ARROW)
-
-
-def counted(moved: Moved) -> EpochCounters:
-    """Counters without the (row, window) pairs that only the reference counts."""
-    per_source = {
-        source: {k: n for k, n in counts.items() if not k.startswith("expired:")}
-        for source, counts in moved.counters.per_source.items()
-    }
-    return replace(moved.counters, per_source=per_source)
 
 
 def same(left: Any, right: Any) -> bool:

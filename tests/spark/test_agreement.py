@@ -65,6 +65,8 @@ def windows_of(draw: random.Random) -> dict[str, dict[str, Any]]:
             "emit": draw.choice(["close", "close", "close", "each_epoch", "complete"]),
             "revisions": draw.choice(["accumulate", "accumulate", "delta"]),
         }
+        if windows[name]["emit"] == "close" and not shape.get("zero_rows"):
+            windows[name]["fire_every"] = draw.choice([None, "3s"])
     return windows
 
 

@@ -138,3 +138,26 @@ def test_rows_before_a_tardy_barrier_leave_in_order_and_flagged(session: SparkSe
     left = [(row["n"], row["_late"], row["section"]) for row in events]
     assert left == [(0, False, 0), (1, False, 0), (3, True, 1), (2, False, 1), (4, True, 1)]
     assert [row["rows"] for row in sorted(pair.table("built"), key=lambda row: int(row["number"]))] == [2, 1, 1, 1]
+
+
+def test_a_session_that_grew_after_its_result_is_told_again(session: SparkSession, tmp_path: Path) -> None:
+    """A row joins a session that was told and moves its end past the frontier: the new end is told when it is reached."""
+    window = {"kind": "session", "gap": "10s", "lateness": "30s", "aggregates": {"rows": "count(*)"}}
+    pair = Pair(spec_of({"a": {"lag": "0"}}, windows={"w": window}), session, tmp_path)
+    for epoch, seconds in enumerate(((0, 20), (15,), (10,), (31,), (60,))):
+        pair.put("a", [{"t": s * SECOND} for s in seconds])
+        pair.run(epoch * SECOND)
+    told = [(row["rows"], row["revision"], row["replaces"]) for row in pair.table("w")]
+    assert (4, 1, ["1970-01-01T00:00:00Z/1970-01-01T00:00:10Z"]) in told
+
+
+def test_windows_fire_while_they_are_open(session: SparkSession, tmp_path: Path) -> None:
+    """`fire_every` shows tumbling windows and sessions as the frontier passes its multiples, and at their end."""
+    common = {"keys": ["k"], "aggregates": {"rows": "count(*)", "total": "sum(v)"}, "fire_every": "5s", "lateness": "5s"}
+    windows = {"w": {"kind": "tumbling", "size": "30s", **common}, "s": {"kind": "session", "gap": "8s", **common}}
+    windows["d"] = {**windows["w"], "revisions": "delta"}
+    pair = Pair(spec_of({"a": {"lag": "0"}}, windows=windows), session, tmp_path)
+    for epoch, seconds in enumerate(((3, 4), (6,), (8, 12), (21,), (29, 31), (27,), (60,))):
+        pair.put("a", [{"t": s * SECOND, "k": "xy"[s % 2], "v": 1.0} for s in seconds])
+        pair.run(epoch * SECOND)
+    assert max(row["revision"] for row in pair.table("w")) >= 3
