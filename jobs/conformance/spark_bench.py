@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Slice, seq_of
+from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Slice, seq_of, split_seq
 from tidegate.jobs.eventtime.decider import blocked, decide, initial_state
 from tidegate.jobs.eventtime.types import Decision, Mark, Member
 from tidegate.jobs.reference.tables import read_rows_of, user_schema
@@ -87,6 +87,7 @@ class SparkBench:
         self.buffered = 0
         self.epochs = 0
         self.ordinals = dict.fromkeys(spec.sources, 0)
+        self.firsts: dict[str, list[int]] = {name: [0] for name in spec.sources}
         self.waiting: dict[str, list[dict[str, Any]]] = {name: [] for name in spec.sources}
         self.ended: set[str] = set()
 
@@ -121,8 +122,13 @@ class SparkBench:
         return decision, moved
 
     def table(self, moved: Moved, name: str) -> list[dict[str, Any]]:
-        """Rows that an epoch wrote to a table."""
-        return [row for ref in moved.files.get(name, ()) for row in read_rows_of(self.store, ref)]
+        """Rows that an epoch wrote to a table; positions count a source's rows from zero, as on the other benches."""
+        rows = [row for ref in moved.files.get(name, ()) for row in read_rows_of(self.store, ref)]
+        return [row if "_seq" not in row else {**row, "_seq": self._number(row["_source"], row["_seq"])} for row in rows]
+
+    def _number(self, source: str, seq: int) -> int:
+        ordinal, row = split_seq(seq)
+        return self.firsts[source][ordinal] + row
 
     def restore(self) -> None:
         """State through JSON, as a manifest holds it; a new mover on the same store."""
@@ -143,6 +149,7 @@ class SparkBench:
     def _put(self, name: str, rows: Sequence[Values]) -> None:
         ordinal = self.ordinals[name]
         self.ordinals[name] += 1
+        self.firsts[name].append(self.firsts[name][-1] + len(rows))
         key = f"in/{name}/{ordinal:06d}.parquet"
         path = self.store.local_path(key)
         assert path is not None  # noqa: S101 - a local store has files
