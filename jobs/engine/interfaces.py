@@ -263,9 +263,7 @@ class Dispatched:
 class Dispatch(Protocol):
     """Sends what an epoch released through pipes and reducers into streams. Called by the engine right after `Mover.move`."""
 
-    def run(
-        self, order: MoveOrder, moved: Moved, before: Mapping[str, Any], asked: Sequence[tuple[str, str]] = ()
-    ) -> Dispatched:
+    def run(self, order: MoveOrder, moved: Moved, before: Mapping[str, Any], asked: Sequence[tuple[str, str]] = ()) -> Dispatched:
         """Dispatch one epoch. `asked` is what people want of attachments: (attach | detach | resume, name).
 
         Raises:

@@ -142,10 +142,14 @@ class IcebergSink:
     def _load(self) -> None:
         """Open what is registered; what the pointer names but the catalog lost is registered again.
 
-        `checkpoints` first: the others, loaded after it, then hold at least what its mark says about them.
+        `checkpoints` first: the others, loaded after it, then hold at least what its mark says about them. As long as it is
+        unknown, the others are never taken from an earlier call: another publisher may have moved them on since, and only a
+        commit on `checkpoints` would tell.
         """
         catalog = self._open()
         known = None
+        if CHECKPOINTS not in self._tables:
+            self._tables.clear()
         for table in sorted(self.spec.tables, key=lambda name: name != CHECKPOINTS):
             if table in self._tables:
                 continue

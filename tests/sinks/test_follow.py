@@ -14,6 +14,7 @@ from tidegate.jobs.sinks import iceberg
 from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, Follower
 from tidegate.jobs.sinks.iceberg import IcebergSink
 from tidegate.jobs.sinks.marks import Mark, Way
+from tidegate.jobs.sinks.pointer import read_current
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
 
 
@@ -536,6 +537,22 @@ def test_a_table_made_by_a_publisher_that_missed_a_restore_stays_empty(
     with pytest.raises(BaseException, match="killed"):
         stale.follow(world.log)
     assert (world.rows(other, "hourly") == []) == mended
+
+
+def test_a_publisher_that_knew_a_table_before_checkpoints_does_not_show_it_as_it_was(world: World) -> None:
+    """The readers' pointer never goes back to a version of a table from before another publisher moved it on.
+
+    Found by the simulation: readers missed rows, and the collector took their files for garbage.
+    """
+    stale, other = world.sink(), world.sink()
+    stale._create("events", [], 0, 0)
+    world.seal()
+    other.follow(world.log)
+    world.seal(1, ("late",))
+    stale.follow(world.log)
+    current = read_current(world.store, "p")
+    assert current is not None
+    assert (current.upto, current.tables["events"]) == (2, other.open_table("events").metadata_location)
 
 
 def _die(_: IcebergSink) -> None:
