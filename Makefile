@@ -56,6 +56,10 @@ soak: venv ## simulate crashes, races and storage faults from seeds (SECONDS=60 
 bench-recovery: venv ## from a driver's start to its first survey, against 10 MB to 1 GB of state and 10 to 10,000 epochs
 	$(BIN)/python -m tests.checkpoints.bench_recovery $(ARGS)
 
+.PHONY: chaos
+chaos: venv java ## kill driver, JVM and MinIO at random moments; the tables must not show it (KILLS=50 SEED=0), about 20 s a kill
+	$(BIN)/python -m tests.e2e.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),0)
+
 .PHONY: mutants
 mutants: venv ## plant bugs; the simulation must find each (SECONDS=60 for each bug)
 	$(BIN)/python -m tests.simulation.mutants --seconds $(or $(SECONDS),60)

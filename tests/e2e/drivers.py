@@ -90,8 +90,8 @@ class Piped:
 class Steady(Piped):
     """The steady pipeline, fed."""
 
-    def __init__(self, folder: Path, objects: int, store_url: str | None = None) -> None:
-        super().__init__(folder, SPEC, store_url)
+    def __init__(self, folder: Path, objects: int, store_url: str | None = None, *, spec: str = SPEC) -> None:
+        super().__init__(folder, spec, store_url)
         self.rows = write_feed(self.inbox, objects)
 
 
