@@ -223,5 +223,6 @@ def test_on_bad_fail_ends_the_driver(tmp_path: Path) -> None:
     assert "Traceback" not in pipeline.log_text()
     head = pipeline.log().head()
     assert head.record is not None
-    assert (head.slot, head.record.cut["dirty/0"]["resume"]["key"]) == (1, "inbox/dirty/000-good.parquet")
+    # Slot 1 recorded the clock for max_jump, slot 2 read the good object.
+    assert (head.slot, head.record.cut["dirty/0"]["resume"]["key"]) == (2, "inbox/dirty/000-good.parquet")
     assert pipeline.table("dead_letters").num_rows == 0
