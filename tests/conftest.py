@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tidegate.infra.minio import REGION, Credentials, MinioServer, provision
 from tidegate.infra.minio_build import ensure_minio
@@ -18,6 +19,11 @@ TIERS = ("unit", "minio", "spark", "airflow", "e2e")
 # Importing Airflow creates its home folder; doctest collection imports modules of tidegate.operators.
 os.environ.setdefault("AIRFLOW_HOME", str(Path(tempfile.gettempdir()) / f"tidegate-tests-airflow-{os.getuid()}"))
 os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
+
+# The same examples in every run: a red test is about the change, not about luck. `HYPOTHESIS=search` looks for new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("search", max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS", "repeatable"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

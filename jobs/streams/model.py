@@ -205,8 +205,9 @@ class World:
         self._recompute(set(), {attached.spec.name})
 
     def detach(self, name: str) -> None:
-        """No later row is dispatched; what was, stays."""
-        self._attached[name].until = self._begin(None)
+        """No later row is dispatched; what was, stays. A second time changes nothing."""
+        turn, attached = self._begin(None), self._attached[name]
+        attached.until = turn if attached.until is None else attached.until
 
     def resume(self, name: str, now: int | None = None) -> None:
         """Go on with the row at which the attachment was paused."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -218,8 +220,20 @@ def tls_minio(tmp_path: Path) -> Iterator[tuple[str, MinioServer, Path]]:
     server = MinioServer(ensure_minio(print), tmp_path / "data", tmp_path / "minio.log")
     (tmp_path / "data" / "tls").mkdir(parents=True)  # a folder is a bucket
     server.launch()
+    deadline = time.monotonic() + 60
+    while not _listens(server.port):
+        assert time.monotonic() < deadline, "MinIO does not listen"
+        time.sleep(0.1)
     yield f"https://127.0.0.1:{server.port}", server, ca
     server.stop()
+
+
+def _listens(port: int | None) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port or 0), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.minio

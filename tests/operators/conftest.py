@@ -116,14 +116,16 @@ class Cockpit:
         found: dict[str, str] = json.loads(self.stack.credentials_file.read_text())["airflow_passwords"]
         return found[user]
 
+    def bearer(self, user: str) -> str:
+        """A token of this user, as the browser has it in its cookie."""
+        body = json.dumps({"username": user, "password": self.password(user)}).encode()
+        asked = urllib.request.Request(f"{self.stack.airflow_url}/auth/token", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked) as answer:
+            return str(json.load(answer)["access_token"])
+
     def get(self, path: str, user: str | None = None) -> tuple[int, bytes]:
         """Ask the page's routes, as a user or as nobody."""
-        headers = {}
-        if user is not None:
-            body = json.dumps({"username": user, "password": self.password(user)}).encode()
-            asked = urllib.request.Request(f"{self.stack.airflow_url}/auth/token", body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(asked) as answer:
-                headers["Authorization"] = f"Bearer {json.load(answer)['access_token']}"
+        headers = {} if user is None else {"Authorization": f"Bearer {self.bearer(user)}"}
         request = urllib.request.Request(f"{self.stack.airflow_url}/tidegate/{path}", headers=headers)
         try:
             with urllib.request.urlopen(request) as answer:

@@ -204,6 +204,19 @@ def test_detached_means_no_later_row() -> None:
     assert [(row.time, row.value["sum"]) for row in world.rows("d")] == [(10, 10), (20, 30), (30, 60)]
 
 
+def test_detaching_twice_is_detaching_once() -> None:
+    """The first time stands: rows that came in between are not dispatched by whatever is computed anew later."""
+    world = world_of("o", "d")
+    world.attach(counting("sum", "o", "d", inherit=True))
+    put(world, "o", 10)
+    world.detach("sum")
+    put(world, "o", 40)
+    world.detach("sum")
+    world.request("r", "o", [("late", 20, {"v": 20})])
+    world.merge("r")
+    assert 40 not in world.times("d")
+
+
 def test_a_buffer_orders_and_never_rejects() -> None:
     """Two writers out of step reach the final stream in order; what comes below the mark is moved up to it."""
     world = world_of("a", "b")
