@@ -33,7 +33,11 @@ test: venv java warm ## every test but the slow ones (ARGS="-m unit" for the fas
 
 .PHONY: e2e
 e2e: venv java warm ## the slow end-to-end tests: outages, restores, the whole demo on two days of flights
-	$(BIN)/python -m pytest -m "slow and e2e" $(ARGS)
+	$(BIN)/python -m pytest -m "slow and e2e and not kafka" $(ARGS)
+
+.PHONY: kafka
+kafka: venv java warm ## a real Kafka broker (44 MB of jars, fetched once): drivers and broker killed, every offset once
+	$(BIN)/python -m pytest -m kafka $(ARGS)
 
 .PHONY: lint
 lint: venv ## ruff: rules and format
