@@ -21,6 +21,7 @@ from tidegate.jobs.spec.inputs import KafkaOptions
 from tidegate.jobs.spec.pipeline import Limits
 
 pytestmark = [
+    pytest.mark.kafka,
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.timeout(600),
