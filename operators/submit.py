@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,8 +112,11 @@ def _private(stem: Path, kind: str, environment: Mapping[str, str]) -> str:
 
 
 def _program(name: str) -> str:
-    beside = Path(sys.executable).parent
-    found = shutil.which(name, path=f"{beside}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
+    """Beside this Python, on PATH, or inside the pyspark that this Python would import."""
+    spark = find_spec("pyspark")
+    inside = [f"{place}/bin" for place in (spark.submodule_search_locations or [])] if spark else []
+    places = [str(Path(sys.executable).parent), *os.environ.get("PATH", os.defpath).split(os.pathsep), *inside]
+    found = shutil.which(name, path=os.pathsep.join(places))
     if found is None:
         raise ConfigurationError(
             f"there is no {name} on this worker",
