@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -126,7 +127,11 @@ def test_every_offset_once(jars: tuple[list[Path], list[Path]], broker: KafkaSer
     client.send("clicks", 0, message(90), transactional=True)
     client.send("clicks", 0, message(93))
     client.flush()
-    assert dict(offsets.ask()) == {0: (0, 34), 1: (0, 31), 2: (0, 31)}
+    wanted = {0: (0, 34), 1: (0, 31), 2: (0, 31)}
+    deadline = time.monotonic() + 30  # the marker of the transaction comes when the broker is ready for it
+    while (found := dict(offsets.ask())) != wanted and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert found == wanted
 
     pipeline = Piped(tmp_path / "p", SPEC.format(servers=broker.servers))
     environment = {"TIDEGATE_SPARK_JARS": ",".join(map(str, jars[1]))}
