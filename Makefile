@@ -29,15 +29,19 @@ down: venv ## stop them again
 
 .PHONY: test
 test: venv java warm ## every test but the slow ones (ARGS="-m unit" for the fast ones)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 .PHONY: e2e
 e2e: venv java warm ## the slow end-to-end tests: outages, restores, the whole demo on two days of flights
-	$(BIN)/python -m pytest -m "slow and e2e and not kafka" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and e2e and not kafka" $(ARGS)
 
 .PHONY: kafka
 kafka: venv java warm ## a real Kafka broker (44 MB of jars, fetched once): drivers and broker killed, every offset once
 	$(BIN)/python -m pytest -m kafka $(ARGS)
+
+.PHONY: routes
+routes: venv java warm ## flights through objects, landing and Kafka, each killed in the middle: the same windows (ARGS="--days 3")
+	$(BIN)/python -m tests.e2e.routes $(ARGS)
 
 .PHONY: lint
 lint: venv ## ruff: rules and format
@@ -53,8 +57,17 @@ imports: venv ## who may import whom
 	$(BIN)/lint-imports
 
 .PHONY: soak
-soak: venv ## simulate crashes, races and storage faults from seeds (SECONDS=60 SEED=0), ends with "N schedules, M violations"
-	$(BIN)/python -m tests.simulation.soak --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
+soak: venv ## simulate crashes, races, faults of store, catalog and sinks (SECONDS=60 SEED=0), ends with "N schedules, M violations"
+	$(BIN)/python -m tests.simulation.soak --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(ARGS)
+
+.PHONY: search
+search: venv ## new random worlds for the properties of event time, at low priority (EXAMPLES=2000); what it finds becomes a test
+	HYPOTHESIS=search TIDEGATE_EXAMPLES=$(or $(EXAMPLES),2000) nice -n 19 $(BIN)/python -m pytest -n0 --timeout=0 \
+		tests/eventtime tests/reference/test_agreement.py tests/reference/test_edges.py $(ARGS)
+
+.PHONY: bench-seal
+bench-seal: venv ## how long a seal takes against a local MinIO (p50, p95), and how many PUTs an epoch makes
+	$(BIN)/python -m tests.checkpoints.bench_seal $(ARGS)
 
 .PHONY: bench-recovery
 bench-recovery: venv ## from a driver's start to its first survey, against 10 MB to 1 GB of state and 10 to 10,000 epochs
@@ -89,6 +102,14 @@ bench-windows: venv java ## throughput of windows against plain Structured Strea
 .PHONY: bench-order
 bench-order: venv java ## ordered release against the windows and plain Structured Streaming (ROWS= ROUNDS=)
 	$(BIN)/python -m tests.bench.rounds order --rows $(or $(ROWS),20000000) --rounds $(or $(ROUNDS),5) $(ARGS)
+
+.PHONY: bench-folds
+bench-folds: venv java ## a reducer in the driver and in Spark's tasks, over the same rows (ARGS="--rows 1000000 --keys 10000")
+	$(BIN)/python -m tests.bench.folds $(ARGS)
+
+.PHONY: bench-splice
+bench-splice: venv java ## what a merge costs against a full run (ROWS=20000000)
+	$(BIN)/python -m tests.bench.splice --rows $(or $(ROWS),20000000) $(ARGS)
 
 .PHONY: bench-decider
 bench-decider: venv ## time of one decision at 1,000 and 10,000 partitions

@@ -36,6 +36,7 @@ class Kind(StrEnum):
     ATTACH = "attach"  # a pipe or reducer: begin with its backfill
     DETACH = "detach"  # a pipe or reducer: dispatch no later row
     RESUME = "resume"  # a paused pipe or reducer: go on with the row it failed at
+    HOLD = "hold"  # seal nothing until a merge has had its slot, or the request has expired
 
 
 class AckOutcome(StrEnum):
@@ -80,6 +81,7 @@ class Request(_Message):
             Kind.ATTACH: ("name", self.name),
             Kind.DETACH: ("name", self.name),
             Kind.RESUME: ("name", self.name),
+            Kind.HOLD: ("name", self.name),
         }
         field, value = needed[self.kind]
         if value is None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import islice
 
 from pydantic import ValidationError
 
+from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
 from tidegate.jobs.spec.changes import Change, Live, Verdict, changes
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+_LOOKED_AT = 200  # checkpoints before the one asked for: a second or two, while a person waits
 
 __all__ = ["live_state", "read_spec", "require_fit", "spec_changes", "spec_key", "write_spec"]
 
@@ -48,14 +53,14 @@ def spec_changes(store: Store, spec: PipelineSpec, manifest: Manifest) -> list[C
     return None if old is None else changes(old, spec, live_state(manifest))
 
 
-def require_fit(store: Store, spec: PipelineSpec, manifest: Manifest) -> list[Change]:
+def require_fit(log: SlotLog, spec: PipelineSpec, manifest: Manifest) -> list[Change]:
     """The changes, when all of them can be followed.
 
     Raises:
-        ConfigurationError: one of them is refused.
+        ConfigurationError: one of them is refused; the message names the newest checkpoint that the spec fits, to read on from.
     """
-    found = spec_changes(store, spec, manifest) or []
-    refused = [change for change in found if change.verdict is Verdict.REFUSED]
+    found = spec_changes(log.store, spec, manifest) or []
+    refused = _refused(found)
     if refused:
         raise ConfigurationError(
             f"the spec of {spec.name} does not fit the state of {manifest.id}: "
@@ -63,6 +68,31 @@ def require_fit(store: Store, spec: PipelineSpec, manifest: Manifest) -> list[Ch
             code="spec.does_not_fit",
             pipeline=spec.name,
             kept="the checkpoint and the tables; nothing was started or restored",
-            advice="take the change back, or follow the advice above; the rules: docs/recovery.md",
+            advice=f"{_way_back(log, spec, manifest)} the rules: docs/recovery.md",
         )
     return found
+
+
+def _refused(found: list[Change]) -> list[Change]:
+    return [change for change in found if change.verdict is Verdict.REFUSED]
+
+
+def _way_back(log: SlotLog, spec: PipelineSpec, manifest: Manifest) -> str:
+    """What to do: from a checkpoint without the state that would be misread, rows are read anew by the new spec."""
+    fitting = _newest_fitting(log, spec, manifest)
+    old = read_spec(log.store, spec.name, manifest.spec_digest)
+    if fitting is None and (old is None or _refused(changes(old, spec, Live()))):
+        return "take the change back, or follow the advice above;"
+    where = f"{fitting}, the newest checkpoint that it fits," if fitting else "the beginning"
+    command = f"tidegate checkpoints restore SPEC.yaml {fitting or 'beginning'}"
+    return f"take the change back, follow the advice above, or read everything since {where} anew: {command};"
+
+
+def _newest_fitting(log: SlotLog, spec: PipelineSpec, manifest: Manifest) -> CheckpointId | None:
+    for filled in islice(log.iter_back(manifest.id), 1, _LOOKED_AT + 1):
+        if not isinstance(filled.record, Manifest):
+            return None  # retired, and so is everything before it
+        found = spec_changes(log.store, spec, filled.record)
+        if found is not None and not _refused(found):
+            return filled.record.id
+    return None

@@ -19,6 +19,7 @@ from tidegate.checkpoints.canonical import sha256_of_file
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.log import Filled, SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest, Stub
+from tidegate.checkpoints.presence import listed_sizes
 from tidegate.checkpoints.roots import RootsFile
 from tidegate.checkpoints.store import NotFoundError, Store, StoreDeniedError
 from tidegate.jobs.spec.errors import PoisonError, TransientError
@@ -81,6 +82,9 @@ def verify(
 ) -> Verification:
     """Check one checkpoint. Without `checksums` only presence and size of the objects are looked at.
 
+    Listings show both, in a few requests however many objects there are; what they do not show as it should be is asked for by
+    itself, and only that answer condemns.
+
     Never raises for the state of the bucket: what could not be found out is a finding of kind `unknown`.
     """
     key = log.layout.slot(checkpoint.timeline, checkpoint.slot)
@@ -130,9 +134,10 @@ def _verify_epoch(
         detail = f"holds {manifest.id if isinstance(manifest, Manifest) else 'a fork'}"
         return _result(checkpoint, [Finding(key=filled.key, problem=Problem.CHAIN, detail=detail)])
     findings = [*_chain(filled, successor)]
-    files = {file.key: file for file in manifest.all_files()}.values()
+    files = [*{file.key: file for file in manifest.all_files()}.values()]
+    doubtful = files if checksums else _doubtful(log.store, files)
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        findings += [found for found in pool.map(lambda file: _file(log.store, file, checksums), files) if found]
+        findings += [found for found in pool.map(lambda file: _file(log.store, file, checksums), doubtful) if found]
     if deep is not None and not findings:
         findings += deep(manifest)
     size = sum(file.bytes for file in files)
@@ -152,6 +157,12 @@ def _chain(filled: Filled, successor: Filled | None) -> Iterator[Finding]:
     if successor is not None and successor.record.parent_sha256 != filled.sha256:
         detail = f"has {filled.sha256}, but slot {successor.record.slot} names {successor.record.parent_sha256}"
         yield Finding(key=filled.key, problem=Problem.CHAIN, detail=detail)
+
+
+def _doubtful(store: Store, files: list[FileRef]) -> list[FileRef]:
+    """Files that no listing shows with the right size. A local store needs none: asking for a file's size is no request."""
+    listed = listed_sizes(store, [file.key for file in files if store.local_path(file.key) is None])
+    return [file for file in files if listed.get(file.key) != file.bytes]
 
 
 def _file(store: Store, file: FileRef, checksums: bool) -> Finding | None:

@@ -31,7 +31,7 @@ def made_up(browser: Browser) -> None:
 
     store = MemoryStore()
     gallery(store)
-    with served(app_of(store, FakeDesk(GALLERY, paused=["orders"]))) as url:
+    with served(app_of(FakeDesk(GALLERY, store, paused=["orders"]))) as url:
         shoot(browser, "streams", f"{url}/page", "tr[data-pipeline]", height=560)
         shoot(browser, "streams-page", f"{url}/page#/flights", "#checkpoints tbody tr", height=1230)
         shoot(browser, "streams-page-dark", f"{url}/page#/flights", "#checkpoints tbody tr", scheme="dark")

@@ -84,6 +84,9 @@ def airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets) -> d
         # A task that resumes while the API server is away would burn one of its retries.
         "WORKERS__EXECUTION_API_RETRIES": "12",
         "WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "10",
+        # A worker or scheduler that dies while a task launches a driver: five minutes by default until anybody notices.
+        "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
+        "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
         "USAGE_DATA_COLLECTION__ENABLED": "False",
     }
     return {"AIRFLOW_HOME": str(home), **{f"AIRFLOW__{key}": value for key, value in settings.items()}}

@@ -240,6 +240,9 @@ class _Demo:
 
     def _show(self) -> None:
         status = self.status()
+        if not status.get("checkpoint"):
+            self.say("the driver has not sealed an epoch of its own yet")
+            return
         counters = status.get("counters") or {}
         self.say(
             f"{counters.get('read', 0):>6,} of {self.total:,} rows, {counters.get('late', 0):,} late, "

@@ -13,6 +13,7 @@ import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -58,8 +59,9 @@ def _pom(artifacts: tuple[str, ...]) -> str:
     own += "<exclusion><groupId>org.apache.hadoop</groupId><artifactId>*</artifactId></exclusion></exclusions>"
     dependencies = ""
     for artifact in artifacts:
-        group, name, version = artifact.split(":")
+        group, name, version, *classifier = artifact.split(":")
         place = f"<groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
+        place += "".join(f"<classifier>{kind}</classifier>" for kind in classifier)
         dependencies += f"<dependency>{place}{own if group == 'org.apache.spark' else ''}</dependency>"
     head = "<modelVersion>4.0.0</modelVersion><groupId>tidegate</groupId><artifactId>fetch</artifactId><version>1</version>"
     return f"<project>{head}<dependencies>{dependencies}</dependencies></project>"
@@ -79,20 +81,27 @@ def _maven(work: Path) -> None:
 
 
 class KafkaServer:
-    """One broker and controller on loopback ports. Data outlives the process, so a killed broker can be started again."""
+    """One broker and controller on loopback ports. Data outlives the process, so a killed broker can be started again.
 
-    def __init__(self, jars: list[Path], folder: Path) -> None:
+    Args:
+        jars: the broker's.
+        folder: for its data and its log.
+        tls: settings of its keystore (``ssl.keystore.location``, ...); `servers` then names a port that speaks TLS.
+    """
+
+    def __init__(self, jars: list[Path], folder: Path, *, tls: Mapping[str, str] | None = None) -> None:
+        self._tls = dict(tls or {})
         self._class_path = os.pathsep.join(map(str, jars))
         self.folder = folder
         self.log = folder / "kafka.log"
         self.mark: ProcessMark | None = None
-        self._ports: tuple[int, int] | None = None
+        self._ports: tuple[int, int, int] | None = None
 
     @property
     def servers(self) -> str:
         """Its address, for clients."""
         assert self._ports is not None  # noqa: S101 - chosen by start()
-        return f"{LOOPBACK}:{self._ports[0]}"
+        return f"{LOOPBACK}:{self._ports[2 if self._tls else 0]}"
 
     def start(self, timeout: float = 90.0) -> None:
         """Start and wait until it listens.
@@ -103,7 +112,7 @@ class KafkaServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = self.folder / "server.properties"
         if self._ports is None:
-            self._ports = (free_port(), free_port())
+            self._ports = (free_port(), free_port(), free_port())
             settings.write_text(self._settings())
             self._java("kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(settings))
         command = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", self._class_path, "kafka.Kafka", str(settings)]
@@ -128,20 +137,23 @@ class KafkaServer:
         assert self._ports is not None  # noqa: S101
         with socket.socket() as probe:
             probe.settimeout(1.0)
-            return probe.connect_ex((LOOPBACK, self._ports[0])) == 0
+            return probe.connect_ex((LOOPBACK, self._ports[2 if self._tls else 0])) == 0
 
     def _java(self, *command: str) -> None:
         subprocess.run(["java", "-Xmx256m", "-cp", self._class_path, *command], check=True, capture_output=True, timeout=120)
 
     def _settings(self) -> str:
         assert self._ports is not None  # noqa: S101
-        broker, controller = self._ports
+        broker, controller, secure = self._ports
+        listeners = f"PLAINTEXT://{LOOPBACK}:{broker}" + (f",SSL://{LOOPBACK}:{secure}" if self._tls else "")
         lines = {
             "process.roles": "broker,controller",
             "node.id": "1",
             "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
-            "listeners": f"PLAINTEXT://{LOOPBACK}:{broker},CONTROLLER://{LOOPBACK}:{controller}",
-            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{broker}",
+            "listeners": f"{listeners},CONTROLLER://{LOOPBACK}:{controller}",
+            "advertised.listeners": listeners,
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SSL:SSL,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": str(self.folder / "data"),
             "num.partitions": "3",
@@ -151,6 +163,8 @@ class KafkaServer:
             "group.initial.rebalance.delay.ms": "0",
             "log.retention.check.interval.ms": "500",
             "log.segment.delete.delay.ms": "0",
+            "log.cleaner.backoff.ms": "200",
+            **self._tls,
         }
         return "".join(f"{name}={value}\n" for name, value in lines.items())
 

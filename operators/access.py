@@ -40,7 +40,9 @@ class StoreAccess:
             ConfigurationError: no address is configured.
         """
         if conn_id is not None:
-            return cls._from_connection(conn_id)
+            from airflow.sdk import Connection
+
+            return cls.of(Connection.get(conn_id))
         url = os.environ.get("TIDEGATE_STORE")
         if not url:
             raise ConfigurationError(
@@ -51,14 +53,16 @@ class StoreAccess:
         return cls(url)
 
     @classmethod
-    def _from_connection(cls, conn_id: str) -> StoreAccess:
-        from airflow.sdk import Connection
+    def of(cls, found: Any) -> StoreAccess:
+        """From a connection, however it was found: tasks and the API server find theirs in different ways.
 
-        found: Any = Connection.get(conn_id)
+        Raises:
+            ConfigurationError: it names no store.
+        """
         extra = found.extra_dejson
         if "store" not in extra:
             raise ConfigurationError(
-                f"the connection {conn_id!r} has no 'store' in its extra",
+                f"the connection {found.conn_id!r} has no 'store' in its extra",
                 code="airflow.bad_connection",
                 advice='set extra to {"store": "s3://bucket", "endpoint": "https://..."}',
             )

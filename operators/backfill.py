@@ -2,6 +2,9 @@
 
 A process of its own, since it is a Spark job: `python -m tidegate.jobs.driver.backfill`. The stream goes on meanwhile. A run of
 the DAG compares its data interval, so Airflow's own backfill works; a run by hand takes the range of its form.
+
+To replace what differs, the range's late rows become a splice request and `<p>.splice` is started with it: that shows the exact
+effect, asks a person and merges, so that the stream's windows become what the batch run found.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ import sys
 from typing import Any, Final
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import DagRunTriggerException
 
 from tidegate.checkpoints.canonical import parse_json
 from tidegate.checkpoints.layout import Layout
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.operators.access import StoreAccess, child_environment
+from tidegate.operators.command import run_tidegate
 from tidegate.operators.failures import class_of_exit, failure_of
 
 __all__ = ["BackfillOperator"]
@@ -32,11 +37,12 @@ class BackfillOperator(BaseOperator):
         start: first window start; a template, by default the form's, else the run's data interval.
         end: windows end at this instant or before; as `start`.
         fail: a difference fails the task; a template that renders to `True` or `False`.
+        replace: a difference starts `<p>.splice` with the range's late rows; a template as `fail`.
         conn_id: Airflow connection of the store; None for the environment.
     """
 
     ui_color = "#e7dcef"
-    template_fields = ("start", "end", "fail")
+    template_fields = ("start", "end", "fail", "replace")
 
     def __init__(
         self,
@@ -46,17 +52,19 @@ class BackfillOperator(BaseOperator):
         start: str = "{{ params.start or data_interval_start or '' }}",
         end: str = "{{ params.end or data_interval_end or '' }}",
         fail: str = "{{ params.fail_on_difference }}",
+        replace: str = "{{ params.replace }}",
         conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.pipeline, self.spec, self.conn_id = pipeline, spec, conn_id
-        self.start, self.end, self.fail = start, end, fail
+        self.start, self.end, self.fail, self.replace = start, end, fail, replace
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Run it; the comparison is the task's result.
 
         Raises:
+            DagRunTriggerException: the windows differ and are to be replaced; Airflow starts the merge's run.
             PoisonError: the windows differ, and that was said to be a failure.
             TidegateError: the batch run could not be made.
         """
@@ -75,6 +83,8 @@ class BackfillOperator(BaseOperator):
         found: dict[str, Any] = parse_json(access.open().get(key).data)
         for name, window in found["windows"].items():
             self.log.info("%s: %s equal, %s", name, window["equal"], ", ".join(f"{window[k]} {k}" for k in _KINDS))
+        if not found["equal"] and self.replace == "True":
+            self._replace(context, access, {**found, "key": key})
         if not found["equal"] and self.fail == "True":
             raise PoisonError(
                 f"stream and batch differ between {self.start} and {self.end}",
@@ -84,6 +94,33 @@ class BackfillOperator(BaseOperator):
                 advice=f"see {key} in the bucket; rows that came too late are in the late table",
             )
         return {**found, "key": key}
+
+    def _replace(self, context: Any, access: StoreAccess, found: dict[str, Any]) -> None:
+        """Hand the late rows of the windows that differ to the splice; without such rows there is nothing to merge."""
+        differing = [name for name, window in found["windows"].items() if any(window[kind] for kind in _KINDS)]
+        outputs = [part for name in differing for part in ("--output", name)]
+        span = ("--since", str(self.start), "--until", str(self.end))
+        why = f"the backfill of {self.start} to {self.end} found a difference"
+        command = ("splice", "late", self.spec, *outputs, *span, "--why", why)
+        made = run_tidegate(access, self.pipeline, *command, nothing=("splice.no_rows",))
+        if not made.get("request"):
+            self.log.warning("the windows differ, but no late row of the range waits for a merge")
+            return
+        self.log.info("splice request %s: %s.splice shows its effect and asks", made["request"], self.pipeline)
+        context["ti"].xcom_push(key="return_value", value={**found, "request": made["request"]})
+        raise DagRunTriggerException(
+            trigger_dag_id=f"{self.pipeline}.splice",
+            dag_run_id=f"backfill__{made['request']}",
+            conf={"request": made["request"]},
+            reset_dag_run=False,
+            skip_when_already_exists=True,
+            wait_for_completion=False,
+            allowed_states=[],
+            failed_states=[],
+            poke_interval=1,
+            deferrable=False,
+            note=why,
+        )
 
     def _not_made(self, done: subprocess.CompletedProcess[str]) -> Exception:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1][:1000]

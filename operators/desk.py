@@ -7,12 +7,20 @@ from typing import Any, Final
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
 from airflow.models.hitl import HITLDetail
 from airflow.models.taskinstance import TaskInstance
+from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.utils.session import create_session
 from sqlalchemy import func, select
+from sqlalchemy.orm import selectinload
+
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.operators.access import StoreAccess
+from tidegate.operators.factory import STORE_TAG
 
 __all__ = ["ACTIONS", "STREAM", "Desk"]
 
@@ -32,6 +40,24 @@ class Desk:
     def stream(self, dag_id: str) -> dict[str, Any] | None:
         """One of them, or None. The caller has asked whether it may be seen."""
         return next((stream for stream in self._streams() if stream["dag_id"] == dag_id), None)
+
+    def store(self, conn_id: str | None) -> Store:
+        """Open the store that an Airflow connection names; None for the environment's. As the API server finds connections.
+
+        Raises:
+            ConfigurationError: there is no such connection, or it names no store.
+        """
+        if conn_id is None:
+            return StoreAccess.resolve().open()
+        try:
+            found = Connection.get_connection_from_secrets(conn_id)
+        except AirflowNotFoundException as error:
+            raise ConfigurationError(
+                f"Airflow knows no connection {conn_id!r}, which the pipeline's store is said to have",
+                code="airflow.no_connection",
+                advice="make it in Airflow (Admin > Connections), or correct conn_id in build_dags(...)",
+            ) from error
+        return StoreAccess.of(found).open()
 
     def actions(self, user: Any, pipeline: str) -> list[str]:
         """The kinds of action DAGs of a pipeline that this user may start."""
@@ -66,17 +92,27 @@ class Desk:
 
     def _streams(self) -> list[dict[str, Any]]:
         with create_session() as session:
-            rows = session.execute(
-                select(DagModel.dag_id, DagModel.is_paused)
+            found = session.scalars(
+                select(DagModel)
+                .options(selectinload(DagModel.tags))
                 .where(DagModel.dag_id.endswith(STREAM), ~DagModel.is_stale, DagModel.tags.any(name="tidegate"))
                 .order_by(DagModel.dag_id)
             ).all()
+            dags = [(dag.dag_id, bool(dag.is_paused), _conn_id(tag.name for tag in dag.tags)) for dag in found]
             running = dict(
                 session.execute(
                     select(DagRun.dag_id, func.count()).where(DagRun.state.in_(["running", "queued"])).group_by(DagRun.dag_id)
                 ).all()
             )
-        return [{"dag_id": dag_id, "paused": bool(paused), "runs": int(running.get(dag_id, 0))} for dag_id, paused in rows]
+        return [
+            {"dag_id": dag_id, "paused": paused, "runs": int(running.get(dag_id, 0)), "conn_id": conn_id}
+            for dag_id, paused, conn_id in dags
+        ]
+
+
+def _conn_id(tags: Iterable[str]) -> str | None:
+    """The connection of the stream's store, as the factory noted it."""
+    return next((tag.removeprefix(STORE_TAG) for tag in tags if tag.startswith(STORE_TAG)), None)
 
 
 def _run(run: DagRun, tasks: Iterable[Any]) -> dict[str, Any]:

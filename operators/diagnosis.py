@@ -13,6 +13,8 @@ __all__ = ["OLD_CHECKPOINT", "diagnose", "state_word", "worst"]
 OLD_CHECKPOINT: Final = 120.0  # seconds; an idle stream seals clock ticks far more often, so this is a stream that hangs
 BACKLOG: Final = 20  # sealed epochs that the tables do not show yet; the driver itself waits at `outputs.max_unpublished`
 
+_NAMED: Final = 3  # silent sources; where more are silent it is not theirs
+
 _ORDER: Final = ("off", "good", "warn", "bad")
 _TONE: Final = {
     "running": "good",
@@ -83,6 +85,8 @@ def _findings(row: Mapping[str, Any], now: int) -> Iterator[tuple[str, str]]:
         yield "warn", f"the newest checkpoint is {_span((now - row['sealed_at']) // 1000)} old"
     if state != "waiting" and (row.get("unpublished") or 0) > BACKLOG:
         yield "warn", f"{row['unpublished']} sealed epochs are not in the tables yet"
+    for source, seconds in sorted((row.get("silent") or {}).items(), key=lambda item: -item[1])[:_NAMED]:
+        yield "warn", f"{source} has said nothing for {_span(seconds)}"
     if row.get("trouble"):
         yield "warn", str(row["trouble"])
     yield from _quality(row.get("quality"))

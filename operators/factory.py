@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
-from airflow.sdk import DAG, CronDataIntervalTimetable, Param
+from airflow.sdk import DAG, BaseOperator, CronDataIntervalTimetable, Param
 
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.loader import load_spec
@@ -34,21 +34,29 @@ from tidegate.operators.stream import StreamOperator
 from tidegate.operators.sweep import SweepOperator
 from tidegate.operators.windows import ClosedWindowsOperator
 
-__all__ = ["build_dags"]
+__all__ = ["STORE_TAG", "build_dags"]
 
+STORE_TAG: Final = "store:"  # and the Airflow connection of the store
 SWEEP: Final = "tidegate.sweep"
 QUALITY_EVERY: Final = 600.0  # seconds; a check costs about ten seconds of one core, most of it importing Great Expectations
 ANNOUNCE_EVERY: Final = 10.0  # seconds, or a tenth of the period by the clock: nobody waits for an hour's end by the second
 _SINCE: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def build_dags(folder: str | Path, *, conn_id: str | None = None, quality_every: float = QUALITY_EVERY) -> dict[str, DAG]:
+def build_dags(
+    folder: str | Path,
+    *,
+    conn_id: str | None = None,
+    quality_every: float = QUALITY_EVERY,
+    on_failure: Sequence[Callable[[Any], Any]] = (),
+) -> dict[str, DAG]:
     """All DAGs for the specs in a folder, by id.
 
     Args:
         folder: holds one `*.yaml` file per pipeline.
         conn_id: Airflow connection of the store; None for the environment (`TIDEGATE_STORE`).
         quality_every: at most one check of a pipeline in so many seconds.
+        on_failure: Airflow's notifiers, or functions of a context, called when a task of any of these DAGs fails.
     """
     specs: dict[str, tuple[PipelineSpec, Path]] = {}
     findings = []
@@ -62,6 +70,8 @@ def build_dags(folder: str | Path, *, conn_id: str | None = None, quality_every:
             specs[spec.name] = (spec, path)
     dags = [dag for spec, path in specs.values() for dag in _pipeline_dags(spec, str(path.absolute()), conn_id, quality_every)]
     dags += _sweeps([spec for spec, _ in specs.values()], conn_id)
+    for task in (task for dag in dags for task in dag.tasks if isinstance(task, BaseOperator)):
+        task.on_failure_callback = list(on_failure)
     if findings:
         dags.append(_BrokenSpecs(findings))
     return {dag.dag_id: dag for dag in dags}
@@ -91,7 +101,10 @@ def _pipeline_dags(spec: PipelineSpec, path: str, conn_id: str | None, quality_e
 
 def _stream(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     supervision = spec.supervision
-    with _dag(spec, "stream", "Runs the stream: adopts a live driver or launches one, and stays with it.") as dag:
+    what = "Runs the stream: adopts a live driver or launches one, and stays with it."
+    # The page knows a DAG as Airflow's database has it, and that has no arguments of operators.
+    tags = [] if conn_id is None else [f"{STORE_TAG}{conn_id}"]
+    with _dag(spec, "stream", what, tags=tags) as dag:
         StreamOperator(
             task_id="stream",
             pipeline=spec.name,
@@ -193,6 +206,7 @@ def _backfill(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
         "start": Param("", type="string", title="First window start", description=when),
         "end": Param("", type="string", title="End of the last window", description=when),
         "fail_on_difference": Param(False, type="boolean", title="Fail on a difference"),
+        "replace": Param(False, type="boolean", title="Replace", description="Ask for the late rows of the range to be merged."),
     }
     cron = spec.supervision.backfill
     schedule = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
@@ -230,7 +244,7 @@ def _windows(spec: PipelineSpec, period: int, conn_id: str | None) -> DAG:
     return dag
 
 
-def _dag(spec: PipelineSpec, kind: str, what: str, **kwargs: Any) -> DAG:
+def _dag(spec: PipelineSpec, kind: str, what: str, *, tags: Sequence[str] = (), **kwargs: Any) -> DAG:
     return DAG(
         dag_id=f"{spec.name}.{kind}",
         description=what,
@@ -239,7 +253,7 @@ def _dag(spec: PipelineSpec, kind: str, what: str, **kwargs: Any) -> DAG:
         catchup=False,
         max_active_runs=1,
         is_paused_upon_creation=False,
-        tags=["tidegate", spec.name],
+        tags=["tidegate", spec.name, *tags],
         default_args={"owner": spec.supervision.owner},
         **{"schedule": None, **kwargs},
     )

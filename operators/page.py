@@ -10,7 +10,6 @@ import hashlib
 import mimetypes
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Annotated, Any, Final
@@ -23,9 +22,8 @@ from fastapi.responses import JSONResponse, Response
 from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.jobs.spec.errors import ConfigurationError, TidegateError
-from tidegate.operators.access import StoreAccess
 from tidegate.operators.desk import STREAM, Desk
-from tidegate.operators.view import PAGE, POINTS, WORKERS, StreamView
+from tidegate.operators.view import PAGE, POINTS, WORKERS, StreamView, unknown
 
 __all__ = ["SEES_SITE", "SEES_STREAM", "make_app", "pipeline_of"]
 
@@ -47,17 +45,16 @@ SEES_STREAM = Depends(requires_access_dag("GET"))
 Place = Annotated[str | None, Query(pattern=r"^\d{1,9}-\d{1,10}$")]
 
 
-def make_app(open_store: Callable[[], Store] | None = None, desk: Desk | None = None) -> FastAPI:
+def make_app(desk: Desk | None = None) -> FastAPI:
     """The application behind `/tidegate`.
 
     Args:
-        open_store: opens the bucket at the first request; by default as the environment says.
-        desk: what knows Airflow's DAGs and runs.
+        desk: what knows Airflow's DAGs, runs and connections.
     """
     app = FastAPI(title="tidegate", dependencies=[SEES_SITE], docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(TidegateError, _explain)
-    views = _Views(open_store or (lambda: StoreAccess.resolve().open()))
     airflow = desk or Desk()
+    views = _Views(airflow)
 
     @app.get("/page")
     def page(request: Request) -> Response:
@@ -75,8 +72,11 @@ def make_app(open_store: Callable[[], Store] | None = None, desk: Desk | None = 
     def docs(dag_id: str, path: str) -> Response:
         pipeline = dag_id.removesuffix(".quality")
         key = f"{Layout(pipeline).quality}docs/{path or 'index.html'}"
+        dag = airflow.stream(f"{pipeline}{STREAM}")
+        if dag is None:
+            raise _no_stream(dag_id)
         try:
-            data = views.store.get(key).data
+            data = views.store(dag["conn_id"]).get(key).data
         except (NotFoundError, ValueError):
             raise HTTPException(404, f"no such page: {key}") from None
         return Response(data, media_type=mimetypes.guess_type(key)[0] or "text/plain", headers=_DOCS_HEADERS)
@@ -89,14 +89,21 @@ def _stream_routes(views: _Views, airflow: Desk) -> APIRouter:
     """What the page asks about one stream. The caller guards them."""
     routes = APIRouter()
 
-    @routes.get("")
-    def stream(dag_id: str, user: GetUserDep, since: Place = None, span: Annotated[int, Query(ge=0)] = POINTS) -> dict[str, Any]:
-        pipeline, dag = pipeline_of(dag_id), airflow.stream(dag_id)
+    def view(dag_id: str) -> StreamView:
+        return views.of(known(dag_id))
+
+    def known(dag_id: str) -> dict[str, Any]:
+        dag = airflow.stream(dag_id)
         if dag is None:
             raise _no_stream(dag_id)
+        return dag
+
+    @routes.get("")
+    def stream(dag_id: str, user: GetUserDep, since: Place = None, span: Annotated[int, Query(ge=0)] = POINTS) -> dict[str, Any]:
+        pipeline, dag = pipeline_of(dag_id), known(dag_id)
         return {
             "now": time.time_ns() // 1_000_000,
-            **views.of(pipeline).detail(dag["paused"], _place(since), span),
+            **views.of(dag).detail(dag["paused"], _place(since), span),
             **dag,
             "may": airflow.actions(user, pipeline),
             "actions": airflow.runs(user, pipeline),
@@ -106,19 +113,19 @@ def _stream_routes(views: _Views, airflow: Desk) -> APIRouter:
     def checkpoints(
         dag_id: str, before: Place = None, limit: Annotated[int, Query(ge=1, le=100)] = PAGE, abandoned: bool = False
     ) -> dict[str, Any]:
-        return views.of(pipeline_of(dag_id)).checkpoints(_place(before), limit=limit, abandoned=abandoned)
+        return view(dag_id).checkpoints(_place(before), limit=limit, abandoned=abandoned)
 
     @routes.get("/impact")
     def impact(dag_id: str, checkpoint: str) -> dict[str, Any]:
-        return views.of(pipeline_of(dag_id)).impact(checkpoint)
+        return view(dag_id).impact(checkpoint)
 
     @routes.get("/diff")
     def diff(dag_id: str, left: str, right: str) -> dict[str, Any]:
-        return views.of(pipeline_of(dag_id)).diff(left, right)
+        return view(dag_id).diff(left, right)
 
     @routes.get("/verify")
     def verify(dag_id: str, checkpoint: str) -> dict[str, Any]:
-        return views.of(pipeline_of(dag_id)).verify(checkpoint)
+        return view(dag_id).verify(checkpoint)
 
     return routes
 
@@ -136,38 +143,46 @@ def pipeline_of(dag_id: str) -> str:
 
 
 class _Views:
-    """One view per pipeline, all on one client of the store: a client costs more than what a page asks of it."""
+    """One view per pipeline, on one client for each store: a client costs more than what a page asks of it."""
 
-    def __init__(self, open_store: Callable[[], Store]) -> None:
-        self._open, self._lock = open_store, threading.Lock()
-        self._store: Store | None = None
+    def __init__(self, airflow: Desk) -> None:
+        self._airflow, self._lock = airflow, threading.Lock()
+        self._stores: dict[str | None, Store] = {}
         self._views: dict[str, StreamView] = {}
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="tidegate-page")
 
-    @property
-    def store(self) -> Store:
+    def store(self, conn_id: str | None) -> Store:
         with self._lock:
-            self._store = self._store or self._open()
-            return self._store
+            if conn_id not in self._stores:
+                self._stores[conn_id] = self._airflow.store(conn_id)
+            return self._stores[conn_id]
 
-    def of(self, pipeline: str) -> StreamView:
-        store = self.store
+    def of(self, dag: dict[str, Any]) -> StreamView:
+        pipeline, store = pipeline_of(dag["dag_id"]), self.store(dag["conn_id"])
         with self._lock:
-            if pipeline not in self._views:
+            if pipeline not in self._views or self._views[pipeline].store is not store:
                 self._views[pipeline] = StreamView(store, pipeline)
             return self._views[pipeline]
 
     def summaries(self, dags: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A row per stream. When the first finds nobody at home, the others do not wait for the same silence."""
-        if not dags:
-            return []
-        first = self._row(dags[0])
-        if first.get("away"):
-            return [{**first, **dag, "pipeline": pipeline_of(dag["dag_id"])} for dag in dags]
-        return [first, *self._pool.map(self._row, dags[1:])]
+        """A row per stream. Where the first of a store finds nobody at home, the others do not wait for the same silence."""
+        first: dict[str | None, dict[str, Any]] = {}
+        for dag in dags:
+            if dag["conn_id"] not in first:
+                first[dag["conn_id"]] = self._row(dag)
+        return list(self._pool.map(lambda dag: self._like(first[dag["conn_id"]], dag), dags))
+
+    def _like(self, first: dict[str, Any], dag: dict[str, Any]) -> dict[str, Any]:
+        if first["dag_id"] == dag["dag_id"]:
+            return first
+        return {**first, **dag, "pipeline": pipeline_of(dag["dag_id"])} if first.get("away") else self._row(dag)
 
     def _row(self, dag: dict[str, Any]) -> dict[str, Any]:
-        return {**self.of(pipeline_of(dag["dag_id"])).summary(dag["paused"]), **dag}
+        try:
+            found = self.of(dag).summary(dag["paused"])
+        except ConfigurationError as error:  # no such connection, or it names no store: the other streams have theirs
+            found = unknown(pipeline_of(dag["dag_id"]), error, dag["paused"])
+        return {**found, **dag}
 
 
 def _static(name: str, request: Request) -> Response:

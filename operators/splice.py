@@ -1,7 +1,8 @@
 """`<p>.splice`: late rows back into history, with the exact effect before a person who decides.
 
 report     takes the request that the form names, or offers the late rows as one; its effect goes into the body of the question
-approve    Airflow's own human-in-the-loop; a rejection closes the request
+approve    Airflow's own human-in-the-loop; a rejection closes the request; a part makes two requests of it, each with an
+           effect and a run of its own
 merge      refuses when whoever asked has approved; merges only the effect that was shown
 
 The work is done by `tidegate splice` in a process of its own. Who, what and when stand in the request's trail in the bucket.
@@ -10,26 +11,30 @@ The work is done by `tidegate splice` in a process of its own. Who, what and whe
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, Param
 from airflow.sdk.exceptions import AirflowSkipException
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.splices import OPEN, decide, note, read
-from tidegate.jobs.spec.errors import ConfigurationError, TransientError
-from tidegate.operators.access import StoreAccess, child_environment
-from tidegate.operators.failures import class_of_exit, failure_of
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.operators.access import StoreAccess
+from tidegate.operators.command import run_tidegate
 from tidegate.operators.recover import who_of
 
 __all__ = ["ApproveSpliceOperator", "MergeSpliceOperator", "ReportSpliceOperator", "splice_tasks"]
 
+_CHOICE: Final = {
+    "part_until": "Part: event time before, ISO 8601",
+    "part_since": "Part: event time from, ISO 8601",
+    "part_source": "Part: only rows of these sources, with commas",
+    "part_output": "Part: only into these outputs (events, windows), with commas",
+}
 REPORT, APPROVE, MERGE = "report", "approve", "merge"
-_TIME_OUT: Final = 3600.0  # seconds; a merge reads what its windows touch, which may be a large part of the events
 
 
 class ReportSpliceOperator(BaseOperator):
@@ -63,7 +68,7 @@ class ReportSpliceOperator(BaseOperator):
         """The question's text, the request and the digest of the effect are the task's result."""
         access = StoreAccess.resolve(self.conn_id)
         who, request = who_of(context), self.request or self._offer(access)
-        shown = _tidegate(access, self.pipeline, "splice", "show", self.spec, request)
+        shown = run_tidegate(access, self.pipeline, "splice", "show", self.spec, request)
         if "impact" not in shown:
             raise AirflowSkipException(f"splice request {request} was merged before, in {shown['checkpoint']}")
         impact, asked_by = shown["impact"], shown["request"]["who"]
@@ -89,35 +94,59 @@ class ReportSpliceOperator(BaseOperator):
             "--why",
             "offered by Airflow",
         )
-        found = _tidegate(access, self.pipeline, *command, nothing=("splice.no_rows",))
+        found = run_tidegate(access, self.pipeline, *command, nothing=("splice.no_rows",))
         if not found.get("request"):
             raise AirflowSkipException(f"fewer than {self.at_least} late rows wait for a merge")
         return str(found["request"])
 
 
 class ApproveSpliceOperator(ApprovalOperator):
-    """Asks a person. A rejection closes the request and skips the merge.
+    """Asks a person. A rejection closes the request and skips the merge; so does a part, which nobody has seen the effect of.
 
     An answer that meets the task in the instant it parks makes this try fail, although Airflow has accepted it: so it is
     tried again, which asks again.
     """
 
-    def __init__(self, *, pipeline: str, approvers: tuple[str, ...] = (), conn_id: str | None = None, **kwargs: Any) -> None:
-        self.pipeline, self.conn_id = pipeline, conn_id
+    PART = "Part"
+
+    def __init__(
+        self, *, pipeline: str, spec: str, approvers: tuple[str, ...] = (), conn_id: str | None = None, **kwargs: Any
+    ) -> None:
+        self.pipeline, self.spec, self.conn_id = pipeline, spec, conn_id
+        kwargs.pop("params", None)  # the DAG's: what its form asks for is not asked again here
         super().__init__(
             subject=f"Merge splice request {{{{ ti.xcom_pull(task_ids='{REPORT}')['request'] }}}} into {pipeline}?",
             body=f"{{{{ ti.xcom_pull(task_ids='{REPORT}')['text'] }}}}",
             assigned_users=[{"id": user, "name": user} for user in approvers] or None,
+            params={name: Param("", type="string", title=title) for name, title in _CHOICE.items()},
             **kwargs,
         )
+        self.options = [self.APPROVE, self.PART, self.REJECT]
 
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
         """Keep the answer, then do what Airflow does with it."""
         if "error" not in event:
-            person, approved = event.get("responded_by_user") or {}, event["chosen_options"] == [self.APPROVE]
-            reported = context["ti"].xcom_pull(task_ids=REPORT)
-            self._keep(reported, approved, str(person.get("id") or "nobody"))
+            reported, chosen = context["ti"].xcom_pull(task_ids=REPORT), event["chosen_options"]
+            who = str((event.get("responded_by_user") or {}).get("id") or "nobody")
+            if chosen == [self.PART]:
+                self._split(reported["request"], event.get("params_input") or {}, who)
+            else:
+                self._keep(reported, chosen == [self.APPROVE], who)
         return super().execute_complete(context=context, event=event)
+
+    def _split(self, request: str, choice: Mapping[str, str], who: str) -> None:
+        """Two requests of one, by what the person has filled in."""
+        options = [
+            word
+            for name in _CHOICE
+            for value in str(choice.get(name) or "").split(",")
+            if value.strip()
+            for word in (f"--{name.removeprefix('part_')}", value.strip())
+        ]
+        command = ("splice", "part", self.spec, request, *options, "--who", who, "--why", f"decided by {who} in Airflow")
+        made = run_tidegate(StoreAccess.resolve(self.conn_id), self.pipeline, *command)
+        self.log.info("%s is %s (%s rows) and %s (%s rows) now: start %s again with one of them", request, made["request"],
+                      made["rows"], made["rest"], made["rest_rows"], self.dag_id)  # fmt: skip
 
     def _keep(self, reported: dict[str, Any], approved: bool, who: str) -> None:
         store, request, now = StoreAccess.resolve(self.conn_id).open(), reported["request"], SYSTEM_CLOCK.ticks()
@@ -159,7 +188,7 @@ class MergeSpliceOperator(BaseOperator):
             )
         why = f"approved by {by} in {context['run_id']}"
         command = ("splice", "merge", self.spec, reported["request"], "--digest", reported["digest"], "--who", by, "--why", why)
-        merged = _tidegate(StoreAccess.resolve(self.conn_id), self.pipeline, *command)
+        merged = run_tidegate(StoreAccess.resolve(self.conn_id), self.pipeline, *command)
         self.log.info("merged in %s; promised %s, actual %s", merged["checkpoint"], merged["promised"], merged["actual"])
         return {name: merged[name] for name in ("request", "checkpoint", "promised", "actual", "again")}
 
@@ -172,6 +201,7 @@ def splice_tasks(
     approve = ApproveSpliceOperator(
         task_id=APPROVE,
         pipeline=pipeline,
+        spec=spec,
         approvers=approvers,
         conn_id=conn_id,
         response_timeout=timedelta(seconds=patience),
@@ -180,26 +210,6 @@ def splice_tasks(
     )
     retry = {"retries": 2, "retry_delay": timedelta(seconds=10)}
     report >> approve >> MergeSpliceOperator(task_id=MERGE, pipeline=pipeline, spec=spec, conn_id=conn_id, **retry)
-
-
-def _tidegate(access: StoreAccess, pipeline: str, *arguments: str, nothing: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Run one command and give back the data of its envelope; an error with a code in `nothing` is an empty answer."""
-    command = [sys.executable, "-m", "tidegate.jobs.cli", *arguments, "--store", access.url, "--json"]
-    environment = child_environment(access)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIME_OUT, check=False)
-    try:
-        said = json.loads(done.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        said = {"kind": "error", "data": {"code": "splice.crashed", "message": (done.stderr.strip() or "no message")[-1000:]}}
-    data: dict[str, Any] = said["data"]
-    if said["kind"] != "error" and done.returncode == 0:
-        return data
-    if data.get("code") in nothing:
-        return {}
-    kind = class_of_exit(done.returncode)
-    if kind is None:
-        raise TransientError(f"tidegate splice ended with code {done.returncode}: {data.get('message')}", code="splice.crashed")
-    raise failure_of({**data, "class": kind.value, "pipeline": pipeline})
 
 
 def _why_not(by: str, rejected: bool) -> str:
@@ -216,9 +226,12 @@ def _text(impact: dict[str, Any], request: dict[str, Any]) -> str:
         counts = ", ".join(f"{table[word]:,} {word}" for word in ("added", "changed", "removed", "moved") if table[word])
         lines.append(f"{table['table']}: {counts or 'nothing changes'}, {table['first']} to {table['last']}")
         shown = [c for c in table["changes"] if c["old"]][:5]
-        lines += [
-            f"    {json.dumps(c['key'])} {c['window_start']}: {json.dumps(c['old'])} -> {json.dumps(c['new'])}" for c in shown
-        ]
+        lines += [f"    {_what(c)}: {json.dumps(c['old'])} -> {json.dumps(c['new'])}" for c in shown]
     cost = impact["cost"]
     lines.append(f"cost: {cost['rows_read']:,.0f} rows read, {cost['rows_written']:,.0f} written, {cost['seconds']:.1f} s")
     return "\n".join(lines)
+
+
+def _what(change: dict[str, Any]) -> str:
+    """A result by its key and window, a row of a stream by who it is."""
+    return str(change["id"]) if "id" in change else f"{json.dumps(change['key'])} {change['window_start']}"

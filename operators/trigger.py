@@ -76,7 +76,7 @@ class StreamTrigger(BaseTrigger):
             await asyncio.sleep(self.poll)
 
     async def on_kill(self) -> None:
-        """A person ended the task: stop the driver too, unless a new try of this task or another run has it by now.
+        """A person ended the task: stop the driver too, unless a new try of this task or another run wants or has it by now.
 
         Never called while the triggerer is down; the sweep then finds a driver without a run and lets a run adopt it.
         """
@@ -86,6 +86,9 @@ class StreamTrigger(BaseTrigger):
         state = await asyncio.wait_for(asyncio.to_thread(_state_of, task), _ASK_STATE)
         if state not in _OVER:
             self.log.info("the task is %s: its driver stays", state)
+            return
+        if await asyncio.wait_for(asyncio.to_thread(_other_runs, task), _ASK_STATE):
+            self.log.info("another run of %s waits or has begun, and adopts the driver: it stays", task.dag_id)
             return
         await asyncio.to_thread(self._stop, f"the task was set to {state} in Airflow")
 
@@ -115,6 +118,17 @@ class StreamTrigger(BaseTrigger):
             return
         set_desired(store, self.pipeline, DesiredState.STOPPED, who="airflow", why=why)
         self.log.info(stop_driver(store, self.pipeline, who="airflow", why=why, patience=_KILL_PATIENCE, say=self.log.info))
+
+
+def _other_runs(task: Any) -> int:
+    """How many other runs of the stream want its driver; the task's own may still count as running for a moment."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    every, own = (
+        RuntimeTaskInstance.get_dr_count(dag_id=task.dag_id, run_ids=ids, states=["queued", "running"])
+        for ids in (None, [task.run_id])
+    )
+    return every - own
 
 
 def _state_of(task: Any) -> str | None:

@@ -31,7 +31,7 @@ from tidegate.operators.diagnosis import diagnose, state_word, worst
 from tidegate.operators.observe import status_of
 from tidegate.operators.points import Sketches, lateness, milliseconds, point_of, sketches_of, unfinished
 
-__all__ = ["PAGE", "POINTS", "StreamView"]
+__all__ = ["PAGE", "POINTS", "StreamView", "unknown"]
 
 POINTS: Final = 120  # epochs in the charts: more than pixels need, few enough to be read in a moment
 PAGE: Final = 25  # checkpoints in one answer
@@ -42,6 +42,12 @@ _LOOK_BACK: Final = 2_000  # epochs searched for barriers when the page is first
 
 T = TypeVar("T")
 _Seen = tuple[dict[str, Any], Summary, Sketches]
+
+
+def unknown(pipeline: str, error: TidegateError, paused: bool = False) -> dict[str, Any]:
+    """The row of a stream whose store says nothing: that is a state like any other."""
+    away = isinstance(error, TransientError)
+    return _judged({"pipeline": pipeline, "state": "unknown", "why": error.message, "away": away, "paused": paused})
 
 
 class StreamView:
@@ -70,12 +76,7 @@ class StreamView:
             with self._lock:
                 found = self._shared("summary", lambda: self._summary(self.log.head()))
         except TidegateError as error:
-            found = {
-                "pipeline": self.pipeline,
-                "state": "unknown",
-                "why": error.message,
-                "away": isinstance(error, TransientError),
-            }
+            return unknown(self.pipeline, error, paused)
         return _judged({**found, "paused": paused})
 
     def detail(self, paused: bool = False, since: tuple[int, int] | None = None, span: int = POINTS) -> dict[str, Any]:
@@ -164,6 +165,9 @@ class StreamView:
             "step": status.get("step") if alive else None,
             "unpublished": status.get("unpublished") if current else None,
             "trouble": _message(status.get("trouble")) if alive and current else None,
+            "silent": {name: ticks // 1_000_000 for name, ticks in (status.get("silent") or {}).items()}
+            if alive and current
+            else {},
             "holder": _holder(status, manifest),
             "error": status.get("error") if current else None,
             "checkpoint": str(manifest.id) if manifest else None,
@@ -337,6 +341,10 @@ def _holder(status: dict[str, Any], manifest: Manifest | None) -> dict[str, Any]
     if not isinstance(found, dict):
         return None
     return {"member": found.get("member"), "why": found.get("why"), "since": milliseconds(found.get("since"))}
+
+
+def _seconds(ticks: dict[str, int] | None) -> dict[str, int]:
+    return {name: value // 1_000_000 for name, value in (ticks or {}).items()}
 
 
 def _driver(lease: LeaseView | None) -> dict[str, Any] | None:

@@ -16,8 +16,9 @@ from tidegate.infra.minio_build import ensure_minio
 
 TIERS = ("unit", "minio", "spark", "airflow", "e2e")
 
-# Importing Airflow creates its home folder; doctest collection imports modules of tidegate.operators.
-os.environ.setdefault("AIRFLOW_HOME", str(Path(tempfile.gettempdir()) / f"tidegate-tests-airflow-{os.getuid()}"))
+# Importing Airflow creates its home folder; doctest collection imports modules of tidegate.operators. Two workers, two homes.
+_HOME = f"tidegate-tests-airflow-{os.getuid()}-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+os.environ["AIRFLOW_HOME"] = str(Path(tempfile.gettempdir()) / _HOME)
 os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
 
 # The same examples in every run: a red test is about the change, not about luck. `HYPOTHESIS=search` looks for new ones.
@@ -27,9 +28,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS", "repeatable"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give unmarked tests their tier. Under `-n`, all that starts servers or JVMs runs on one worker: it shares them there."""
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             item.add_marker(pytest.mark.unit)
+        if not item.get_closest_marker("unit"):
+            item.add_marker(pytest.mark.xdist_group("servers"))
 
 
 @dataclass(frozen=True)

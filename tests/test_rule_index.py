@@ -18,6 +18,7 @@ SECTIONS = {
     *(f"3.{n}" for n in range(1, 9)),
     *(f"4.{n}" for n in range(1, 5)),
     "5",
+    *(f"6.{n}" for n in range(1, 9)),
     "8",
     *(f"9.{n}" for n in range(1, 11)),
 }

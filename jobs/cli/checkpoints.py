@@ -27,6 +27,7 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="List, verify, restore, pin and compare checkpoints.")
 
+BEGINNING = "beginning"  # before the first checkpoint
 CheckpointArgument = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="latest, latest_healthy, a pin's name, an id, or the beginning of one.")
 ]
@@ -136,7 +137,10 @@ def verify(
 @app.command()
 def restore(
     pipeline: PipelineArgument,
-    checkpoint: CheckpointArgument,
+    checkpoint: Annotated[
+        str,
+        typer.Argument(metavar="CHECKPOINT", help=f"latest, latest_healthy, {BEGINNING}, a pin's name, an id or a part of it."),
+    ],
     store: StoreOption = None,
     why: Why = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -145,13 +149,14 @@ def restore(
 ) -> None:
     """Go back to a checkpoint. The stream has to stand still; the next driver goes on from there.
 
-    Nothing is deleted: the epochs after it stay on their own timeline and can be restored in turn.
+    Nothing is deleted: the epochs after it stay on their own timeline and can be restored in turn. From `beginning` every row is
+    read anew.
     """
     from tidegate.checkpoints.restore import plan_restore
 
     catalog = _catalog(pipeline, store)
     log = catalog.log
-    plan = plan_restore(log, catalog.resolve(checkpoint), catalog=catalog)
+    plan = plan_restore(log, None if checkpoint == BEGINNING else catalog.resolve(checkpoint), catalog=catalog)
     changes = _spec_changes(pipeline, log, plan)
     if not as_json:
         _print_plan(plan)
@@ -169,7 +174,7 @@ def restore(
             "restore", plan.model_dump(mode="json") | {"done": not dry_run, "spec_changes": [asdict(c) for c in changes]}
         )
     elif not dry_run:
-        output.console().print(f"{log.pipeline} stands at {plan.target}; start it to go on from there")
+        output.console().print(f"{log.pipeline} stands at {plan.target or BEGINNING}; start it to go on from there")
 
 
 @app.command()
@@ -277,7 +282,7 @@ def _print_plan(plan: RestorePlan) -> None:
     since = f" of {output.instant(plan.since)}" if plan.since else ""
     back = f"{plan.epochs_rewound:,} epochs are taken back"
     again = f", {plan.epochs_regained:,} of an older timeline come back" if plan.epochs_regained else ""
-    output.console().print(f"{plan.pipeline}: from {plan.head} back to {plan.target}{since}; {back}{again}")
+    output.console().print(f"{plan.pipeline}: from {plan.head} back to {plan.target or BEGINNING}{since}; {back}{again}")
     rows: list[tuple[str, Any]] = [(f"rows {name}", count) for name, count in plan.rows.items() if count]
     rows += [(f"table {name}", count) for name, count in plan.tables.items()]
     rows += [(f"window results of {name}", count) for name, count in plan.windows.items()]
@@ -298,7 +303,7 @@ def _refuse_misfit(pipeline: str, log: SlotLog, plan: RestorePlan) -> None:
 
     found = _target_and_spec(pipeline, log, plan)
     if found:
-        require_fit(log.store, *found)
+        require_fit(log, *found)
 
 
 def _target_and_spec(pipeline: str, log: SlotLog, plan: RestorePlan) -> tuple[PipelineSpec, Manifest] | None:

@@ -40,6 +40,6 @@ def run(
         ]
         output.table(["suite", "passed", "failed", "skipped", "seconds"], rows)
         for line in report.lines(skips=verbose):
-            output.console().print(line)
+            output.console().print(line, markup=False)
     if report.failed:
         raise typer.Exit(1)

@@ -15,6 +15,7 @@ from tidegate.jobs.cli import (
     checkpoints,
     conformance,
     land,
+    logs,
     maintain,
     proof,
     quality,
@@ -53,6 +54,7 @@ app.command("attach", rich_help_panel=_RUN)(ask.attach)
 app.command("detach", rich_help_panel=_RUN)(ask.detach)
 app.command("resume", rich_help_panel=_RUN)(ask.resume)
 app.command("status", rich_help_panel=_LOOK)(status.status)
+app.command("logs", rich_help_panel=_LOOK)(logs.logs)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=_LOOK)
 app.command("tables", rich_help_panel=_LOOK)(tables.tables)
 app.command("quality", rich_help_panel=_LOOK)(quality.quality)

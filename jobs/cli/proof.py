@@ -108,7 +108,7 @@ def _replayed(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None, seal
         overlay = OverlayStore(InputView(sealed, spec, Path(folder)), scratch)
         mover = SparkMover(overlay, spec, Path(folder) / "work")
         try:
-            dispatch = dispatcher_of(spec, overlay, SlotLog(overlay, spec.name), mover)
+            dispatch = dispatcher_of(spec, overlay, SlotLog(overlay, spec.name), mover, parent)
             return replay_epoch(spec, epoch, parent, mover, overlay, scratch, dispatch)
         finally:
             mover.close()

@@ -22,14 +22,17 @@ def validate(
     as_json: JsonOption = False,
 ) -> None:
     """Check pipeline specs. A wrong one names file, line, field, what was found and what is allowed; exit 2."""
+    from tidegate.jobs.spec.engines import refuse_on_spark
     from tidegate.jobs.spec.errors import ConfigurationError
+    from tidegate.jobs.spec.warnings import warnings_of
 
     reports: list[dict[str, Any]] = []
     for given in spec:
         try:
             pipeline = context.find_spec(given)
+            refuse_on_spark(pipeline)
             _check_suites(pipeline)
-            reports.append({"spec": given, "valid": True, **_summary(pipeline)})
+            reports.append({"spec": given, "valid": True, "warnings": warnings_of(pipeline), **_summary(pipeline)})
         except ConfigurationError as error:
             reports.append({"spec": given, "valid": False, "error": error.as_dict()})
             if not as_json:
@@ -37,6 +40,8 @@ def validate(
             continue
         if not as_json:
             output.console().print(f"{given}: valid; {_words(pipeline)}")
+            for warning in warnings_of(pipeline):
+                output.console().print(f"{given}: warning: {warning}", markup=False)
     if as_json:
         output.envelope("validation", reports)
     if not all(report["valid"] for report in reports):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -212,6 +213,38 @@ def reject(pipeline: SpecArgument, request_id: Request, why: Why = "", who: str 
 
 
 @app.command()
+def part(
+    pipeline: SpecArgument,
+    request_id: Request,
+    missed: Annotated[list[str] | None, typer.Option("--output", help="Only for these outputs.")] = None,
+    source: Annotated[list[str] | None, typer.Option("--source", help="Only rows of this source.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Event time from here on, ISO 8601.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Event time before this, ISO 8601.")] = None,
+    reason: Annotated[list[str] | None, typer.Option("--reason", help="Only rows for this reason.")] = None,
+    why: Why = "",
+    who: Annotated[str | None, typer.Option(help="Who decided. Default: you.")] = None,
+    days: Days = 30,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide about a part: make two requests of one, the chosen rows and the rest, each with an effect of its own."""
+    spec, log = _opened(pipeline, store)
+    from tidegate.jobs.splice.part import split
+    from tidegate.jobs.splice.requests import LateFilter
+
+    which = LateFilter(tuple(missed or ()), tuple(source or ()), _ticks(since), _ticks(until), tuple(reason or ()))
+    asking = _asking(why, None, days)
+    chosen, rest = split(spec, log, request_id, which, asking if who is None else replace(asking, who=who))
+    if as_json:
+        output.envelope("splice", {"request": chosen.id, "rows": chosen.row_count, "rest": rest.id, "rest_rows": rest.row_count})
+        return
+    for made in (chosen, rest):
+        output.console().print(
+            f"{made.id}: {made.row_count:,} rows; look at its effect: tidegate splice show {spec.name} {made.id}"
+        )
+
+
+@app.command()
 def expire(pipeline: SpecArgument, store: StoreOption = None) -> None:
     """Close requests that nobody decided in time."""
     from tidegate.checkpoints.clock import SYSTEM_CLOCK
@@ -274,9 +307,12 @@ def _made(request: SpliceRequest, as_json: bool) -> None:
     if as_json:
         output.envelope("splice", _facts(request) | {"request": request.id, "rows": request.row_count})
         return
-    output.console().print(
-        f"{request.id}: {request.row_count:,} rows; look at its effect: tidegate splice show {request.pipeline} {request.id}"
-    )
+    _print_made(request)
+
+
+def _print_made(request: SpliceRequest) -> None:
+    effect = f"look at its effect: tidegate splice show {request.pipeline} {request.id}"
+    output.console().print(f"{request.id}: {request.row_count:,} rows; {effect}")
 
 
 def _facts(request: SpliceRequest) -> dict[str, Any]:
@@ -289,16 +325,17 @@ def _row(request: SpliceRequest, state: str) -> tuple[object, ...]:
 
 
 def _print_impact(request: SpliceRequest, impact: Impact) -> None:
-    from tidegate.jobs.splice.page import SHOWN, as_text, change_line
+    from tidegate.jobs.splice.page import SHOWN, as_text, change_line, listed
 
     screen = output.console()
     screen.print(as_text(request, impact))
     for table in impact.tables:
-        lines = [change_line(change) for change in table.changes if "window_start" in change]
+        lines = [change_line(change) for change in listed(table)]
         for line in lines[:SHOWN]:
             screen.print(f"    {table.table}  {line}")
+        more = table.added + table.changed + table.removed - SHOWN
         if len(lines) > SHOWN:
-            screen.print(f"    {table.table}  and {table.added + table.changed - SHOWN:,} more: --json or --html FILE")
+            screen.print(f"    {table.table}  and {more:,} more: --json or --html FILE")
 
 
 def _print_outcome(facts: Mapping[str, Any]) -> None:

@@ -67,6 +67,7 @@ def describe(log: SlotLog) -> dict[str, Any]:
         "sinks": body.get("sinks", {}),
         "error": body.get("error"),
         "trouble": body.get("trouble"),
+        "silent": {name: ticks // 1_000_000 for name, ticks in (body.get("silent") or {}).items()},
         **_progress(head.record),
     }
 
@@ -200,6 +201,8 @@ def _print_one(report: dict[str, Any]) -> None:
                 ", ".join(f"{name} {lag:,} behind" if lag else f"{name} up to date" for name, lag in report["sinks"].items()),
             )
         )
+    if report["silent"]:
+        facts.append(("silent", ", ".join(f"{name} for {seconds:,} s" for name, seconds in sorted(report["silent"].items()))))
     if trouble := _trouble(report):
         facts.append(("trouble", trouble))
     output.table(["", ""], [(f"{name}:", value) for name, value in facts])

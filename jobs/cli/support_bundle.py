@@ -32,7 +32,7 @@ __all__ = ["Masker", "support_bundle"]
 
 _MASK: Final = "***"
 _SECRET_NAME: Final = re.compile(
-    r"secret|password|passwd|token|credential|private|api_?key|access_?key|jaas|sasl|fernet", re.IGNORECASE
+    r"secret|password|passwd|login|token|credential|private|api_?key|access_?key|jaas|sasl|fernet", re.IGNORECASE
 )
 _OURS: Final = ("TIDEGATE_", "OTEL_", "OPENLINEAGE_", "AWS_", "AIRFLOW__", "SPARK_", "JAVA_")
 _USERINFO: Final = re.compile(r"(?<=://)[^/\s:@\"']*:[^/\s@\"']+(?=@)")

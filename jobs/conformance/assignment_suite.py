@@ -7,6 +7,7 @@ from typing import Any
 
 from tidegate.jobs.conformance.bench import bench
 from tidegate.jobs.conformance.result import CaseResult
+from tidegate.jobs.conformance.vocabulary import UnknownFeatureError
 from tidegate.jobs.conformance.windows_common import END, WINDOW, DifferenceError, decide_case, match, pipeline, watermark
 
 __all__ = ["SUITES"]
@@ -39,7 +40,10 @@ def _assigned(case: Mapping[str, Any], engine: str) -> None:
 
 
 def _refused(case: Mapping[str, Any]) -> None:
-    window = dict(zip(_ARGUMENTS[case["kind"]], case["args"], strict=False))
+    names = _ARGUMENTS[case["kind"]]
+    if len(case["args"]) > len(names):
+        raise UnknownFeatureError(f"{case['kind']} windows have {len(names)} arguments, not {len(case['args'])}")
+    window = dict(zip(names, case["args"], strict=False))
     try:
         pipeline({WINDOW: {"kind": case["kind"], **window, **_COUNT}}, preset="flink")
     except ValueError:

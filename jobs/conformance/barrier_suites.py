@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tidegate.jobs.conformance.feed import Barrier, Feed, Item, Point, Punctuation, Step, pipeline
+from tidegate.jobs.conformance.feed import Barrier, Item, Point, Punctuation, Step, pipeline
 from tidegate.jobs.conformance.frontier_suites import Suite, step_by_step
+from tidegate.jobs.conformance.model_feed import ModelStep, feed_on
 from tidegate.jobs.conformance.result import CaseResult
+from tidegate.jobs.conformance.vocabulary import MalformedCaseError, UnknownFeatureError
 from tidegate.jobs.eventtime.barriers import Barriers, Closed
 from tidegate.jobs.eventtime.types import BarrierOutcome, BarrierRow, Status
 from tidegate.jobs.spec.errors import TidegateError
@@ -50,6 +52,8 @@ class _Alignment:
 
     def _signal(self, op: str, channel: str, id_: int | None) -> None:
         barriers = self.barriers
+        if channel not in barriers.roster:
+            raise MalformedCaseError(f"{op}: there is no channel {channel}")
         if op == "barrier":
             barriers.arrive(channel, BarrierRow(self.clock, "checkpoint", id_, 0), self.clock)
         elif op == "cancel" and id_ is not None:
@@ -61,6 +65,9 @@ class _Alignment:
 
     def facts_differ(self, expected: Case) -> str | None:
         facts = self._facts()
+        strange = sorted(expected.keys() - facts.keys())
+        if strange:
+            raise UnknownFeatureError(f"the adapter does not know the fact {strange[0]!r}")
         got = {name: facts[name] for name in expected}
         return None if got == expected else f"expected {expected}, got {got}"
 
@@ -89,7 +96,7 @@ def hazelcast_barrier_merge(header: Case, case: Case, engine: str) -> CaseResult
     How much one drain takes is up to the engine: what consecutive drains give is compared together. The suite's labels of
     progress say how a cooperative processor was scheduled and have no counterpart here.
     """
-    merge = _Merge(case)
+    merge = _Merge(case, engine)
     wanted: list[Any] = []
     for number, step in enumerate([*case["steps"], {"op": "end of case"}]):
         if step["op"] == "drain":
@@ -100,15 +107,17 @@ def hazelcast_barrier_merge(header: Case, case: Case, engine: str) -> CaseResult
             return CaseResult(case["id"], "failed", f"before step {number}: {difference}")
         wanted = []
         if step["op"] == "add":
+            if not 0 <= step["queue"] < case["inputs"]:
+                raise MalformedCaseError(f"step {number}: there is no queue {step['queue']}")
             merge.add(step["queue"], step["items"])
     return CaseResult(case["id"], "passed")
 
 
 class _Merge:
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, engine: str) -> None:
         self.ordered = case.get("ordered", False)
         self.names = tuple(f"q{number}" for number in range(case["inputs"]))
-        self.feed = Feed(_ordered(self.names) if self.ordered else _inbound(self.names, case["guarantee"]))
+        self.feed = feed_on(engine, _ordered(self.names) if self.ordered else _inbound(self.names, case["guarantee"]))
 
     def add(self, queue: int, items: list[Any]) -> None:
         name = self.names[queue]
@@ -119,6 +128,8 @@ class _Merge:
     def _item(self, item: Any) -> Item:
         if isinstance(item, int):
             return Point(item)
+        if not isinstance(item, dict) or len(item) != 1 or not item.keys() <= {"barrier", "watermark"}:
+            raise UnknownFeatureError(f"the adapter does not know the item {item!r}")
         return Barrier(id=item["barrier"]) if "barrier" in item else Punctuation(item["watermark"])
 
     def drain(self, wanted: list[Case]) -> str | None:
@@ -147,9 +158,9 @@ class _Merge:
             got += self._out(self.feed.step(0, {}))
         return got
 
-    def _out(self, step: Step) -> list[Any]:
-        barriers = [{"barrier": b.id} for b in step.decision.barriers if b.outcome is BarrierOutcome.COMPLETE]
-        watermarks = [{"watermark": value} for kind, value in step.decision.emitted if kind == "watermark"]
+    def _out(self, step: Step | ModelStep) -> list[Any]:
+        barriers = [{"barrier": id_} for id_ in step.completed]
+        watermarks = [{"watermark": value} for kind, value in step.emitted if kind == "watermark"]
         return [*(p.time for p in step.released), *watermarks, *barriers]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from tidegate.jobs.conformance.bench import Bench, Play, bench
 from tidegate.jobs.conformance.result import CaseResult
+from tidegate.jobs.conformance.vocabulary import MalformedCaseError, UnknownFeatureError
 from tidegate.jobs.conformance.windows_common import (
     COLUMNS,
     WINDOW,
@@ -32,6 +33,8 @@ _HOLDS = "Beam output-time holds (semantics.md section 8)"
 _ONCE = "AfterWatermark()"
 _REPEATED = ("Default", "Repeatedly(AfterWatermark())", "AfterWatermark(late=AfterCount(1))")
 """One on-time pane, then one for every bundle of late elements: three names of the same."""
+_PARTIAL = ("expect_dropped_closed", "expect_window_empty", "expect_final_pane")
+_COLUMNS = {"window", "values", "sum", "output_ts", "late", "early", "timing", "first", "final"}
 _UNCOMPARED = {"index", "nonspeculative_index"}  # pane indexes: out of scope
 
 
@@ -45,6 +48,8 @@ def _case(case: Mapping[str, Any], engine: str) -> None:
         raise OutOfScopeError(f"{case['trigger']}: {_TRIGGERS}")
     if case.get("output_ts_rule", "OUTPUT_AT_EOW") not in ("OUTPUT_AT_EOW", "end_of_window"):
         raise OutOfScopeError(f"{case['output_ts_rule']}: {_HOLDS}")
+    if case.get("closing") == "fire_always":
+        raise UnknownFeatureError("the adapter does not know closing: fire_always, a final pane with nothing new in it")
     if "bundle_sizes" in case:
         for size in case["bundle_sizes"]:
             _bundles(case, size, engine)
@@ -56,7 +61,7 @@ def _case(case: Mapping[str, Any], engine: str) -> None:
 
 def _pipeline(case: Mapping[str, Any]) -> PipelineSpec:
     lateness = case["allowed_lateness"]
-    window = {name: case["window"][name] for name in ("kind", "size", "slide", "gap") if name in case["window"]}
+    window = {name: case["window"][name] for name in ("kind", "size", "slide", "gap", "offset") if name in case["window"]}
     if window["kind"] == "session":
         window |= {"session_touch": "separate", "session_late": "own"}
     window |= {
@@ -99,7 +104,10 @@ class _Transcript:
     def step(self, where: str, step: Mapping[str, Any]) -> None:
         match step["op"]:
             case "events":
-                self.act(where, {"events": [_row(t, v) for t, v in zip(step["ts"], self.values(step), strict=True)]})
+                times, values = step["ts"], self.values(step)
+                if not isinstance(times, list) or len(times) != len(values):
+                    raise MalformedCaseError(f"{where}: as many 'values' as 'ts' are expected")
+                self.act(where, {"events": [_row(t, v) for t, v in zip(times, values, strict=True)]})
             case "watermark":
                 self.watermark(where, step)
             case "expect":
@@ -108,8 +116,11 @@ class _Transcript:
                 match(where, [], [g for g in self.all if g["window"] == step["window"]])
             case "expect_dropped_closed":
                 match(where, [{"dropped": step["total"]}], [{"dropped": self.dropped}])
+            case "expect_final_pane":
+                last = [g for g in self.all if g["window"] == step["window"]][-1:]
+                match(where, [{"values": sorted(map(str, step["values"]))}], last)
             case op:
-                raise DifferenceError(f"{where}: the adapter does not know {op!r}")
+                raise UnknownFeatureError(f"{where}: the adapter does not know {op!r}")
 
     def values(self, step: Mapping[str, Any]) -> Sequence[Any]:
         values: Sequence[Any] = step.get("values", step["ts"])
@@ -137,13 +148,16 @@ class _Transcript:
 
     @property
     def loose(self) -> bool:
-        """A case that counts drops, or looks at one window only, does not list all that is emitted."""
-        return any(step["op"] in ("expect_dropped_closed", "expect_window_empty") for step in self.case["steps"])
+        """A case that counts drops, or looks at one window or pane only, does not list all that is emitted."""
+        return any(step["op"] in _PARTIAL for step in self.case["steps"])
 
     def expect(self, where: str, rows: Sequence[Mapping[str, Any]]) -> None:
         wanted = []
         for row in rows:
             row = {name: value for name, value in row.items() if name not in _UNCOMPARED}
+            strange = sorted(row.keys() - _COLUMNS)
+            if strange:
+                raise UnknownFeatureError(f"{where}: the adapter does not know the column {strange[0]!r}")
             if "values" in row:
                 row["values"] = sorted(map(str, row["values"]))
             wanted.append(row)

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.eventtime.decider import blocked, decide, initial_state
-from tidegate.jobs.eventtime.types import Decision, Mark, Member, MemberSurvey, Survey
+from tidegate.jobs.eventtime.types import BarrierOutcome, Decision, Mark, Member, MemberSurvey, Survey
 from tidegate.jobs.reference.rows import RawRow, read_rows
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Barrier", "Feed", "Item", "Point", "Punctuation", "Step", "pipeline"]
+__all__ = ["Barrier", "Feed", "Item", "Point", "Punctuation", "Queue", "Queues", "Step", "as_row", "pipeline"]
 
 
 BARRIER_TYPES: Final = ("run", "begin", "end", "run1", "run2")
@@ -72,6 +72,26 @@ class Step:
         """Event times of what left."""
         return [point.time for point in self.released]
 
+    @property
+    def frontier_after(self) -> int:
+        """F after the epoch."""
+        return self.decision.frontier_after
+
+    @property
+    def emitted(self) -> tuple[tuple[str, int | str], ...]:
+        """Signals in order."""
+        return self.decision.emitted
+
+    @property
+    def statuses(self) -> Mapping[str, str]:
+        """Status of each member."""
+        return self.decision.statuses
+
+    @property
+    def completed(self) -> tuple[int | None, ...]:
+        """Ids of the barriers that closed complete."""
+        return tuple(b.id for b in self.decision.barriers if b.outcome is BarrierOutcome.COMPLETE)
+
 
 def pipeline(
     names: tuple[str, ...], source: dict[str, Any] | None = None, *, preset: str = "tidegate", **sections: Any
@@ -85,36 +105,29 @@ def pipeline(
 
 
 @dataclass
-class _Queue:
+class Queue:
+    """Items that have not been read, and the position of the first."""
+
     items: deque[Item] = field(default_factory=deque)
     seq: int = 0
     ended: bool = False
 
 
-class Feed:
-    """Queues, order buffer and the decider's state.
-
-    Args:
-        spec: the pipeline; its sources' queues exist from the start unless `empty`.
-        empty: start without members; they appear with `add`.
-    """
+class Queues:
+    """Named queues that a case fills; whoever stands behind them reads."""
 
     def __init__(self, spec: PipelineSpec, *, empty: bool = False) -> None:
         self.spec = spec
-        self.state = initial_state(spec)
-        self._rank = {name: number for number, name in enumerate(spec.sources)}
-        self._queues: dict[Member, _Queue] = {} if empty else {Member(name): _Queue() for name in spec.sources}
-        self._buffer: list[tuple[int, int, int, str, int, Point]] = []
-        self._released_max: Mark | None = None
+        self._queues: dict[Member, Queue] = {} if empty else {Member(name): Queue() for name in spec.sources}
         self._run_start = True
 
     def add(self, source: str, *items: Item, partition: str = "0") -> None:
         """Items arrive behind the others; a queue not known before appears."""
-        self._queues.setdefault(Member(source, partition), _Queue()).items.extend(items)
+        self._queues.setdefault(Member(source, partition), Queue()).items.extend(items)
 
     def end(self, source: str, partition: str = "0") -> None:
         """Nothing more will arrive."""
-        self._queues.setdefault(Member(source, partition), _Queue()).ended = True
+        self._queues.setdefault(Member(source, partition), Queue()).ended = True
 
     def remove(self, source: str, partition: str = "0") -> None:
         """The queue disappears."""
@@ -123,6 +136,22 @@ class Feed:
     def waiting(self, source: str, partition: str = "0") -> bool:
         """Whether items have not been read yet."""
         return bool(self._queues[Member(source, partition)].items)
+
+
+class Feed(Queues):
+    """Queues, order buffer and the decider's state.
+
+    Args:
+        spec: the pipeline; its sources' queues exist from the start unless `empty`.
+        empty: start without members; they appear with `add`.
+    """
+
+    def __init__(self, spec: PipelineSpec, *, empty: bool = False) -> None:
+        super().__init__(spec, empty=empty)
+        self.state = initial_state(spec)
+        self._rank = {name: number for number, name in enumerate(spec.sources)}
+        self._buffer: list[tuple[int, int, int, str, int, Point]] = []
+        self._released_max: Mark | None = None
 
     def blocked(self, source: str, partition: str = "0") -> bool:
         """Whether the queue stands at an open barrier."""
@@ -171,7 +200,7 @@ class Feed:
         raws: list[RawRow] = []
         while queue.items and (limit is None or len(raws) < limit):
             item = queue.items.popleft()
-            raws.append(_raw(queue.seq, item))
+            raws.append(as_row(queue.seq, item))
             queue.seq += 1
             if isinstance(item, Barrier):
                 break
@@ -212,7 +241,8 @@ def _is_late(decision: Decision, time: int) -> bool:
     return time < mark.time if decision.order_late_by_time else (decision.section, time) < mark
 
 
-def _raw(seq: int, item: Item) -> RawRow:
+def as_row(seq: int, item: Item) -> RawRow:
+    """An item as its source would give it."""
     values: dict[str, Any] = {"t": item.time, "kind": "data", "id": None, "name": ""}
     if isinstance(item, Barrier):
         values |= {"kind": item.type, "id": item.id}

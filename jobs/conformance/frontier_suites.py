@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from tidegate.jobs.conformance.feed import Feed, Point, Step, pipeline
+from tidegate.jobs.conformance.feed import Point, Step, pipeline
+from tidegate.jobs.conformance.model_feed import ModelStep, feed_on
 from tidegate.jobs.conformance.result import CaseResult
+from tidegate.jobs.conformance.vocabulary import MalformedCaseError, UnknownFeatureError
 from tidegate.jobs.eventtime.coalesce import Coalescer, Signal
-from tidegate.jobs.eventtime.types import Decision
 from tidegate.jobs.spec.errors import TidegateError
 from tidegate.jobs.spec.options import CoalesceOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -76,6 +77,8 @@ def _coalescer(options: CoalesceOptions, inputs: int, **more: Any) -> Coalescer:
 
 
 def _signal(coalescer: Coalescer, op: str, name: str, value: int | None) -> None:
+    if name not in coalescer.inputs:
+        raise MalformedCaseError(f"{op}: there is no input {name!r}")
     if op == "watermark" and value is not None:
         coalescer.frontier(name, value)
     else:
@@ -151,7 +154,7 @@ def _multiplexed(coalescer: Coalescer, reports: int, step: Case) -> str | None:
 
 def hazelcast_source_watermark(header: Case, case: Case, engine: str) -> CaseResult:
     """One source with partitions, one epoch per event or tick; a watermark stands before the event that caused it."""
-    source = _Partitions(case["config"])
+    source = _Partitions(case["config"], engine)
     if "steps" in case:
         return step_by_step(case, source.differs)
     out = [signal for ts in case["events"] for signal in source.epoch(0, 0, ts)]
@@ -160,8 +163,13 @@ def hazelcast_source_watermark(header: Case, case: Case, engine: str) -> CaseRes
 
 
 class _Partitions:
-    def __init__(self, config: Case) -> None:
-        self.feed = Feed(_source_spec(config), empty=True)
+    def __init__(self, config: Case, engine: str) -> None:
+        if not isinstance(config, dict):
+            raise MalformedCaseError(f"'config' is no object: {config!r}")
+        strange = sorted(config.keys() - {"lag", "constant_watermark", "frame", "idle_timeout", "partitions"})
+        if strange:
+            raise UnknownFeatureError(f"the adapter does not know {strange[0]!r} in 'config'")
+        self.feed = feed_on(engine, _source_spec(config), empty=True)
         self.wall = config.get("constant_watermark")
         self.lag = config.get("lag", 0)
         self.partitions = 0
@@ -178,7 +186,7 @@ class _Partitions:
         if ts is not None:
             self.feed.add("s", Point(ts), partition=str(partition))
         step = self.feed.step(now if self.wall is None else self.wall)
-        return [*_emitted(step.decision), *({"event": p.time} for p in step.released)]
+        return [*_emitted(step), *({"event": p.time} for p in step.released)]
 
     def differs(self, step: Case) -> str | None:
         if step["op"] == "add_partitions":
@@ -189,7 +197,10 @@ class _Partitions:
             return None
         if step["op"] == "remove_partition":
             self.feed.remove("s", str(step["partition"]))
-        return _unequal(step["out"], self.epoch(step["now_ms"], step.get("partition"), step.get("ts")))
+        partition, ts = step.get("partition"), step.get("ts")
+        if partition is not None and step["op"] == "event" and not 0 <= partition < self.partitions:
+            raise MalformedCaseError(f"there is no partition {partition}")
+        return _unequal(step["out"], self.epoch(step["now_ms"], partition, ts))
 
 
 def _source_spec(config: Case) -> PipelineSpec:
@@ -200,9 +211,9 @@ def _source_spec(config: Case) -> PipelineSpec:
     return pipeline(("s",), source, coalesce={**levels, "idle_timeout": None}, release={"mode": "pass_through"})
 
 
-def _emitted(decision: Decision) -> list[Any]:
+def _emitted(step: Step | ModelStep) -> list[Any]:
     """The suite knows no `active` and no `done`."""
-    signals = [{"watermark": value} if kind == "watermark" else value for kind, value in decision.emitted]
+    signals = [{"watermark": value} if kind == "watermark" else value for kind, value in step.emitted]
     return [s for s in signals if s not in ("active", "done")]
 
 
@@ -212,7 +223,7 @@ def _emitted(decision: Decision) -> list[Any]:
 def flink_watermark_generator(header: Case, case: Case, engine: str) -> CaseResult:
     """Watermarks there are inclusive (one tick below F); a member is idle there once *more* than the timeout has passed."""
     if "bound" in case:
-        feed = Feed(pipeline(("s",), {"lag": case["bound"]}, release={"mode": "pass_through"}))
+        feed = feed_on(engine, pipeline(("s",), {"lag": case["bound"]}, release={"mode": "pass_through"}))
         feed.add("s", *(Point(ts) for ts in case["events"]))
         steps = [feed.step(0) for _ in range(1 + case.get("probe_twice", False))]
         got = [_inclusive(step) for step in steps]
@@ -224,18 +235,18 @@ def flink_watermark_generator(header: Case, case: Case, engine: str) -> CaseResu
         return CaseResult(case["id"], "passed" if case.get("error") else "failed", "" if case.get("error") else "timeout refused")
     if case.get("error"):
         return CaseResult(case["id"], "failed", "the timeout was not refused")
-    return _idleness(case)
+    return _idleness(case, engine)
 
 
-def _inclusive(step: Step) -> int | str:
-    frontier = step.decision.frontier_after
+def _inclusive(step: Step | ModelStep) -> int | str:
+    frontier = step.frontier_after
     return "MIN" if frontier == TICK_MIN else frontier - 1
 
 
-def _idleness(case: Case) -> CaseResult:
+def _idleness(case: Case, engine: str) -> CaseResult:
     """A check is an epoch; what was active since the last one is read with it, so the idle clock starts at the check."""
     spec = pipeline(("s",), {"lag": 0}, coalesce={"idle_timeout": case["timeout"] + 1}, release={"mode": "pass_through"})
-    feed, now = Feed(spec), 0
+    feed, now = feed_on(engine, spec), 0
 
     def differs(step: Case) -> str | None:
         nonlocal now
@@ -244,7 +255,7 @@ def _idleness(case: Case) -> CaseResult:
         elif step["op"] == "activity":
             feed.add("s", Point(0))
         else:
-            status = feed.step(now).decision.statuses["s/0"]
+            status = feed.step(now).statuses["s/0"]
             return _unequal(step.get("idle", status == "idle"), status == "idle")
         return None
 

@@ -13,17 +13,22 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from pydantic import ValidationError
+
 from tidegate.jobs.conformance import barrier_suites, frontier_suites, window_suites
 from tidegate.jobs.conformance.bench import ENGINES, benches
 from tidegate.jobs.conformance.result import CaseResult
+from tidegate.jobs.conformance.vocabulary import KNOWN, MalformedCaseError, UnknownFeatureError
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["CASE_LISTS", "FileReport", "Report", "run", "suites"]
+__all__ = ["FileReport", "Report", "run", "suites"]
 
-CASE_LISTS = ("cases", "merge_cases", "must_be_rejected", "ordered_merge_cases")
-"""Keys of a file that hold cases; everything else is its header."""
+_NO_ADAPTER = "no adapter for a suite of this name: the beginning of the file's name is the suite"
 _AT_ONCE = 4  # cases on Spark: each waits for the driver's planning half of the time
-_DECIDER_ONLY = "this suite is played on the decider's own parts; there is no adapter for engine {!r}"
+_ON_PARTS = {"flink_valve", "flink_source_multiplexer", "hazelcast_coalescer", "flink_barrier_alignment"}
+"""Suites whose every step is one signal to one part of the decider; the model has no parts, it takes whole epochs."""
+_DECIDER_ONLY = "its steps are signals to parts of the decider, which the engine {!r} does not have"
+_NO_WINDOWS = "a suite without windows; the engine {!r} is tried with windows only"
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,11 @@ class Report:
         return sum(file.count("skipped") for file in self.files)
 
     def lines(self, *, skips: bool = True) -> Iterator[str]:
-        """One line per failing case with its first differing step, one per skipped case with its reason, then the sum."""
+        """One line per case that failed, was skipped or was compared in part, and says why; then the sum."""
         for file in self.files:
             for result in file.results:
-                if result.outcome == "failed" or (skips and result.outcome == "skipped"):
-                    yield f"{result.outcome}: {file.suite}: {result.id}: {result.detail}"
+                if result.outcome == "failed" or (skips and result.detail):
+                    yield f"{result.outcome}: {file.suite}: {result.id}: {' '.join(result.detail.split())}"
         yield f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
     def as_dict(self) -> dict[str, Any]:
@@ -99,56 +104,90 @@ def suites() -> dict[str, Callable[..., CaseResult]]:
 def run(files: Iterable[Path | str], engine: str = "decider") -> Report:
     """Run every case of every file.
 
-    Suites about frontiers and barriers alone are played on the decider's own parts. On another engine their cases are skipped
-    and say so: a pass there would be the decider's, under a wrong name. On Spark the cases of a suite share one session, and
-    several run at the same time.
+    What an engine cannot be tried with is skipped, with the reason. On Spark the cases of a suite share one session, and several
+    run at the same time.
 
     Raises:
-        ConfigurationError: there is no such engine; a file is missing, is no case file or has no adapter.
+        ConfigurationError: there is no such engine; a file is missing or is no case file; no file is of a known suite.
     """
     if engine not in ENGINES:
         raise ConfigurationError(
             f"no adapters for engine {engine!r}", code="conformance.engine", advice=f"choose one of {', '.join(ENGINES)}"
         )
-    with benches(engine):
-        return Report(engine, tuple(_run_file(Path(file), engine) for file in files))
-
-
-def _run_file(path: Path, engine: str) -> FileReport:
-    adapter = suites().get(path.stem)
-    if adapter is None:
+    documents = [(Path(file), *_open(Path(file))) for file in files]  # all of them first: a bad file costs no run
+    if documents and all(suite is None for _, suite, _ in documents):
         known = f"known suites: {', '.join(sorted(suites()))}"
-        raise ConfigurationError(f"{path}: no adapter for a suite of this name", code="conformance.unknown_suite", advice=known)
-    document = _read(path)
-    header = {key: value for key, value in document.items() if key not in CASE_LISTS} | {"folder": str(path.parent)}
-    cases = list(_cases(path.stem, document))
-    if engine != "decider" and path.stem not in window_suites.SUITES:
-        return FileReport(path.stem, tuple(CaseResult(case["id"], "skipped", _DECIDER_ONLY.format(engine)) for case in cases))
+        named = ", ".join(str(path) for path, _, _ in documents)
+        raise ConfigurationError(f"{named}: no adapter for a suite of this name", code="conformance.unknown_suite", advice=known)
+    with benches(engine):
+        return Report(engine, tuple(_run_file(path, suite, document, engine) for path, suite, document in documents))
+
+
+def _open(path: Path) -> tuple[str | None, Mapping[str, Any]]:
+    """The suite a file belongs to (its stem, or the beginning of it; None: nobody knows it), and what it holds."""
+    named = [suite for suite in suites() if path.stem == suite or path.stem.startswith((f"{suite}_", f"{suite}-", f"{suite}."))]
+    return max(named, key=len, default=None), _read(path)
+
+
+def _run_file(path: Path, suite: str | None, document: Mapping[str, Any], engine: str) -> FileReport:
+    header = {key: value for key, value in document.items() if not _holds_cases(key)} | {"folder": str(path.parent)}
+    cases = list(_cases(path, document))
+    reason = _not_for(suite, engine)
+    if suite is None or reason is not None:
+        return FileReport(path.stem, tuple(CaseResult(case["id"], "skipped", reason or _NO_ADAPTER) for case in cases))
     began = monotonic()
     with ThreadPoolExecutor(_AT_ONCE if engine == "spark" else 1) as pool:
-        results = tuple(pool.map(lambda case: _run_case(adapter, header, case, engine), cases))
+        results = tuple(pool.map(lambda case: _run_case(suite, header, case, engine), cases))
     return FileReport(path.stem, results, monotonic() - began)
 
 
-def _run_case(adapter: Callable[..., CaseResult], header: Mapping[str, Any], case: Mapping[str, Any], engine: str) -> CaseResult:
+def _not_for(suite: str | None, engine: str) -> str | None:
+    """Why a suite cannot be played on an engine: a pass there would be the decider's, under a wrong name."""
+    if suite is None:
+        return _NO_ADAPTER
+    if engine == "spark" and suite not in window_suites.SUITES:
+        return _NO_WINDOWS.format(engine)
+    return _DECIDER_ONLY.format(engine) if engine == "reference" and suite in _ON_PARTS else None
+
+
+def _run_case(suite: str, header: Mapping[str, Any], case: Mapping[str, Any], engine: str) -> CaseResult:
+    """A case is skipped for what its adapter does not know, and fails for whatever else goes wrong in it."""
     try:
-        return adapter(header, case, engine)
+        uncompared = KNOWN[suite].check(case)
+        result = suites()[suite](header, case, engine)
+        if result.outcome == "passed" and uncompared:
+            return CaseResult(result.id, "passed", f"not compared: {', '.join(uncompared)}")
+        return result
+    except UnknownFeatureError as unknown:
+        return CaseResult(case["id"], "skipped", str(unknown))
+    except MalformedCaseError as malformed:
+        return CaseResult(case["id"], "failed", f"malformed: {malformed}")
+    except ValidationError as refused:
+        return CaseResult(case["id"], "failed", f"refused: {refused.errors()[0]['msg']}")
     except Exception as error:
         return CaseResult(case["id"], "failed", f"{type(error).__name__}: {error}")
 
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} cannot be read as a case file: {error}", code="conformance.file") from error
     if not isinstance(document, dict) or not isinstance(document.get("cases"), list):
         raise ConfigurationError(f"{path} is no case file: it has no list 'cases'", code="conformance.file")
     return document
 
 
-def _cases(stem: str, document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for name in CASE_LISTS:
-        found = document.get(name)
-        for number, case in enumerate(found if isinstance(found, list) else ()):
-            yield case if "id" in case else {"id": f"{stem}.{name}.{number}", **case}
+def _holds_cases(key: str) -> bool:
+    """Whether a key of a file holds cases; everything else is its header."""
+    return key == "cases" or key.endswith("_cases") or key == "must_be_rejected"
+
+
+def _cases(path: Path, document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Every case of a file; those without a name of their own are numbered."""
+    for name in filter(_holds_cases, document):
+        found = document[name]
+        if not isinstance(found, list) or not all(isinstance(case, dict) for case in found):
+            raise ConfigurationError(f"{path} is no case file: {name!r} is no list of objects", code="conformance.file")
+        for number, case in enumerate(found):
+            yield {**case, "id": str(case.get("id", f"{path.stem}.{name}.{number}"))}

@@ -12,6 +12,7 @@ from typing import Any
 
 from tidegate.jobs.conformance.bench import Bench, Play, bench
 from tidegate.jobs.conformance.result import CaseResult
+from tidegate.jobs.conformance.vocabulary import MalformedCaseError, UnknownFeatureError
 from tidegate.jobs.conformance.windows_common import COLUMNS, WINDOW, DifferenceError, OutOfScopeError, decide_case, match
 from tidegate.jobs.spec.errors import ConfigurationError, TidegateError
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -33,10 +34,29 @@ def _case(case: Mapping[str, Any], engine: str) -> None:
         raise OutOfScopeError("windows of windows (semantics.md section 8)")
     if "window_join" in case["id"]:
         raise OutOfScopeError("joins (semantics.md section 8)")
+    _known(case)
     if case.get("must_be_rejected"):
         _refused(case)
         return
     _Batches(case, bench(_pipeline(case), engine)).play()
+
+
+_COLUMNS = {"window_start", "window_end", "start", "end", "duration", "key", "count"}
+
+
+def _known(case: Mapping[str, Any]) -> None:
+    strange = [c for c in case.get("columns", ()) if c not in _COLUMNS]
+    if strange:
+        raise UnknownFeatureError(f"the adapter does not know the column {strange[0]!r}")
+    delays = case.get("watermark_delay", 0)
+    if isinstance(delays, list) and len(delays) > len(_NAMES):
+        raise UnknownFeatureError(f"the adapter does not know {len(delays)} sources")
+    if case.get("window", {}).get("kind") == "session" and case.get("mode") == "update" and not case.get("must_be_rejected"):
+        raise UnknownFeatureError("the adapter does not know sessions whose updates do not say what they replace")
+    if "window" in case and "mode" not in case:
+        raise MalformedCaseError("a case with a window has no 'mode'")
+    if "window" in case and not case.get("must_be_rejected") and "columns" not in case:
+        raise MalformedCaseError("a case with a window has no 'columns'")
 
 
 def _refused(case: Mapping[str, Any]) -> None:
@@ -88,11 +108,21 @@ def _window(case: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigurationError(
                 "no option gives sessions whose updates do not say what they replace", code="conformance.no_mapping"
             )
-        window |= {"session_touch": case["touching_sessions"], "session_late": "own", "session_close": "at_end"}
+        # Sessions that touch merge in Spark, whether a case says so or not.
+        window |= {"session_touch": case.get("touching_sessions", "merge"), "session_late": "own", "session_close": "at_end"}
     if "key" in case["columns"]:
         window["keys"] = ["key"]
     lateness = {"lateness": "never"} if mode == "complete" else {}
     return {**window, "aggregates": {"count": "count(*)"}, "emit": _EMIT[mode], **lateness}
+
+
+def _events(where: str, step: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    events: Sequence[Mapping[str, Any]] = step.get("events") or [{"ts": t} for t in step.get("ts", ())]
+    for event in events:
+        strange = sorted(event.keys() - {"ts", "key"})
+        if strange:
+            raise UnknownFeatureError(f"{where}: the adapter does not know the column {strange[0]!r}")
+    return events
 
 
 class _Batches:
@@ -125,10 +155,11 @@ class _Batches:
     def step(self, where: str, step: Mapping[str, Any]) -> None:
         match step["op"]:
             case "batch":
-                self.batch({"first": step.get("events") or [{"ts": t} for t in step["ts"]]})
+                self.batch({"first": _events(where, step)})
             case "batches":
                 self.batch({name: [{"ts": t} for t in step[name]] for name in _NAMES})
-                self.check(where, "watermark", step["then_watermark"], self.watermark)
+                if "then_watermark" in step:
+                    self.check(where, "watermark", step["then_watermark"], self.watermark)
             case "expect_watermark":
                 self.check(where, "watermark", step["value"], self.watermark)
             case "expect_new":
@@ -140,6 +171,8 @@ class _Batches:
                 self.given.clear()
                 if "sink was cleared" in step.get("note", ""):
                     self.since_clear.clear()
+            case "note":
+                pass
             case _:
                 self.metrics(where, step)
 

@@ -11,10 +11,11 @@ from typing import Any
 from tidegate.jobs.conformance import assignment_suite, batch_suites, beam_suite, kafka_suite, spark_suite
 from tidegate.jobs.conformance.bench import Bench, Play, bench
 from tidegate.jobs.conformance.result import CaseResult
+from tidegate.jobs.conformance.vocabulary import MalformedCaseError, UnknownFeatureError
 from tidegate.jobs.conformance.windows_common import (
+    COLUMNS,
     END,
     WINDOW,
-    DifferenceError,
     OutOfScopeError,
     decide_case,
     match,
@@ -22,6 +23,7 @@ from tidegate.jobs.conformance.windows_common import (
     watermark,
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.time import TICK_MAX
 
 __all__ = ["SUITES"]
 
@@ -66,15 +68,25 @@ def _pipeline(case: Mapping[str, Any], preset: str) -> PipelineSpec:
     )
     if _by_element(window):
         shape["gap"] = 1  # the element's own gap becomes the length of an interval row, see _row
+    if trigger.get("panes") not in ("accumulating", "discarding"):
+        raise UnknownFeatureError(f"the adapter does not know panes {trigger.get('panes')!r}")
     spec = {
         **shape,
         "keys": ["key"],
         "aggregates": {"value": f"{case['aggregate']}(value)"},
-        "lateness": case["allowed_lateness"],
+        "lateness": "never" if case["allowed_lateness"] == "infinite" else case["allowed_lateness"],
         "revisions": "delta" if trigger["panes"] == "discarding" else "accumulate",
-        "fire_every": trigger.get("interval"),
     }
-    return pipeline({WINDOW: spec}, preset=preset, inclusive=case["watermark_means"] == "le")
+    if trigger["on"] == "continuous_event_time":
+        spec["fire_every"] = trigger.get("interval")
+    if shape["kind"] == "session" and "touching_sessions" in case:
+        spec["session_touch"] = case["touching_sessions"]
+    values = [s["value"] for s in case["steps"] if s["op"] == "event"]
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise MalformedCaseError(f"the value {value!r} is no number")
+    columns = {**COLUMNS, "value": "double" if any(isinstance(value, float) for value in values) else "long"}
+    return pipeline({WINDOW: spec}, preset=preset, inclusive=case["watermark_means"] == "le", columns=columns)
 
 
 def _by_element(window: Mapping[str, Any]) -> bool:
@@ -82,12 +94,22 @@ def _by_element(window: Mapping[str, Any]) -> bool:
 
 
 def _row(window: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any]:
-    row = {"t": step["ts"], "key": step["key"], "value": step["value"]}
+    row = {"t": step["ts"], "key": _key(step["key"]), "value": step["value"]}
     if not _by_element(window):
+        if "gap" in step:
+            raise UnknownFeatureError("the adapter does not know a gap of one element where the window has one for all")
         return row
-    if step["value"] in window.get("point_values", ()):
+    gap = step.get("gap", window.get("gap"))
+    if not isinstance(gap, int):
+        raise MalformedCaseError(f"the event at {step['ts']} has no 'gap', and neither has the window")
+    if gap == 0 or step["value"] in window.get("point_values", ()):
         return row  # an empty window is our shortest one: a point
-    return {**row, "until": step["ts"] + step.get("gap", window.get("gap"))}
+    return {**row, "until": step["ts"] + gap}
+
+
+def _key(value: Any) -> str | None:
+    """Keys are text on the bench, whatever a suite writes."""
+    return value if value is None else str(value)
 
 
 def _run(case: Mapping[str, Any], engine: Bench) -> None:
@@ -99,19 +121,27 @@ def _run(case: Mapping[str, Any], engine: Bench) -> None:
             case "event":
                 _gather(engine.epoch({"events": [_row(case["window"], step)]}), results, late)
             case "watermark":
-                _gather(engine.epoch(watermark(step["ts"])), results, late)
+                _gather(engine.epoch(watermark(TICK_MAX if step["ts"] == "MAX" else step["ts"])), results, late)
             case "end_of_input":
                 _gather(engine.epoch(END), results, late)
             case "checkpoint_and_restore":
                 engine.restore()
             case "expect":
-                match_and_clear(where, step["rows"], results)
+                match_and_clear(where, _expected(where, step["rows"], {"key", "value", "window"}), results)
             case "expect_late":
-                match_and_clear(where, step["rows"], late)
+                match_and_clear(where, _expected(where, step["rows"], {"key", "value", "ts"}), late)
             case "end_expect_nothing_more":
                 match_and_clear(where, [], results)
-            case op:
-                raise DifferenceError(f"{where}: the adapter does not know {op!r}")
+
+
+def _expected(where: str, rows: Sequence[Mapping[str, Any]], known: set[str]) -> list[dict[str, Any]]:
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise MalformedCaseError(f"{where}: {row!r} is no row")
+        strange = sorted(row.keys() - known)
+        if strange:
+            raise UnknownFeatureError(f"{where}: the adapter does not know the column {strange[0]!r}")
+    return [{**row, "key": _key(row["key"])} if "key" in row else dict(row) for row in rows]
 
 
 def _gather(play: Play, results: list[dict[str, Any]], late: list[dict[str, Any]]) -> None:

@@ -4,7 +4,8 @@
 2. Its windows in the range are compared with the stream's, those that both have closed.
 3. The result goes to ``<p>/backfills/<name>.json``, whose key is the last line of the output; the batch run's state is deleted.
 
-The stream is not touched and may go on meanwhile. Putting rows into its tables is the business of a splice.
+The stream is not touched and may go on meanwhile, and its sinks hear nothing. Putting rows into its tables is the business of a
+splice.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Final
 
 import structlog
@@ -53,18 +55,24 @@ def main(
     configure_logs(json=True)
     try:
         pipeline, bounds = load_spec(spec), (_instant("start", start), _instant("end", end))
-        key = _run(pipeline, store, bounds, keep)
+        with TemporaryDirectory(prefix="tidegate-backfill-") as folder:
+            key = _run(pipeline, store, bounds, keep, Path(folder))
     except TidegateError as error:
         typer.echo(error, err=True)
         raise typer.Exit(error.failure_class.exit_code) from None
     sys.stdout.write(f"{key}\n")
 
 
-def batch_spec(spec: PipelineSpec, bounds: tuple[datetime, datetime]) -> PipelineSpec:
-    """The same pipeline with a name of its own, and without limits: one epoch takes everything, so nothing is late."""
+def batch_spec(spec: PipelineSpec, bounds: tuple[datetime, datetime], folder: Path) -> PipelineSpec:
+    """The same pipeline with a name of its own, and without limits: one epoch takes everything, so nothing is late.
+
+    Nothing of it reaches the outside: it has no sinks, and registers its tables in a catalog in this folder.
+    """
     mark = hashlib.sha256(f"{bounds[0].isoformat()} {bounds[1].isoformat()}".encode()).hexdigest()[:8]
     sources = {name: source.model_copy(update={"limits": Limits()}) for name, source in spec.sources.items()}
-    return spec.model_copy(update={"name": f"{spec.name[:50]}__bf_{mark}", "sources": sources})
+    own: dict[str, object] = {"catalog": f"sqlite:///{folder / 'catalog.sqlite'}", "catalog_options": {}, "namespace": None}
+    outputs = spec.outputs.model_copy(update=own)
+    return spec.model_copy(update={"name": f"{spec.name[:50]}__bf_{mark}", "sources": sources, "outputs": outputs, "sinks": {}})
 
 
 def compare(spec: PipelineSpec, batch: PipelineSpec, store: Store, bounds: tuple[datetime, datetime]) -> dict[str, Any]:
@@ -104,8 +112,8 @@ def differences(window: WindowSpec, stream: list[dict[str, Any]], batch: list[di
     }
 
 
-def _run(spec: PipelineSpec, url: str, bounds: tuple[datetime, datetime], keep: bool) -> str:
-    batch, store = batch_spec(spec, bounds), open_store(url)
+def _run(spec: PipelineSpec, url: str, bounds: tuple[datetime, datetime], keep: bool, folder: Path) -> str:
+    batch, store = batch_spec(spec, bounds, folder), open_store(url)
     _forget(store, batch.name)  # of an earlier try
     code = run_pipeline(batch, RunOptions(store_url=url, until=Until(idle=_QUIET)))
     if code != 0:

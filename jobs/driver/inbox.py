@@ -23,6 +23,7 @@ _log = structlog.get_logger("tidegate.driver")
 _ENDING = (Kind.STOP, Kind.DRAIN)  # between two epochs both come to the same: what was read is sealed
 _PINNING = (Kind.SAVEPOINT, Kind.PIN)
 _ATTACHING = (Kind.ATTACH, Kind.DETACH, Kind.RESUME)
+_LONGEST_HOLD = 300.0  # seconds, on the own clock: whoever asked may be dead, and may have another time of day
 
 
 class Inbox:
@@ -30,6 +31,9 @@ class Inbox:
 
     `newest` gives the newest sealed manifest. A request that stands in it without an acknowledgement was applied by a driver
     that died, or did not know yet that it had sealed: what follows from it (a pin) is made up for, and nothing is applied twice.
+
+    Attributes:
+        held: the merge that asked to have the next slot; as long as it stands, nothing may be sealed.
     """
 
     def __init__(
@@ -45,10 +49,13 @@ class Inbox:
         self._store, self._pipeline, self._token, self._stop = store, pipeline, token, stop
         self._newest, self._clock, self._attachments = newest, clock, attachments
         self._open: list[Request] = []
+        self._holds: dict[str, float] = {}  # request -> when it was first met
+        self.held: Request | None = None
 
     def collect(self) -> Asked:
         """Requests for the coming epoch. A stop is obeyed at once: nothing has to be sealed for it."""
         fit = []
+        self.held = None
         for request in self._unfinished():
             unfit = request.unfit(self._token(), self._clock.ticks())
             if unfit is not None:
@@ -59,6 +66,8 @@ class Inbox:
                 self._stop.set()
             elif request.kind in _ATTACHING and request.name not in self._attachments:
                 self._acknowledge(request, AckOutcome.REFUSED, f"no pipe or reducer named {request.name}")
+            elif request.kind is Kind.HOLD:
+                self._hold(request)
             else:
                 fit.append(request)
         self._open = fit
@@ -74,6 +83,14 @@ class Inbox:
         for request in self._open:
             self._finish(request, report.sealed)
         self._open = []
+
+    def _hold(self, request: Request) -> None:
+        """Hold for it, unless it has been held for too long. Whoever asked acknowledges it when the merge has ended."""
+        since = self._holds.setdefault(request.id, self._clock.now())
+        if self._clock.now() - since < _LONGEST_HOLD:
+            self.held = request
+        else:
+            self._acknowledge(request, AckOutcome.EXPIRED, f"held for {_LONGEST_HOLD:.0f} s")
 
     def _unfinished(self) -> list[Request]:
         """Open requests without those that the newest epoch applied, which are finished on the way."""

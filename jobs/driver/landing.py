@@ -11,7 +11,8 @@ last batch again under the same number, finds its object there, and goes on: onc
   belongs to one folder by a random id, and another folder is refused until somebody asks for a new generation, knowing that the
   origin may bring rows again.
 * The origin must be able to repeat what it gave (files, Kafka, rate, Kinesis do). From a socket, what was read when the process
-  died is lost; what was landed stays.
+  died is lost; what was landed stays. Spark numbers a socket's lines from 0 again in every process, and would take the first ones
+  for those of its checkpoint: so every process that lands a socket begins a generation, and a checkpoint, of its own.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ __all__ = ["Landing", "start_query"]
 _log = structlog.get_logger("tidegate.landing")
 
 _ID: Final = "tidegate-landing.json"  # in the checkpoint folder
+_FORGETFUL: Final = ("socket",)  # formats whose offsets mean nothing to the next process
 _TRIES: Final = 10  # of one create whose outcome is not known
 
 
@@ -66,7 +68,9 @@ class Landing:
         self.name, self.checkpoint = name, checkpoint
         self._store, self._folder = store, folder_of(name, source)
         checkpoint.mkdir(parents=True, exist_ok=True)
-        self.generation = self._claim(new_generation)
+        forgetful = source.landing is not None and source.landing.format in _FORGETFUL
+        self.generation = self._claim(new_generation, forgetful)
+        self.spark_folder = checkpoint / (f"spark-{self.generation:04d}" if forgetful else "spark")
         self.landed = 0
 
     def land(self, batch: int, rows: bytes, count: int) -> bool:
@@ -93,12 +97,12 @@ class Landing:
         self._store.create(key, data)
         return True
 
-    def _claim(self, new_generation: bool) -> int:
+    def _claim(self, new_generation: bool, forgetful: bool) -> int:
         own = self._own_id()
         generation, owner = self._newest()
-        if owner == own:
+        if owner == own and not forgetful:
             return generation
-        if owner is not None and not new_generation:
+        if owner not in (None, own) and not new_generation:
             raise ConfigurationError(
                 f"source {self.name} was landed from another checkpoint folder than {self.checkpoint}: this one does not know "
                 "what was landed already",
@@ -151,7 +155,7 @@ def start_query(session: SparkSession, spec: PipelineSpec, landing: Landing) -> 
     assert options is not None  # noqa: S101 - asked for by the caller
     rows = _stream(session, options).selectExpr(*_columns(source, options))
     writer = rows.writeStream.queryName(f"landing {spec.name}.{landing.name}").foreachBatch(_writer(landing))
-    writer = writer.option("checkpointLocation", str(landing.checkpoint / "spark"))
+    writer = writer.option("checkpointLocation", str(landing.spark_folder))
     return writer.trigger(processingTime=f"{options.every // 1000} milliseconds").start()
 
 

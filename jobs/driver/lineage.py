@@ -28,7 +28,7 @@ _log = structlog.get_logger("tidegate.driver")
 
 _SCHEMA: Final = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/definitions/RunEvent"
 _STATISTICS: Final = "https://openlineage.io/spec/facets/1-0-2/OutputStatisticsOutputDatasetFacet.json"
-_PRODUCER: Final = f"https://pypi.org/project/tidegate/{__version__}"
+_PRODUCER: Final = f"urn:tidegate:{__version__}"
 _WAITING: Final = 100  # events; more than that and nobody is listening
 _TIMEOUT: Final = 5.0  # seconds
 

@@ -14,7 +14,7 @@ from tidegate.jobs.driver.inbox import Inbox
 from tidegate.jobs.driver.status import StatusReporter
 from tidegate.jobs.driver.steps import DriverSteps
 from tidegate.jobs.driver.troubles import disk_full
-from tidegate.jobs.engine.epoch import Engine, EpochReport
+from tidegate.jobs.engine.epoch import Asked, Engine, EpochReport
 from tidegate.jobs.engine.faults import Faults
 from tidegate.jobs.engine.publisher import Publishers
 from tidegate.jobs.spec.errors import TransientError
@@ -24,6 +24,7 @@ __all__ = ["Ended", "Loop", "Until"]
 
 _log = structlog.get_logger("tidegate.driver")
 
+_LOOK_AGAIN = 0.2  # seconds, while a merge has the next slot
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 15.0  # seconds, doubling; the store's own budget of 30 s comes on top
 
 
@@ -110,7 +111,7 @@ class Loop:
     def _epoch(self) -> EpochReport:
         self._steps.begin_epoch()
         self._hold_for_publisher()
-        report = self._engine.run_epoch(self._inbox.collect())
+        report = self._engine.run_epoch(self._asked())
         if report.lost:
             _log.warning("slot_lost", advice="another driver or a restore filled it; going on after it")
         if report.sealed:
@@ -118,6 +119,17 @@ class Loop:
             self._inbox.applied(report)
         self._faults.reach("report")
         return report
+
+    def _asked(self) -> Asked:
+        """What people ask of the coming epoch; a merge that asks for the next slot gets it first."""
+        asked = self._inbox.collect()
+        while self._inbox.held is not None and not self._stop.is_set():
+            merge = self._inbox.held
+            self._steps.enter("wait")
+            self._status.set("waiting", why=f"{merge.who} merges splice request {merge.name}, which has the next slot")
+            self._stop.wait(_LOOK_AGAIN)
+            asked = self._inbox.collect()
+        return asked
 
     def _hold_for_publisher(self) -> None:
         limit = self._spec.outputs.max_unpublished

@@ -175,7 +175,7 @@ class _Run:
         self.housekeeper = Housekeeper(spec, self.log).start()
         self.publisher = Publishers(followers(spec, store, uid, work), self.log, self.faults, group=spec.outputs.publish_every)
         facts = {"pipeline": spec.name, "pid": os.getpid(), "code_version": __version__, "spec_digest": spec.digest()}
-        self.status = StatusReporter(store, lease, self.steps, facts)
+        self.status = StatusReporter(store, lease, self.steps, facts, silent_after=spec.supervision.silent_after)
         self.observers = Observers(spec, self._beside, options.on_epoch)
 
     def go(self, mover: Callable[[], Mover], patiently: Retrying) -> Ended:

@@ -57,7 +57,7 @@ def _fit(spec: PipelineSpec, log: SlotLog, manifest: Manifest) -> None:
     if spec_changes(log.store, spec, manifest) is None:
         _log.warning("spec_changed", pipeline=spec.name, what="unknown", why=f"the spec that wrote {manifest.id} was not kept")
         return
-    for change in require_fit(log.store, spec, manifest):
+    for change in require_fit(log, spec, manifest):
         _log.warning("spec_changed", pipeline=spec.name, what=change.what, verdict=change.verdict.value, why=change.why)
 
 

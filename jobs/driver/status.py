@@ -26,12 +26,25 @@ _log = structlog.get_logger("tidegate.driver")
 
 
 class StatusReporter:
-    """Keeps ``status.json`` fresh: at once when the state changes, and every two seconds in between."""
+    """Keeps ``status.json`` fresh: at once when the state changes, and every two seconds in between.
+
+    Args:
+        facts: what does not change, as names and values.
+        silent_after: ticks after which a source without a word is named; None for never.
+    """
 
     def __init__(
-        self, store: Store, lease: Lease, steps: DriverSteps, facts: dict[str, Any], clock: Clock = SYSTEM_CLOCK
+        self,
+        store: Store,
+        lease: Lease,
+        steps: DriverSteps,
+        facts: dict[str, Any],
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        silent_after: int | None = None,
     ) -> None:
         self._store, self._lease, self._steps, self._clock = store, lease, steps, clock
+        self._silent_after = silent_after
         self._facts: dict[str, Any] = {"started_at": clock.ticks(), **facts}
         self._extra: Callable[[], dict[str, Any]] = dict
         self._lock = threading.Lock()
@@ -75,6 +88,7 @@ class StatusReporter:
                 "holder": decision.holder,
                 "blocked": list(decision.blocked),
                 "members": member_frontiers(decision),
+                "silent": silent_sources(decision, self._silent_after),
             }
 
     def write(self) -> None:
@@ -108,6 +122,17 @@ class StatusReporter:
     def _run(self) -> None:
         while not self._stop.wait(BEAT_EVERY):
             self.write()
+
+
+def silent_sources(decision: Decision, after: int | None) -> dict[str, int]:
+    """Sources without a word for at least so many ticks, on the pipeline clock, and for how many; none that is done."""
+    inputs = decision.after.get("output", {}).get("inputs", {})
+    silent = {name: decision.now - at for name, at in decision.after.get("active_at", {}).items()}
+    return {
+        name: ticks
+        for name, ticks in silent.items()
+        if after is not None and ticks >= after and inputs.get(name, {}).get("status") != "done"
+    }
 
 
 def member_frontiers(decision: Decision) -> dict[str, int | None]:

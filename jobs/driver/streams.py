@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Dispatch, Mover, Sink
 from tidegate.jobs.sinks.make import make_sinks
@@ -13,18 +14,20 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 __all__ = ["dispatcher_of", "followers"]
 
 
-def dispatcher_of(spec: PipelineSpec, store: Store, log: SlotLog, mover: Mover) -> Dispatch | None:
-    """Who sends rows to the spec's streams; None when it has none.
+def dispatcher_of(spec: PipelineSpec, store: Store, log: SlotLog, mover: Mover, after: Manifest | None = None) -> Dispatch | None:
+    """Who sends rows to the spec's streams, after an epoch (default: the newest); None when it has none.
 
     Raises:
         ConfigurationError: a reducer's function or a pipe's predicate is not there or cannot be read.
     """
     if not spec.streams:
         return None
+    from tidegate.jobs.streams.batches import Folding, fold_batch
     from tidegate.jobs.streams.dispatcher import Dispatcher
     from tidegate.jobs.streams.history import LogHistory
 
-    return Dispatcher(spec, store, LogHistory(log, next(iter(spec.sources.values())).event_time))
+    run = mover.folds() if isinstance(mover, Folding) else fold_batch
+    return Dispatcher(spec, store, LogHistory(log, next(iter(spec.sources.values())).event_time, after), run)
 
 
 def followers(spec: PipelineSpec, store: Store, uid: str, work: Path) -> list[Sink]:

@@ -16,24 +16,17 @@ _log = structlog.get_logger("tidegate.driver")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXT = ("No space left on device", "Disk quota exceeded")  # what is left of the number behind a JVM
 
+_SERVER_GONE = ("StatusCode.UNAVAILABLE", "INVALID_HANDLE.", "RETRIES_EXCEEDED")  # what Spark Connect's client says then
+
 
 def known_error(pipeline: str, error: Exception) -> TidegateError:
     """The error as people are told it. A traceback goes to the log, and only for what may be a defect."""
-    full = disk_full(pipeline, error)
-    if full is not None:
-        return full
+    gone = disk_full(pipeline, error) or _spark_lost(pipeline, error)
+    if gone is not None:
+        return gone
     if isinstance(error, TidegateError):
         return error
-    first = (str(error).strip().splitlines() or [""])[0][:500]
-    if isinstance(error, ConnectionError | EOFError) or type(error).__name__ == "Py4JNetworkError":
-        return TransientError(
-            f"{pipeline}: Spark's JVM is gone ({first or type(error).__name__})",
-            code="driver.jvm_lost",
-            pipeline=pipeline,
-            kept="everything sealed; this epoch was not",
-            advice="the supervisor starts the driver again; by hand: the same command again",
-            retry_after=1.0,
-        )
+    first = _first_line(error)
     _log.error("traceback", pipeline=pipeline, exc_info=error)
     return PoisonError(
         f"{pipeline}: {type(error).__name__}: {first}",
@@ -42,6 +35,49 @@ def known_error(pipeline: str, error: Exception) -> TidegateError:
         kept="everything sealed; this epoch was not",
         advice="the traceback is in the driver's log; if it names no row of yours it is a defect of tidegate",
     )
+
+
+def _spark_lost(pipeline: str, error: Exception) -> TransientError | None:
+    """The error for a JVM or a Spark Connect server that died under the driver: a new driver may find another.
+
+    Py4J says it in many ways, also that a class of Spark's does not exist; so the JVM itself is asked.
+    """
+    if isinstance(error, TidegateError) and not isinstance(error, PoisonError):
+        return None
+    what = "JVM" if isinstance(error, ConnectionError | EOFError) else next(filter(None, map(_lost, _causes(error))), None)
+    if what is None:
+        return None
+    return TransientError(
+        f"{pipeline}: Spark's {what} is gone ({_first_line(error) or type(error).__name__})",
+        code="driver.jvm_lost",
+        pipeline=pipeline,
+        kept="everything sealed; this epoch was not",
+        advice="the supervisor starts the driver again; by hand: the same command again",
+        retry_after=1.0,
+    )
+
+
+def _lost(cause: BaseException) -> str | None:
+    """What is gone, if this error says so."""
+    room = type(cause).__module__
+    if room.startswith("py4j.") and not _jvm_answers():
+        return "JVM"
+    if room.startswith("pyspark.") and any(text in str(cause) for text in _SERVER_GONE):
+        return "Connect server, or its session,"
+    return None
+
+
+def _jvm_answers() -> bool:
+    from pyspark import SparkContext
+
+    try:
+        return bool(SparkContext._gateway and SparkContext._gateway.jvm.System.nanoTime())
+    except Exception:
+        return False
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:500]
 
 
 def disk_full(pipeline: str, error: BaseException) -> TransientError | None:

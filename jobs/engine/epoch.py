@@ -427,7 +427,7 @@ def slice_record(part: Slice) -> dict[str, Any]:
 
 def decision_record(decision: Decision) -> dict[str, Any]:
     """A decision as JSON; its `after` stands in the manifest's own field."""
-    return {k: _plain(v) for k, v in asdict(decision).items() if k != "after"}
+    return {k: _plain(v) for k, v in asdict(replace(decision, after={})).items() if k != "after"}
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ Sums saturate at the int64 ends.
 from __future__ import annotations
 
 from tidegate.jobs.spec.options import FrontierOptions, WallClockOptions
-from tidegate.jobs.spec.time import TICK_MAX, saturate
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate
 
 __all__ = ["distance", "heuristic", "highest", "rounded", "wall_clock"]
 
@@ -25,7 +25,10 @@ def heuristic(seen: int | None, distance: int | None) -> int | None:
     >>> heuristic(10, 3), heuristic(10, -1), heuristic(None, 3)
     (7, 11, None)
     """
-    return None if seen is None or distance is None else saturate(seen - distance)
+    if seen is None or distance is None:
+        return None
+    value = seen - distance
+    return value if TICK_MIN <= value <= TICK_MAX else saturate(value)
 
 
 def wall_clock(options: WallClockOptions, now: int, newest: int | None, *, inclusive: bool) -> int | None:

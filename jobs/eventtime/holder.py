@@ -7,7 +7,7 @@ from typing import Any
 from tidegate.jobs.eventtime.coalesce import ACTIVE, Coalescer
 from tidegate.jobs.eventtime.members import partition_timeout
 from tidegate.jobs.eventtime.state import World
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
 __all__ = ["find"]
 
@@ -21,6 +21,12 @@ def find(spec: PipelineSpec, world: World, standing: set[str], clock: int) -> di
     before = world.holder
     since = before["since"] if before is not None and before["member"] == member else clock
     return {"member": member, "since": since, "why": _why(spec, world, source, member, standing)}
+
+
+def _only_punctuated(source: SourceSpec) -> bool:
+    """Whether nothing but punctuation of its own moves the source's frontier."""
+    own = source.punctuation is not None and source.punctuation.import_from is None
+    return own and source.lag is None and source.wall_clock is None
 
 
 def _least(coalescer: Coalescer) -> str | None:
@@ -39,7 +45,7 @@ def _why(spec: PipelineSpec, world: World, source: str, member: str, standing: s
         return "open barrier"
     if state is not None and state["pending"]:
         return "buffered rows"
-    if options.punctuation is not None and (state is None or state["punctuation"] is None):
+    if _only_punctuated(options) and (state is None or state["punctuation"] is None):
         return "no punctuation"
     if spec.coalesce.idle_timeout is not None or partition_timeout(spec, options) is not None:
         return "idle timer running"

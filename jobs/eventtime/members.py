@@ -12,7 +12,7 @@ from typing import Final
 
 from tidegate.jobs.eventtime import frontier as frontiers
 from tidegate.jobs.eventtime.clock import expired
-from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer
+from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer, Input
 from tidegate.jobs.eventtime.frontier import highest
 from tidegate.jobs.eventtime.state import Behind, MemberState, World
 from tidegate.jobs.eventtime.types import Member, MemberSurvey
@@ -110,12 +110,12 @@ class Members:
     def read(self, entries: Iterable[MemberSurvey]) -> None:
         """The pass: joins, rows, statuses, frontiers and ends; then removals."""
         for entry in entries:
-            member = entry.member
-            rules = self.rules.get(member.source)
+            source, partition = entry.member
+            rules = self.rules.get(source)
             if rules is None:
-                message = f"the survey names {member}, a source that the spec does not have"
+                message = f"the survey names {entry.member}, a source that the spec does not have"
                 raise PoisonError(message, code="eventtime.unknown_source")
-            self._member(f"{member.source}/{member.partition}", rules, entry)
+            self._member(f"{source}/{partition}", rules, entry)
         if len(self.live) != len(self.world.members):
             for name in self.world.members.keys() - self.live.keys():
                 self._remove(name)
@@ -130,8 +130,9 @@ class Members:
         state = {**state, "seen": seen, "punctuation": punctuation, "behind": None}
         self.world.members[name] = state
         rules = self.rules[entry.member.source]
-        if rules.coalescer.inputs[name]["status"] == ACTIVE:
-            self._advance(name, rules, rules.frontier(state, self.now, None, clocked=False))
+        known = rules.coalescer.inputs[name]
+        if known["status"] == ACTIVE:
+            self._advance(name, rules, known, rules.frontier(state, self.now, None, clocked=False))
 
     def finish(self) -> None:
         """The members that ended with this cut leave the frontiers; what they were read to has counted."""
@@ -149,7 +150,8 @@ class Members:
             rules.coalescer.join(name)
         self.live[name] = entry
         self._note(name, state, entry, active=active, rows=rows)
-        status = rules.coalescer.inputs[name]["status"]
+        known = rules.coalescer.inputs[name]
+        status = known["status"]
         if status == DONE:
             if active or entry.pending:
                 message = f"{name} has ended, but there are rows of it after its end"
@@ -165,7 +167,7 @@ class Members:
         status = self._status(name, rules, status, state, wakes=active or entry.pending)
         if status == ACTIVE and (active or rules.options.wall_clock is not None):
             clocked = name not in self.standing
-            self._advance(name, rules, rules.frontier(state, self.now, entry.max_time, clocked=clocked))
+            self._advance(name, rules, known, rules.frontier(state, self.now, entry.max_time, clocked=clocked))
         if entry.done:
             self.ended.append(name)
 
@@ -219,9 +221,8 @@ class Members:
         return status
 
     @staticmethod
-    def _advance(name: str, rules: Rules, value: int | None) -> None:
-        known = rules.coalescer.inputs[name]["frontier"]
-        if value is not None and (known is None or value > known):
+    def _advance(name: str, rules: Rules, known: Input, value: int | None) -> None:
+        if value is not None and (known["frontier"] is None or value > known["frontier"]):
             rules.coalescer.frontier(name, value)
 
     def _remove(self, name: str) -> None:

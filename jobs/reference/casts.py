@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.jobs.reference.tables import arrow_type, from_arrow
+from tidegate.jobs.engine.columns import arrow_type
+from tidegate.jobs.reference.tables import from_arrow
 from tidegate.jobs.spec.casts import EXACT_BITS, accepts, text_form
 
 __all__ = ["family_of", "fitted"]

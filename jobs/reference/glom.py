@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.columns import TIMESTAMP
 from tidegate.jobs.eventtime.types import Mark
-from tidegate.jobs.reference.tables import TIMESTAMP, read_rows_of, write_rows
+from tidegate.jobs.reference.tables import read_rows_of, write_rows
 from tidegate.jobs.spec.options import GlomOptions
 
 __all__ = ["GLOM_KIND", "Group", "Left", "build", "built_schema", "load_group", "save_group"]

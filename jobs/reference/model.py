@@ -15,7 +15,7 @@ from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.reference.model_barriers import ClosedBarrier, ModelBarriers
 from tidegate.jobs.reference.model_frontier import Level
 from tidegate.jobs.reference.model_rows import ModelMember
-from tidegate.jobs.reference.model_windows import ModelWindow
+from tidegate.jobs.reference.model_windows import ModelEdge, ModelWindow
 from tidegate.jobs.reference.rows import Row
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import CoalesceOptions
@@ -97,6 +97,7 @@ class Model:
         self.expired = TICK_MIN  # rows below this have stayed for the build window
         self.stood: set[str] = set()  # members at an open barrier before the epoch
         self.position = 0  # of the next event
+        self.edges: list[ModelEdge] = []  # of all times
         self.group: list[tuple[int, int, int]] = []  # (section, time, position) of the built event that grows
         self.rank = {name: number for number, name in enumerate(spec.sources)}
         time_column = next(iter(spec.sources.values())).event_time
@@ -494,11 +495,27 @@ class Model:
     # windows
 
     def _windows(self, data: list[Row], outcome: Outcome) -> None:
+        rows = [row for row in data if not self._edge(row, outcome.before)]
+        newest = max((one.newest for one in self.members.values() if one.newest is not None), default=TICK_MIN)
         for name, window in self.windows.items():
-            results, late = window.epoch(data, outcome.before, outcome.after)
+            results, late = window.epoch(rows, outcome.before, outcome.after, self.edges, newest)
             outcome.windows[name] = results
             for row in late:
                 self._late_in_window(name, row, outcome)
+
+    def _edge(self, row: Row, before: int) -> bool:
+        """Whether a row is an edge that is on time; a start opens, an end closes what is open of its member and keys."""
+        columns = self.spec.sources[row.member.source].edges
+        if columns is None or row.time < before or row.values.get(columns.kind) not in (columns.start, columns.end):
+            return False
+        key = (row.member, *(row.values.get(name) for name in columns.keys))
+        if row.values[columns.kind] == columns.start:
+            self.edges.append(ModelEdge(key, row))
+        else:
+            for edge in self.edges:
+                if edge.key == key and edge.end is None:
+                    edge.end = row.time
+        return True
 
     def _late_in_window(self, name: str, row: Row, outcome: Outcome) -> None:
         policy = self.spec.windows[name].on_late

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tidegate.jobs.eventtime.types import BarrierRow
 from tidegate.jobs.spec.options import BarrierOptions
@@ -42,7 +42,7 @@ class ModelBarriers:
     open: list[_Open] = field(default_factory=list)
     closed: list[ClosedBarrier] = field(default_factory=list)
     missed: dict[str, list[ClosedBarrier]] = field(default_factory=dict)
-    passed: int = 0  # every id up to this one is past, open ones excepted
+    passed: int | None = None  # every id up to this one is past, open ones excepted
     gone: set[int] = field(default_factory=set)  # greater ids that were aborted
     last_close: int | None = None
     came_late: set[str] = field(default_factory=set)  # members whose tardy barrier came in this epoch
@@ -66,11 +66,11 @@ class ModelBarriers:
         if meant is not None:
             meant.tardy.append(name)
             self.came_late.add(name)
-            self.closed.append(meant)
+            self._tell(meant)
             self.missed[name] = [m for m in missed if m.id > meant.id]
             return
         if first is None:
-            number = max([self.passed, *(b.id for b in self.open)]) + 1
+            number = max([self.passed or 0, *(b.id for b in self.open)]) + 1
             if number in self.gone:
                 self._ignore(number, name, row, roster)
                 return
@@ -82,7 +82,7 @@ class ModelBarriers:
         found = next((b for b in self.open if b.id == number), None)
         if found is not None:
             self._close(found, clock, roster, "aborted")
-        elif number > self.passed and number not in self.gone:
+        elif not self._is_past(number):
             self.gone.add(number)
             ended = [n for n, s in roster.items() if s == "done"]
             self.closed.append(ClosedBarrier(number, "aborted", {}, [], ended, self.section, 0))
@@ -115,7 +115,7 @@ class ModelBarriers:
             section=self.section,
             time=barrier.rows[first].event_time,
         )
-        self.closed.append(closed)
+        self._tell(closed)
         if self.options.identity == "ordinal" or outcome == "incomplete":
             for name in missing:
                 self.missed.setdefault(name, []).append(closed)
@@ -127,9 +127,16 @@ class ModelBarriers:
         self.section += 1
         self.last_close = clock
 
+    def _tell(self, barrier: ClosedBarrier) -> None:
+        """Say what is known of a closed barrier now; members that come later are told again."""
+        self.closed.append(replace(barrier, tardy=list(barrier.tardy)))
+
     def _pass(self, number: int) -> None:
-        self.passed = max(self.passed, number)
+        self.passed = number if self.passed is None else max(self.passed, number)
         self.gone = {g for g in self.gone if g > self.passed}
+
+    def _is_past(self, number: int) -> bool:
+        return number in self.gone or (self.passed is not None and number <= self.passed)
 
     def _ignore(self, number: int, name: str, row: BarrierRow, roster: dict[str, str]) -> None:
         """The first arrival of an ordinal that was aborted beforehand: nobody waits, and the others' are ignored as well."""
@@ -152,11 +159,11 @@ class ModelBarriers:
         if meant is not None:
             meant.tardy.append(name)
             self.came_late.add(name)
-            self.closed.append(meant)
+            self._tell(meant)
             self.missed[name] = [m for m in missed if m.id > number]
             return
         found = next((b for b in self.open if b.id == number), None)
-        if found is None and (number in self.gone or number <= self.passed):
+        if found is None and self._is_past(number):
             return
         if self.options.overtake == "subsume":
             if any(b.id > number for b in self.open):

@@ -5,7 +5,7 @@ Written apart from the mover's windows on purpose: the two are compared with eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from tidegate.jobs.reference.rows import Row
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, format_instant
 from tidegate.jobs.spec.windows import WindowSpec
 
-__all__ = ["ModelWindow", "Pane"]
+__all__ = ["ModelEdge", "ModelWindow", "Pane"]
 
 
 @dataclass
@@ -30,6 +30,15 @@ class Pane:
     dirty: bool = False
     opened: int = 0  # least time of the rows that opened it
     new: bool = True  # opened in this epoch
+
+
+@dataclass
+class ModelEdge:
+    """Something that lasts: from its start edge on, up to `end` when that is known."""
+
+    key: tuple[Any, ...]
+    row: Row
+    end: int | None = None
 
 
 class ModelWindow:
@@ -51,13 +60,20 @@ class ModelWindow:
         self.before = TICK_MIN
         self.expired = 0  # (row, window) pairs that came after the purge
 
-    def epoch(self, rows: list[Row], before: int, after: int) -> tuple[list[dict[str, Any]], list[Row]]:
-        """Judge and join the rows against F `before`, then emit and purge at F `after`; returns results and late rows."""
+    def epoch(
+        self, rows: list[Row], before: int, after: int, edges: Sequence[ModelEdge] = (), newest: int = TICK_MIN
+    ) -> tuple[list[dict[str, Any]], list[Row]]:
+        """Judge and join the rows against F `before`, then emit and purge at F `after`; returns results and late rows.
+
+        `newest` is the largest time read of any member: when all input has ended, open edges count up to there.
+        """
         self.before = before
         if self.window.kind == "session":
             late = self._sessions(rows, before)
         else:
             late = [row for row in rows if not self._assign(row, before)]
+        for edge in edges:
+            self._last(edge, before, after, newest)
         if self.window.zero_rows:
             self._zero(after)
         results = [self._result(pane) for pane in self.panes if self._fires(pane, after)]
@@ -108,6 +124,17 @@ class ModelWindow:
                 pane.rows.append(row)
                 pane.dirty = True
         return True
+
+    def _last(self, edge: ModelEdge, before: int, after: int, newest: int) -> None:
+        """An edge is in every window that closes now and that it overlaps."""
+        end = newest + 1 if after == TICK_MAX else after
+        if edge.end is not None:
+            end = min(end, edge.end)
+        for start, close in self._bounds(replace(edge.row, end=end)) if edge.row.time < end else ():
+            if self._over(close, after) and not self._over(close, before):
+                pane = self._pane(self._key(edge.row), start, close)
+                pane.rows.append(edge.row)
+                pane.dirty = True
 
     def _is_late(self, row: Row, dead: list[bool], before: int) -> bool:
         match self.window.late_unit:

@@ -16,6 +16,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.counters import EpochCounters
 from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Slice
 from tidegate.jobs.eventtime.types import Decision, Mark, Member, Survey
+from tidegate.jobs.reference.edges import EDGES_KIND, EdgeBook, load_edges, save_edges
 from tidegate.jobs.reference.glom import GLOM_KIND, Left, build, built_schema, load_group, save_group
 from tidegate.jobs.reference.objects import ObjectReader
 from tidegate.jobs.reference.order_buffer import drop_released, load_buffer, save_buffer
@@ -27,7 +28,8 @@ from tidegate.jobs.reference.zero_rows import load_gaps, save_gaps
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
-from tidegate.jobs.spec.time import TICK_MIN, saturate
+from tidegate.jobs.spec.reasons import LateReason
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate
 
 __all__ = ["ReferenceMover", "RowReader"]
 
@@ -54,6 +56,16 @@ class _Placed:
     @property
     def mark(self) -> Mark:
         return Mark(self.section, self.row.time)
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """What joins the windows in an epoch: rows, open edges up to an instant, edges that have ended."""
+
+    rows: Sequence[Row]
+    open: Sequence[Row]
+    closed: Sequence[Row]
+    until: int
 
 
 @dataclass
@@ -104,7 +116,8 @@ class ReferenceMover:
         released, buffered_before, buffered = self._release(data, order, epoch)
         self._glom(released, order, epoch)
         self._write_dead([bad for rows in slices for bad in rows.dead], order, epoch)
-        windows = {name: self._window(name, data, order, epoch) for name in self._spec.windows}
+        edges = self._edges(data, order, epoch)
+        windows = {name: self._window(name, edges, order, epoch) for name in self._spec.windows}
         self._table(LATE, late_schema(self._spec), epoch.late, order, epoch, "event_time")
         marks = [placed.mark for placed, flagged in released if not flagged and self._spec.outputs.events]
         return Moved(
@@ -151,7 +164,7 @@ class ReferenceMover:
             epoch.count(bad, "dead_lettered")
 
     def _side_output(
-        self, row: Row, output: str, reason: str, order: MoveOrder, epoch: _Epoch, missed: int | None = None
+        self, row: Row, output: str, reason: LateReason, order: MoveOrder, epoch: _Epoch, missed: int | None = None
     ) -> None:
         frontier = order.decision.frontier_before if missed is None else missed
         known = frontier != TICK_MIN
@@ -258,7 +271,7 @@ class ReferenceMover:
             epoch.count(row, "dropped")
             return
         rejected = policy is LatePolicy.REJECT_TO_ORIGIN
-        reason = "rejected" if rejected else "late_order"
+        reason: LateReason = "rejected" if rejected else "late_order"
         self._side_output(row, EVENTS, reason, order, epoch, order.decision.events_frontier)
         epoch.count(row, "rejected" if rejected else "late")
 
@@ -292,7 +305,22 @@ class ReferenceMover:
 
     # windows
 
-    def _window(self, name: str, data: Sequence[Row], order: MoveOrder, epoch: _Epoch) -> int:
+    def _edges(self, data: Sequence[Row], order: MoveOrder, epoch: _Epoch) -> _Joining:
+        """The rows that join the windows, and the edges among them; open edges are retained."""
+        decision, segments = order.decision, [s for s in order.segments if s.kind == EDGES_KIND]
+        book = EdgeBook(self._spec, load_edges(self._store, segments))
+        rows = book.take(data, decision.frontier_before)
+        if book.open:
+            ref = save_edges(self._store, f"{order.prefix}/state/{order.tag}/edges.parquet", self._spec, book.open)
+            epoch.segments.append(ref)
+            epoch.written.append(ref)
+        until = decision.frontier_after
+        if until == TICK_MAX:  # the end of all input closes no edge: it counts in windows that began while there was input
+            seen = [m["seen"] for m in decision.after.get("members", {}).values() if m["seen"] is not None]
+            until = max(seen, default=TICK_MIN) + 1
+        return _Joining(rows, book.open, book.closed, until)
+
+    def _window(self, name: str, joining: _Joining, order: MoveOrder, epoch: _Epoch) -> int:
         """One window output; returns the number of results."""
         window, kind = self._spec.windows[name], f"window:{name}"
         segments = [s for s in order.segments if s.kind == kind and not s.extra.get("gaps")]
@@ -306,7 +334,11 @@ class ReferenceMover:
             time_column=next(iter(self._spec.sources.values())).event_time,
             gaps=load_gaps(self._store, gap_segments, window.keys),
         )
-        fold.take(data)
+        fold.take(joining.rows)
+        for edge in joining.closed:
+            fold.hold(edge, None)
+        for edge in joining.open:
+            fold.hold(edge, joining.until)
         for row in fold.expired:
             epoch.count(row, f"expired:{name}")
         for row in fold.late:
@@ -336,7 +368,7 @@ class ReferenceMover:
             epoch.late_by_output[name] += 1
             epoch.count(row, f"dropped:{name}")
             return
-        reason = "rejected" if policy is LatePolicy.REJECT_TO_ORIGIN else "late_window"
+        reason: LateReason = "rejected" if policy is LatePolicy.REJECT_TO_ORIGIN else "late_window"
         self._side_output(row, name, reason, order, epoch)
         epoch.count(row, f"late:{name}")
 

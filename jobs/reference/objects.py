@@ -11,17 +11,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.columns import TIMESTAMP, arrow_type
 from tidegate.jobs.engine.interfaces import CorruptObjectsError, Slice, seq_of
 from tidegate.jobs.reference.casts import fitted
 from tidegate.jobs.reference.rows import RawRow
-from tidegate.jobs.reference.tables import TIMESTAMP, arrow_type, from_arrow
+from tidegate.jobs.reference.tables import from_arrow
 from tidegate.jobs.sources.decode import WHY
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.reasons import DeadReason
 
 __all__ = ["ObjectReader"]
 
-_Column = tuple[list[Any], dict[int, tuple[str, str]]]  # values, row -> (reason, detail)
+_Column = tuple[list[Any], dict[int, tuple[DeadReason, str]]]  # values, row -> (reason, detail)
 
 
 class ObjectReader:
@@ -54,7 +56,7 @@ class ObjectReader:
         undecoded = table.column(WHY).to_pylist() if WHY in table.column_names else [None] * table.num_rows
         for number, why in enumerate(undecoded):
             found_bad = (faults[number] for _, faults in columns.values() if number in faults)
-            bad = ("bad_value", why) if why else next(found_bad, None)
+            bad: tuple[DeadReason, str] | None = ("bad_value", why) if why else next(found_bad, None)
             values = {name: column[number] for name, (column, _) in columns.items()}
             yield RawRow(seq_of(piece["ordinal"], start + number), values, piece["key"], found.etag, bad)
 
@@ -75,7 +77,7 @@ class ObjectReader:
         if column.type.tz is not None:
             return from_arrow(column.cast(TIMESTAMP, safe=False)), {}
         if self._source.timezone is None:
-            fault = ("naive_time", f"{name} has no time zone, and the source has no 'timezone'")
+            fault: tuple[DeadReason, str] = ("naive_time", f"{name} has no time zone, and the source has no 'timezone'")
             raw = column.to_pylist()
             return raw, {n: fault for n, value in enumerate(raw) if value is not None}
         naive = column.cast(pa.timestamp("us"), safe=False)
@@ -85,7 +87,7 @@ class ObjectReader:
 
 def _one_by_one(column: Any, declared: str, name: str) -> _Column:
     values: list[Any] = []
-    faults: dict[int, tuple[str, str]] = {}
+    faults: dict[int, tuple[DeadReason, str]] = {}
     for number, found in enumerate(column):
         value = found.as_py()
         try:

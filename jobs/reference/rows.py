@@ -15,6 +15,7 @@ from tidegate.jobs.eventtime.types import BarrierRow, Member, MemberSurvey
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import PunctuationOptions
 from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.reasons import DeadReason
 from tidegate.jobs.spec.time import saturate
 
 __all__ = ["BadRow", "RawRow", "Row", "SliceRows", "carried", "read_rows"]
@@ -28,7 +29,7 @@ class RawRow:
     values: dict[str, Any]
     object_key: str | None = None
     etag: str | None = None
-    bad: tuple[str, str] | None = None
+    bad: tuple[DeadReason, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class BadRow:
 
     member: Member
     raw: RawRow
-    reason: str
+    reason: DeadReason
     detail: str
 
 
@@ -154,7 +155,7 @@ class _Reader:
         )
         return self.rows
 
-    def _bury(self, raw: RawRow, reason: str, detail: str) -> None:
+    def _bury(self, raw: RawRow, reason: DeadReason, detail: str) -> None:
         if self.source.on_bad == "fail":
             raise PoisonError(
                 f"{self.member} row {raw.seq}: {detail}",

@@ -6,7 +6,6 @@ Inside the reference mover timestamps are ticks; only here do they turn into tim
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,12 +15,11 @@ import pyarrow.parquet as pq
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.columns import TIMESTAMP, arrow_type
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.windows import Aggregate, AggregateFunction, WindowSpec
 
 __all__ = [
-    "TIMESTAMP",
-    "arrow_type",
     "dead_schema",
     "events_schema",
     "from_arrow",
@@ -32,26 +30,8 @@ __all__ = [
     "write_rows",
 ]
 
-TIMESTAMP = pa.timestamp("us", tz="UTC")
-_TYPES: dict[str, Any] = {
-    "string": pa.string(),
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-    "timestamp": TIMESTAMP,
-    "binary": pa.binary(),
-}
 _PLACE = [("_source", pa.string()), ("_partition", pa.string()), ("_seq", pa.int64())]
 _EPOCH = [("_timeline", pa.int32()), ("_epoch", pa.int64())]
-
-
-def arrow_type(name: str) -> Any:
-    """The Arrow type of a spec column type."""
-    decimal = re.match(r"decimal\((\d+),\s*(\d+)\)", name)
-    return pa.decimal128(int(decimal[1]), int(decimal[2])) if decimal else _TYPES[name]
 
 
 def user_schema(spec: PipelineSpec) -> list[tuple[str, Any]]:

@@ -18,6 +18,7 @@ from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.reference.rows import Row
 from tidegate.jobs.reference.tables import read_rows_of, user_schema, write_rows
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.time import TICK_MAX
 
 __all__ = ["Key", "Live", "load_windows", "save_windows"]
 
@@ -100,7 +101,7 @@ def _head(number: int, window: Live, names: Sequence[str]) -> dict[str, Any]:
 
 def _contribution(number: int, row: Row) -> dict[str, Any]:
     source, partition = row.member
-    place = {"_source": source, "_partition": partition, "_seq": row.seq, "_time": row.time, "_row_end": row.end}
+    place = {"_source": source, "_partition": partition, "_seq": row.seq, "_time": row.time, "_row_end": min(row.end, TICK_MAX)}
     return {**row.values, **place, "_id": number}
 
 

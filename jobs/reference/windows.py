@@ -77,6 +77,14 @@ class WindowFold:
             else:
                 self._take_spans(key, group)
 
+    def hold(self, edge: Row, until: int | None) -> None:
+        """Let an edge count: an ended one in all its windows, an open one in those that close now and begin before `until`."""
+        start = max(edge.time, self.before - (self.window.size or 0))  # earlier windows were told with it
+        end = edge.end if until is None else until
+        spans = spans_of(self.window, start, end) if start < end else []
+        due = [span for span in spans if until is None or self.closed(span[1], self.after)]
+        self._join(self.key_of(edge), edge, due)
+
     def key_of(self, row: Row) -> Key:
         """Values of the key columns; null is a key like any other."""
         return tuple(row.member.source if k == "_source" else row.values.get(k) for k in self.window.keys)

@@ -1,20 +1,24 @@
 """Where the Iceberg tables are registered, and how their files are opened.
 
-The catalog is a SQLite file (or any SQL database): it gives the compare-and-swap of a table commit. It need not be reachable
-for readers, and may be lost: see `pointer`.
+The catalog is a SQLite file, any SQL database, or an Iceberg REST catalog: it gives the compare-and-swap of a table commit. It
+need not be reachable for readers, and may be lost: see `pointer`.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy import event
 
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.s3 import S3Store
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.inputs import environment_value
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["io_properties", "namespace", "open_catalog", "table_location"]
@@ -32,18 +36,27 @@ def table_location(spec: PipelineSpec, store: Store, table: str) -> str:
     return store.uri(f"{spec.name}/iceberg/{table}")
 
 
-def open_catalog(spec: PipelineSpec, store: Store, workdir: Path) -> SqlCatalog:
+def open_catalog(spec: PipelineSpec, store: Store, workdir: Path) -> Catalog:
     """The catalog of `outputs.catalog`; else a SQLite file beside a local store, or in the work folder."""
-    address = spec.outputs.catalog
+    catalog = _catalog(spec, store, workdir)
+    catalog.create_namespace_if_not_exists(namespace(spec))
+    return catalog
+
+
+def _catalog(spec: PipelineSpec, store: Store, workdir: Path) -> Catalog:
+    address, files = spec.outputs.catalog, io_properties(store)
+    if address is not None and address.startswith(("http://", "https://")):
+        given = spec.outputs.catalog_options.items()
+        options = {name: environment_value(f"outputs.catalog_options.{name}", value, os.environ) for name, value in given}
+        return RestCatalog(_CATALOG, uri=address, **files, **options)
     if address is None:
         path = store.root / ".tidegate-store" / "catalog.sqlite" if isinstance(store, LocalStore) else workdir / "catalog.sqlite"
         path.parent.mkdir(parents=True, exist_ok=True)
         address = f"sqlite:///{path}"
-    catalog = SqlCatalog(_CATALOG, uri=address, warehouse=store.uri(f"{spec.name}/iceberg"), **io_properties(store))
+    catalog = SqlCatalog(_CATALOG, uri=address, warehouse=store.uri(f"{spec.name}/iceberg"), **files)
     if catalog.engine.dialect.name == "sqlite":
         catalog.engine.dispose()
         event.listen(catalog.engine, "connect", _without_fsync)
-    catalog.create_namespace_if_not_exists(namespace(spec))
     return catalog
 
 

@@ -11,8 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    ForbiddenError,
+    NoSuchTableError,
+    RESTError,
+    TableAlreadyExistsError,
+    UnauthorizedError,
+)
 from pyiceberg.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -24,7 +31,7 @@ from tidegate.jobs.sinks.catalog import namespace, open_catalog, table_location
 from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, Follower, tag_name
 from tidegate.jobs.sinks.marks import Mark, Way
 from tidegate.jobs.sinks.pointer import Current, current_key, move_current, read_current
-from tidegate.jobs.sinks.positions import SPLICED
+from tidegate.jobs.sinks.positions import CAME, SPLICED
 from tidegate.jobs.sinks.schemas import table_schema
 from tidegate.jobs.sinks.small import checkpoint_rows, write_small
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
@@ -53,7 +60,7 @@ class IcebergSink:
         self.spec, self.store, self.uid = spec, store, uid
         self._workdir = workdir
         self._layout = Layout(spec.name)
-        self._catalog: SqlCatalog | None = None
+        self._catalog: Catalog | None = None
         self._tables: dict[str, Follower] = {}
         self._pointed: Current | None = None
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tidegate-iceberg")
@@ -221,6 +228,8 @@ class IcebergSink:
             follower.widen(self._schema(table, files, follower))
         if table == EVENTS and any("splice" in epoch.notes for epoch in left):
             follower.widen(pa.schema([(SPLICED, pa.string())]))
+        if table in self.spec.streams and any("splice" in epoch.notes and table in epoch.files for epoch in left):
+            follower.widen(pa.schema([(SPLICED, pa.string()), (CAME, pa.int64())]))
         if files or tags is not None:
             follower.apply([self.store.uri(key) for key in files], way.timeline, first, upto, tags)
 
@@ -244,10 +253,22 @@ class IcebergSink:
         identifier, catalog = self._identifier(table), self._open()
         schema = self._schema(table, files)
         location = table_location(self.spec, self.store, table)
-        created = catalog.create_table(identifier, schema, location=location, properties=TABLE_PROPERTIES)
-        self._tables[table] = self.follower(created, self.uid)
-        self._tables[table].begin(timeline, upto)
-        return self._tables[table]
+        created = self.follower(
+            catalog.create_table(identifier, schema, location=location, properties=TABLE_PROPERTIES), self.uid
+        )
+        self._require_new(created)
+        self._tables[table] = created
+        created.begin(timeline, upto)
+        return created
+
+    def _require_new(self, created: Follower) -> None:
+        """A catalog may load what it has just created: by then another publisher may have begun it, on a newer timeline even.
+
+        Raises:
+            CommitFailedException: it is so; what was committed on top of that would come after it.
+        """
+        if created.mark() is not None:
+            raise CommitFailedException(f"{'.'.join(created.table.name())} was begun by another publisher")
 
     def _schema(self, table: str, files: list[str], follower: Follower | None = None) -> Any:
         """The columns a table should have. A window's come from its newest file when the spec names one the table lacks."""
@@ -273,7 +294,7 @@ class IcebergSink:
     def _identifier(self, table: str) -> tuple[str, str]:
         return namespace(self.spec), table
 
-    def _open(self) -> SqlCatalog:
+    def _open(self) -> Catalog:
         if self._catalog is None:
             self._catalog = open_catalog(self.spec, self.store, self._workdir)
         return self._catalog
@@ -301,7 +322,15 @@ class IcebergSink:
                 kept="all other files",
                 advice=f"look with: tidegate checkpoints verify {self.spec.name}",
             ) from error
-        except (OSError, SQLAlchemyError) as error:
+        except (ForbiddenError, UnauthorizedError) as error:
+            raise ConfigurationError(
+                f"the catalog {self.spec.outputs.catalog} refuses {self.spec.name}: {str(error).splitlines()[0]}",
+                code="sink.catalog_denied",
+                pipeline=self.spec.name,
+                kept="everything sealed; the tables catch up later",
+                advice="set outputs.catalog_options (token or credential, as env:NAME) and the rights on the namespace",
+            ) from error
+        except (OSError, SQLAlchemyError, RESTError) as error:  # also a commit of unknown outcome: the marks tell, next time
             self._tables.clear()
             raise TransientError(
                 f"the tables of {self.spec.name} cannot be reached: {str(error).splitlines()[0]}",

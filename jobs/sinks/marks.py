@@ -30,6 +30,10 @@ class Way:
         self._head: Callable[[], Head] = log.head
         self._shared: dict[int, int] = {head.timeline: head.slot}
 
+    def stretches(self) -> list[Stretch]:
+        """Where the epochs of the current timeline's history lie, oldest first; no other epoch counts."""
+        return self._lineage(self.timeline)
+
     def holds(self) -> bool:
         """Whether no restore has ended this timeline; asks the log again."""
         return self._head().timeline == self.timeline

@@ -4,20 +4,27 @@ A row of an epoch keeps its stored position p for ever. A merged row (`_splice` 
 row it stands behind; among rows inserted there the stamp decides, then the merge, then the origin. In SQL:
 
     select row_number() over (order by position, _splice is not null, <event time>, _epoch, _source, _partition, _seq) - 1
+
+A *stream* behind the events is written anew by a merge, from the first row that is another one: those rows have `_splice`, and
+hide whatever older slots wrote at their positions and behind. A row without `_id` is none: it only marks where the stream ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["SPLICED", "current_positions"]
+__all__ = ["CAME", "SPLICED", "current_positions", "current_rows", "starts_of"]
 
 SPLICED = "_splice"
-"""Column of the events table with the request that inserted a row; the table has it from its first merge on."""
+"""Column with the request that inserted a row, or had it written anew; a table has it from its first merge on."""
+
+CAME = "_came"
+"""Column of streams: the slot in which a row came that a merge wrote anew or inserted; `_epoch` is the merge's."""
 
 
 def current_positions(events: Any, inserted: Any, time: str) -> Any:
@@ -39,6 +46,20 @@ def current_positions(events: Any, inserted: Any, time: str) -> Any:
         stored + 1 + rank[who] for stored, who in zip(stored[mask], _who(events.filter(pa.array(mask))), strict=True)
     ]
     return events.set_column(events.column_names.index("position"), "position", pa.array(current, pa.int64())).sort_by("position")
+
+
+def starts_of(written: Any) -> dict[int, int]:
+    """Slot -> position of the first row that its merge wrote anew, from all such rows of a stream."""
+    found = written.group_by("_epoch", use_threads=False).aggregate([("position", "min")])
+    return dict(zip(found["_epoch"].to_pylist(), found["position_min"].to_pylist(), strict=True))
+
+
+def current_rows(rows: Any, starts: Mapping[int, int]) -> Any:
+    """Rows of a stream that no later merge wrote anew, in order; with `_id`, `_epoch` and `position`."""
+    keep = pc.is_valid(rows["_id"])
+    for slot, first in starts.items():
+        keep = pc.and_(keep, pc.or_(pc.greater_equal(rows["_epoch"], slot), pc.less(rows["position"], first)))
+    return rows.filter(keep).sort_by("position")
 
 
 def _who(table: Any) -> zip[tuple[Any, ...]]:

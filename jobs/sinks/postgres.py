@@ -98,7 +98,7 @@ class PostgresSink(SlotFollower):
                 for rows in self.rows_of(epoch, table):
                     self._insert(cursor, table, rows)
 
-    def _rewind(self, before: Mark, after: Mark) -> None:
+    def _rewind(self, before: Mark, after: Mark, way: Way) -> None:
         with self._cursor() as cursor:
             self._move(cursor, before, after)
             for table in self.tables:

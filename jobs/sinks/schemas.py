@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 import pyarrow as pa
 
+from tidegate.jobs.engine.columns import TIMESTAMP, arrow_type
 from tidegate.jobs.spec.pipeline import BARRIERS, BUILT, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.streams import REJECTIONS
 from tidegate.jobs.spec.windows import Aggregate, AggregateFunction, WindowSpec
 
-__all__ = ["TIMESTAMP", "own_schema", "table_schema", "type_of"]
+__all__ = ["own_schema", "table_schema"]
 
-TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _TEXTS: Final = pa.list_(pa.string())
-_TYPES: Final[dict[str, Any]] = {
-    "string": pa.string(),
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-    "timestamp": TIMESTAMP,
-    "binary": pa.binary(),
-}
 _ORIGIN: Final = {"_source": pa.string(), "_partition": pa.string(), "_seq": pa.int64()}
 _EPOCH: Final = {"_timeline": pa.int32(), "_epoch": pa.int64()}
 _STREAM: Final = {
@@ -123,20 +111,14 @@ def table_schema(spec: PipelineSpec, table: str) -> Any:
     if table in spec.windows:
         return pa.schema(_window(spec, spec.windows[table]))
     if table in spec.streams:
-        return pa.schema({**{name: type_of(kind) for name, kind in spec.graph.columns[table].items()}, **_STREAM, **_EPOCH})
-    user = {name: type_of(kind) for name, kind in spec.columns.items()} if table in (EVENTS, LATE) else {}
+        return pa.schema({**{name: arrow_type(kind) for name, kind in spec.graph.columns[table].items()}, **_STREAM, **_EPOCH})
+    user = {name: arrow_type(kind) for name, kind in spec.columns.items()} if table in (EVENTS, LATE) else {}
     return pa.schema({**user, **_OWN[table]})
 
 
 def own_schema(table: str) -> Any:
     """tidegate's own columns of a table that is no window."""
     return pa.schema(_OWN[table])
-
-
-def type_of(kind: str) -> Any:
-    """The Arrow type of a spec column type."""
-    decimal = re.match(r"decimal\((\d+),\s*(\d+)\)", kind)
-    return pa.decimal128(int(decimal[1]), int(decimal[2])) if decimal else _TYPES[kind]
 
 
 def _window(spec: PipelineSpec, window: WindowSpec) -> dict[str, Any]:
@@ -152,7 +134,7 @@ def _window(spec: PipelineSpec, window: WindowSpec) -> dict[str, Any]:
 
 
 def _column(spec: PipelineSpec, name: str) -> Any:
-    return pa.string() if name in ("_source", "_partition") else type_of(spec.columns.get(name, "double"))
+    return pa.string() if name in ("_source", "_partition") else arrow_type(spec.columns.get(name, "double"))
 
 
 def _aggregate(spec: PipelineSpec, aggregate: Aggregate) -> Any:

@@ -117,7 +117,7 @@ class SlotFollower(ABC):
         """Make the ledger of a new sink."""
 
     @abstractmethod
-    def _rewind(self, before: Mark, after: Mark) -> None:
+    def _rewind(self, before: Mark, after: Mark, way: Way) -> None:
         """Take back the slots after `after.upto` and go on on its timeline. Raises MovedError when the mark is not `before`."""
 
     @abstractmethod
@@ -138,7 +138,7 @@ class SlotFollower(ABC):
             raise self._fenced(mark, way)
         here = Mark(way.timeline, way.position(mark))
         if here != mark:
-            self._rewind(mark, here)
+            self._rewind(mark, here, way)
         begin = here.upto
         while here.upto < way.slot:
             here = self._forward(log, here, way)

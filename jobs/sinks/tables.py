@@ -22,7 +22,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.sinks.catalog import io_properties
 from tidegate.jobs.sinks.marks import Mark, Way
 from tidegate.jobs.sinks.pointer import Current, read_current
-from tidegate.jobs.sinks.positions import SPLICED, current_positions
+from tidegate.jobs.sinks.positions import SPLICED, current_positions, current_rows, starts_of
 from tidegate.jobs.sinks.schemas import table_schema
 from tidegate.jobs.sinks.slots import read_mark
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
@@ -203,6 +203,8 @@ def _scan(
         table = StaticTable.from_metadata(location, io_properties(store))
         if name == EVENTS and SPLICED in {field.name for field in table.schema().fields}:
             return _events(spec, table, bounds, at, columns, spliced)
+        if name in spec.streams and SPLICED in {field.name for field in table.schema().fields}:
+            return _stream(table, bounds, at, columns, spliced)
         found = table.scan(row_filter=rows, selected_fields=columns or ("*",)).to_arrow()
     plain = plain_types(found)
     order = [(c, "ascending") for c in _ORDER if c in plain.column_names]
@@ -223,6 +225,18 @@ def _events(
     merged = " and ".join([f"{SPLICED} is not null", *([] if at is None else [f"_epoch <= {at}"])])
     inserted = plain_types(table.scan(row_filter=merged, selected_fields=tuple(order)).to_arrow())
     return current_positions(found, inserted, time)
+
+
+def _stream(table: StaticTable, bounds: list[str], at: int | None, columns: tuple[str, ...] | None, spliced: bool) -> Any:
+    """Rows of a stream that merges wrote anew in part."""
+    own = {"position", "_id", "_epoch"}
+    wanted = ("*",) if columns is None else tuple({*columns, *own})
+    rows = " and ".join([*bounds, *([] if spliced else [f"{SPLICED} is null"])]) or ALWAYS_TRUE
+    found = plain_types(table.scan(row_filter=rows, selected_fields=wanted).to_arrow())
+    if not spliced:
+        return found.sort_by("position")
+    merged = " and ".join([f"{SPLICED} is not null", *([] if at is None else [f"_epoch <= {at}"])])
+    return current_rows(found, starts_of(table.scan(row_filter=merged, selected_fields=("position", "_epoch")).to_arrow()))
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A log of arrivals: objects whose names say nothing about their order, each entered once, in the order they were found.
 
-    <pipeline>/arrivals/<source>/<partition>/<index of its first object>.json   {"keys": [...]}
+    <pipeline>/arrivals/<source>/<partition>/<index of its first object>.json   {"keys": [...], "version": ...}
 
 The log gives a source of arbitrary names what one with growing names has by itself: a place for every object, the same at every
 reading. It belongs to the pipeline and to no timeline: a restore reads on at an older place of the same log.
@@ -11,6 +11,8 @@ Three ways to find objects, each cheap where it is used:
 2. what the bucket's notifications name (`notices`): late uploads, at once;
 3. the safety listing: everything, a few pages at every call, so that a folder of millions holds up no epoch. It finds what the
    others missed, and is the only way on a store without notifications.
+
+The files of a table (`tables`) are entered commit by commit; a page then says how far it brings the log in the table's versions.
 
 A page grows by conditional swaps. Two drivers at work for a moment cannot both append: the loser reads the page again.
 """
@@ -44,6 +46,7 @@ class _Page:
     first: int
     etag: str
     keys: list[str] = field(default_factory=list)
+    version: int | None = None
 
 
 class ArrivalLog:
@@ -110,6 +113,25 @@ class ArrivalLog:
             if not everything:
                 break
 
+    @property
+    def version(self) -> int | None:
+        """Of a table: everything up to this version is in the log; None before the first."""
+        return None if self._last is None else self._last.version
+
+    def enter(self, keys: Iterable[str], version: int) -> None:
+        """Enter what a version of a table brought, in this order, and note the version with the last of it."""
+        while fresh := [k for k in keys if not self._seen_already(k)]:
+            taken = fresh[: self._room()]
+            try:
+                self._append(taken, version if len(taken) == len(fresh) else self.version)
+            except PreconditionFailedError:
+                self._read_all()
+        if self.version != version:
+            try:
+                self._append([], version)
+            except PreconditionFailedError:
+                self._read_all()
+
     def _behind(self) -> list[str]:
         return [e.key for e in self._objects.list(self._folder, start_after=self._greatest or None, limit=_AT_ONCE)]
 
@@ -144,15 +166,15 @@ class ArrivalLog:
         full = self._last is None or len(self._last.keys) >= _PAGE
         return _PAGE if full or self._last is None else _PAGE - len(self._last.keys)
 
-    def _append(self, keys: list[str]) -> None:
+    def _append(self, keys: list[str], version: int | None = None) -> None:
         last = self._last
         if last is None or len(last.keys) >= _PAGE:
-            page = _Page(len(self), "", keys)
-            page.etag = self._store.create(self._key(page.first), _bytes(keys))
+            page = _Page(len(self), "", keys, version)
+            page.etag = self._store.create(self._key(page.first), _bytes(page))
             self._firsts.append(page.first)
         else:
-            page = _Page(last.first, last.etag, [*last.keys, *keys])
-            page.etag = self._store.swap(self._key(page.first), _bytes(page.keys), last.etag)
+            page = _Page(last.first, last.etag, [*last.keys, *keys], version)
+            page.etag = self._store.swap(self._key(page.first), _bytes(page), last.etag)
         self._last = page
         self._note(keys)
 
@@ -175,14 +197,15 @@ class ArrivalLog:
     def _load(self, first: int) -> _Page:
         found = self._store.get(self._key(first))
         document: dict[str, Any] = json.loads(found.data)
-        return _Page(first, found.etag, document["keys"])
+        return _Page(first, found.etag, document["keys"], document.get("version"))
 
     def _key(self, first: int) -> str:
         return f"{self._place}{first:012d}.json"
 
 
-def _bytes(keys: list[str]) -> bytes:
-    return json.dumps({"keys": keys}, ensure_ascii=False, separators=(",", ":")).encode()
+def _bytes(page: _Page) -> bytes:
+    version = {} if page.version is None else {"version": page.version}
+    return json.dumps({"keys": page.keys, **version}, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _mark(key: str) -> bytes:

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import duckdb
 import numpy as np
@@ -26,12 +27,13 @@ from tidegate.jobs.sources.avro import AvroError, read_avro
 from tidegate.jobs.sources.footers import BadObject
 from tidegate.jobs.spec.pipeline import SourceSpec
 
-__all__ = ["TEXT", "WHY", "decode", "needs_decoding"]
+__all__ = ["TEXT", "WHY", "decode", "folder_values", "needs_decoding"]
 
 WHY: Final = "_why"
 TEXT: Final = "_text"
 _DUCKDB: Final = {"long": "bigint", "timestamp": "timestamptz", "binary": "blob"}  # where the names differ
 _ZONED: Final = r"(Z|z|[+-]\d{2}(:?\d{2})?)$"
+_NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 _WHOLE: Final = r"^\s*[+-]?\d+\s*$"
 _UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
@@ -40,7 +42,7 @@ _Error = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, Unic
 
 def needs_decoding(spec: SourceSpec) -> bool:
     """Whether objects of this source are read through a decoded copy."""
-    return spec.format != "parquet" or bool(spec.evolution.renamed)
+    return spec.format != "parquet" or bool(spec.evolution.renamed) or (spec.table is not None and spec.table.format == "delta")
 
 
 def decode(key: str, data: bytes, spec: SourceSpec, out: Path) -> BadObject | None:
@@ -51,12 +53,25 @@ def decode(key: str, data: bytes, spec: SourceSpec, out: Path) -> BadObject | No
         table = _READERS[spec.format](decompressed(key, data), spec)
     except _Error as error:
         return BadObject("truncated", f"the object cannot be read as {spec.format}: {str(error).splitlines()[0][:200]}")
+    for name, value in folder_values(key).items() if spec.table is not None else ():
+        if name not in table.column_names:
+            table = table.append_column(name, pa.array([value] * table.num_rows, pa.string()))
     both = [new for old, new in spec.evolution.renamed.items() if {old, new} <= set(table.column_names)]
     if both:
         return BadObject("unknown_column", f"both the old and the new name of {', '.join(both)} are there")
     table = table.rename_columns([spec.evolution.renamed.get(name, name) for name in table.column_names])
     pq.write_table(table, out, coerce_timestamps="us", allow_truncated_timestamps=True, compression="snappy")
     return None
+
+
+def folder_values(key: str) -> dict[str, str | None]:
+    """Values that stand in the names of folders, as ``column=value``: the partition columns of a table.
+
+    >>> folder_values("@lake/day=2026-01-01/shop=a%20b/part-0.parquet")
+    {'day': '2026-01-01', 'shop': 'a b'}
+    """
+    pairs = [piece.partition("=") for piece in key.split("/")[:-1] if "=" in piece]
+    return {unquote(name): None if value == _NULL_FOLDER else unquote(value) for name, _, value in pairs}
 
 
 def decompressed(key: str, data: bytes) -> bytes:

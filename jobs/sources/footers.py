@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidegate.jobs.spec.reasons import DeadReason
+
 __all__ = ["BadObject", "Footer", "parse_footer", "read_footer"]
 
 _MAGIC = b"PAR1"
@@ -22,9 +24,9 @@ Ranged = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class BadObject:
-    """Why an object cannot be read. `reason` is one of the dead-letter table's."""
+    """Why an object cannot be read."""
 
-    reason: str
+    reason: DeadReason
     detail: str
 
 

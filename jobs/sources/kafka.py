@@ -154,12 +154,15 @@ def _arrow(kind: str) -> str:
     return "decimal128" + kind[7:].replace(" ", "").replace(",", ", ") if kind.startswith("decimal") else _ARROW.get(kind, kind)
 
 
-def unreachable(servers: str, why: str) -> TransientError:
+_ADDRESSES: Final = "check that the brokers run and that their advertised addresses can be reached from here"
+
+
+def unreachable(servers: str, why: str, advice: str = _ADDRESSES) -> TransientError:
     """The error for a broker that does not answer."""
     return TransientError(
         f"Kafka at {servers} could not be reached ({why})",
         code="kafka.unavailable",
         kept="everything sealed so far",
-        advice="check that the brokers run and that their advertised addresses can be reached from here; tidegate tries again",
+        advice=f"{advice}; tidegate tries again",
         retry_after=2.0,
     )

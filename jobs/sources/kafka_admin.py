@@ -106,12 +106,16 @@ class JvmOffsets:
                 advice="make the topic, or mend kafka.topic; tidegate looks again",
                 retry_after=5.0,
             )
-        if kind.endswith(("AuthenticationException", "AuthorizationException", "SslAuthenticationException", "ConfigException")):
+        if kind.endswith(("AuthenticationException", "AuthorizationException", "ConfigException")) and "Ssl" not in kind:
             return ConfigurationError(
                 f"Kafka at {servers} refuses this client: {said}",
                 code="kafka.denied",
                 kept="everything sealed so far",
                 advice="check kafka.options and the rights on the topic: describe and read",
+            )
+        if kind.startswith(("Certificate", "CertPath", "SunCertPath", "SSLHandshake", "SslAuthentication")):
+            return unreachable(
+                servers, f"its certificate: {said}; nothing was sent", "renew it, or name its CA in ssl.truststore.*"
             )
         return unreachable(servers, f"{kind}: {said}")
 

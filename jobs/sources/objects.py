@@ -25,6 +25,7 @@ from tidegate.jobs.sources.arrivals import ArrivalLog
 from tidegate.jobs.sources.decode import TEXT, WHY
 from tidegate.jobs.sources.footers import BadObject, Footer, parse_footer, read_footer
 from tidegate.jobs.sources.notices import Notices
+from tidegate.jobs.sources.tables import TableVersions, open_table, rewritten
 from tidegate.jobs.sources.view import InputView, folder_of
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.pipeline import Limits, SourceSpec
@@ -81,6 +82,7 @@ class ObjectSource:
         self.store, self.prefix = store, folder_of(name, spec)
         self._pipeline, self._notices, self._clock = pipeline, notices, clock
         self._logs: dict[Member, ArrivalLog] = {}
+        self._table: TableVersions | None = None
         self._heard: list[str] = []
         self._cache: OrderedDict[tuple[str, str, int, float | None], _Facts] = OrderedDict()
 
@@ -149,11 +151,25 @@ class ObjectSource:
 
     def _next(self, member: Member, at: _Resume, count: int, *, ended: bool = False) -> list[Entry]:
         """The next `count` objects behind the resume point, in the source's order."""
-        if self.spec.discovery.order == "keys":
+        if self.spec.table is not None:
+            log = self._committed(member)
+        elif self.spec.discovery.order == "keys":
             return self._list(member, at.after, count)
-        log = self._arrivals(member)
-        log.discover(self._noticed(member), everything=ended)
+        else:
+            log = self._arrivals(member)
+            log.discover(self._noticed(member), everything=ended)
         return [Entry(key, _UNKNOWN, "", None) for key in log.keys(at.ordinal + (at.open is not None), count)]
+
+    def _committed(self, member: Member) -> ArrivalLog:
+        """The log, with what the table's newest commits added."""
+        assert self.spec.table is not None  # noqa: S101 - asked by the caller
+        if self._table is None:
+            home = self.store.home(self.name) if isinstance(self.store, InputView) else (self.store, self.prefix)
+            self._table = open_table(self.name, self.spec.table, *home)
+        log = self._arrivals(member)
+        for version, names in self._table.after(log.version):
+            log.enter([self.prefix + name for name in names], version)
+        return log
 
     def _arrivals(self, member: Member) -> ArrivalLog:
         if member not in self._logs:
@@ -211,6 +227,9 @@ class ObjectSource:
             return list(pool.map(task, items))
 
     def _look(self, entry: Entry) -> _Facts:
+        said = rewritten(entry.key[len(self.prefix) :])
+        if self.spec.table is not None and said is not None:
+            return _Facts(entry.key, "", 0, BadObject("table_rewritten", said))
         if entry.size == _UNKNOWN:  # an arrival: what it is now is asked now
             head = self.store.head(entry.key)
             if head is None:

@@ -20,7 +20,7 @@ from typing import Final
 
 from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.store import Entry, NotFoundError, Store, StoredObject, Written
-from tidegate.jobs.sources.decode import decode, needs_decoding
+from tidegate.jobs.sources.decode import decode, folder_values, needs_decoding
 from tidegate.jobs.sources.footers import BadObject
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
@@ -102,7 +102,12 @@ class InputView:
                 content.unlink(missing_ok=True)
 
     def _source(self, key: str) -> SourceSpec | None:
-        return next((source for folder, source in self._decoded.items() if key.startswith(folder)), None)
+        found = next(((folder, source) for folder, source in self._decoded.items() if key.startswith(folder)), None)
+        if found is None:
+            return None
+        folder, source = found
+        whole = source.table is not None and not source.evolution.renamed and not folder_values(key[len(folder) :])
+        return None if whole else source  # a table's file without values in its folders' names is read as it is
 
     def _at(self, key: str) -> tuple[Store, str]:
         for folder, store in self._other.items():

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from tidegate.jobs.spark.marks import reached
+from tidegate.jobs.spark.marks import passed, reached
 from tidegate.jobs.spark.schema import quote
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.windows import Aggregate, AggregateFunction
@@ -141,7 +141,7 @@ class Aggregation:
             .agg(*(F.expr(v).alias(k) for k, v in self.partials.items()))
         )
         update = f"CAST({reached('_we', before)} AS int)"
-        marks = [f"1 - {update} AS _on", f"{update} AS _up", "1 AS _n", f"CAST({slot} AS bigint) AS _epoch"]
+        marks = [f"1 - {update} AS _on", f"{update} AS _up", "1 AS _n", f"{passed(slot, '_we')} AS _epoch"]
         return touched.selectExpr(*self.group, *marks, *self.partials)
 
     def merge(self, rows: DataFrame, *, flags: dict[str, str], use: str | None = None) -> DataFrame:

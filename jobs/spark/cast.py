@@ -19,6 +19,7 @@ from tidegate.jobs.spark.schema import (
 )
 from tidegate.jobs.spec.casts import EXACT_BITS, accepts, text_form
 from tidegate.jobs.spec.pipeline import BarrierColumns, SourceSpec
+from tidegate.jobs.spec.reasons import DeadReason
 from tidegate.jobs.spec.time import TICK_MAX
 
 __all__ = ["declared", "physical_columns", "text"]
@@ -143,14 +144,18 @@ def _dead(source: SourceSpec, physical: dict[str, str], casts: dict[str, str]) -
         bad.append(f"{_kind(source.barriers, casts)} IS NULL")
     if WHY in physical:  # a decoded object: what it says of a row comes first
         bad.append(f"{WHY} IS NOT NULL")
-    cases = [("bad_value", " OR ".join(bad)), ("naive_time", " OR ".join(naive)), *_dead_times(source, casts)]
+    cases: list[tuple[DeadReason, str]] = [
+        ("bad_value", " OR ".join(bad)),
+        ("naive_time", " OR ".join(naive)),
+        *_dead_times(source, casts),
+    ]
     return "CASE " + " ".join(f"WHEN {condition} THEN '{reason}'" for reason, condition in cases if condition) + " END"
 
 
-def _dead_times(source: SourceSpec, casts: dict[str, str]) -> list[tuple[str, str]]:
+def _dead_times(source: SourceSpec, casts: dict[str, str]) -> list[tuple[DeadReason, str]]:
     """Faults of the event time; a barrier row needs none."""
     time, data = casts[source.event_time], f"{_kind(source.barriers, casts)} = 'data'"
-    cases = [("no_event_time", f"{time} IS NULL AND {data}")]
+    cases: list[tuple[DeadReason, str]] = [("no_event_time", f"{time} IS NULL AND {data}")]
     if source.barriers is not None:
         cases.append(("bad_value", f"{time} IS NULL AND {_kind(source.barriers, casts)} = 'punctuation'"))
     if source.min_event_time is not None:

@@ -12,6 +12,8 @@ from pyspark.sql import DataFrame
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
+from tidegate.jobs.spark.known import Known
+from tidegate.jobs.spark.marks import passed
 from tidegate.jobs.spark.read import CutFrame, Sessions, frame_of, local_copy
 from tidegate.jobs.spark.write import FETCH_ROWS, Writer, Written, fetch
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -27,6 +29,7 @@ class Epoch:
         staged: its cut.
         data: the cut's data rows that are not set aside; None when there are none.
         aside: the rows that are set aside, with `_verdict` and `_mark`; None when there are none.
+        known: those of `data` between two times, where they are known and nothing is set aside.
         low: least event time of those rows, None when there are none.
         high: greatest event time of those rows.
         kept: folder of local copies of state segments.
@@ -40,6 +43,7 @@ class Epoch:
     staged: CutFrame
     data: DataFrame | None
     aside: DataFrame | None
+    known: Known
     low: int | None
     high: int | None
     kept: Path
@@ -59,7 +63,7 @@ class Epoch:
 
     def load(self, refs: list[FileRef], fresh: list[Path] | None = None) -> DataFrame | None:
         """State segments (and files just written) as one DataFrame; None when there are none."""
-        paths = [*(local_copy(self.store, ref.key, self.kept) for ref in refs), *(fresh or [])]
+        paths = [*self.paths(refs), *(fresh or [])]
         if not paths:
             return None
         rows = sum(pq.read_metadata(path).num_rows for path in paths)
@@ -68,10 +72,14 @@ class Epoch:
             return frame_of(self.sessions.of(rows), table).coalesce(1)
         return self.sessions.full.read.option("mergeSchema", "false").parquet(*(str(path) for path in paths))
 
-    def provenance(self) -> list[str]:
-        """The provenance columns of an output row, as Spark SQL."""
-        epoch = [f"CAST({self.order.timeline} AS int) AS _timeline", f"CAST({self.order.epoch} AS bigint) AS _epoch"]
-        return ["_source", "_partition", "_seq", *epoch]
+    def paths(self, refs: list[FileRef]) -> list[Path]:
+        """State segments as files."""
+        return [local_copy(self.store, ref.key, self.kept) for ref in refs]
+
+    def provenance(self, beside: str = "_seq") -> list[str]:
+        """The provenance columns of an output row, as Spark SQL; `beside` is a bigint of it that is never null."""
+        own = [f"CAST({self.order.timeline} AS int) AS _timeline", f"{passed(self.order.epoch, beside)} AS _epoch"]
+        return ["_source", "_partition", "_seq", *own]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.engine.columns import TIMESTAMP
 from tidegate.jobs.eventtime.types import Mark
 from tidegate.jobs.spark.epoch import Epoch
 from tidegate.jobs.spark.order import Released
@@ -26,7 +27,6 @@ from tidegate.jobs.spec.time import saturate
 __all__ = ["GLOM_KIND", "Glommed", "glom"]
 
 GLOM_KIND: Final = "glom"
-_TIMESTAMP: Final = pa.timestamp("us", "UTC")
 _STATE: Final = ("number", "section", "first_position", "rows", "first_time", "last_time", "offsets")
 
 Ints = NDArray[np.int64]
@@ -158,9 +158,9 @@ def _table(epoch: Epoch, groups: list[_Group], options: GlomOptions) -> Any:
     return pa.table(
         {
             "number": ints("number"),
-            "stamp": pa.array([one.stamp(options.stamp) for one in groups], pa.int64()).cast(_TIMESTAMP),
+            "stamp": pa.array([one.stamp(options.stamp) for one in groups], pa.int64()).cast(TIMESTAMP),
             **{name: ints(name) for name in ("section", "first_position", "rows")},
-            **{name: ints(name).cast(_TIMESTAMP) for name in ("first_time", "last_time")},
+            **{name: ints(name).cast(TIMESTAMP) for name in ("first_time", "last_time")},
             "_timeline": pa.array([epoch.order.timeline] * len(groups), pa.int32()),
             "_epoch": pa.array([epoch.order.epoch] * len(groups), pa.int64()),
         }

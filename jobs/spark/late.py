@@ -1,8 +1,8 @@
 """The late table: rows late for the events output and for each window, each with the frontier it missed.
 
-Late rows have an event time below F whatever the rules, so with no row below F there is nothing to look for, and otherwise the
-filter on the event time lets Parquet skip most row groups: counting what is late does not cost a second pass over the rows. In a
-small epoch the release has fetched all rows with their verdicts already, and no job is needed at all.
+Late rows have an event time below F whatever the rules, so with no row below F there is nothing to look for. Where the survey
+knows these rows, and they are few, the driver reads them alone (`known`); else the filter on the event time lets Parquet skip
+most row groups. In a small epoch the release has fetched all rows with their verdicts already, and no job is needed at all.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from tidegate.jobs.engine.columns import TIMESTAMP
 from tidegate.jobs.spark.epoch import Epoch
 from tidegate.jobs.spark.marks import below, late_bound
 from tidegate.jobs.spark.order import late_columns
@@ -26,12 +27,12 @@ from tidegate.jobs.spark.write import FETCH_ROWS, Written, fetch
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import LatePolicy
 from tidegate.jobs.spec.pipeline import EVENTS, LATE
+from tidegate.jobs.spec.reasons import LateReason
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 from tidegate.jobs.spec.windows import WindowKind
 
 __all__ = ["LateRows", "late_of_judged", "write_late"]
 
-_TIMESTAMP = pa.timestamp("us", "UTC")
 _COUNTED = ["_source", "output", "reason", "_dropped"]
 
 
@@ -53,7 +54,7 @@ def _policy(epoch: Epoch, output: str) -> LatePolicy:
     return epoch.spec.release.on_late if output == EVENTS else epoch.spec.windows[output].on_late
 
 
-def _reason(epoch: Epoch, output: str) -> str:
+def _reason(epoch: Epoch, output: str) -> LateReason:
     if _policy(epoch, output) is LatePolicy.REJECT_TO_ORIGIN:
         return "rejected"
     return "late_order" if output == EVENTS else "late_window"
@@ -85,7 +86,7 @@ def _piece(epoch: Epoch, rows: pa.Table, output: str) -> pa.Table:
         "output": pa.repeat(pa.scalar(output), size),
         "reason": pa.repeat(pa.scalar(_reason(epoch, output)), size),
         "lateness_us": pa.array(missed, pa.int64()),
-        "frontier": pa.array([None if frontier == TICK_MIN else frontier] * size, pa.int64()).cast(_TIMESTAMP),
+        "frontier": pa.array([None if frontier == TICK_MIN else frontier] * size, pa.int64()).cast(TIMESTAMP),
     }
     columns |= {name: rows[name] for name in ("_source", "_partition", "_seq", "_timeline", "_epoch")}
     return pa.table({**columns, "_dropped": pa.repeat(pa.scalar(policy is LatePolicy.DROP), size)})
@@ -105,7 +106,16 @@ def write_late(epoch: Epoch) -> LateRows:
     if not present:
         return LateRows(Written((), ()))
     rows = reduce(DataFrame.unionAll, present)
-    return _with_expired(epoch, _few(epoch, fetch(rows)) if epoch.staged.rows <= FETCH_ROWS else _many(epoch, rows))
+    return _with_expired(epoch, _few(epoch, fetch(rows)) if _are_few(epoch) else _many(epoch, rows))
+
+
+def _are_few(epoch: Epoch) -> bool:
+    """Whether whatever can be late may come to the driver; what is late for sessions depends on all rows."""
+    if epoch.staged.rows <= FETCH_ROWS:
+        return True
+    sessions = any(window.kind is WindowKind.SESSION for window in epoch.spec.windows.values())
+    bound = max(late_bound(epoch.order.decision), epoch.order.decision.frontier_before)
+    return not sessions and epoch.known.few(TICK_MIN, bound)
 
 
 def _aside(epoch: Epoch) -> DataFrame | None:
@@ -134,7 +144,7 @@ def _events(epoch: Epoch) -> DataFrame | None:
     late = below("_et", bound)
     if policy is LatePolicy.ADJUST:
         late = f"{late} AND _end <= {max(epoch.order.decision.frontier_before, bound)}L"
-    return _late_rows(epoch, _near(epoch.data, bound).where(late), EVENTS)
+    return _late_rows(epoch, _near(epoch, epoch.data, bound).where(late), EVENTS)
 
 
 def _window(epoch: Epoch, name: str) -> DataFrame | None:
@@ -146,7 +156,7 @@ def _window(epoch: Epoch, name: str) -> DataFrame | None:
     late = late_verdict(window, frontier)
     if window.on_late is LatePolicy.ADJUST:
         late = f"{late} AND _end <= {frontier}L"
-    return _late_rows(epoch, _near(epoch.data, frontier).where(late), name)
+    return _late_rows(epoch, _near(epoch, epoch.data, frontier).where(late), name)
 
 
 def _with_expired(epoch: Epoch, late: LateRows) -> LateRows:
@@ -163,14 +173,17 @@ def _with_expired(epoch: Epoch, late: LateRows) -> LateRows:
             asked[name] = expired_pairs(window, before)
     if any(pairs != "0L" for pairs in asked.values()):
         sums = [F.expr(f"sum({pairs})").alias(name) for name, pairs in asked.items()]
-        for row in fetch(_near(epoch.data, before).groupBy("_source").agg(*sums)).to_pylist():
+        for row in fetch(_near(epoch, epoch.data, before).groupBy("_source").agg(*sums)).to_pylist():
             found += Counter({(row["_source"], name): row[name] or 0 for name in asked})
     return replace(late, expired=found)
 
 
-def _near(frame: DataFrame, bound: int) -> DataFrame:
-    """Let Parquet skip what is not below the bound."""
-    return frame if bound in (TICK_MIN, TICK_MAX) else frame.where(f"_time < timestamp_micros({bound}L)")
+def _near(epoch: Epoch, data: DataFrame, bound: int) -> DataFrame:
+    """The rows below the bound: the few that are known, or with a filter that lets Parquet skip the others."""
+    if bound in (TICK_MIN, TICK_MAX):
+        return data
+    found = epoch.known.rows(TICK_MIN, bound) if epoch.known.few(TICK_MIN, bound) else None
+    return data.where(f"_time < timestamp_micros({bound}L)") if found is None else found
 
 
 def _late_rows(epoch: Epoch, rows: DataFrame, output: str) -> DataFrame:

@@ -1,13 +1,21 @@
-"""Marks and frontiers as Spark SQL conditions."""
+"""Marks and frontiers as Spark SQL conditions.
+
+Spark writes numbers into the Java code it generates, so a frontier in a plan would have that code compiled anew in every epoch,
+by Janino and then by the own compilers of the JVM: for a big epoch that costs as much as the rows do. Arrays are passed beside
+the code, so what changes from epoch to epoch stands in an array of one element.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-from tidegate.jobs.eventtime.types import Decision, Mark
-from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["ORDER", "below", "late_bound", "leave_bound", "reached", "under"]
+from tidegate.jobs.eventtime.types import Decision, Mark
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate
+
+__all__ = ["ORDER", "below", "has_reached", "late_bound", "leave_bound", "passed", "reached", "under"]
 
 ORDER: Final = ("_et", "_so", "_partition", "_seq")
 """The fixed order of ties: event time, source order, partition, position."""
@@ -17,21 +25,44 @@ def below(column: str, bound: int) -> str:
     """``column < bound`` on ticks, at the ends a constant that Spark folds away."""
     if bound <= TICK_MIN:
         return "false"
-    return "true" if bound >= TICK_MAX else f"{column} < {bound}L"
+    return "true" if bound >= TICK_MAX else f"{column} < {passed(bound, column)}"
 
 
-def reached(end: str, frontier: int, *, after_end: bool = False, lateness: int | None = 0) -> str:
-    """Whether the frontier has passed ``end + lateness``; with `lateness` None it never has."""
-    if lateness is None or frontier <= TICK_MIN:
+def passed(number: int, beside: str) -> str:
+    """A number that is no part of the generated code; `beside` is any bigint of the row (null makes null).
+
+    The index is always 0, but Spark cannot know it, and so does not replace the whole by its value.
+
+    >>> passed(5, "_et")
+    'array(5L)[CAST(_et & 0L AS int)]'
+    """
+    literal = f"{number}L" if number > TICK_MIN else f"{TICK_MIN + 1}L - 1L"
+    return f"array({literal})[CAST({beside} & 0L AS int)]"
+
+
+def reached(end: str, frontier: int, *, after_end: bool = False, lateness: int | None = 0, beside: str = "_we") -> str:
+    """Whether the frontier has passed ``end + lateness``; with `lateness` None it never has.
+
+    Before the first frontier the condition is the one of all later epochs: nothing ends as early as that.
+    """
+    if lateness is None:
         return "false"
     if frontier >= TICK_MAX:
         return "true"
-    return f"{end} {'<' if after_end else '<='} {frontier - lateness}L"
+    return f"{end} {'<' if after_end else '<='} {passed(saturate(frontier - lateness), beside)}"
+
+
+def has_reached(ends: NDArray[np.int64], frontier: int, lateness: int | None = 0) -> NDArray[np.bool_]:
+    """`reached`, of values that the driver has."""
+    if lateness is None or frontier >= TICK_MAX:
+        return np.full(ends.size, lateness is not None)
+    return ends <= saturate(frontier - lateness)
 
 
 def under(mark: Mark) -> str:
     """Whether a buffered row is below a mark."""
-    return f"(_section < {mark.section}L OR (_section = {mark.section}L AND {below('_et', mark.time)}))"
+    section = passed(mark.section, "_et")
+    return f"(_section < {section} OR (_section = {section} AND {below('_et', mark.time)}))"
 
 
 def late_bound(decision: Decision) -> int:

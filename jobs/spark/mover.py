@@ -27,18 +27,22 @@ from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder
 from tidegate.jobs.eventtime.types import Survey
 from tidegate.jobs.spark.dead import write_dead
 from tidegate.jobs.spark.epoch import Epoch, WindowWork
+from tidegate.jobs.spark.folds import SparkFolds
 from tidegate.jobs.spark.glom import glom
+from tidegate.jobs.spark.known import Known
 from tidegate.jobs.spark.late import LateRows, late_of_judged, write_late
 from tidegate.jobs.spark.order import ORDER_KIND, Released, adjusted, buffered, counted, release
 from tidegate.jobs.spark.read import CutFrame, Sessions, open_cut
-from tidegate.jobs.spark.session import open_session, quick_session
+from tidegate.jobs.spark.session import open_session, quick_session, require_shared_disk
 from tidegate.jobs.spark.sessions import work_sessions
 from tidegate.jobs.spark.survey import Surveyed, survey_cut
 from tidegate.jobs.spark.windows import work_window
 from tidegate.jobs.spark.write import Writer, Written
+from tidegate.jobs.spec.engines import refuse_on_spark
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.windows import WindowKind
+from tidegate.jobs.streams.batches import Runner
 
 __all__ = ["SparkMover"]
 
@@ -62,15 +66,20 @@ class SparkMover:
         spec: the pipeline.
         workdir: folder for scratch files and local copies of segments, on a disk that driver and executors share.
         session: a running session to use; by default one is started from ``spec.spark`` and stopped by `close`.
+
+    Raises:
+        ConfigurationError: the pipeline needs what Spark does not do (see `refuse_on_spark`).
     """
 
     def __init__(self, store: Store, spec: PipelineSpec, workdir: Path, session: SparkSession | None = None) -> None:
+        refuse_on_spark(spec)
         self._store = store
         self._spec = spec
         workdir.mkdir(parents=True, exist_ok=True)
         self._workdir = Path(mkdtemp(prefix="spark-", dir=workdir))
         self._own = session is None
         self._session = open_session(spec) if session is None else session
+        require_shared_disk(self._session, spec, self._workdir)
         self._sessions = Sessions(quick_session(self._session), self._session)
         self._staged: _Staged | None = None
 
@@ -93,6 +102,10 @@ class SparkMover:
             return self._guarded(staged.frame, lambda: self._move(order, staged))
         finally:
             self._forget()
+
+    def folds(self) -> Runner:
+        """Reducers with keys, in tasks of this session where a batch is worth it."""
+        return SparkFolds(self._session, self._workdir)
 
     def close(self) -> None:
         """Stop an own session and remove scratch files."""
@@ -139,7 +152,8 @@ class SparkMover:
         high = max((member.max_time for member in members if member.max_time is not None), default=None)
         writer = Writer(self._store, order.prefix, order.tag, staged.folder)
         kept = self._workdir / "segments"
-        return Epoch(self._sessions, self._spec, self._store, order, writer, staged.frame, data, aside, low, high, kept)
+        known = Known(self._sessions, self._spec, staged.frame, staged.surveyed.times if aside is None else {})
+        return Epoch(self._sessions, self._spec, self._store, order, writer, staged.frame, data, aside, known, low, high, kept)
 
 
 def _sorted_out(staged: _Staged, spec: PipelineSpec) -> tuple[DataFrame | None, DataFrame | None]:

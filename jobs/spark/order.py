@@ -7,7 +7,6 @@ when all of them are. A large release is sorted in ranges (see `ranges`), a smal
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
@@ -24,22 +23,23 @@ from tidegate.jobs.eventtime.types import Decision, Mark
 from tidegate.jobs.spark.cast import text
 from tidegate.jobs.spark.compact import compact_order
 from tidegate.jobs.spark.epoch import Epoch
-from tidegate.jobs.spark.marks import ORDER, below, late_bound, leave_bound, under
-from tidegate.jobs.spark.ranges import Range, ranges_by_arrival, ranges_by_time
+from tidegate.jobs.spark.marks import ORDER, below, late_bound, leave_bound, passed, under
+from tidegate.jobs.spark.ranges import numbered, ranges_by_arrival, ranges_by_time
 from tidegate.jobs.spark.read import local_copy
 from tidegate.jobs.spark.schema import quote
 from tidegate.jobs.spark.spans import late_verdict
 from tidegate.jobs.spark.survey import Surveyed
-from tidegate.jobs.spark.write import Written, joined
+from tidegate.jobs.spark.write import Written, fetch
 from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
-from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
+from tidegate.jobs.spec.time import TICK_MAX
 from tidegate.jobs.spec.windows import WindowKind
 
 __all__ = ["ORDER_KIND", "Released", "adjusted", "buffered", "counted", "late_columns", "release"]
 
 ORDER_KIND = "order"
 _SORT = ["_section", *ORDER]
+_IN_PARTITION = (1 << 33) - 1  # the bits of `monotonically_increasing_id` that count rows in one partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,11 @@ class Released:
     flagged: int = 0
 
 
-def accepted(epoch: Epoch, *, keep_late: bool = False) -> DataFrame | None:
-    """The cut's rows that join the events output, adjusted where the policy says so, with `_late`, `_tardy` and `_section`."""
-    if epoch.data is None:
-        return None
+def accepted(epoch: Epoch, frame: DataFrame, *, keep_late: bool = False) -> DataFrame:
+    """Rows of the cut that join the events output, adjusted where the policy says so, with `_late`, `_tardy` and `_section`."""
     decision, policy = epoch.order.decision, epoch.spec.release.on_late
     bound = late_bound(decision)
     late = below("_et", bound)
-    frame = epoch.data
     if policy is LatePolicy.ADJUST and late != "false":
         start = max(decision.frontier_before, bound)
         frame = adjusted(frame, epoch.spec, f"({late}) AND _end > {start}L", f"{start}L")
@@ -76,7 +73,7 @@ def accepted(epoch: Epoch, *, keep_late: bool = False) -> DataFrame | None:
     if not flagged and policy is not LatePolicy.ADJUST and late != "false" and not keep_late:
         frame = frame.where(f"NOT ({late})")
     own = [f"{late if flagged else 'false'} AS _late", f"{_tardy(decision)} AS _tardy"]
-    return frame.selectExpr("*", *own, f"CAST({decision.section} AS bigint) AS _section")
+    return frame.selectExpr("*", *own, f"{passed(decision.section, '_seq')} AS _section")
 
 
 def _tardy(decision: Decision) -> str:
@@ -173,9 +170,9 @@ def _columns(epoch: Epoch, together: bool) -> list[str]:
 
 
 def _from_cut(epoch: Epoch, together: bool) -> DataFrame | None:
-    frame = accepted(epoch, keep_late=together)
-    if frame is None:
+    if epoch.data is None:
         return None
+    frame = accepted(epoch, epoch.data, keep_late=together)
     decision = epoch.order.decision
     at_once = epoch.spec.release.mode is ReleaseMode.PASS_THROUGH
     leaves = "true" if at_once else f"_late OR {below('_et', leave_bound(decision))}"
@@ -256,33 +253,34 @@ def _segment(epoch: Epoch, waiting: pa.Table | DataFrame) -> Written:
 
 
 def _many(epoch: Epoch, rows: DataFrame) -> tuple[Written, Written, int]:
-    """Sorted by ranges; the waiting rows are the newest, so most row groups are skipped for them."""
-    waiting, bound = Written((), ()), leave_bound(epoch.order.decision)
-    time = _one_time(epoch)
-    if epoch.spec.release.mode is not ReleaseMode.PASS_THROUGH:
-        near = rows if time is None or bound in (TICK_MIN, TICK_MAX) else rows.where(f"{time} >= timestamp_micros({bound}L)")
-        waiting = _segment(epoch, near.where("NOT _leaves").selectExpr(*_waiting_columns(epoch)))
-    leaving = rows.where("_leaves")
+    """Sorted by ranges, one task each."""
+    waiting, leaving = Written((), ()), rows.where("_leaves")
     if epoch.spec.release.mode is ReleaseMode.PASS_THROUGH:
         ranges = ranges_by_arrival(leaving)
     else:
-        low, high = _extent(epoch)
-        ranges = ranges_by_time(leaving, low, high, time)
-    starts = accumulate((piece.rows for piece in ranges), initial=epoch.order.next_position)
-    with ThreadPoolExecutor(4) as pool:
-        done = list(pool.map(lambda item: _sorted_range(epoch, leaving, *item), zip(ranges, starts, strict=False)))
-    return joined(done), waiting, sum(piece.rows for piece in ranges if piece.late)
+        waiting = _segment(epoch, _waiting(epoch, rows))
+        ranges = ranges_by_time(leaving, *_extent(epoch))
+    if not ranges:
+        return Written((), ()), waiting, 0
+    starts = accumulate((piece.rows for piece in ranges[:-1]), initial=epoch.order.next_position)
+    apart = leaving.selectExpr("*", f"{numbered(ranges)} AS _range").repartitionById(len(ranges), F.col("_range"))
+    in_range = f"(monotonically_increasing_id() & {_IN_PARTITION}L)"
+    position = f"array({', '.join(f'{start}L' for start in starts)})[_range] + {in_range}"
+    events = apart.sortWithinPartitions(*_sort_keys(epoch)).selectExpr(*_event_columns(epoch, position))
+    written = epoch.writer.table(EVENTS, events, _time_column(epoch))
+    return written, waiting, sum(piece.rows for piece in ranges if piece.late)
 
 
-def _sorted_range(epoch: Epoch, leaving: DataFrame, piece: Range, start: int) -> Written:
-    rows = leaving.where(piece.condition).coalesce(1).sortWithinPartitions(*_sort_keys(epoch))
-    position = f"{start}L + monotonically_increasing_id()"
-    return epoch.writer.table(EVENTS, rows.selectExpr(*_event_columns(epoch, position)), _time_column(epoch))
-
-
-def _one_time(epoch: Epoch) -> str | None:
-    times = {source.event_time for source in epoch.spec.sources.values()}
-    return quote(times.pop()) if len(times) == 1 else None
+def _waiting(epoch: Epoch, rows: DataFrame) -> pa.Table | DataFrame:
+    """The rows that stay, the newest: by the driver, where they are known and few."""
+    bound, moved = leave_bound(epoch.order.decision), epoch.spec.release.on_late is LatePolicy.ADJUST
+    if moved or bound < late_bound(epoch.order.decision) or not epoch.known.few(bound, TICK_MAX):
+        return rows.where("NOT _leaves").selectExpr(*_waiting_columns(epoch))
+    newest = epoch.known.rows(bound, TICK_MAX)
+    stays = None if newest is None else accepted(epoch, newest)
+    if stays is None:
+        return pa.table({})
+    return fetch(stays.selectExpr(*_waiting_columns(epoch)))
 
 
 def _extent(epoch: Epoch) -> tuple[int, int]:

@@ -23,7 +23,8 @@ def with_connectors(spec: PipelineSpec) -> SparkSpec:
     """
     topics = [source.kafka for source in spec.sources.values() if source.kafka is not None]
     into = any(sink.kind == "kafka" for sink in spec.sinks.values())
-    if not (topics or into) or {"spark.jars", "spark.jars.packages"} & set(spec.spark.conf):
+    landed = any(source.landing is not None and source.landing.format == "kafka" for source in spec.sources.values())
+    if not (topics or into or landed) or {"spark.jars", "spark.jars.packages"} & set(spec.spark.conf):
         return spec.spark
     files = os.environ.get("TIDEGATE_SPARK_JARS")
     wanted = [*PACKAGES, *([_AVRO] if any(kafka.payload == "avro" for kafka in topics) else [])]

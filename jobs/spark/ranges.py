@@ -1,8 +1,8 @@
 """A large release, cut into ranges of about equal size: each is sorted by one task and knows its first position beforehand.
 
-One pass over the times alone counts the rows per narrow bucket; neighbouring buckets are joined to ranges. A range then reads
-only what its bounds let through (Parquet skips row groups, Spark skips objects), so rows that arrive nearly in order are read
-about once, and nothing is shuffled or kept in memory between the passes.
+One pass over the times alone counts the rows per narrow bucket; neighbouring buckets are joined to ranges. A second one sends
+each row to the task of its range. Both run the same code in every epoch (see `marks`), which a job per range, with bounds of its
+own that let Parquet skip what it does not need, did not.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import DataFrame
 
 from tidegate.jobs.spark.cast import text
+from tidegate.jobs.spark.marks import passed
 from tidegate.jobs.spark.write import fetch
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
-__all__ = ["Range", "ranges_by_arrival", "ranges_by_time"]
+__all__ = ["Range", "numbered", "ranges_by_arrival", "ranges_by_time"]
 
 RANGE_ROWS: Final = 400_000
 """Rows that one task sorts: a few hundred megabytes at most, and several ranges for the cores of an epoch of millions."""
 _BUCKETS: Final = 4096
+_SPARE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +36,23 @@ class Range:
     late: bool = False
 
 
-def ranges_by_time(leaving: DataFrame, low: int, high: int, time: str | None) -> list[Range]:
+def numbered(ranges: Sequence[Range]) -> str:
+    """The number of a row's range, as Spark SQL."""
+    spare = [_NOWHERE] * (-len(ranges) % _SPARE)  # a few ranges more or less are the same code
+    cases = " ".join(f"WHEN {condition} THEN {i}" for i, condition in enumerate([*(piece.condition for piece in ranges), *spare]))
+    return f"CASE {cases} END"
+
+
+def ranges_by_time(leaving: DataFrame, low: int, high: int) -> list[Range]:
     """Ranges by (flagged late first, section, event time).
 
     Args:
         leaving: the rows, with `_late`, `_section` and `_et`.
         low: no row is below; rows at or above `high` fall into the last bucket.
         high: see `low`.
-        time: the timestamp column with the event time, on which files can be skipped; None when sources name it differently.
     """
     width = (high - low) // _BUCKETS + 1
-    bucket = f"CAST(least(greatest((_et - {low}L) div {width}L, 0L), {_BUCKETS - 1}L) AS int)"
+    bucket = f"CAST(least(greatest((_et - {passed(low, '_et')}) div {passed(width, '_et')}, 0L), {_BUCKETS - 1}L) AS int)"
     counts = fetch(
         leaving.selectExpr("_late", "_section", f"{bucket} AS _b").groupBy("_late", "_section", "_b").count()
     ).to_pylist()
@@ -51,10 +60,9 @@ def ranges_by_time(leaving: DataFrame, low: int, high: int, time: str | None) ->
     found = []
     for (late, section), rows in groupby(ordered, key=lambda row: (row["_late"], row["_section"])):
         for first, last, size in _joined((row["_b"], row["count"]) for row in rows):
-            bounds = _between(
-                low + first * width if first else None, low + (last + 1) * width if last < _BUCKETS - 1 else None, time
-            )
-            found.append(Range(f"_late = {str(late).lower()} AND _section = {section}L{bounds}", size, late))
+            begin = low + first * width if first else TICK_MIN
+            end = low + (last + 1) * width if last < _BUCKETS - 1 else TICK_MAX
+            found.append(Range(_within(late, section, begin, end), size, late))
     return found
 
 
@@ -84,9 +92,11 @@ def _joined(counts: Iterable[tuple[int, int]]) -> Sequence[tuple[int, int, int]]
     return found
 
 
-def _between(low: int | None, high: int | None, time: str | None) -> str:
-    conditions: list[Any] = []
-    for sign, bound in ((">=", low), ("<", high)):
-        if bound is not None:
-            conditions += [f"_et {sign} {bound}L", *([f"{time} {sign} timestamp_micros({bound}L)"] if time else [])]
-    return "".join(f" AND {condition}" for condition in conditions)
+def _within(late: bool, section: int, begin: int, end: int) -> str:
+    """``begin <= _et < end``; a time of TICK_MAX itself is in the range that ends there."""
+    place = f"_late = {str(late).lower()} AND _section = {passed(section, '_et')}"
+    above = f"(_et < {passed(end, '_et')} OR {passed(end, '_et')} = {TICK_MAX}L)"
+    return f"({place} AND _et >= {passed(begin, '_et')} AND {above})"
+
+
+_NOWHERE: Final = _within(False, -1, TICK_MAX, TICK_MIN)

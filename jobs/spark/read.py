@@ -12,15 +12,17 @@ read in the driver and handed over as Arrow: a third of the time of a scan that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
@@ -32,7 +34,10 @@ from tidegate.jobs.spark.schema import is_nanos, quote
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["SMALL_ROWS", "CutFrame", "Part", "Sessions", "frame_of", "local_copy", "open_cut", "unreadable"]
+__all__ = ["SMALL_ROWS", "CutFrame", "Ints", "Part", "Sessions", "frame_of", "local_copy", "open_cut", "rows_at", "unreadable"]
+
+Ints = NDArray[np.int64]
+_Read = Callable[[Any, list[tuple[int, "Part"]]], DataFrame]
 
 SMALL_ROWS: Final = 20_000
 """Up to this many rows the driver reads objects itself; `createDataFrame` wins below, a parallel scan above."""
@@ -80,8 +85,9 @@ class Part:
 
     def numbers(self, rows: pa.Table) -> Any:
         """The places of the cut's rows in the object."""
-        counted = range(self.row_start, self.row_start + rows.num_rows)
-        return rows[PLACE].combine_chunks() if self.numbered else pa.array(counted, pa.int64())
+        if self.numbered:
+            return rows[PLACE].combine_chunks()
+        return pa.array(np.arange(self.row_start, self.row_start + rows.num_rows, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +97,14 @@ class CutFrame:
     Attributes:
         frame: its rows; None when there are none.
         rows: rows of all kinds in it.
+        in_driver: the driver has read them; else tasks will.
     """
 
     cut: Cut
     parts: tuple[Part, ...]
     frame: DataFrame | None
     rows: int
+    in_driver: bool
 
     def blame(self) -> PoisonError | None:
         """The error that names the objects whose pages cannot be read; None when all can. Reads every part."""
@@ -124,22 +132,49 @@ def open_cut(sessions: Sessions, spec: PipelineSpec, store: Store, cut: Cut, scr
         stage_kafka(sessions.full, spec, cut, scratch / "objects")
     parts = _parts(store, cut, scratch)
     rows = sum(part.row_end - part.row_start for part in parts)
-    session = sessions.of(rows)
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for index, part in enumerate(parts):
+    session, small = sessions.of(rows), rows <= SMALL_ROWS
+
+    def read(columns: Any, chosen: list[tuple[int, Part]]) -> DataFrame:
+        return _in_driver(session, columns, chosen) if small else _scan(session, columns, chosen, scratch)
+
+    frame = _typed(spec, cut, list(enumerate(parts)), read)
+    if frame is not None and small:
+        frame = frame.coalesce(1)  # one task, and no shuffle anywhere behind it
+    return CutFrame(cut, parts, frame, rows, small)
+
+
+def rows_at(sessions: Sessions, spec: PipelineSpec, staged: CutFrame, places: Mapping[int, Ints]) -> DataFrame | None:
+    """Some rows of a staged cut, read by the driver: `places` counts the rows of each slice, ascending."""
+    wanted: dict[int, Ints] = {}
+    passed: dict[int, int] = {}
+    for index, part in enumerate(staged.parts):
+        first, size = passed.get(part.member, 0), part.row_end - part.row_start
+        passed[part.member] = first + size
+        found = places[part.member]
+        inside = found[np.searchsorted(found, first) : np.searchsorted(found, first + size)]
+        if inside.size:
+            wanted[index] = inside - first + part.row_start
+    session = sessions.of(sum(found.size for found in wanted.values()))
+
+    def read(columns: Any, chosen: list[tuple[int, Part]]) -> DataFrame:
+        return _in_driver(session, columns, chosen, wanted)
+
+    frame = _typed(spec, staged.cut, [(index, staged.parts[index]) for index in wanted], read)
+    return None if frame is None else frame.coalesce(1)
+
+
+def _typed(spec: PipelineSpec, cut: Cut, parts: Sequence[tuple[int, Part]], read: _Read) -> DataFrame | None:
+    """Objects that look alike are read together; the rows of all, cast and with their places."""
+    groups: dict[tuple[Any, ...], list[tuple[int, Part]]] = {}
+    for index, part in parts:
         source = spec.sources[cut.slices[part.member].member.source]
         traits = (source.event_time, source.timezone, source.min_event_time, source.barriers)
-        groups.setdefault((part.columns, *traits), []).append(index)
+        groups.setdefault((part.columns, *traits), []).append((index, part))
     frames = []
-    for (columns, *_), indexes in groups.items():
-        chosen = [(index, parts[index]) for index in indexes]
-        raw = _in_driver(session, columns, chosen) if rows <= SMALL_ROWS else _scan(session, columns, chosen, scratch)
-        source = spec.sources[cut.slices[parts[indexes[0]].member].member.source]
-        frames.append(declared(raw, source, dict(columns)))
-    frame = reduce(DataFrame.unionAll, frames) if frames else None
-    if frame is not None and rows <= SMALL_ROWS:
-        frame = frame.coalesce(1)  # one task, and no shuffle anywhere behind it
-    return CutFrame(cut, parts, None if frame is None else _placed(frame, spec, cut), rows)
+    for (columns, *_), chosen in groups.items():
+        source = spec.sources[cut.slices[chosen[0][1].member].member.source]
+        frames.append(declared(read(columns, chosen), source, dict(columns)))
+    return _placed(reduce(DataFrame.unionAll, frames), spec, cut) if frames else None
 
 
 def local_copy(store: Store, key: str, folder: Path) -> Path:
@@ -212,11 +247,15 @@ def _link(base: Path, index: int, part: Part) -> str:
     return str(link)
 
 
-def _in_driver(session: SparkSession, columns: Any, parts: list[tuple[int, Part]]) -> DataFrame:
+def _in_driver(
+    session: SparkSession, columns: Any, parts: list[tuple[int, Part]], wanted: Mapping[int, Ints] | None = None
+) -> DataFrame:
     physical = physical_columns(columns)
     fields = [pa.field(name, _handed_over(own, dict(columns)[name])) for name, own in physical]
     schema = pa.schema([*fields, *(pa.field(name, arrow) for name, _, arrow in _PLACE)])
-    table = pa.concat_tables([_read_part(index, part, schema) for index, part in parts])
+    table = pa.concat_tables(
+        [_read_part(index, part, schema, None if wanted is None else wanted[index]) for index, part in parts]
+    )
     return frame_of(session, table, schema=_ddl([*physical, *((name, own) for name, own, _ in _PLACE)]))
 
 
@@ -240,17 +279,31 @@ def _handed_over(own: str, arrow: str) -> pa.DataType:
     return {**kinds, **rest}[own]
 
 
-def _read_part(index: int, part: Part, schema: pa.Schema) -> pa.Table:
+def _read_part(index: int, part: Part, schema: pa.Schema, wanted: Ints | None) -> pa.Table:
     names = schema.names[: -len(_PLACE)]
     try:
-        rows = part.cut(pq.ParquetFile(part.path).read(columns=names))
+        file = pq.ParquetFile(part.path)
+        rows = part.cut(file.read(columns=names)) if wanted is None else _taken(file, names, wanted)
     except (pa.ArrowException, OSError) as error:
         raise unreadable([part.key]) from error
     size = rows.num_rows
+    numbers = part.numbers(rows) if wanted is None or part.numbered else pa.array(wanted)
     place = [
         pa.repeat(pa.scalar(v, t), size) for v, (_, _, t) in zip((part.member, index, part.ordinal), _PLACE[:3], strict=True)
     ]
-    return pa.table([*(rows[name].cast(schema.field(name).type) for name in names), *place, part.numbers(rows)], schema=schema)
+    return pa.table([*(rows[name].cast(schema.field(name).type) for name in names), *place, numbers], schema=schema)
+
+
+def _taken(file: pq.ParquetFile, names: list[str], wanted: Ints) -> pa.Table:
+    """Rows of an object; row groups without any are skipped."""
+    pieces, first = [], 0
+    for group in range(file.num_row_groups):
+        size = file.metadata.row_group(group).num_rows
+        inside = wanted[np.searchsorted(wanted, first) : np.searchsorted(wanted, first + size)]
+        if inside.size:
+            pieces.append(file.read_row_group(group, columns=names).take(pa.array(inside - first)))
+        first += size
+    return pa.concat_tables(pieces)
 
 
 def _placed(frame: DataFrame, spec: PipelineSpec, cut: Cut) -> DataFrame:

@@ -95,11 +95,8 @@ class _Scanner:
         self.before = np.concatenate(([first], self.newest[:-1])) if self.times.size else self.times
 
     def scan(self) -> Scan:
-        ahead, after = self._marks()
-        regressions = self._punctuation(ahead, after)
-        held = np.maximum(ahead[self.places], self._ahead_of(after)[self.places])
+        held, current, regressions = self._promised()
         violated = self.times < held
-        current = int(max(self.memory.get("current", TICK_MIN), ahead.max(initial=TICK_MIN), after.max(initial=TICK_MIN)))
         behind = (
             self.before - self.times
             if "newest" in self.memory
@@ -140,12 +137,21 @@ class _Scanner:
                 newest = max(newest, int(times[place]))
         return found
 
+    def _promised(self) -> tuple[Ints, int, int]:
+        """Punctuation: what is in force for each data row and after all of them, and how often it went back."""
+        self.events, self.base = self.memory.get("events", 0), self.memory.get("base")
+        if self.source.punctuation is None and "current" not in self.memory and not (self.kinds == PUNCTUATION).any():
+            return np.array(TICK_MIN), TICK_MIN, 0  # most sources: one number instead of a column
+        ahead, after = self._marks()
+        regressions = self._punctuation(ahead, after)
+        current = int(max(self.memory.get("current", TICK_MIN), ahead.max(initial=TICK_MIN), after.max(initial=TICK_MIN)))
+        return np.maximum(ahead[self.places], self._ahead_of(after)[self.places]), current, regressions
+
     def _marks(self) -> tuple[Ints, Ints]:
         """Generated punctuation: per row, what stands from this row on, and from the next one on."""
         ahead = np.full(self.end, TICK_MIN, dtype=np.int64)
         after = np.full(self.end, TICK_MIN, dtype=np.int64)
         options = self.source.punctuation
-        self.events, self.base = self.memory.get("events", 0), self.memory.get("base")
         if options is None or not options.generated or not self.times.size:
             return ahead, after
         if options.align == "floor":

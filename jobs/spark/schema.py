@@ -8,11 +8,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import pyarrow as pa
-
 __all__ = [
     "PROVENANCE",
-    "arrow_of_declared",
     "cast_never_fails",
     "family_of",
     "is_naive",
@@ -44,17 +41,6 @@ _SPARK_OF_ARROW: Final = {
     "date32[day]": "date",
 }
 _SPARK_OF_DECLARED: Final = {"long": "bigint"}
-_ARROW_OF_DECLARED: Final = {
-    "string": pa.string(),
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "binary": pa.binary(),
-}
 _WIDENING: Final = {
     "int": {"int8", "int16", "int32", "uint8", "uint16"},
     "long": {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"},
@@ -121,13 +107,6 @@ def is_nanos(arrow: str) -> bool:
 def spark_of_declared(declared: str) -> str:
     """The Spark SQL type of a declared column type."""
     return _SPARK_OF_DECLARED.get(declared, declared)
-
-
-def arrow_of_declared(declared: str) -> pa.DataType:
-    """The Arrow type of a declared column type."""
-    if match := re.match(r"decimal\((\d+),\s*(\d+)\)\Z", declared):
-        return pa.decimal128(int(match[1]), int(match[2]))
-    return _ARROW_OF_DECLARED[declared]
 
 
 def cast_never_fails(arrow: str, declared: str) -> bool:

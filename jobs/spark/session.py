@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from pathlib import Path
 from typing import Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tidegate.jobs.spark.class_archive import archive_options
 from tidegate.jobs.spark.packages import with_connectors
+from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec, SparkSpec
 
-__all__ = ["INTERPRETED", "SETTINGS", "open_session", "quick_session"]
+__all__ = ["INTERPRETED", "SETTINGS", "open_session", "quick_session", "require_shared_disk"]
 
 SETTINGS: Final[dict[str, str]] = {
     # What results depend on.
@@ -41,8 +45,6 @@ INTERPRETED: Final[dict[str, str]] = {
 _CLASSIC: Final[dict[str, str]] = {  # settings of the process, which Spark Connect has on its server
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.log.level": "ERROR",
     "spark.sql.codegen.cache.maxEntries": "1000",  # the same few plans return in every epoch: never compile them twice
     "spark.locality.wait": "0s",
@@ -52,6 +54,8 @@ _CLASSIC: Final[dict[str, str]] = {  # settings of the process, which Spark Conn
     "spark.ui.retainedStages": "1",
     "spark.ui.retainedTasks": "1",
 }
+_ON_ONE_HOST: Final[dict[str, str]] = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+"""Only without a cluster: executors elsewhere have to reach the driver; SPARK_LOCAL_IP and Spark's settings say where."""
 # A new JVM spends most of its first minute compiling what a small epoch runs only a few times.
 _QUICK_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
@@ -60,16 +64,19 @@ _JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
 def open_session(spec: PipelineSpec) -> SparkSession:
     """Start (or join) the session the spec asks for: classic by default, Spark Connect for an ``sc://`` master."""
     logging.getLogger("py4j").setLevel(logging.ERROR)
+    if spec.spark.master.startswith("local"):  # else tasks in Python run with whatever is called python3
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return _connect(spec.spark) if spec.spark.master.startswith("sc://") else _classic(with_connectors(spec), spec.name)
 
 
 def _classic(spark: SparkSpec, name: str) -> SparkSession:
     builder = SparkSession.builder.appName(f"tidegate {name}").config("spark.driver.memory", spark.driver_memory)
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # else spark-submit started us, and has been told its master
+    if not _submitted():  # else it has been told its master
         builder = builder.master(spark.master)
+    place = _ON_ONE_HOST if _on_one_host(spark) else {}
     quick = _QUICK_JVM if spark.jvm == "quick" else ""
     options = " ".join(filter(None, (quick, archive_options(), spark.conf.get(_JVM_OPTIONS))))
-    for key, value in {**_CLASSIC, **SETTINGS, **spark.conf, _JVM_OPTIONS: options}.items():
+    for key, value in {**_CLASSIC, **place, **SETTINGS, **spark.conf, _JVM_OPTIONS: options}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
@@ -80,6 +87,39 @@ def _connect(spark: SparkSpec) -> SparkSession:
         if key.startswith("spark.sql."):
             session.conf.set(key, value)
     return session
+
+
+def require_shared_disk(session: SparkSession, spec: PipelineSpec, folder: Path) -> None:
+    """Ask a Spark that is not this process's own whether it sees the driver's scratch folder: rows travel through it.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    if _on_one_host(spec.spark):
+        return
+    probe = folder / "shared.txt"
+    probe.write_text("seen\n", encoding="ascii")
+    try:
+        seen = session.read.text(str(probe)).count() == 1
+    except PySparkException:
+        seen = False
+    if not seen:
+        raise ConfigurationError(
+            f"{spec.name}: Spark does not see the driver's scratch folder {folder}",
+            code="spark.no_shared_disk",
+            pipeline=spec.name,
+            kept="everything; nothing was read or written",
+            advice="set the driver's TMPDIR to a folder that all hosts of the cluster share at one path, and fs.defaultFS to file:///",
+        )
+
+
+def _on_one_host(spark: SparkSpec) -> bool:
+    return spark.master.startswith("local") and not _submitted()
+
+
+def _submitted() -> bool:
+    """spark-submit has started this process."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def quick_session(session: SparkSession) -> SparkSession:

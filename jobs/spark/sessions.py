@@ -45,7 +45,7 @@ def work_sessions(epoch: Epoch, name: str) -> WindowWork:
     due = epoch.load([], list(written.paths))
     results = Written((), ())
     if due is not None:
-        rows = aggregation.results(due.where("_due"), "_rev", epoch.provenance()[3:])
+        rows = aggregation.results(due.where("_due"), "_rev", epoch.provenance(beside="_we")[3:])
         results = epoch.writer.table(name, epoch.result(rows, written.rows), "window_end")
     return WindowWork(results, tuple(ref for ref in written.refs if not _gone(window, ref, after)), written)
 
@@ -76,7 +76,7 @@ def _late_alone(window: WindowSpec, before: int) -> str:
         return "false"
     if window.session_late == "event":
         return f"_et < {before - window.lateness}L"
-    return purged(window, f"(_end + {(window.gap or 0) - 1}L)", before) if window.session_late == "own" else "false"
+    return purged(window, f"(_end + {(window.gap or 0) - 1}L)", before, beside="_et") if window.session_late == "own" else "false"
 
 
 def _rows(epoch: Epoch, aggregation: Aggregation, window: WindowSpec) -> DataFrame | None:

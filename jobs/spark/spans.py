@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
-from tidegate.jobs.spark.marks import reached
+from tidegate.jobs.spark.marks import passed, reached
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate
 from tidegate.jobs.spec.windows import WindowSpec
 
@@ -40,10 +40,10 @@ def _always_covered(window: WindowSpec) -> bool:
 def late_verdict(window: WindowSpec, frontier: int) -> str:
     """Whether a row (with `_et` and `_end`) is late for the window output; a row without windows never is."""
     if window.late_unit == "event":
-        late = "false" if frontier <= TICK_MIN else "true" if frontier >= TICK_MAX else f"_et < {frontier}L"
+        late = "true" if frontier >= TICK_MAX else f"_et < {passed(frontier, '_et')}"
     else:
         start = first_start(window) if window.late_unit == "first_window" else last_start(window)
-        late = purged(window, f"({start} + {window.size}L)", frontier)
+        late = purged(window, f"({start} + {window.size}L)", frontier, beside="_et")
     if late == "false" or _always_covered(window):
         return late
     return f"({late} AND {first_start(window)} <= {last_start(window)})"
@@ -58,9 +58,9 @@ def expired_pairs(window: WindowSpec, frontier: int) -> str:
     return f"greatest((least({last_start(window)}, {bound}L) - {first} + {slide}L) div {slide}L, 0L)"
 
 
-def purged(window: WindowSpec, end: str, frontier: int) -> str:
+def purged(window: WindowSpec, end: str, frontier: int, beside: str = "_we") -> str:
     """Whether a window with this end is purged at the frontier."""
-    return reached(end, frontier, after_end=window.closes_after_end, lateness=window.lateness)
+    return reached(end, frontier, after_end=window.closes_after_end, lateness=window.lateness, beside=beside)
 
 
 def closed_at(window: WindowSpec, end: int, frontier: int) -> bool:

@@ -26,7 +26,7 @@ from tidegate.jobs.spark.schema import cast_never_fails, quote
 from tidegate.jobs.spark.write import fetch
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import BarrierColumns, PipelineSpec, SourceSpec
-from tidegate.jobs.spec.time import TICK_MIN
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
 __all__ = ["Surveyed", "survey_cut"]
 
@@ -38,11 +38,13 @@ class Surveyed:
     Attributes:
         verdicts: index of the slice -> its rows that are not plain data.
         sketches: source -> lateness sketch of these rows.
+        times: index of the slice -> event times of its rows, TICK_MAX for what is no data row; empty if only Spark knows them.
     """
 
     survey: Survey
     verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
     sketches: dict[str, Any] = field(default_factory=dict)
+    times: dict[int, Any] = field(default_factory=dict)
 
 
 def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> Surveyed:
@@ -51,7 +53,7 @@ def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -
     Raises:
         PoisonError: a dead row of a source whose `on_bad` is ``fail``.
     """
-    scans = _by_times(staged, spec, state)
+    scans, times = _by_times(staged, spec, state)
     members = tuple(
         replace(scans[i].survey if i in scans else _nothing(spec, piece.member, state), pending=piece.pending, done=piece.done)
         for i, piece in enumerate(staged.cut.slices)
@@ -60,7 +62,7 @@ def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -
         if found.dead and spec.sources[found.member.source].on_bad == "fail":
             raise _refused(staged, spec, found)
     verdicts = {i: scan.verdicts for i, scan in scans.items() if scan.verdicts}
-    return Surveyed(Survey(now=0, members=members), verdicts, _sketches(scans))
+    return Surveyed(Survey(now=0, members=members), verdicts, _sketches(scans), times)
 
 
 def _nothing(spec: PipelineSpec, member: Any, state: Mapping[str, Any]) -> MemberSurvey:
@@ -82,17 +84,20 @@ def _castable(part: Part, source: SourceSpec) -> bool:
     return all(cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items())
 
 
-def _by_times(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> dict[int, Scan]:
+def _by_times(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> tuple[dict[int, Scan], dict[int, Any]]:
     if staged.frame is None:
-        return {}
+        return {}, {}
     sources = {i: spec.sources[piece.member.source] for i, piece in enumerate(staged.cut.slices)}
     if all(_castable(part, sources[part.member]) for part in staged.parts):
         own = {index: [p for p in staged.parts if p.member == index] for index in _members(staged)}
         with ThreadPoolExecutor(4) as pool:  # Arrow and NumPy leave the other cores to each other
-            done = pool.map(lambda i: _scanned(staged, sources, i, _plain_columns(own[i], sources[i]), state), own)
-            return dict(zip(own, done, strict=True))
+            columns = dict(zip(own, pool.map(lambda i: _plain_columns(own[i], sources[i]), own), strict=True))
+            scans = dict(zip(own, pool.map(lambda i: _scanned(staged, sources, i, columns[i], state), own), strict=True))
+        if any(scan.survey.max_time == TICK_MAX for scan in scans.values()):
+            return scans, {}
+        return scans, {i: np.where(rows.kinds == DATA, rows.times, TICK_MAX) for i, rows in columns.items()}
     columns = _cast_columns(staged, sources)
-    return {i: _scanned(staged, sources, i, found, state) for i, found in columns.items()}
+    return {i: _scanned(staged, sources, i, rows, state) for i, rows in columns.items()}, {}
 
 
 def _scanned(staged: CutFrame, sources: dict[int, SourceSpec], index: int, rows: Columns, state: Mapping[str, Any]) -> Scan:

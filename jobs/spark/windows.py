@@ -11,13 +11,15 @@ from __future__ import annotations
 from functools import reduce
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.spark.aggregates import Aggregation
 from tidegate.jobs.spark.compact import compact_window
 from tidegate.jobs.spark.epoch import Epoch, WindowWork
-from tidegate.jobs.spark.marks import reached
+from tidegate.jobs.spark.few import MERGE_ROWS, merges, results_of
+from tidegate.jobs.spark.marks import passed, reached
 from tidegate.jobs.spark.order import adjusted
 from tidegate.jobs.spark.spans import closed_at, late_verdict, purged, purged_at, with_spans
 from tidegate.jobs.spark.write import Written, joined
@@ -35,20 +37,19 @@ def accepted(epoch: Epoch, window: WindowSpec) -> DataFrame:
     """(row, window) pairs that join, with `_ws` and `_we`."""
     assert epoch.data is not None  # noqa: S101 - called with rows only
     frontier, frame = epoch.order.decision.frontier_before, epoch.data
-    late_possible = epoch.low is not None and epoch.low < frontier
-    if late_possible:
-        late = late_verdict(window, frontier)
-        if window.on_late is LatePolicy.ADJUST:
-            moved = adjusted(frame.selectExpr("*", f"{late} AS _was"), epoch.spec, f"_was AND _end > {frontier}L", f"{frontier}L")
-            frame = moved.where("_moved OR NOT _was").drop("_moved", "_was")
-        else:
-            frame = frame.where(f"NOT ({late})")
+    late = late_verdict(window, frontier)
+    if window.on_late is not LatePolicy.ADJUST:
+        frame = frame.where(f"NOT ({late})")  # also where no row is late: the code is the same in every epoch
+    elif epoch.low is not None and epoch.low < frontier:
+        start = passed(frontier, "_et")
+        moved = adjusted(frame.selectExpr("*", f"{late} AS _was"), epoch.spec, f"_was AND _end > {start}", start)
+        frame = moved.where("_moved OR NOT _was").drop("_moved", "_was")
     frame = with_spans(window, frame)
     if window.size == window.period and all(s.end_time is None for s in epoch.spec.sources.values()):
         return frame.selectExpr("*", "_w0 AS _ws", f"_w0 + {window.size}L AS _we")
     pairs = frame.selectExpr("*", f"explode(sequence(_w0, _w1, {window.period}L)) AS _ws")
     pairs = pairs.selectExpr("*", f"_ws + {window.size}L AS _we")
-    return pairs.where(f"NOT ({purged(window, '_we', frontier)})") if late_possible else pairs
+    return pairs.where(f"NOT ({purged(window, '_we', frontier)})")
 
 
 # One epoch of one window output
@@ -90,19 +91,35 @@ def _emit(epoch: Epoch, name: str, aggregation: Aggregation, live: list[FileRef]
     needed = [ref for ref in live if _may_be_due(window, ref, ends, before, after)]
     if not needed and not _any_due(window, ends, after):
         return Written((), ())
+    size = sum(ref.rows for ref in (*needed, *fresh.refs))
+    if size <= MERGE_ROWS and (few := _few(epoch, aggregation, needed, fresh)) is not None:
+        return epoch.writer.table(name, few, "window_end")
     rows = _state(epoch, needed, fresh)
     if rows is None:
         return Written((), ())
     fills = " OR (_new AND _n = 0)" if window.zero_rows else ""  # a gap may be found when its windows are purged already
     rows = rows.where(f"NOT ({purged(window, '_we', before)}){fills}").where(_range(window, ends, before, after))
-    due, revision = _due(window, before, after)
+    due, revision = _due(window, before, after, epoch.order.epoch)
     use = f"_new OR NOT ({reached('_we', before)})" if window.revisions == "delta" and window.emit == "close" else None
     if window.revisions == "delta" and window.emit != "close":
         use = "_new"
     merged = aggregation.merge(rows, flags={"_new": "max(_new)"}, use=use).where(due)
-    results = aggregation.results(merged, revision.replace("{epoch}", str(epoch.order.epoch)), epoch.provenance()[3:])
-    size = sum(ref.rows for ref in (*needed, *fresh.refs))
+    results = aggregation.results(merged, revision, epoch.provenance(beside="_we")[3:])
     return epoch.writer.table(name, epoch.result(results, size), "window_end")
+
+
+def _few(epoch: Epoch, aggregation: Aggregation, needed: list[FileRef], fresh: Written) -> pa.Table | None:
+    """The results by the driver; None where this is Spark's."""
+    order, decision = epoch.order, epoch.order.decision
+    old, new = epoch.paths(needed), list(fresh.paths)
+    if not all(merges(aggregation, pq.read_schema(path)) for path in (*old, *new)):
+        return None
+    known = [(pq.read_table(path, partitioning=None), path in new) for path in (*old, *new)]
+    if not known:
+        return None
+    marked = [table.append_column("_new", pa.repeat(is_new, table.num_rows)) for table, is_new in known]
+    rows = pa.concat_tables(marked, promote_options="permissive")
+    return results_of(aggregation, rows, decision.frontier_before, decision.frontier_after, order.timeline, order.epoch)
 
 
 def _state(epoch: Epoch, needed: list[FileRef], fresh: Written) -> DataFrame | None:
@@ -116,22 +133,22 @@ def _state(epoch: Epoch, needed: list[FileRef], fresh: Written) -> DataFrame | N
     return reduce(DataFrame.unionByName, frames) if frames else None
 
 
-def _due(window: WindowSpec, before: int, after: int) -> tuple[str, str]:
+def _due(window: WindowSpec, before: int, after: int, slot: int) -> tuple[str, str]:
     """(which merged windows have a result now, the number of their earlier results)."""
     match window.emit:
         case "each_epoch":
             return "_new AND _n > 0", "_n - 1"  # no row ever came into a window that only fills a gap
         case "complete":
-            return "true", "{epoch}L - _epoch"
+            return "true", f"{passed(slot, '_we')} - _epoch"
         case _:
             return f"({reached('_we', after)}) AND (_new OR NOT ({reached('_we', before)}))", "_on + _up - 1"
 
 
 def _range(window: WindowSpec, ends: list[int], before: int, after: int) -> str:
-    """Windows outside this range have no result now; Parquet skips them."""
+    """Windows outside this range have no result now."""
     if window.emit == "complete":
         return "true"
-    touched = f"_we >= {min(ends)}L" if ends else "false"
+    touched = f"_we >= {passed(min(ends), '_we')}" if ends else "false"
     if window.emit == "each_epoch":
         return touched
     return f"({reached('_we', after)}) AND ({touched} OR NOT ({reached('_we', before)}))"

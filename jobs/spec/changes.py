@@ -87,7 +87,7 @@ def _source(where: str, old: SourceSpec, new: SourceSpec) -> Iterator[Change]:
         field = path.partition(".")[0]
         if field in ("kind", "path", "format", "partition_by"):
             yield _refused(f"{where}.{path}", "its positions count the objects of the old place: give the source a new name")
-        elif field in ("event_time", "end_time", "timezone", "barriers"):
+        elif field in ("event_time", "end_time", "timezone", "barriers", "edges"):
             yield _refused(f"{where}.{path}", "rows before and after would mean different things: give the source a new name")
         elif field == "lag":
             yield _kept(

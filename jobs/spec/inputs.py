@@ -11,7 +11,15 @@ from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.options import Model
 from tidegate.jobs.spec.time import Duration
 
-__all__ = ["DiscoveryOptions", "EvolutionOptions", "KafkaOptions", "LandingOptions", "ParseOptions", "environment_value"]
+__all__ = [
+    "DiscoveryOptions",
+    "EvolutionOptions",
+    "KafkaOptions",
+    "LandingOptions",
+    "ParseOptions",
+    "TableOptions",
+    "environment_value",
+]
 
 
 class ParseOptions(Model):
@@ -64,12 +72,20 @@ class KafkaOptions(Model):
     servers: str
     """``host:port``, comma separated."""
     topic: str
-    payload: Literal["json", "avro"] = "json"
-    """What a message's value is: a JSON object, or an Avro record (needs Spark's avro package)."""
+    payload: Literal["json", "avro", "protobuf"] = "json"
+    """What a message's value is: a JSON object, an Avro record (needs Spark's avro package) or a Protobuf message."""
     schema_file: str | None = None
-    """Avro: file with the writer's schema, as JSON."""
+    """File with the writer's schema: Avro's JSON, or what ``protoc --include_imports --descriptor_set_out`` writes."""
+    message: str | None = None
+    """Protobuf: full name of the message, package included."""
     schema_id: int | None = None
-    """Avro: messages begin with a zero byte and this id, as schema registries write them; other ids are dead letters."""
+    """Messages begin with a zero byte and this number, as schema registries have them written; others are dead letters."""
+    registry: str | None = None
+    """Instead of a file: the address of a schema registry, or a folder of ``<number>.avsc`` or ``<number>.desc``."""
+    registry_login: str | None = None
+    """``user:password`` for the registry, written as ``env:NAME``."""
+    on_unknown_schema: Literal["dead_letter", "wait"] = "dead_letter"
+    """A message whose schema's number the registry does not know is a dead letter, or waited for: nothing is read meanwhile."""
     start: Literal["earliest", "latest"] = "earliest"
     """Where a partition begins that no checkpoint knows."""
     key: str | None = None
@@ -84,6 +100,22 @@ class KafkaOptions(Model):
     """Offsets that the topic no longer holds (retention): stop and say which, or enter the range as a dead letter and go on."""
     options: dict[str, str] = Field(default={})
     """Settings of the Kafka client (``security.protocol``, ...). A value ``env:NAME`` is read from the environment."""
+
+
+class TableOptions(Model):
+    """A lakehouse table at `path` as a source: each of its commits brings the files that it added, once and in order."""
+
+    format: Literal["delta", "iceberg"]
+    """Delta is read from its own log; Iceberg needs its catalog."""
+    on_rewrite: Literal["fail", "skip"] = "fail"
+    """A commit that takes rows away or changes them: stop and say which, or enter it as a dead letter and go on behind it.
+    Compaction is no such commit: it moves rows, and brings none."""
+    name: str | None = None
+    """Iceberg: ``namespace.table``."""
+    catalog: str | None = None
+    """Iceberg: address of a REST catalog (``http``), or SQLAlchemy address of an SQL catalog."""
+    catalog_options: dict[str, str] = Field(default={})
+    """Iceberg: what else its catalog needs: ``name`` (of an SQL catalog), ``token``, ... ``env:NAME`` reads the environment."""
 
 
 class LandingOptions(Model):

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from tidegate.jobs.spec.inputs import DiscoveryOptions, EvolutionOptions, KafkaOptions, LandingOptions, ParseOptions
+from tidegate.jobs.spec.edges import EdgeColumns, unfit
+from tidegate.jobs.spec.inputs import DiscoveryOptions, EvolutionOptions, KafkaOptions, LandingOptions, ParseOptions, TableOptions
 from tidegate.jobs.spec.options import (
     BarrierOptions,
     CoalesceOptions,
@@ -122,6 +123,8 @@ class SourceSpec(FrontierOptions):
     parse: ParseOptions = ParseOptions()
     evolution: EvolutionOptions = EvolutionOptions()
     discovery: DiscoveryOptions = DiscoveryOptions()
+    table: TableOptions | None = None
+    """The objects are the files of a Delta or Iceberg table."""
     landing: LandingOptions | None = None
     """Where the objects come from, if `tidegate land` writes them."""
     partition_by: Literal["source", "folder"] = "source"
@@ -137,6 +140,8 @@ class SourceSpec(FrontierOptions):
     min_event_time: int | None = None
     """Rows before this instant (ISO text in YAML) are bad input."""
     barriers: BarrierColumns | None = None
+    edges: EdgeColumns | None = None
+    """Edge events: rows that begin and end something that lasts. The Spark mover does not do them yet, and refuses them."""
     coalesce: CoalesceOptions = CoalesceOptions(joins="hold")
     """How this source's partitions join into its frontier."""
     limits: Limits = Limits()
@@ -160,6 +165,10 @@ class SourceSpec(FrontierOptions):
         wanted = {"event_time": self.event_time, "end_time": self.end_time}
         if self.barriers:
             wanted |= {"barriers.kind": self.barriers.kind, "barriers.id": self.barriers.id}
+        if self.edges:
+            wanted |= {"edges.kind": self.edges.kind, **{f"edges.keys: {key}": key for key in self.edges.keys}}
+            if self.end_time is not None:
+                raise ValueError("edges: a source has edge events or interval events (end_time), not both")
         for field, column in wanted.items():
             if column is not None and column not in self.columns:
                 raise ValueError(f"{field}: column {column!r} is not in the schema ({', '.join(self.columns)})")
@@ -182,16 +191,36 @@ class SourceSpec(FrontierOptions):
         if self.kind == "objects" and not self.path.strip("/"):
             raise ValueError("kind: objects needs a 'path'")
         self._lands()
+        self._is_a_table()
         if self.kafka is None:
             return
         taken = [c for c in (self.kafka.key, self.kafka.timestamp, *self.kafka.headers) if c is not None]
         absent = [c for c in taken if c not in self.columns]
         if absent:
             raise ValueError(f"kafka: column {', '.join(absent)} is not in the schema ({', '.join(self.columns)})")
-        if self.kafka.payload == "avro" and self.kafka.schema_file is None:
-            raise ValueError("kafka.schema_file: payload avro needs the writer's schema")
+        self._has_a_schema(self.kafka)
         if self.bounded:
             raise ValueError("bounded: a topic has no end")
+
+    @staticmethod
+    def _has_a_schema(kafka: KafkaOptions) -> None:
+        if kafka.payload != "json" and (kafka.schema_file is None) == (kafka.registry is None):
+            raise ValueError(f"kafka.schema_file: payload {kafka.payload} needs the writer's schema, or a kafka.registry")
+        if (kafka.payload == "protobuf") != (kafka.message is not None):
+            raise ValueError("kafka.message: payload protobuf needs the name of its message, and no other does")
+        if kafka.registry is not None and (kafka.payload == "json" or kafka.schema_id is not None):
+            raise ValueError("kafka.registry: for Avro and Protobuf, by the number in each message; without a schema_id")
+
+    def _is_a_table(self) -> None:
+        if self.table is None:
+            return
+        plain = self.kind == "objects" and self.format == "parquet" and self.landing is None and self.discovery.order == "keys"
+        if not plain or self.partition_by != "source" or self.bounded:
+            raise ValueError(
+                "table: its commits say what is read: no format, discovery, landing, partition_by or bounded beside it"
+            )
+        if (self.table.format == "iceberg") != (self.table.catalog is not None and self.table.name is not None):
+            raise ValueError("table: iceberg needs 'catalog' and 'name'; delta takes neither")
 
     def _lands(self) -> None:
         if self.landing is None:
@@ -218,7 +247,10 @@ class OutputSpec(Model):
     windows and late rows alone. Late rows can then not be merged back, as that takes the rows of their windows."""
 
     catalog: str | None = None
-    """SQLAlchemy address of the Iceberg SQL catalog; default: a SQLite file beside the local store or in the work folder."""
+    """SQLAlchemy address of an Iceberg SQL catalog, or ``http(s)://`` address of an Iceberg REST catalog; default: a SQLite file
+    beside the local store or in the work folder."""
+    catalog_options: dict[str, str] = Field(default={})
+    """Of a REST catalog: ``token``, ``credential``, ``warehouse``, ... A value ``env:NAME`` is read from the environment."""
     namespace: str | None = None
     """Iceberg namespace; default: the pipeline's name."""
     publish_every: Annotated[int, Field(gt=0)] = 1
@@ -273,6 +305,8 @@ class SupervisionSpec(Model):
     recover_to: Literal["latest", "latest_healthy"] = "latest"
     stall_after: Duration = 120_000_000
     """No finished step for this long counts as stalled."""
+    silent_after: OptionalDuration = 3_600_000_000
+    """A source that says nothing for this long is named on the page and in the status; ``never`` for those that may."""
     rotate_after: OptionalDuration = 86_400_000_000
     """The stream's Airflow run is followed by another after this time, which adopts the driver; ``never`` keeps one run."""
     backfill: str | None = None
@@ -354,6 +388,14 @@ class PipelineSpec(Model):
             imported = source.punctuation.import_from if source.punctuation else None
             if imported is not None and (imported not in self.sources or imported == name):
                 raise ValueError(f"sources.{name}.punctuation.import_from: no other source named {imported!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _edges_fit(self) -> Self:
+        edges = {name: source.edges for name, source in self.sources.items() if source.edges is not None}
+        punctuations = {name: self.sources[name].punctuation for name in edges}
+        for problem in unfit(edges, punctuations, self.release, self.windows):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

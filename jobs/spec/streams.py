@@ -7,6 +7,7 @@ worked on, follows from the spec alone (`StreamGraph`).
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -59,7 +60,7 @@ class StreamSpec(Model):
     """An ordered stage in front: rows wait until the frontier has passed their stamps, leave in order, and are never rejected."""
 
 
-class AttachmentSpec(Model):
+class AttachmentSpec(Model, ABC):
     """What pipes and reducers have in common."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -76,9 +77,9 @@ class AttachmentSpec(Model):
     """The most rows of the origin that one epoch takes: a long backfill is spread over epochs."""
 
     @property
+    @abstractmethod
     def destinations(self) -> tuple[str, ...]:
         """Streams it may write to; the first is the default."""
-        raise NotImplementedError
 
 
 class PipeSpec(AttachmentSpec):

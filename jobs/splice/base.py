@@ -6,9 +6,10 @@ A merge must not depend on how far some publisher got. Reads are pruned by event
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.log import Head, SlotLog
-from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.jobs.sinks.catalog import io_properties
 from tidegate.jobs.sinks.marks import Mark, Way
 from tidegate.jobs.sinks.pointer import Current, read_current
@@ -39,6 +40,7 @@ class Tables:
 
     Attributes:
         rows_read: rows that left the store so far; the cost that an impact report names.
+        published: slot up to which the tables are published.
     """
 
     spec: PipelineSpec
@@ -50,22 +52,34 @@ class Tables:
         current = read_current(self.log.store, self.spec.name) or Current("", 0, 0)
         way, mark = Way(self.log, self.head), Mark(current.timeline, current.upto)
         self._current = current
-        self._published = way.position(mark) if way.knows(mark) else 0
+        self.published = way.position(mark) if way.knows(mark) else 0
 
     def rows(
-        self, table: str, columns: Sequence[str] | None = None, *, time: str | None = None, spans: Sequence[Span] = ()
+        self,
+        table: str,
+        columns: Sequence[str] | None = None,
+        *,
+        time: str | None = None,
+        spans: Sequence[Span] = (),
+        ranges: Mapping[str, tuple[int, int | None]] | None = None,
     ) -> Any:
         """Rows of one table; with `spans` only those whose `time` column lies in one of them.
+
+        `ranges`: column -> from, to (inclusive; None: no end), of whole numbers.
 
         Raises:
             TransientError: the store cannot be reached.
         """
-        wide = None if columns is None else sorted({*columns, "_epoch", *([time] if time else [])})
-        parts = [*self._shown(table, wide, time, spans), *self._hidden(table, wide)]
+        ranges = ranges or {}
+        wide = None if columns is None else sorted({*columns, "_epoch", *ranges, *([time] if time else [])})
+        parts = [*self._shown(table, wide, time, spans, ranges), *self._hidden(table, wide)]
         schema = table_schema(self.spec, table)
         found = pa.concat_tables(parts, promote_options="permissive") if parts else schema.empty_table()
         if time is not None and spans:
             found = found.filter(_within(found[time], spans))
+        for name, (low, high) in ranges.items():
+            inside = pc.greater_equal(found[name], low)
+            found = found.filter(inside if high is None else pc.and_(inside, pc.less_equal(found[name], high)))
         for name in [*(columns or schema.names), "_epoch"]:
             if name not in found.column_names:
                 kind = schema.field(name).type if name in schema.names else pa.string()
@@ -73,24 +87,36 @@ class Tables:
         self.rows_read += found.num_rows
         return found.select(list(columns)) if columns else found
 
-    def _shown(self, table: str, columns: list[str] | None, time: str | None, spans: Sequence[Span]) -> list[Any]:
+    @cached_property
+    def _unpublished(self) -> list[Manifest]:
+        return [filled.epoch for filled in self.log.epochs(self.head.timeline, self.published + 1, self.head.slot)]
+
+    def _shown(
+        self,
+        table: str,
+        columns: list[str] | None,
+        time: str | None,
+        spans: Sequence[Span],
+        ranges: Mapping[str, tuple[int, int | None]],
+    ) -> list[Any]:
         """Rows of slots that are in the published table; an abandoned timeline's are left out."""
         from pyiceberg.table import StaticTable
 
         location = self._current.tables.get(table)
-        if location is None or self._published == 0:
+        if location is None or self.published == 0:
             return []
         with reading(self.spec, table):
             opened = StaticTable.from_metadata(location, io_properties(self.log.store))
             known = {field.name for field in opened.schema().fields}
             wanted = tuple(c for c in columns if c in known) if columns else ("*",)
-            rows = f"_epoch <= {self._published}" + (f" and ({_filter(time, spans)})" if time and spans else "")
+            rows = f"_epoch <= {self.published}" + (f" and ({_filter(time, spans)})" if time and spans else "")
+            for name, (low, high) in ranges.items():
+                rows += f" and {name} >= {low}" + ("" if high is None else f" and {name} <= {high}")
             return [plain_types(opened.scan(row_filter=rows, selected_fields=wanted).to_arrow())]
 
     def _hidden(self, table: str, columns: list[str] | None) -> list[Any]:
         """Rows of sealed slots that no publisher brought to the table yet."""
-        epochs = self.log.epochs(self.head.timeline, self._published + 1, self.head.slot)
-        files = [file for filled in epochs for file in filled.epoch.files.get(table, []) if file.rows]
+        files = [file for epoch in self._unpublished for file in epoch.files.get(table, []) if file.rows]
         return [_select(read_file(self.log, file), columns) for file in files]
 
 

@@ -12,13 +12,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
+from tidegate.jobs.sinks.positions import CAME
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.spec.streams import REJECTIONS
 from tidegate.jobs.spec.time import format_instant
 from tidegate.jobs.splice.plan import Change, Plan
+from tidegate.jobs.splice.rows import TURN, StreamChange
+from tidegate.jobs.streams.history import META
 
-__all__ = ["Impact", "TableImpact", "effect_digest", "impact_of"]
+__all__ = ["Impact", "TableImpact", "digest_of", "effect_digest", "impact_of", "upto_of"]
 
 _SHOWN = 50  # changes listed one by one in text and on the page; the JSON has them all up to `_LISTED`
 _LISTED = 5000
@@ -30,7 +35,7 @@ class TableImpact(BaseModel):
 
     Attributes:
         added, changed, removed: rows for a reader of current results (events: rows).
-        moved: events only: rows that get another position, without being written again.
+        moved: rows that get another position and stay the same otherwise; of events they are not written again.
         unchanged: results whose rows were looked at and stay as they are.
         first, last: event time range, ISO 8601.
         changes: key, window, old and new values; the first ones.
@@ -72,6 +77,8 @@ class Impact(BaseModel):
 def impact_of(spec: PipelineSpec, plan: Plan, seconds: float) -> Impact:
     """The report of a plan."""
     tables = [_window(spec, name, changes) for name, changes in plan.changes.items()]
+    if plan.streams is not None:
+        tables += [_stream(name, change) for name, change in plan.streams.changes.items()]
     if plan.events is not None:
         tables.insert(0, _events(spec, plan))
     written = sum(t.num_rows for t in _written(plan).values())
@@ -83,21 +90,38 @@ def impact_of(spec: PipelineSpec, plan: Plan, seconds: float) -> Impact:
         head=str(plan.head.checkpoint) if plan.head.checkpoint else None,
         tables=tables,
         cost={"rows_read": plan.rows_read, "rows_written": written, "seconds": round(seconds, 3)},
-        digest=effect_digest(_written(plan)),
+        digest=digest_of(plan, plan.head.slot),
     )
 
 
-def effect_digest(tables: Mapping[str, Any]) -> str:
+def digest_of(plan: Plan, upto: int) -> str:
+    """Digest of the effect; on streams of that on the rows which had come by a slot, for they go on."""
+    return effect_digest(_written(plan), upto if plan.streams is not None else None)
+
+
+def upto_of(digest: str) -> int | None:
+    """The slot up to which a digest tells the effect on streams."""
+    slot = digest.partition("@")[2]
+    return int(slot) if slot.isdigit() else None
+
+
+def effect_digest(tables: Mapping[str, Any], upto: int | None = None) -> str:
     """SHA-256 over the rows of some tables, whatever their order, without what only the moment of the merge decides."""
     found = hashlib.sha256()
     for name in sorted(tables):
+        if upto is not None and name == REJECTIONS:
+            continue  # a log of what was refused; the streams tell the same
         table = tables[name].drop_columns([c for c in _OWN if c in tables[name].column_names])
+        if upto is not None and CAME in table.column_names:
+            table = table.filter(pc.less_equal(table[CAME], upto))
+            if table.num_rows == 0:
+                continue
         columns = sorted(table.column_names)
         lines = sorted(json.dumps([row[c] for c in columns], default=str) for row in table.to_pylist())
         for line in (name, *columns, *lines):
             found.update(line.encode())
             found.update(b"\n")
-    return found.hexdigest()
+    return found.hexdigest() + ("" if upto is None else f"@{upto}")
 
 
 def _written(plan: Plan) -> dict[str, Any]:
@@ -122,6 +146,42 @@ def _events(spec: PipelineSpec, plan: Plan) -> TableImpact:
         last=format_instant(max(times)),
         changes=changes,
     )
+
+
+def _stream(name: str, change: StreamChange) -> TableImpact:
+    """Rows are compared by who they are; one that only stands elsewhere has moved."""
+    old, new = (_by_id(table) for table in (change.old, change.rows))
+    added = [who for who in new if who not in old]
+    removed = [who for who in old if who not in new]
+    changed = [who for who in new if who in old and new[who][1:] != old[who][1:]]
+    moved = sum(who in old and new[who][1:] == old[who][1:] and new[who][0] != old[who][0] for who in new)
+    times = [t for t in (*(new[w][1] for w in added + changed), *(old[w][1] for w in removed)) if t is not None]
+    return TableImpact(
+        table=name,
+        added=len(added),
+        changed=len(changed),
+        removed=len(removed),
+        moved=moved,
+        first=format_instant(min(times)) if times else None,
+        last=format_instant(max(times)) if times else None,
+        changes=[{"id": who, "old": _shown(old.get(who)), "new": _shown(new.get(who))} for who in (*added, *changed, *removed)][
+            :_LISTED
+        ],
+    )
+
+
+def _by_id(table: Any) -> dict[str, tuple[Any, ...]]:
+    """Row -> position, stamp, values."""
+    values = table.drop_columns([c for c in (*META, "position", "stream_time", TURN) if c in table.column_names])
+    places = (table["position"].to_pylist(), table["stream_time"].to_pylist())
+    return dict(zip(table["_id"].to_pylist(), zip(*places, values.to_pylist(), strict=True), strict=True))
+
+
+def _shown(row: tuple[Any, ...] | None) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    position, stamp, values = row
+    return {"position": position, "stream_time": format_instant(stamp), **values}
 
 
 def _window(spec: PipelineSpec, name: str, changes: Iterable[Change]) -> TableImpact:

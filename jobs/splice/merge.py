@@ -7,7 +7,8 @@
 
 It needs no lease. A driver that meets the slot filled reads it, and goes on after it: its own state is carried over unchanged. A
 merge that loses the slot to a driver's epoch writes its files again with the new number; the effect is the same, because what it
-touches is purged and no epoch can change it. Only a restore or another merge in between makes it compute anew.
+touches is purged and no epoch can change it. A restore or another merge in between makes it compute anew, and so does every epoch
+if streams depend on the rows: then the merge asks the driver to hold for it, once it has lost a slot or two.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import io
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,14 +28,16 @@ from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.layout import CheckpointId, new_attempt
 from tidegate.checkpoints.log import Head, Lost, SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
+from tidegate.checkpoints.requests import Ack, AckOutcome, Kind, Request, acknowledge, submit
 from tidegate.checkpoints.splices import SpliceRequest, decide, note, read
 from tidegate.jobs.engine.counters import EpochCounters
 from tidegate.jobs.sinks.schemas import table_schema
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.jobs.spec.options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.spec.streams import REJECTIONS
 from tidegate.jobs.splice.base import read_file
-from tidegate.jobs.splice.impact import Impact, effect_digest, impact_of
+from tidegate.jobs.splice.impact import Impact, digest_of, effect_digest, impact_of, upto_of
 from tidegate.jobs.splice.plan import Plan, make_plan
 from tidegate.jobs.splice.standing import SPLICE, segments_of
 
@@ -42,6 +45,8 @@ __all__ = ["POINTS", "MergeOutcome", "Step", "estimate", "merge", "merged_in"]
 
 POINTS: Final = ("merge.start", "merge.planned", "merge.written", "merge.seal", "merge.sealed", "merge.noted")
 """Where a test may end the process, in order. Up to ``merge.seal`` nothing has happened; from ``merge.sealed`` on all has."""
+_PATIENCE = 2  # slots lost with all the work behind them, before the driver is asked to hold
+_SHORTEST_HOLD = 30.0  # seconds: an epoch that is under way when the driver is asked, and the merge behind it
 _TRIES = 40  # slots lost in a row: a driver seals at most a few a second, and writing the files again takes less
 
 Step = Callable[[str], None]
@@ -119,29 +124,32 @@ def merge(
         return done
     request = _open(log, spec, request_id, clock)
     plan, impact = estimate(spec, log, request)
-    _require_approved(spec, request, impact, digest or request.approved_digest)
+    _require_approved(spec, request, plan, impact, digest or request.approved_digest)
     step("merge.planned")
-    for lost in range(_TRIES):
-        if plan.empty:
-            _note(log, spec, request_id, who, why, clock, None, impact.digest)
-            return MergeOutcome(None, impact, None, lost=lost, seconds=time.monotonic() - begun)
-        outcome = _Attempt(spec, log, plan, who=who, why=why, clock=clock, step=step, impact=impact).run()
-        if isinstance(outcome, Manifest):
-            step("merge.sealed")
-            actual = _actual(log, outcome)
-            _note(log, spec, request_id, who, why, clock, outcome, actual)
-            step("merge.noted")
-            _require_equal(spec, impact, actual)
-            return MergeOutcome(str(outcome.id), impact, actual, lost=lost, seconds=time.monotonic() - begun)
-        head = log.head()
-        if _undisturbed(plan.head, head):
-            plan = replace(plan, head=head)
-        else:
-            done = _done(spec, log, request_id, who=who, why=why, clock=clock)
-            if done is not None:
-                return done
-            plan, impact = estimate(spec, log, request)
-            _require_approved(spec, request, impact, digest or request.approved_digest)
+    with _Hold(log, request_id, who, clock) as hold:
+        for lost in range(_TRIES):
+            if plan.empty:
+                _note(log, spec, request_id, who, why, clock, None, impact.digest)
+                return MergeOutcome(None, impact, None, lost=lost, seconds=time.monotonic() - begun)
+            outcome = _Attempt(spec, log, plan, who=who, why=why, clock=clock, step=step, impact=impact).run()
+            if isinstance(outcome, Manifest):
+                step("merge.sealed")
+                actual = _actual(log, outcome, upto_of(impact.digest))
+                _note(log, spec, request_id, who, why, clock, outcome, actual)
+                step("merge.noted")
+                _require_equal(spec, impact, actual)
+                return MergeOutcome(str(outcome.id), impact, actual, lost=lost, seconds=time.monotonic() - begun)
+            head = log.head()
+            if plan.streams is None and _undisturbed(plan.head, head):
+                plan = replace(plan, head=head)
+            else:
+                done = _done(spec, log, request_id, who=who, why=why, clock=clock)
+                if done is not None:
+                    return done
+                if lost + 1 >= _PATIENCE:
+                    hold.ask((time.monotonic() - begun) / (lost + 1))
+                plan, impact = estimate(spec, log, request)
+                _require_approved(spec, request, plan, impact, digest or request.approved_digest)
     raise TransientError(
         f"drivers of {spec.name} sealed first {_TRIES} times in a row",
         code="splice.contended",
@@ -150,6 +158,31 @@ def merge(
         advice="try again, or drain the driver first",
         retry_after=5.0,
     )
+
+
+class _Hold:
+    """Asks the driver to leave the next slot to the merge; at the end, however it ends, the driver goes on."""
+
+    def __init__(self, log: SlotLog, splice: str, who: str, clock: Clock) -> None:
+        self._log, self._splice, self._who, self._clock = log, splice, who, clock
+        self._asked: Request | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._asked is not None:
+            ack = Ack(id=self._asked.id, outcome=AckOutcome.APPLIED, detail="over", token=0, at=self._clock.ticks())
+            acknowledge(self._log.store, self._log.pipeline, ack)
+            self._asked = None
+
+    def ask(self, seconds: float) -> None:
+        """For so long as a merge that takes `seconds` may need; an earlier request that was too short is over."""
+        self.__exit__()
+        ttl = max(_SHORTEST_HOLD, 4 * seconds)
+        self._asked = submit(
+            self._log.store, self._log.pipeline, Kind.HOLD, who=self._who, name=self._splice, ttl=ttl, clock=self._clock
+        )
 
 
 class _Attempt:
@@ -170,31 +203,55 @@ class _Attempt:
         if self.plan.events is not None:
             files[EVENTS] = [self._write(EVENTS, self.plan.events)]
         files |= {name: [self._write(name, table)] for name, table in self.plan.tables.items() if table.num_rows}
-        segment = self._segment()
+        segments = [*self._segments(), self._segment()]
         self.step("merge.written")
-        manifest = self._manifest(files, segment)
+        manifest = self._manifest(files, segments)
         self.step("merge.seal")
         return None if isinstance(self.log.seal(manifest), Lost) else manifest
 
     def _write(self, name: str, table: Any) -> FileRef:
         table = table.append_column("_timeline", pa.array([self.id.timeline] * table.num_rows, pa.int32()))
         table = table.append_column("_epoch", pa.array([self.id.slot] * table.num_rows, pa.int64()))
-        time = "window_end" if name in self.spec.windows else next(iter(self.spec.sources.values())).event_time
         order = [c for c in table_schema(self.spec, name).names if c in table.column_names]
         table = table.select([*order, *(c for c in table.column_names if c not in order)])
-        return self._put(f"{self.log.layout.table(name, self.id)}splice.parquet", f"table:{name}", table, table[time])
+        return self._put(f"{self.log.layout.table(name, self.id)}splice.parquet", f"table:{name}", table, table[self._time(name)])
+
+    def _time(self, name: str) -> str:
+        """The column whose least and greatest values a file's reference carries."""
+        if name in self.spec.streams:
+            return "stream_time"
+        own = {**dict.fromkeys(self.spec.windows, "window_end"), REJECTIONS: "stamp"}
+        return own.get(name) or next(iter(self.spec.sources.values())).event_time
 
     def _segment(self) -> FileRef:
         """What was merged by whom: carried from epoch to epoch as long as the merge is on the lineage."""
-        time = self.plan.rows[next(iter(self.spec.sources.values())).event_time]
+        request, effect = self.plan.request, self.plan.streams
+        stream = request.destination if request.origin == "attachment" else None
+        time = self.plan.rows["_stamp" if stream else next(iter(self.spec.sources.values())).event_time]
         key = f"{self.log.layout.state(self.id)}splice.parquet"
-        extra = {"request": self.plan.request.id, "checkpoint": str(self.id)}
+        extra: dict[str, Any] = {"request": request.id, "checkpoint": str(self.id)} | ({"stream": stream} if stream else {})
+        if effect is not None:
+            rewrites = {name: change.first for name, change in effect.changes.items()}
+            extra |= {"from": effect.since, "rewrites": rewrites}
         return self._put(key, SPLICE, self.plan.rows, time).model_copy(update={"extra": extra})
+
+    def _segments(self) -> list[FileRef]:
+        """State segments of the streams: those that the merge has computed again, and the others as they were."""
+        again = self.plan.streams.segments if self.plan.streams else {}
+        written = []
+        for kind, segment in again.items():
+            if segment is not None:
+                rows, low, high, extra = segment
+                key = f"{self.log.layout.state(self.id)}{kind.replace(':', '-')}.parquet"
+                ref = self._put(key, kind, rows, pa.array([low, high], pa.int64()))
+                written.append(ref.model_copy(update={"extra": extra}))
+        return [*(s for s in self.parent.segments if s.kind not in again), *written]
 
     def _put(self, key: str, kind: str, table: Any, time: Any) -> FileRef:
         buffer = io.BytesIO()
         pq.write_table(table, buffer, compression="snappy", coerce_timestamps="us")
-        data, ticks = buffer.getvalue(), time.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+        ticks = [t for t in time.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist() if t is not None]
+        data = buffer.getvalue()
         self.log.store.put(key, data)
         return FileRef(
             key=key,
@@ -206,11 +263,13 @@ class _Attempt:
             kind=kind,
         )
 
-    def _manifest(self, files: Mapping[str, list[FileRef]], segment: FileRef) -> Manifest:
+    def _manifest(self, files: Mapping[str, list[FileRef]], segments: list[FileRef]) -> Manifest:
         """The parent's state, unchanged, with the merge's files: a driver goes on after it as if it were its own epoch."""
         parent, head = self.parent, self.plan.head
         retained = parent.counters.retained
-        windows = {name: table.num_rows for name, table in self.plan.tables.items()}
+        windows = {name: table.num_rows for name, table in self.plan.tables.items() if name in self.spec.windows}
+        streams = {"streams": self.plan.streams.record} if self.plan.streams else {}
+        own = [s for s in segments if s not in parent.segments]
         appended = self.plan.events.num_rows if self._appends() else 0
         decision = parent.decision
         ended = {"frontier_before": decision["frontier_after"], "release_before": decision["release_after"]}
@@ -226,7 +285,7 @@ class _Attempt:
                 "cut": {m: {**part, "start": part["end"], "parts": [], "dead": []} for m, part in parent.cut.items()},
                 "decision": {**decision, **ended, "barriers": [], "emitted": [], "recorded": [], "changed": False},
                 "barriers": [],
-                "segments": [*parent.segments, segment],
+                "segments": segments,
                 "files": dict(sorted(files.items())),
                 "notes": {
                     **parent.notes,
@@ -234,7 +293,8 @@ class _Attempt:
                     "next_position": parent.notes["next_position"] + appended,
                     "sketches": {},
                     "savepoints": [],
-                    "bytes_written": sum(ref.bytes for refs in files.values() for ref in refs) + segment.bytes,
+                    **streams,
+                    "bytes_written": sum(ref.bytes for refs in [*files.values(), own] for ref in refs),
                     "splice": self._note(),
                 },
                 "timings": {"plan": self.impact.cost["seconds"]},
@@ -260,7 +320,7 @@ def _done(spec: PipelineSpec, log: SlotLog, request_id: str, *, who: str, why: s
     request = read(log.store, spec.name, request_id)
     actual = None
     if isinstance(found, Manifest):
-        actual = _actual(log, found)
+        actual = _actual(log, found, upto_of(str(found.notes["splice"]["digest"])))
         if request.state != "merged":
             _note(log, spec, request_id, who, why, clock, found, actual)
     return MergeOutcome(checkpoint, None, actual, again=True)
@@ -282,8 +342,8 @@ def _open(log: SlotLog, spec: PipelineSpec, request_id: str, clock: Clock) -> Sp
     return request
 
 
-def _require_approved(spec: PipelineSpec, request: SpliceRequest, impact: Impact, approved: str | None) -> None:
-    if approved is not None and approved != impact.digest:
+def _require_approved(spec: PipelineSpec, request: SpliceRequest, plan: Plan, impact: Impact, approved: str | None) -> None:
+    if approved is not None and approved != impact.digest and not _same_upto(approved, plan):
         raise ConfigurationError(
             f"the effect of splice request {request.id} of {spec.name} is not the one that was approved: "
             "another merge or a restore came between",
@@ -294,15 +354,21 @@ def _require_approved(spec: PipelineSpec, request: SpliceRequest, impact: Impact
         )
 
 
+def _same_upto(approved: str, plan: Plan) -> bool:
+    """Whether the effect on all that was there when somebody approved is the one that was approved: streams go on meanwhile."""
+    slot = upto_of(approved)
+    return slot is not None and plan.streams is not None and digest_of(plan, slot) == approved
+
+
 def _undisturbed(before: Head, after: Head) -> bool:
     """Whether only epochs came between: no restore, and no other merge."""
     return before.timeline == after.timeline and segments_of(before).keys() == segments_of(after).keys()
 
 
-def _actual(log: SlotLog, manifest: Manifest) -> str:
+def _actual(log: SlotLog, manifest: Manifest, upto: int | None) -> str:
     """Digest of the rows that were sealed, read back from the store."""
     tables = {name: pa.concat_tables([read_file(log, ref) for ref in refs]) for name, refs in manifest.files.items()}
-    return effect_digest(tables)
+    return effect_digest(tables, upto)
 
 
 def _note(

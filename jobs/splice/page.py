@@ -7,10 +7,11 @@ from html import escape
 from typing import Any
 
 from tidegate.checkpoints.splices import SpliceRequest
+from tidegate.jobs.spec.pipeline import EVENTS
 from tidegate.jobs.spec.time import format_instant
 from tidegate.jobs.splice.impact import Impact, TableImpact
 
-__all__ = ["SHOWN", "as_html", "as_text", "change_line"]
+__all__ = ["SHOWN", "as_html", "as_text", "change_line", "listed"]
 
 SHOWN = 30
 """Changes listed one by one for people; JSON has more."""
@@ -41,12 +42,28 @@ def as_text(request: SpliceRequest, impact: Impact) -> str:
 
 
 def change_line(change: dict[str, Any]) -> str:
-    """One changed result."""
+    """One changed result, or one changed row of a stream."""
+    if "id" in change:
+        return f"{change['id']}  {_sides(change)}"
     key = ", ".join(f"{k}={v}" for k, v in change["key"].items())
     old, new = change["old"], change["new"]
     values = [f"{n}: {v}" if old is None else f"{n}: {old[n]} -> {v}" for n, v in new.items() if old is None or old[n] != v]
     place = " ".join(part for part in (key, change["window_start"]) if part)
     return f"{place}  {', '.join(values)}  (revision {change['revision']})"
+
+
+def _sides(change: dict[str, Any]) -> str:
+    """What is different between two versions of a row."""
+    old, new = change["old"], change["new"]
+    if old is None or new is None:
+        word, row = ("added", new) if old is None else ("removed", old)
+        return f"{word}: {', '.join(f'{n}: {v}' for n, v in row.items())}"
+    return ", ".join(f"{n}: {old[n]} -> {v}" for n, v in new.items() if old[n] != v)
+
+
+def listed(table: TableImpact) -> list[dict[str, Any]]:
+    """The changes that can be told one by one: results of windows and rows of streams."""
+    return [change for change in table.changes if "window_start" in change or "id" in change]
 
 
 def as_html(request: SpliceRequest, impact: Impact) -> str:
@@ -67,7 +84,8 @@ def _sentence(table: TableImpact) -> str:
         for count, word in ((table.added, "added"), (table.changed, "changed"), (table.removed, "removed"))
         if count
     ]
-    moved = f"; {table.moved:,} rows behind them move up, none is written again" if table.moved else ""
+    again = ", none is written again" if table.table == EVENTS else ""
+    moved = f"; {table.moved:,} rows behind them move{again}" if table.moved else ""
     where = f", {table.first} to {table.last}" if table.first else ""
     return f"{table.table}: {', '.join(parts) or 'nothing changes'}{where}{moved}"
 
@@ -83,9 +101,13 @@ def _summary(impact: Impact) -> str:
 
 
 def _details(table: TableImpact) -> str:
-    shown = [c for c in table.changes if "window_start" in c][:SHOWN]
+    shown = listed(table)[:SHOWN]
     if not shown:
         return ""
+    if "id" in shown[0]:
+        items = "".join(f"<li><code>{escape(c['id'])}</code> {escape(_sides(c))}" for c in shown)
+        more = table.added + table.changed + table.removed - len(shown)
+        return f"<h2>{escape(table.table)}</h2><ul>{items}</ul>" + (f"<p>and {more:,} more</p>" if more > 0 else "")
     rows = "".join(_detail(change) for change in shown)
     more = table.added + table.changed - len(shown)
     rest = f"<p>and {more:,} more</p>" if more > 0 else ""
@@ -118,10 +140,12 @@ def _picture(impact: Impact) -> str:
 
 def _starts(table: TableImpact) -> list[tuple[str, bool]]:
     """(time, whether something is replaced) of each change."""
-    return [(str(c.get("window_start") or _time_of(c["new"])), c["old"] is not None) for c in table.changes]
+    return [(str(c.get("window_start") or _time_of(c["new"] or c["old"])), c["old"] is not None) for c in table.changes]
 
 
 def _time_of(row: dict[str, Any]) -> str:
+    if "stream_time" in row:
+        return str(row["stream_time"])
     return next(str(v.isoformat()).replace("+00:00", "Z") for v in row.values() if hasattr(v, "isoformat"))
 
 

@@ -20,7 +20,7 @@ from tidegate.jobs.splice.base import Span, Tables, hull
 
 __all__ = ["anchors", "sections"]
 
-_NEAR = 3_600_000_000  # ticks looked at around a row before the whole stream is: streams have rows every hour, most of them
+_NEAR = (1_000_000, 60_000_000, 3_600_000_000)  # ticks looked at around a row, one after the other, before the whole stream is
 _COLUMNS = ("position", "section", "_late", "_splice")
 
 Ordered = tuple[Any, Any, Any]
@@ -35,12 +35,17 @@ def anchors(tables: Tables, time: str, marks: Sequence[tuple[int, int]]) -> list
         time: the event time column.
         marks: of the rows to insert.
     """
-    near = _ordered(tables, time, hull([(saturate(t - _NEAR), saturate(t + _NEAR)) for _, t in marks]))
-    found = [_near(near, section, t) for section, t in marks]
-    if None not in found:
-        return [place for place in found if place is not None]
-    everything = _ordered(tables, time, [(TICK_MIN, TICK_MAX)])
-    return [_far(everything, section, t) if place is None else place for place, (section, t) in zip(found, marks, strict=True)]
+    found: dict[tuple[int, int], int] = {}
+    for reach in _NEAR:
+        left = sorted({mark for mark in marks if mark not in found})
+        if not left:
+            break
+        rows = _ordered(tables, time, hull([(saturate(t - reach), saturate(t + reach)) for _, t in left]))
+        found |= {mark: place for mark in left if (place := _near(rows, *mark, reach)) is not None}
+    if len(found) < len({*marks}):
+        rows = _ordered(tables, time, [(TICK_MIN, TICK_MAX)])
+        found |= {mark: _far(rows, *mark) for mark in marks if mark not in found}
+    return [found[mark] for mark in marks]
 
 
 def sections(tables: Tables, time: str, times: Sequence[int]) -> list[int]:
@@ -59,14 +64,14 @@ def _ordered(tables: Tables, time: str, spans: Sequence[Span]) -> Ordered:
     return rows["position"].to_numpy(), rows["section"].to_numpy(), stamps.to_numpy()
 
 
-def _near(rows: Ordered, section: int, time: int) -> int | None:
-    """Known only if a neighbour in the same section is less than `_NEAR` away: rows further off were not looked at."""
+def _near(rows: Ordered, section: int, time: int, reach: int) -> int | None:
+    """Known only if a neighbour in the same section is less than `reach` away: rows further off were not looked at."""
     positions, numbers, stamps = rows
     begin, end = np.searchsorted(numbers, [section, section + 1])
     place = begin + int(np.searchsorted(stamps[begin:end], time, side="right"))
-    if place > begin and stamps[place - 1] >= time - _NEAR:
+    if place > begin and stamps[place - 1] >= time - reach:
         return int(positions[place - 1])
-    if place < end and stamps[place] < time + _NEAR:
+    if place < end and stamps[place] < time + reach:
         return int(positions[place]) - 1
     return None
 

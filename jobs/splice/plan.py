@@ -5,6 +5,7 @@
 3. The rows that the pipeline accepted for those results, from events, late rows and former merges.
 4. Proof: those rows alone must give exactly what is published; else the merge could not be exact and is refused.
 5. The results with the request's rows, as new revisions; and the places of the rows in the events table.
+6. Streams behind the events: what a merge does to them is computed by `restream`, as it is for a request into a stream itself.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from tidegate.jobs.sinks.tables import current_revisions
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 from tidegate.jobs.spec.options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.streams import REJECTIONS
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, format_instant
 from tidegate.jobs.spec.windows import WindowKind
 from tidegate.jobs.splice.base import Span, Tables, hull, read_file
 from tidegate.jobs.splice.places import anchors, sections
 from tidegate.jobs.splice.recompute import Bounds, database, differs, recompute, require_exact, time_expression
-from tidegate.jobs.splice.standing import Merged, identities, merged_at, row_schema
+from tidegate.jobs.splice.restream import Restream, StreamEffect
+from tidegate.jobs.splice.rows import written_anew
+from tidegate.jobs.splice.standing import Merged, identities, merged_at, row_schema, segments_of
 from tidegate.jobs.splice.targets import Target, TouchingRow, bounds_of, purged, targets_of
 
 __all__ = ["ASIDE", "NEVER_JUDGED", "Change", "Plan", "TooEarlyError", "make_plan"]
@@ -75,7 +79,8 @@ class Plan:
         events: rows to insert, with the columns of the events table; None if there are none.
         first_position: current place of the first inserted row: positions before it stay as they are.
         changes: window -> results.
-        tables: window -> rows to write, without provenance.
+        tables: window or stream -> rows to write, without provenance.
+        streams: what happens to the streams; None if nothing does.
         rows_read: rows that had to be read for it.
     """
 
@@ -87,6 +92,7 @@ class Plan:
     first_position: int | None = None
     changes: dict[str, list[Change]] = field(default_factory=dict)
     tables: dict[str, Any] = field(default_factory=dict)
+    streams: StreamEffect | None = None
     rows_read: int = 0
 
     @property
@@ -122,6 +128,8 @@ class _Planner:
 
     def plan(self) -> Plan:
         """The steps of the module."""
+        if self.request.origin == "attachment":
+            return self._into_stream()
         rows, already = self._left()
         plan = Plan(self.request, self.head, rows, already)
         if plan.empty:
@@ -135,10 +143,33 @@ class _Planner:
             plan.tables[name] = self._results(name, plan.changes[name])
         inserted = self._for(rows, EVENTS)
         if inserted.num_rows:
-            self._require_no_dependents()
             plan.events, plan.first_position = self._insert(inserted)
+            if (
+                self.spec.streams and self.spec.release.mode is not ReleaseMode.PASS_THROUGH
+            ):  # there they come with the next epoch
+                self._restreamed(plan, self._restream().into_events(plan.events))
         plan.rows_read = self.tables.rows_read
         return plan
+
+    def _into_stream(self) -> Plan:
+        """A request that an attachment has collected."""
+        restream = self._restream()
+        rows = restream.collected(self.request.id)
+        if self.request.id in segments_of(self.head) or rows.num_rows == 0:
+            return Plan(self.request, self.head, rows.slice(0, 0), rows.num_rows)
+        plan = Plan(self.request, self.head, rows)
+        self._restreamed(plan, restream.into_stream(self.request.destination, self.request.id))
+        plan.rows_read = self.tables.rows_read
+        return plan
+
+    def _restream(self) -> Restream:
+        return Restream(self.spec, self.log, self.head, self.tables)
+
+    def _restreamed(self, plan: Plan, effect: StreamEffect) -> None:
+        plan.streams = effect
+        plan.tables |= {name: written_anew(change, plan.request.id) for name, change in effect.changes.items()}
+        if effect.rejections is not None:
+            plan.tables[REJECTIONS] = effect.rejections
 
     # 1. which rows
 
@@ -354,18 +385,6 @@ class _Planner:
             raise self._too_early(f"{len(waiting)} rows, up to {newest}, are not behind the newest released event")
 
     # refusals
-
-    def _require_no_dependents(self) -> None:
-        """Streams that were fed from the events would have to run again from the first inserted row."""
-        if self.spec.pipes or self.spec.reducers:
-            names = ", ".join([*self.spec.pipes, *self.spec.reducers])
-            raise ConfigurationError(
-                f"the events of {self.spec.name} feed {names}, which a merge does not run again",
-                code="splice.dependents",
-                pipeline=self.spec.name,
-                kept="the request; nothing was merged",
-                advice="merge into the windows only: make the request with --output WINDOW",
-            )
 
     def _too_early(self, why: str) -> TooEarlyError:
         return TooEarlyError(

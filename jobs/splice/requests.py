@@ -26,7 +26,17 @@ from tidegate.jobs.splice.plan import ASIDE
 from tidegate.jobs.splice.recompute import database, time_expression
 from tidegate.jobs.splice.standing import Identity, identities, merged_at, row_schema, segments_of
 
-__all__ = ["Asking", "LateFilter", "Mend", "from_dead_letters", "from_file", "from_late", "pending_rows", "state_of"]
+__all__ = [
+    "Asking",
+    "LateFilter",
+    "Mend",
+    "from_dead_letters",
+    "from_file",
+    "from_late",
+    "pending_rows",
+    "put_request",
+    "state_of",
+]
 
 _DAYS = 24 * 3600 * 1_000_000
 _IDENTITY = ("_source", "_partition", "_seq")
@@ -85,7 +95,7 @@ def from_late(spec: PipelineSpec, log: SlotLog, which: LateFilter, asking: Askin
     head = log.head()
     rows = pending_rows(spec, log, which, head)
     detail = {k: v for k, v in asdict(which).items() if v not in (None, (), False)}
-    return _put(spec, log, head, rows, "late", detail, asking)
+    return put_request(spec, log, head, rows, "late", detail, asking)
 
 
 def pending_rows(spec: PipelineSpec, log: SlotLog, which: LateFilter, head: Head | None = None) -> Any:
@@ -127,7 +137,7 @@ def from_dead_letters(
             )
     rows = _typed(spec, found)
     detail = {"mended": dict(mend.values), "mended_rows": len(mend.rows), "reasons": sorted(reasons)}
-    return _put(spec, log, head, _everywhere(spec, rows), "dead_letters", detail, asking)
+    return put_request(spec, log, head, _everywhere(spec, rows), "dead_letters", detail, asking)
 
 
 def from_file(spec: PipelineSpec, log: SlotLog, path: Path, asking: Asking, *, source: str | None = None) -> SpliceRequest:
@@ -154,7 +164,9 @@ def from_file(spec: PipelineSpec, log: SlotLog, path: Path, asking: Asking, *, s
     head = log.head()
     taken = {who for who, _ in merged_at(spec, log, head).pairs | _asked_for(log, spec, head)}
     kept = [row for row in raw if (row["_source"], row["_partition"], row["_seq"]) not in taken]
-    return _put(spec, log, head, _everywhere(spec, _typed(spec, kept)), "file", {"file": path.name, "source": source}, asking)
+    return put_request(
+        spec, log, head, _everywhere(spec, _typed(spec, kept)), "file", {"file": path.name, "source": source}, asking
+    )
 
 
 def state_of(log: SlotLog, request: SpliceRequest, head: Head | None = None, now: int | None = None) -> str:
@@ -312,7 +324,7 @@ def _file_rows(path: Path, data: bytes) -> list[dict[str, Any]]:
 # the request
 
 
-def _put(
+def put_request(
     spec: PipelineSpec, log: SlotLog, head: Head, rows: Any, origin: str, detail: Mapping[str, Any], asking: Asking
 ) -> SpliceRequest:
     """Write the rows, then the document that makes them a request."""

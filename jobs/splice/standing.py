@@ -61,7 +61,8 @@ def segments_of(head: Head) -> dict[str, FileRef]:
 
 def merged_at(spec: PipelineSpec, log: SlotLog, head: Head) -> Merged:
     """The rows merged on the lineage of this head."""
-    tables = [read_file(log, segment).select(row_schema(spec).names) for segment in segments_of(head).values()]
+    segments = [s for s in segments_of(head).values() if "stream" not in s.extra]  # rows of streams have columns of their own
+    tables = [read_file(log, segment).select(row_schema(spec).names) for segment in segments]
     rows = pa.concat_tables(tables, promote_options="permissive") if tables else row_schema(spec).empty_table()
     outputs = rows["_outputs"].to_pylist()
     pairs = frozenset((who, name) for who, names in zip(identities(rows), outputs, strict=True) for name in names or ())

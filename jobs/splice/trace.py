@@ -230,6 +230,8 @@ class _Tracer:
     def _since_merge(self, name: str, who: Identity, found: list[Place]) -> list[Place]:
         """Of a merged row only the revisions from its merge on."""
         for segment in segments_of(self.head).values():
+            if "stream" in segment.extra:
+                continue
             rows = read_file(self.log, segment)
             for other, outputs in zip(identities(rows), rows["_outputs"].to_pylist(), strict=True):
                 if other == who and name in (outputs or ()):

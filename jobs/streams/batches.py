@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import duckdb
 import pyarrow as pa
 
-from tidegate.jobs.sinks.schemas import type_of
+from tidegate.jobs.engine.columns import arrow_type
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.streams.fold import Dispatch, Folded, FoldFailure, Reducer, States, fold_rows
 from tidegate.jobs.streams.running import with_arguments
 
-__all__ = ["FoldedBatch", "Runner", "fold_batch", "sent_schema"]
+__all__ = ["FoldedBatch", "Folding", "Runner", "fold_batch", "fold_prepared", "prepared", "reducer_of", "sent_schema"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +36,45 @@ Runner = Callable[[Reducer, Any, States], FoldedBatch]
 """Runs a reducer over rows: columns of the stream, ``position``, ``stream_time`` (int64 ticks), ``_id``; sorted by position."""
 
 
+def reducer_of(spec: PipelineSpec, name: str) -> Reducer:
+    """What the spec says about a reducer, as it is run."""
+    one = spec.reducers[name]
+    columns = {to: dict(spec.graph.columns[to]) for to in one.to}
+    aggregates = {column: (a.function.value, a.expression) for column, a in one.aggregates.items()}
+    return Reducer(one.function, one.keys, one.initial, columns, one.recheck, aggregates)
+
+
+@runtime_checkable
+class Folding(Protocol):
+    """A mover that can run reducers where it moves rows."""
+
+    def folds(self) -> Runner:
+        """The runner."""
+        ...
+
+
 def fold_batch(reducer: Reducer, rows: Any, states: States) -> FoldedBatch:
     """The runner in this process."""
-    if reducer.aggregates:
-        try:
-            rows = with_arguments(rows, reducer.aggregates)
-        except duckdb.Error as error:
-            first = rows.slice(0, 1).to_pylist()[0]
-            message = str(error).strip().splitlines()[0]
-            return FoldedBatch(
-                _nothing(reducer), {}, FoldFailure(first["position"], first["_id"], f"in the batch from here on: {message}")
-            )
+    ready = prepared(reducer, rows)
+    return ready if isinstance(ready, FoldedBatch) else fold_prepared(reducer, ready, states)
+
+
+def prepared(reducer: Reducer, rows: Any) -> Any:
+    """The rows with the arguments of running aggregates; a failed `FoldedBatch` if SQL cannot compute one."""
+    if not reducer.aggregates:
+        return rows
+    try:
+        return with_arguments(rows, reducer.aggregates)
+    except duckdb.Error as error:
+        first = rows.slice(0, 1).to_pylist()[0]
+        message = str(error).strip().splitlines()[0]
+        return FoldedBatch(
+            _nothing(reducer), {}, FoldFailure(first["position"], first["_id"], f"in the batch from here on: {message}")
+        )
+
+
+def fold_prepared(reducer: Reducer, rows: Any, states: States) -> FoldedBatch:
+    """Fold prepared rows: all of a batch, or of some keys of it. The one fold of driver and Spark tasks."""
     listed = rows.to_pylist()
     folded = fold_rows(reducer, listed, states)
     misfit = _misfit(reducer, folded, {row["position"]: row["_id"] for row in listed})
@@ -58,7 +87,7 @@ def fold_batch(reducer: Reducer, rows: Any, states: States) -> FoldedBatch:
 
 def sent_schema(columns: Mapping[str, str]) -> Any:
     """The schema of what is sent to a destination with these columns."""
-    fields = {name: type_of(kind) for name, kind in columns.items()}
+    fields = {name: arrow_type(kind) for name, kind in columns.items()}
     return pa.schema({**fields, "_position": pa.int64(), "_nth": pa.int64()})
 
 

@@ -11,9 +11,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import duckdb
@@ -21,23 +20,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.columns import arrow_type
 from tidegate.jobs.engine.interfaces import Dispatched, Moved, MoveOrder
 from tidegate.jobs.engine.standing import DISPATCHER_KINDS
-from tidegate.jobs.sinks.schemas import table_schema, type_of
+from tidegate.jobs.sinks.schemas import table_schema
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.streams import ORIGIN, REJECTIONS, PipeSpec, ReducerSpec
 from tidegate.jobs.streams.append import append, let_go, merged_by_stamp
-from tidegate.jobs.streams.batches import FoldedBatch, Runner, fold_batch
+from tidegate.jobs.streams.batches import FoldedBatch, Runner, fold_batch, reducer_of
 from tidegate.jobs.streams.files import Files
-from tidegate.jobs.streams.fold import FoldFailure, Reducer
-from tidegate.jobs.streams.history import META, History, event_rows, read_files
-from tidegate.jobs.streams.rules import inherits
+from tidegate.jobs.streams.fold import FoldFailure
+from tidegate.jobs.streams.history import History, event_rows, read_files
 from tidegate.jobs.streams.running import with_arguments
 from tidegate.jobs.streams.select import Selection
+from tidegate.jobs.streams.sending import addressed, arrivals_schema, refusals
 from tidegate.jobs.streams.standing import AttachmentState, Collected, StreamsState, StreamState
 from tidegate.jobs.streams.states import StateStore
-from tidegate.jobs.streams.types import Merge, Phase
 
 __all__ = ["Dispatcher"]
 
@@ -83,7 +82,7 @@ class Dispatcher:
         columns = self._graph.columns
         self._selections = {name: Selection(name, pipe, columns[pipe.origin]) for name, pipe in spec.pipes.items()}
         for name, reducer in spec.reducers.items():
-            self._reducer(name).fold()
+            reducer_of(self._spec, name).fold()
             self._require_sql(name, reducer)
 
     def run(self, order: MoveOrder, moved: Moved, before: Mapping[str, Any], asked: Sequence[tuple[str, str]] = ()) -> Dispatched:
@@ -113,19 +112,19 @@ class Dispatcher:
     # 1. what was released
 
     def _take_events(self, epoch: _Epoch, moved: Moved) -> None:
-        columns, known = self._graph.columns[ORIGIN], epoch.state.streams.get(ORIGIN)
-        start = epoch.order.next_position
-        known = known or StreamState()
+        columns, known = self._graph.columns[ORIGIN], epoch.state.stream(ORIGIN)
+        shift = known.shift
+        start = epoch.order.next_position + shift
         if known.next < start:  # the pipeline has run without streams, at first or in between
             old = self._history.rows(ORIGIN, columns, known.next, start)
-            known = StreamState(start, old["stream_time"][-1].as_py())
+            known = StreamState(start, old["stream_time"][-1].as_py(), shift)
         table = read_files(self._store, list(moved.files.get(ORIGIN, ())))
         epoch.before[ORIGIN] = start
         epoch.state.streams[ORIGIN] = known
         if table is not None and table.num_rows:
-            rows = event_rows(table, columns, self._event_time, known.last)
+            rows = event_rows(table, columns, self._event_time, known.last, shift)
             epoch.fresh[ORIGIN] = rows
-            epoch.state.streams[ORIGIN] = StreamState(start + rows.num_rows, rows["stream_time"][-1].as_py())
+            epoch.state.streams[ORIGIN] = StreamState(start + rows.num_rows, rows["stream_time"][-1].as_py(), shift)
 
     # 2. who is attached
 
@@ -142,7 +141,7 @@ class Dispatcher:
             if verb == "attach" and (known is None or known.status == "detached"):
                 self._attach(epoch, name)
             elif verb == "detach" and known is not None:
-                state.change(name, status="detached")
+                state.change(name, status="detached", until=epoch.order.epoch if known.until is None else known.until)
                 self._close_request(epoch, name)
             elif verb == "resume" and known is not None and known.status == "paused":
                 state.change(name, status="attached", failure=None)
@@ -162,9 +161,7 @@ class Dispatcher:
         known = epoch.state.attachments[name]
         found = epoch.state.requests.get(known.request(name))
         if found is not None and found.open and (known.cursor >= known.head or known.status == "detached"):
-            epoch.state.requests[known.request(name)] = Collected(
-                found.attachment, found.destination, found.rows, found.min_time, found.max_time, open=False
-            )
+            epoch.state.requests[known.request(name)] = replace(found, open=False)
 
     def _lags(self, state: StreamsState, name: str) -> bool:
         known = state.attachments.get(name)
@@ -185,7 +182,7 @@ class Dispatcher:
             return
         rows, refused = append(arrived, epoch.now, known.last, known.next)
         if refused.num_rows:
-            epoch.rejections.append(self._refused(epoch, stream, refused))
+            epoch.rejections.append(refusals(self._spec, stream, refused, epoch.order.timeline, epoch.order.epoch))
         if rows.num_rows:
             last = rows["stream_time"][-1].as_py()
             epoch.state.streams[stream] = StreamState(known.next + rows.num_rows, last)
@@ -218,28 +215,6 @@ class Dispatcher:
         late = known.status == "paused" or known.cursor < epoch.state.stream(origin).next
         return late or any(self._behind(epoch, further) for further in self._graph.writers(origin))
 
-    def _refused(self, epoch: _Epoch, stream: str, refused: Any) -> Any:
-        rows = []
-        for row in refused.to_pylist():
-            value = {name: row[name] for name in self._graph.columns[stream]}
-            rows.append(
-                {
-                    "stream": row["_origin"],
-                    "row_id": row["_origin_id"],
-                    "destination": stream,
-                    "via": row["_via"],
-                    "stamp": row["_stamp"],
-                    "last": row["_last"],
-                    "reason": f"stamp is below the last of {stream}",
-                    "row": json.dumps(value, default=str, sort_keys=True),
-                    "_timeline": epoch.order.timeline,
-                    "_epoch": epoch.order.epoch,
-                }
-            )
-        schema = table_schema(self._spec, REJECTIONS)
-        plain = pa.schema([pa.field(f.name, pa.int64()) if pa.types.is_timestamp(f.type) else f for f in schema])
-        return pa.Table.from_pylist(rows, schema=plain).cast(schema)
-
     # 4. reading
 
     def _read(self, epoch: _Epoch, name: str) -> None:
@@ -254,7 +229,9 @@ class Dispatcher:
         for to, table in sent.items():
             self._send(epoch, name, one, known, to, table, rows)
         cursor = end if failure is None else failure.position
-        epoch.state.change(name, cursor=cursor)
+        late = (known.cursor, min(cursor, epoch.before.get(one.origin, 0)), epoch.order.epoch)
+        caught_up = (*known.caught_up, late) if late[0] < late[1] else known.caught_up
+        epoch.state.change(name, cursor=cursor, caught_up=caught_up)
         if failure is not None:
             what = {"position": failure.position, "id": failure.row_id, "error": failure.error}
             epoch.state.change(name, status="paused", failure=what)
@@ -285,23 +262,17 @@ class Dispatcher:
             return self._selections[name].of(rows)
         segments = epoch.files.live(f"reducer:{name}")
         states = self._states.of(name, segments)
-        batch: FoldedBatch = self._run(self._reducer(name), rows, states)
+        batch: FoldedBatch = self._run(reducer_of(self._spec, name), rows, states)
         self._states.save(epoch.files, name, segments, states, batch.states)
         return batch.sent, batch.failure
-
-    def _reducer(self, name: str) -> Reducer:
-        one = self._spec.reducers[name]
-        columns = {to: dict(self._graph.columns[to]) for to in one.to}
-        aggregates = {column: (a.function.value, a.expression) for column, a in one.aggregates.items()}
-        return Reducer(one.function, one.keys, one.initial, columns, one.recheck, aggregates)
 
     def _require_sql(self, name: str, one: ReducerSpec) -> None:
         """The expressions of its aggregates can be read."""
         if not one.aggregates:
             return
-        fields = {column: type_of(kind) for column, kind in self._graph.columns[one.origin].items()}
+        fields = {column: arrow_type(kind) for column, kind in self._graph.columns[one.origin].items()}
         try:
-            with_arguments(pa.schema(fields).empty_table(), self._reducer(name).aggregates)
+            with_arguments(pa.schema(fields).empty_table(), reducer_of(self._spec, name).aggregates)
         except duckdb.Error as error:
             raise ConfigurationError(
                 f"reducers.{name}.aggregates: {str(error).strip().splitlines()[0]}",
@@ -316,28 +287,9 @@ class Dispatcher:
         """Give dispatched rows their identity and stamp, and put them on their way: to the destination, or into the request."""
         if table.num_rows == 0:
             return
-        table = table.sort_by([("_position", "ascending"), ("_nth", "ascending")])
-        place = pc.subtract(table["_position"], rows["position"][0])
-        parents = rows.select(["stream_time", "_id"]).take(place)
-        backfill = pc.less(table["_position"], known.head)
-        merge = Merge(one.merge)
-        inherited = pc.if_else(backfill, inherits(one.inherit, merge, Phase.BACKFILL), inherits(one.inherit, merge, Phase.HEAD))
-        via = known.via(name)
-        identity = pc.binary_join_element_wise(
-            pc.binary_join_element_wise(pa.scalar(via), parents["_id"], ":"), table["_nth"].cast(pa.string()), "#"
-        )
-        meta = {
-            "_stamp": pc.if_else(inherited, parents["stream_time"], pa.scalar(None, pa.int64())),
-            "_id": identity,
-            "_via": pa.array([via] * table.num_rows),
-            "_origin": pa.array([one.origin] * table.num_rows),
-            "_origin_id": parents["_id"],
-        }
-        columns = self._graph.columns[to]
-        sent = pa.table({**{c: table[c] for c in columns}, **meta}, schema=_nothing(columns).schema)
-        if merge is Merge.SPLICE:
-            self._collect(epoch, name, known, sent.filter(backfill))
-            sent = sent.filter(pc.invert(backfill))
+        sent, collected = addressed(one, known.via(name), known.head, self._graph.columns[to], table, rows)
+        self._collect(epoch, name, known, sent.filter(collected))
+        sent = sent.filter(pc.invert(collected))
         epoch.sent.setdefault(to, []).append(sent)
 
     def _collect(self, epoch: _Epoch, name: str, known: AttachmentState, rows: Any) -> None:
@@ -345,20 +297,18 @@ class Dispatcher:
             return
         found = epoch.state.requests[known.request(name)]
         low, high = rows["_stamp"][0].as_py(), rows["_stamp"][-1].as_py()
-        epoch.state.requests[known.request(name)] = Collected(
-            name,
-            found.destination,
-            found.rows + rows.num_rows,
-            low if found.min_time is None else min(low, found.min_time),
-            high if found.max_time is None else max(high, found.max_time),
+        epoch.state.requests[known.request(name)] = replace(
+            found,
+            rows=found.rows + rows.num_rows,
+            min_time=low if found.min_time is None else min(low, found.min_time),
+            max_time=high if found.max_time is None else max(high, found.max_time),
         )
         epoch.files.segment(f"splice:{name}", rows, low, high, {"request": known.request(name)})
 
 
 def _nothing(columns: Mapping[str, str]) -> Any:
     """No arrivals for a stream with these columns."""
-    fields = {name: type_of(kind) for name, kind in columns.items()}
-    return pa.schema({**fields, "_stamp": pa.int64(), **META}).empty_table()
+    return arrivals_schema(columns).empty_table()
 
 
 def _stamped(rows: Any, order: MoveOrder, schema: Any) -> Any:

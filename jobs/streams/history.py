@@ -10,15 +10,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.log import Head, SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.schemas import type_of
+from tidegate.jobs.engine.columns import arrow_type
+from tidegate.jobs.engine.standing import SPLICE
+from tidegate.jobs.sinks.positions import current_positions
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.streams import ORIGIN
 from tidegate.jobs.streams.append import running_max
 
-__all__ = ["META", "History", "LogHistory", "event_rows", "read_files"]
+__all__ = ["META", "History", "LogHistory", "event_rows", "merges_of", "read_files", "stream_rows"]
 
 META = {"_id": pa.string(), "_via": pa.string(), "_origin": pa.string(), "_origin_id": pa.string()}
 """Whose row it is: identity, the attachment that sent it, the stream and the row it was made of."""
@@ -33,11 +36,20 @@ class History(Protocol):
 
 
 class LogHistory:
-    """Reads them from the files that the manifests name. One GET for each epoch back to the first row asked for."""
+    """Reads them from the files that the manifests name, as they stand after every merge.
 
-    def __init__(self, log: SlotLog, event_time: str) -> None:
+    One GET for each epoch back to the first row asked for.
+
+    Args:
+        log: the pipeline's log.
+        event_time: the column of the events.
+        after: an epoch that is looked back from, for a replay of the next one; default: the newest.
+    """
+
+    def __init__(self, log: SlotLog, event_time: str, after: Manifest | None = None) -> None:
         self._log = log
         self._event_time = event_time
+        self._after = after
 
     def rows(self, stream: str, columns: Mapping[str, str], start: int, end: int) -> Any:
         """The rows; retired epochs cannot be read.
@@ -45,34 +57,81 @@ class LogHistory:
         Raises:
             PoisonError: the rows are in epochs that were retired.
         """
-        found = list(self._epochs(stream, start, end))[::-1]
-        files = [file for epoch, _ in found for file in epoch.files.get(stream, [])]
-        table = read_files(self._log.store, files)
-        if table is None:
-            return pa.table({}, schema=_schema(columns)) if start >= end else self._refuse(stream, start)
-        rows = event_rows(table, columns, self._event_time, found[0][1]) if stream == ORIGIN else stream_rows(table, columns)
-        first = rows["position"][0].as_py() if rows.num_rows else start
+        if start >= end:
+            return pa.table({}, schema=_schema(columns))
+        after = self._after
+        head = Head(after.timeline, after.slot, after, None, None) if after else self._log.head()
+        merges = {slot: extra for slot, extra in merges_of(head.record).items() if "from" in extra}
+        if stream == ORIGIN:
+            rows = self._events(head, columns, start, end, merges)
+        else:
+            rows = self._stream(head, stream, columns, start, end, merges)
+        first = rows["position"][0].as_py() if rows.num_rows else start + 1
         if first > start:
             self._refuse(stream, start)
         return rows.slice(start - first, end - start)
 
-    def _epochs(self, stream: str, start: int, end: int) -> Iterator[tuple[Manifest, int | None]]:
-        """Epochs that may hold the rows, newest first, each with the stream's last time before it."""
+    def _events(self, head: Head, columns: Mapping[str, str], start: int, end: int, merges: Mapping[int, Any]) -> Any:
+        """Rows of the pipeline, and those that merges inserted between them."""
+        inserted = self._inserted(head, merges)
+        below = 0 if inserted is None else inserted.num_rows
+        found = list(self._epochs(head, max(start - below, 0), end))[::-1]
+        table = read_files(self._log.store, [file for epoch, _ in found for file in epoch.files.get(ORIGIN, [])])
+        if table is None:
+            return pa.table({}, schema=_schema(columns))
+        if inserted is not None:
+            low = pc.min(table["position"]).as_py()
+            near = inserted.filter(pc.greater_equal(inserted["position"], low - 1))
+            both = pa.concat_tables([table, near], promote_options="permissive")
+            table = current_positions(both, inserted, self._event_time)
+        return event_rows(table, columns, self._event_time, found[0][1])
+
+    def _inserted(self, head: Head, merges: Mapping[int, Any]) -> Any | None:
+        """Events that merges inserted into the stream."""
+        epochs = [filled.epoch for slot in merges for filled in self._log.epochs(head.timeline, slot, slot)]
+        return read_files(self._log.store, [file for epoch in epochs for file in epoch.files.get(ORIGIN, [])])
+
+    def _epochs(self, head: Head, start: int, end: int) -> Iterator[tuple[Manifest, int | None]]:
+        """Epochs that may hold events with these positions, newest first, each with the stream's last time before it."""
+        for older, newer in self._pairs(head):
+            first, last = _stood(older, ORIGIN)
+            # A splice merged into ordered events has rows that stand between others and have no position of their own.
+            if first < min(end, _stood(newer, ORIGIN)[0]):
+                yield newer, last
+            if first <= start and (last is not None or first == 0):
+                return
+
+    def _stream(
+        self, head: Head, stream: str, columns: Mapping[str, str], start: int, end: int, merges: Mapping[int, Any]
+    ) -> Any:
+        """Newest first: what a merge wrote anew hides everything older from its first row on."""
+        parts, limit = [], end
+        for older, newer in self._pairs(head):
+            anew = merges.get(newer.slot, {}).get("rewrites", {}).get(stream)
+            first = _stood(older, stream)[0] if anew is None else anew
+            if "splice" in newer.notes and anew is None:
+                continue
+            table = read_files(self._log.store, newer.files.get(stream, [])) if first < limit else None
+            if table is not None:
+                rows = stream_rows(table, columns)
+                parts.append(rows.filter(pc.and_(pc.greater_equal(rows["position"], first), pc.less(rows["position"], limit))))
+            limit = min(limit, first)
+            if limit <= start:
+                break
+        return pa.concat_tables(parts[::-1]) if parts else pa.table({}, schema=_schema(columns))
+
+    def _pairs(self, head: Head) -> Iterator[tuple[Manifest | None, Manifest]]:
+        """Each sealed epoch with the one before it, newest first; None before the first and where epochs were retired."""
         newer: Manifest | None = None
-        for filled in self._log.iter_back(self._log.head().checkpoint):
+        for filled in self._log.iter_back(head.checkpoint):
             older = filled.record if isinstance(filled.record, Manifest) else None
             if newer is not None:
-                first, last = _stood(older, stream)
-                # A splice merged into ordered events has rows that stand between others and have no position of their own.
-                if first < min(end, _stood(newer, stream)[0]):
-                    yield newer, last
-                if first <= start and (last is not None or first == 0):
-                    return
+                yield older, newer
+            newer = older
             if older is None:
                 return
-            newer = older
         if newer is not None:
-            yield newer, None
+            yield None, newer
 
     def _refuse(self, stream: str, start: int) -> Any:
         raise PoisonError(
@@ -83,31 +142,41 @@ class LogHistory:
         )
 
 
+def merges_of(record: Manifest | None) -> dict[int, dict[str, Any]]:
+    """Slot -> what its merge did, of all merges that an epoch stands on."""
+    found = [dict(s.extra) for s in (record.segments if record else ()) if s.kind == SPLICE]
+    return {CheckpointId.parse(str(extra["checkpoint"])).slot: extra for extra in found}
+
+
 def read_files(store: Store, files: list[FileRef]) -> Any | None:
     """All rows of Parquet files in the store; None without files."""
     tables = [pq.read_table(io.BytesIO(store.get(file.key).data), partitioning=None) for file in files]
     return pa.concat_tables(tables, promote_options="default") if tables else None
 
 
-def event_rows(table: Any, columns: Mapping[str, str], event_time: str, last: int | None) -> Any:
-    """Rows of the events table as rows of a stream: identity from provenance, time the running maximum of event time."""
+def event_rows(table: Any, columns: Mapping[str, str], event_time: str, last: int | None, shift: int = 0) -> Any:
+    """Rows of the events table as rows of a stream: identity from provenance, time the running maximum of event time.
+
+    `shift`: rows that merges inserted before these.
+    """
     table = table.sort_by("position")
     identity = pc.binary_join_element_wise(table["_source"], table["_partition"], table["_seq"].cast(pa.string()), "/")
     time = running_max(table[event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64()), last)
-    values = {name: table[name].cast(type_of(kind)) for name, kind in columns.items()}
-    return pa.table({**values, "position": table["position"], "stream_time": time, "_id": identity}, schema=_schema(columns))
+    values = {name: table[name].cast(arrow_type(kind)) for name, kind in columns.items()}
+    places = pc.add(table["position"], shift)
+    return pa.table({**values, "position": places, "stream_time": time, "_id": identity}, schema=_schema(columns))
 
 
 def stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
-    """Rows of a stream's own table."""
-    table = table.sort_by("position")
+    """Rows of a stream's own table; what only marks the end of what a merge left is no row."""
+    table = table.filter(pc.is_valid(table["_id"])).sort_by("position")
     time = table["stream_time"].cast(pa.int64())
     picked = {name: table[name] for name in (*columns, "position", "_id")}
     return pa.table({**picked, "stream_time": time}).select([f.name for f in _schema(columns)])
 
 
 def _schema(columns: Mapping[str, str]) -> Any:
-    fields = {name: type_of(kind) for name, kind in columns.items()}
+    fields = {name: arrow_type(kind) for name, kind in columns.items()}
     return pa.schema({**fields, "position": pa.int64(), "stream_time": pa.int64(), "_id": pa.string()})
 
 
@@ -115,5 +184,7 @@ def _stood(epoch: Manifest | None, stream: str) -> tuple[int, int | None]:
     """Next position and last time of a stream after an epoch; no time is known of epochs whose spec had no streams."""
     notes = epoch.notes if epoch else {}
     known = notes.get("streams", {}).get("streams", {}).get(stream)
-    position = notes.get("next_position", 0) if stream == ORIGIN else (known or {}).get("next", 0)
-    return position, known["last"] if known and known["next"] == position else None
+    if stream != ORIGIN:
+        return (known["next"], known["last"]) if known else (0, None)
+    position = notes.get("next_position", 0)
+    return position, known["last"] if known and known["next"] - known.get("shift", 0) == position else None

@@ -356,11 +356,12 @@ class World:
 
 @dataclass(slots=True)
 class _Slot:
-    """An accepted row before it has a position. `turn` is None for a merged row."""
+    """An accepted row before it has a position. `turn` is None for a merged row, `merged` the turn of its merge."""
 
     time: int
     turn: int | None
     arrival: _Arrival
+    merged: int = 0
 
 
 def _placed(
@@ -387,15 +388,17 @@ def _placed(
         for arrival in lost:
             time = arrival.stamp or 0
             last = time if last is None else max(last, time)
-            slots.append(_Slot(time, None, arrival))
+            slots.append(_Slot(time, None, arrival, turn))
     slots.sort(key=lambda slot: slot.time)  # stable: existing rows first on ties
     return _numbered(slots, clock), rejections
 
 
 def _numbered(slots: Sequence[_Slot], clock: Sequence[int]) -> list[StreamRow]:
-    rows, turn = [], 0
+    rows, turn = list[StreamRow](), 0
+    first = next((slot.turn for slot in slots if slot.turn is not None), TICK_MAX)
     for position, slot in enumerate(slots):
-        turn = max(turn, slot.turn or 0)  # a merged row counts as come with the row before it
+        # A merged row counts as come with the row before it; in front, with the first one that was there, if any was.
+        turn = max(turn, min(first, slot.merged) if slot.turn is None and not turn else slot.turn or 0)
         a = slot.arrival
         rows.append(StreamRow(a.id, position, slot.time, a.value, turn, clock[turn], a.origin))
     return rows

@@ -9,7 +9,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.jobs.sinks.schemas import type_of
+from tidegate.jobs.engine.columns import arrow_type
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.streams import PipeSpec
 from tidegate.jobs.streams.fold import FoldFailure
@@ -26,7 +26,7 @@ class Selection:
 
     def __init__(self, name: str, pipe: PipeSpec, columns: Mapping[str, str]) -> None:
         self._pipe, self._columns = pipe, columns
-        fields = {column: type_of(kind) for column, kind in columns.items()}
+        fields = {column: arrow_type(kind) for column, kind in columns.items()}
         empty = pa.schema({**fields, "position": pa.int64(), "stream_time": pa.int64(), "_id": pa.string()}).empty_table()
         try:
             self._mask(empty)
@@ -54,7 +54,7 @@ class Selection:
         mask = _between(rows["position"], *pipe.positions)
         mask = pc.and_(mask, _between(rows["stream_time"], *pipe.times))
         for column, values in pipe.keys.items():
-            mask = pc.and_(mask, pc.is_in(rows[column], pa.array(values, type_of(self._columns[column]))))
+            mask = pc.and_(mask, pc.is_in(rows[column], pa.array(values, arrow_type(self._columns[column]))))
         if pipe.where is not None:
             mask = pc.and_(mask, _true(pipe.where, rows))
         return mask

@@ -6,15 +6,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-__all__ = ["AttachmentState", "Collected", "StreamState", "StreamsState"]
+__all__ = ["AttachmentState", "Collected", "StreamState", "StreamsState", "slot_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """`next`: position of the next row. `last`: its time may not be below this; None before the first row."""
+    """Where a stream stands.
+
+    Attributes:
+        next: position of the next row.
+        last: its time may not be below this; None before the first row.
+        shift: of `events`: rows that merges inserted into the stream; the pipeline's own positions do not count them.
+    """
 
     next: int = 0
     last: int | None = None
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,9 @@ class AttachmentState:
         since: ``<timeline>-<slot>`` of that epoch.
         round: how many times it was attached; a second round dispatches under a name of its own.
         failure: the row that paused it: position, id and error.
+        caught_up: (from, to, slot) of rows that it took in a later epoch than the one they came in: its backfill, and what it
+            made up for after a pause. All others it took as they came.
+        until: slot that detached it.
     """
 
     cursor: int = 0
@@ -35,6 +45,8 @@ class AttachmentState:
     round: int = 1
     status: Literal["attached", "paused", "detached"] = "attached"
     failure: dict[str, Any] | None = None
+    caught_up: tuple[tuple[int, int, int], ...] = ()
+    until: int | None = None
 
     def via(self, name: str) -> str:
         """Its name in the identities of what it dispatches."""
@@ -47,7 +59,10 @@ class AttachmentState:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """A splice request as its rows come in. It is complete, and can be decided, when it is not `open` any more."""
+    """A splice request as its rows come in. It is complete, and can be decided, when it is not `open` any more.
+
+    `merged` is the slot that merged it.
+    """
 
     attachment: str
     destination: str
@@ -55,6 +70,7 @@ class Collected:
     min_time: int | None = None
     max_time: int | None = None
     open: bool = True
+    merged: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +87,7 @@ class StreamsState:
         """Read it from a manifest; empty when the manifest knows no streams."""
         return cls(
             {name: StreamState(**one) for name, one in record.get("streams", {}).items()},
-            {name: AttachmentState(**one) for name, one in record.get("attachments", {}).items()},
+            {name: _attachment(one) for name, one in record.get("attachments", {}).items()},
             {name: Collected(**one) for name, one in record.get("requests", {}).items()},
             record.get("lagging", False),
         )
@@ -92,3 +108,16 @@ class StreamsState:
     def change(self, name: str, **fields: Any) -> None:
         """Change what is known of an attachment."""
         self.attachments[name] = replace(self.attachments[name], **fields)
+
+
+def _attachment(record: Mapping[str, Any]) -> AttachmentState:
+    state = AttachmentState(**record)
+    if "caught_up" in record:
+        return replace(state, caught_up=tuple((a, b, slot) for a, b, slot in record["caught_up"]))
+    known = min(state.head, state.cursor)  # sealed before this was written down
+    return replace(state, caught_up=((0, known, slot_of(state.since)),) if known else ())
+
+
+def slot_of(since: str) -> int:
+    """The slot of `AttachmentState.since`."""
+    return int(since.partition("-")[2] or 0)

@@ -13,7 +13,7 @@ from tidegate.jobs.streams.files import Files
 from tidegate.jobs.streams.fold import States
 from tidegate.jobs.streams.history import read_files
 
-__all__ = ["StateStore"]
+__all__ = ["StateStore", "states_of", "states_table"]
 
 _MANY: Final = 4  # segments of one reducer: more than this are gathered, so that a restart reads a bounded number of files
 _SCHEMA: Final = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.int64()})
@@ -31,9 +31,7 @@ class StateStore:
         keys = tuple(ref.key for ref in segments)
         known = self._known.get(name)
         if known is None or known[0] != keys:
-            rows = read_files(self._store, segments)
-            found = {r["key"]: (json.loads(r["state"]), r["seen"]) for r in (rows.to_pylist() if rows else [])}
-            known = self._known[name] = (keys, found)
+            known = self._known[name] = (keys, states_of(self._store, segments))
         return known[1]
 
     def save(self, files: Files, name: str, segments: list[FileRef], before: States, changed: States) -> None:
@@ -44,10 +42,17 @@ class StateStore:
         gather = len(segments) >= _MANY
         if gather:
             files.drop(kind)
-        files.segment(kind, _table(after if gather else changed))
+        files.segment(kind, states_table(after if gather else changed))
         self._known[name] = (tuple(ref.key for ref in files.live(kind)), after)
 
 
-def _table(states: States) -> Any:
+def states_of(store: Store, segments: list[FileRef]) -> States:
+    """The states in some segments; a later one's win."""
+    rows = read_files(store, segments)
+    return {r["key"]: (json.loads(r["state"]), r["seen"]) for r in (rows.to_pylist() if rows else [])}
+
+
+def states_table(states: States) -> Any:
+    """Rows of a segment."""
     rows = [{"key": key, "state": json.dumps(state), "seen": seen} for key, (state, seen) in states.items()]
     return pa.Table.from_pylist(rows, schema=_SCHEMA)

@@ -42,7 +42,8 @@ class StreamRow:
         id: identity; survives re-indexing.
         position: zero-based and contiguous; a merge before it moves it up.
         time: its stamp on this stream, the stream time; never below its predecessor's.
-        turn: when it came, in the order of the world's turns (in a pipeline: the epoch). A merged row came with its predecessor.
+        turn: when it came, in the order of the world's turns (in a pipeline: the epoch). A merged row came with its
+            predecessor, or with the first row.
         at: clock of that turn.
         origin: None for rows from outside.
     """

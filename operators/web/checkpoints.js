@@ -4,11 +4,12 @@ import {ago, announce, ask, card, checkpoint, count, empty, fill, h, mark, plura
 
 export function checkpointPanel(pipeline, stream) {
   const base = `api/streams/${pipeline}.stream/checkpoints?limit=${innerWidth > 720 ? 25 : 8}`;
-  let pages = [null], abandoned = false, shown = null, busy = false, slot = -1, marks = "";
+  let pages = [null], abandoned = false, shown = null, busy = false, again = false, slot = -1, marks = "";
   const body = h("div", {}), fresh = h("p", {class: "fresh"});
   const newest = h("button", {id: "page-newest", click: () => turn([null])}, "« Newest");
   const newer = h("button", {id: "page-newer", click: () => turn(pages.slice(0, -1))}, "‹ Newer");
   const older = h("button", {id: "page-older", click: () => turn([...pages, shown.next])}, "Older ›");
+  older.disabled = true; // nothing is shown yet to be older than
   const which = h("select", {id: "which", change: () => { abandoned = which.value === "abandoned"; turn([null]); }}, h("option", {value: "lineage"}, "the current lineage"), h("option", {value: "abandoned"}, "left behind by restores"));
   const node = card("checkpoints", "Checkpoints", h("label", {class: "choice"}, "Show ", which), fresh, body, h("div", {class: "pager", role: "group", "aria-label": "Pages of checkpoints"}, newest, newer, older));
 
@@ -18,14 +19,19 @@ export function checkpointPanel(pipeline, stream) {
     announce(shown ? `${plural(shown.rows.length, "checkpoint")}, page ${pages.length}` : "");
   }
   async function load() {
+    again = busy; // somebody turned the page while one was on its way: that one is not what he asked for
     if (busy) return;
     busy = true;
-    const place = pages.at(-1);
-    try {
-      shown = await ask(`${base}&abandoned=${abandoned}` + (place ? `&before=${place.join("-")}` : ""));
-      slot = shown.newest;
-      draw();
-    } catch (error) { fill(body, error.message, () => empty(error.message)); } finally { busy = false; }
+    do {
+      again = false;
+      const place = pages.at(-1);
+      try {
+        shown = await ask(`${base}&abandoned=${abandoned}` + (place ? `&before=${place.join("-")}` : ""));
+        slot = shown.newest;
+        draw();
+      } catch (error) { fill(body, error.message, () => empty(error.message)); }
+    } while (again);
+    busy = false;
   }
   const held = () => body.matches(":hover") || body.contains(document.activeElement);
   function state(r) {

@@ -1,7 +1,8 @@
 """tidegate on generated files: the whole driver, from lease to published tables, in one process.
 
 ``python -m tests.bench.ours JOB INPUT OUT [--jvm quick] [--event-log FOLDER]`` prints one JSON line. ``seconds`` counts from a
-warm session until the driver has drained, so manifests, checksums, the Iceberg tables and the late table are in it.
+warm session until the driver has drained and its session stopped, so manifests, checksums, the Iceberg tables and the late table
+are in it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 On a real MinIO, without Spark: a JVM takes as long whatever lies in the bucket, and starts meanwhile; surveys read the cut only.
 Measured is all that a driver does before it: probe the store, take the lease, read the head, verify it (presence and size of
-every segment), plan. Segments are real objects of 8 MB; history is real slots.
+every segment), plan. Segments are real objects of 8 MB, each in the folder of the epoch that wrote it, with small ones that it
+replaced beside it; history is real slots.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from tidegate.jobs.reference.memory_source import MemorySource
 
 SPEC = spec_of()
 SEGMENT = 8_000_000  # bytes; what compaction leaves alone
+REPLACED = 3  # small segments beside each live one: garbage that retention has not swept yet
 THREADS = 8
 
 
@@ -57,7 +59,7 @@ class _Stop:
         raise _SurveyedError
 
     def move(self, order: MoveOrder) -> Moved:
-        raise NotImplementedError
+        raise AssertionError("the run ends at its first survey")
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -69,8 +71,11 @@ def fill(store: Store, state: int, history: int) -> None:
     digest, newest = sha256_of_bytes(block), CheckpointId(0, history, new_attempt())
 
     def segment(number: int) -> FileRef:
-        key = f"{layout.state(newest)}order-{number:05d}.parquet"
+        folder = layout.state(CheckpointId(0, 1 + number, new_attempt()))
+        key = f"{folder}order.parquet"
         store.put(key, block)
+        for small in range(REPLACED):
+            store.put(f"{folder}small-{small}.parquet", block[:1000])
         return FileRef(key=key, rows=1, bytes=SEGMENT, sha256=digest, kind="order")
 
     with ThreadPoolExecutor(THREADS) as pool:

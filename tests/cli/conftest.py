@@ -88,7 +88,7 @@ def spec_file(tmp_path: Path) -> Path:
     return path
 
 
-def seal(log: SlotLog, *, sketches: dict[str, Any] | None = None, spec_digest: str = "d" * 64) -> Manifest:
+def seal(log: SlotLog, *, sketches: dict[str, Any] | None = None, spec_digest: str = "d" * 64, why: str = "no data") -> Manifest:
     """One more epoch: ten rows read, nine released, one late; one file."""
     head = log.head()
     slot, attempt = head.next_slot, new_attempt()
@@ -117,7 +117,7 @@ def seal(log: SlotLog, *, sketches: dict[str, Any] | None = None, spec_digest: s
         decision={
             "frontier_before": frontier - 1_000_000 if slot > 1 else TICK_MIN,
             "frontier_after": frontier,
-            "holder": {"member": "EWR/0", "since": SEALED, "why": "no data"},
+            "holder": {"member": "EWR/0", "since": SEALED, "why": why},
         },
         counters=Counters(read=10 * slot, released=9 * slot, late=slot, per_source={"EWR": counters}),
         files={"events": [file]},

@@ -127,6 +127,13 @@ def test_a_changed_spec_is_judged_before_anything_is_restored(cli: Cli, log: Slo
     assert log.head() == head
 
 
+def test_the_beginning_can_be_restored(cli: Cli, log: SlotLog) -> None:
+    """Before the first checkpoint: every row is read anew."""
+    said = cli("checkpoints", "restore", "flights", "beginning", "--yes")
+    assert "back to beginning" in said.out
+    assert (log.head().timeline, log.head().slot) == (1, 0)
+
+
 def test_a_deep_verification_opens_the_files(cli: Cli, log: SlotLog) -> None:
     """Bytes that fit their checksum, but are no rows."""
     assert cli("checkpoints", "verify", "flights").exit_code == 0

@@ -126,6 +126,22 @@ def test_validate_names_line_and_field(cli: Cli, spec_file: Path) -> None:
     assert "bad.yaml:4" in said.data[1]["error"]["message"]
 
 
+def test_validate_says_what_spark_does_not_do(cli: Cli, spec_file: Path) -> None:
+    """A spec that no driver would run is not valid."""
+    spec_file.write_text(spec_file.read_text().replace("lag: 1h", "lag: 1h, edges: {kind: carrier, keys: [carrier]}"))
+    said = cli("validate", str(spec_file))
+    assert (said.exit_code, "sources.EWR.edges: the Spark mover does not do edge events" in said.err) == (2, True)
+
+
+def test_validate_warns_where_one_row_can_move_the_frontier_anywhere(cli: Cli, spec_file: Path) -> None:
+    """`max_jump` is off unless it is set, and that is said."""
+    said = cli("validate", str(spec_file))
+    assert (said.exit_code, "warning: max_jump is off (EWR)" in said.out) == (0, True)
+    assert len(cli("validate", str(spec_file), "--json").data[0]["warnings"]) == 1
+    spec_file.write_text(spec_file.read_text().replace("lag: 1h", "lag: 1h, max_jump: 1d"))
+    assert "warning" not in cli("validate", str(spec_file)).out
+
+
 def test_validate_reads_the_suites(cli: Cli, spec_file: Path) -> None:
     """A quality section that names no check is found before the checks run."""
     spec_file.write_text(SPEC + "quality: {severity: {late_ration: critical}}\n")

@@ -250,3 +250,42 @@ def test_merging_twice_is_once(cli: Cli, shop: Shop) -> None:
     again = cli("splice", "merge", "shop.yaml", request, "--json")
     assert (again.data["again"], again.data["checkpoint"]) == (True, first.data["checkpoint"])
     assert f"was merged in {first.data['checkpoint']}" in cli("splice", "show", "shop.yaml", request).out
+
+
+def test_a_part_is_decided_on_its_own(cli: Cli, shop: Shop) -> None:
+    """One request becomes two; the part is merged, the rest rejected; the old one is closed and says into what it went."""
+    request = _ask(cli, "late", "shop.yaml")
+    assert cli("splice", "part", "shop.yaml", request, "--source", "web").exit_code == 2, "that would be all of it"
+    said = cli("splice", "part", "shop.yaml", request, "--until", "2026-05-01T11:00:00Z", "--json").data
+    assert (said["request"], said["rows"], said["rest"], said["rest_rows"]) == (f"{request}-part", 1, f"{request}-rest", 1)
+    assert cli("splice", "merge", "shop.yaml", request, "--yes").exit_code == 2
+    assert cli("splice", "merge", "shop.yaml", said["request"], "--yes").exit_code == 0
+    assert (shop.results()[("10", "tea")], ("11", "cup") in shop.results()) == ((3, 9, 4), False)
+    assert cli("splice", "reject", "shop.yaml", said["rest"], "--why", "a test").exit_code == 0
+    states = {r["id"]: (r["state"], r["decided_why"]) for r in cli("splice", "list", "shop.yaml", "--json").data}
+    assert states[request] == ("rejected", f"split into {request}-part and {request}-rest")
+    assert (states[said["request"]][0], states[said["rest"]][0]) == ("merged", "rejected")
+    assert shop.exact() == []
+
+
+def test_a_part_by_output(cli: Cli, shop: Shop) -> None:
+    """The same rows, into a window only: what they miss elsewhere is left in the rest."""
+    request = _ask(cli, "late", "shop.yaml")
+    said = cli("splice", "part", "shop.yaml", request, "--output", "hourly", "--json").data
+    cli("splice", "merge", "shop.yaml", said["request"], "--yes")
+    assert (shop.results()[("10", "tea")], len(shop.table("events"))) == ((3, 9, 4), 5)
+    cli("splice", "merge", "shop.yaml", said["rest"], "--yes")
+    assert len(shop.table("events")) == 7
+    assert shop.exact() == []
+
+
+def test_a_pipeline_without_events_says_why_not(cli: Cli, store: LocalStore, tmp_path: Path) -> None:
+    """The rows of its windows are nowhere, so nothing can be recomputed: refused, with the reason and what to do instead."""
+    text = SPEC.replace("name: shop", "name: bare") + "outputs: {events: false}\nrelease: {mode: pass_through}\n"
+    (tmp_path / "bare.yaml").write_text(text)
+    bare = Shop(store, load_spec(tmp_path / "bare.yaml"), tmp_path / "bare")
+    for number, rows in enumerate(OBJECTS):
+        bare.put(number, rows)
+    bare.run()
+    said = cli("splice", "show", "bare.yaml", _ask(cli, "late", "bare.yaml"))
+    assert (said.exit_code, "keeps no events table" in said.err.replace("\n", " ")) == (2, True)

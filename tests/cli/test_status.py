@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, seal
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.desired import read_desired
@@ -39,6 +39,14 @@ def test_words_name_holder_and_rows(cli: Cli, log: SlotLog) -> None:
     assert "30 read = 27 released + 3 late" in out
 
 
+@pytest.mark.parametrize("why", ["no data", "idle timer running", "open barrier", "no punctuation", "buffered rows"])
+def test_each_reason_is_told(cli: Cli, log: SlotLog, why: str) -> None:
+    """Why the frontier is held, in words and for machines; since when, and by whom."""
+    seal(log, why=why)
+    assert f"EWR/0 since 2025-06-15T15:06:40Z: {why}" in cli("status", "flights").out
+    assert cli("status", "flights", "--json").data["holder"] == {"member": "EWR/0", "since": 1_750_000_000_000_000, "why": why}
+
+
 @pytest.mark.parametrize(("ago", "state"), [(0.0, "running"), (60.0, "silent")])
 def test_running_driver_has_to_speak(cli: Cli, log: SlotLog, ago: float, state: str) -> None:
     """A held lease with a fresh status is running; an old status is silence."""
@@ -46,6 +54,14 @@ def test_running_driver_has_to_speak(cli: Cli, log: SlotLog, ago: float, state: 
     say(log, lease, "running", ago=ago)
     data = cli("status", "flights", "--json").data
     assert (data["state"], data["driver"]["step"]) == (state, "move")
+
+
+def test_silent_sources_are_named(cli: Cli, log: SlotLog) -> None:
+    """As the driver says it, for people and for machines."""
+    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    say(log, lease, "running", silent={"LGA": 4_000_000_000})
+    assert "LGA for 4,000 s" in cli("status", "flights").out
+    assert cli("status", "flights", "--json").data["silent"] == {"LGA": 4000}
 
 
 def test_dead_driver_is_lost(cli: Cli, log: SlotLog) -> None:

@@ -32,8 +32,12 @@ WRONG = {**CASE, "id": "own.wrong", "steps": [*CASE["steps"][:2], {"op": "expect
 COUNTED = {**CASE, "id": "own.counted", "trigger": {"on": "count", "n": 2, "panes": "accumulating"}}
 
 
+FEEDS = ("flink_watermark_generator", "hazelcast_barrier_merge", "hazelcast_source_watermark")
+"""Suites without windows that whole epochs can play, and so the model as well."""
+
+
 @pytest.mark.parametrize("engine", ["reference", "decider"])
-@pytest.mark.parametrize("suite", sorted(SUITES))
+@pytest.mark.parametrize("suite", sorted([*SUITES, *FEEDS]))
 def test_shared_suite(suite: str, engine: str) -> None:
     """Every case of a shared suite passes, or is skipped with the reason that semantics.md section 8 gives."""
     file = SHARED / f"{suite}.json"

@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.e2e.drivers import Steady
+from tidegate.jobs.cli.main import app as tidegate
 from tidegate.jobs.driver import backfill, process
 from tidegate.jobs.driver.backfill import batch_spec, differences
 from tidegate.jobs.driver.process import RunOptions, run_pipeline
@@ -61,8 +62,11 @@ def test_what_one_side_has_not_closed_is_not_held_against_it(swapped: bool) -> N
 
 
 def test_the_batch_run_has_a_name_of_its_own() -> None:
-    """Another range is another pipeline; nothing limits what its one epoch takes."""
-    batch, other = (batch_spec(SPEC, (START, START + timedelta(days=days))) for days in (1, 2))
+    """Another range is another pipeline; nothing limits what its one epoch takes, and nothing of it reaches the outside."""
+    outside = {"sinks": {"copy": {"kind": "files", "path": "out"}}, "outputs": {"namespace": "shared", "catalog": "sqlite:////x"}}
+    spec = SPEC.model_validate({**SPEC.model_dump(mode="json", by_alias=True), **outside})
+    batch, other = (batch_spec(spec, (START, START + timedelta(days=days)), Path("/tmp/x")) for days in (1, 2))
+    assert (batch.sinks, batch.outputs.namespace, batch.outputs.catalog) == ({}, None, "sqlite:////tmp/x/catalog.sqlite")
     assert batch.name.startswith("p__bf_")
     assert batch.name != other.name
     assert batch.sources["one"].limits.objects is None
@@ -71,7 +75,7 @@ def test_the_batch_run_has_a_name_of_its_own() -> None:
 
 @pytest.mark.e2e
 def test_what_the_stream_had_to_leave_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows differ where rows came too late for the stream, and nowhere else; the batch run leaves no state behind."""
+    """Windows differ where rows came too late for the stream, and nowhere else; once those are merged they are equal."""
     monkeypatch.setattr(process, "_start_mover", lambda store, spec, work: ReferenceMover(store, spec))
     steady = Steady(tmp_path, 6)
     assert run_pipeline(steady.spec, RunOptions(store_url=steady.store_url)) == 0
@@ -88,6 +92,14 @@ def test_what_the_stream_had_to_leave_out_is_found(tmp_path: Path, monkeypatch: 
     for shown in found["examples"]["different"]:
         assert int(shown["batch"]["n"]) > int(shown["stream"]["n"])
     assert [entry.key for entry in steady.store().list("steady__bf_")] == []
+    late = ["--output", "per_minute", "--since", bounds[1], "--until", bounds[3], "--store", steady.store_url, "--json"]
+    asked = CliRunner().invoke(tidegate, ["splice", "late", str(steady.spec_file), *late])
+    request = json.loads(asked.stdout)["data"]["request"]
+    merge = ["splice", "merge", str(steady.spec_file), request, "--yes", "--store", steady.store_url]
+    assert CliRunner().invoke(tidegate, merge).exit_code == 0
+    again = CliRunner().invoke(app, [str(steady.spec_file), "--store", steady.store_url, *bounds])
+    assert again.exit_code == 0, again.output
+    assert json.loads(steady.store().get(again.stdout.splitlines()[-1]).data)["equal"] is True
 
 
 def test_a_range_without_an_offset_is_refused(tmp_path: Path) -> None:

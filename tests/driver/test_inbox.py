@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.engine.harness import Bench, row, spec_of
-from tidegate.checkpoints.requests import AckOutcome, Kind, read_ack, submit
+from tidegate.checkpoints.requests import Ack, AckOutcome, Kind, acknowledge, read_ack, submit
 from tidegate.checkpoints.roots import RootsFile
 from tidegate.jobs.driver.inbox import Inbox
 from tidegate.jobs.engine.epoch import Engine, EpochReport
@@ -97,3 +97,30 @@ def test_attach_detach_and_resume_reach_the_dispatcher(bench: Bench) -> None:
     ack = read_ack(bench.store, "p", stranger.id)
     assert ack is not None
     assert (ack.outcome, ack.detail) == (AckOutcome.REFUSED, "no pipe or reducer named pickk")
+
+
+def test_a_hold_lasts_until_the_merge_is_over(bench: Bench) -> None:
+    """It is no part of an epoch; whoever asked acknowledges it."""
+    asked = submit(bench.store, "p", Kind.HOLD, who="ann", name="request", clock=bench.clock)
+    inbox = Driver(bench).inbox
+    assert inbox.collect().ids == ()
+    assert inbox.held == asked
+    acknowledge(bench.store, "p", Ack(id=asked.id, outcome=AckOutcome.APPLIED, token=0, at=0))
+    inbox.collect()
+    assert inbox.held is None
+
+
+def test_a_hold_of_the_dead_is_over_by_the_drivers_own_clock(bench: Bench) -> None:
+    """However far ahead the clock of whoever asked is: five minutes after it was first seen the driver goes on."""
+    asked = submit(bench.store, "p", Kind.HOLD, who="ann", name="request", ttl=1e6, clock=bench.clock)
+    inbox = Driver(bench).inbox
+    inbox.collect()
+    bench.clock.advance(299.0)
+    inbox.collect()
+    assert inbox.held == asked
+    bench.clock.advance(1.0)
+    inbox.collect()
+    assert inbox.held is None
+    ack = read_ack(bench.store, "p", asked.id)
+    assert ack is not None
+    assert ack.outcome is AckOutcome.EXPIRED

@@ -67,3 +67,15 @@ def test_specs_that_are_refused(fields: dict[str, object]) -> None:
     """What landing cannot write is said when the spec is read."""
     with pytest.raises(ValidationError, match="landing"):
         spec(**fields)
+
+
+def test_a_socket_never_goes_on_at_an_old_checkpoint(tmp_path: Path) -> None:
+    """A socket numbers its lines anew for each process: so generation and checkpoint are new, and no line is taken as read."""
+    store = MemoryStore()
+    socket = spec(landing={"format": "socket", "columns": {"at": "timestamp", "n": "value"}})
+    first = Landing("a", socket, store, tmp_path)
+    first.land(0, b"x", 1)
+    second = Landing("a", socket, store, tmp_path)
+    assert second.land(0, b"y", 1)
+    assert first.spark_folder != second.spark_folder
+    assert keys(store) == ["0001-000000000000.parquet", "0002-000000000000.parquet"]

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from tidegate.checkpoints.layout import new_attempt
+from tests.epochs import seal_epoch
 from tidegate.checkpoints.lease import Holder, Lease
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.manifest import Counters, Manifest
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.jobs.driver.recovery import settle_head
 from tidegate.jobs.spec.errors import ConfigurationError
@@ -25,24 +24,7 @@ def log() -> SlotLog:
     """Six epochs without files."""
     log = SlotLog(MemoryStore(), "p")
     for _ in range(6):
-        head = log.head()
-        manifest = Manifest(
-            timeline=head.timeline,
-            slot=head.next_slot,
-            pipeline="p",
-            uid="u",
-            spec_digest="s",
-            code_version="c",
-            parent=str(head.checkpoint) if head.checkpoint else None,
-            parent_sha256=head.sha256,
-            attempt=new_attempt(),
-            lease_token=1,
-            driver="d",
-            recorded_now=0,
-            created_at=0,
-            counters=Counters(read=head.next_slot, released=head.next_slot),
-        )
-        log.seal(manifest)
+        seal_epoch(log)
     return log
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 
 import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
+from tidegate.jobs.driver import troubles
 from tidegate.jobs.driver.loop import _worth_waiting
 from tidegate.jobs.driver.troubles import known_error
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TidegateError
@@ -53,6 +56,24 @@ def test_what_this_process_cannot_outlive_ends_it(error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
         _worth_waiting("p", error)
     assert caught.value is error
+
+
+def test_a_lost_jvm_is_known_by_whatever_py4j_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the middle of a call it looks like a class that does not exist; only a JVM that answers makes that a defect."""
+    strange = Py4JError("org.apache.spark.sql.classic.SparkSession does not exist in the JVM")
+    poison = wrapped(PoisonError("Spark could not compute this epoch", code="spark.failed"), strange)
+    monkeypatch.setattr(troubles, "_jvm_answers", lambda: False)
+    assert [known_error("p", error).code for error in (strange, poison)] == ["driver.jvm_lost"] * 2
+    monkeypatch.setattr(troubles, "_jvm_answers", lambda: True)
+    assert [known_error("p", error).code for error in (strange, poison)] == ["driver.unexpected", "spark.failed"]
+
+
+@pytest.mark.parametrize("words", ["<_MultiThreadedRendezvous: StatusCode.UNAVAILABLE>", "[INVALID_HANDLE.SESSION_NOT_FOUND]"])
+def test_a_lost_connect_server_is_worth_a_new_driver(words: str) -> None:
+    """The server is away, or came back without our session: no fault of the pipeline's."""
+    poison = wrapped(PoisonError("Spark could not compute this epoch", code="spark.failed"), PySparkException(words))
+    known = known_error("p", poison)
+    assert (known.code, known.failure_class.exit_code) == ("driver.jvm_lost", 3)
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,9 @@ from tidegate.jobs.spec.errors import TidegateError
 
 PACED = SPEC.replace("checkpoint: {", "checkpoint: {min_interval: 500ms, ")
 BUCKET = "chaos"
-_PATIENCE = 300.0  # seconds for one epoch after an attack: a machine may be busy
-_EPOCHS_PER_KILL = 6  # at two epochs a second and an attack within two seconds of the first; what is left runs undisturbed
+_PATIENCE = 300.0  # seconds for one epoch: a machine may be busy
+_EPOCHS_PER_KILL = 4  # an epoch is ended by an attack within two seconds; what is left runs undisturbed
+_SLOWEST = 10.0  # seconds an undisturbed epoch may take on a busy machine
 
 
 @dataclass
@@ -93,9 +94,11 @@ class Chaos:
         return self._outcome()
 
     def _wait(self, true: Callable[[], bool]) -> None:
-        """Supervise until something is true."""
-        deadline = time.monotonic() + _PATIENCE
+        """Supervise until something is true; patience begins anew with every epoch."""
+        deadline, newest = time.monotonic() + _PATIENCE, self._slot()
         while not true():
+            if self._slot() > newest:
+                deadline, newest = time.monotonic() + _PATIENCE, self._slot()
             if self._driver.poll() not in (None, 0):
                 self._driver = self._steady.start(environment=self._environment)
             if time.monotonic() > deadline:
@@ -154,7 +157,7 @@ def chaos(folder: Path, minio: RealMinio, kills: int, seed: int) -> Outcome:
     """The undisturbed run on a folder, the disturbed one on MinIO, and the comparison. The environment has MinIO's address."""
     objects = _EPOCHS_PER_KILL * kills + 4
     calm = Steady(folder / "calm", objects, spec=PACED.replace("min_interval: 500ms, ", ""))
-    if calm.run() != 0:
+    if calm.start().wait(timeout=60 + _SLOWEST * objects) != 0:
         raise RuntimeError(calm.log_text())
     steady = Steady(folder / "chaos", objects, f"s3://{minio.bucket}/{seed}", spec=PACED)
     feed_bucket(steady)

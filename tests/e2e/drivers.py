@@ -42,11 +42,14 @@ class Piped:
         self, fault: str = "", *options: str, environment: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
         """A driver process; its log is ``<folder>/driver-<n>.log``. `prefix` is put before the command."""
-        self.launches += 1
         driver = [sys.executable, "-m", "tidegate.jobs.driver", str(self.spec_file), "--store", self.store_url, *options]
-        whole = {**os.environ, "TIDEGATE_FAULT": fault, **(environment or {})}
+        return self.spawn([*prefix, *driver], {"TIDEGATE_FAULT": fault, **(environment or {})})
+
+    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Any process of the pipeline, with a log like a driver's."""
+        self.launches += 1
         with (self.folder / f"driver-{self.launches}.log").open("wb") as log:
-            return subprocess.Popen([*prefix, *driver], stdout=log, stderr=log, env=whole, cwd=self.folder)
+            return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment}, cwd=self.folder)
 
     def run(self, fault: str = "", *options: str, environment: Mapping[str, str] | None = None) -> int:
         """Start and wait; returns the exit code."""

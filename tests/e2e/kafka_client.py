@@ -36,6 +36,10 @@ class KafkaClient:
         new = new.configs({key.replace("_", "."): value for key, value in config.items()})
         self.admin.createTopics([new]).all().get()
 
+    def drop(self, name: str) -> None:
+        """Delete a topic."""
+        self.admin.deleteTopics([name]).all().get()
+
     def grow(self, name: str, partitions: int) -> None:
         """Add partitions."""
         self.admin.createPartitions({name: self.kafka.clients.admin.NewPartitions.increaseTo(partitions)}).all().get()
@@ -53,7 +57,7 @@ class KafkaClient:
         self,
         topic: str,
         partition: int,
-        value: str | None,
+        value: str | bytes | None,
         *,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -61,7 +65,8 @@ class KafkaClient:
     ) -> None:
         """Write one record; a transaction of one leaves a marker behind it."""
         producer = self._producer(transactional)
-        record = self.kafka.clients.producer.ProducerRecord(topic, partition, key, value)
+        body = value.encode() if isinstance(value, str) else value
+        record = self.kafka.clients.producer.ProducerRecord(topic, partition, key and key.encode(), body)
         for name, text in (headers or {}).items():
             record.headers().add(name, text.encode())
         if transactional:
@@ -81,9 +86,9 @@ class KafkaClient:
 
     def _producer(self, transactional: bool) -> Any:
         if transactional not in self._producers:
-            text = "org.apache.kafka.common.serialization.StringSerializer"
+            raw = "org.apache.kafka.common.serialization.ByteArraySerializer"
             own = {"transactional_id": "tests"} if transactional else {}
-            properties = self._properties(key_serializer=text, value_serializer=text, linger_ms="5", **own)
+            properties = self._properties(key_serializer=raw, value_serializer=raw, linger_ms="5", **own)
             producer = self.kafka.clients.producer.KafkaProducer(properties)
             if transactional:
                 producer.initTransactions()

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.e2e.browser import PATIENCE, browser_of_the_machine, needs_chromium, strange_requests
-from tests.operators.conftest import Cockpit
+from tests.operators.conftest import Cockpit, cockpit_of
 from tidegate.checkpoints.catalog import Catalog
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.roots import RootsFile
-from tidegate.infra.stack import Stack, StackSettings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(900)]
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SPEC = """\
 apiVersion: tidegate/v1
 name: walk
@@ -55,25 +50,11 @@ _ATTACK = """async home => {
 @pytest.fixture(scope="module")
 def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
     """A real Airflow and MinIO with one stream, driven by a fake driver."""
-    folder = tmp_path_factory.mktemp("browser")
-    (folder / "dags" / "pipelines").mkdir(parents=True)
-    shutil.copy(REPOSITORY / "dags" / "tidegate_dags.py", folder / "dags")
-    (folder / "dags" / "pipelines" / "walk.yaml").write_text(SPEC)
-    stack = Stack(StackSettings(home=folder / "home", dags=folder / "dags"))
-    with pytest.MonkeyPatch.context() as patch:
-        driver = Path(__file__).parents[1] / "operators" / "fake_driver.py"
-        patch.setenv("TIDEGATE_DRIVER", f"{sys.executable} {driver}")
-        try:
-            stack.up(print)
-            for key, value in stack.environment().items():
-                patch.setenv(key, value)
-            found = Cockpit(stack)
-            found.api.wait_for_dag("walk.pin", timeout=120)
-            found.runs = {"walk": found.api.trigger("walk.stream")}
-            found.until(lambda: found.head("walk") >= 12, 180, "some checkpoints")
-            yield found
-        finally:
-            stack.down(print)
+    with cockpit_of(tmp_path_factory.mktemp("browser"), {"walk": SPEC}) as found:
+        found.api.wait_for_dag("walk.pin", timeout=120)
+        found.runs = {"walk": found.api.trigger("walk.stream")}
+        found.until(lambda: found.head("walk") >= 12, 180, "some checkpoints")
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -70,14 +70,15 @@ class Site:
 def site() -> Iterator[Site]:
     """Seven streams in all states, on a store that can be taken away."""
 
-    store, desk = MemoryStore(), FakeDesk(GALLERY, paused=["orders"])
-    found = Site("", gallery(store, 90), desk, store)
+    store = MemoryStore()
 
     def hook(request: Request) -> Fault | None:
         return found.fault
 
     # The page has a client of its own: what it cannot reach, the drivers go on with.
-    with served(app_of(MemoryStore(store.bucket, hook=hook), desk)) as url:
+    desk = FakeDesk(GALLERY, MemoryStore(store.bucket, hook=hook), paused=["orders"])
+    found = Site("", gallery(store, 90), desk, store)
+    with served(app_of(desk)) as url:
         found.url = f"{url}/page"
         yield found
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.drivers import SIGKILLED, Piped, wait_for
 from tests.e2e.kafka_client import KafkaClient
-from tidegate.infra.kafka import BROKER, CONNECTOR, KafkaServer, ensure_jars
+from tidegate.infra.kafka import KafkaServer
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.kafka import KafkaSource
 from tidegate.jobs.sources.kafka_admin import JvmOffsets
@@ -54,14 +54,6 @@ windows:
 checkpoint: {{idle_interval: 100ms}}
 spark: {{driver_memory: 1g, jvm: quick}}
 """
-
-
-@pytest.fixture(scope="module")
-def jars() -> tuple[list[Path], list[Path]]:
-    try:
-        return ensure_jars("kafka-broker", BROKER), ensure_jars("spark-kafka", CONNECTOR)
-    except TransientError as error:
-        pytest.skip(f"no registry with Kafka's jars: {error.message}")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +34,16 @@ sources:
       format: json
       options: {{path: {folder}, maxFilesPerTrigger: "1"}}
       read_as: at timestamp, n bigint
+      every: 200ms
+  lines:
+    path: inbox/lines/
+    schema: {{at: timestamp, n: long}}
+    event_time: at
+    lag: 0s
+    landing:
+      format: socket
+      options: {{host: 127.0.0.1, port: "{port}", includeTimestamp: "true"}}
+      columns: {{at: timestamp, n: CAST(value AS bigint)}}
       every: 200ms
 spark: {{driver_memory: 1g, jvm: quick}}
 """
@@ -64,7 +75,7 @@ def wait_for_rows(folder: Path, source: str, rows: int, process: subprocess.Pope
 
 def test_rate_lands_once_through_kills(tmp_path: Path) -> None:
     """A query that is killed as soon as a new object appears, mostly before Spark noted it, leaves no gap and no double."""
-    (tmp_path / "landed.yaml").write_text(SPEC.format(folder=tmp_path / "in"))
+    (tmp_path / "landed.yaml").write_text(SPEC.format(folder=tmp_path / "in", port=1))
     process = land(tmp_path, "ticks")
     wait_for_rows(tmp_path, "ticks", 20, process)
     process.kill()
@@ -81,7 +92,7 @@ def test_files_with_any_names_and_late_uploads(tmp_path: Path) -> None:
     """Files whose names say nothing, and one that sorts before all others and comes last, are each landed once."""
     inbox = tmp_path / "in"
     inbox.mkdir()
-    (tmp_path / "landed.yaml").write_text(SPEC.format(folder=inbox))
+    (tmp_path / "landed.yaml").write_text(SPEC.format(folder=inbox, port=1))
     for place, name in enumerate(("zebra", "mole", "yak")):
         rows = [{"at": "2026-03-01T00:00:00Z", "n": 10 * place + n} for n in range(10)]
         (inbox / f"{name}.json").write_text("\n".join(map(json.dumps, rows)))
@@ -95,3 +106,35 @@ def test_files_with_any_names_and_late_uploads(tmp_path: Path) -> None:
     process.terminate()
     assert process.wait(120) == 0, (tmp_path / "land.log").read_text()[-5000:]
     assert sorted(landed(tmp_path, "files")) == list(range(31))
+
+
+def test_a_socket_keeps_what_was_landed(tmp_path: Path) -> None:
+    """What a socket brought is landed as it comes. Killed, it goes on with a new connection; what was landed stays, once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "landed.yaml").write_text(SPEC.format(folder=tmp_path, port=server.getsockname()[1]))
+        for first in (0, 50):
+            process = land(tmp_path, "lines")
+            server.settimeout(120)
+            connection = _talked_to(server)
+            connection.sendall(b"".join(b"%d\n" % n for n in range(first, first + 50)))
+            wait_for_rows(tmp_path, "lines", first + 50, process)
+            if first == 0:
+                process.kill()
+            else:
+                process.terminate()
+            code = process.wait(120)
+            connection.close()
+        assert code == 0, (tmp_path / "land.log").read_text()[-5000:]
+    assert sorted(landed(tmp_path, "lines")) == list(range(100)), "Spark deals the lines of a batch out to two tasks"
+
+
+def _talked_to(server: socket.socket) -> socket.socket:
+    """The connection of a reader: Spark opens one to see that somebody is there, and another one to read."""
+    connection, _ = server.accept()
+    server.settimeout(5)
+    try:
+        second, _ = server.accept()
+    except TimeoutError:
+        return connection
+    connection.close()
+    return second

@@ -52,7 +52,7 @@ def test_fifty_pipelines_in_a_second(minio_environment: RealMinio) -> None:
     for name in names:
         History(store, name).extend(2)
     keepers = [drives(store, name) for name in names[:3]]
-    with served(app_of(store, FakeDesk(names))) as url:
+    with served(app_of(FakeDesk(names, store))) as url:
         many, found = _best(f"{url}/api/streams")
         one, _ = _best(f"{url}/api/streams/p00.stream")
     for keeper in keepers:
@@ -73,7 +73,7 @@ def test_ten_thousand_checkpoints() -> None:
             update={"slot": slot, "attempt": new_attempt(), "created_at": first.created_at + slot * 1_000_000}
         )
         store.put(history.log.layout.slot(0, slot), copy.to_bytes())
-    with served(app_of(store, FakeDesk(["long"]))) as url:
+    with served(app_of(FakeDesk(["long"], store))) as url:
         stream = f"{url}/api/streams/long.stream"
         costs = {
             "newest checkpoints": _best(f"{stream}/checkpoints", 3, 0)[0],

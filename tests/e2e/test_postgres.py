@@ -17,9 +17,9 @@ from tests.sinks.conftest import UID, World, make_spec
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
+from tidegate.jobs.engine.columns import TIMESTAMP
 from tidegate.jobs.sinks.marks import Mark
 from tidegate.jobs.sinks.postgres import PostgresSink
-from tidegate.jobs.sinks.schemas import TIMESTAMP
 from tidegate.jobs.sinks.slots import MovedError, read_mark
 from tidegate.jobs.sinks.small import write_small
 from tidegate.jobs.sinks.tables import published_upto, rewound

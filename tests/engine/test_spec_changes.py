@@ -9,8 +9,10 @@ import pytest
 from tests.engine.harness import Bench, row, spec_of
 from tidegate.checkpoints.clock import ManualClock
 from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.specs import spec_changes
 from tidegate.jobs.driver.recovery import settle_head
 from tidegate.jobs.reference.memory_source import MemorySource
@@ -56,6 +58,13 @@ def finish(bench: Bench) -> None:
         engine.run_epoch()
     assert all(epoch.counters.conserved() for epoch in bench.epochs())
     assert bench.epochs()[-1].counters.retained == 0
+
+
+def restore(bench: Bench, target: CheckpointId | None) -> None:
+    """What `tidegate checkpoints restore` does."""
+    lease = Lease.acquire(bench.store, "p", Holder.this_process(), clock=bench.clock)
+    commit_restore(bench.log, lease, plan_restore(bench.log, target), request_id="r", who="ann", why="")
+    lease.release()
 
 
 def sources(bench: Bench) -> dict[str, Any]:
@@ -130,6 +139,51 @@ def test_what_would_be_misread_is_refused_before_anything_is_done(bench: Bench, 
     with pytest.raises(ConfigurationError, match=r"windows\.w\.keys: .* a window with a new name"):
         settle(other, recover_to)
     assert bench.log.head() == head
+
+
+def with_maximum(bench: Bench) -> Bench:
+    """The same pipeline with one more aggregate in its window."""
+    windows = bench.spec.model_dump(mode="json", by_alias=True)["windows"]
+    windows["w"]["aggregates"]["most"] = "max(v)"
+    return changed(bench, windows=windows)
+
+
+def test_an_aggregate_is_added_by_reading_anew_from_the_beginning(bench: Bench) -> None:
+    """Open windows lack it, so it is refused; the message names the restore after which every window has it, whole."""
+    wider = with_maximum(bench)
+    with pytest.raises(ConfigurationError, match=r"windows\.w\.aggregates\.most added: .* new name") as refused:
+        settle(wider)
+    assert "since the beginning anew: tidegate checkpoints restore SPEC.yaml beginning" in str(refused.value.advice)
+    restore(wider, None)
+    settle(wider)
+    finish(wider)
+    assert sorted((r["n"], r["most"]) for r in wider.rows("w")) == [(1, 1), (4, 1)]
+
+
+def test_an_aggregate_is_added_from_a_checkpoint_without_open_windows() -> None:
+    """The newest one that the spec fits is named, and going back to it is all there is to do."""
+    idle = Bench(spec_of(checkpoint={"idle_epochs": "always"}), MemoryStore())
+    settle(idle)
+    idle.engine().run_epoch()
+    idle.sources["a"].append(row(1), row(5, 7))
+    idle.sources["b"].append(row(2))
+    idle.engine().run_epoch()
+    wider, quiet = with_maximum(idle), idle.epochs()[0].id
+    with pytest.raises(ConfigurationError) as refused:
+        settle(wider)
+    assert f"since {quiet}, the newest checkpoint that it fits, anew" in str(refused.value.advice)
+    settle(wider, str(quiet))
+    finish(wider)
+    assert [(r["n"], r["most"]) for r in wider.rows("w")] == [(3, 7)]
+
+
+def test_what_no_restore_mends_is_not_offered_one(bench: Bench) -> None:
+    """Another key would put two kinds of results into one table, from wherever it is read."""
+    windows = bench.spec.model_dump(mode="json", by_alias=True)["windows"]
+    windows["w"]["keys"] = ["v"]
+    with pytest.raises(ConfigurationError) as refused:
+        settle(changed(bench, windows=windows))
+    assert "checkpoints restore" not in str(refused.value.advice)
 
 
 def test_a_spec_nobody_kept_is_not_judged(bench: Bench) -> None:

@@ -161,6 +161,16 @@ def test_an_id_is_required_where_barriers_are_paired_by_id() -> None:
         Rig(identity="id").arrive("a")
 
 
+def test_under_pass_a_second_barrier_is_another_one() -> None:
+    """A member may deliver its next barrier while the first is open: two numbers, and each waits for its own partner."""
+    feed = Feed(pipeline(("a", "b"), {"lag": 0}, barriers={"alignment": "pass"}, coalesce={"idle_timeout": "never"}))
+    feed.add("a", Barrier(1), Barrier(2))
+    feed.add("b", Point(1))
+    assert [b.id for now in (0, 1) for b in feed.step(now).decision.barriers] == []
+    feed.add("b", Barrier(1), Barrier(2))
+    assert [b.id for now in (2, 3) for b in feed.step(now).decision.barriers] == [1, 2]
+
+
 def test_under_pass_data_flows_behind_the_barrier_but_the_frontier_waits() -> None:
     """At least once: rows behind an open barrier leave, F does not pass it; it catches up on the close."""
     feed = Feed(pipeline(("a", "b"), {"lag": 0}, release={"mode": "pass_through"}, barriers={"alignment": "pass"}))

@@ -162,6 +162,17 @@ def test_a_revived_input_is_left_out_until_it_caught_up() -> None:
     assert (inputs.active(2), inputs.at(2, 5), inputs.at(2, 9), inputs.at(1, 12)) == ([], [], [], [9])
 
 
+def test_a_revived_input_does_not_hold_the_others_back() -> None:
+    """While it catches up the frontier follows the others, past where it stands."""
+    inputs = Inputs(3, **IGNORE)
+    inputs.at(0, 10)
+    inputs.at(1, 7)
+    inputs.at(2, 3)
+    assert inputs.idle(2) == [7]
+    assert (inputs.active(2), inputs.at(2, 5), inputs.at(1, 8)) == ([], [], [8])
+    assert (inputs.at(2, 8), inputs.at(1, 20), inputs.at(2, 9)) == ([], [], [9])
+
+
 def test_nothing_moves_while_no_active_input_is_aligned() -> None:
     """F3: idle inputs behind, active ones unaligned: the frontier holds instead of passing everything."""
     inputs = Inputs(2, **IGNORE)
@@ -232,6 +243,17 @@ def emitted(feed: Feed, now: int, partition: int | None = None, time: int | None
     if time is not None:
         feed.add("s", Point(time), partition=str(partition))
     return [value for _, value in feed.step(now).decision.emitted]
+
+
+def test_rows_left_unread_keep_a_member_in() -> None:
+    """Silent for the timeout, but with rows waiting that no epoch has read: not idle, so the frontier waits for them."""
+    feed = Feed(pipeline(("a", "b"), {"lag": 0}, coalesce={"idle_timeout": 50}))
+    feed.add("a", Point(30))
+    feed.add("b", Point(10), Point(20))
+    feed.step(0, {"a": 1, "b": 1})
+    decision = feed.step(100, {}).decision
+    assert (decision.statuses, decision.frontier_after) == ({"a/0": "idle", "b/0": "active"}, 10)
+    assert feed.step(101).decision.frontier_after == 20
 
 
 def test_partitions_fall_idle_by_the_clock() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tidegate.jobs.conformance.feed import Barrier, Feed, Point, Step, pipeline
 from tidegate.jobs.eventtime.types import BarrierHealth, BarrierOutcome
+from tidegate.jobs.spec.time import TICK_MIN
 
 S = 1_000_000
 KNOWN: dict[str, Any] = {"coalesce": {"members": "declared"}, "release": {"startup_grace": "0"}}
@@ -51,9 +52,11 @@ def test_the_start_up_grace_gathers_sources_first() -> None:
     """O2: with a grace of 2 s nothing leaves before it has passed, then both sources' rows leave in order."""
     feed = Feed(pipeline(("a", "b"), preset="nscldaq"))
     feed.add("a", *points(100))
-    assert feed.step(0).times == []
+    step = feed.step(0)
+    assert (step.times, step.decision.frontier_after) == ([], TICK_MIN)  # nor does the frontier: b's rows are not late then
     feed.add("b", *points(90))
-    assert feed.step(S).times == []
+    step = feed.step(S)
+    assert (step.times, step.decision.frontier_after) == ([], TICK_MIN)
     released = feed.step(2 * S).times
     for second in range(3, 22):
         released += feed.step(second * S).times
@@ -175,6 +178,30 @@ def test_an_open_barrier_starves_nobody_else() -> None:
     assert (step.times, step.decision.section) == ([20], 1)
 
 
+def test_an_expired_residence_passes_no_row_behind_a_barrier() -> None:
+    """Rows leave when they have stayed long enough, but the frontier of the windows waits for what a barrier holds back."""
+    feed = Feed(pipeline(("a", "b", "c"), preset="nscldaq", **KNOWN))
+    feed.add("a", Point(10), Barrier(11), Point(20))
+    feed.add("b", Point(30))
+    assert feed.step(0).times == []  # nothing of c yet
+    for second in (10, 20):
+        step = feed.step(second * S)
+    assert step.times == [10, 30]
+    assert step.decision.frontier_after == 11  # not 31: row 20 of a is still to come
+
+
+def test_a_row_below_what_left_beside_an_open_barrier_is_late() -> None:
+    """While a stands at its barrier the section goes on ahead of F: a row that would break its order is late."""
+    feed = Feed(pipeline(("a", "b"), {"lag": 2}, coalesce={"idle_timeout": "never"}))
+    feed.add("a", Point(10), Barrier(11))
+    feed.add("b", *points(25, 30))
+    step = feed.step(0)
+    assert (step.times, step.decision.frontier_after) == ([10, 25], 8)
+    feed.add("b", *points(20, 29))
+    step = feed.step(1)
+    assert ([p.time for p in step.late], step.times) == ([20], [])
+
+
 def test_every_late_row_is_counted() -> None:
     """O12: three rows below what was released are three late rows, not one."""
     feed = orderer(release={"startup_grace": "0", "on_late": "side_output"})
@@ -202,6 +229,13 @@ def test_an_outage_expires_nothing_by_itself() -> None:
     assert step.times == []
     assert step.decision.now == 10 * S
     assert feed.step(3601 * S).times == [100]
+
+
+def test_a_wall_clock_that_goes_back_takes_no_timer_back() -> None:
+    """The pipeline clock stands until the wall clock has caught up."""
+    feed = orderer()
+    feed.add("a", *points(100))
+    assert [feed.step(at * S).decision.now for at in (7, 3, 8)] == [7 * S, 7 * S, 8 * S]
 
 
 def test_the_build_window_waits_for_a_source_that_has_rows() -> None:

@@ -109,6 +109,20 @@ def test_punctuation_can_be_imported_from_another_source() -> None:
     assert (step.decision.frontier_after, step.times) == (20, [5])
 
 
+@pytest.mark.parametrize(("advance", "frontier"), [(False, 20), (True, TICK_MAX)])
+def test_the_mere_end_of_a_source_promises_nothing_about_its_importers(advance: bool, frontier: int) -> None:
+    """b keeps what a had promised when a ends; only an `advance_to_end` says that nothing at all is to come."""
+    raw = pipeline(("a", "b"), preset="streaminsight").model_dump(by_alias=True)
+    raw["sources"]["a"]["punctuation"] |= {"advance_to_end": advance}
+    raw["sources"]["b"]["punctuation"] |= {"explicit": False, "import_from": "a"}
+    feed = Feed(PipelineSpec.model_validate(raw))
+    feed.add("a", Punctuation(20))
+    feed.add("b", Point(25))
+    feed.step(0)
+    feed.end("a")
+    assert feed.step(0).decision.frontier_after == frontier
+
+
 def test_a_regressing_punctuation_is_an_error_if_asked() -> None:
     """`regress: error` names the member; by default it is counted and ignored."""
     for regress in ("error", "ignore"):

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -12,6 +13,7 @@ from tidegate.expectations.checks import limit_values, load_suites
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.quality import QualityLimits
+from tidegate.jobs.spec.reasons import DeadReason, LateReason
 
 GOOD = """\
 suite: mine
@@ -25,6 +27,13 @@ checks:
 def with_quality(spec: PipelineSpec, **quality: object) -> PipelineSpec:
     """The spec with a `quality` section."""
     return PipelineSpec.model_validate(spec.model_dump(by_alias=True) | {"quality": quality})
+
+
+def test_suites_know_every_reason(spec: PipelineSpec) -> None:
+    """A reason that the mover writes and the suite does not list would fail every quality run that meets it."""
+    checks = {check.id: check for suite in load_suites(spec) for check in suite.checks}
+    assert checks["late_reasons"].kwargs["value_set"] == list(get_args(LateReason))
+    assert checks["dead_reasons"].kwargs["value_set"] == list(get_args(DeadReason))
 
 
 def test_built_in_suites_cover_every_part(spec: PipelineSpec) -> None:

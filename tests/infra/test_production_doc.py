@@ -10,20 +10,23 @@ from ruamel.yaml import YAML
 from tests.infra.deploy import DEPLOY
 
 from tidegate.infra.policies import Role
-from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.pipeline import OutputSpec, SourceSpec
 
 TEXT = (Path(__file__).parents[2] / "docs" / "production.md").read_text()
-SOURCES = [
-    (name, raw)
-    for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
-    for name, raw in YAML(typ="safe").load(block)["sources"].items()
-]
+BLOCKS = [YAML(typ="safe").load(block) for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)]
+SOURCES = [(name, raw) for block in BLOCKS for name, raw in block.get("sources", {}).items()]
 
 
 @pytest.mark.parametrize(("name", "raw"), SOURCES, ids=[name for name, _ in SOURCES])
 def test_sources_are_valid(name: str, raw: dict[str, object]) -> None:
     """Each source of the page can be put into a spec as it stands."""
     assert SourceSpec.model_validate(raw).event_time == "at"
+
+
+@pytest.mark.parametrize("raw", [block["outputs"] for block in BLOCKS if "outputs" in block])
+def test_outputs_are_valid(raw: dict[str, object]) -> None:
+    """So can each section on outputs."""
+    assert OutputSpec.model_validate(raw).catalog
 
 
 def test_files_and_roles_exist() -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.epochs import seal_epoch
 
 from tidegate.checkpoints.lease import LeaseView, read_lease
 from tidegate.checkpoints.log import SlotLog
@@ -24,6 +28,23 @@ from tidegate.infra.stack import Stack, StackSettings
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 Wait = Callable[..., None]
+
+
+@pytest.fixture
+def empty_log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
+    """Pipeline `p` without epochs, in the store that the operators open."""
+    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
+    monkeypatch.setenv("TIDEGATE_STORE", url)
+    return SlotLog(open_store(url), "p")
+
+
+@pytest.fixture
+def log(empty_log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
+    """Six epochs of ten rows each; nothing is waited for, no process is started."""
+    monkeypatch.setattr("tidegate.operators.recover.RecoverOperator._await_first_epoch", lambda *_: 1.0)
+    for _ in range(6):
+        seal_epoch(empty_log)
+    return empty_log
 
 
 @pytest.fixture
@@ -55,6 +76,11 @@ supervision: {{retries: 20, retry_delay: 1s}}
 """
 
 
+def spec_of(name: str) -> str:
+    """A small pipeline."""
+    return _SPEC.format(name=name)
+
+
 class Cockpit:
     """A real Airflow and MinIO with one small pipeline per test, driven by fake drivers."""
 
@@ -77,9 +103,9 @@ class Cockpit:
         self.until(lambda: self.head(pipeline) > 0 and self.task(pipeline, run)["state"] == "deferred", 120, "a running stream")
         return run
 
-    def task(self, pipeline: str, run: str, kind: str = "stream") -> dict[str, Any]:
-        """The one task instance of a run."""
-        return self.api.task_instances(f"{pipeline}.{kind}", run)[kind]
+    def task(self, pipeline: str, run: str, kind: str = "stream", task: str | None = None) -> dict[str, Any]:
+        """A task instance of a run; by default the one that is called like the kind of DAG."""
+        return self.api.task_instances(f"{pipeline}.{kind}", run)[task or kind]
 
     def log(self, pipeline: str, run: str, kind: str = "stream", try_number: int = 1) -> str:
         """Its log."""
@@ -143,26 +169,38 @@ class Cockpit:
         return time.monotonic() - begun
 
 
+def task_state(stack: Stack, dag_id: str, run_id: str) -> str:
+    """State of a run's first task, from Airflow's own database: the API server may be the one that is dead."""
+    with closing(sqlite3.connect(f"file:{stack.home / 'airflow' / 'airflow.db'}?mode=ro", uri=True, timeout=30)) as database:
+        asked = "SELECT state FROM task_instance WHERE dag_id = ? AND run_id = ?"
+        row = database.execute(asked, (dag_id, run_id)).fetchone()
+    return str(row[0]) if row else ""
+
+
+@contextmanager
+def cockpit_of(folder: Path, specs: Mapping[str, str]) -> Iterator[Cockpit]:
+    """A stack with these pipelines (name -> YAML), their drivers and checks fake; the environment names its store."""
+    dags = folder / "dags"
+    (dags / "pipelines").mkdir(parents=True)
+    shutil.copy(_REPOSITORY / "dags" / "tidegate_dags.py", dags)
+    for name, text in specs.items():
+        (dags / "pipelines" / f"{name}.yaml").write_text(text)
+    stack = Stack(StackSettings(home=folder / "home", dags=dags))
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, program in (("TIDEGATE_DRIVER", "fake_driver.py"), ("TIDEGATE_CHECKS", "fake_checks.py")):
+            patch.setenv(variable, f"{sys.executable} {Path(__file__).with_name(program)}")
+        try:
+            stack.up(print)
+            for key, value in stack.environment().items():
+                patch.setenv(key, value)
+            yield Cockpit(stack)
+        finally:
+            stack.down(print)
+
+
 @pytest.fixture(scope="session")
 def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
     """One stack for all tests of this tier."""
-    folder = tmp_path_factory.mktemp("cockpit")
-    dags = folder / "dags"
-    (dags / "pipelines").mkdir(parents=True, exist_ok=True)
-    shutil.copy(_REPOSITORY / "dags" / "tidegate_dags.py", dags)
-    for name in PIPELINES:
-        (dags / "pipelines" / f"{name}.yaml").write_text(_SPEC.format(name=name))
-    stack = Stack(StackSettings(home=folder / "home", dags=dags))
-    patch = pytest.MonkeyPatch()
-    patch.setenv("TIDEGATE_DRIVER", f"{sys.executable} {Path(__file__).with_name('fake_driver.py')}")
-    patch.setenv("TIDEGATE_CHECKS", f"{sys.executable} {Path(__file__).with_name('fake_checks.py')}")
-    try:
-        stack.up(print)
-        for key, value in stack.environment().items():
-            patch.setenv(key, value)
-        cockpit = Cockpit(stack)
-        cockpit.begin()
-        yield cockpit
-    finally:
-        stack.down(print)
-        patch.undo()
+    with cockpit_of(tmp_path_factory.mktemp("cockpit"), {name: spec_of(name) for name in PIPELINES}) as found:
+        found.begin()
+        yield found

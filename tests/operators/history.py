@@ -36,12 +36,14 @@ class History:
     Attributes:
         every: seconds between two epochs.
         ago: seconds before now at which the newest epoch of `extend` was sealed.
+        why: the reason that the slowest source holds the frontier.
     """
 
     store: Store
     pipeline: str
     sources: Sequence[str] = AIRPORTS
     every: float = 2.0
+    why: str = "idle timer running"
     dice: random.Random = field(default_factory=lambda: random.Random(7))
 
     def __post_init__(self) -> None:
@@ -97,7 +99,7 @@ class History:
             },
             decision={
                 "frontier_after": frontier,
-                "holder": {"member": f"{slow}/0", "why": "idle timer running", "since": int(at * SECOND)},
+                "holder": {"member": f"{slow}/0", "why": self.why, "since": int(at * SECOND)},
             },
             barriers=self._closed(slot, at),
             notes={"sketches": {s: {"gamma": _GAMMA, "buckets": dice.choice(self.sketches)} for s in self.sources}},

@@ -23,14 +23,26 @@ from tidegate.operators.page import SEES_SITE, SEES_STREAM, make_app
 
 
 class FakeDesk:
-    """Knows the DAGs by heart; everybody may do what `may` says."""
+    """Knows the DAGs by heart; everybody may do what `may` says. All are in one store."""
 
-    def __init__(self, pipelines: Sequence[str], *, may: Sequence[str] = ("recover", "pin"), paused: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        pipelines: Sequence[str],
+        store: Store,
+        *,
+        may: Sequence[str] = ("recover", "pin"),
+        paused: Sequence[str] = (),
+    ) -> None:
         self.pipelines, self.may, self.paused = list(pipelines), list(may), set(paused)
         self.shown: list[dict[str, Any]] = []
+        self._store = store
+
+    def store(self, conn_id: str | None) -> Store:
+        return self._store
 
     def streams(self, user: Any) -> list[dict[str, Any]]:
-        return [{"dag_id": f"{p}.stream", "paused": p in self.paused, "runs": 1} for p in sorted(self.pipelines)]
+        own = {"runs": 1, "conn_id": None}
+        return [{"dag_id": f"{p}.stream", "paused": p in self.paused, **own} for p in sorted(self.pipelines)]
 
     def stream(self, dag_id: str) -> dict[str, Any] | None:
         return next((stream for stream in self.streams(None) if stream["dag_id"] == dag_id), None)
@@ -42,9 +54,9 @@ class FakeDesk:
         return self.shown
 
 
-def app_of(store: Store, desk: FakeDesk) -> FastAPI:
+def app_of(desk: FakeDesk) -> FastAPI:
     """The page's application for a user whom nobody asks for a login."""
-    app = make_app(lambda: store, desk)  # type: ignore[arg-type]
+    app = make_app(desk)  # type: ignore[arg-type]
     for asked in (SEES_SITE.dependency, SEES_STREAM.dependency, get_user):
         assert asked is not None
         app.dependency_overrides[asked] = lambda: None
@@ -72,7 +84,7 @@ def main() -> None:
     """Serve the gallery until interrupted; its first stream goes on."""
     store = MemoryStore(MemoryBucket())
     alive = gallery(store)
-    with served(app_of(store, FakeDesk(GALLERY, paused=["orders"])), int(sys.argv[1]) if len(sys.argv) > 1 else 0) as url:
+    with served(app_of(FakeDesk(GALLERY, store, paused=["orders"])), int(sys.argv[1]) if len(sys.argv) > 1 else 0) as url:
         sys.stdout.write(f"{url}/page\n")
         while True:
             time.sleep(alive.every)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,17 +9,15 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException
+from tests.epochs import checkpoint_id, seal_epoch
 
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.trail import What, note, read_trails
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.operators import recover
 from tidegate.operators.approve import ApproveRestoreOperator, ReportRestoreOperator
 from tidegate.operators.factory import build_dags
 from tidegate.operators.recover import DRIFT, RecoverOperator
-
-from .test_recover import _id, _seal
 
 SPEC = """\
 apiVersion: tidegate/v1
@@ -77,21 +74,9 @@ class Asking:
         return made.execute(self.context())
 
 
-@pytest.fixture
-def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
-    """Six epochs of ten rows each; nothing is waited for, no process is started."""
-    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
-    monkeypatch.setenv("TIDEGATE_STORE", url)
-    monkeypatch.setattr(RecoverOperator, "_await_first_epoch", lambda self, log, timeline: 1.0)
-    log = SlotLog(open_store(url), "p")
-    for _ in range(6):
-        _seal(log)
-    return log
-
-
 def test_an_approved_restore_names_both_people(log: SlotLog) -> None:
     """The question carries the impact report; fork and trail say who asked, who approved, why, from and to."""
-    asking, target = Asking(), _id(log, 3)
+    asking, target = Asking(), checkpoint_id(log, 3)
     text = asking.report(target)["text"]
     assert "**ann** asks for this restore: a test" in text
     assert "epochs rewound   3" in text
@@ -100,14 +85,14 @@ def test_an_approved_restore_names_both_people(log: SlotLog) -> None:
     (fork,) = log.forks()
     assert (fork.recover_to, fork.who, fork.why) == (target, "ann", "a test (approved by olga)")
     (trail,) = read_trails(log.store, "p")
-    assert (trail.request, trail.target, trail.head, trail.why) == ("r", target, _id(log, 6), "a test")
+    assert (trail.request, trail.target, trail.head, trail.why) == ("r", target, checkpoint_id(log, 6), "a test")
     assert [(s.what, s.who) for s in trail.steps] == [("asked", "ann"), ("approved", "olga"), ("restored", "ann")]
 
 
 def test_nobody_approves_his_own_restore(log: SlotLog) -> None:
     """The answer of whoever asked does not count, nothing is changed, and the refusal stays in the trail."""
     asking = Asking()
-    asking.report(_id(log, 3))
+    asking.report(checkpoint_id(log, 3))
     asking.answer("Approve", "ann")
     with pytest.raises(ConfigurationError, match="ann has asked for it and may not approve it as well"):
         asking.recover()
@@ -118,7 +103,7 @@ def test_nobody_approves_his_own_restore(log: SlotLog) -> None:
 def test_without_an_answer_nothing_is_restored(log: SlotLog) -> None:
     """Somebody marked the question as successful instead of answering it."""
     asking = Asking()
-    asking.report(_id(log, 3))
+    asking.report(checkpoint_id(log, 3))
     with pytest.raises(ConfigurationError, match="nobody has answered"):
         asking.recover()
     assert log.forks() == []
@@ -128,7 +113,7 @@ def test_an_approval_does_not_outlive_another_restore(log: SlotLog) -> None:
     """The report was about the timeline that has ended meanwhile."""
     first, second = Asking("r1"), Asking("r2")
     for asking in (first, second):
-        asking.report(_id(log, 3))
+        asking.report(checkpoint_id(log, 3))
         asking.answer("Approve", "olga")
     first.recover()
     with pytest.raises(ConfigurationError, match="restored to something else after the report"):
@@ -140,10 +125,10 @@ def test_an_approval_holds_for_so_many_epochs(log: SlotLog, monkeypatch: pytest.
     """A live stream goes on while it is thought about; beyond the bound in the report it is asked again."""
     monkeypatch.setattr(recover, "DRIFT", 2)
     asking = Asking()
-    assert f"up to {DRIFT} further epochs" in asking.report(_id(log, 3))["text"]
+    assert f"up to {DRIFT} further epochs" in asking.report(checkpoint_id(log, 3))["text"]
     asking.answer("Approve", "olga")
     for _ in range(3):
-        _seal(log)
+        seal_epoch(log)
     with pytest.raises(ConfigurationError, match="3 epochs were sealed after the report, it holds for 2"):
         asking.recover()
 
@@ -151,7 +136,7 @@ def test_an_approval_holds_for_so_many_epochs(log: SlotLog, monkeypatch: pytest.
 def test_a_rejection_is_kept(log: SlotLog) -> None:
     """Nothing follows the question, and the trail says who said no."""
     asking = Asking()
-    asking.report(_id(log, 3))
+    asking.report(checkpoint_id(log, 3))
     asking.answer("Reject", "olga")
     assert [(s.what, s.who) for s in read_trails(log.store, "p")[0].steps][-1] == ("rejected", "olga")
 
@@ -159,7 +144,7 @@ def test_a_rejection_is_kept(log: SlotLog) -> None:
 def test_a_dry_run_asks_nobody(log: SlotLog) -> None:
     """It ends after the report, which stands in its log."""
     with pytest.raises(AirflowSkipException, match="nobody is asked"):
-        Asking().report(_id(log, 3), dry_run=True)
+        Asking().report(checkpoint_id(log, 3), dry_run=True)
     assert read_trails(log.store, "p") == []
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from airflow.sdk import CronDataIntervalTimetable
+from airflow.sdk.exceptions import DagRunTriggerException
 
 from tidegate.checkpoints.open import open_store
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.operators import backfill
 from tidegate.operators.backfill import BackfillOperator
 from tidegate.operators.factory import build_dags
 
@@ -42,11 +44,9 @@ def _answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str = "", err: str 
     return commands
 
 
-def _run(start: str = "2026-01-01T00:00:00Z", fail: bool = False) -> dict[str, Any]:
-    made = BackfillOperator(
-        task_id="backfill", pipeline="p", spec="p.yaml", start=start, end="2026-01-02T00:00:00Z", fail=str(fail)
-    )
-    return made.execute({})
+def _run(start: str = "2026-01-01T00:00:00Z", fail: bool = False, replace: bool = False, **context: Any) -> dict[str, Any]:
+    chosen = {"start": start, "end": "2026-01-02T00:00:00Z", "fail": str(fail), "replace": str(replace)}
+    return BackfillOperator(task_id="backfill", pipeline="p", spec="p.yaml", **chosen).execute(context)
 
 
 def test_the_comparison_is_the_result(said: list[list[str]]) -> None:
@@ -61,6 +61,27 @@ def test_a_difference_fails_who_asked_for_that(said: list[list[str]]) -> None:
     """For a scheduled proof."""
     with pytest.raises(PoisonError, match="stream and batch differ"):
         _run(fail=True)
+
+
+def test_a_difference_is_replaced_by_a_merge(said: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The range's late rows become a request, and the splice's DAG is started with it; without late rows nothing is."""
+    asked: list[tuple[str, ...]] = []
+    answers = [{"request": "s1"}, {}]
+
+    def tidegate(access: Any, pipeline: str, *command: str, nothing: tuple[str, ...]) -> dict[str, Any]:
+        asked.append(command)
+        return answers.pop(0)
+
+    monkeypatch.setattr(backfill, "run_tidegate", tidegate)
+    kept: dict[str, Any] = {}
+    task = SimpleNamespace(xcom_push=lambda key, value: kept.update({key: value}))
+    with pytest.raises(DagRunTriggerException) as started:
+        _run(replace=True, ti=task)
+    assert (started.value.trigger_dag_id, started.value.conf) == ("p.splice", {"request": "s1"})
+    assert asked[0][:5] == ("splice", "late", "p.yaml", "--output", "w")
+    assert asked[0][5:9] == ("--since", "2026-01-01T00:00:00Z", "--until", "2026-01-02T00:00:00Z")
+    assert kept["return_value"]["request"] == "s1"
+    assert _run(replace=True, ti=task)["equal"] is False
 
 
 def test_a_run_by_hand_needs_a_range(said: list[list[str]]) -> None:

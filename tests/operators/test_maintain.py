@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.epochs import checkpoint_id, seal_epoch
 
 from tidegate.checkpoints.catalog import Catalog
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.roots import RootsFile
 from tidegate.checkpoints.verify import Verification
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.operators import maintain
 from tidegate.operators.maintain import SHARES, MaintainOperator, due_for_scrub
 
-from .test_recover import _id, _seal
-
 REPORT = {"data": {"retired": ["t0-000001-aa"], "deleted": ["x", "y"], "deleted_bytes": 7}}
 
 
 @pytest.fixture
-def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
-    """Twenty epochs; `answer` of the retention's process is good."""
-    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
-    monkeypatch.setenv("TIDEGATE_STORE", url)
+def log(empty_log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
+    """Twenty epochs; the answer of the retention's process is good."""
     _answer(monkeypatch, 0, json.dumps(REPORT))
-    log = SlotLog(open_store(url), "p")
     for _ in range(20):
-        _seal(log)
-    return log
+        seal_epoch(empty_log)
+    return empty_log
 
 
 def _answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str = "", err: str = "") -> list[list[str]]:
@@ -62,17 +56,17 @@ def test_a_good_run_says_what_it_did(log: SlotLog, monkeypatch: pytest.MonkeyPat
 
 def test_every_checkpoint_is_read_within_a_week(log: SlotLog) -> None:
     """The newest and the pinned ones each time, the others once in so many runs."""
-    RootsFile(log.store, "p").pin("keep", log.open(Catalog(log).resolve(_id(log, 4))).epoch.id, who="ann", why="")
+    RootsFile(log.store, "p").pin("keep", log.open(Catalog(log).resolve(checkpoint_id(log, 4))).epoch.id, who="ann", why="")
     rows = Catalog(log).listing()
     days = [{str(c) for c in due_for_scrub(rows, day)} for day in range(SHARES)]
     assert set.union(*days) == {row.id for row in rows}
-    assert all({_id(log, 20), _id(log, 4)} <= day for day in days)
+    assert all({checkpoint_id(log, 20), checkpoint_id(log, 4)} <= day for day in days)
     assert max(len(day) for day in days) <= 2 + 20 // SHARES + 1
 
 
 def test_a_damaged_checkpoint_turns_the_run_red(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is condemned, named, and no longer offered; the rest of the work is done."""
-    bad = _id(log, 20)
+    bad = checkpoint_id(log, 20)
 
     def scrub(_: SlotLog, chosen: list[Any]) -> list[Verification]:
         finding = {"key": "p/x.parquet", "problem": "missing", "detail": ""}

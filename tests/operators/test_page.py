@@ -70,6 +70,15 @@ def test_charts_end_at_the_newest_epoch(store: MemoryStore) -> None:
     assert points[-1]["read"] > points[-2]["read"]
 
 
+@pytest.mark.parametrize("why", ["no data", "idle timer running", "open barrier", "no punctuation", "buffered rows"])
+def test_who_holds_the_frontier_is_shown(store: MemoryStore, why: str) -> None:
+    """Partition, reason and since when, as the newest epoch has them."""
+    history = History(store, "p", why=why)
+    history.extend(2)
+    shown = StreamView(store, "p").detail()["holder"]
+    assert (shown["member"], shown["why"], shown["since"] > 0) == ("EWR/0", why, True)
+
+
 def test_a_refresh_reads_what_is_new(store: MemoryStore, gets: list[str]) -> None:
     """Epochs are read once, and sent once to a page that says what it has; after a restore it gets all of them."""
     history, clock = History(store, "p"), ManualClock()
@@ -211,12 +220,13 @@ def test_a_stream_that_stopped_sealing_needs_attention(store: MemoryStore) -> No
     history.extend(2, ago=600)
     keeper = drives(store, "p")
     history.wanted(DesiredState.RUN)
-    history.says("running", unpublished=40, trouble={"message": "the catalog is away"})
+    history.says("running", unpublished=40, trouble={"message": "the catalog is away"}, silent={"LGA": 7_500_000_000})
     found = StreamView(store, "p").summary()
     assert (found["state"], found["tone"]) == ("running", "warn")
     assert [finding["says"] for finding in found["findings"]] == [
         "the newest checkpoint is 10 min old",
         "40 sealed epochs are not in the tables yet",
+        "LGA has said nothing for 2 h",
         "the catalog is away",
     ]
     history.says("failed", token=99, error={"message": "of somebody else"})

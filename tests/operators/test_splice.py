@@ -64,11 +64,12 @@ class Asking:
         self.results["report"] = made.execute(self.context())
         return dict(self.results["report"])
 
-    def answer(self, chosen: str, by: str) -> None:
-        asked = ApproveSpliceOperator(task_id="approve", pipeline="p")
+    def answer(self, chosen: str, by: str, **choice: str) -> None:
+        asked = ApproveSpliceOperator(task_id="approve", pipeline="p", spec="p.yaml")
         person = {"id": by, "name": by}
         now = datetime.now(UTC)
-        event = {"chosen_options": [chosen], "params_input": {}, "responded_at": now, "responded_by_user": person}
+        filled = {name: choice.get(name, "") for name in asked.params} if choice else {}
+        event = {"chosen_options": [chosen], "params_input": filled, "responded_at": now, "responded_by_user": person}
         self.results["approve"] = asked.execute_complete(self.context(), event)
 
     def merge(self) -> dict[str, Any]:
@@ -115,6 +116,17 @@ def test_a_rejection_closes_the_request(asking: Asking) -> None:
         asking.merge()
     kept = read(asking.store, "p", "s1")
     assert (kept.state, kept.decided_by) == ("rejected", "olga")
+
+
+def test_a_part_becomes_two_requests(asking: Asking) -> None:
+    """By what the person has filled in; nothing is merged, for nobody has seen the effect of the part."""
+    asking.answers["part"] = (0, "splice", {"request": "s1-part", "rows": 4, "rest": "s1-rest", "rest_rows": 3})
+    asking.report("s1")
+    asking.answer("Part", "olga", part_until="2026-05-01T11:00:00Z", part_output="events, w")
+    chosen = ["--until", "2026-05-01T11:00:00Z", "--output", "events", "--output", "w"]
+    assert asking.calls[-1][:12] == ["splice", "part", "p.yaml", "s1", *chosen, "--who", "olga"]
+    with pytest.raises(ConfigurationError, match="not approved"):
+        asking.merge()
 
 
 def test_few_late_rows_ask_nobody(asking: Asking) -> None:

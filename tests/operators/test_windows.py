@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from collections import defaultdict
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import Any
 
 import pytest
 from airflow.sdk import PartitionedAssetTimetable
+from tests.epochs import seal_epoch
 
-from tidegate.checkpoints.layout import new_attempt
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.open import open_store
 from tidegate.operators import windows
 from tidegate.operators.factory import build_dags
 from tidegate.operators.windows import ClosedWindowsOperator, closed_periods, partition_key, window_asset
@@ -42,33 +39,8 @@ class Outlets(defaultdict[Any, Any]):
         self.keys_added: list[str] = []
 
 
-@pytest.fixture
-def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
-    """A stream without epochs."""
-    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
-    monkeypatch.setenv("TIDEGATE_STORE", url)
-    return SlotLog(open_store(url), "p")
-
-
 def _seal(log: SlotLog, frontier: int | None) -> None:
-    head = log.head()
-    manifest = Manifest(
-        timeline=head.timeline,
-        slot=head.next_slot,
-        pipeline="p",
-        uid="u",
-        spec_digest="s",
-        code_version="c",
-        parent=str(head.checkpoint) if head.checkpoint else None,
-        parent_sha256=head.sha256,
-        attempt=new_attempt(),
-        lease_token=1,
-        driver="d",
-        recorded_now=0,
-        created_at=0,
-        decision={"frontier_after": frontier},
-    )
-    log.seal(manifest)
+    seal_epoch(log, decision={"frontier_after": frontier})
 
 
 def _announce() -> list[str]:
@@ -79,32 +51,32 @@ def _announce() -> list[str]:
     return said
 
 
-def test_every_period_is_announced_once(log: SlotLog) -> None:
+def test_every_period_is_announced_once(empty_log: SlotLog) -> None:
     """From where the stream began, when the frontier has passed the end; a second run has nothing to say."""
     assert _announce() == []
-    _seal(log, None)  # before the first row
-    _seal(log, START + 10 * MINUTE)
+    _seal(empty_log, None)  # before the first row
+    _seal(empty_log, START + 10 * MINUTE)
     assert _announce() == []
-    _seal(log, START + 2 * HOUR)
+    _seal(empty_log, START + 2 * HOUR)
     assert _announce() == ["2026-01-01T00:00:00", "2026-01-01T01:00:00"]
     assert _announce() == []
-    _seal(log, START + 3 * HOUR - 1)
+    _seal(empty_log, START + 3 * HOUR - 1)
     assert _announce() == []
-    _seal(log, START + 3 * HOUR)
+    _seal(empty_log, START + 3 * HOUR)
     assert _announce() == ["2026-01-01T02:00:00"]
 
 
-def test_a_restore_announces_again(log: SlotLog) -> None:
+def test_a_restore_announces_again(empty_log: SlotLog) -> None:
     """What was taken back closes again, and whoever listens hears of it again."""
-    _seal(log, START)
-    _seal(log, START + HOUR)
-    _seal(log, START + 3 * HOUR)
+    _seal(empty_log, START)
+    _seal(empty_log, START + HOUR)
+    _seal(empty_log, START + 3 * HOUR)
     assert len(_announce()) == 3
-    target = log.read(0, 2)
+    target = empty_log.read(0, 2)
     assert target is not None
-    log.fork(log.head(), target.epoch.id, request_id="r", who="ann", why="")
+    empty_log.fork(empty_log.head(), target.epoch.id, request_id="r", who="ann", why="")
     assert _announce() == []
-    _seal(log, START + 2 * HOUR)
+    _seal(empty_log, START + 2 * HOUR)
     assert _announce() == ["2026-01-01T01:00:00"]
 
 

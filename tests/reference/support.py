@@ -292,7 +292,7 @@ def worlds(draw: st.DrawFn, /, spec: PipelineSpec | None = None, *, barriers: bo
     for name, source in chosen.sources.items():
         partitions = ["0"] if source.partition_by == "source" else ["p0", "p1"][: draw(st.integers(1, 2))]
         members += [Member(name, partition) for partition in partitions]
-    numbers = dict.fromkeys(members, 0)
+    numbers = dict.fromkeys(members, draw(st.sampled_from([0, 0, -1, -3])))  # the first barrier of a source is one more
     ticks = []
     for step in range(draw(st.integers(1, 8))):
         arrivals = {

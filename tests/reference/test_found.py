@@ -126,3 +126,19 @@ def test_a_circle_of_two_levels_waits_for_who_has_no_frontier() -> None:
     ticks = [Tick(0, {A: rows(1)}, None), Tick(3, {A: rows(2)}, None), Tick(0, {A: rows(7), B: barriers(1)}, None)]
     pair = played([A, B], ticks, coalesce=options, barriers={"timeout": "never"})
     assert pair.outcomes[-1].after == 7
+
+
+def test_a_barrier_may_have_the_number_zero() -> None:
+    """Numbers begin where a source begins them: with no barrier closed yet, none is past."""
+    begin = {"t": 0, "kind": "begin"}
+    ticks = [Tick(0, {A: [*rows(1), {**begin, "id": 0}], B: [*rows(2), {**begin, "id": 0}]}, None), Tick(0, {}, None)]
+    pair = played([A, B], ticks, barriers={"identity": "id"})
+    assert [(b.id, b.outcome) for o in pair.outcomes for b in o.barriers] == [(0, "complete")]
+
+
+def test_a_barrier_aborted_and_missed_in_one_epoch_is_told_as_it_was_and_as_it_is() -> None:
+    """Two rows of health: without the member that came too late, and with it."""
+    ticks = [Tick(0, {A: barriers(1)}, None), Tick(0, {B: barriers(1)}, None, aborts=(1,))]
+    pair = played([A, B], ticks)
+    told = [(b.id, b.outcome, sorted(b.missing), b.tardy) for o in pair.outcomes for b in o.barriers]
+    assert told == [(1, "aborted", ["b/0"], []), (1, "aborted", ["b/0"], ["b/0"])]

@@ -180,6 +180,14 @@ def test_far_future_rows_are_quarantined() -> None:
     assert rig.state["members"]["a/0"]["generator"]["newest"] == 1001
 
 
+def test_a_source_may_run_ahead_of_the_clock_step_by_step() -> None:
+    """`max_jump` asks for both: far ahead of the clock, and as far ahead of the partition's own newest row."""
+    rig = Rig(pipeline({"max_jump": 100}))
+    rig.state = {"clock": 1000}
+    moved = rig.run(at(1090), at(1190), at(1291), before=TICK_MIN, after=TICK_MIN)
+    assert [r["t"] for r in rig.table(moved, "late")] == [1291]
+
+
 def test_object_slices_are_cast_to_the_schema() -> None:
     """Object rows are read by range, converted value by value, and what cannot be converted is a dead letter."""
     spec = pipeline()

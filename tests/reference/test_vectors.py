@@ -180,6 +180,15 @@ def test_h13_h14_a_row_is_late_by_its_first_window(engine: str) -> None:
 
 
 @engines
+def test_by_event_a_row_at_the_frontier_is_on_time(engine: str) -> None:
+    """With `event` a row is late iff it is before the frontier, however long its window stays open; at the frontier it is not."""
+    on = feed({"kind": "tumbling", "size": 10, "late_unit": "event"}, engine, preset="hazelcast")
+    on.epoch(watermark(5))
+    assert [r["t"] for r in on.epoch(events(5, 4, 6)).late] == [4]
+    assert counts(on.epoch(END)) == [(0, 10, 2)]
+
+
+@engines
 def test_h15_sessions_by_event_time(engine: str) -> None:
     """Sessions close at their end, drop what is behind the frontier, and stay apart when they only touch."""
     on = feed({"kind": "session", "gap": 10}, engine, preset="hazelcast")
@@ -273,6 +282,84 @@ def test_zero_rows_fill_a_gap(engine: str) -> None:
     assert counts(on.epoch(watermark(60))) == [(20, 30, 0), (30, 40, 1)]
     assert counts(on.epoch(events(61))) == [(40, 50, 0), (50, 60, 0)]
     assert counts(on.epoch(END)) == [(60, 70, 1)]
+
+
+@engines
+@pytest.mark.parametrize(
+    ("emit", "told"),
+    [
+        ("close", [[], [], [(0, 10, 2)], []]),
+        ("each_epoch", [[(0, 10, 1)], [(0, 10, 2), (20, 30, 1)], [], [(20, 30, 2)]]),
+        ("complete", [[(0, 10, 1)], [(0, 10, 2), (20, 30, 1)], [(0, 10, 2), (20, 30, 1)], [(20, 30, 2)]]),
+    ],
+)
+def test_what_is_told_when(emit: str, told: list[Any], engine: str) -> None:
+    """A result when F passes the end; what has changed in every epoch; or all live windows in every epoch."""
+    on = feed({"kind": "tumbling", "size": 10, "emit": emit}, engine)
+    assert [counts(on.epoch(given)) for given in (events(1), events(2, 21), watermark(10), events(22))] == told
+
+
+@engines
+def test_windows_before_the_least_start_do_not_exist(engine: str) -> None:
+    """Rows that no other window covers count nowhere, and are not late for anything either."""
+    on = feed({"kind": "sliding", "size": 10, "slide": 5, "min_window_start": 0}, engine)
+    play = on.epoch(events(-1, 2, 7))
+    assert [*counts(play), *play.late] == []
+    assert counts(on.epoch(watermark(30))) == [(0, 10, 2), (5, 15, 1)]
+
+
+@engines
+@pytest.mark.parametrize(("revisions", "sums"), [("accumulate", [1, 3]), ("delta", [1, 2])])
+def test_what_a_later_firing_carries(revisions: str, sums: list[int], engine: str) -> None:
+    """The whole window anew, or only what came since."""
+    on = feed({"kind": "tumbling", "size": 10, "lateness": 10, "revisions": revisions}, engine)
+    on.epoch(events(1))
+    plays = [on.epoch(watermark(10)), on.epoch(events(2, 3))]
+    assert [[(r["n"], r["revision"]) for r in play.windows[WINDOW]] for play in plays] == [[(n, i)] for i, n in enumerate(sums)]
+
+
+@engines
+@pytest.mark.parametrize(
+    ("touch", "close", "told"),
+    [
+        ("merge", "at_end", 10),
+        ("merge", "after_end", 11),
+        ("separate", "at_end", 10),
+        ("separate", "after_end", 11),
+        ("merge", None, 11),  # a row at 10 would touch, so whether it merges must not depend on the cut
+        ("separate", None, 10),
+    ],
+)
+def test_when_a_session_closes(touch: str, close: str | None, told: int, engine: str) -> None:
+    """At its end, or when F is behind it: the default where touching sessions merge."""
+    on = feed({"kind": "session", "gap": 10, "session_touch": touch, "session_close": close}, engine)
+    on.epoch(events(0))
+    found = {time: counts(on.epoch(watermark(time))) for time in (9, 10, 11)}
+    assert found == {time: [(0, 10, 1)] if time == told else [] for time in (9, 10, 11)}
+
+
+@engines
+@pytest.mark.parametrize(("session_late", "accepted"), [("merged", 2), ("own", 2), ("event", 1)])
+def test_how_a_session_row_is_judged(session_late: str, accepted: int, engine: str) -> None:
+    """A row below F whose own session is still open, and one whose own is closed but that meets a live one."""
+    window = {"kind": "session", "gap": 10, "session_late": session_late, "session_touch": "separate"}
+    on = feed(window, engine)
+    on.epoch(events(20))
+    on.epoch(watermark(21))
+    late = on.epoch(events(15)).late
+    assert counts(on.epoch(watermark(40))) == [(15 if accepted == 2 else 20, 30, accepted)]
+    assert len(late) == 2 - accepted
+
+
+@engines
+@pytest.mark.parametrize(("session_late", "start"), [("merged", 12), ("own", 20)])
+def test_a_session_row_may_be_kept_by_the_session_it_meets(session_late: str, start: int, engine: str) -> None:
+    """Its own session ends at 22, when F stands at 25: late on its own, in time after it merged."""
+    on = feed({"kind": "session", "gap": 10, "session_late": session_late, "session_touch": "separate"}, engine)
+    on.epoch(events(20))
+    on.epoch(watermark(25))
+    on.epoch(events(12))
+    assert [c[0] for c in counts(on.epoch(watermark(40)))] == [start]
 
 
 @engines

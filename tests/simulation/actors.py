@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from tests.engine.harness import barrier, row, spec_of
+from tests.simulation.basics import NEVER, PIPELINE, Violation
 from tests.simulation.catalog_model import Catalog, SimSink, external_files
-from tests.simulation.world import PIPELINE, Baton, Process, SimClock, SimStore, Violation, World
+from tests.simulation.servers import server_of, sink_of
+from tests.simulation.storage import SimStore
+from tests.simulation.world import Baton, Process, SimClock, World
 
 from tidegate.checkpoints.identity import ensure_identity
 from tidegate.checkpoints.keeper import LeaseKeeper
@@ -17,6 +19,7 @@ from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.lease import Lease, evict
 from tidegate.checkpoints.log import Lost, Sealed, SlotLog
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
+from tidegate.checkpoints.requests import Kind, submit
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.retention import Policy, Retention
 from tidegate.checkpoints.roots import pin_checkpoint
@@ -24,13 +27,14 @@ from tidegate.jobs.driver.inbox import Inbox
 from tidegate.jobs.driver.recovery import settle_head
 from tidegate.jobs.driver.steps import DriverSteps
 from tidegate.jobs.engine.epoch import Author, Engine
+from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.reference.memory_source import MemorySource
 from tidegate.jobs.reference.mover import ReferenceMover
 from tidegate.jobs.sinks.small import SmallTables
 from tidegate.jobs.sinks.tables import published_upto, rewound
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
 
-__all__ = ["SPEC", "Stage", "WatchedLog"]
+__all__ = ["KINDS", "SPEC", "Stage", "WatchedLog"]
 
 _SOURCE = {
     "path": "inbox/x/",
@@ -40,7 +44,22 @@ _SOURCE = {
     "barriers": {"kind": "kind", "types": ["cut"], "id": "n"},
     "limits": {"rows": 4},
 }
-SPEC = spec_of(sources={"a": _SOURCE, "b": _SOURCE}, checkpoint={"on_bad_checkpoint": "fork"})
+_SINKS: dict[str, dict[str, Any]] = {
+    "": {},
+    "postgres": {"kind": "postgres", "url": "postgresql://u@h/d", "windows": "upsert"},
+    "webhook": {"kind": "webhook", "url": "http://h/"},
+    "files": {"kind": "files", "path": "out", "format": "jsonl"},
+}
+SPECS = {
+    kind: spec_of(
+        sources={"a": _SOURCE, "b": _SOURCE},
+        checkpoint={"on_bad_checkpoint": "fork"},
+        sinks={kind: sink} if sink else {},
+    )
+    for kind, sink in _SINKS.items()
+}
+SPEC = SPECS[""]
+KINDS = tuple(kind for kind in _SINKS if kind)
 PATIENCE = 8  # troubles in a row before a driver's process gives up
 
 
@@ -79,13 +98,14 @@ class SimSteps(DriverSteps):
 class Stage:
     """One schedule's parts: the world, its catalog, its sources, and who acts."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, sink: str = "") -> None:
         self.world = world
+        self.spec = SPECS[sink]
+        self.server = server_of(self.spec, world)
         self.catalog = Catalog(world)
         self.sources = {name: MemorySource(name) for name in SPEC.sources}
         self.fed: dict[str, int] = dict.fromkeys(self.sources, 0)
         self._drivers = 0
-        self.published_before_seal = False
 
     # the feed
 
@@ -94,7 +114,7 @@ class Stage:
         rng = self.world.rng
         for name, source in self.sources.items():
             rows = [row(5 * step + rng.randrange(-6, 6) + 6, rng.randrange(5)) for _ in range(rng.randrange(1, 5))]
-            if step == 2:
+            if step == 1:
                 rows.insert(rng.randrange(len(rows) + 1), barrier(5 * step + 6, 1))
             source.append(*rows)
             self.fed[name] += len(rows)
@@ -126,8 +146,12 @@ class Stage:
 
     def _supervise(self, name: str, process: Process, host: int, epochs: int, left: int) -> None:
         """Starts a driver again that ended in trouble."""
-        while process.alive and not process.exited:
-            self.world.pause(self.world.now + 4.0)
+        me = self.world.current()
+        assert me is not None
+        if process.alive:
+            process.watchers.append(me)
+            self.world.pause(NEVER)
+        self.world.pause(self.world.now + self.world.rng.choice((0.5, 4.0)))
         if not process.exited.startswith("done"):
             self.driver(f"{name}'", host=host, epochs=epochs, respawn=left - 1)
 
@@ -140,10 +164,12 @@ class Stage:
         world.spawn(f"{name}.keeper", process, partial(self._keep, keeper, clock, process), "lease")
         steps = SimSteps(keeper, process)
         log = WatchedLog(store)
-        self._patiently(clock, lambda: settle_head(SPEC, log, lease, "latest"))
+        self._patiently(clock, lambda: settle_head(self.spec, log, lease, "latest"))
         engine = self._patiently(clock, lambda: self._engine(store, log, uid, name, steps, clock))
-        sink = SimSink(SPEC, store, uid, self.catalog)
-        world.spawn(f"{name}.publisher", process, partial(self._publish, sink, store, clock, process), "publish")
+        sinks: list[Sink] = [SimSink(self.spec, store, uid, self.catalog), *sink_of(self.spec, store, uid, self.server)]
+        for sink in sinks:
+            role = "publish" if isinstance(sink, SimSink) else "sink"
+            world.spawn(f"{name}.{sink.name}", process, partial(self._publish, sink, store, clock, process), role)
         try:
             inbox = Inbox(store, PIPELINE, lambda: lease.token, process.stop, lambda: engine.standing.head.record, clock)
             self._epochs(engine, keeper, inbox, process, clock, epochs)
@@ -152,7 +178,7 @@ class Stage:
             process.alive = False
             return
         process.step = "end"
-        process.draining = True
+        process.draining = {sink.name for sink in sinks}
         while process.draining:
             clock.sleep(0.2)
         lease.release()
@@ -195,10 +221,10 @@ class Stage:
 
     def _engine(self, store: SimStore, log: SlotLog, uid: str, name: str, steps: SimSteps, clock: SimClock) -> Engine:
         return Engine(
-            SPEC,
+            self.spec,
             log,
             list(self.sources.values()),
-            ReferenceMover(store, SPEC, self.sources),
+            ReferenceMover(store, self.spec, self.sources),
             author=Author(uid, name, "0"),
             steps=steps,
             clock=clock,
@@ -211,14 +237,15 @@ class Stage:
             clock.sleep(2.0)
             keeper.tick()
 
-    def _publish(self, sink: SimSink, store: SimStore, clock: SimClock, process: Process) -> None:
+    def _publish(self, sink: Sink, store: SimStore, clock: SimClock, process: Process) -> None:
         log = WatchedLog(store)
         while process.alive:
-            last = process.draining
+            last = sink.name in process.draining
             try:
-                sink.follow(log)
-                process.draining = process.draining and not last
-                clock.sleep(0.3)
+                applied = sink.follow(log)
+                if last:
+                    process.draining.discard(sink.name)
+                clock.sleep(0.3 if applied or process.draining else 1.0)
             except TransientError:
                 clock.sleep(1.0)
 
@@ -286,16 +313,40 @@ class Stage:
         log = WatchedLog(store)
         retention = self.retention(store, log, clock, keep)
         for number in range(runs):
-            try:
-                with self._tolerant():
-                    head = log.head()
-                    if pin and head.checkpoint is not None:
-                        pin_checkpoint(log, f"{name}{number}", head.checkpoint, who=name)
-                    retention.run()
-            except TransientError:
-                pass
+            with suppress(TransientError):
+                if pin:
+                    self._pin_newest(f"{name}{number}", store, clock)
+                retention.run()
             clock.sleep(self.world.rng.choice((0.1, 1.0, 5.0)))
         process.exited, process.alive = "done", False
+
+    def person(self, name: str, *, delay: float = 0.0) -> Process:
+        """Somebody who asks for a savepoint, and pins the newest checkpoint by hand."""
+        process = self.world.process(name, 2)
+        self.world.spawn(name, process, partial(self._ask, name, process), "person", delay)
+        return process
+
+    def _ask(self, name: str, process: Process) -> None:
+        store, clock = SimStore(self.world), SimClock(self.world, process.host)
+        for act in (partial(self._ask_savepoint, name), partial(self._pin_newest, name)):
+            with suppress(TransientError):
+                act(store, clock)
+            clock.sleep(self.world.rng.choice((0.1, 2.0)))
+        process.exited, process.alive = "done", False
+
+    def _ask_savepoint(self, name: str, store: SimStore, clock: SimClock) -> None:
+        submit(store, PIPELINE, Kind.SAVEPOINT, who=name, name=f"{name}s", request_id=name, clock=clock)
+
+    def _pin_newest(self, name: str, store: SimStore, clock: SimClock) -> None:
+        """A pin may be refused, and what it names may have been retired."""
+        log = WatchedLog(store)
+        head = log.head()
+        try:
+            if head.checkpoint is not None:
+                pin_checkpoint(log, f"{name}p", head.checkpoint, who=name)
+        except (ConfigurationError, PoisonError) as error:
+            if error.code not in ("roots.refused", "log.no_manifest", "checkpoint.unknown"):
+                raise
 
     def retention(self, store: SimStore, log: SlotLog, clock: SimClock, keep: int) -> Retention:
         """The real thing, on the model's catalog."""
@@ -303,17 +354,8 @@ class Stage:
             log,
             Policy(keep_last=keep, keep_for=-1e9, grace=0.0),
             external=lambda: external_files(self.catalog, store),
-            published_upto=lambda: published_upto(SPEC, log),
-            rewound=lambda: rewound(SPEC, log),
+            published_upto=lambda: published_upto(self.spec, log),
+            rewound=lambda: rewound(self.spec, log),
             clock=clock,
             workers=1,
         )
-
-    @contextmanager
-    def _tolerant(self) -> Iterator[None]:
-        """A pin may be refused, and what it names may have been retired."""
-        try:
-            yield
-        except (ConfigurationError, PoisonError) as error:
-            if error.code not in ("roots.refused", "log.no_manifest", "checkpoint.unknown"):
-                raise

@@ -6,13 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
-from tests.simulation.world import PIPELINE, SimStore, Violation, World
+from tests.simulation.basics import PIPELINE, Violation
+from tests.simulation.coverage import COMMIT, KINDS, LOAD
+from tests.simulation.storage import SimStore
+from tests.simulation.world import World
 
 from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.store import Store
@@ -69,7 +74,6 @@ class Catalog:
         self.fences = True
         world.catalog = self
         world.table_files = self.live_files
-        world.table_marks = lambda: tuple(m.main.mark if m.main else None for m in self.tables.values())
 
     def live_files(self) -> set[str]:
         """What the tables name now, and what the pointer's versions name."""
@@ -77,18 +81,22 @@ class Catalog:
 
     def visit(self, verb: str, table: str) -> str:
         """Hand the baton back, and see what goes wrong."""
-        self.world.pause(self.world.now + 0.01)
-        kinds = (
-            ("503", "slow", "sleep", "crash")
-            if verb == "load"
-            else ("503", "lost answer", "lost request", "slow", "sleep", "crash")
-        )
-        kind = self.world.fate(f"catalog.{verb}", table, kinds)
+        self.world.travel()
+        kind = self.world.fate(f"catalog.{verb}", table, KINDS[LOAD if verb == "load" else COMMIT])
         if kind in ("503", "lost request"):
             raise OSError(kind)
-        if kind in ("slow", "sleep", "crash"):
+        if kind in ("slow", "sleep", "crash", "clock jump"):
             self.world.endure(kind)
         return kind
+
+    def _answer(self, kind: str) -> None:
+        """What becomes of the answer to something that took effect."""
+        if kind == "crash after":
+            self.world.endure("crash")
+        if kind == "slow answer":
+            self.world.endure(kind)
+        if kind == "lost answer":
+            raise OSError(kind)
 
     def table_exists(self, identifier: tuple[str, str]) -> bool:
         """Whether it is registered."""
@@ -106,21 +114,45 @@ class Catalog:
         return SimpleNamespace(catalog=self, table=table, metadata=self.tables[table], name=lambda: (PIPELINE, table))
 
     def create_table(self, identifier: tuple[str, str], schema: Any, **_: Any) -> Any:
-        """A table without a snapshot."""
+        """A table without a snapshot, as far as nobody else was faster."""
         kind = self.visit("create", identifier[1])
-        if identifier[1] in self.tables:
-            raise TableAlreadyExistsError(identifier[1])
-        self.tables[identifier[1]] = self.version(Metadata(f"{identifier[1]}/0"))
-        if kind == "lost answer":
-            raise OSError(kind)
-        return self.handle(identifier[1])
+        if kind == "late":
+            self._later(f"create {identifier[1]}", lambda: self._created(identifier[1]))
+        self._created(identifier[1])
+        self._answer(kind)
+        return self.load_table(identifier)  # as pyiceberg's SQL catalog does
+
+    def _created(self, table: str) -> None:
+        if table in self.tables:
+            raise TableAlreadyExistsError(table)
+        self._stands(table, self.version(Metadata(f"{table}/0")))
 
     def register_table(self, identifier: tuple[str, str], location: str) -> None:
         """A table the catalog had lost."""
-        self.visit("create", identifier[1])
-        if identifier[1] in self.tables:
-            raise TableAlreadyExistsError(identifier[1])
-        self.tables[identifier[1]] = self.versions[location]
+        kind = self.visit("create", identifier[1])
+        if kind == "late":
+            self._later(f"register {identifier[1]}", lambda: self._registered(identifier[1], location))
+        self._registered(identifier[1], location)
+        self._answer(kind)
+
+    def _registered(self, table: str, location: str) -> None:
+        if table in self.tables:
+            raise TableAlreadyExistsError(table)
+        self._stands(table, self.versions[location])
+
+    def _stands(self, table: str, metadata: Metadata) -> None:
+        self.tables[table] = metadata
+        self.world.mark(table, metadata.main and metadata.main.mark)
+
+    def _later(self, what: str, act: Callable[[], object]) -> None:
+        """A transaction that commits after the client gave up waiting; a refusal nobody hears."""
+
+        def arrive() -> None:
+            with suppress(CommitFailedException, TableAlreadyExistsError):
+                act()
+
+        self.world.late.append((f"catalog: {what}", arrive))
+        raise OSError("late")
 
     def version(self, metadata: Metadata) -> Metadata:
         """A metadata file, never changed again."""
@@ -129,17 +161,21 @@ class Catalog:
 
     def commit(self, handle: Any, timeline: int, change: Callable[[Metadata], Metadata]) -> None:
         """Swap main, on the condition that it is what the follower judged."""
-        table = handle.table
+        table, judged = handle.table, handle.metadata
         kind = self.visit("commit", table)
-        now, judged = self.tables[table], handle.metadata
+        if kind == "late":
+            self._later(f"commit {table}", partial(self._committed, table, judged, timeline, change))
+        handle.metadata = self._committed(table, judged, timeline, change)
+        self._answer(kind)
+
+    def _committed(self, table: str, judged: Metadata, timeline: int, change: Callable[[Metadata], Metadata]) -> Metadata:
+        now = self.tables[table]
         if now.main is not judged.main and not (self.rebase and timeline >= 0):
             raise CommitFailedException(f"main of {table} has moved")
         after = change(now)
         self._watch(table, timeline if timeline >= 0 else -timeline - 1, after)
-        location = f"{table}/{len(self.versions)}"
-        self.tables[table] = handle.metadata = self.version(replace(after, location=location))
-        if kind == "lost answer":
-            raise OSError(kind)
+        self._stands(table, self.version(replace(after, location=f"{table}/{len(self.versions)}")))
+        return self.tables[table]
 
     def _watch(self, table: str, timeline: int, after: Metadata) -> None:
         highest = self.highest.get(table, 0)

@@ -1,17 +1,17 @@
-"""What must hold after every schedule, once a fresh driver has recovered (semantics.md section 9, and issue 5)."""
+"""What must hold after every schedule, once a fresh driver has recovered (semantics.md section 9)."""
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-import pyarrow.parquet as pq
 from tests.simulation.actors import SPEC, Stage
-from tests.simulation.world import PIPELINE, Violation
+from tests.simulation.basics import PIPELINE, Violation
+from tests.simulation.cheap import rows_of
+from tests.simulation.judge_sinks import judge_sink
 
 from tidegate.checkpoints.layout import LAST_SLOT, Layout
 from tidegate.checkpoints.log import SlotLog, Stretch
@@ -39,6 +39,7 @@ def judge(stage: Stage) -> None:
     _pinned(stage, log)
     _conserved(lineage)
     _tables_follow(stage, lineage, (head.timeline, head.slot))
+    judge_sink(stage, lineage, (head.timeline, head.slot))
     _rows(stage, lineage)
 
 
@@ -98,13 +99,18 @@ def _restorable(stage: Stage) -> None:
 
 def _pinned(stage: Stage, log: SlotLog) -> None:
     roots = RootsFile(log.store, PIPELINE).read()
+    for ack in (json.loads(data) for key, data in stage.world.bucket.objects.items() if key.startswith(LAYOUT.acks)):
+        asked = json.loads(stage.world.bucket.objects[LAYOUT.request(ack["id"])])
+        if ack["outcome"] == "applied" and asked["kind"] == "savepoint":
+            pin = roots.pins.get(asked["name"])
+            _require(pin is not None and pin.checkpoint == ack["checkpoint"], f"savepoint {ack} is pinned as {pin}")
     for name, pin in roots.pins.items():
         key = next(
             (k for k, r in stage.world.bucket.records.items() if r.get("attempt") == pin.checkpoint.rpartition("-")[2]), None
         )
         _require(key is not None, f"pin {name} names nothing")
         record = parse_record(stage.world.bucket.objects[key or ""])
-        _require(not isinstance(record, Stub) or name in stage.world.failed_pins, f"pin {name}: {pin.checkpoint} was retired")
+        _require(not isinstance(record, Stub), f"pin {name}: {pin.checkpoint} was retired")
 
 
 def _conserved(lineage: list[Manifest]) -> None:
@@ -161,7 +167,7 @@ def _windows(stage: Stage, lineage: list[Manifest], late: list[dict[str, Any]], 
     newest: dict[int, dict[str, Any]] = {}
     revisions = Counter[tuple[int, int]]()
     for r in _table(stage, lineage, "w"):
-        start = int(r["window_start"].timestamp()) // 10
+        start = r["window_start"] // 10_000_000
         revisions[start, r["revision"]] += 1
         if start not in newest or newest[start]["revision"] < r["revision"]:
             newest[start] = r
@@ -178,5 +184,5 @@ def _table(stage: Stage, lineage: Iterable[Manifest], table: str) -> list[dict[s
         for file in epoch.files.get(table, []):
             data = stage.world.bucket.objects.get(file.key)
             _require(data is not None, f"{file.key} of {table} is gone")
-            found += pq.read_table(io.BytesIO(data or b"")).to_pylist()
+            found += rows_of(data or b"")
     return found

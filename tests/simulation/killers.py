@@ -14,8 +14,9 @@ from unittest.mock import patch
 
 from tests.simulation import actors, mutants
 from tests.simulation.actors import Stage
+from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.schedule import finish, recover, simulated
-from tests.simulation.world import PIPELINE, Process, Rule, SimClock, Violation, World
+from tests.simulation.world import Process, Rule, SimClock, World
 
 from tidegate.checkpoints.keeper import LeaseKeeper
 from tidegate.checkpoints.lease import Lease
@@ -26,6 +27,8 @@ from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.roots import Roots, RootsFile
 from tidegate.jobs.driver.inbox import Inbox
 from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.jobs.sinks.postgres import PostgresSink
+from tidegate.jobs.sinks.standard import StandardSink
 
 __all__ = ["KILLERS", "Killer", "play"]
 
@@ -39,6 +42,7 @@ class Killer:
     name: str
     script: Callable[[Stage], None]
     without: Callable[[], list[Any]]
+    sink: str = ""
 
 
 def play(killer: Killer, *, mended: bool = True) -> World:
@@ -49,7 +53,7 @@ def play(killer: Killer, *, mended: bool = True) -> World:
     with simulated(world), ExitStack() as stack:
         for one in [] if mended else killer.without():
             stack.enter_context(one)
-        stage = Stage(world)
+        stage = Stage(world, killer.sink)
         for step in range(4):
             stage.feed(step)
         try:
@@ -124,7 +128,7 @@ def late_put(stage: Stage) -> None:
     stage.driver("d1", host=1, epochs=2)
     _until(stage, _sealed(stage, 2, "d1"), "d1 sealed")
     stage.world.now += 600.0
-    while stage.world.bucket.held:
+    while stage.world.late:
         stage.world.deliver()
 
 
@@ -150,6 +154,14 @@ def two_publishers(stage: Stage) -> None:
     sleeper = _sleeper(stage, lambda: _published(stage, "events") >= 3, "catalog.commit", "events", nth=2)
     stage.driver("d1", host=1, epochs=3)
     _until(stage, _ended(sleeper), "d0 done")
+
+
+def begun_by_another(stage: Stage) -> None:
+    """A publisher asleep between making a table and loading it; a restore, and the next driver begins the table."""
+    sleeper = _sleeper(stage, lambda: stage.catalog.highest.get("events", 0) >= 1, "catalog.load", "events")
+    _until(stage, _ended(stage.restorer("r0", back=9)), "r0 done")
+    stage.driver("d1", host=1, epochs=2)
+    _until(stage, _ended(sleeper), "d0 fenced")
 
 
 def straddling_publish(stage: Stage) -> None:
@@ -235,7 +247,7 @@ def bad_newest(stage: Stage) -> None:
     slot = min(key for key in bucket.needs if "timelines/0/slots" in key)
     lost = next(key for key in bucket.needs[slot] if "/state/" in key and bucket.records[slot]["attempt"] in key)
     stage.world.damaged.add(slot)
-    del bucket.objects[lost]
+    bucket.remove(lost)
 
 
 def stale_stop(stage: Stage) -> None:
@@ -262,12 +274,48 @@ def lost_pin(stage: Stage) -> None:
         raise Violation(f"a savepoint applied by {applied} is pinned as {pin}")
 
 
+def two_database_publishers(stage: Stage) -> None:
+    """A publisher asleep between reading the ledger and applying the next slot; another one applies it, and more."""
+    world, since = stage.world, list[float]()
+
+    def ahead() -> bool:
+        return stage.server.ledger is not None and stage.server.ledger[2] >= 3
+
+    def applied() -> bool:
+        """The others of its process sleep a little longer: they would find the lease lost, and end it."""
+        if ahead() and not since:
+            since.append(world.now)
+        return bool(since) and world.now > since[0] + 20.0
+
+    world.rules += [
+        Rule("d0", "swap", "lease", applied, wedge=True),
+        Rule("d0", *SLOT, applied, 2, wedge=True),
+        Rule("d0", "serve", "commit", ahead, 4, wedge=True),
+    ]
+    sleeper = stage.driver("d0", epochs=6)
+    _until(stage, lambda: world.rules[-1].fired, "d0's publisher asleep")
+    stage.driver("d1", host=1, epochs=3)
+    _until(stage, _ended(sleeper), "d0 fenced")
+
+
+def late_delivery(stage: Stage) -> None:
+    """A publisher asleep before it delivers a slot; a restore abandons the slot, and is followed; then the delivery arrives."""
+    gone: list[Process] = []
+    sleeper = _sleeper(stage, lambda: bool(gone) and not gone[0].alive, "serve", "t0-000002")
+    _until(stage, _ended(stage.restorer("r0", back=_sealed_slots(stage) - 1)), "r0 done")
+    gone.append(stage.driver("d1", host=1, epochs=1))
+    _until(stage, _ended(sleeper), "d0 fenced")
+
+
+def _sealed_slots(stage: Stage) -> int:
+    return max(int(mark[1]) for mark in stage.world.slot_marks)
+
+
 def wiped_bucket(stage: Stage) -> None:
     """The bucket is wiped while the catalog survives: a new history must not be published into the old tables."""
     _until(stage, _ended(stage.driver("d0", epochs=2)), "d0 done")
     bucket, before = stage.world.bucket, {table: metadata.main for table, metadata in stage.catalog.tables.items()}
-    for kept in (bucket.objects, bucket.needs, bucket.records, bucket.bytes):
-        kept.clear()
+    bucket.wipe()
     # Its publisher begins when the new log is longer than the tables: then only the uid tells the histories apart.
     stage.world.rules.append(Rule("d1", "catalog.load", "checkpoints", _sealed(stage, 4, "d1"), wedge=True))
     _until(stage, _ended(stage.driver("d1", epochs=4)), "d1 ended")
@@ -323,6 +371,11 @@ KILLERS = (
         straddling_publish,
         lambda: [patch.object(Stage, "__init__", mutants._with(fences=False))],
     ),
+    Killer(
+        "a table made by one publisher and begun by another",
+        begun_by_another,
+        lambda: [patch.object(IcebergSink, "_require_new", lambda *_: None)],
+    ),
     Killer("GC against a restore being written", claim_and_gc, lambda: [patch.object(RootsFile, "claim", mutants._no_claim)]),
     Killer("GC against a pin", pin_and_gc, lambda: [patch.object(Roots, "kept", set())]),
     Killer(
@@ -347,6 +400,18 @@ KILLERS = (
         "a bucket wiped while the catalog survives",
         wiped_bucket,
         lambda: [patch.object(IcebergSink, "_checked", lambda _, follower: follower)],
+    ),
+    Killer(
+        "two publishers of a database",
+        two_database_publishers,
+        lambda: [patch.object(PostgresSink, "_move", mutants._move_anyway)],
+        "postgres",
+    ),
+    Killer(
+        "a delivery of an abandoned epoch after the restore",
+        late_delivery,
+        lambda: [patch.object(StandardSink, "_rewind", mutants._rewind_silently)],
+        "webhook",
     ),
     Killer("a savepoint sealed but not pinned", lost_pin, lambda: [patch.object(Inbox, "_unfinished", _forget_applied)]),
     Killer("a wedged driver whose heartbeat lives", wedged, lambda: [patch.object(LeaseKeeper, "overdue", False)]),

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from pyiceberg.exceptions import CommitFailedException
 from tests.simulation.actors import Stage
+from tests.simulation.cheap import cheap
 from tests.simulation.schedule import run_seed
 
 from tidegate.checkpoints.log import Lost, Sealed, SlotLog
@@ -22,6 +24,9 @@ from tidegate.checkpoints.roots import RootsFile
 from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, StoreUnavailableError
 from tidegate.jobs.engine import epoch
 from tidegate.jobs.engine.epoch import Engine
+from tidegate.jobs.sinks.marks import Mark
+from tidegate.jobs.sinks.postgres import PostgresSink
+from tidegate.jobs.sinks.standard import FilesSink, StandardSink
 
 __all__ = ["MUTANTS", "Mutant", "hunt"]
 
@@ -35,13 +40,15 @@ class Mutant:
     Attributes:
         make: the patches that put it in.
         rate: fault rate at which to look for it; None: as the seed says.
-        focus: the kind of request, and what is done to it, that it is about; None: as the seed says.
+        focus: the kind of fault and the step that it is about; None: as the seed says.
+        sink: the kind of sink beside the tables; None: as the seed says.
     """
 
     name: str
     make: Callable[[], Patches]
     rate: float | None = None
     focus: tuple[str, str] | None = None
+    sink: str | None = None
 
 
 def _send_anyway(log: SlotLog, key: str, data: bytes) -> str | None:
@@ -78,6 +85,8 @@ _SEAL = SlotLog.seal
 _GARBAGE = Retention._garbage
 _RECORD = epoch.slice_record
 _STAGE = Stage.__init__
+_MOVE = PostgresSink._move
+_DELIVER = FilesSink._deliver
 
 
 def _publish_first(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | Lost:
@@ -96,9 +105,9 @@ def _publish_first(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | Lost
     return _SEAL(log, record)
 
 
-def _with(**attributes: object) -> Callable[[Stage, Any], None]:
-    def init(stage: Stage, world: Any) -> None:
-        _STAGE(stage, world)
+def _with(**attributes: object) -> Callable[..., None]:
+    def init(stage: Stage, *given: Any) -> None:
+        _STAGE(stage, *given)
         for name, value in attributes.items():
             setattr(stage.catalog, name, value)
 
@@ -134,6 +143,39 @@ def _give_up(log: SlotLog, key: str, data: bytes) -> str | None:
         return None
 
 
+def _rows_then_ledger(sink: Any, epoch: Manifest, before: Mark, after: Mark) -> None:
+    with sink._cursor() as cursor:
+        for table in sink.tables:
+            for rows in sink.rows_of(epoch, table):
+                sink._insert(cursor, table, rows)
+    with sink._cursor() as cursor:
+        sink._move(cursor, before, after)
+
+
+def _move_anyway(sink: Any, cursor: Any, before: Mark, after: Mark) -> None:
+    _MOVE(sink, cursor, sink._ledger(cursor, lock=True), after)
+
+
+def _mark_first(sink: Any, epoch: Manifest, before: Mark, after: Mark) -> None:
+    sink.move_mark(before, after)
+    sink._deliver(epoch)
+
+
+def _rewind_silently(sink: Any, before: Mark, after: Mark, way: Any) -> None:
+    sink.move_mark(before, after)
+
+
+def _announce_first(sink: Any, epoch: Manifest) -> None:
+    receiver, kept = sink._to, list[tuple[str, bytes]]()
+    sink._to = SimpleNamespace(put=lambda key, data: kept.append((key, data)))
+    try:
+        _DELIVER(sink, epoch)
+    finally:
+        sink._to = receiver
+    for key, data in reversed(kept):
+        receiver.put(key, data)
+
+
 def _no_claim(roots: RootsFile, *_: Any, **__: Any) -> Any:
     return roots.read()
 
@@ -143,17 +185,30 @@ MUTANTS = (
     Mutant("a 412 taken as a loss without reading back", lambda: [_seal(_believe_412)], 0.1),
     Mutant("an unknown outcome taken as a success", lambda: [patch.object(SlotLog, "_send", _give_up)], 0.1),
     Mutant("publish before seal", lambda: [_seal(_publish_first)]),
-    Mutant("no fence snapshot", lambda: [patch.object(Stage, "__init__", _with(fences=False))]),
+    Mutant("no fence snapshot", lambda: [patch.object(Stage, "__init__", _with(fences=False))], focus=("sleep", "commit")),
     Mutant("publishers rebase (pyiceberg's own retry)", lambda: [patch.object(Stage, "__init__", _with(rebase=True))]),
     Mutant(
         "GC of an undecided attempt",
         lambda: [patch.object(Retention, "_garbage", _garbage_of_all)],
-        focus=("create p/timelines/0/slots", "sleep"),
+        focus=("sleep", "seal"),
     ),
     Mutant("GC forgets the files of tables", lambda: [patch.object(Retention, "_keys_of", lambda retention, uris: iter(()))]),
     Mutant("off by one in the cut: the last row again", lambda: [patch.object(epoch, "slice_record", _read_again)]),
     Mutant("off by one in the cut: a row skipped", lambda: [patch.object(epoch, "slice_record", _skip_one)]),
-    Mutant("restore without a claim", lambda: [patch.object(RootsFile, "claim", _no_claim)]),
+    Mutant("restore without a claim", lambda: [patch.object(RootsFile, "claim", _no_claim)], focus=("sleep", "fork")),
+    Mutant(
+        "PostgreSQL: rows and ledger in two transactions",
+        lambda: [patch.object(PostgresSink, "_apply", _rows_then_ledger)],
+        sink="postgres",
+    ),
+    Mutant(
+        "PostgreSQL: a ledger that moves from anywhere",
+        lambda: [patch.object(PostgresSink, "_move", _move_anyway)],
+        sink="postgres",
+    ),
+    Mutant("webhook: marked before it is delivered", lambda: [patch.object(StandardSink, "_apply", _mark_first)], sink="webhook"),
+    Mutant("webhook: restores are not told", lambda: [patch.object(StandardSink, "_rewind", _rewind_silently)], sink="webhook"),
+    Mutant("files: named before they are there", lambda: [patch.object(FilesSink, "_deliver", _announce_first)], sink="files"),
 )
 
 
@@ -177,11 +232,11 @@ def planted(mutant: Mutant) -> Iterator[None]:
 def hunt(mutant: Mutant, seconds: float, seed: int = 0) -> tuple[int, str]:
     """Schedules until it was found, and what was found; an empty text if it was missed."""
     begun, number = time.monotonic(), 0
-    with planted(mutant):
+    with cheap(), planted(mutant):
         while time.monotonic() - begun < seconds:
             number += 1
             try:
-                world = run_seed(seed + number, rate=mutant.rate, focus=mutant.focus)
+                world = run_seed(seed + number, rate=mutant.rate, focus=mutant.focus, sink=mutant.sink)
             except Exception as error:  # a defect that ends a driver is found as well
                 return number, f"{type(error).__name__}: {error}"
             if world.violation is not None:
@@ -197,9 +252,12 @@ def main() -> int:
     given = parser.parse_args()
     missed = 0
     for mutant in MUTANTS:
+        begun = time.monotonic()
         number, what = hunt(mutant, given.seconds, given.seed)
         missed += not what
-        print(f"{mutant.name:<46} " + (f"found after {number} schedules: {what}" if what else f"MISSED in {number} schedules"))  # noqa: T201
+        spent = f"{number} schedules, {time.monotonic() - begun:.1f} s"
+        told = f"found after {spent}: {what[:200]}" if what else f"MISSED in {spent}"
+        print(f"{mutant.name:<48} {told}", flush=True)  # noqa: T201
     return int(missed > 0)
 
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from tests.simulation.actors import Stage
+from tests.simulation.actors import KINDS, Stage
+from tests.simulation.basics import Violation
+from tests.simulation.cheap import cheap
 from tests.simulation.judge import judge
-from tests.simulation.world import Violation, World
+from tests.simulation.servers import read_model_table
+from tests.simulation.world import World
 
 from tidegate.checkpoints import index, retention, verify
 from tidegate.checkpoints.holder import Holder
 from tidegate.jobs.driver import inbox, recovery
-from tidegate.jobs.sinks import iceberg
+from tidegate.jobs.sinks import iceberg, postgres
 
 __all__ = ["finish", "recover", "run_seed", "simulated"]
 
-STEPS = 5000  # of one schedule; what is not done by then is cut off by the recovery
+STEPS = 3000  # of one schedule; what is not done by then is cut off by the recovery
 
 
 class _Inline:
@@ -49,17 +49,6 @@ class _Silent:
     info = warning
 
 
-def _write_table(table: Any, where: io.BytesIO, **_: object) -> None:
-    """Arrow's own format in the place of Parquet: half of a schedule's time would go into encoding a dozen rows."""
-    with pa.ipc.new_stream(where, table.schema) as stream:
-        stream.write_table(table)
-
-
-def _read_table(source: Any, **_: object) -> Any:
-    with pa.ipc.open_stream(source) as stream:
-        return stream.read_all()
-
-
 @contextmanager
 def simulated(world: World) -> Iterator[None]:
     """What the real code takes from its surroundings comes from the world: random names, dead processes, pools."""
@@ -70,36 +59,40 @@ def simulated(world: World) -> Iterator[None]:
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", _Inline))
         for module in (inbox, recovery):
             stack.enter_context(patch.object(module, "_log", _Silent()))
-        stack.enter_context(patch.object(pq, "write_table", _write_table))
-        stack.enter_context(patch.object(pq, "read_table", _read_table))
+        stack.enter_context(cheap())
         stack.enter_context(patch.object(iceberg, "_GROUP", 3))
+        stack.enter_context(patch.object(postgres, "read_table", read_model_table))
         yield
 
 
+_RESTORE, _RETENTION = ("plan restore", "claim", "fork"), ("mark", "condemn", "stub", "sweep")
+
+
 def cast(stage: Stage) -> None:
-    """Who takes part: drawn from the seed."""
-    rng = stage.world.rng
-    stage.feeder(rng.randrange(2, 5))
+    """Who takes part: drawn from the seed, with those in it whose steps it is about."""
+    rng, about = stage.world.rng, stage.world.focus[1]
+    stage.feeder(3 if about in _RETENTION else rng.randrange(1, 4))
     for number in range(rng.choice((1, 2, 2, 3))):
         stage.driver(
             f"d{number}",
             host=rng.randrange(3),
-            epochs=rng.randrange(1, 5),
+            epochs=3 if about in _RETENTION else rng.randrange(1, 4),
             delay=rng.choice((0.0, 0.5, 5.0)),
             respawn=rng.randrange(2),
         )
-    for number in range(rng.choice((0, 0, 1, 1, 2))):
+    for number in range(rng.choice((1, 2) if about in _RESTORE else (0, 0, 1, 1, 2))):
         stage.restorer(
             f"r{number}", host=rng.randrange(3), back=rng.choice((-1, 0, 1, 1, 2, 3)), delay=rng.choice((0.3, 1.0, 4.0, 12.0))
         )
-    for number in range(rng.choice((0, 1, 1, 2))):
+    for number in range(rng.choice((1, 2) if about in _RETENTION else (0, 1, 1, 2))):
         stage.collector(
             f"g{number}",
-            keep=rng.choice((1, 1, 2)),
+            keep=1 if about in _RETENTION else rng.choice((1, 1, 2)),
             runs=rng.randrange(1, 4),
-            delay=rng.choice((0.3, 1.0, 4.0)),
-            pin=rng.random() < 0.2,
+            delay=rng.choice((4.0, 8.0, 12.0) if about in _RETENTION else (0.3, 1.0, 4.0)),
         )
+    for number in range(rng.choice((1, 2) if about in ("ask", "pin", "requests") else (0, 0, 0, 1))):
+        stage.person(f"h{number}", delay=rng.choice((0.3, 1.0, 4.0)))
 
 
 def recover(stage: Stage) -> None:
@@ -112,7 +105,7 @@ def recover(stage: Stage) -> None:
     for source in stage.sources.values():
         source.end()
     _fresh(stage, "fresh")
-    while world.bucket.held:
+    while world.late:
         world.deliver()
     if sleepers or world.rng.random() < 0.2:
         for process in sleepers:
@@ -130,6 +123,13 @@ def _fresh(stage: Stage, name: str) -> None:
         raise Violation(f"the recovery ended with {process.exited or 'nothing'}")
 
 
+def sink_for(world: World) -> str:
+    """A kind of sink beside the tables, or none."""
+    if world.focus[1].startswith("sink"):
+        return world.rng.choice(KINDS)
+    return world.rng.choice(("", "", "", "", *KINDS))
+
+
 def run_seed(
     seed: int,
     *,
@@ -137,13 +137,13 @@ def run_seed(
     states: set[int] | None = None,
     trace: bool = False,
     focus: tuple[str, str] | None = None,
+    sink: str | None = None,
 ) -> World:
     """One schedule. Its finding, if any, is in `violation`."""
-    world = World(seed, rate=rate, states=states)
+    world = World(seed, rate=rate, states=states, focus=focus)
     world.trace = [] if trace else None
-    world.focus = focus or world.focus
     with simulated(world):
-        stage = Stage(world)
+        stage = Stage(world, sink or sink_for(world))
         try:
             cast(stage)
             world.run(STEPS)
@@ -159,4 +159,4 @@ def finish(world: World) -> None:
     """Everybody still alive dies."""
     for process in world.processes:
         process.alive = False
-    world._bury()
+    world.bury()

@@ -1,16 +1,32 @@
-"""``python -m tests.simulation.soak --seconds N --seed S``: schedules until the time is over, and what was met on the way."""
+"""``python -m tests.simulation.soak --seconds N --seed S --jobs J``: schedules until the time is over, and what was met.
+
+First a tour: for each possible cell of the table (a kind of fault at a step of the protocol) schedules that are cruel to it,
+until it was reached. Then one seed after the other. Exit code 1 when a schedule ended in a violation, or, with ``--complete``,
+when a cell was not reached.
+"""
 
 from __future__ import annotations
 
 import argparse
+import gc
+import multiprocessing
+import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 
+from tests.simulation.cheap import cheap
+from tests.simulation.coverage import CELLS, table, unreached
 from tests.simulation.schedule import run_seed
 
 __all__ = ["Soak", "soak"]
+
+_PER_JOB = 1 << 40  # seeds between two jobs' first ones
+_TRIES = 60  # schedules for a cell of the tour
 
 
 @dataclass
@@ -23,48 +39,97 @@ class Soak:
     cpu: float = 0.0
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)
     states: set[int] = field(default_factory=set)
-    violations: list[tuple[int, str]] = field(default_factory=list)
+    violations: list[tuple[str, str]] = field(default_factory=list)
 
-    def table(self) -> str:
-        """Faults injected: a row per kind, a column per step."""
-        kinds = sorted({kind for kind, _ in self.faults})
-        steps = sorted({step for _, step in self.faults})
-        lines = [f"{'':<13}" + "".join(f"{step:>9}" for step in steps)]
-        lines += [f"{kind:<13}" + "".join(f"{self.faults[kind, step] or '-':>9}" for step in steps) for kind in kinds]
-        return "\n".join(lines)
+    def add(self, other: Soak) -> None:
+        """What another process did meanwhile."""
+        self.schedules += other.schedules
+        self.steps += other.steps
+        self.seconds = max(self.seconds, other.seconds)
+        self.cpu += other.cpu
+        self.faults.update(other.faults)
+        self.states |= other.states
+        self.violations += other.violations
+
+    @property
+    def missing(self) -> list[str]:
+        """Cells of the table that are possible and were not reached."""
+        return [*unreached(self.faults)]
 
     def report(self) -> str:
         """All numbers; the last line is the verdict."""
-        found = [f"seed {seed}: {what}" for seed, what in self.violations]
-        total = sum(self.faults.values())
         rate, alone = (self.schedules / max(spent, 1e-9) for spent in (self.seconds, self.cpu))
         return "\n".join(
             [
-                "faults injected, by kind and step:",
-                self.table(),
-                *found,
-                f"{self.steps} steps, {total} faults, {len(self.states)} distinct states, {rate:.1f} schedules/s "
+                "faults injected, by step and kind:",
+                table(self.faults),
+                f"{len(CELLS) - len(self.missing)} of {len(CELLS)} possible cells reached"
+                + (f"; not: {', '.join(self.missing[:20])}" if self.missing else ""),
+                *(f"seed {seed}: {what}" for seed, what in self.violations),
+                f"{self.steps} steps, {self.faults.total()} faults, {len(self.states)} distinct states, {rate:.1f} schedules/s "
                 f"({alone:.1f} per second of CPU)",
                 f"{self.schedules} schedules, {len(self.violations)} violations",
             ]
         )
 
 
-def soak(seconds: float, seed: int = 0, *, most: int | None = None, stop_at_first: bool = False) -> Soak:
-    """Run schedules `seed`, `seed + 1`, ... for a while."""
+def soak(seconds: float, seed: int = 0, *, jobs: int = 1, complete: bool = False) -> Soak:
+    """The tour, then schedules `seed`, `seed + 1`, ... for a while; jobs share the tour and have seeds of their own.
+
+    With `complete` the tour takes the time it needs.
+    """
+    if jobs == 1:
+        return _run(seconds, seed, CELLS, complete)
+    done = Soak()
+    parts = [(seconds, seed + _PER_JOB * job, CELLS[job::jobs], complete) for job in range(jobs)]
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for part in pool.starmap(_run, parts):
+            done.add(part)
+    return done
+
+
+def _run(seconds: float, seed: int, cells: tuple[tuple[str, str], ...], complete: bool) -> Soak:
     done, begun, cpu = Soak(), time.monotonic(), time.process_time()
-    while time.monotonic() - begun < seconds and (most is None or done.schedules < most):
-        number = seed + done.schedules
-        world = run_seed(number, states=done.states)
-        done.schedules += 1
-        done.steps += world.steps
-        done.faults.update(world.faults)
-        if world.violation is not None:
-            done.violations.append((number, str(world.violation)))
-            if stop_at_first:
+    with cheap(), _seldom_collected():
+        for number, focus in _plan(done, seed, cells):
+            if time.monotonic() - begun > seconds and not (complete and focus):
                 break
+            world = run_seed(number, states=done.states, focus=focus)
+            done.schedules += 1
+            done.steps += world.steps
+            done.faults.update(world.faults)
+            if world.violation is not None:
+                done.violations.append((_name(number, focus), str(world.violation)))
     done.seconds, done.cpu = time.monotonic() - begun, time.process_time() - cpu
     return done
+
+
+def _name(number: int, focus: tuple[str, str] | None) -> str:
+    return f"{number} --about '{focus[0]}' '{focus[1]}'" if focus else str(number)
+
+
+def _plan(done: Soak, seed: int, cells: tuple[tuple[str, str], ...]) -> Iterator[tuple[int, tuple[str, str] | None]]:
+    """Seeds, and what each is about: the tour's cells until they are reached, then whatever the seed itself says."""
+    for cell in cells:
+        for number in range(seed, seed + _TRIES):
+            if done.faults[cell]:
+                break
+            yield number, cell
+    yield from ((number, None) for number in count(seed))
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """Modules are not looked through again and again: a tenth of the time."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def main() -> int:
@@ -72,16 +137,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--complete", action="store_true", help="finish the tour whatever the time; fail if a cell was not reached"
+    )
     parser.add_argument("--trace", type=int, metavar="SEED", help="tell the story of one schedule")
+    parser.add_argument("--about", nargs=2, metavar=("KIND", "STEP"), help="with --trace: the cell that it is cruel to")
     given = parser.parse_args()
     if given.trace is not None:
-        world = run_seed(given.trace, trace=True)
+        world = run_seed(given.trace, trace=True, focus=tuple(given.about) if given.about else None)
         print("\n".join(world.trace or []))  # noqa: T201
         print(f"seed {given.trace}: {world.violation or 'no violation'}")  # noqa: T201
         return int(world.violation is not None)
-    done = soak(given.seconds, given.seed)
+    os.environ.setdefault("PYTHONHASHSEED", "0")  # of the jobs, so that equal states count once
+    done = soak(given.seconds, given.seed, jobs=max(1, given.jobs), complete=given.complete)
     print(done.report())  # noqa: T201
-    return int(bool(done.violations))
+    return int(bool(done.violations) or (given.complete and bool(done.missing)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.simulation.coverage import CELLS
 from tests.simulation.killers import KILLERS, Killer, play
 from tests.simulation.mutants import MUTANTS, Mutant, hunt
 from tests.simulation.soak import soak
@@ -17,6 +18,9 @@ QUICK = (
     "a 412 taken as a loss without reading back",
     "publishers rebase (pyiceberg's own retry)",
     "off by one in the cut: a row skipped",
+    "PostgreSQL: rows and ledger in two transactions",
+    "webhook: marked before it is delivered",
+    "files: named before they are there",
 )
 
 
@@ -26,6 +30,7 @@ def test_a_short_soak_finds_nothing() -> None:
     done = soak(SECONDS)
     assert done.violations == []
     assert done.schedules > 0
+    assert {(kind, step) for kind, step in done.faults} <= set(CELLS)
 
 
 _TWICE = """

@@ -6,10 +6,8 @@ on, what becomes of the request, who is killed and who falls asleep. The same se
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -17,45 +15,23 @@ from threading import Event
 from typing import Any
 
 from greenlet import getcurrent, greenlet
+from tests.simulation.basics import LATENCY, NEVER, Crash, Violation
+from tests.simulation.coverage import CELLS, KINDS, POINT, step_of
+from tests.simulation.storage import SimBucket
 
 from tidegate.checkpoints.holder import Holder
-from tidegate.checkpoints.layout import Layout
-from tidegate.checkpoints.memory import MemoryBucket, MemoryStore, Request, etag_of
-from tidegate.checkpoints.store import Entry, OutcomeUnknownError, PreconditionFailedError, StoreUnavailableError
 from tidegate.jobs.spec.errors import TidegateError
 
-__all__ = ["Actor", "Crash", "Process", "Rule", "SimBucket", "SimClock", "SimStore", "Violation", "World"]
+__all__ = ["Actor", "Baton", "Process", "Rule", "SimClock", "World"]
 
-PIPELINE = "p"
-LATENCY = 0.004  # virtual seconds a request takes when nothing is wrong
-NEVER = float("inf")
-READ_FAULTS = ("503", "slow", "sleep", "crash")
-WRITE_FAULTS = (
-    *("503", "409", "500", "lost request", "lost answer", "late", "twice", "retried"),
-    *("slow", "slow answer", "sleep", "crash", "crash after"),
-)
-STEP_FAULTS = ("crash", "sleep", "clock jump")
-FOCI = tuple(  # half of the seeds are cruel to one kind of request
-    (part, kind)
-    for part in (
-        "create p/timelines/0/slots",
-        "create p/timelines/1/slots",
-        "swap p/roots",
-        "p/lease",
-        "catalog.commit",
-        "delete",
-    )
+CRUEL = tuple(  # a quarter of the seeds are cruel to one of these steps, a quarter to any cell of the table
+    (kind, step)
+    for step in ("seal", "fork", "claim", "condemn", "lease", "commit", "sweep", "sink apply", "sink mark")
     for kind in ("sleep", "sleep", "late", "lost answer", "retried", "crash after", "crash")
+    if (kind, step) in CELLS
 )
+CRUELTY = 0.3  # chance of the fault that a seed is about
 NAPS = (0.5, 3.0, 8.0, 30.0, 120.0, 4000.0, NEVER)  # seconds; for ever means: until everybody else has ended
-
-
-class Crash(BaseException):
-    """kill -9: nothing catches it."""
-
-
-class Violation(Exception):  # noqa: N818 - it is no error of a program but a finding
-    """What must never happen has happened."""
 
 
 @dataclass(eq=False)
@@ -65,12 +41,27 @@ class Process:
     name: str
     host: int
     pid: int
-    alive: bool = True
+    world: World
     asleep_until: float = 0.0
     step: str = "start"
     exited: str = ""
     stop: Event = field(default_factory=Event)
-    draining: bool = False  # set by the driver, cleared by its publisher once all that was sealed is published
+    draining: set[str] = field(default_factory=set)  # followers that have not yet published all that was sealed
+    watchers: list[Actor] = field(default_factory=list)  # who waits for its end
+    _alive: bool = True
+
+    @property
+    def alive(self) -> bool:
+        """Whether its threads run."""
+        return self._alive
+
+    @alive.setter
+    def alive(self, alive: bool) -> None:
+        self._alive = alive
+        self.world.died = True
+        for actor in self.watchers:
+            actor.wake = self.world.now
+        self.watchers.clear()
 
     @property
     def holder(self) -> Holder:
@@ -87,18 +78,14 @@ class Actor:
     thread: greenlet
     wake: float = 0.0
     role: str = "driver"
-
-    @property
-    def step(self) -> str:
-        """Row of the coverage table."""
-        return self.process.step if self.role == "driver" else self.role
+    seen: tuple[int, str] = (0, "")
 
 
 @dataclass
 class Rule:
     """A line of a scripted schedule: what happens to the n-th matching request of a process.
 
-    `fault` is a name of WRITE_FAULTS, or a condition: then the process (or with `wedge` this thread alone) sleeps until it holds.
+    `fault` is a kind of fault, or a condition: then the process (or with `wedge` this thread alone) sleeps until it holds.
     """
 
     process: str
@@ -119,75 +106,30 @@ class Rule:
         return self.fired
 
 
-class SimBucket(MemoryBucket):
-    """A bucket that watches what must never happen to it."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self.world = world
-        self.layout = Layout(PIPELINE)
-        self.needs: dict[str, set[str]] = {}  # slot key -> keys its manifest names
-        self.records: dict[str, dict[str, Any]] = {}  # slot key -> what was sealed there first
-        self.bytes: dict[str, bytes] = {}  # of slots, as first filled
-
-    def apply(self, request: Request) -> str:
-        """Let a write take effect, if the bucket may look like that."""
-        there = self.objects.get(request.key)
-        if request.verb == "delete":
-            self._deleting(request.key)
-        etag = super().apply(request)
-        if "/slots/" in request.key:
-            self._filled(request, there)
-        elif request.key == self.layout.lease:
-            self.world.lease_mark = _lease_mark(request.data or b"{}")
-        return etag
-
-    def _filled(self, request: Request, there: bytes | None) -> None:
-        data = request.data or b""
-        record = json.loads(data)
-        if record["kind"] == "stub":
-            self.needs.pop(request.key, None)
-            return
-        if there is not None and there != data:
-            raise Violation(f"a filled slot changed: {request.key}")
-        self.records[request.key], self.bytes[request.key] = record, data
-        self.world.slot_marks = (*self.world.slot_marks, (record["timeline"], record["slot"], record.get("driver", "fork")))
-        if record["kind"] == "epoch":
-            files = {f["key"] for f in [*record["segments"], *(f for fs in record["files"].values() for f in fs)]}
-            missing = sorted(files - self.objects.keys())
-            if missing:
-                raise Violation(f"slot {record['slot']} of {record['timeline']} was sealed although {missing[0]} is gone")
-            self.needs[request.key] = files
-
-    def _deleting(self, key: str) -> None:
-        if self.layout.attempt_of(key) is None or key not in self.objects:
-            return
-        for slot, files in self.needs.items():
-            if key in files:
-                raise Violation(f"{key} was deleted although {slot} names it")
-        if key in self.world.table_files():
-            raise Violation(f"{key} was deleted although a table names it")
-
-
-def _lease_mark(data: bytes) -> tuple[Any, ...]:
-    record = json.loads(data)
-    return record["token"], record["holder"] and record["holder"]["driver"]
-
-
 class World:
     """Everything of one schedule.
 
     Attributes:
         rate: chance that something goes wrong with a request.
+        focus: (kind, step) that this schedule is about.
         faults: (kind, step) -> how often.
         states: hashes of the states seen.
+        late: writes that are still on their way: what, and how it takes effect.
     """
 
-    def __init__(self, seed: int, *, rate: float | None = None, states: set[int] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        rate: float | None = None,
+        states: set[int] | None = None,
+        focus: tuple[str, str] | None = None,
+    ) -> None:
         self.rng = Random(seed)
         self.seed = seed
-        self.rate = self.rng.choice((0.0, 0.01, 0.03, 0.1, 0.2)) if rate is None else rate
-        self.focus = self.rng.choice((*FOCI, *[("", "")] * len(FOCI)))
+        self.rate = self.rng.choice((0.0, 0.01, 0.03) if focus else (0.0, 0.01, 0.03, 0.1, 0.2)) if rate is None else rate
+        drawn = self.rng.choice((("", ""), ("", ""), self.rng.choice(CRUEL), self.rng.choice(CELLS)))
+        self.focus = drawn if focus is None else focus
         self.now = 1000.0
         self.steps = 0
         self.faults: Counter[tuple[str, str]] = Counter()
@@ -195,19 +137,21 @@ class World:
         self.rules: list[Rule] = []
         self.bucket = SimBucket(self)
         self.table_files: Callable[[], set[str]] = set
-        self.table_marks: Callable[[], object] = tuple
+        self.late: list[tuple[str, Callable[[], None]]] = []
         self.actors: list[Actor] = []
         self.processes: list[Process] = []
         self.slot_marks: tuple[Any, ...] = ()
-        self.lease_mark: tuple[Any, ...] = ()
+        self._marks: dict[str, object] = {}
+        self.stamp = 0
         self.waits: dict[Process, Callable[[], bool]] = {}
         self.calm = False
-        self.failed_pins: set[str] = set()
         self.damaged: set[str] = set()  # keys of slots that a script has damaged
         self.catalog: Any = None
         self.trace: list[str] | None = None
         self.violation: Violation | None = None
+        self.died = False
         self._main = getcurrent()
+        self._running: Actor | None = None
         self._pids = count(100)
         self._offsets = [self.rng.uniform(-500, 500) for _ in range(4)]
         self.skews = [self.rng.choice((0, 0, 5_000_000, -90_000_000, 3_600_000_000)) for _ in range(4)]
@@ -216,7 +160,7 @@ class World:
 
     def process(self, name: str, host: int = 0) -> Process:
         """A new process."""
-        process = Process(name, host, next(self._pids))
+        process = Process(name, host, next(self._pids), self)
         self.processes.append(process)
         return process
 
@@ -243,7 +187,7 @@ class World:
         """Every thread of it ends here."""
         process.alive = False
         self.note(f"{process.name} killed")
-        if any(a.process is process and a.thread is getcurrent() for a in self.actors):
+        if self._running is not None and self._running.process is process:
             raise Crash
 
     def dead(self, holder: Holder) -> bool:
@@ -254,9 +198,8 @@ class World:
         return any(p.pid == holder.pid and not p.alive for p in self.processes)
 
     def current(self) -> Actor | None:
-        """Who has the baton."""
-        thread = getcurrent()
-        return next((a for a in self.actors if a.thread is thread), None)
+        """Who has the baton; nobody while the scheduler has it."""
+        return self._running
 
     def note(self, line: str) -> None:
         """A line of the story, if anybody listens."""
@@ -268,58 +211,100 @@ class World:
     def run(self, limit: int = 4000, until: Callable[[], bool] = lambda: False) -> None:
         """Until nobody is left, or `until`, or `limit` steps."""
         for _ in range(limit):
-            self._bury()
+            if self.died:
+                self.bury()
             if not self.actors or until() or self.violation is not None:
                 break
             self._next()
         if self.violation is not None:
             raise self.violation
 
-    def _bury(self) -> None:
-        for actor in [a for a in self.actors if not a.process.alive and not a.thread.dead]:
-            if actor.thread:  # started: unwind it
-                actor.thread.throw(Crash)
-            else:
-                self.actors.remove(actor)
-        self.actors = [a for a in self.actors if not a.thread.dead]
+    def bury(self) -> None:
+        """Unwind the threads of dead processes."""
+        while self.died:
+            self.died = False
+            for actor in self.actors:
+                if not actor.process.alive and actor.thread:  # started, and not at its end
+                    self._switch(actor, Crash)
+            self.actors = [a for a in self.actors if a.process.alive and not a.thread.dead]
 
     def _next(self) -> None:
-        for process, condition in [*self.waits.items()]:
-            if condition():
-                self.note(f"{process.name} wakes")
-                process.asleep_until = self.now
-                del self.waits[process]
-        ready = [a for a in self.actors if max(a.wake, a.process.asleep_until) <= self.now]
-        if not ready:
-            self._advance()
-            return
-        if self.bucket.held and self.rate > 0 and not self.calm and self.rng.random() < 0.02:
+        """Let somebody go on who is ready; if nobody is, let time pass first."""
+        if self.waits:
+            self._wake_waiting()
+        while not (ready := self._ready()):
+            pass
+        if self.late and (self.rate > 0 or self.focus[0]) and not self.calm and self.rng.random() < 0.02:
             self.deliver()
-        actor = ready[self.rng.randrange(len(ready))] if len(ready) > 1 else ready[0]
+        actor = ready[int(self.rng.random() * len(ready))] if len(ready) > 1 else ready[0]
         self.steps += 1
         self.now += 1e-5
-        actor.thread.switch()
-        self.states.add(hash((self.slot_marks, self.lease_mark, self.table_marks(), *((a.name, a.step) for a in self.actors))))
+        self._switch(actor)
+        if actor.thread.dead:
+            self.actors.remove(actor)
+        seen = self.stamp, actor.process.step
+        if actor.seen != seen:
+            actor.seen = seen
+            self.states.add(hash((self.stamp, *[(a.name, a.process.step) for a in self.actors])))
 
-    def _advance(self) -> None:
-        soonest = min(max(a.wake, a.process.asleep_until) for a in self.actors)
+    def mark(self, what: str, how: object) -> None:
+        """Note what the bucket or a table looks like now: a part of the state."""
+        self._marks[what] = how
+        self.stamp = hash(tuple(self._marks.items()))
+
+    def _switch(self, actor: Actor, error: type[BaseException] | None = None) -> None:
+        self._running = actor
+        try:
+            _ = actor.thread.switch() if error is None else actor.thread.throw(error)
+        finally:
+            self._running = None
+
+    def _ready(self) -> list[Actor]:
+        """Who may go on now. If nobody, time has passed until somebody may, and the answer is empty."""
+        now, soonest, ready = self.now, NEVER, []
+        for actor in self.actors:
+            at, asleep = actor.wake, actor.process.asleep_until
+            if asleep > at:
+                at = asleep
+            if at <= now:
+                ready.append(actor)
+            elif at < soonest:
+                soonest = at
+        if not ready:
+            self._advance(soonest)
+        return ready
+
+    def _advance(self, soonest: float) -> None:
         if soonest == NEVER:  # only sleepers are left: they wake now, long after everything
             for actor in self.actors:
                 actor.process.asleep_until = min(actor.process.asleep_until, self.now)
                 self.waits.pop(actor.process, None)
             self.now += 10_000.0
+            if all(actor.wake > self.now for actor in self.actors):
+                raise RuntimeError(f"nobody will ever wake: {[actor.name for actor in self.actors]}")
         else:
-            self.now = max(self.now, soonest)
+            self.now = soonest
+
+    def _wake_waiting(self) -> None:
+        for process, condition in [*self.waits.items()]:
+            if condition():
+                self.note(f"{process.name} wakes")
+                process.asleep_until = self.now
+                del self.waits[process]
 
     def deliver(self) -> None:
-        """A held write arrives."""
-        number = self.rng.randrange(len(self.bucket.held))
-        self.note(f"late: {self.bucket.held[number].verb} {self.bucket.held[number].key}")
-        self.bucket.deliver(number)
+        """A write that was on its way arrives."""
+        what, arrive = self.late.pop(self.rng.randrange(len(self.late)))
+        self.note(f"late: {what}")
+        arrive()
+
+    def travel(self) -> None:
+        """A request is on its way; others go on meanwhile."""
+        self.pause(self.now + LATENCY)
 
     def pause(self, until: float) -> None:
         """The current actor hands the baton back."""
-        actor = self.current()
+        actor = self._running
         if actor is None:
             self.now = max(self.now, until)
             return
@@ -334,7 +319,7 @@ class World:
 
     def fate(self, verb: str, key: str, kinds: tuple[str, ...]) -> str:
         """What happens to this request: a kind of fault, or nothing."""
-        actor = self.current()
+        actor = self._running
         if actor is None:
             return ""
         for rule in self.rules:
@@ -342,20 +327,20 @@ class World:
                 return self._scripted(actor, rule)
         if self.calm:
             return ""
-        focused = (
-            self.focus[1] != ""
-            and verb != "step"
-            and self.focus[0] in f"{verb} {key}".replace("put ", "create ")
-            and self.rng.random() < 0.3
-        )
-        if focused and self.focus[1] in kinds:
-            kind = self.focus[1]
+        kind, where = self.focus
+        if kind and kind in kinds and step_of(actor.role, actor.process.step, verb, key) == where:
+            if self.rng.random() >= CRUELTY:
+                return ""
         elif self.rng.random() < self.rate:
-            kind = kinds[self.rng.randrange(len(kinds))]
+            kind = kinds[int(self.rng.random() * len(kinds))]
         else:
             return ""
-        self.faults[kind, actor.step] += 1
-        self.note(f"{actor.name}: {kind} at {verb} {key} in {actor.step}")
+        return self._noted(actor, kind, verb, key)
+
+    def _noted(self, actor: Actor, kind: str, verb: str, key: str) -> str:
+        step = step_of(actor.role, actor.process.step, verb, key)
+        self.faults[kind, step] += 1
+        self.note(f"{actor.name}: {kind} at {verb} {key} in {step}")
         return kind
 
     def _scripted(self, actor: Actor, rule: Rule) -> str:
@@ -374,7 +359,7 @@ class World:
 
     def endure(self, kind: str) -> None:
         """The faults that hit a process rather than a request."""
-        actor = self.current()
+        actor = self._running
         if actor is None:
             return
         if kind == "crash":
@@ -390,7 +375,10 @@ class World:
 
     def reach(self, point: str) -> None:
         """Fault points of the engine: also between two requests a process may die."""
-        kind = self.fate("step", point, STEP_FAULTS)
+        actor = self._running
+        if actor is not None:
+            actor.process.step = point.partition(".")[0]
+        kind = self.fate("point", point, KINDS[POINT])
         if kind:
             self.endure(kind)
 
@@ -419,12 +407,14 @@ class Baton:
 
     def __init__(self, world: World) -> None:
         self._world, self._depth = world, 0
-        self._owner: object | None = None
+        self._owner: Actor | None = None
+        self._waiting: list[Actor] = []
 
     def __enter__(self) -> None:
-        me = getcurrent()
-        while self._owner is not None and self._owner is not me:
-            self._world.pause(self._world.now + 0.01)
+        me = self._world.current()
+        while me is not None and self._owner is not None and self._owner is not me:
+            self._waiting.append(me)
+            self._world.pause(NEVER)
         self._owner = me
         self._depth += 1
 
@@ -432,68 +422,6 @@ class Baton:
         self._depth -= 1
         if self._depth == 0:
             self._owner = None
-
-
-class SimStore(MemoryStore):
-    """One process's way to the bucket."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world.bucket, name="sim")
-        self.world = world
-
-    def list(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[Entry]:
-        """In pages, each as the bucket stands when it is asked for."""
-        left, after = limit if limit is not None else 1 << 60, start_after
-        while left > 0:
-            size = min(left, 40)
-            page = [*super().list(prefix, start_after=after, limit=size)]
-            yield from page
-            if len(page) < size:
-                return
-            left, after = left - len(page), page[-1].key
-
-    def _read(self, verb: str, key: str) -> None:
-        self._travel()
-        kind = self.world.fate(verb, key, READ_FAULTS)
-        if kind == "503":
-            raise StoreUnavailableError.at(self.uri(key), "503")
-        if kind:
-            self.world.endure(kind)
-
-    def _write(self, request: Request) -> str:
-        self._travel()
-        kind = self.world.fate(request.verb, request.key, WRITE_FAULTS)
-        if kind == "503":
-            raise StoreUnavailableError.at(self.uri(request.key), "503")
-        if kind in ("sleep", "crash", "slow"):
-            self.world.endure(kind)
-        if kind in ("409", "lost request"):
-            raise OutcomeUnknownError.at(self.uri(request.key), kind)
-        if kind == "late":
-            self.bucket.held.append(request)
-            raise OutcomeUnknownError.at(self.uri(request.key), kind)
-        return self._effect(request, kind)
-
-    def _effect(self, request: Request, kind: str) -> str:
-        if kind in ("lost answer", "500", "crash after"):
-            with suppress(PreconditionFailedError):
-                self.bucket.apply(request)
-            if kind == "crash after":
-                self.world.endure("crash")
-            raise OutcomeUnknownError.at(self.uri(request.key), kind)
-        etag = self.bucket.apply(request)
-        if kind == "retried" and request.verb in ("create", "swap"):  # the client library asked twice; the second answer counts
-            raise PreconditionFailedError.at(request.key, "the first answer", etag)
-        if kind == "twice":
-            self.bucket.held.append(request)
-        if kind == "slow answer":
-            self.world.endure(kind)
-        return etag
-
-    def _travel(self) -> None:
-        self.world.pause(self.world.now + LATENCY)
-
-
-def etag(data: bytes) -> str:
-    """As the bucket gives it."""
-    return etag_of(data)
+            for actor in self._waiting:
+                actor.wake = self._world.now
+            self._waiting.clear()

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table
 from tests.sinks.conftest import UID, World, make_spec
 
 from tidegate.jobs.sinks import iceberg
@@ -216,6 +218,40 @@ def test_publish_that_straddles_a_rewind(world: World, monkeypatch: pytest.Monke
     sleeper.follow(world.log)
     assert world.exact(sleeper)
     assert world.rows(sleeper) == [(0, 1)] * 2 + [(0, 2)] * 2 + [(1, 3)] * 2
+
+
+def test_a_table_begun_by_another_is_judged_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyiceberg's SQL catalog loads what it has just created: a restore's publisher may have begun it (found by a soak)."""
+    sleeper, other = world.sink(), world.sink()
+    world.seal(2)
+    load, create = SqlCatalog.load_table, SqlCatalog.create_table
+    made, slept = list[str](), list[str]()
+
+    def making(catalog: SqlCatalog, identifier: tuple[str, str], *given: Any, **named: Any) -> Table:
+        made.append(identifier[1])
+        return create(catalog, identifier, *given, **named)
+
+    def late(catalog: SqlCatalog, identifier: tuple[str, str]) -> Table:
+        if identifier[1] == "events" in made and not slept:
+            slept.append("once")
+            world.fork(None)
+            world.seal(1)
+            other.follow(world.log)
+        return load(catalog, identifier)
+
+    begun, begin = list[Mark | None](), Follower.begin
+
+    def noted(follower: Follower, timeline: int, upto: int) -> None:
+        begun.append(follower.mark())
+        begin(follower, timeline, upto)
+
+    monkeypatch.setattr(Follower, "begin", noted)
+    monkeypatch.setattr(SqlCatalog, "create_table", making)
+    monkeypatch.setattr(SqlCatalog, "load_table", late)
+    sleeper.follow(world.log)
+    assert slept
+    assert world.exact(sleeper)
+    assert set(begun) == {None}
 
 
 def test_straddling_publish_comes_back_with_the_retry(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

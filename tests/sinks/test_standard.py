@@ -152,6 +152,25 @@ def test_a_restore_is_told(tmp_path: Path, receiver: Receiver) -> None:
         sink.move_mark(Mark(0, 1), Mark(0, slept.slot))
 
 
+def test_a_notice_says_which_epochs_count(tmp_path: Path, receiver: Receiver) -> None:
+    """The lineage, also where a restore goes back to an abandoned timeline; a sink that begins after a restore is told it too."""
+    world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
+    first, second = world.seal(1), world.seal(1)
+    sink.follow(world.log)
+    world.fork(first.id)
+    world.seal(1)
+    sink.follow(world.log)
+    world.fork(second.id)
+    sink.follow(world.log)
+    notices = [body for _, body in receiver.got if body["kind"] == "restore"]
+    stretches = [[(s["timeline"], s["first"], s["last"]) for s in body["lineage"]] for body in notices]
+    assert stretches == [[(0, 1, 1), (1, 2, None)], [(0, 1, 2), (2, 3, None)]]
+    world.spec = make_spec(sinks={"new": {"kind": "webhook", "url": receiver.url, "tables": ["events"]}})
+    receiver.got.clear()
+    follower(world).follow(world.log)
+    assert receiver.got[0][1]["lineage"] == notices[-1]["lineage"]
+
+
 def test_where_it_begins(tmp_path: Path, receiver: Receiver) -> None:
     """`start: head` leaves out what is sealed; without it a retired epoch is refused, with advice."""
     world, sink = world_with(tmp_path, kind="webhook", url=receiver.url, start="head")

@@ -155,6 +155,8 @@ def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
         ({"kind": "objects"}, "go together"),
         ({"kafka": {"servers": "b", "topic": "t", "key": "who"}}, "column who is not in the schema"),
         ({"kafka": {"servers": "b", "topic": "t", "payload": "avro"}}, "schema_file"),
+        ({"kafka": {"servers": "b", "topic": "t", "payload": "protobuf", "schema_file": "x"}}, "the name of its message"),
+        ({"kafka": {"servers": "b", "topic": "t", "registry": "http://r"}}, "for Avro and Protobuf"),
         ({"bounded": True}, "a topic has no end"),
         ({"kind": "objects", "kafka": None}, "needs a 'path'"),
     ],

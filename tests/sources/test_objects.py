@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore
-from tidegate.checkpoints.store import StoreUnavailableError
+from tidegate.checkpoints.store import Entry, StoredObject, StoreUnavailableError
 from tidegate.jobs.engine.interfaces import Slice, seq_of
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.objects import DONE_MARKER, ObjectSource
@@ -266,3 +267,50 @@ def test_large_object_is_read_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None
         assert part.parts[0]["rows"] == 1000
         dead = source({"inbox/a/1": parquet(1000)[:-3], "inbox/a/2": b"x" * 5000}).plan(ME, None, Limits()).dead
         assert [d.reason for d in dead] == ["truncated", "not_parquet"]
+
+
+class Crowded(MemoryStore):
+    """A folder of a million objects, all alike, that counts how many names it tells."""
+
+    COUNT = 1_000_000
+    told = 0
+
+    def list(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[Entry]:
+        if prefix != "inbox/a/":
+            yield from super().list(prefix, start_after=start_after, limit=limit)
+            return
+        first = int(start_after[-15:-8]) + 1 if start_after else 0
+        for number in range(first, min(self.COUNT, first + (limit or self.COUNT))):
+            self.told += 1
+            yield Entry(f"inbox/a/{number:07d}.parquet", 1, "e", 0.0)
+
+    def get(self, key: str) -> StoredObject:
+        return StoredObject(key, ONE, "e") if key.startswith("inbox/") else super().get(key)
+
+    def head(self, key: str) -> Entry | None:
+        return Entry(key, len(ONE), "e", 0.0) if key.startswith("inbox/") else super().head(key)
+
+
+ONE = parquet(1)
+
+
+@pytest.mark.parametrize("done", [0, 500_000, 999_990])
+def test_a_million_objects_are_never_listed_whole(done: int) -> None:
+    """Wherever a reader stands among a million objects, it asks for the next names only."""
+    store = Crowded(MemoryBucket({}))
+    src = ObjectSource("a", spec(), store)
+    key = f"inbox/a/{done - 1:07d}.parquet" if done else None
+    part = src.plan(ME, {"ordinal": done, "row": 0, "key": key, "open": None}, Limits(objects=5))
+    assert [p["ordinal"] for p in part.parts] == list(range(done, done + 5))
+    assert store.told <= 7
+
+
+def test_a_million_arrivals_are_entered_in_pieces() -> None:
+    """With names in no order, a look at a million objects takes a bounded piece of the listing, and reading begins at once."""
+    store = Crowded(MemoryBucket({}))
+    src = ObjectSource("a", spec(discovery={"order": "arrival"}), store, pipeline="p")
+    part = src.plan(ME, None, Limits(objects=5))
+    assert len(part.parts) == 5
+    first, store.told = store.told, 0
+    src.plan(ME, dict(part.resume), Limits(objects=5))
+    assert max(first, store.told) <= 20_000, "behind the greatest name, and a piece of the safety listing"

@@ -94,8 +94,9 @@ def test_movers_agree_on_the_way_of_many_rows(session: SparkSession, tmp_path: P
     """The plans for many rows (scans, sorted ranges, files written by tasks) give what those for few rows give."""
     monkeypatch.setattr("tidegate.jobs.spark.read.SMALL_ROWS", 0)
     monkeypatch.setattr("tidegate.jobs.spark.ranges.RANGE_ROWS", 3)
-    for module in ("write", "epoch", "late"):
+    for module in ("write", "epoch", "late", "known"):
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
+    monkeypatch.setattr("tidegate.jobs.spark.windows.MERGE_ROWS", 0)
     run_case(session, tmp_path, seed=1, epochs=2)
 
 

@@ -17,15 +17,20 @@ pytestmark = pytest.mark.spark
 WINDOWS = {"w": {"kind": "tumbling", "size": "10s", "keys": ["k"], "aggregates": {"n": "count(*)", "s": "sum(v)"}}}
 
 
-@pytest.mark.parametrize("many", [False, True])
+TASKS = ("epoch", "late", "write")
+
+
+@pytest.mark.parametrize("many", [(), TASKS, (*TASKS, "known")])
 def test_windows_and_late_rows_without_events(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: bool
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: tuple[str, ...]
 ) -> None:
-    """Both movers count what left, write windows and late rows, and no event; few rows and many alike."""
+    """Both movers count what left, write windows and late rows, and no event: few rows, many of which few are late, and many."""
     if many:
         monkeypatch.setattr("tidegate.jobs.spark.read.SMALL_ROWS", 0)
-        for module in ("epoch", "late", "write"):
-            monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
+    for module in many:
+        monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
+    if "known" in many:
+        monkeypatch.setattr("tidegate.jobs.spark.windows.MERGE_ROWS", 0)
     spec = spec_of(release={"mode": "pass_through"}, outputs={"events": False}, windows=WINDOWS)
     pair = Pair(spec, session, tmp_path)
     for epoch, times in enumerate(([1, 2, 14], [15, 31, 3], [4, 40])):
@@ -37,3 +42,22 @@ def test_windows_and_late_rows_without_events(
     assert pair.table("events") == []
     accepted, late = sum(row["n"] for row in pair.table("w")), len(pair.table("late"))
     assert (accepted + late, late) == (16, 2)
+
+
+def test_a_warm_epoch_compiles_no_code(session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frontiers and epoch numbers are no part of the code that Spark generates: the fourth epoch runs what the third ran."""
+    monkeypatch.setattr("tidegate.jobs.spark.read.SMALL_ROWS", 4)  # the eight rows of a cut are many, its late ones few
+    for module in TASKS:
+        monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
+    pair = Pair(spec_of(release={"mode": "pass_through"}, outputs={"events": False}, windows=WINDOWS), session, tmp_path)
+    assert session._jvm is not None
+    metrics = session._jvm.org.apache.spark.metrics.source.CodegenMetrics
+    compiled = []
+    for epoch in range(5):
+        for source in ("a", "b"):
+            times = [epoch * 20 + t for t in (21, 35, 39, 3)]
+            pair.put(source, [{"t": t * SECOND, "kind": "data", "k": "x", "n": 1, "v": 0.5} for t in times])
+        pair.run(epoch * SECOND)
+        compiled.append(metrics.METRIC_COMPILATION_TIME().getCount())
+    assert compiled[2:] == [compiled[2]] * 3
+    assert pair.table("late")

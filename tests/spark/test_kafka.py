@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 
-from tidegate.jobs.spark.kafka import decoded
+from tidegate.jobs.spark.payloads import decoded
 from tidegate.jobs.spec.pipeline import SourceSpec
 
 if TYPE_CHECKING:
@@ -30,13 +33,16 @@ def spec_of(**more: Any) -> SourceSpec:
     return SourceSpec.model_validate({**raw, "schema": COLUMNS, "event_time": "at", "lag": "1s", **more})
 
 
-def rows(session: SparkSession, values: list[str | None], **more: Any) -> list[dict[str, Any]]:
+def rows(
+    session: SparkSession, values: Sequence[str | bytes | None], known: dict[int, bytes] | None = None, **more: Any
+) -> list[dict[str, Any]]:
     """The decoded messages."""
     headers = [("from", bytearray(b"old")), ("from", bytearray(b"phone")), ("x", None)]
     data = [
-        (bytearray(b"ann"), None if v is None else bytearray(v.encode()), "t", 0, n, SENT, headers) for n, v in enumerate(values)
+        (bytearray(b"ann"), v if v is None else bytearray(v.encode() if isinstance(v, str) else v), "t", 0, n, SENT, headers)
+        for n, v in enumerate(values)
     ]
-    found = decoded(session.createDataFrame(data, SCHEMA), spec_of(**more)).collect()
+    found = decoded(session.createDataFrame(data, SCHEMA), spec_of(**more), known).collect()
     return [row.asDict() for row in found]
 
 
@@ -90,3 +96,68 @@ def test_options(session: SparkSession) -> None:
     assert [row["_why"] for row in found] == [None, None]
     assert (found[0]["at"].timestamp(), found[0]["n"]) == (1767225600.5, 3)
     assert (found[1]["n"], found[1]["who"], found[1]["sent"].timestamp()) == (None, "ann", SENT.timestamp())
+
+
+FIELD = FieldDescriptorProto
+
+
+def proto() -> bytes:
+    """Messages shop.Other {n = 1: text} and shop.Click {at = 1: a time, n = 2: a number, price = 3: text, kind = 4: an enum}."""
+    file = FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3", dependency=["google/protobuf/timestamp.proto"])
+    kind = file.enum_type.add(name="Kind")
+    kind.value.add(name="BUY", number=0)
+    kind.value.add(name="SELL", number=1)
+    file.message_type.add(name="Other").field.add(name="n", number=1, type=FIELD.TYPE_STRING, label=1)
+    click = file.message_type.add(name="Click")
+    click.field.add(name="at", number=1, type=FIELD.TYPE_MESSAGE, type_name=".google.protobuf.Timestamp", label=1)
+    click.field.add(name="n", number=2, type=FIELD.TYPE_SINT64, label=1)
+    click.field.add(name="price", number=3, type=FIELD.TYPE_STRING, label=1)
+    click.field.add(name="kind", number=4, type=FIELD.TYPE_ENUM, type_name=".shop.Kind", label=1)
+    return bytes(FileDescriptorSet(file=[file]).SerializeToString())
+
+
+AT = bytes([0x0A, 0x06, 0x08, 0x80, 0xEA, 0x8E, 0xCD, 0x06])  # at: 1772336384 s
+PROTO: dict[str, Any] = {"key": None, "headers": {}, "timestamp": None, "payload": "protobuf", "message": "shop.Click"}
+PROTO_COLUMNS = {"at": "timestamp", "n": "long", "price": "decimal(6,2)", "kind": "string"}
+
+
+def test_protobuf(session: SparkSession, tmp_path: Path) -> None:
+    """Values of messages, defaults of what they leave out, and what is wrong with those that are damaged or do not fit."""
+    (tmp_path / "shop.desc").write_bytes(proto())
+    found = rows(
+        session,
+        [AT + b"\x10\x0d\x1a\x031.5\x20\x01", AT, AT[:-1], b"\x10\x02", AT + b"\x1a\x01x", None],
+        kafka={**PROTO, "schema_file": str(tmp_path / "shop.desc")},
+        schema=PROTO_COLUMNS,
+    )
+    at = datetime.fromtimestamp(1772336384, UTC)
+    assert [(r["n"], str(r["price"]), r["kind"]) for r in found[:1]] == [(-7, "1.50", "SELL")]
+    assert found[0]["at"].timestamp() == at.timestamp()
+    assert (found[1]["n"], found[1]["kind"], found[1]["_why"]) == (None, None, "price is no decimal(6,2): ")
+    assert [r["_why"] for r in found[2:]] == [
+        "the message is no shop.Click",
+        "price is no decimal(6,2): ",
+        "price is no decimal(6,2): x",
+        "a tombstone: the message has no value",
+    ]
+    assert found[2]["_text"] == "0x" + AT[:-1].hex().upper()
+
+
+def test_protobuf_by_number(session: SparkSession) -> None:
+    """With a registry the first bytes name schema and message; other numbers and other messages are told apart."""
+    good = AT + b"\x1a\x011"
+    found = rows(
+        session,
+        [b"\0\0\0\0\x07\x02\x02" + good, b"\0\0\0\0\x07\x00" + good, b"\0\0\0\0\x08\x02\x02" + good, good],
+        {7: proto()},
+        kafka={**PROTO, "registry": "http://127.0.0.1:9"},
+        schema=PROTO_COLUMNS,
+    )
+    assert [r["_why"] for r in found] == [
+        None,
+        "the message is not a shop.Click, but another one of its schema",
+        "the message was written with schema 8, which the registry does not know",
+        "the message does not begin with the number of a schema",
+    ]
+    assert [r["_schema"] for r in found] == [None, None, 8, None]
+    assert str(found[0]["price"]) == "1.00"

@@ -161,3 +161,26 @@ def test_windows_fire_while_they_are_open(session: SparkSession, tmp_path: Path)
         pair.put("a", [{"t": s * SECOND, "k": "xy"[s % 2], "v": 1.0} for s in seconds])
         pair.run(epoch * SECOND)
     assert max(row["revision"] for row in pair.table("w")) >= 3
+
+
+@pytest.mark.parametrize("emit", ["close", "each_epoch", "complete"])
+def test_what_the_driver_merges_is_what_spark_merges(session: SparkSession, tmp_path: Path, emit: str) -> None:
+    """Simple aggregates are merged without a Spark job; results, revisions and nulls are the reference's, under any `emit`."""
+    aggregates = {
+        "rows": "count(*)",
+        "filled": "count(v)",
+        "total": "sum(v)",
+        "whole": "sum(n)",
+        "mean": "avg(v)",
+        "low": "min(n)",
+    }
+    slides = {"kind": "sliding", "slide": "5s", "keys": ["k", "n"]}
+    windows = {"w": {**TUMBLING, "emit": emit, "aggregates": aggregates}, "s": {**TUMBLING, **slides, "emit": emit}}
+    pair = Pair(spec_of({"a": {"lag": "0"}}, windows=windows), session, tmp_path)
+    for epoch, seconds in enumerate(((1, 3, 14), (2, 12, 8), (16, 9, 31), (30, 60))):
+        rows = [{"t": s * SECOND, "k": [None, "x"][s % 2], "n": s % 4 or None, "v": [s / 4, None][s % 3 == 0]} for s in seconds]
+        pair.put("a", rows)
+        pair.run(epoch * SECOND)
+    pair.run(9 * SECOND, done=True)
+    assert pair.table("w")
+    assert pair.table("late")

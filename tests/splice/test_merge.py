@@ -94,6 +94,26 @@ def test_a_later_merge_finds_its_place_among_merged_rows() -> None:
     assert ties == [("b", "0", 3), ("a", "0", 2)], "the earlier merge was there first"
 
 
+@pytest.mark.parametrize("away", [0, 30, 2_000, 4_000])
+def test_a_place_is_found_however_far_the_next_row_is(away: int) -> None:
+    """Seconds, a minute, an hour around a row are looked at before the whole stream is."""
+    bench = world([])
+    both = [row(1), row(5_000 - away), row(5_000 + away, 2), row(9_500)]
+    play(bench, [{"a": both, "b": [row(9_500)]}, {"a": [], "b": [row(5_000, 9)]}])
+    _merge(bench)
+    times = [t // SECOND for _, t, _ in stream(bench)]
+    assert times == sorted([1, 5_000 - away, 5_000, 5_000 + away, 9_500, 9_500, *times[6:]])
+
+
+def test_a_merge_reads_around_its_rows_only() -> None:
+    """What lies minutes before and behind a late row costs nothing."""
+    bench = world(["fixed"])
+    play(bench, [{"a": [row(n) for n in range(2_000)], "b": [row(2_000)]}, {"a": [], "b": [row(1_000, 9)]}])
+    request = from_late(bench.spec, bench.log, LateFilter(), Asking("ann"))
+    _, impact = estimate(bench.spec, bench.log, request)
+    assert impact.cost["rows_read"] < 50
+
+
 def test_the_report_is_the_merge() -> None:
     """The impact report tells each change before it happens, and its digest is that of the sealed rows."""
     bench = world(["fixed"])
@@ -294,12 +314,3 @@ def test_dead_rows_keep_the_times_they_have() -> None:
     assert sorted(r["n"] for r in results(bench, "fixed") if r["_source"] == "a") == [1, 2]
     rows = _typed(bench.spec, [{"t": 5, "_seq": 1}, {"t": "1970-01-01T00:00:02Z", "_seq": 2}])
     assert rows["t"].cast("int64").to_pylist() == [5, 2 * SECOND]
-
-
-def test_streams_behind_the_events_are_not_left_behind() -> None:
-    """Events that feed other streams take no merge, which would not reach those; the windows do."""
-    bench = world(["fixed"], streams={"big": {}}, pipes={"to_big": {"from": "events", "to": "big"}})
-    play(bench, LATE_ONES)
-    with pytest.raises(ConfigurationError, match="feed to_big"):
-        _merge(bench, sources=("a",))
-    assert _merge(bench, sources=("b",), outputs=("fixed",)).actual

@@ -81,3 +81,14 @@ def picky(state: int, event: Event, index: int) -> tuple[int, list[dict[str, int
 def numbers(state: int, event: Event, index: int) -> tuple[int, list[dict[str, int]]]:
     """The running sum of column n."""
     return state + event["n"], [{"v": state + event["n"]}]
+
+
+def plain(state: int, event: Event, index: int) -> tuple[int, list[dict[str, int]]]:
+    """The running sum of column v."""
+    return state + event["v"], [{"v": state + event["v"]}]
+
+
+def until_three(state: int, event: Event, index: int) -> tuple[int, list[dict[str, int]]]:
+    """Rows above three, as long as no three came; then only those above fifty."""
+    after = 50 if event["v"] == 3 else state or 3
+    return after, [{"v": event["v"]}] if event["v"] > after else []

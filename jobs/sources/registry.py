@@ -1,0 +1,139 @@
+"""Schemas by number, as a schema registry gives them, or as files of a folder: what the first bytes of a message name.
+
+A registry is asked once for each number; a number stands for the same schema for ever. One that it does not know is asked for
+again with the next message that carries it, since schemas are registered while streams run.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+
+__all__ = ["Schemas", "folder_of_schemas", "opened", "registry_at"]
+
+_PATIENCE: Final = 10.0  # seconds for one answer
+_ENDING: Final = {"avro": ".avsc", "protobuf": ".desc"}
+_KIND: Final = {"avro": "AVRO", "protobuf": "PROTOBUF"}
+
+
+class Schemas:
+    """Schemas known so far, and where to ask for more.
+
+    Args:
+        ask: number -> the schema's bytes (Avro: JSON, Protobuf: a descriptor set); None when there is none.
+    """
+
+    def __init__(self, ask: Callable[[int], bytes | None]) -> None:
+        self._ask = ask
+        self.known: dict[int, bytes] = {}
+
+    def learn(self, numbers: set[int]) -> bool:
+        """Ask for schemas. Returns whether any of them was new."""
+        for number in numbers - set(self.known):
+            schema = self._ask(number)
+            if schema is not None:
+                self.known[number] = schema
+        return bool(numbers & set(self.known))
+
+
+@cache
+def opened(address: str, payload: str, login: str | None = None) -> Schemas:
+    """The schemas at an address; the same object for the same address, so that a driver asks once."""
+    if address.startswith(("http://", "https://")):
+        return Schemas(registry_at(address, payload, login))
+    return Schemas(folder_of_schemas(Path(address), payload))
+
+
+def folder_of_schemas(folder: Path, payload: str) -> Callable[[int], bytes | None]:
+    """Files ``<number>.avsc`` or ``<number>.desc`` of a folder.
+
+    Raises:
+        ConfigurationError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(f"kafka.registry: there is no folder {folder}", code="kafka.no_registry")
+
+    def ask(number: int) -> bytes | None:
+        path = folder / f"{number}{_ENDING[payload]}"
+        return path.read_bytes() if path.exists() else None
+
+    return ask
+
+
+def registry_at(address: str, payload: str, login: str | None = None) -> Callable[[int], bytes | None]:
+    """A registry that answers ``GET /schemas/ids/<number>``. `login` is ``user:password``."""
+
+    def ask(number: int) -> bytes | None:
+        form = "?format=serialized" if payload == "protobuf" else ""
+        request = urllib.request.Request(f"{address.rstrip('/')}/schemas/ids/{number}{form}")  # noqa: S310 - http or https
+        if login:
+            request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
+        try:
+            with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:  # noqa: S310
+                return _schema(address, number, payload, json.load(answer))
+        except urllib.error.HTTPError as error:
+            with error:
+                _refused(address, number, error.code)
+                return None
+        except (OSError, ValueError) as error:
+            raise _unreachable(address, str(error)) from error
+
+    return ask
+
+
+def _schema(address: str, number: int, payload: str, answer: dict[str, Any]) -> bytes:
+    kind = answer.get("schemaType", "AVRO")
+    if kind != _KIND[payload] or answer.get("references"):
+        why = f"it is of type {kind}" if kind != _KIND[payload] else "it refers to other schemas"
+        raise ConfigurationError(
+            f"schema {number} of {address} cannot be used for payload {payload}: {why}",
+            code="kafka.bad_schema",
+            kept="everything sealed so far",
+            advice="give schemas that stand by themselves; for other messages of the topic use a source of their own",
+        )
+    text = str(answer["schema"])
+    return text.encode() if payload == "avro" else _as_set(base64.b64decode(text))
+
+
+def _as_set(file: bytes) -> bytes:
+    """One file's descriptor as a set of one, as compilers write it."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+
+    return bytes(FileDescriptorSet(file=[FileDescriptorProto.FromString(file)]).SerializeToString())
+
+
+def _refused(address: str, number: int, code: int) -> None:
+    """Nothing, when the registry says that there is no such schema.
+
+    Raises:
+        ConfigurationError: it does not let us in.
+        TransientError: it has troubles of its own.
+    """
+    if code == 404:
+        return
+    if code in (401, 403):
+        raise ConfigurationError(
+            f"the registry {address} refuses to tell schema {number} ({code})",
+            code="kafka.registry_denied",
+            kept="everything sealed so far",
+            advice="set kafka.registry_login to env:NAME, with user:password in that variable",
+        )
+    raise _unreachable(address, f"it answers {code}")
+
+
+def _unreachable(address: str, why: str) -> TransientError:
+    return TransientError(
+        f"the schema registry {address} could not be reached ({why[:200]})",
+        code="kafka.registry",
+        kept="everything sealed so far",
+        advice="check kafka.registry and that the registry runs; tidegate tries again",
+        retry_after=2.0,
+    )

@@ -1,0 +1,254 @@
+"""Messages of a topic as rows of the declared columns, each with its place in the partition, or why it could not be decoded.
+
+JSON and Avro are decoded by Spark's own functions. Protobuf is decoded by the Protobuf library in Spark's Python workers, and its
+values are cast like JSON's: Spark's own package for it is not to be had everywhere (see docs/decisions/0073).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from tidegate.jobs.sources.decode import TEXT, WHY
+from tidegate.jobs.sources.kafka import PLACE
+from tidegate.jobs.spark.protobuf import message_index, reader_of
+from tidegate.jobs.spark.schema import quote, spark_of_declared
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.spec.inputs import KafkaOptions
+from tidegate.jobs.spec.pipeline import SourceSpec
+
+__all__ = ["STRANGER", "decoded"]
+
+STRANGER: Final = "_schema"
+"""Column of a topic with a registry: the number of the schema, where it is not known (yet)."""
+
+_WHOLE: Final = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
+_ZONED: Final = r"(Z|z|[+-][0-9]{2}(:?[0-9]{2})?)\\z"
+_UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_HEADER: Final = 5  # a zero byte and four of the schema's number, in front of what a registry's serializer writes
+
+
+class _Decoded(NamedTuple):
+    """A payload's columns as expressions.
+
+    Attributes:
+        frame: the messages, with what the expressions need.
+        values: column -> expression.
+        why: expression of what is wrong with the message, else null.
+        faults: (condition, complaint) of single values.
+    """
+
+    frame: DataFrame
+    values: dict[str, str]
+    why: str
+    faults: list[tuple[str, str]]
+
+
+def decoded(messages: DataFrame, source: SourceSpec, known: Mapping[int, bytes] | None = None) -> DataFrame:
+    """The rows.
+
+    Args:
+        messages: as Spark's Kafka source gives them.
+        source: its spec.
+        known: schemas by number, for a topic with a registry.
+    """
+    kafka = _options(source)
+    taken = _taken(source)
+    payload = {name: kind for name, kind in source.columns.items() if name not in taken}
+    decode = _PAYLOADS[kafka.payload]
+    frame, values, why, faults = decode(messages, source, payload, known or {})
+    values = {**values, **taken}
+    if kafka.tombstones == "dead_letter":
+        why = f"CASE WHEN value IS NULL THEN 'a tombstone: the message has no value' ELSE {why} END"
+    for condition, complaint in faults:
+        why = f"coalesce({why}, CASE WHEN {condition} THEN {complaint} END)"
+    frame = frame.withColumn("_w", F.expr(why))
+    columns = [f"CASE WHEN _w IS NULL THEN {values[name]} END AS {quote(name)}" for name in source.columns]
+    raw = "CAST(value AS string)" if kafka.payload == "json" else "concat('0x', hex(value))"
+    shown = f"coalesce({raw}, concat('key ', CAST(key AS string)))"
+    strangers = [f"CASE WHEN NOT coalesce(_known, true) THEN _id END AS {STRANGER}"] if kafka.registry is not None else []
+    return frame.selectExpr(
+        *columns,
+        f"_w AS {WHY}",
+        f"CASE WHEN _w IS NOT NULL THEN {shown} END AS {TEXT}",
+        f"pmod(offset, {1 << 32}L) AS {PLACE}",
+        "partition AS _partition",
+        *strangers,
+    )
+
+
+def _options(source: SourceSpec) -> KafkaOptions:
+    assert source.kafka is not None  # noqa: S101
+    return source.kafka
+
+
+def _taken(source: SourceSpec) -> dict[str, str]:
+    """Columns that come from beside the payload."""
+    kafka = _options(source)
+    found = {kafka.key: "CAST(key AS string)"} if kafka.key else {}
+    if kafka.timestamp:
+        found[kafka.timestamp] = "timestamp"
+    for column, header in kafka.headers.items():
+        wanted = header.replace("'", "\\'")
+        found[column] = f"CAST(try_element_at(filter(headers, h -> h.key = '{wanted}'), -1).value AS string)"
+    return {name: f"CAST({value} AS {spark_of_declared(source.columns[name])})" for name, value in found.items()}
+
+
+# Text: JSON, and Protobuf's values as text
+
+
+def _json(messages: DataFrame, source: SourceSpec, payload: dict[str, str], _known: Mapping[int, bytes]) -> _Decoded:
+    """A JSON object per message: every field is taken as text first, so that one bad value is told from a bad message."""
+    names = [*payload, *source.evolution.renamed]
+    schema = ", ".join(f"{quote(name)} string" for name in names)
+    frame = messages.withColumn("_s", F.expr("CAST(value AS string)"))
+    frame = frame.withColumn("_j", F.expr(f"from_json(_s, '{schema}')")).withColumn("_k", F.expr("json_object_keys(_s)"))
+    why = "CASE WHEN value IS NOT NULL AND _k IS NULL THEN 'the message is not a JSON object' END"
+    if source.evolution.added == "dead_letter":
+        known = ", ".join("'" + name.replace("'", "\\'") + "'" for name in names)
+        strange = f"array_except(_k, array({known}))"
+        why = (
+            f"coalesce({why}, CASE WHEN size({strange}) > 0 THEN concat('not in the schema: ', array_join({strange}, ', ')) END)"
+        )
+    return _of_texts(frame, source, payload, why, lambda name: f"_j.{quote(name)}")
+
+
+def _of_texts(frame: DataFrame, source: SourceSpec, payload: dict[str, str], why: str, text_of: Callable[[str], str]) -> _Decoded:
+    """Values cast from texts; one that does not fit is a fault of its row."""
+    old = {new: before for before, new in source.evolution.renamed.items()}
+    values, faults = {}, []
+    for name, kind in payload.items():
+        raw = f"coalesce({text_of(name)}, {text_of(old[name])})" if name in old else text_of(name)
+        values[name] = _cast(raw, kind, source)
+        faults += [] if kind == "string" else [_fault(name, kind, raw, values[name])]
+    return _Decoded(frame, values, why, faults)
+
+
+def _fault(name: str, kind: str, raw: str, value: str) -> tuple[str, str]:
+    return f"{raw} IS NOT NULL AND {value} IS NULL", f"concat('{name} is no {kind}: ', {raw})"
+
+
+def _cast(raw: str, kind: str, source: SourceSpec) -> str:
+    target = spark_of_declared(kind)
+    if kind == "string":
+        return raw
+    if kind == "binary":
+        return f"try_to_binary({raw}, 'base64')"
+    if kind in ("int", "long"):
+        return f"CASE WHEN {raw} RLIKE '{_WHOLE}' THEN try_cast({raw} AS {target}) END"
+    if kind != "timestamp":
+        return f"try_cast({raw} AS {target})"
+    if source.parse.timestamps != "iso":
+        return f"timestamp_micros(CAST(round(try_cast({raw} AS decimal(30,6)) * {_UNITS[source.parse.timestamps]}) AS bigint))"
+    naive = "NULL" if source.timezone is None else f"to_utc_timestamp(try_cast({raw} AS timestamp), '{source.timezone}')"
+    return f"CASE WHEN {raw} RLIKE '{_ZONED}' THEN try_cast({raw} AS timestamp) ELSE {naive} END"
+
+
+# Avro and Protobuf: the schema is a file of the spec's, or what the message's first bytes name
+
+
+def _avro(messages: DataFrame, source: SourceSpec, payload: dict[str, str], known: Mapping[int, bytes]) -> _Decoded:
+    from pyspark.sql.avro.functions import from_avro
+
+    schemas = {number: schema.decode() for number, schema in _schemas(_options(source), known).items()}
+    held = {number: _avro_fields(schema) for number, schema in schemas.items()}
+    frame, why = _bodies(messages, _options(source), known, f"substring(value, {_HEADER + 1})")
+    for number, schema in schemas.items():
+        frame = frame.withColumn(f"_j{number}", from_avro(_body(number), schema, {"mode": "PERMISSIVE"}))
+    old = {new: before for before, new in source.evolution.renamed.items()}
+
+    def value(name: str, kind: str) -> str:
+        """Of each schema that has the field under its new name, or its old one."""
+        fields = {n: name if name in names else old.get(name, name) for n, names in held.items()}
+        found = [_typed(f"_j{n}.{quote(field)}", kind, source) for n, field in fields.items() if field in held[n]]
+        return f"coalesce({', '.join(found)})" if found else f"CAST(NULL AS {spark_of_declared(kind)})"
+
+    values = {name: value(name, kind) for name, kind in payload.items()}
+    # A record that cannot be read comes as nulls: the event time, which no good record lacks, tells.
+    if source.event_time in payload:
+        lost = f"_b IS NOT NULL AND {values[source.event_time]} IS NULL"
+        why = f"coalesce({why}, CASE WHEN {lost} THEN 'the message is not a record of the schema, or has no event time' END)"
+    return _Decoded(frame, values, why, [])
+
+
+def _avro_fields(schema: str) -> list[str]:
+    try:
+        return [field["name"] for field in json.loads(schema)["fields"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"no Avro record schema: {schema[:200]}: {error}", code="kafka.bad_schema") from error
+
+
+def _typed(field: str, kind: str, source: SourceSpec) -> str:
+    if kind == "timestamp" and source.parse.timestamps != "iso":  # a plain number, which the schema calls no time
+        return _cast(field, kind, source)
+    return f"try_cast({field} AS {spark_of_declared(kind)})"
+
+
+def _protobuf(messages: DataFrame, source: SourceSpec, payload: dict[str, str], known: Mapping[int, bytes]) -> _Decoded:
+    kafka = _options(source)
+    assert kafka.message is not None  # noqa: S101 - the spec says so
+    schemas = _schemas(kafka, known)
+    names = tuple(dict.fromkeys([*payload, *source.evolution.renamed]))
+    frame, why = _bodies(messages, kafka, known, f"substring(value, {_HEADER + 1})")
+    for number, schema in schemas.items():
+        index = message_index(schema, kafka.message) if _wired(kafka) else None
+        frame = frame.withColumn(f"_j{number}", reader_of(schema, kafka.message, names, index)(_body(number)))
+    bad = [f"_j{number}._bad" for number in schemas]
+    why = f"coalesce({', '.join([why, *bad])})"
+
+    def text_of(name: str) -> str:
+        return f"coalesce({', '.join([*(f'_j{number}.{quote(name)}' for number in schemas), 'CAST(NULL AS string)'])})"
+
+    return _of_texts(frame, source, payload, why, text_of)
+
+
+def _wired(kafka: KafkaOptions) -> bool:
+    """Whether messages begin with the number of their schema."""
+    return kafka.schema_id is not None or kafka.registry is not None
+
+
+def _schemas(kafka: KafkaOptions, known: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Number -> schema; one for all messages has the number 0 when they bear none."""
+    if kafka.registry is not None:
+        return dict(known)
+    assert kafka.schema_file is not None  # noqa: S101 - the spec says so
+    try:
+        return {kafka.schema_id or 0: Path(kafka.schema_file).read_bytes()}
+    except OSError as error:
+        raise ConfigurationError(
+            f"kafka.schema_file {kafka.schema_file} cannot be read: {error.strerror}", code="kafka.bad_schema"
+        ) from error
+
+
+def _bodies(messages: DataFrame, kafka: KafkaOptions, known: Mapping[int, bytes], body: str) -> tuple[DataFrame, str]:
+    """The messages with `_id`, `_known` and `_b`, the payload behind the schema's number; and what is wrong with them so far."""
+    if not _wired(kafka):
+        frame = messages.withColumn("_id", F.lit(0)).withColumn("_known", F.lit(True)).withColumn("_b", F.expr("value"))
+        return frame, "CAST(NULL AS string)"
+    numbers = ", ".join(str(n) for n in ([kafka.schema_id] if kafka.schema_id is not None else known)) or "NULL"
+    marked = f"length(value) > {_HEADER} AND hex(substring(value, 1, 1)) = '00'"
+    frame = messages.withColumn(
+        "_id", F.expr(f"CASE WHEN {marked} THEN CAST(conv(hex(substring(value, 2, 4)), 16, 10) AS bigint) END")
+    )
+    frame = frame.withColumn("_known", F.expr(f"CASE WHEN _id IS NOT NULL THEN coalesce(_id IN ({numbers}), false) END"))
+    where = "the registry" if kafka.registry is not None else "the spec"
+    why = f"""CASE WHEN value IS NULL THEN NULL
+        WHEN _id IS NULL THEN 'the message does not begin with the number of a schema'
+        WHEN NOT _known THEN concat('the message was written with schema ', _id, ', which {where} does not know') END"""
+    return frame.withColumn("_b", F.expr(f"CASE WHEN _known THEN {body} END")), why
+
+
+def _body(number: int) -> Column:
+    return F.expr(f"CASE WHEN _id = {number} THEN _b END")
+
+
+_PAYLOADS: Final[dict[str, Callable[[DataFrame, SourceSpec, dict[str, str], Mapping[int, bytes]], _Decoded]]] = {
+    "json": _json,
+    "avro": _avro,
+    "protobuf": _protobuf,
+}

@@ -1,0 +1,185 @@
+"""Protobuf messages in Spark's Python workers: bytes to the texts of the wanted fields, by the Protobuf library itself.
+
+Only fields with one value are taken: numbers, booleans, text, bytes (as Base64), enums (by name), and the well-known Timestamp
+(as ISO text). Everything else in a message is left alone. A field that a proto3 message does not carry has its default value; one
+that is declared ``optional``, or is a message, is null.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any, Final
+
+import pandas as pd
+from pyspark.sql.pandas.functions import pandas_udf
+
+from tidegate.jobs.spec.errors import ConfigurationError
+
+__all__ = ["message_index", "reader_of", "texts_of"]
+
+_TIMESTAMP: Final = "google.protobuf.Timestamp"
+_BAD: Final = "_bad"
+_FIRST: Final = b"\x00"  # short for the list [0]
+
+
+def message_index(schema: bytes, message: str) -> bytes:
+    """The bytes by which a registry's serializer names a message of a file: behind the schema's number, before the payload.
+
+    Raises:
+        ConfigurationError: there is no such message, or it stands inside another one.
+    """
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    for file in FileDescriptorSet.FromString(schema).file:
+        prefix = f"{file.package}." if file.package else ""
+        names = [prefix + found.name for found in file.message_type]
+        if message in names:
+            place = names.index(message)
+            return _FIRST if place == 0 else _zigzag(1) + _zigzag(place)
+    raise _no_message(message)
+
+
+def _zigzag(number: int) -> bytes:
+    left, found = number << 1, bytearray()
+    while True:
+        found.append(left & 0x7F | (0x80 if left > 0x7F else 0))
+        left >>= 7
+        if not left:
+            return bytes(found)
+
+
+def reader_of(schema: bytes, message: str, names: Sequence[str], index: bytes | None) -> Callable[..., Any]:
+    """A function of Spark's: bytes -> a struct of texts, with ``_bad`` saying what is wrong.
+
+    Args:
+        schema: a descriptor set.
+        message: full name of the message.
+        names: fields to take; those the message has not are null.
+        index: bytes that must stand before the payload.
+
+    Raises:
+        ConfigurationError: the schema has no such message.
+    """
+    for name in names:  # so that a mistake is told before Spark wraps it
+        _field(_class(schema, message).DESCRIPTOR, name)
+    kind = ", ".join(f"`{name}` string" for name in [*names, _BAD])
+
+    def read(values: pd.Series) -> pd.DataFrame:
+        return pd.DataFrame(texts_of(schema, message, names, index, values), columns=[*names, _BAD])
+
+    read.__annotations__ = {"values": pd.Series, "return": pd.DataFrame}  # Spark wants types, not their names
+    found: Callable[..., Any] = pandas_udf(read, kind)  # type: ignore[call-overload]
+    return found
+
+
+def texts_of(
+    schema: bytes, message: str, names: Sequence[str], index: bytes | None, values: Iterable[bytes | None]
+) -> list[list[str | None]]:
+    """The texts of the fields, and what is wrong, of each message.
+
+    A payload that is cut or damaged is told by the library; one of another message mostly is not, so fields must not be unknown.
+    """
+    from google.protobuf.message import DecodeError
+
+    made = _class(schema, message)
+    readers = [_field(made.DESCRIPTOR, name) for name in names]
+    found: list[list[str | None]] = []
+    nothing: list[str | None] = [None] * len(names)
+    for value in values:
+        if value is None:
+            found.append([*nothing, None])
+            continue
+        if index is not None and not value.startswith(index):
+            found.append([*nothing, f"the message is not a {message}, but another one of its schema"])
+            continue
+        try:
+            one = made.FromString(value[len(index or b"") :])
+        except DecodeError:
+            found.append([*nothing, f"the message is no {message}"])
+            continue
+        found.append([*(reader(one) for reader in readers), None])
+    return found
+
+
+@cache
+def _class(schema: bytes, message: str) -> Any:
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message import DecodeError
+    from google.protobuf.message_factory import GetMessageClass
+
+    pool = DescriptorPool()
+    try:
+        files = {file.name: file for file in FileDescriptorSet.FromString(schema).file}
+        for name in list(files):
+            _add(pool, files, name)
+        return GetMessageClass(pool.FindMessageTypeByName(message))
+    except DecodeError as error:
+        raise ConfigurationError("the Protobuf schema is no descriptor set", code="kafka.bad_schema") from error
+    except KeyError:
+        raise _no_message(message) from None
+    except TypeError as error:
+        raise ConfigurationError(f"the Protobuf schema cannot be used: {error}", code="kafka.bad_schema") from error
+
+
+def _add(pool: Any, files: dict[str, Any], name: str) -> None:
+    """A file, and before it what it imports; Google's well-known types come from the library where the set lacks them."""
+    from google.protobuf import timestamp_pb2
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    if name in _names_in(pool, name):
+        return
+    file = files.get(name)
+    if file is None and name == timestamp_pb2.DESCRIPTOR.name:
+        file = FileDescriptorProto.FromString(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    if file is None:
+        raise TypeError(f"it imports {name}, which is not in it")
+    for needed in file.dependency:
+        _add(pool, files, needed)
+    pool.Add(file)
+
+
+def _names_in(pool: Any, name: str) -> list[str]:
+    try:
+        return [pool.FindFileByName(name).name]
+    except KeyError:
+        return []
+
+
+def _no_message(message: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the Protobuf schema has no message {message} of its own",
+        code="kafka.bad_schema",
+        advice="give kafka.message the full name, package included; messages inside others cannot be named",
+    )
+
+
+def _field(descriptor: Any, name: str) -> Callable[[Any], str | None]:
+    field = descriptor.fields_by_name.get(name)
+    if field is None:
+        return lambda _: None
+    own = field.message_type
+    if field.is_repeated or (own is not None and own.full_name != _TIMESTAMP):
+        raise ConfigurationError(
+            f"field {name} of {descriptor.full_name} is a list or a message: only single values can be columns",
+            code="kafka.bad_schema",
+        )
+    if own is not None:
+        return lambda one: getattr(one, name).ToJsonString() if one.HasField(name) else None
+    text = _text_of(field)
+    if field.has_presence:
+        return lambda one: text(getattr(one, name)) if one.HasField(name) else None
+    return lambda one: text(getattr(one, name))
+
+
+def _text_of(field: Any) -> Callable[[Any], str]:
+    if field.enum_type is not None:
+        names = {value.number: value.name for value in field.enum_type.values}
+        return lambda number: names.get(number, str(number))
+    if field.type == field.TYPE_BYTES:
+        return lambda data: base64.b64encode(data).decode()
+    if field.type == field.TYPE_BOOL:
+        return lambda flag: "true" if flag else "false"
+    return str

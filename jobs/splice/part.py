@@ -1,0 +1,92 @@
+"""Deciding about a part: an open request becomes two, the rows that were chosen and the rest, each with an effect of its own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.splices import OPEN, SpliceRequest, decide, read
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.splice.base import read_file
+from tidegate.jobs.splice.recompute import database, time_expression
+from tidegate.jobs.splice.requests import Asking, LateFilter, put_request, state_of
+
+__all__ = ["split"]
+
+
+def split(
+    spec: PipelineSpec, log: SlotLog, request_id: str, which: LateFilter, asking: Asking
+) -> tuple[SpliceRequest, SpliceRequest]:
+    """Make two requests of one, and close it: the chosen part, and the rest. Who asked for it asks for both.
+
+    A crash in between leaves the old one open; called again it makes the same two.
+
+    Raises:
+        ConfigurationError: it is not open, is of an attachment, or the choice takes all of it or nothing.
+    """
+    request = read(log.store, spec.name, request_id)
+    _require_divisible(spec, log, request)
+    rows = pa.concat_tables([read_file(log, file) for file in request.files()])
+    chosen = _outputs(spec, rows, which)
+    rest = [[o for o in all_of if o not in mine] for all_of, mine in zip(rows["_outputs"].to_pylist(), chosen, strict=True)]
+    parts = [_with_outputs(rows, outputs) for outputs in (chosen, rest)]
+    if not all(part.num_rows for part in parts):
+        raise ConfigurationError(
+            f"the choice takes {'all' if parts[0].num_rows else 'nothing'} of splice request {request_id} of {spec.name}",
+            code="splice.no_part",
+            pipeline=spec.name,
+            kept="the request, as it was",
+            advice="choose some of its rows: --until TIME, --since TIME, --source NAME, --output NAME",
+        )
+    detail = {**request.origin_detail, "part_of": request_id, "choice": {k: v for k, v in asdict(which).items() if v}}
+    made = [
+        put_request(spec, log, log.head(), part, request.origin, detail, _asking(asking, request, name))
+        for name, part in zip(("part", "rest"), parts, strict=True)
+    ]
+    why = f"split into {made[0].id} and {made[1].id}" + (f": {asking.why}" if asking.why else "")
+    decide(log.store, spec.name, request_id, "rejected", who=asking.who, why=why, at=asking.clock.ticks())
+    return made[0], made[1]
+
+
+def _asking(asking: Asking, request: SpliceRequest, name: str) -> Asking:
+    return replace(asking, who=request.who, request_id=f"{request.id}-{name}")
+
+
+def _require_divisible(spec: PipelineSpec, log: SlotLog, request: SpliceRequest) -> None:
+    state = state_of(log, request)
+    if state in OPEN and request.origin != "attachment":
+        return
+    whole = f"is what {request.who} has collected, and goes into {request.destination} whole or not at all"
+    raise ConfigurationError(
+        f"splice request {request.id} of {spec.name} {f'is {state}' if state not in OPEN else whole}",
+        code="splice.indivisible",
+        pipeline=spec.name,
+        kept="the request, as it was",
+        advice=f"see: tidegate splice list {spec.name}",
+    )
+
+
+def _outputs(spec: PipelineSpec, rows: Any, which: LateFilter) -> list[list[str]]:
+    """For each row the outputs that were chosen."""
+    with database() as db:
+        db.register("rows", rows)
+        times = [t for (t,) in db.execute(f"select {time_expression(spec)} from rows").fetchall()]
+    found = []
+    facts = zip(rows["_outputs"].to_pylist(), rows["_source"].to_pylist(), times, rows["_reason"].to_pylist(), strict=True)
+    for outputs, source, time, reason in facts:
+        inside = (which.since is None or time >= which.since) and (which.until is None or time < which.until)
+        inside = inside and (not which.sources or source in which.sources) and (not which.reasons or reason in which.reasons)
+        found.append([o for o in outputs if inside and (not which.outputs or o in which.outputs)])
+    return found
+
+
+def _with_outputs(rows: Any, outputs: list[list[str]]) -> Any:
+    """The rows that have an output left."""
+    column = pa.array(outputs, pa.list_(pa.string()))
+    rows = rows.set_column(rows.column_names.index("_outputs"), "_outputs", column)
+    return rows.filter(pc.greater(pc.list_value_length(rows["_outputs"]), 0))

@@ -1,0 +1,551 @@
+"""What rows inserted into a stream do to it and to everything behind it: streams, states, requests, as if they had come in time.
+
+A stream follows from what arrived at it, slot by slot (decision 30), and an attachment is a fold over its origin by position. So:
+
+1. Start after the newest checkpoint before the first inserted row; from there on rows are known with the slots they came in.
+2. Stream by stream, in the order of the graph: put the rows into their places; an inserted row came with the row before it.
+3. Whoever reads a stream that is another one now is run again, over the rows that it had taken, each in the slot in which it had
+   taken it.
+4. What arrives at a stream is appended again, slot by slot, by the rule and with the clock of then; what was merged into it
+   before is merged again.
+5. From its first row that is another one, a stream is written anew. Nothing before that row is written, and a stream without
+   such a row is left alone, with all that is behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.manifest import FileRef, Manifest
+from tidegate.jobs.engine.columns import arrow_type
+from tidegate.jobs.sinks.positions import CAME, SPLICED, current_rows, starts_of
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TidegateError
+from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
+from tidegate.jobs.spec.streams import ORIGIN, REJECTIONS, PipeSpec
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
+from tidegate.jobs.splice.base import Tables
+from tidegate.jobs.splice.rows import NEVER, TURN, StreamChange, first_difference, in_order, row_columns, turns_filled, with_turn
+from tidegate.jobs.streams.append import append, let_go, merged_by_stamp, running_max
+from tidegate.jobs.streams.batches import Runner, fold_batch, reducer_of
+from tidegate.jobs.streams.fold import States
+from tidegate.jobs.streams.history import merges_of, read_files
+from tidegate.jobs.streams.select import Selection
+from tidegate.jobs.streams.sending import addressed, arrivals_schema, refusals
+from tidegate.jobs.streams.standing import AttachmentState, StreamsState, StreamState, slot_of
+from tidegate.jobs.streams.states import states_of, states_table
+
+__all__ = ["Restream", "StreamEffect"]
+
+_LOOKED_AT: Final = 50  # checkpoints looked at for one to start from; without one everything is computed from the first row on
+
+
+@dataclass
+class StreamEffect:
+    """What a merge does to the streams.
+
+    Attributes:
+        since: first slot whose rows are others now.
+        record: where streams stand afterwards (``notes["streams"]``).
+        segments: kind -> the segment that takes the place of all of this kind; None: there is none any more. With the
+            segment go its least and greatest stamp and what else its reference says.
+        rejections: dispatches that are refused now and were not before.
+    """
+
+    since: int
+    record: dict[str, Any]
+    changes: dict[str, StreamChange] = field(default_factory=dict)
+    segments: dict[str, tuple[Any, int | None, int | None, dict[str, Any]] | None] = field(default_factory=dict)
+    rejections: Any = None
+
+
+@dataclass
+class _Sent:
+    """What one attachment dispatched.
+
+    Attributes:
+        to: destination -> arrivals, with the slot in which they arrive.
+        collected: rows of its request.
+    """
+
+    to: dict[str, Any]
+    collected: Any = None
+
+
+class Restream:
+    """One computation at one head.
+
+    Args:
+        spec: the pipeline.
+        log: its log.
+        head: where it stands.
+        tables: its tables there.
+        run: how reducers are run.
+    """
+
+    def __init__(self, spec: PipelineSpec, log: SlotLog, head: Head, tables: Tables, run: Runner = fold_batch) -> None:
+        assert head.record is not None  # noqa: S101 - there is something to merge into
+        self._spec, self._graph, self._log, self._head, self._tables, self._run = spec, spec.graph, log, head, tables, run
+        self._record: Manifest = head.record
+        self._event_time = next(iter(spec.sources.values())).event_time
+        self._merges = {slot: extra for slot, extra in merges_of(head.record).items() if "from" in extra}
+        self._state = StreamsState.of(head.record.notes.get("streams", {}))
+        self._base, self._at_base = 0, StreamsState()
+        self._base_segments: Sequence[FileRef] = ()
+        self._old: dict[str, Any] = {}
+        self._new: dict[str, Any] = {}
+        self._sent: dict[str, _Sent] = {}
+        self._segments: dict[str, Any] = {}
+        self._rejections: list[Any] = []
+        self._clocks: dict[int, tuple[int, int]] = {}
+
+    def into_events(self, inserted: Any) -> StreamEffect:
+        """The effect of rows that are inserted into the events: as they will stand in the table."""
+        first = pc.min(inserted["position"]).as_py()
+        since = self._slot_of_event(first)
+        self._start(since)
+        old = self._event_rows()
+        kept = self._raw_events()
+        numbered = inserted.append_column("_epoch", pa.array([self._head.next_slot] * inserted.num_rows, pa.int64()))
+        both = pa.concat_tables([kept, numbered.select(kept.column_names)], promote_options="permissive")
+        self._old[ORIGIN], self._new[ORIGIN] = old, self._as_stream(both)
+        known = self._state.stream(ORIGIN)
+        last = self._new[ORIGIN]["stream_time"][-1].as_py()
+        count = inserted.num_rows
+        self._state.streams[ORIGIN] = StreamState(known.next + count, max(last, known.last or last), known.shift + count)
+        return self._effect(since, ORIGIN)
+
+    def into_stream(self, stream: str, request: str) -> StreamEffect:
+        """The effect of a request that an attachment has collected."""
+        rows = self.collected(request)
+        low = pc.min(rows["_stamp"]).as_py()
+        since = self._slot_before(stream, low)
+        self._start(since)
+        known, old = self._state.stream(stream), self._rows(stream)
+        lost = self._lost(stream, rows, self._head.next_slot)
+        self._new[stream] = in_order([old, lost], self._at_base.stream(stream).next)
+        high = pc.max(rows["_stamp"]).as_py()
+        self._state.streams[stream] = StreamState(
+            known.next + rows.num_rows, max(high, high if known.last is None else known.last)
+        )
+        self._state.requests[request] = replace(self._state.requests[request], merged=self._head.next_slot)
+        return self._effect(since, stream)
+
+    def collected(self, request: str) -> Any:
+        """The rows of a request, as the log has them: a merge before it may have changed them."""
+        found = self._state.requests.get(request)
+        if found is None or found.open:
+            why = "is not complete yet: its backfill goes on" if found else "is not known to the newest checkpoint"
+            raise ConfigurationError(
+                f"splice request {request} of {self._spec.name} {why}",
+                code="splice.incomplete",
+                pipeline=self._spec.name,
+                kept="the request; nothing was merged",
+                advice=f"see: tidegate splice list {self._spec.name}",
+            )
+        kind = f"splice:{found.attachment}"
+        files = [s for s in self._record.segments if s.kind == kind and s.extra.get("request") == request]
+        rows = read_files(self._log.store, files)
+        schema = arrivals_schema(self._graph.columns[found.destination])
+        return schema.empty_table() if rows is None else rows.select(schema.names).cast(schema)
+
+    # 1. where to start
+
+    def _start(self, since: int) -> None:
+        for slot in range(since - 1, max(0, since - 1 - _LOOKED_AT), -1):
+            found = self._usable(slot)
+            if found is not None:
+                self._base, self._base_segments = slot, found.segments
+                self._at_base = StreamsState.of(found.notes.get("streams", {}))
+                return
+
+    def _usable(self, slot: int) -> Manifest | None:
+        """The checkpoint of a slot, if no later merge changed what it says, and nobody had fallen behind there."""
+        if any(extra["from"] <= slot < merge for merge, extra in self._merges.items()):
+            return None
+        try:
+            found = next(self._log.epochs(self._head.timeline, slot, slot)).epoch
+        except (StopIteration, TidegateError):
+            return None  # retired
+        state = StreamsState.of(found.notes.get("streams", {}))
+        for name, known in self._state.attachments.items():
+            there = state.attachments.get(name)
+            origin = self._graph.attachments[name].origin if name in self._graph.attachments else None
+            if there is None or there.since != known.since:
+                return None
+            if origin is not None and there.cursor != state.stream(origin).next and there.status != "detached":
+                return None
+        return found
+
+    def _slot_of_event(self, position: int) -> int:
+        if position < 0:
+            return 1
+        found = self._tables.rows("events", ["position", SPLICED, "_epoch"], ranges={"position": (position, position)})
+        found = found.filter(pc.is_null(found[SPLICED]))
+        return int(found["_epoch"][0].as_py()) if found.num_rows else 1
+
+    def _slot_before(self, stream: str, stamp: int) -> int:
+        """The slot in which the row came that a row with this stamp stands behind."""
+        rows = self._read(stream, 0)
+        number = int(np.searchsorted(rows["stream_time"].to_numpy(), stamp, side="right"))
+        return int(rows[TURN][number - 1].as_py()) if number else 1
+
+    def _clock(self, slot: int) -> tuple[int, int]:
+        """The recorded now and the frontier after an epoch."""
+        if not self._clocks:
+            self._clocks = self._read_clocks()
+        return self._clocks[slot]
+
+    def _read_clocks(self) -> dict[int, tuple[int, int]]:
+        """From the table of checkpoints, which outlives the checkpoints; what is not published yet from the log."""
+        columns = ["slot", "recorded_now", "frontier", "final"]
+        found = self._tables.rows(CHECKPOINTS, columns, ranges={"_epoch": (self._base + 1, None)})
+        times = [found[name].cast(pa.int64()).to_pylist() for name in columns[1:3]]
+        clocks = {}
+        for slot, now, frontier, final in zip(found["slot"].to_pylist(), *times, found["final"].to_pylist(), strict=True):
+            clocks[slot] = (now, TICK_MAX if final else TICK_MIN if frontier is None else frontier)
+        begin = max(self._tables.published, self._base) + 1
+        for filled in self._log.epochs(self._head.timeline, begin, self._head.slot):
+            epoch = filled.epoch
+            clocks[epoch.slot] = (epoch.recorded_now, int(epoch.decision["frontier_after"]))
+        return clocks
+
+    # 2. rows
+
+    def _rows(self, stream: str) -> Any:
+        """A stream as it stands, from the base on."""
+        if stream not in self._old:
+            self._old[stream] = self._event_rows() if stream == ORIGIN else self._read(stream, self._base)
+        return self._old[stream]
+
+    def _read(self, stream: str, base: int) -> Any:
+        columns = row_columns(self._graph.columns[stream])
+        stored = [name for name in columns if name != TURN]
+        rows = self._tables.rows(stream, [*stored, "_epoch", SPLICED, CAME], ranges={"_epoch": (base + 1, None)})
+        rows = current_rows(rows, starts_of(rows.filter(pc.is_valid(rows[SPLICED]))))
+        turn = pc.coalesce(rows[CAME].cast(pa.int64()), rows["_epoch"])
+        plain = {name: rows[name].cast(kind) for name, kind in columns.items() if name != TURN}
+        return pa.table({**plain, TURN: turn}, schema=pa.schema(columns))
+
+    def _raw_events(self) -> Any:
+        """Events from the base on; merges that did not reach the streams are no part of them."""
+        columns = [*self._graph.columns[ORIGIN], self._event_time, "position", "_source", "_partition", "_seq", SPLICED, "_epoch"]
+        rows = self._tables.rows("events", list(dict.fromkeys(columns)), ranges={"_epoch": (self._base + 1, None)})
+        reached = pa.array([str(extra["request"]) for extra in self._merges.values()], pa.string())
+        return rows.filter(pc.or_(pc.is_null(rows[SPLICED]), pc.is_in(rows[SPLICED], reached)))
+
+    def _event_rows(self) -> Any:
+        return self._as_stream(self._raw_events())
+
+    def _as_stream(self, raw: Any) -> Any:
+        """Rows of the events table, inserted ones in their places."""
+        inserted = pc.is_valid(raw[SPLICED])
+        raw = raw.append_column("_behind", inserted.cast(pa.int8()))
+        order = ("position", "_behind", self._event_time, "_epoch", "_source", "_partition", "_seq")
+        raw = raw.sort_by([(name, "ascending") for name in order])
+        turn = pc.if_else(pc.equal(raw["_behind"], 0), raw["_epoch"], pc.negate(raw["_epoch"]))
+        known, count = self._at_base.stream(ORIGIN), raw.num_rows
+        identity = pc.binary_join_element_wise(raw["_source"], raw["_partition"], raw["_seq"].cast(pa.string()), "/")
+        none = pa.nulls(count, pa.string())
+        values = {name: raw[name].cast(arrow_type(kind)) for name, kind in self._graph.columns[ORIGIN].items()}
+        return pa.table(
+            {
+                **values,
+                "position": pa.array(range(known.next, known.next + count), pa.int64()),
+                "stream_time": running_max(raw[self._event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64()), known.last),
+                "_id": identity,
+                **dict.fromkeys(("_via", "_origin", "_origin_id"), none),
+                TURN: turns_filled(turn),
+            },
+            schema=pa.schema(row_columns(self._graph.columns[ORIGIN])),
+        )
+
+    def _lost(self, stream: str, rows: Any, merged: int) -> Any:
+        """Collected rows as rows of the stream, by stamp."""
+        columns = row_columns(self._graph.columns[stream])
+        rows = rows.take(pa.array(np.argsort(rows["_stamp"].to_numpy(), kind="stable")))
+        place = {"position": pa.nulls(rows.num_rows, pa.int64()), "stream_time": rows["_stamp"]}
+        named = {name: place[name] if name in place else rows[name] for name in columns if name != TURN}
+        return with_turn(pa.table(named), -merged).select(list(columns)).cast(pa.schema(columns))
+
+    # the steps, stream by stream
+
+    def _effect(self, since: int, inserted_into: str) -> StreamEffect:
+        effect, again = StreamEffect(since, {}), set[str]()
+        for stream in self._graph.order:
+            if stream != inserted_into:
+                if not again.intersection(self._graph.writers(stream)):
+                    continue
+                self._new[stream] = self._placed(stream)
+            old, new = self._rows(stream), self._new[stream]
+            first = first_difference(old, new)
+            if first is None:
+                del self._new[stream]
+                continue
+            if stream != ORIGIN:
+                begin = self._at_base.stream(stream).next
+                effect.changes[stream] = StreamChange(begin + first, new.slice(first), old.slice(first))
+            for name in self._graph.readers(stream):
+                if name in self._state.attachments:
+                    again.add(name)
+                    self._taken(name)
+        return self._completed(effect, again)
+
+    def _completed(self, effect: StreamEffect, again: set[str]) -> StreamEffect:
+        for name in again:
+            self._settle(name)
+        lagging = any(self._lags(name) for name in self._graph.attachments)
+        state = self._state
+        effect.record = {**StreamsState(state.streams, state.attachments, state.requests, lagging).record(), "asked": []}
+        effect.segments = self._segments
+        effect.rejections = pa.concat_tables(self._rejections) if self._rejections else None
+        return effect
+
+    def _lags(self, name: str) -> bool:
+        known = self._state.attachments.get(name)
+        origin = self._graph.attachments[name].origin
+        return known is not None and known.status == "attached" and known.cursor < self._state.stream(origin).next
+
+    # 3. who reads
+
+    def _current(self, stream: str) -> Any:
+        return self._new[stream] if stream in self._new else self._rows(stream)
+
+    def _taken(self, name: str) -> _Sent:
+        """What an attachment dispatches over its origin as it will stand."""
+        if name in self._sent:
+            return self._sent[name]
+        one, known = self._graph.attachments[name], self._state.attachments[name]
+        if known.round > 1:
+            raise self._attached_twice(name)
+        rows, due = self._current(one.origin), self._due(name)
+        rows, due = rows.filter(pa.array(due < NEVER)), due[due < NEVER]
+        sent = _Sent({})
+        for to, table in self._folded(name, rows).items():
+            arrived, collected = addressed(one, known.via(name), self._head_of(name), self._graph.columns[to], table, rows)
+            places = np.searchsorted(rows["position"].to_numpy(), np.sort(table["_position"].to_numpy()))
+            arrived = arrived.append_column(TURN, pa.array(due[places], pa.int64()))
+            sent.to[to] = arrived.filter(pc.invert(collected))
+            if one.merge == "splice":
+                sent.collected = arrived.filter(collected).drop_columns([TURN])
+        self._sent[name] = sent
+        return sent
+
+    def _folded(self, name: str, rows: Any) -> dict[str, Any]:
+        one = self._graph.attachments[name]
+        if rows.num_rows == 0:
+            return {}
+        plain = rows.select([*self._graph.columns[one.origin], "position", "stream_time", "_id"])
+        if isinstance(one, PipeSpec):
+            sent, failure = Selection(name, one, self._graph.columns[one.origin]).of(plain)
+        else:
+            batch = self._run(reducer_of(self._spec, name), plain, self._states(name))
+            sent, failure = batch.sent, batch.failure
+            states = {**self._states(name), **batch.states}
+            self._segments[f"reducer:{name}"] = (states_table(states), None, None, {}) if states else None
+        if failure is not None:
+            raise PoisonError(
+                f"the merge would stop {name} at {failure.row_id}: {failure.error}",
+                code="splice.reducer_fails",
+                pipeline=self._spec.name,
+                kept="everything as it was; the request is still open",
+                advice="mend the reducer, or reject the request",
+            )
+        return sent
+
+    def _states(self, name: str) -> States:
+        return states_of(self._log.store, [s for s in self._base_segments if s.kind == f"reducer:{name}"])
+
+    def _head_of(self, name: str) -> int:
+        """Where its backfill ends: rows that had come before it was attached."""
+        known, origin = self._state.attachments[name], self._graph.attachments[name].origin
+        if name in self._at_base.attachments:
+            return self._at_base.attachments[name].head
+        before = pc.sum(pc.less(self._current(origin)[TURN], slot_of(known.since)).cast(pa.int64())).as_py() or 0
+        return self._at_base.stream(origin).next + int(before)
+
+    def _due(self, name: str) -> Any:
+        """For each row of the origin as it will stand: the slot in which the attachment takes it."""
+        known, origin = self._state.attachments[name], self._graph.attachments[name].origin
+        old, new = self._rows(origin), self._current(origin)
+        due = _old_due(known, old[TURN].to_numpy().copy(), self._at_base.stream(origin).next)
+        if new is not old:
+            found = pc.index_in(new["_id"], value_set=old["_id"].combine_chunks())
+            there = np.asarray(pc.is_valid(found))
+            places = np.asarray(pc.fill_null(found, 0))
+            turns = new[TURN].to_numpy()
+            due = np.where(there, due[places], turns) if len(due) else turns.copy()
+        due = np.maximum.accumulate(np.maximum(due, slot_of(known.since))) if len(due) else due
+        if known.until is not None:
+            due = np.where(due >= known.until, NEVER, due)
+        return due
+
+    def _settle(self, name: str) -> None:
+        """Where an attachment stands afterwards."""
+        one, known = self._graph.attachments[name], self._state.attachments[name]
+        rows, due, begin = self._current(one.origin), self._due(name), self._at_base.stream(one.origin).next
+        cursor = begin + int((due < NEVER).sum())
+        late = [(a, min(b, begin), slot) for a, b, slot in known.caught_up if a < begin] if self._base else []
+        fields: dict[str, Any] = {
+            "cursor": cursor,
+            "head": self._head_of(name),
+            "caught_up": (*late, *_pieces(rows[TURN].to_numpy(), due, begin)),
+        }
+        if known.failure is not None:
+            fields["failure"] = {**known.failure, "position": cursor}
+        self._state.change(name, **fields)
+        if one.merge == "splice":
+            self._collect(name)
+
+    def _collect(self, name: str) -> None:
+        """The rows of its request, which may be others now."""
+        known = self._state.attachments[name]
+        request, kind = known.request(name), f"splice:{name}"
+        rows = self._of_request(name)
+        found = self._state.requests[request]
+        ends = pc.min_max(rows["_stamp"]) if rows.num_rows else None
+        low, high = (ends["min"].as_py(), ends["max"].as_py()) if ends is not None else (None, None)
+        self._state.requests[request] = replace(found, rows=rows.num_rows, min_time=low, max_time=high)
+        self._segments[kind] = (rows, low, high, {"request": request}) if rows.num_rows else None
+
+    def _of_request(self, name: str) -> Any:
+        """What an attachment has collected, up to the base and from there on."""
+        found = self._state.attachments[name].request(name)
+        destination = self._graph.attachments[name].destinations[0]
+        schema = arrivals_schema(self._graph.columns[destination])
+        before = [s for s in self._base_segments if s.kind == f"splice:{name}" and s.extra.get("request") == found]
+        stored, fresh = read_files(self._log.store, before), self._taken(name).collected
+        parts = [part.select(schema.names).cast(schema) for part in (stored, fresh) if part is not None]
+        return pa.concat_tables([schema.empty_table(), *parts])
+
+    # 4. what arrives
+
+    def _placed(self, stream: str) -> Any:
+        """The rows of a stream from all that arrives at it."""
+        known = self._at_base.stream(stream)
+        columns = row_columns(self._graph.columns[stream])
+        named = [name for origin in self._graph.order for name in self._graph.readers(origin)]  # as the dispatcher asks them
+        mine = [self._taken(n) for n in named if n in self._state.attachments and n in self._graph.writers(stream)]
+        writers = [sent.to[stream] for sent in mine if stream in sent.to]
+        merged = self._merged_into(stream)
+        last, parts = known.last, [pa.schema(columns).empty_table()]
+        held = self._held(stream)
+        for slot in self._slots(stream, writers, merged):
+            rows, held = self._arrived(stream, slot, writers, held, last)
+            accepted, refused = append(rows, self._clock(slot)[0], last, 0)
+            self._refused(stream, refused)
+            if accepted.num_rows:
+                last = accepted["stream_time"][-1].as_py()
+                parts.append(with_turn(accepted, slot).select(list(columns)).cast(pa.schema(columns)))
+            for lost in merged.get(slot, ()):
+                parts.append(lost)
+                stamps = [last, pc.max(lost["stream_time"]).as_py()]
+                last = max((stamp for stamp in stamps if stamp is not None), default=None)
+        new = in_order(parts, known.next)
+        self._state.streams[stream] = StreamState(known.next + new.num_rows, last)
+        if self._spec.streams[stream].buffer:
+            self._segments[f"buffer:{stream}"] = (held, None, None, {}) if held.num_rows else None
+        return new
+
+    def _merged_into(self, stream: str) -> dict[int, list[Any]]:
+        """Slot -> rows of requests that were merged into the stream since the base."""
+        found: dict[int, list[Any]] = {}
+        for request, collected in self._state.requests.items():
+            if collected.destination == stream and (collected.merged or 0) > self._base:
+                name = collected.attachment
+                rows = self._of_request(name) if name in self._sent else self.collected(request)
+                if rows.num_rows:
+                    found.setdefault(collected.merged or 0, []).append(self._lost(stream, rows, collected.merged or 0))
+        return found
+
+    def _slots(self, stream: str, writers: Sequence[Any], merged: Mapping[int, Any]) -> list[int]:
+        """Slots in which something happens at a stream; at a buffer it may be any."""
+        if self._spec.streams[stream].buffer:
+            return list(range(self._base + 1, self._head.slot + 1))
+        return sorted({*merged, *(int(slot) for table in writers for slot in np.unique(table[TURN].to_numpy()))})
+
+    def _held(self, stream: str) -> Any:
+        empty = arrivals_schema(self._graph.columns[stream]).empty_table()
+        held = read_files(self._log.store, [s for s in self._base_segments if s.kind == f"buffer:{stream}"])
+        return empty if held is None else held.cast(empty.schema)
+
+    def _arrived(self, stream: str, slot: int, writers: Sequence[Any], held: Any, last: int | None) -> tuple[Any, Any]:
+        """What is appended in a slot, and what a buffer goes on holding."""
+        now, frontier = self._clock(slot)
+        empty = arrivals_schema(self._graph.columns[stream]).empty_table()
+        batches = [empty, *(_slice(table, slot).drop_columns([TURN]) for table in writers)]
+        rows = merged_by_stamp(batches, now)
+        if not self._spec.streams[stream].buffer:
+            return rows, held
+        behind = any(self._behind(name, slot) for name in self._graph.writers(stream))
+        rows, held = let_go(held, rows, now, TICK_MIN if behind else frontier)
+        if rows.num_rows and last is not None:
+            stamps = pc.max_element_wise(rows["_stamp"], pa.scalar(last, pa.int64()))
+            rows = rows.set_column(rows.schema.get_field_index("_stamp"), "_stamp", stamps)
+        return rows, held
+
+    def _behind(self, name: str, slot: int) -> bool:
+        """Whether rows of its origin that had come by this slot were taken only later."""
+        known = self._state.attachments.get(name)
+        if known is None or slot < slot_of(known.since) or (known.until is not None and slot >= known.until):
+            return False
+        origin = self._graph.attachments[name].origin
+        came, due = self._current(origin)[TURN].to_numpy(), self._due(name)
+        late = bool(np.any((came <= slot) & (due > slot)))
+        return late or any(self._behind(further, slot) for further in self._graph.writers(origin))
+
+    def _refused(self, stream: str, refused: Any) -> None:
+        """Rejections that are not in the log yet. Those that are stay: it tells what was refused when."""
+        if refused.num_rows == 0:
+            return
+        found = refusals(self._spec, stream, refused, 0, 0).drop_columns(["_timeline", "_epoch"])
+        columns = ["destination", "via", "row_id", "row"]
+        known = self._tables.rows(REJECTIONS, columns, ranges={"_epoch": (self._base + 1, None)})
+        logged = set(zip(*(known[name].to_pylist() for name in columns), strict=True))
+        fresh = [row not in logged for row in zip(*(found[name].to_pylist() for name in columns), strict=True)]
+        if any(fresh):
+            self._rejections.append(found.filter(pa.array(fresh)))
+
+    def _attached_twice(self, name: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{name} of {self._spec.name} was detached and attached again: what it dispatched before cannot be computed again",
+            code="splice.attached_twice",
+            pipeline=self._spec.name,
+            kept="the request; nothing was merged",
+            advice="give the attachment another name in the spec, or merge into the windows only: --output WINDOW",
+        )
+
+
+def _slice(table: Any, slot: int) -> Any:
+    """Rows of one slot; slots never go back."""
+    turns = table[TURN].to_numpy()
+    begin, end = np.searchsorted(turns, [slot, slot + 1])
+    return table.slice(begin, end - begin)
+
+
+def _old_due(known: AttachmentState, due: Any, begin: int) -> Any:
+    """The slots in which rows were taken that came in these; what was not taken yet never."""
+    for start, end, slot in known.caught_up:
+        low, high = max(start - begin, 0), max(end - begin, 0)
+        due[low:high] = np.maximum(due[low:high], slot)
+    due[max(known.cursor - begin, 0) :] = NEVER
+    return due
+
+
+def _pieces(came: Any, due: Any, begin: int) -> list[tuple[int, int, int]]:
+    """`AttachmentState.caught_up` from the slots in which rows came and were taken."""
+    found: list[tuple[int, int, int]] = []
+    late = (due > came) & (due < NEVER)
+    for place in np.flatnonzero(late):
+        position, slot = begin + int(place), int(due[place])
+        if found and found[-1][1:] == (position, slot):
+            found[-1] = (found[-1][0], position + 1, slot)
+        else:
+            found.append((position, position + 1, slot))
+    return found

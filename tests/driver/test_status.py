@@ -1,0 +1,25 @@
+"""What the driver says about its sources in the status."""
+
+from __future__ import annotations
+
+from tests.engine.harness import SECOND, Bench, row, spec_of
+from tidegate.jobs.driver.status import silent_sources
+
+
+def test_a_source_that_says_nothing_is_named() -> None:
+    """From the limit on, with for how long, on the pipeline clock; not before, not without a limit, not once it is done."""
+    bench = Bench(spec_of())
+    engine = bench.engine()
+    quiet, loud = sorted(bench.sources)
+    for source in bench.sources.values():
+        source.append(row(1))
+    silent = [silent_sources(engine.run_epoch().decision, 20 * SECOND)]
+    for number in range(4):
+        bench.clock.advance(9)
+        bench.sources[loud].append(row(2 + number))
+        decision = engine.run_epoch().decision
+        silent.append(silent_sources(decision, 20 * SECOND))
+    assert silent == [{}, {}, {}, {quiet: 27 * SECOND}, {quiet: 36 * SECOND}]
+    assert silent_sources(decision, None) == {}
+    bench.sources[quiet].end()
+    assert silent_sources(engine.run_epoch().decision, 20 * SECOND) == {}

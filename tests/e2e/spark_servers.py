@@ -1,0 +1,108 @@
+"""Real Spark servers on loopback for tests: a standalone master with its workers, and a Spark Connect server."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+
+from tidegate.infra.ports import free_port
+from tidegate.infra.processes import ProcessMark, is_alive, kill, spawn
+
+_PATIENCE = 120.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A standalone master and its workers."""
+
+    master: str
+    workers: Sequence[ProcessMark]
+
+    def kill_worker(self, number: int) -> None:
+        """kill -9 of a worker and of the executors it runs, as when a host dies."""
+        mark = self.workers[number]
+        below = psutil.Process(mark.pid).children(recursive=True)
+        kill([mark])
+        for executor in below:
+            if executor.is_running():
+                executor.kill()
+
+
+@contextmanager
+def standalone(folder: Path, workers: int) -> Iterator[Cluster]:
+    """A master with so many workers of two cores each."""
+    port = free_port(None)
+    url = f"spark://127.0.0.1:{port}"
+    own = "org.apache.spark.deploy"
+    log = folder / "master.log"
+    marks = [_start(log, f"{own}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")]
+    try:
+        _until(log, "I have been elected leader", marks[0])
+        for number in range(workers):
+            place = ["--work-dir", str(folder / f"worker-{number}"), "--host", "127.0.0.1", "--webui-port", "0"]
+            size = ["--cores", "2", "--memory", "2g"]
+            marks.append(_start(folder / f"worker-{number}.log", f"{own}.worker.Worker", *place, *size, url))
+        for number in range(workers):
+            _until(folder / f"worker-{number}.log", "Successfully registered with master", marks[number + 1])
+        yield Cluster(url, marks[1:])
+    finally:
+        kill(marks)
+
+
+@contextmanager
+def connect_server(folder: Path) -> Iterator[str]:
+    """A Spark Connect server on this machine; its `sc://` address."""
+    port, log = free_port(None), folder / "connect.log"
+    address = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
+    settings = {**address, "spark.ui.enabled": "false", "spark.driver.memory": "1g", "spark.master": "local[2]"}
+    options = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
+    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    mark = _start(log, "org.apache.spark.deploy.SparkSubmit", "--class", server, *options, "spark-internal")
+    try:
+        _until_open(port, mark, log)
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        kill([mark])
+
+
+def _start(log: Path, *command: str) -> ProcessMark:
+    """Run one of Spark's own classes with the Spark that pyspark brings along."""
+    spark = find_spec("pyspark")
+    assert spark is not None
+    assert spark.submodule_search_locations
+    home = spark.submodule_search_locations[0]
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("SPARK")}
+    # Else the web pages and the executors would listen on every interface.
+    own = {"SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SCALA_VERSION": "2.13", "PYSPARK_PYTHON": sys.executable}
+    return spawn([f"{home}/bin/spark-class", *command], log=log, env=inherited | own, cwd=log.parent)
+
+
+def _until(log: Path, words: str, mark: ProcessMark) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while re.search(words, log.read_text(errors="replace")) is None:
+        _still_waiting(mark, deadline, log)
+
+
+def _until_open(port: int, mark: ProcessMark, log: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        _still_waiting(mark, deadline, log)
+
+
+def _still_waiting(mark: ProcessMark, deadline: float, log: Path) -> None:
+    if not is_alive(mark) or time.monotonic() > deadline:
+        raise TimeoutError(f"not up: {log.read_text(errors='replace')[-3000:]}")
+    time.sleep(0.1)

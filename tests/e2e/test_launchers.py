@@ -1,0 +1,100 @@
+"""Drivers on other people's Spark: a standalone cluster through spark-submit, and a Spark Connect server that outlives them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.drivers import SIGKILLED, Steady, wait_for
+from tests.e2e.feed import SPEC
+from tests.e2e.spark_servers import Cluster, connect_server, standalone
+from tidegate.operators.access import StoreAccess
+from tidegate.operators.launch import Launched
+from tidegate.operators.submit import SubmitLauncher
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOCAL = "spark: {driver_memory: 1g, jvm: quick}"
+SMALL = 'spark: {driver_memory: 512m, conf: {spark.cores.max: "%d", spark.executor.memory: 512m}}'
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A master with two workers, named by an Airflow connection."""
+    with standalone(tmp_path, 2) as found:
+        host, _, port = found.master.rpartition(":")
+        connection = {"conn_type": "spark", "host": host, "port": int(port), "extra": {"deploy-mode": "client"}}
+        monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps(connection))
+        monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        yield found
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Our wheel, and drivers that run on a Python which has everything but tidegate."""
+    dist = tmp_path / "dist"
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(REPOSITORY)]
+    subprocess.run(build, check=True, capture_output=True)
+    venv.create(tmp_path / "venv", symlinks=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    # A path line: links to a checkout, which are such lines themselves, are not followed through it.
+    (tmp_path / "venv" / "lib" / version / "site-packages" / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    python = tmp_path / "venv" / "bin" / "python"
+    bare = subprocess.run([python, "-c", "import pyspark, tidegate"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "No module named 'tidegate'" in bare.stderr
+    monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+    (found,) = dist.glob("*.whl")
+    return found
+
+
+def _until(true: Callable[[], object], launched: Launched, seconds: float = 240.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        said = Path(launched.log).read_text(errors="replace")[-5000:]
+        assert time.monotonic() < deadline, f"not seen in {seconds:.0f} s: {said}"
+        assert launched.exit_code() in (None, 0), said
+        time.sleep(0.1)
+
+
+def test_two_pipelines_on_a_cluster_that_loses_a_worker(cluster: Cluster, wheel: Path, tmp_path: Path) -> None:
+    """Both are submitted with our wheel, side by side; one worker dies in the middle of an epoch; both tables are exact."""
+    pipelines = {name: Steady(tmp_path / name, 10, spec=SPEC.replace(LOCAL, SMALL % 1)) for name in ("left", "right")}
+    submit = {name: SubmitLauncher("cluster", [str(wheel)], folder=tmp_path / f"{name}-drivers") for name in pipelines}
+    started = {
+        name: submit[name].launch("steady", str(steady.spec_file), StoreAccess(steady.store_url), "latest")
+        for name, steady in pipelines.items()
+    }
+    for name, steady in pipelines.items():
+        _until(lambda steady=steady: steady.log().head().slot >= 2, started[name])  # type: ignore[misc]
+    cluster.kill_worker(0)
+    for name, steady in pipelines.items():
+        _until(lambda name=name: started[name].exit_code() == 0, started[name])  # type: ignore[misc]
+        assert steady.exact().problems == []
+        assert "Traceback" not in Path(started[name].log).read_text()
+    assert pipelines["left"].content() == pipelines["right"].content()
+
+
+def test_a_driver_over_connect_is_replaced_beside_its_jvm(tmp_path: Path) -> None:
+    """kill -9 of the driver; the next one goes on with the same server and its JVM, and the tables are exact."""
+    with connect_server(tmp_path) as address:
+        steady = Steady(tmp_path / "p", 24, spec=SPEC.replace(LOCAL, f"spark: {{master: '{address}'}}"))
+        driver = steady.start()
+        wait_for(lambda: steady.log().head().slot >= 4, driver, seconds=240)
+        driver.kill()
+        assert driver.wait() == SIGKILLED
+        killed, before = time.time_ns() // 1000, steady.log().head().slot
+        assert steady.run() == 0, steady.log_text()
+    first = next(filled.epoch for filled in steady.log().epochs(0, before + 1, before + 1))
+    gap = (first.created_at - killed) / 1e6
+    sys.stdout.write(f"kill -9 of a driver over Connect to the next sealed epoch: {gap:.1f} s\n")
+    assert gap < 30  # 14 s at a load average of 11 on two cores; a driver with a JVM of its own needs 30 to 45 there
+    assert steady.exact().problems == []

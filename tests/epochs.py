@@ -1,0 +1,41 @@
+"""Sealed epochs without rows or files, for tests that need a log with a history and nothing in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate.checkpoints.layout import new_attempt
+from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.manifest import Counters, Manifest
+
+__all__ = ["checkpoint_id", "seal_epoch"]
+
+
+def seal_epoch(log: SlotLog, **fields: Any) -> None:
+    """Fill the next slot of pipeline `p` with an epoch; its counters say ten rows a slot unless `fields` say otherwise."""
+    head = log.head()
+    rows = 10 * head.next_slot
+    manifest = Manifest(
+        timeline=head.timeline,
+        slot=head.next_slot,
+        pipeline="p",
+        uid="u",
+        spec_digest="s",
+        code_version="c",
+        parent=str(head.checkpoint) if head.checkpoint else None,
+        parent_sha256=head.sha256,
+        attempt=new_attempt(),
+        lease_token=1,
+        driver="d",
+        recorded_now=0,
+        created_at=0,
+        **{"counters": Counters(read=rows, released=rows), **fields},
+    )
+    log.seal(manifest)
+
+
+def checkpoint_id(log: SlotLog, slot: int) -> str:
+    """The id of the epoch in a slot of the first timeline."""
+    filled = log.read(0, slot)
+    assert filled is not None
+    return str(filled.epoch.id)

@@ -1,0 +1,150 @@
+"""docs/production.md, tried from a fresh clone: the wheel, one box as systemd runs it, rights, backup and the way back."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from tests.e2e.drivers import wait_for
+from tests.e2e.feed import SPEC, write_feed
+
+from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.log import SlotLog
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "production.md").read_text()
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone"),
+]
+
+
+class Box:
+    """One box, set up as the page says, below a folder instead of `/`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.clone, self.opt = folder, folder / "clone", folder / "opt" / "tidegate"
+        self.pipelines, self.var = folder / "etc" / "tidegate" / "pipelines", folder / "var" / "lib" / "tidegate"
+        self.store = folder / "bucket"
+
+    def set_up(self) -> None:
+        """Clone, build the wheel, install it, lay the spec."""
+        run("git", "clone", "--quiet", str(ROOT), str(self.clone))
+        run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist", ".", cwd=self.clone)
+        venv.create(self.opt)
+        own = Path(run(str(self.opt / "bin" / "python"), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+        (own / "locked.pth").write_text(sysconfig.get_path("purelib"))  # what the lock names is here: it is not fetched twice
+        (wheel,) = (self.clone / "dist").glob("tidegate-*.whl")
+        pip = (sys.executable, "-m", "pip", "--python", str(self.opt / "bin" / "python"))
+        run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", str(wheel))
+        self.pipelines.mkdir(parents=True)
+        (self.pipelines / "steady.yaml").write_text(SPEC)
+        write_feed(self.store, 12)
+
+    def environment(self) -> dict[str, str]:
+        """The variables of the example, with a folder for a bucket."""
+        lines = (self.clone / "infra" / "deploy" / "systemd" / "environment.example").read_text().splitlines()
+        named = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+        assert set(named) >= {"TIDEGATE_STORE", "TIDEGATE_S3_ACCESS_KEY", "TIDEGATE_S3_SECRET_KEY"}
+        system = {"PATH": f"{self.opt / 'bin'}:/usr/local/bin:/usr/bin:/bin", "HOME": str(self.folder)}
+        return {**system, "TIDEGATE_STORE": str(self.store)}
+
+    def service(self) -> list[str]:
+        """The driver's command as the unit has it."""
+        unit = (self.clone / "infra" / "deploy" / "systemd" / "tidegate@.service").read_text()
+        found = re.search(r"^ExecStart=(.+)$", unit, re.MULTILINE)
+        assert found is not None
+        command = found[1].replace("%i", "steady").replace(" $TIDEGATE_OPTIONS", "")
+        for place in ("/opt", "/etc", "/var"):
+            command = command.replace(f"{place}/", f"{self.folder}{place}/")
+        return shlex.split(command)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """The driver."""
+        (self.var / "steady").mkdir(parents=True, exist_ok=True)
+        with (self.folder / "driver.log").open("ab") as log:
+            return subprocess.Popen(self.service(), env=self.environment(), cwd=self.folder, stdout=log, stderr=log)
+
+    def tidegate(self, line: str) -> str:
+        """A line of the page."""
+        return run(*shlex.split(line), env=self.environment(), cwd=self.folder)
+
+
+def run(*command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+    """What a command said; fails with all of it when it failed."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=env, cwd=cwd)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Box:
+    made = Box(tmp_path_factory.mktemp("box"))
+    made.set_up()
+    return made
+
+
+def said(pattern: str) -> list[str]:
+    """Lines of the page's shell blocks, without their comments."""
+    lines = [
+        line.partition("   #")[0].strip()
+        for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+        for line in block.splitlines()
+    ]
+    return [line for line in lines if re.match(pattern, line)]
+
+
+def test_one_box(box: Box) -> None:
+    """The service's command runs the wheel, seals, and ends well on SIGTERM; a copy of the bucket is proven, and goes on."""
+    driver = box.start()
+    log = SlotLog(LocalStore(box.store), "steady")
+    wait_for(lambda: log.head().slot >= 3, driver)
+    driver.send_signal(signal.SIGTERM)
+    assert driver.wait(120) == 0, (box.folder / "driver.log").read_text()[-5000:]
+    sealed = log.head().slot
+
+    copy = box.folder / "copy"
+    for pattern in ("steady/timelines/*/slots/*", "**/*"):  # the slots first, then everything else
+        for path in sorted(box.store.glob(pattern)):
+            if path.is_file() and not (copy / path.relative_to(box.store)).exists():
+                (copy / path.relative_to(box.store)).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, copy / path.relative_to(box.store))
+    spec = box.pipelines / "steady.yaml"
+    box.tidegate(f"tidegate checkpoints verify {spec} --all --store {copy}")
+    box.tidegate(f"tidegate run {spec} --quiet --store {copy}")
+    assert SlotLog(LocalStore(copy), "steady").head().slot > sealed, "the copy went on to the end of its input"
+    box.tidegate(f"tidegate check {spec} --store {copy}")
+    box.tidegate(f"tidegate support-bundle {spec} --store {copy}")
+    assert log.head().slot == sealed
+
+
+def test_rights(box: Box) -> None:
+    """Each line that makes a policy makes one."""
+    lines = said(r"python -m tidegate\.infra\.policies")
+    assert len(lines) == 3
+    for line in lines:
+        assert json.loads(box.tidegate(line))["Statement"]
+
+
+def test_commands_exist(box: Box) -> None:
+    """Every `tidegate` command that the page names is there, with the options it names."""
+    named = re.findall(r"`(tidegate [a-z][^`]*)`", PAGE) + said("tidegate ")
+    for line in named:
+        words = shlex.split(line)
+        commands = [w for w in words[1:3] if re.fullmatch(r"[a-z-]+", w) and w not in ("flights", "ticks")]
+        known = box.tidegate(shlex.join(["tidegate", *commands, "--help"]))
+        for option in (w for w in words if w.startswith("--")):
+            assert option in known, line

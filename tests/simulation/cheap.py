@@ -1,0 +1,184 @@
+"""What makes a schedule cheap without checking less: what is the same each time is done once.
+
+* Rows lie in the bucket as marshalled Python rows instead of Parquet: a dozen rows at a time, half of a schedule would go into
+  encoding them. The columns are those of the real schemas.
+* A record is written, hashed, parsed and validated once: equal bytes give the same frozen record.
+* The spec never changes within a schedule: its digest and canonical text are made once.
+"""
+
+from __future__ import annotations
+
+import io
+import marshal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+from unittest.mock import patch
+
+import pyarrow.parquet as pq
+
+from tidegate.checkpoints import canonical, lease, log, manifest
+from tidegate.checkpoints.canonical import sha256_of_bytes
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.store import PreconditionFailedError, Store
+from tidegate.jobs.reference import mover, order_buffer, window_state
+from tidegate.jobs.sinks import iceberg, pointer, slots, small
+from tidegate.jobs.sinks.schemas import own_schema
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["Rows", "cheap", "rows_of"]
+
+_PLAIN = 2  # marshal's format without references: equal rows give equal bytes
+T = TypeVar("T")
+
+
+class Rows(list[dict[str, Any]]):
+    """Rows with what the code asks of an Arrow table."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many."""
+        return len(self)
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """Themselves."""
+        return self
+
+    def slice(self, begin: int, length: int) -> Rows:
+        """Some of them."""
+        return Rows(self[begin : begin + length])
+
+
+def rows_of(data: bytes) -> Rows:
+    """The rows of an object."""
+    return Rows(marshal.loads(data))
+
+
+def _packed(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return marshal.dumps([{name: row.get(name) for name in names} for row in rows], _PLAIN)
+
+
+@lru_cache
+def _names(schema: Any) -> list[str]:
+    return list(schema.names)
+
+
+def _write_rows(
+    store: Store, key: str, kind: str, schema: Any, rows: Sequence[Mapping[str, Any]], times: Iterable[int] = (), **extra: Any
+) -> FileRef:
+    data, known = _packed(_names(schema), rows), list(times)
+    store.put(key, data)
+    return FileRef.model_construct(
+        key=key,
+        rows=len(rows),
+        bytes=len(data),
+        sha256=sha256_of_bytes(data),
+        min_time=min(known, default=None),
+        max_time=max(known, default=None),
+        kind=kind,
+        extra=extra,
+    )
+
+
+def _read_rows_of(store: Store, ref: FileRef) -> Rows:
+    return rows_of(store.get(ref.key).data)
+
+
+def _write_small(store: Store, key: str, rows: Rows) -> FileRef:
+    data = marshal.dumps([*rows], _PLAIN)
+    try:
+        store.create(key, data)
+    except PreconditionFailedError:
+        data = store.get(key).data
+    kind = f"table:{key.split('/')[-3]}"
+    return FileRef.model_construct(
+        key=key, rows=len(rows), bytes=len(data), sha256=sha256_of_bytes(data), min_time=None, max_time=None, kind=kind, extra={}
+    )
+
+
+def _small_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Rows:
+    names = _names(own_schema(name)) if rows else []
+    return Rows({column: row.get(column) for column in names} for row in rows)
+
+
+def _read_table(source: Any, **_: Any) -> Rows:
+    return rows_of(source.read())
+
+
+def _write_table(rows: Rows, where: Any, **_: Any) -> None:
+    where.write(marshal.dumps([*rows], _PLAIN))
+
+
+class _Once(Generic[T]):
+    """A function of bytes that is asked about the same bytes again and again."""
+
+    def __init__(self, ask: Callable[..., T]) -> None:
+        self._ask = ask
+        self._known: dict[bytes, T] = {}
+
+    def __call__(self, data: bytes, *more: str) -> T:
+        found = self._known.get(data)
+        if found is None:
+            found = self._known[data] = self._ask(data, *more)
+        return found
+
+    def forget(self) -> None:
+        """Another schedule begins."""
+        self._known.clear()
+
+
+class _OnceEach(Generic[T]):
+    """A method of a frozen object that is asked again and again."""
+
+    def __init__(self, ask: Callable[[Any], T]) -> None:
+        self._ask = ask
+        self._known: dict[int, tuple[Any, T]] = {}
+
+    def __get__(self, thing: Any, kind: type) -> Callable[[], T]:
+        known = self._known.get(id(thing))
+        if known is None:
+            known = self._known[id(thing)] = thing, self._ask(thing)
+        return lambda: known[1]
+
+    def forget(self) -> None:
+        """Another schedule begins."""
+        self._known.clear()
+
+
+_DIGEST, _CANONICAL = _OnceEach(PipelineSpec.digest), _OnceEach(PipelineSpec.canonical)
+_BYTES = _OnceEach(manifest.Manifest.to_bytes)
+_RECORD, _JSON, _SHA = _Once(manifest.parse_record), _Once(canonical.parse_json), _Once(canonical.sha256_of_bytes)
+_SHORTCUTS: tuple[tuple[object, str, object], ...] = (
+    *((module, "write_rows", _write_rows) for module in (mover, order_buffer, window_state)),
+    *((module, "read_rows_of", _read_rows_of) for module in (order_buffer, window_state)),
+    *((module, "write_small", _write_small) for module in (small, iceberg)),
+    (small, "_table", _small_table),
+    (slots, "BufferReader", io.BytesIO),
+    (pq, "read_table", _read_table),
+    (pq, "write_table", _write_table),
+    (log, "parse_record", _RECORD),
+    (log, "sha256_of_bytes", _SHA),
+    *((module, "parse_json", _JSON) for module in (lease, pointer)),
+    (manifest.Manifest, "to_bytes", _BYTES),
+    (canonical, "_refuse_foreign_keys", lambda value: None),
+    (PipelineSpec, "digest", _DIGEST),
+    (PipelineSpec, "canonical", _CANONICAL),
+)
+_taken = 0
+
+
+@contextmanager
+def cheap() -> Iterator[None]:
+    """The shortcuts are taken; within it, entering it again costs nothing."""
+    global _taken
+    for one in (_BYTES, _RECORD, _JSON, _SHA):
+        one.forget()
+    with ExitStack() as stack:
+        for where, name, what in _SHORTCUTS if _taken == 0 else ():
+            stack.enter_context(patch.object(where, name, what))
+        _taken += 1
+        try:
+            yield
+        finally:
+            _taken -= 1

@@ -1,0 +1,162 @@
+"""Which faults are possible at which step of the protocol, and which of them were injected: the table of a soak.
+
+A step is known by who asks, what for, and which key. What may go wrong there follows from the sorts of requests it makes; a cell
+that no sort of request allows is impossible, with a reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+__all__ = ["CELLS", "KINDS", "POINT", "REASONS", "STEPS", "kinds_of", "step_of", "table", "unreached"]
+
+ASK, SWAP, PUT, LOAD, COMMIT, POINT, SERVE = "ask", "swap", "put", "load", "commit", "point", "serve"
+_PROCESS = ("crash", "sleep", "clock jump")
+_ANY_REQUEST = (*_PROCESS, "503", "slow")
+_ANY_WRITE = (*_ANY_REQUEST, "slow answer", "crash after", "lost request", "lost answer", "late")
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    ASK: _ANY_REQUEST,
+    SWAP: (*_ANY_WRITE, "500", "twice", "409", "retried"),
+    PUT: (*_ANY_WRITE, "500", "twice"),
+    LOAD: _ANY_REQUEST,
+    COMMIT: _ANY_WRITE,
+    SERVE: _ANY_WRITE,
+    POINT: _PROCESS,
+}
+"""Sort of request -> what may happen to it."""
+
+_COLUMNS = (
+    *("crash", "crash after", "sleep", "clock jump", "slow", "slow answer"),
+    *("503", "500", "409", "lost request", "lost answer", "late", "twice", "retried"),
+)
+
+STEPS: Mapping[str, tuple[str, ...]] = {
+    "start": (ASK, SWAP),
+    "lease": (ASK, SWAP),
+    "requests": (ASK, SWAP),
+    "plan": (POINT,),
+    "survey": (POINT,),
+    "decide": (POINT,),
+    "move": (ASK, SWAP, PUT, POINT),
+    "seal": (ASK, SWAP, POINT),
+    "reload": (ASK,),
+    "follow": (ASK,),
+    "load table": (LOAD,),
+    "make table": (COMMIT,),
+    "own file": (ASK, SWAP),
+    "commit": (COMMIT,),
+    "pointer": (ASK, SWAP),
+    "plan restore": (ASK,),
+    "claim": (ASK, SWAP),
+    "fork": (SWAP,),
+    "ask": (ASK, SWAP),
+    "pin": (ASK, SWAP),
+    "mark": (ASK,),
+    "condemn": (ASK, SWAP),
+    "stub": (SWAP,),
+    "sweep": (PUT,),
+    "index": (ASK, SWAP),
+    "sink apply": (SERVE,),
+    "sink mark": (ASK, SWAP),
+}
+"""Step -> sorts of its requests, in the order of an epoch, a restore, a retention run."""
+
+REASONS: Mapping[str, str] = {
+    "p": "pure: between two requests a process can only die, sleep, or see its clock jump",
+    "r": "reads only: there is no write to lose, delay or repeat",
+    "u": "writes without a condition: no conflict to report, and a repetition has no second answer",
+    "t": "one transaction of a server that says yes or no: it is neither repeated on the way nor answered 409 or 500",
+}
+
+
+def kinds_of(step: str) -> frozenset[str]:
+    """What may go wrong at a step."""
+    return frozenset(kind for sort in STEPS[step] for kind in KINDS[sort])
+
+
+CELLS = tuple((kind, step) for step in STEPS for kind in _COLUMNS if kind in kinds_of(step))
+"""Every cell that has to be reached."""
+
+
+@lru_cache(maxsize=100_000)
+def step_of(role: str, step: str, verb: str, key: str) -> str:
+    """The protocol's step that a request belongs to."""
+    special = {"catalog.load": "load table", "catalog.create": "make table", "catalog.commit": "commit", "serve": "sink apply"}
+    if verb in special:
+        return special[verb]
+    part = key.partition("/")[2]
+    if part == "lease.json":
+        return "lease"
+    if part == "roots.json":
+        return {"gc": "condemn", "person": "pin"}.get(role, "claim")
+    if part.startswith("index/"):
+        return "index"
+    return _BY_ROLE[role](step, verb, part)
+
+
+def _driver(step: str, verb: str, part: str) -> str:
+    if part.startswith(("requests/", "acks/")):
+        return "requests"
+    if step in ("wait", "end"):
+        return "reload"
+    return "fork" if step == "start" and verb == "create" and "/slots/" in part else step
+
+
+def _publisher(_: str, verb: str, part: str) -> str:
+    if part.startswith("iceberg/"):
+        return "pointer"
+    return "own file" if "/tables/checkpoints/" in part else "follow"
+
+
+def _sink(_: str, verb: str, part: str) -> str:
+    return "sink mark" if part.startswith("sinks/") else "follow"
+
+
+def _restorer(_: str, verb: str, part: str) -> str:
+    return "fork" if verb == "create" else "plan restore"
+
+
+def _collector(_: str, verb: str, part: str) -> str:
+    return {"swap": "stub", "delete": "sweep"}.get(verb, "mark")
+
+
+def _person(_: str, verb: str, part: str) -> str:
+    return "ask" if part.startswith("requests/") else "follow"
+
+
+_BY_ROLE = {
+    "driver": _driver,
+    "lease": lambda *_: "lease",
+    "publish": _publisher,
+    "sink": _sink,
+    "restore": _restorer,
+    "gc": _collector,
+    "person": _person,
+}
+
+
+def table(faults: Counter[tuple[str, str]]) -> str:
+    """Faults injected: a row per step, a column per kind. ``-``: not reached; a letter: impossible, for that reason."""
+    lines = [" " * 13 + "".join(f"{kind:>13}" for kind in _COLUMNS)]
+    for step in STEPS:
+        possible = kinds_of(step)
+        cells = ((faults[kind, step] or "-") if kind in possible else _reason(step, kind) for kind in _COLUMNS)
+        lines.append(f"{step:<13}" + "".join(f"{cell:>13}" for cell in cells))
+    return "\n".join([*lines, *(f"{letter}: {why}" for letter, why in REASONS.items())])
+
+
+def unreached(faults: Counter[tuple[str, str]]) -> Iterator[str]:
+    """Cells that are possible and were not reached."""
+    yield from (f"{kind} at {step}" for kind, step in CELLS if not faults[kind, step])
+
+
+def _reason(step: str, kind: str) -> str:
+    sorts = STEPS[step]
+    if sorts == (POINT,):
+        return "p"
+    if COMMIT in sorts or SERVE in sorts:
+        return "t"
+    return "u" if PUT in sorts else "r"

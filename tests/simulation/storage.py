@@ -1,0 +1,201 @@
+"""The simulated bucket, and each process's way to it."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.basics import PIPELINE, Violation
+from tests.simulation.coverage import ASK, KINDS, PUT, SWAP
+
+from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.memory import MemoryBucket, MemoryStore, Request, etag_of
+from tidegate.checkpoints.store import (
+    Entry,
+    NotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StoredObject,
+    StoreUnavailableError,
+)
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+__all__ = ["SimBucket", "SimStore"]
+
+_SORTS = {"create": SWAP, "swap": SWAP, "put": PUT, "delete": PUT}
+_PAGE = 40  # keys a listing shows at once
+
+
+class SimBucket(MemoryBucket):
+    """A bucket that watches what must never happen to it. Keys stand in order, and ETags are taken once."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+        self.layout = Layout(PIPELINE)
+        self.keys: list[str] = []
+        self.etags: dict[str, str] = {}
+        self.needs: dict[str, set[str]] = {}  # slot key -> keys its manifest names
+        self.records: dict[str, dict[str, Any]] = {}  # slot key -> what was sealed there first
+        self.bytes: dict[str, bytes] = {}  # of slots, as first filled
+
+    def apply(self, request: Request) -> str:
+        """Let a write take effect, if the bucket may look like that."""
+        key, verb, there = request.key, request.verb, self.etags.get(request.key)
+        if verb == "delete":
+            self._deleting(key)
+            self.remove(key)
+            return ""
+        if verb == "create" and there is not None:
+            raise PreconditionFailedError.at(key, "nothing", there)
+        if verb == "swap" and there != request.etag:
+            raise PreconditionFailedError.at(key, str(request.etag), there or "nothing")
+        before, data = self.objects.get(key), request.data or b""
+        if there is None:
+            insort(self.keys, key)
+        self.objects[key] = data
+        etag = self.etags[key] = etag_of(data)
+        if "/slots/" in key:
+            self._filled(request, before)
+        elif key == self.layout.lease:
+            self.world.mark("lease", _lease_mark(data))
+        return etag
+
+    def remove(self, key: str) -> None:
+        """An object goes, whoever did that."""
+        if self.objects.pop(key, None) is not None:
+            del self.etags[key], self.keys[bisect_left(self.keys, key)]
+
+    def wipe(self) -> None:
+        """Everything goes."""
+        for kept in (self.objects, self.keys, self.etags, self.needs, self.records, self.bytes):
+            kept.clear()
+
+    def page(self, prefix: str, after: str, size: int) -> list[str]:
+        """The next keys under a prefix."""
+        start = bisect_left(self.keys, max(prefix, after))
+        found = [key for key in self.keys[start : start + size + 1] if key > after][:size]
+        return [key for key in found if key.startswith(prefix)]
+
+    def _filled(self, request: Request, there: bytes | None) -> None:
+        data = request.data or b""
+        record = json.loads(data)
+        if record["kind"] == "stub":
+            self.needs.pop(request.key, None)
+            return
+        if there is not None and there != data:
+            raise Violation(f"a filled slot changed: {request.key}")
+        self.records[request.key], self.bytes[request.key] = record, data
+        self.world.slot_marks = (*self.world.slot_marks, (record["timeline"], record["slot"], record.get("driver", "fork")))
+        self.world.mark("slots", self.world.slot_marks)
+        if record["kind"] == "epoch":
+            files = {f["key"] for f in [*record["segments"], *(f for fs in record["files"].values() for f in fs)]}
+            missing = sorted(files - self.objects.keys())
+            if missing:
+                raise Violation(f"slot {record['slot']} of {record['timeline']} was sealed although {missing[0]} is gone")
+            self.needs[request.key] = files
+
+    def _deleting(self, key: str) -> None:
+        if self.layout.attempt_of(key) is None or key not in self.objects:
+            return
+        for slot, files in self.needs.items():
+            if key in files:
+                raise Violation(f"{key} was deleted although {slot} names it")
+        if key in self.world.table_files():
+            raise Violation(f"{key} was deleted although a table names it")
+
+
+def _lease_mark(data: bytes) -> tuple[Any, ...]:
+    record = json.loads(data)
+    return record["token"], record["holder"] and record["holder"]["driver"]
+
+
+class SimStore(MemoryStore):
+    """One process's way to the bucket."""
+
+    bucket: SimBucket
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.bucket, name="sim")
+        self.world = world
+
+    def get(self, key: str) -> StoredObject:
+        """Read one object."""
+        self._read("get", key)
+        data = self.bucket.objects.get(key)
+        if data is None:
+            raise NotFoundError.at(self.uri(key))
+        return StoredObject(key, data, self.bucket.etags[key])
+
+    def head(self, key: str) -> Entry | None:
+        """Describe one object."""
+        self._read("head", key)
+        return self._entry(key) if key in self.bucket.objects else None
+
+    def list(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[Entry]:
+        """In pages, each as the bucket stands when it is asked for."""
+        left, after = limit if limit is not None else 1 << 60, start_after or ""
+        while left > 0:
+            size = min(left, _PAGE)
+            self._read("list", prefix)
+            page = [self._entry(key) for key in self.bucket.page(prefix, after, size)]
+            yield from page
+            if len(page) < size:
+                return
+            left, after = left - len(page), page[-1].key
+
+    def _entry(self, key: str) -> Entry:
+        return Entry(key, len(self.bucket.objects[key]), self.bucket.etags[key], None)
+
+    def _read(self, verb: str, key: str) -> None:
+        self.world.travel()
+        kind = self.world.fate(verb, key, KINDS[ASK])
+        if kind == "503":
+            raise StoreUnavailableError.at(self.uri(key), "503")
+        if kind:
+            self.world.endure(kind)
+
+    def _write(self, request: Request) -> str:
+        self.world.travel()
+        kind = self.world.fate(request.verb, request.key, KINDS[_SORTS[request.verb]])
+        if not kind:
+            return self.bucket.apply(request)
+        if kind == "503":
+            raise StoreUnavailableError.at(self.uri(request.key), "503")
+        if kind in ("sleep", "crash", "slow", "clock jump"):
+            self.world.endure(kind)
+        if kind == "late":
+            self._hold(request)
+        if kind in ("409", "lost request", "late"):
+            raise OutcomeUnknownError.at(self.uri(request.key), kind)
+        return self._effect(request, kind)
+
+    def _effect(self, request: Request, kind: str) -> str:
+        if kind in ("lost answer", "500", "crash after"):
+            with suppress(PreconditionFailedError):
+                self.bucket.apply(request)
+            if kind == "crash after":
+                self.world.endure("crash")
+            raise OutcomeUnknownError.at(self.uri(request.key), kind)
+        etag = self.bucket.apply(request)
+        if kind == "retried":  # the client library asked twice; the second answer counts
+            raise PreconditionFailedError.at(request.key, "the first answer", etag)
+        if kind == "twice":
+            self._hold(request)
+        if kind == "slow answer":
+            self.world.endure(kind)
+        return etag
+
+    def _hold(self, request: Request) -> None:
+        """It arrives later, and is judged by the bucket as it stands then."""
+
+        def arrive() -> None:
+            with suppress(PreconditionFailedError):
+                self.bucket.apply(request)
+
+        self.world.late.append((f"{request.verb} {request.key}", arrive))

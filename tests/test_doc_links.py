@@ -1,0 +1,71 @@
+"""What the docs point to is there: pages, tests, targets of make. Each promise names the test that fails when it is broken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_TEST = re.compile(r"`((?:tests/[\w/]+\.py)?)(?:::(\w+))?`")
+_TARGET = re.compile(r"`make ([a-z][a-z0-9-]*)")
+_PROMISES = {"docs/guarantees.md": "| promise |", "docs/recovery.md": "| what you see |"}
+
+
+def named_tests(text: str) -> Iterator[tuple[str, str]]:
+    """(file, function) of each test that a text names; `::name` alone is of the file named before it."""
+    file = ""
+    for found in _TEST.finditer(text):
+        file = found[1] or file
+        if file and (found[1] or found[2]):
+            yield file, found[2] or ""
+
+
+def rows_under(page: Path, heading: str) -> list[str]:
+    """Rows of the table that begins with a heading."""
+    lines = page.read_text().splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith(heading))
+    rows = []
+    for line in lines[begin + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append(line)
+    return rows
+
+
+@pytest.mark.skipif(not (ROOT / "src").exists(), reason="the folders of the packages are not here")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link of a page is a file or folder of the project."""
+    links = [link for link in _LINK.findall(page.read_text()) if "://" not in link and not link.startswith("mailto:")]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_tests_exist(page: Path) -> None:
+    """Every test that a page names stands in its file."""
+    missing = []
+    for file, function in named_tests(page.read_text()):
+        path = ROOT / file
+        if not path.is_file() or (function and not re.search(rf"^def {function}\(", path.read_text(), re.MULTILINE)):
+            missing.append(f"{file}::{function}")
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_targets_of_make_exist(page: Path) -> None:
+    """Every `make` command of a page is a target."""
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(_TARGET.findall(page.read_text())) - targets == set()
+
+
+@pytest.mark.parametrize("page", _PROMISES)
+def test_every_promise_names_its_test(page: str) -> None:
+    """A row without a test is a claim nobody checks."""
+    rows = rows_under(ROOT / page, _PROMISES[page])
+    assert len(rows) > 5
+    assert [row for row in rows if not [*named_tests(row)]] == []
