@@ -154,7 +154,7 @@ class _Planner:
     def _into_stream(self) -> Plan:
         """A request that an attachment has collected."""
         restream = self._restream()
-        rows = restream.collected(self.request.id)
+        rows = restream.past.collected(self.request.id)
         if self.request.id in segments_of(self.head) or rows.num_rows == 0:
             return Plan(self.request, self.head, rows.slice(0, 0), rows.num_rows)
         plan = Plan(self.request, self.head, rows)

@@ -16,34 +16,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.log import Head, SlotLog
-from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.jobs.engine.columns import arrow_type
-from tidegate.jobs.sinks.positions import CAME, SPLICED, current_rows, starts_of
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TidegateError
-from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.streams import ORIGIN, REJECTIONS, PipeSpec
-from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
+from tidegate.jobs.spec.time import TICK_MIN
 from tidegate.jobs.splice.base import Tables
-from tidegate.jobs.splice.rows import NEVER, TURN, StreamChange, first_difference, in_order, row_columns, turns_filled, with_turn
-from tidegate.jobs.streams.append import append, let_go, merged_by_stamp, running_max
+from tidegate.jobs.splice.past import Past
+from tidegate.jobs.splice.rows import NEVER, TURN, StreamChange, first_difference, in_order, row_columns, with_turn
+from tidegate.jobs.streams.append import append, let_go, merged_by_stamp
 from tidegate.jobs.streams.batches import Runner, fold_batch, reducer_of
 from tidegate.jobs.streams.fold import States
-from tidegate.jobs.streams.history import merges_of, read_files
+from tidegate.jobs.streams.history import read_files
 from tidegate.jobs.streams.select import Selection
 from tidegate.jobs.streams.sending import addressed, arrivals_schema, refusals
 from tidegate.jobs.streams.standing import AttachmentState, StreamsState, StreamState, slot_of
 from tidegate.jobs.streams.states import states_of, states_table
 
 __all__ = ["Restream", "StreamEffect"]
-
-_LOOKED_AT: Final = 50  # checkpoints looked at for one to start from; without one everything is computed from the first row on
 
 
 @dataclass
@@ -87,34 +83,27 @@ class Restream:
         head: where it stands.
         tables: its tables there.
         run: how reducers are run.
+
+    Attributes:
+        past: the streams as they stand before the merge.
     """
 
     def __init__(self, spec: PipelineSpec, log: SlotLog, head: Head, tables: Tables, run: Runner = fold_batch) -> None:
         assert head.record is not None  # noqa: S101 - there is something to merge into
         self._spec, self._graph, self._log, self._head, self._tables, self._run = spec, spec.graph, log, head, tables, run
-        self._record: Manifest = head.record
-        self._event_time = next(iter(spec.sources.values())).event_time
-        self._merges = {slot: extra for slot, extra in merges_of(head.record).items() if "from" in extra}
+        self.past = Past(spec, log, head, tables)
         self._state = StreamsState.of(head.record.notes.get("streams", {}))
-        self._base, self._at_base = 0, StreamsState()
-        self._base_segments: Sequence[FileRef] = ()
-        self._old: dict[str, Any] = {}
         self._new: dict[str, Any] = {}
         self._sent: dict[str, _Sent] = {}
         self._segments: dict[str, Any] = {}
         self._rejections: list[Any] = []
-        self._clocks: dict[int, tuple[int, int]] = {}
 
     def into_events(self, inserted: Any) -> StreamEffect:
         """The effect of rows that are inserted into the events: as they will stand in the table."""
         first = pc.min(inserted["position"]).as_py()
-        since = self._slot_of_event(first)
-        self._start(since)
-        old = self._event_rows()
-        kept = self._raw_events()
-        numbered = inserted.append_column("_epoch", pa.array([self._head.next_slot] * inserted.num_rows, pa.int64()))
-        both = pa.concat_tables([kept, numbered.select(kept.column_names)], promote_options="permissive")
-        self._old[ORIGIN], self._new[ORIGIN] = old, self._as_stream(both)
+        since = self.past.slot_of_event(first)
+        self.past.start(since)
+        self._new[ORIGIN] = self.past.with_events(inserted)
         known = self._state.stream(ORIGIN)
         last = self._new[ORIGIN]["stream_time"][-1].as_py()
         count = inserted.num_rows
@@ -123,158 +112,19 @@ class Restream:
 
     def into_stream(self, stream: str, request: str) -> StreamEffect:
         """The effect of a request that an attachment has collected."""
-        rows = self.collected(request)
+        rows = self.past.collected(request)
         low = pc.min(rows["_stamp"]).as_py()
-        since = self._slot_before(stream, low)
-        self._start(since)
-        known, old = self._state.stream(stream), self._rows(stream)
-        lost = self._lost(stream, rows, self._head.next_slot)
-        self._new[stream] = in_order([old, lost], self._at_base.stream(stream).next)
+        since = self.past.slot_before(stream, low)
+        self.past.start(since)
+        known, old = self._state.stream(stream), self.past.rows(stream)
+        lost = self.past.lost(stream, rows, self._head.next_slot)
+        self._new[stream] = in_order([old, lost], self.past.at.stream(stream).next)
         high = pc.max(rows["_stamp"]).as_py()
         self._state.streams[stream] = StreamState(
             known.next + rows.num_rows, max(high, high if known.last is None else known.last)
         )
         self._state.requests[request] = replace(self._state.requests[request], merged=self._head.next_slot)
         return self._effect(since, stream)
-
-    def collected(self, request: str) -> Any:
-        """The rows of a request, as the log has them: a merge before it may have changed them."""
-        found = self._state.requests.get(request)
-        if found is None or found.open:
-            why = "is not complete yet: its backfill goes on" if found else "is not known to the newest checkpoint"
-            raise ConfigurationError(
-                f"splice request {request} of {self._spec.name} {why}",
-                code="splice.incomplete",
-                pipeline=self._spec.name,
-                kept="the request; nothing was merged",
-                advice=f"see: tidegate splice list {self._spec.name}",
-            )
-        kind = f"splice:{found.attachment}"
-        files = [s for s in self._record.segments if s.kind == kind and s.extra.get("request") == request]
-        rows = read_files(self._log.store, files)
-        schema = arrivals_schema(self._graph.columns[found.destination])
-        return schema.empty_table() if rows is None else rows.select(schema.names).cast(schema)
-
-    # 1. where to start
-
-    def _start(self, since: int) -> None:
-        for slot in range(since - 1, max(0, since - 1 - _LOOKED_AT), -1):
-            found = self._usable(slot)
-            if found is not None:
-                self._base, self._base_segments = slot, found.segments
-                self._at_base = StreamsState.of(found.notes.get("streams", {}))
-                return
-
-    def _usable(self, slot: int) -> Manifest | None:
-        """The checkpoint of a slot, if no later merge changed what it says, and nobody had fallen behind there."""
-        if any(extra["from"] <= slot < merge for merge, extra in self._merges.items()):
-            return None
-        try:
-            found = next(self._log.epochs(self._head.timeline, slot, slot)).epoch
-        except (StopIteration, TidegateError):
-            return None  # retired
-        state = StreamsState.of(found.notes.get("streams", {}))
-        for name, known in self._state.attachments.items():
-            there = state.attachments.get(name)
-            origin = self._graph.attachments[name].origin if name in self._graph.attachments else None
-            if there is None or there.since != known.since:
-                return None
-            if origin is not None and there.cursor != state.stream(origin).next and there.status != "detached":
-                return None
-        return found
-
-    def _slot_of_event(self, position: int) -> int:
-        if position < 0:
-            return 1
-        found = self._tables.rows("events", ["position", SPLICED, "_epoch"], ranges={"position": (position, position)})
-        found = found.filter(pc.is_null(found[SPLICED]))
-        return int(found["_epoch"][0].as_py()) if found.num_rows else 1
-
-    def _slot_before(self, stream: str, stamp: int) -> int:
-        """The slot in which the row came that a row with this stamp stands behind."""
-        rows = self._read(stream, 0)
-        number = int(np.searchsorted(rows["stream_time"].to_numpy(), stamp, side="right"))
-        return int(rows[TURN][number - 1].as_py()) if number else 1
-
-    def _clock(self, slot: int) -> tuple[int, int]:
-        """The recorded now and the frontier after an epoch."""
-        if not self._clocks:
-            self._clocks = self._read_clocks()
-        return self._clocks[slot]
-
-    def _read_clocks(self) -> dict[int, tuple[int, int]]:
-        """From the table of checkpoints, which outlives the checkpoints; what is not published yet from the log."""
-        columns = ["slot", "recorded_now", "frontier", "final"]
-        found = self._tables.rows(CHECKPOINTS, columns, ranges={"_epoch": (self._base + 1, None)})
-        times = [found[name].cast(pa.int64()).to_pylist() for name in columns[1:3]]
-        clocks = {}
-        for slot, now, frontier, final in zip(found["slot"].to_pylist(), *times, found["final"].to_pylist(), strict=True):
-            clocks[slot] = (now, TICK_MAX if final else TICK_MIN if frontier is None else frontier)
-        begin = max(self._tables.published, self._base) + 1
-        for filled in self._log.epochs(self._head.timeline, begin, self._head.slot):
-            epoch = filled.epoch
-            clocks[epoch.slot] = (epoch.recorded_now, int(epoch.decision["frontier_after"]))
-        return clocks
-
-    # 2. rows
-
-    def _rows(self, stream: str) -> Any:
-        """A stream as it stands, from the base on."""
-        if stream not in self._old:
-            self._old[stream] = self._event_rows() if stream == ORIGIN else self._read(stream, self._base)
-        return self._old[stream]
-
-    def _read(self, stream: str, base: int) -> Any:
-        columns = row_columns(self._graph.columns[stream])
-        stored = [name for name in columns if name != TURN]
-        rows = self._tables.rows(stream, [*stored, "_epoch", SPLICED, CAME], ranges={"_epoch": (base + 1, None)})
-        rows = current_rows(rows, starts_of(rows.filter(pc.is_valid(rows[SPLICED]))))
-        turn = pc.coalesce(rows[CAME].cast(pa.int64()), rows["_epoch"])
-        plain = {name: rows[name].cast(kind) for name, kind in columns.items() if name != TURN}
-        return pa.table({**plain, TURN: turn}, schema=pa.schema(columns))
-
-    def _raw_events(self) -> Any:
-        """Events from the base on; merges that did not reach the streams are no part of them."""
-        columns = [*self._graph.columns[ORIGIN], self._event_time, "position", "_source", "_partition", "_seq", SPLICED, "_epoch"]
-        rows = self._tables.rows("events", list(dict.fromkeys(columns)), ranges={"_epoch": (self._base + 1, None)})
-        reached = pa.array([str(extra["request"]) for extra in self._merges.values()], pa.string())
-        return rows.filter(pc.or_(pc.is_null(rows[SPLICED]), pc.is_in(rows[SPLICED], reached)))
-
-    def _event_rows(self) -> Any:
-        return self._as_stream(self._raw_events())
-
-    def _as_stream(self, raw: Any) -> Any:
-        """Rows of the events table, inserted ones in their places."""
-        inserted = pc.is_valid(raw[SPLICED])
-        raw = raw.append_column("_behind", inserted.cast(pa.int8()))
-        order = ("position", "_behind", self._event_time, "_epoch", "_source", "_partition", "_seq")
-        raw = raw.sort_by([(name, "ascending") for name in order])
-        turn = pc.if_else(pc.equal(raw["_behind"], 0), raw["_epoch"], pc.negate(raw["_epoch"]))
-        known, count = self._at_base.stream(ORIGIN), raw.num_rows
-        identity = pc.binary_join_element_wise(raw["_source"], raw["_partition"], raw["_seq"].cast(pa.string()), "/")
-        none = pa.nulls(count, pa.string())
-        values = {name: raw[name].cast(arrow_type(kind)) for name, kind in self._graph.columns[ORIGIN].items()}
-        return pa.table(
-            {
-                **values,
-                "position": pa.array(range(known.next, known.next + count), pa.int64()),
-                "stream_time": running_max(raw[self._event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64()), known.last),
-                "_id": identity,
-                **dict.fromkeys(("_via", "_origin", "_origin_id"), none),
-                TURN: turns_filled(turn),
-            },
-            schema=pa.schema(row_columns(self._graph.columns[ORIGIN])),
-        )
-
-    def _lost(self, stream: str, rows: Any, merged: int) -> Any:
-        """Collected rows as rows of the stream, by stamp."""
-        columns = row_columns(self._graph.columns[stream])
-        rows = rows.take(pa.array(np.argsort(rows["_stamp"].to_numpy(), kind="stable")))
-        place = {"position": pa.nulls(rows.num_rows, pa.int64()), "stream_time": rows["_stamp"]}
-        named = {name: place[name] if name in place else rows[name] for name in columns if name != TURN}
-        return with_turn(pa.table(named), -merged).select(list(columns)).cast(pa.schema(columns))
-
-    # the steps, stream by stream
 
     def _effect(self, since: int, inserted_into: str) -> StreamEffect:
         effect, again = StreamEffect(since, {}), set[str]()
@@ -283,13 +133,13 @@ class Restream:
                 if not again.intersection(self._graph.writers(stream)):
                     continue
                 self._new[stream] = self._placed(stream)
-            old, new = self._rows(stream), self._new[stream]
+            old, new = self.past.rows(stream), self._new[stream]
             first = first_difference(old, new)
             if first is None:
                 del self._new[stream]
                 continue
             if stream != ORIGIN:
-                begin = self._at_base.stream(stream).next
+                begin = self.past.at.stream(stream).next
                 effect.changes[stream] = StreamChange(begin + first, new.slice(first), old.slice(first))
             for name in self._graph.readers(stream):
                 if name in self._state.attachments:
@@ -312,10 +162,8 @@ class Restream:
         origin = self._graph.attachments[name].origin
         return known is not None and known.status == "attached" and known.cursor < self._state.stream(origin).next
 
-    # 3. who reads
-
     def _current(self, stream: str) -> Any:
-        return self._new[stream] if stream in self._new else self._rows(stream)
+        return self._new[stream] if stream in self._new else self.past.rows(stream)
 
     def _taken(self, name: str) -> _Sent:
         """What an attachment dispatches over its origin as it will stand."""
@@ -360,21 +208,21 @@ class Restream:
         return sent
 
     def _states(self, name: str) -> States:
-        return states_of(self._log.store, [s for s in self._base_segments if s.kind == f"reducer:{name}"])
+        return states_of(self._log.store, [s for s in self.past.segments if s.kind == f"reducer:{name}"])
 
     def _head_of(self, name: str) -> int:
         """Where its backfill ends: rows that had come before it was attached."""
         known, origin = self._state.attachments[name], self._graph.attachments[name].origin
-        if name in self._at_base.attachments:
-            return self._at_base.attachments[name].head
+        if name in self.past.at.attachments:
+            return self.past.at.attachments[name].head
         before = pc.sum(pc.less(self._current(origin)[TURN], slot_of(known.since)).cast(pa.int64())).as_py() or 0
-        return self._at_base.stream(origin).next + int(before)
+        return self.past.at.stream(origin).next + int(before)
 
     def _due(self, name: str) -> Any:
         """For each row of the origin as it will stand: the slot in which the attachment takes it."""
         known, origin = self._state.attachments[name], self._graph.attachments[name].origin
-        old, new = self._rows(origin), self._current(origin)
-        due = _old_due(known, old[TURN].to_numpy().copy(), self._at_base.stream(origin).next)
+        old, new = self.past.rows(origin), self._current(origin)
+        due = _old_due(known, old[TURN].to_numpy().copy(), self.past.at.stream(origin).next)
         if new is not old:
             found = pc.index_in(new["_id"], value_set=old["_id"].combine_chunks())
             there = np.asarray(pc.is_valid(found))
@@ -389,9 +237,9 @@ class Restream:
     def _settle(self, name: str) -> None:
         """Where an attachment stands afterwards."""
         one, known = self._graph.attachments[name], self._state.attachments[name]
-        rows, due, begin = self._current(one.origin), self._due(name), self._at_base.stream(one.origin).next
+        rows, due, begin = self._current(one.origin), self._due(name), self.past.at.stream(one.origin).next
         cursor = begin + int((due < NEVER).sum())
-        late = [(a, min(b, begin), slot) for a, b, slot in known.caught_up if a < begin] if self._base else []
+        late = [(a, min(b, begin), slot) for a, b, slot in known.caught_up if a < begin] if self.past.base else []
         fields: dict[str, Any] = {
             "cursor": cursor,
             "head": self._head_of(name),
@@ -419,16 +267,14 @@ class Restream:
         found = self._state.attachments[name].request(name)
         destination = self._graph.attachments[name].destinations[0]
         schema = arrivals_schema(self._graph.columns[destination])
-        before = [s for s in self._base_segments if s.kind == f"splice:{name}" and s.extra.get("request") == found]
+        before = [s for s in self.past.segments if s.kind == f"splice:{name}" and s.extra.get("request") == found]
         stored, fresh = read_files(self._log.store, before), self._taken(name).collected
         parts = [part.select(schema.names).cast(schema) for part in (stored, fresh) if part is not None]
         return pa.concat_tables([schema.empty_table(), *parts])
 
-    # 4. what arrives
-
     def _placed(self, stream: str) -> Any:
         """The rows of a stream from all that arrives at it."""
-        known = self._at_base.stream(stream)
+        known = self.past.at.stream(stream)
         columns = row_columns(self._graph.columns[stream])
         named = [name for origin in self._graph.order for name in self._graph.readers(origin)]  # as the dispatcher asks them
         mine = [self._taken(n) for n in named if n in self._state.attachments and n in self._graph.writers(stream)]
@@ -438,7 +284,7 @@ class Restream:
         held = self._held(stream)
         for slot in self._slots(stream, writers, merged):
             rows, held = self._arrived(stream, slot, writers, held, last)
-            accepted, refused = append(rows, self._clock(slot)[0], last, 0)
+            accepted, refused = append(rows, self.past.clock(slot)[0], last, 0)
             self._refused(stream, refused)
             if accepted.num_rows:
                 last = accepted["stream_time"][-1].as_py()
@@ -457,27 +303,27 @@ class Restream:
         """Slot -> rows of requests that were merged into the stream since the base."""
         found: dict[int, list[Any]] = {}
         for request, collected in self._state.requests.items():
-            if collected.destination == stream and (collected.merged or 0) > self._base:
+            if collected.destination == stream and (collected.merged or 0) > self.past.base:
                 name = collected.attachment
-                rows = self._of_request(name) if name in self._sent else self.collected(request)
+                rows = self._of_request(name) if name in self._sent else self.past.collected(request)
                 if rows.num_rows:
-                    found.setdefault(collected.merged or 0, []).append(self._lost(stream, rows, collected.merged or 0))
+                    found.setdefault(collected.merged or 0, []).append(self.past.lost(stream, rows, collected.merged or 0))
         return found
 
     def _slots(self, stream: str, writers: Sequence[Any], merged: Mapping[int, Any]) -> list[int]:
         """Slots in which something happens at a stream; at a buffer it may be any."""
         if self._spec.streams[stream].buffer:
-            return list(range(self._base + 1, self._head.slot + 1))
+            return list(range(self.past.base + 1, self._head.slot + 1))
         return sorted({*merged, *(int(slot) for table in writers for slot in np.unique(table[TURN].to_numpy()))})
 
     def _held(self, stream: str) -> Any:
         empty = arrivals_schema(self._graph.columns[stream]).empty_table()
-        held = read_files(self._log.store, [s for s in self._base_segments if s.kind == f"buffer:{stream}"])
+        held = read_files(self._log.store, [s for s in self.past.segments if s.kind == f"buffer:{stream}"])
         return empty if held is None else held.cast(empty.schema)
 
     def _arrived(self, stream: str, slot: int, writers: Sequence[Any], held: Any, last: int | None) -> tuple[Any, Any]:
         """What is appended in a slot, and what a buffer goes on holding."""
-        now, frontier = self._clock(slot)
+        now, frontier = self.past.clock(slot)
         empty = arrivals_schema(self._graph.columns[stream]).empty_table()
         batches = [empty, *(_slice(table, slot).drop_columns([TURN]) for table in writers)]
         rows = merged_by_stamp(batches, now)
@@ -506,7 +352,7 @@ class Restream:
             return
         found = refusals(self._spec, stream, refused, 0, 0).drop_columns(["_timeline", "_epoch"])
         columns = ["destination", "via", "row_id", "row"]
-        known = self._tables.rows(REJECTIONS, columns, ranges={"_epoch": (self._base + 1, None)})
+        known = self._tables.rows(REJECTIONS, columns, ranges={"_epoch": (self.past.base + 1, None)})
         logged = set(zip(*(known[name].to_pylist() for name in columns), strict=True))
         fresh = [row not in logged for row in zip(*(found[name].to_pylist() for name in columns), strict=True)]
         if any(fresh):
