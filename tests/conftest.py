@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tidegate.infra.minio import REGION, Credentials, MinioServer, provision
-from tidegate.infra.minio_build import ensure_minio
+from tests.minio_server import RealMinio, running
 
 TIERS = ("unit", "minio", "spark", "airflow", "e2e")
 
@@ -36,36 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("servers"))
 
 
-@dataclass(frozen=True)
-class RealMinio:
-    """A running MinIO with a bucket and an application user; share it, use keys of your own, do not kill it."""
-
-    server: MinioServer
-    app: Credentials
-    bucket: str
-
-    def environment(self) -> dict[str, str]:
-        """What tidegate's S3 store reads."""
-        return {
-            "TIDEGATE_S3_ENDPOINT": self.server.endpoint,
-            "TIDEGATE_S3_ACCESS_KEY": self.app.access_key,
-            "TIDEGATE_S3_SECRET_KEY": self.app.secret_key,
-            "TIDEGATE_S3_REGION": REGION,
-        }
-
-
 @pytest.fixture(scope="session")
 def real_minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMinio]:
     """One MinIO for the whole run."""
-    folder = tmp_path_factory.mktemp("minio")
-    server = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log")
-    server.start()
-    app = Credentials.random("app")
-    try:
-        provision(server, "tidegate", app)
-        yield RealMinio(server, app, "tidegate")
-    finally:
-        server.stop()
+    with running(tmp_path_factory.mktemp("minio")) as found:
+        yield found
 
 
 @pytest.fixture

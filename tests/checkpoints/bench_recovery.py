@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 from tests.engine.harness import PlainSteps, row, spec_of
+from tests.minio_server import running
 
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
@@ -32,8 +33,6 @@ from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.probe import require_honest
 from tidegate.checkpoints.store import Store
-from tidegate.infra.minio import Credentials, MinioServer, provision
-from tidegate.infra.minio_build import ensure_minio
 from tidegate.jobs.driver.recovery import settle_head
 from tidegate.jobs.engine.epoch import Author, Engine
 from tidegate.jobs.engine.faults import NoFaults
@@ -149,26 +148,15 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, nargs="*", default=[10, 100, 1000])
     parser.add_argument("--epochs", type=int, nargs="*", default=[10, 10_000])
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="tidegate-recovery-") as name:
-        folder = Path(name)
-        server, app = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log"), Credentials.random("app")
-        server.start()
-        try:
-            provision(server, "bench", app)
-            os.environ |= {
-                "TIDEGATE_S3_ENDPOINT": server.endpoint,
-                "TIDEGATE_S3_ACCESS_KEY": app.access_key,
-                "TIDEGATE_S3_SECRET_KEY": app.secret_key,
-            }
-            print(f"{'state MB':>9} {'epochs':>7} {'median s':>9} {'best s':>7} {'worst s':>8}")
-            cases = [(mb, given.epochs[0]) for mb in given.megabytes] + [(given.megabytes[0], n) for n in given.epochs[1:]]
-            for megabytes, epochs in cases:
-                url = f"s3://bench/{megabytes}-{epochs}"
-                fill(open_store(url), megabytes * 1_000_000, epochs)
-                runs = [recover(url) for _ in range(given.runs)]
-                print(f"{megabytes:>9,} {epochs:>7,} {median(runs):>9.3f} {min(runs):>7.3f} {max(runs):>8.3f}", flush=True)
-        finally:
-            server.stop()
+    with tempfile.TemporaryDirectory(prefix="tidegate-recovery-") as name, running(Path(name), "bench") as minio:
+        os.environ |= minio.environment()
+        print(f"{'state MB':>9} {'epochs':>7} {'median s':>9} {'best s':>7} {'worst s':>8}")
+        cases = [(mb, given.epochs[0]) for mb in given.megabytes] + [(given.megabytes[0], n) for n in given.epochs[1:]]
+        for megabytes, epochs in cases:
+            url = f"s3://bench/{megabytes}-{epochs}"
+            fill(open_store(url), megabytes * 1_000_000, epochs)
+            runs = [recover(url) for _ in range(given.runs)]
+            print(f"{megabytes:>9,} {epochs:>7,} {median(runs):>9.3f} {min(runs):>7.3f} {max(runs):>8.3f}", flush=True)
     return 0
 
 

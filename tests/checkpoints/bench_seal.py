@@ -17,12 +17,11 @@ from statistics import median, quantiles
 from unittest.mock import patch
 
 from tests.engine.harness import Bench, row, spec_of
+from tests.minio_server import running
 
 from tidegate.checkpoints.log import Lost, Sealed, SlotLog
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.open import open_store
-from tidegate.infra.minio import Credentials, MinioServer, provision
-from tidegate.infra.minio_build import ensure_minio
 
 
 def measure(url: str, epochs: int) -> tuple[list[float], Counter[str]]:
@@ -61,20 +60,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=300)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="tidegate-seal-") as name:
-        folder = Path(name)
-        server, app = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log"), Credentials.random("app")
-        server.start()
-        try:
-            provision(server, "bench", app)
-            os.environ |= {
-                "TIDEGATE_S3_ENDPOINT": server.endpoint,
-                "TIDEGATE_S3_ACCESS_KEY": app.access_key,
-                "TIDEGATE_S3_SECRET_KEY": app.secret_key,
-            }
-            seals, puts = measure("s3://bench/seal", given.epochs)
-        finally:
-            server.stop()
+    with tempfile.TemporaryDirectory(prefix="tidegate-seal-") as name, running(Path(name), "bench") as minio:
+        os.environ |= minio.environment()
+        seals, puts = measure("s3://bench/seal", given.epochs)
     cuts = quantiles(seals, n=100)
     print(f"{len(seals)} seals: p50 {median(seals):.1f} ms, p95 {cuts[94]:.1f} ms, max {max(seals):.1f} ms")
     print(f"PUTs per epoch: {puts['slot'] / len(seals):.2f} of slots, {puts['data'] / len(seals):.2f} of data objects")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from pydantic import SecretStr
+from tests.minio_server import RealMinio
 
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.clock import Clock, ManualClock
@@ -215,22 +215,10 @@ def log(memory: MemoryStore, clock: ManualClock) -> SlotLog:
     return SlotLog(memory, "p", clock=clock)
 
 
-@pytest.fixture(scope="session")
-def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Settings]:
-    """A MinIO of this test session; the settings of its one bucket."""
-    from tidegate.infra.minio import Credentials, MinioServer, provision
-    from tidegate.infra.minio_build import ensure_minio
-
-    folder = tmp_path_factory.mktemp("minio")
-    server = MinioServer(ensure_minio(lambda line: None), folder / "data", folder / "minio.log")
-    server.start()
-    try:
-        app = Credentials.random("app")
-        provision(server, "tidegate", app)
-        secret = SecretStr(app.secret_key)
-        yield S3Settings(bucket="tidegate", endpoint=server.endpoint, access_key=app.access_key, secret_key=secret)
-    finally:
-        server.stop()
+@pytest.fixture
+def minio(real_minio: RealMinio) -> S3Settings:
+    """The settings of the bucket of this test session."""
+    return real_minio.settings()
 
 
 @pytest.fixture

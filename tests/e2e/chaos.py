@@ -21,12 +21,10 @@ from statistics import median
 
 import psutil
 
-from tests.conftest import RealMinio
 from tests.e2e.drivers import Steady
 from tests.e2e.feed import SPEC
+from tests.minio_server import RealMinio, running
 from tidegate.checkpoints.log import SlotLog
-from tidegate.infra.minio import Credentials, MinioServer, provision
-from tidegate.infra.minio_build import ensure_minio
 from tidegate.jobs.spec.errors import TidegateError
 
 PACED = SPEC.replace("checkpoint: {", "checkpoint: {min_interval: 500ms, ")
@@ -179,15 +177,9 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tidegate-chaos-") as name:
         folder = Path(name)
-        server, app = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log"), Credentials.random("app")
-        server.start()
-        try:
-            provision(server, BUCKET, app)
-            minio = RealMinio(server, app, BUCKET)
+        with running(folder, BUCKET) as minio:
             os.environ.update(minio.environment())
             outcome = chaos(folder, minio, given.kills, given.seed)
-        finally:
-            server.stop()
     print(outcome.text())  # noqa: T201
     return int(bool(outcome.problems))
 

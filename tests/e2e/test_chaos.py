@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RealMinio
 from tests.e2e.chaos import BUCKET, chaos
 from tests.e2e.drivers import SIGKILLED, Steady
 from tests.e2e.feed import SPEC
 from tests.e2e.postgres_server import running
-from tidegate.infra.minio import Credentials, MinioServer, provision
-from tidegate.infra.minio_build import ensure_minio
+from tests.minio_server import RealMinio
+from tests.minio_server import running as running_minio
 from tidegate.jobs.sinks.tables import read_table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -23,16 +22,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture
 def minio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealMinio]:
     """A MinIO of its own, to be killed."""
-    server, app = MinioServer(ensure_minio(print), tmp_path / "data", tmp_path / "minio.log"), Credentials.random("app")
-    server.start()
-    try:
-        provision(server, BUCKET, app)
-        found = RealMinio(server, app, BUCKET)
+    with running_minio(tmp_path, BUCKET) as found:
         for key, value in found.environment().items():
             monkeypatch.setenv(key, value)
         yield found
-    finally:
-        server.stop()
 
 
 def test_a_real_driver_feeds_postgresql(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

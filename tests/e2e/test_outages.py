@@ -13,17 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import RealMinio
 from tests.e2e.drivers import Piped, Steady, wait_for
 from tests.e2e.feed import SOURCES, SPEC, write_feed
+from tests.minio_server import RealMinio, running
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.probe import probe
 from tidegate.checkpoints.status import read_status
 from tidegate.checkpoints.store import Store, StoreUnavailableError
-from tidegate.infra.minio import Credentials, MinioServer, provision
-from tidegate.infra.minio_build import ensure_minio
 from tidegate.jobs.spec.errors import TidegateError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -34,14 +32,8 @@ BUCKET = "outages"
 @pytest.fixture(scope="module")
 def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMinio]:
     """A MinIO that may be killed."""
-    folder = tmp_path_factory.mktemp("own-minio")
-    server, app = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log"), Credentials.random("app")
-    server.start()
-    try:
-        provision(server, BUCKET, app)
-        yield RealMinio(server, app, BUCKET)
-    finally:
-        server.stop()
+    with running(tmp_path_factory.mktemp("own-minio"), BUCKET) as found:
+        yield found
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import RealMinio
+from tests.minio_server import RealMinio
 from tests.operators.history import History, drives
 from tests.operators.pages import FakeDesk, app_of, served
 from tidegate.checkpoints.layout import new_attempt

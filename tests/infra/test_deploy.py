@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
-from tests.conftest import RealMinio
 from tests.infra.deploy import DEPLOY
+from tests.minio_server import RealMinio
 
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.identity import ensure_identity

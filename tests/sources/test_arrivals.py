@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.conftest import RealMinio
+from tests.minio_server import RealMinio
 from tests.sources.test_objects import ME, all_slices, inbox, parquet, rows_of, spec
 
 from tidegate.checkpoints.memory import MemoryBucket, MemoryStore

@@ -15,8 +15,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from tests.conftest import RealMinio
 from tests.engine.harness import SECOND
+from tests.minio_server import RealMinio
 from tests.splice.test_streams import V, current, values
 from tests.streams.support import World, streams_spec
 
