@@ -44,7 +44,7 @@ def family(tmp_path: Path) -> Iterator[Family]:
     kill(marks)
 
 
-def _until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def _until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
