@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from tidegate.jobs.sources.decode import TEXT, WHY
 from tidegate.jobs.sources.kafka import PLACE
@@ -156,16 +157,18 @@ def _avro(messages: DataFrame, source: SourceSpec, payload: dict[str, str], know
     from pyspark.sql.avro.functions import from_avro
 
     schemas = {number: schema.decode() for number, schema in _schemas(_options(source), known).items()}
-    held = {number: _avro_fields(schema) for number, schema in schemas.items()}
     frame, why = _bodies(messages, _options(source), known, f"substring(value, {_HEADER + 1})")
+    held: dict[int, dict[str, DataType]] = {}
     for number, schema in schemas.items():
+        _require_record(schema)
         frame = frame.withColumn(f"_j{number}", from_avro(_body(number), schema, {"mode": "PERMISSIVE"}))
+        held[number] = _types(frame.schema[f"_j{number}"].dataType)
     old = {new: before for before, new in source.evolution.renamed.items()}
 
     def value(name: str, kind: str) -> str:
         """Of each schema that has the field under its new name, or its old one."""
-        fields = {n: name if name in names else old.get(name, name) for n, names in held.items()}
-        found = [_typed(f"_j{n}.{quote(field)}", kind, source) for n, field in fields.items() if field in held[n]]
+        fields = {n: name if name in types else old.get(name, name) for n, types in held.items()}
+        found = [_typed(f"_j{n}.{quote(f)}", held[n][f], kind, source) for n, f in fields.items() if f in held[n]]
         return f"coalesce({', '.join(found)})" if found else f"CAST(NULL AS {spark_of_declared(kind)})"
 
     values = {name: value(name, kind) for name, kind in payload.items()}
@@ -176,16 +179,28 @@ def _avro(messages: DataFrame, source: SourceSpec, payload: dict[str, str], know
     return _Decoded(frame, values, why, [])
 
 
-def _avro_fields(schema: str) -> list[str]:
+def _require_record(schema: str) -> None:
+    """Refuse what is no record's schema.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
     try:
-        return [field["name"] for field in json.loads(schema)["fields"]]
+        _ = [field["name"] for field in json.loads(schema)["fields"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"no Avro record schema: {schema[:200]}: {error}", code="kafka.bad_schema") from error
 
 
-def _typed(field: str, kind: str, source: SourceSpec) -> str:
+def _types(record: DataType) -> dict[str, DataType]:
+    assert isinstance(record, StructType)  # noqa: S101 - its schema was looked at
+    return {field.name: field.dataType for field in record}
+
+
+def _typed(field: str, own: DataType, kind: str, source: SourceSpec) -> str:
     if kind == "timestamp" and source.parse.timestamps != "iso":  # a plain number, which the schema calls no time
         return _cast(field, kind, source)
+    if kind == "string" and isinstance(own, ArrayType | MapType | StructType):  # as it would stand in a JSON payload
+        return f"to_json({field})"
     return f"try_cast({field} AS {spark_of_declared(kind)})"
 
 

@@ -1,15 +1,19 @@
 """Protobuf messages in Spark's Python workers: bytes to the texts of the wanted fields, by the Protobuf library itself.
 
-Only fields with one value are taken: numbers, booleans, text, bytes (as Base64), enums (by name), and the well-known Timestamp
-(as ISO text). Everything else in a message is left alone. A field that a proto3 message does not carry has its default value; one
-that is declared ``optional``, or is a message, is null.
+Numbers, booleans, text, bytes (as Base64), enums (by name) and the well-known types (a Timestamp as ISO text, a wrapper as its
+value) are columns of the declared type; lists, maps and messages are JSON text, as they are in a JSON payload. A field that a
+proto3 message does not carry has its default value, a list is then empty; one that is declared ``optional``, or is a message, is
+null.
 """
 
 from __future__ import annotations
 
 import base64
+import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any, Final
 
 import pandas as pd
@@ -19,7 +23,8 @@ from tidegate.jobs.spec.errors import ConfigurationError
 
 __all__ = ["message_index", "reader_of", "texts_of"]
 
-_TIMESTAMP: Final = "google.protobuf.Timestamp"
+_WELL_KNOWN: Final = "google.protobuf."
+_WELL_KNOWN_FILES: Final = ("any", "duration", "empty", "field_mask", "struct", "timestamp", "wrappers")
 _BAD: Final = "_bad"
 _FIRST: Final = b"\x00"  # short for the list [0]
 
@@ -62,8 +67,7 @@ def reader_of(schema: bytes, message: str, names: Sequence[str], index: bytes | 
     Raises:
         ConfigurationError: the schema has no such message.
     """
-    for name in names:  # so that a mistake is told before Spark wraps it
-        _field(_class(schema, message).DESCRIPTOR, name)
+    _class(schema, message)  # so that a mistake is told before Spark wraps it
     kind = ", ".join(f"`{name}` string" for name in [*names, _BAD])
 
     def read(values: pd.Series) -> pd.DataFrame:
@@ -99,7 +103,10 @@ def texts_of(
         except DecodeError:
             found.append([*nothing, f"the message is no {message}"])
             continue
-        found.append([*(reader(one) for reader in readers), None])
+        try:
+            found.append([*(reader(one) for reader in readers), None])
+        except (TypeError, ValueError) as error:  # of the well-known types: a time out of range, an Any of a type nobody knows
+            found.append([*nothing, f"the message has a value that cannot be written as text: {error}"])
     return found
 
 
@@ -126,19 +133,24 @@ def _class(schema: bytes, message: str) -> Any:
 
 def _add(pool: Any, files: dict[str, Any], name: str) -> None:
     """A file, and before it what it imports; Google's well-known types come from the library where the set lacks them."""
-    from google.protobuf import timestamp_pb2
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto
-
     if name in _names_in(pool, name):
         return
-    file = files.get(name)
-    if file is None and name == timestamp_pb2.DESCRIPTOR.name:
-        file = FileDescriptorProto.FromString(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    file = files.get(name) or _well_known(name)
     if file is None:
         raise TypeError(f"it imports {name}, which is not in it")
     for needed in file.dependency:
         _add(pool, files, needed)
     pool.Add(file)
+
+
+def _well_known(name: str) -> Any:
+    """A file of Google's well-known types; None when it is no such file."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    known = name.removeprefix("google/protobuf/").removesuffix(".proto")
+    if name != f"google/protobuf/{known}.proto" or known not in _WELL_KNOWN_FILES:
+        return None
+    return FileDescriptorProto.FromString(import_module(f"google.protobuf.{known}_pb2").DESCRIPTOR.serialized_pb)
 
 
 def _names_in(pool: Any, name: str) -> list[str]:
@@ -160,26 +172,40 @@ def _field(descriptor: Any, name: str) -> Callable[[Any], str | None]:
     field = descriptor.fields_by_name.get(name)
     if field is None:
         return lambda _: None
-    own = field.message_type
-    if field.is_repeated or (own is not None and own.full_name != _TIMESTAMP):
-        raise ConfigurationError(
-            f"field {name} of {descriptor.full_name} is a list or a message: only single values can be columns",
-            code="kafka.bad_schema",
-        )
-    if own is not None:
-        return lambda one: getattr(one, name).ToJsonString() if one.HasField(name) else None
-    text = _text_of(field)
     if field.has_presence:
-        return lambda one: text(getattr(one, name)) if one.HasField(name) else None
-    return lambda one: text(getattr(one, name))
+        return lambda one: _text(_value(field, getattr(one, name))) if one.HasField(name) else None
+    return lambda one: _text(_value(field, getattr(one, name)))
 
 
-def _text_of(field: Any) -> Callable[[Any], str]:
+def _text(value: Any) -> str:
+    """A value as a JSON payload would have it in a column of text."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _value(field: Any, held: Any) -> Any:
+    """What a field holds, in JSON's terms."""
+    own = field.message_type
+    if own is not None and own.GetOptions().map_entry:
+        of = own.fields_by_name["value"]
+        return {_text(key): _single(of, held[key]) for key in sorted(held)}  # sorted: a replay must find the same text
+    return [_single(field, one) for one in held] if field.is_repeated else _single(field, held)
+
+
+def _single(field: Any, held: Any) -> Any:
+    if field.message_type is not None:
+        return _object(held)
     if field.enum_type is not None:
-        names = {value.number: value.name for value in field.enum_type.values}
-        return lambda number: names.get(number, str(number))
+        known = field.enum_type.values_by_number.get(held)
+        return str(held) if known is None else known.name
     if field.type == field.TYPE_BYTES:
-        return lambda data: base64.b64encode(data).decode()
-    if field.type == field.TYPE_BOOL:
-        return lambda flag: "true" if flag else "false"
-    return str
+        return base64.b64encode(held).decode()
+    return str(held) if isinstance(held, float) and not math.isfinite(held) else held
+
+
+def _object(message: Any) -> Any:
+    from google.protobuf.json_format import MessageToDict
+
+    if message.DESCRIPTOR.full_name.startswith(_WELL_KNOWN):  # each has a form of its own in JSON
+        return MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=message.DESCRIPTOR.file.pool)
+    fields = message.DESCRIPTOR.fields
+    return {f.name: _value(f, getattr(message, f.name)) for f in fields if not f.has_presence or message.HasField(f.name)}

@@ -42,6 +42,7 @@ AVRO = {
             {"name": "count", "type": "long"},
             {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
             {"name": "unwanted", "type": "string"},
+            {"name": "who", "type": ["null", {"type": "array", "items": "long"}]},
         ]
     },
 }
@@ -114,6 +115,7 @@ def schema_text(which: int) -> str:
 
 
 AT = number(int(START.timestamp()) * 1_000_000)
+LIST = number(1) + number(2) + number(5) + number(6) + number(0)  # the union's second branch: one block of two, the end
 CLICK = bytes([0x0A, 0x06, 0x08, 0x80, 0xEA, 0x8E, 0xCD, 0x06])  # a shop.Click's time
 
 
@@ -164,7 +166,7 @@ def test_each_fault_has_its_state(
     )
     for amount in (1, 2):
         client.send("avro", 0, framed(1, AT + number(amount)))
-    client.send("avro", 0, framed(2, number(3) + AT + number(1) + b"x"))
+    client.send("avro", 0, framed(2, number(3) + AT + number(1) + b"x" + LIST))
     client.send("proto", 0, framed(7, b"\x02\x02" + CLICK + b"\x10\x08"))
     client.send("proto", 0, framed(9, b"\x00" + CLICK))
     client.send("proto", 0, framed(7, b"\x02\x02" + CLICK[:-1]))
@@ -198,6 +200,8 @@ def test_each_fault_has_its_state(
         driver.wait(30)
 
     assert events(pipeline, "avro") == [(0, 1), (1, 2), (2, 3)]
+    lists = [row["who"] for row in pipeline.table("events").to_pylist() if row["_source"] == "avro"]
+    assert set(lists) == {None, "[5,6]"}, "a list is JSON text"
     assert events(pipeline, "proto") == [(0, 4)]
     assert [(source, offset) for source, offset, _ in dead(pipeline)] == [("proto", 1), ("proto", 2), ("proto", 3)]
     assert [detail.partition(",")[0] for _, _, detail in dead(pipeline)] == [
