@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,7 @@ from hypothesis import settings
 from tests.minio_server import RealMinio, running
 
 TIERS = ("unit", "minio", "spark", "airflow", "e2e")
+ONE_WORKER = {"tests/operators/test_airflow.py"}
 
 # Importing Airflow creates its home folder; doctest collection imports modules of tidegate.operators. Two workers, two homes.
 _HOME = f"tidegate-tests-airflow-{os.getuid()}-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
@@ -26,12 +28,26 @@ settings.load_profile(os.environ.get("HYPOTHESIS", "repeatable"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give unmarked tests their tier. Under `-n`, all that starts servers or JVMs runs on one worker: it shares them there."""
+    """Give unmarked tests their tier."""
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             item.add_marker(pytest.mark.unit)
-        if not item.get_closest_marker("unit"):
-            item.add_marker(pytest.mark.xdist_group("servers"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under `-n`, the tests of the one Airflow run on one worker, in their order: a second Airflow would starve the first.
+
+    xdist's own groups cannot do it: since pytest 9.2 a node id does not take the group that xdist writes into it.
+    """
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file in ONE_WORKER else nodeid
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture(scope="session")
