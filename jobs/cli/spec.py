@@ -22,7 +22,6 @@ def validate(
     as_json: JsonOption = False,
 ) -> None:
     """Check pipeline specs. A wrong one names file, line, field, what was found and what is allowed; exit 2."""
-    from tidegate.jobs.spec.engines import refuse_on_spark
     from tidegate.jobs.spec.errors import ConfigurationError
     from tidegate.jobs.spec.warnings import warnings_of
 
@@ -30,7 +29,6 @@ def validate(
     for given in spec:
         try:
             pipeline = context.find_spec(given)
-            refuse_on_spark(pipeline)
             _check_suites(pipeline)
             reports.append({"spec": given, "valid": True, "warnings": warnings_of(pipeline), **_summary(pipeline)})
         except ConfigurationError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from tidegate.jobs.spec.time import TICK_MIN
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate
 
 __all__ = [
     "BEGINNING",
@@ -224,3 +224,11 @@ class Decision:
     def events_frontier(self) -> int:
         """What a row late for the events output missed: the mark it is late by, which at an open barrier may lie above F."""
         return self.frontier_before if self.order_late is None else self.order_late.time
+
+    @property
+    def open_until(self) -> int:
+        """Up to where an edge without an end counts: F; at +inf the newest time read, as the windows behind it have no number."""
+        if self.frontier_after != TICK_MAX:
+            return self.frontier_after
+        seen = [member["seen"] for member in self.after.get("members", {}).values() if member["seen"] is not None]
+        return saturate(max(seen, default=TICK_MIN) + 1)

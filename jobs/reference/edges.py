@@ -64,16 +64,17 @@ def save_edges(store: Store, key: str, spec: PipelineSpec, rows: Iterable[Row]) 
     return write_rows(store, key, EDGES_KIND, pa.schema([*user_schema(spec), *_HEAD]), entries, [e["_time"] for e in entries])
 
 
-def load_edges(store: Store, segments: Iterable[FileRef]) -> list[Row]:
-    """The open edges that an earlier epoch left."""
-    return [_row(entry) for segment in segments for entry in read_rows_of(store, segment)]
+def load_edges(store: Store, spec: PipelineSpec, segments: Iterable[FileRef]) -> list[Row]:
+    """The open edges that an earlier epoch left, under today's spec: those of a source that is gone are gone with it."""
+    rows = (_row(spec, entry) for segment in segments for entry in read_rows_of(store, segment))
+    return [row for row in rows if row.member.source in spec.sources]
 
 
 def _place(row: Row) -> dict[str, Any]:
     return {"_source": row.member.source, "_partition": row.member.partition, "_seq": row.seq, "_time": row.time}
 
 
-def _row(entry: dict[str, Any]) -> Row:
-    values = {name: value for name, value in entry.items() if not name.startswith("_")}
+def _row(spec: PipelineSpec, entry: dict[str, Any]) -> Row:
+    values = {name: entry.get(name) for name in spec.columns}
     member = Member(entry["_source"], entry["_partition"])
     return Row(member, entry["_seq"], entry["_time"], entry["_time"] + 1, values)

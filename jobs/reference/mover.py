@@ -29,7 +29,7 @@ from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.reasons import LateReason
-from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate
+from tidegate.jobs.spec.time import TICK_MIN, saturate
 
 __all__ = ["ReferenceMover", "RowReader"]
 
@@ -308,17 +308,13 @@ class ReferenceMover:
     def _edges(self, data: Sequence[Row], order: MoveOrder, epoch: _Epoch) -> _Joining:
         """The rows that join the windows, and the edges among them; open edges are retained."""
         decision, segments = order.decision, [s for s in order.segments if s.kind == EDGES_KIND]
-        book = EdgeBook(self._spec, load_edges(self._store, segments))
+        book = EdgeBook(self._spec, load_edges(self._store, self._spec, segments))
         rows = book.take(data, decision.frontier_before)
         if book.open:
             ref = save_edges(self._store, f"{order.prefix}/state/{order.tag}/edges.parquet", self._spec, book.open)
             epoch.segments.append(ref)
             epoch.written.append(ref)
-        until = decision.frontier_after
-        if until == TICK_MAX:  # the end of all input closes no edge: it counts in windows that began while there was input
-            seen = [m["seen"] for m in decision.after.get("members", {}).values() if m["seen"] is not None]
-            until = max(seen, default=TICK_MIN) + 1
-        return _Joining(rows, book.open, book.closed, until)
+        return _Joining(rows, book.open, book.closed, decision.open_until)
 
     def _window(self, name: str, joining: _Joining, order: MoveOrder, epoch: _Epoch) -> int:
         """One window output; returns the number of results."""

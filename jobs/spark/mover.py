@@ -26,6 +26,7 @@ from tidegate.jobs.engine.counters import EpochCounters
 from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder
 from tidegate.jobs.eventtime.types import Survey
 from tidegate.jobs.spark.dead import write_dead
+from tidegate.jobs.spark.edges import Edges, take_edges
 from tidegate.jobs.spark.epoch import Epoch, WindowWork
 from tidegate.jobs.spark.folds import SparkFolds
 from tidegate.jobs.spark.glom import glom
@@ -38,7 +39,6 @@ from tidegate.jobs.spark.sessions import work_sessions
 from tidegate.jobs.spark.survey import Surveyed, survey_cut
 from tidegate.jobs.spark.windows import work_window
 from tidegate.jobs.spark.write import Writer, Written
-from tidegate.jobs.spec.engines import refuse_on_spark
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.windows import WindowKind
@@ -66,13 +66,9 @@ class SparkMover:
         spec: the pipeline.
         workdir: folder for scratch files and local copies of segments, on a disk that driver and executors share.
         session: a running session to use; by default one is started from ``spec.spark`` and stopped by `close`.
-
-    Raises:
-        ConfigurationError: the pipeline needs what Spark does not do (see `refuse_on_spark`).
     """
 
     def __init__(self, store: Store, spec: PipelineSpec, workdir: Path, session: SparkSession | None = None) -> None:
-        refuse_on_spark(spec)
         self._store = store
         self._spec = spec
         workdir.mkdir(parents=True, exist_ok=True)
@@ -138,10 +134,11 @@ class SparkMover:
         with ThreadPoolExecutor(4) as pool:  # the jobs are small: one alone would leave a core idle
             released = pool.submit(_release_and_late, epoch, staged.surveyed)
             dead = pool.submit(write_dead, epoch) if any_dead else None
-            windows = {name: pool.submit(_work, epoch, name) for name in self._spec.windows}
+            edges = take_edges(epoch)
+            windows = {name: pool.submit(_work, epoch, name, edges) for name in self._spec.windows}
         nothing: tuple[Written, dict[str, int]] = (Written((), ()), {})
         done = {name: work.result() for name, work in windows.items()}
-        return _gathered(epoch, staged.surveyed, *released.result(), nothing if dead is None else dead.result(), done)
+        return _gathered(epoch, staged.surveyed, *released.result(), nothing if dead is None else dead.result(), edges, done)
 
     def _epoch(self, order: MoveOrder, staged: _Staged) -> Epoch:
         members = staged.surveyed.survey.members
@@ -176,10 +173,10 @@ def _sorted_out(staged: _Staged, spec: PipelineSpec) -> tuple[DataFrame | None, 
     return going, judged.where("_verdict IS NOT NULL AND _verdict <> 'adjust'")
 
 
-def _work(epoch: Epoch, name: str) -> WindowWork:
+def _work(epoch: Epoch, name: str, edges: Edges) -> WindowWork:
     window = epoch.spec.windows[name]
-    merging = window.kind is WindowKind.SESSION or window.fire_every is not None
-    return work_sessions(epoch, name) if merging else work_window(epoch, name)
+    merging = window.kind is WindowKind.SESSION or window.fire_every is not None  # beside edges the spec refuses both
+    return work_sessions(epoch, name) if merging else work_window(epoch, name, edges)
 
 
 def _release_and_late(epoch: Epoch, surveyed: Surveyed) -> tuple[Released, LateRows]:
@@ -195,6 +192,7 @@ def _gathered(
     released: Released,
     late: LateRows,
     dead: tuple[Written, dict[str, int]],
+    edges: Edges,
     windows: dict[str, WindowWork],
 ) -> Moved:
     glommed = glom(epoch, released)
@@ -205,8 +203,9 @@ def _gathered(
         DEAD_LETTERS: dead[0],
         **{n: w.results for n, w in windows.items()},
     }
-    states = [released.written, glommed.state, *(work.written for work in windows.values())]
-    segments = (*released.segments, *glommed.segments, *(ref for work in windows.values() for ref in work.segments))
+    states = [released.written, glommed.state, edges.written, *(work.written for work in windows.values())]
+    own = (ref for work in windows.values() for ref in work.segments)
+    segments = (*released.segments, *glommed.segments, *edges.segments, *own)
     before = buffered(epoch, epoch.segments(ORDER_KIND), epoch.order.decision.release_before)
     after = buffered(epoch, _order_segments(segments), epoch.order.decision.release_after)
     return Moved(

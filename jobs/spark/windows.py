@@ -17,10 +17,12 @@ from pyspark.sql import DataFrame
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.spark.aggregates import Aggregation
 from tidegate.jobs.spark.compact import compact_window
+from tidegate.jobs.spark.edges import Edges, lasting, others
 from tidegate.jobs.spark.epoch import Epoch, WindowWork
 from tidegate.jobs.spark.few import MERGE_ROWS, merges, results_of
 from tidegate.jobs.spark.marks import passed, reached
 from tidegate.jobs.spark.order import adjusted
+from tidegate.jobs.spark.schema import quote
 from tidegate.jobs.spark.spans import closed_at, late_verdict, purged, purged_at, with_spans
 from tidegate.jobs.spark.write import Written, joined
 from tidegate.jobs.spark.zero_rows import fill_gaps, is_gaps
@@ -44,7 +46,7 @@ def accepted(epoch: Epoch, window: WindowSpec) -> DataFrame:
         start = passed(frontier, "_et")
         moved = adjusted(frame.selectExpr("*", f"{late} AS _was"), epoch.spec, f"_was AND _end > {start}", start)
         frame = moved.where("_moved OR NOT _was").drop("_moved", "_was")
-    frame = with_spans(window, frame)
+    frame = with_spans(window, others(epoch.spec, frame))
     if window.size == window.period and all(s.end_time is None for s in epoch.spec.sources.values()):
         return frame.selectExpr("*", "_w0 AS _ws", f"_w0 + {window.size}L AS _we")
     pairs = frame.selectExpr("*", f"explode(sequence(_w0, _w1, {window.period}L)) AS _ws")
@@ -52,21 +54,30 @@ def accepted(epoch: Epoch, window: WindowSpec) -> DataFrame:
     return pairs.where(f"NOT ({purged(window, '_we', frontier)})")
 
 
+def _joining(epoch: Epoch, window: WindowSpec, edges: Edges) -> tuple[DataFrame | None, int]:
+    """All pairs that join, of rows and of what lasts; and a number of results that they do not exceed."""
+    rows = None if epoch.data is None else accepted(epoch, window)
+    found = lasting(epoch, window, edges)
+    if found is None:
+        return rows, epoch.staged.rows
+    pairs, most = found
+    return (pairs if rows is None else pairs.unionByName(rows.selectExpr(*map(quote, pairs.columns)))), epoch.staged.rows + most
+
+
 # One epoch of one window output
 
 
-def work_window(epoch: Epoch, name: str) -> WindowWork:
-    """Fold the epoch's rows into the window's state and write the results that are due."""
+def work_window(epoch: Epoch, name: str, edges: Edges) -> WindowWork:
+    """Fold the epoch's rows and edges into the window's state and write the results that are due."""
     decision, window = epoch.order.decision, epoch.spec.windows[name]
     kind, aggregation = f"window:{name}", Aggregation(epoch.spec, name)
     live = [ref for ref in epoch.segments(kind) if not is_gaps(ref)]
     gaps: tuple[FileRef, ...] = tuple(ref for ref in epoch.segments(kind) if is_gaps(ref))
     fresh: pa.Table | DataFrame | None = None
     written = Written((), ())
-    if epoch.data is not None:
-        fresh = epoch.result(
-            aggregation.partial(accepted(epoch, window), decision.frontier_before, epoch.order.epoch), epoch.staged.rows
-        )
+    joining, most = _joining(epoch, window, edges)
+    if joining is not None:
+        fresh = epoch.result(aggregation.partial(joining, decision.frontier_before, epoch.order.epoch), most)
         written = _segment(epoch, kind, fresh)
     if window.zero_rows:
         zero, gaps = fill_gaps(epoch, aggregation, live, list(gaps), written)

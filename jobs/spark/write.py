@@ -82,6 +82,10 @@ class Writer:
         stem = kind.replace(":", "-")
         return self._write(f"{self._prefix}/state/{self._tag}", kind, stem, rows, time, extra or {})
 
+    def local(self, rows: pa.Table | DataFrame) -> tuple[Path, ...]:
+        """Write rows for this epoch only: files on the scratch disk, none of them when there are no rows."""
+        return tuple(self._by_driver(rows) if isinstance(rows, pa.Table) else self._by_tasks(rows))
+
     def _write(self, folder: str, kind: str, stem: str, rows: Any, time: str | None, extra: dict[str, Any]) -> Written:
         files = self._by_driver(rows) if isinstance(rows, pa.Table) else self._by_tasks(rows)
         named = [(path, f"{folder}/{stem}-{next(self._numbers):05d}.parquet") for path in files]

@@ -76,6 +76,7 @@ def _sources(old: PipelineSpec, new: PipelineSpec, live: Live) -> Iterator[Chang
         yield _kept(f"sources.{name} added", f"is read from its beginning; it joins {how}")
     for name in old.sources.keys() - new.sources.keys():
         rows = f"; up to {live.buffered:,} buffered rows still leave in order" if live.buffered else ""
+        rows += "; its open edges count no more" if old.sources[name].edges else ""
         yield Change(f"sources.{name} removed", Verdict.DROPPED, f"its frontier does not count any more{rows}")
     for name in sorted(old.sources.keys() & new.sources.keys()):
         yield from _source(f"sources.{name}", old.sources[name], new.sources[name])
@@ -113,7 +114,11 @@ def _columns(old: PipelineSpec, new: PipelineSpec, live: Live) -> Iterator[Chang
 
 def _windows(old: PipelineSpec, new: PipelineSpec, live: Live) -> Iterator[Change]:
     for name in new.windows.keys() - old.windows.keys():
-        yield _kept(f"windows.{name} added", "begins empty: a window that is open already counts only rows read from now on")
+        yield _kept(
+            f"windows.{name} added",
+            "begins empty: a window that is open already counts only rows read from now on"
+            + (", and the edges that are open" if any(s.edges for s in new.sources.values()) else ""),
+        )
     for name in old.windows.keys() - new.windows.keys():
         what = "its open windows are never emitted; its table stays" if name in live.windows else "its table stays"
         yield Change(f"windows.{name} removed", Verdict.DROPPED, what)

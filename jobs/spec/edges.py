@@ -27,6 +27,16 @@ class EdgeColumns(Model):
     keys: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(lambda keys: tuple(dict.fromkeys(keys)))]
     """Columns that a start and its end have in common."""
 
+    def named(self, schema: Mapping[str, str]) -> dict[str, str]:
+        """The columns that are named here, by field.
+
+        Raises:
+            ValueError: what tells starts from ends is no text.
+        """
+        if schema.get(self.kind, "string") != "string":
+            raise ValueError(f"edges.kind: column {self.kind!r} must be a string, not {schema[self.kind]}")
+        return {"edges.kind": self.kind, **{f"edges.keys: {key}": key for key in self.keys}}
+
 
 def unfit(
     edges: Mapping[str, EdgeColumns],

@@ -141,7 +141,7 @@ class SourceSpec(FrontierOptions):
     """Rows before this instant (ISO text in YAML) are bad input."""
     barriers: BarrierColumns | None = None
     edges: EdgeColumns | None = None
-    """Edge events: rows that begin and end something that lasts. The Spark mover does not do them yet, and refuses them."""
+    """Edge events: rows that begin and end something that lasts."""
     coalesce: CoalesceOptions = CoalesceOptions(joins="hold")
     """How this source's partitions join into its frontier."""
     limits: Limits = Limits()
@@ -166,7 +166,7 @@ class SourceSpec(FrontierOptions):
         if self.barriers:
             wanted |= {"barriers.kind": self.barriers.kind, "barriers.id": self.barriers.id}
         if self.edges:
-            wanted |= {"edges.kind": self.edges.kind, **{f"edges.keys: {key}": key for key in self.edges.keys}}
+            wanted |= self.edges.named(self.columns)
             if self.end_time is not None:
                 raise ValueError("edges: a source has edge events or interval events (end_time), not both")
         for field, column in wanted.items():

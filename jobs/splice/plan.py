@@ -31,7 +31,7 @@ from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, format_instant
 from tidegate.jobs.spec.windows import WindowKind
 from tidegate.jobs.splice.base import Span, Tables, hull, read_file
 from tidegate.jobs.splice.places import anchors, sections
-from tidegate.jobs.splice.recompute import Bounds, database, differs, recompute, require_exact, time_expression
+from tidegate.jobs.splice.recompute import Bounds, database, differs, recompute, require_exact, require_rows, time_expression
 from tidegate.jobs.splice.restream import Restream, StreamEffect
 from tidegate.jobs.splice.rows import written_anew
 from tidegate.jobs.splice.standing import Merged, identities, merged_at, row_schema, segments_of
@@ -198,6 +198,7 @@ class _Planner:
         return bool(mine.num_rows) or self.spec.windows[name].kind is WindowKind.SESSION
 
     def _targets(self, name: str, mine: Any, rows: Any) -> list[Target]:
+        require_rows(self.spec, name)
         window = self.spec.windows[name]
         touching = self._touching(name, mine)
         counted = self._touching(name, rows) if window.kind is WindowKind.SESSION else []

@@ -20,7 +20,7 @@ from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.windows import Aggregate, AggregateFunction, WindowKind, WindowSpec
 
-__all__ = ["Bounds", "database", "differs", "recompute", "require_exact", "time_expression"]
+__all__ = ["Bounds", "database", "differs", "recompute", "require_exact", "require_rows", "time_expression"]
 
 _TOLERANCE = 1e-9  # relative: Spark and DuckDB add doubles in different orders
 _INEXACT = (AggregateFunction.APPROX_DISTINCT, AggregateFunction.APPROX_QUANTILE, AggregateFunction.SQL)
@@ -64,6 +64,23 @@ def require_exact(spec: PipelineSpec, name: str) -> None:
                 kept="everything; nothing was merged",
                 advice="merge into the other outputs (make the request with --output), or restore and run the rows again",
             )
+
+
+def require_rows(spec: PipelineSpec, name: str) -> None:
+    """Refuse a window over edge events: what a row changes there reaches over every window since its start.
+
+    Raises:
+        ConfigurationError: naming the source that has them.
+    """
+    source = next((source for source, own in spec.sources.items() if own.edges is not None), None)
+    if source is not None:
+        raise ConfigurationError(
+            f"window {name} of {spec.name} is over edge events ({source}): nothing can be merged into it",
+            code="splice.edges",
+            pipeline=spec.name,
+            kept="everything; nothing was merged",
+            advice="merge into the other outputs (make the request with --output), or restore, and run again with a larger lag",
+        )
 
 
 def time_expression(spec: PipelineSpec, field: str = "event_time") -> str:

@@ -126,11 +126,14 @@ def test_validate_names_line_and_field(cli: Cli, spec_file: Path) -> None:
     assert "bad.yaml:4" in said.data[1]["error"]["message"]
 
 
-def test_validate_says_what_spark_does_not_do(cli: Cli, spec_file: Path) -> None:
-    """A spec that no driver would run is not valid."""
-    spec_file.write_text(spec_file.read_text().replace("lag: 1h", "lag: 1h, edges: {kind: carrier, keys: [carrier]}"))
+def test_validate_takes_edge_events(cli: Cli, spec_file: Path) -> None:
+    """A window beside them says that its results are final when they are told."""
+    window = "windows: {w: {kind: tumbling, size: 1h, keys: [carrier], aggregates: {n: count(*)}}}\n"
+    spec_file.write_text(SPEC.replace("lag: 1h", "lag: 1h, edges: {kind: carrier, keys: [carrier]}") + window)
     said = cli("validate", str(spec_file))
-    assert (said.exit_code, "sources.EWR.edges: the Spark mover does not do edge events" in said.err) == (2, True)
+    assert (said.exit_code, "lateness must be 0 and late_unit event" in said.err) == (2, True)
+    spec_file.write_text(spec_file.read_text().replace("size: 1h", "size: 1h, late_unit: event"))
+    assert "valid; pipeline flights" in cli("validate", str(spec_file)).out
 
 
 def test_validate_warns_where_one_row_can_move_the_frontier_anywhere(cli: Cli, spec_file: Path) -> None:

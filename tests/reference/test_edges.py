@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.reference.support import EXAMPLES, SOAK, Pair, Tick, World
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.conformance.bench import Bench, bench
+from tidegate.jobs.conformance.bench import Bench, DeciderBench, bench
 from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.reference.mover import ReferenceMover
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
@@ -100,6 +98,34 @@ def test_a_late_end_is_late_and_closes_nothing(engine: str) -> None:
     assert told(on, {"t": 40, "k": "x"}) == [("a", 20, 1), ("a", 30, 1), ("x", 20, 1)]
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_under_another_spec_open_edges_go_on(gone: bool) -> None:
+    """A column that is new is null in them, a window that is new counts them; a source that is gone takes its edges along."""
+    two = spec().model_dump(by_alias=True)
+    two["sources"]["r"] = two["sources"]["s"]
+    on = DeciderBench(PipelineSpec.model_validate(two))
+    on.epoch({"s": [start(3)], "r": [start(4, "b"), until(6)]})
+    for source in two["sources"].values():
+        source["schema"] = {**source["schema"], "more": "string"}
+    two["windows"]["x"] = {**two["windows"]["w"], "aggregates": {"n": "count(*)", "m": "max(more)"}}
+    if gone:
+        del two["sources"]["r"]
+    other = DeciderBench(PipelineSpec.model_validate(two))
+    other.store, other.state, other.segments, other.position, other.resume = (
+        on.store,
+        on.state,
+        on.segments,
+        on.position,
+        on.resume,
+    )
+    other.sources = {**on.sources} if not gone else {"s": on.sources["s"]}
+    other.mover = ReferenceMover(on.store, other.spec, other.sources)
+    results = other.epoch({"s": [until(10)], **({} if gone else {"r": [until(10)]})}).windows
+    told_of = {name: sorted((r["k"], r["n"], r.get("m")) for r in rows) for name, rows in results.items()}
+    expected = [("a", 1, None)] if gone else [("a", 1, None), ("b", 1, None)]
+    assert told_of == {"w": expected, "x": expected}
+
+
 @ENGINES
 def test_the_end_of_all_input_closes_no_edge(engine: str) -> None:
     """At +inf an open edge has been told up to the newest row's window, and no further: there is no end of windows."""
@@ -146,6 +172,7 @@ def test_edges_leave_as_events(engine: str) -> None:
         ({}, {"punctuation": {"explicit": True, "on_violation": "adjust"}}, {}, "an edge is not adjusted"),
         ({}, {"edges": {"kind": "edge", "keys": ["nobody"]}}, {}, "'nobody' is not in the schema"),
         ({}, {"edges": {"kind": "edge", "keys": ["k"], "start": "x", "end": "x"}}, {}, "both 'x'"),
+        ({}, {"edges": {"kind": "v", "keys": ["k"]}}, {}, "'v' must be a string, not long"),
         ({}, {"end_time": "t"}, {}, "not both"),
     ],
 )
@@ -200,13 +227,3 @@ def test_mover_and_model_agree_on_edges(world: World) -> None:
     for number, tick in enumerate(world.ticks):
         pair.step(tick, number)
         pair.real.restore()
-
-
-def test_spark_refuses_edges_before_anything_is_started(tmp_path: Path) -> None:
-    """The mover that runs pipelines does not do them, and says what to do instead."""
-    from tidegate.jobs.spark.mover import SparkMover
-
-    with pytest.raises(ConfigurationError, match=r"sources\.s\.edges: the Spark mover does not do edge events") as refused:
-        SparkMover(MemoryStore(), spec(), tmp_path / "work")
-    assert "end_time" in str(refused.value)
-    assert not (tmp_path / "work").exists()

@@ -87,6 +87,40 @@ def test_without_state_there_is_nothing_to_misread(edit: Callable[[dict[str, Any
     assert {c.verdict for c in judged(edit, Live())} == {Verdict.KEPT}
 
 
+@pytest.mark.parametrize("live", [BUSY, Live()])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(None, {"kind": "k", "keys": ["v"]}), ({"kind": "k", "keys": ["v"]}, None), ({"kind": "k", "keys": ["v"]}, {"start": "up"})],
+)
+def test_edges_are_never_changed_under_rows(before: dict[str, Any] | None, after: dict[str, Any] | None, live: Live) -> None:
+    """Added, removed or changed: a row that was an edge would be none, or the other way round. Refused, with state or without."""
+
+    def of(edges: dict[str, Any] | None) -> PipelineSpec:
+        spec = copy.deepcopy(BASE)
+        spec["windows"]["w"]["late_unit"] = "event"
+        spec["sources"]["a"]["edges"] = edges
+        return PipelineSpec.model_validate(spec)
+
+    found = changes(of(before), of(after if before is None or after is None else {**before, **after}), live)
+    assert {change.verdict for change in found} == {Verdict.REFUSED}
+    assert all(change.what.startswith("sources.a.edges") for change in found)
+    assert "new name" in found[0].why
+
+
+def test_a_source_that_is_gone_takes_its_open_edges_along() -> None:
+    """No end of them can come any more; and a window that is new counts what is open."""
+    old = copy.deepcopy(BASE)
+    old["windows"]["w"]["late_unit"] = "event"
+    for source in old["sources"].values():
+        source["edges"] = {"kind": "k", "keys": ["v"]}
+    new = copy.deepcopy(old)
+    del new["sources"]["b"]
+    new["windows"]["x"] = new["windows"]["w"]
+    found = {c.what: c.why for c in changes(PipelineSpec.model_validate(old), PipelineSpec.model_validate(new), BUSY)}
+    assert "its open edges count no more" in found["sources.b removed"]
+    assert "the edges that are open" in found["windows.x added"]
+
+
 def test_what_rows_do_not_depend_on_is_no_change() -> None:
     """Descriptions, supervision, sinks, and the spec itself."""
     assert judged(lambda s: s.update(description="x", supervision={"retries": 1})) == []

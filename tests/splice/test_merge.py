@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.engine.harness import SECOND, Bench, row
+from tests.engine.harness import SECOND, Bench, row, spec_of
 from tests.splice.worlds import WINDOWS, in_time, play, results, stream, table, world
 
 from tidegate.jobs.sinks.tables import current_revisions
@@ -260,6 +260,21 @@ def test_without_an_events_table_nothing_is_merged() -> None:
     play(bench, LATE_ONES)
     with pytest.raises(ConfigurationError, match="keeps no events table"):
         _merge(bench)
+
+
+def test_windows_over_edges_are_refused() -> None:
+    """What a late edge changes reaches over many windows: into the events it goes, into them it is refused, whole."""
+    source = spec_of().sources["a"].model_dump(by_alias=True) | {"edges": {"kind": "what", "keys": ["v"]}}
+    source["schema"] = {**source["schema"], "what": "string"}
+    window = WINDOWS["fixed"] | {"late_unit": "event"}
+    bench = Bench(spec_of(sources={"a": source, "b": source}, windows={"fixed": window}))
+    play(bench, [{"a": [row(1)], "b": [row(1)]}, {"a": [row(40)], "b": [row(40)]}, {"a": [row(3) | {"what": "end"}], "b": []}])
+    _merge(bench, outputs=("events",))
+    assert set(bench.epochs()[-1].files) == {"events"}
+    head = bench.log.head().slot
+    with pytest.raises(ConfigurationError, match=r"window fixed of p is over edge events \(a\): nothing can be merged into it"):
+        _merge(bench)
+    assert bench.log.head().slot == head
 
 
 def test_what_cannot_be_reproduced_is_refused() -> None:

@@ -1,0 +1,176 @@
+"""Edge events on Spark: against the reference mover on random edges and cuts, and through restores."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.agreement import COLUMNS, SECOND, Pair, Row, Side, spec_of
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.eventtime.types import Member
+from tidegate.jobs.reference.mover import ReferenceMover
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+CASES = int(os.environ.get("TIDEGATE_SOAK", "1"))
+AGGREGATES = {
+    "rows": "count(*)",
+    "total": "sum(n)",
+    "top": "max(v)",
+    "first": "first(n)",
+    "last": "last(n)",
+    "all_of": "collect(n)",
+}
+MANY = {"read": ["SMALL_ROWS"], "windows": ["MERGE_ROWS"], "ranges": ["RANGE_ROWS"]}
+MANY |= {module: ["FETCH_ROWS"] for module in ("write", "epoch", "late", "known", "edges")}
+
+
+def windows_of(draw: random.Random) -> dict[str, dict[str, Any]]:
+    """Windows that touch, and windows that overlap or leave holes between them."""
+    windows: dict[str, dict[str, Any]] = {}
+    for name, slide in (("tumble", None), ("slide", draw.choice(["3s", "4s", "15s"]))):
+        windows[name] = {
+            **({"kind": "tumbling"} if slide is None else {"kind": "sliding", "slide": slide}),
+            "size": "10s",
+            "offset": draw.choice(["0", "-2s", "1s"]),
+            "keys": draw.choice([["k"], [], ["k", "_source"]]),
+            "aggregates": dict(draw.sample(sorted(AGGREGATES.items()), 4)),
+            "late_unit": "event",
+            "on_late": draw.choice(["side_output", "drop", "reject_to_origin"]),
+            "revisions": draw.choice(["accumulate", "delta"]),
+            **draw.choice([{}, {}, {"min_window_start": 5 * SECOND}]),
+        }
+    return windows
+
+
+def rows_of(draw: random.Random, around: int) -> list[Row]:
+    """Starts, ends and other rows about a time, some of them behind, some equal."""
+    rows: list[Row] = []
+    for _ in range(draw.randint(0, 9)):
+        time = (around + draw.randint(0, 8) - draw.choice([0, 0, 0, 1, 3, 12])) * SECOND + draw.choice([0, 0, 500_000])
+        what = draw.choice(["start", "start", "end", "end", "else", None])
+        value = draw.choice([None, draw.randint(0, 64) / 4])
+        rows.append({"t": time, "kind": what, "k": draw.choice([None, "x", "y"]), "n": draw.randint(0, 5), "v": value})
+    return rows
+
+
+def run_case(session: SparkSession, tmp_path: Path, seed: int, epochs: int) -> Pair:
+    """One random pipeline: two sources with edges under other keys and one without, silences, and cuts anywhere."""
+    draw = random.Random(seed)
+    edges = [{"kind": "kind", "keys": ["k"]}, {"kind": "kind", "keys": ["n", "k"]}, None]
+    lags = draw.choice([("0", "2s", "0"), ("5s", "5s", "5s"), ("10s", "0", "1s")])
+    sources = {name: {"lag": lag, "edges": e} for name, lag, e in zip("abc", lags, edges, strict=True)}
+    release = {"mode": draw.choice(["ordered", "pass_through", "commit"]), "on_late": draw.choice(["side_output", "drop"])}
+    pair = Pair(spec_of(sources, windows=windows_of(draw), release=release), session, tmp_path)
+    around = draw.choice([0, -50])
+    for epoch in range(epochs):
+        for source in "abc":
+            for partition in draw.choice([["0"], ["0", "1"]]):
+                if draw.random() < 0.85:
+                    pair.put(source, rows_of(draw, around), partition)
+        pair.run(epoch * SECOND)
+        around += draw.choice([5, 10, 25])
+    pair.run(300 * SECOND, done=True)
+    return pair
+
+
+@pytest.mark.timeout(900)  # a case is some 50 small jobs; on a loaded machine each takes seconds
+@pytest.mark.parametrize("seed", range(CASES))
+def test_movers_agree_on_edges(session: SparkSession, tmp_path: Path, seed: int) -> None:
+    """On equal cuts and decisions both movers give the same tables and counters, epoch by epoch, on to the end of all input."""
+    run_case(session, tmp_path, seed, epochs=4)
+
+
+@pytest.mark.timeout(900)
+def test_movers_agree_on_many_edges(session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plans for many rows give what those for few rows give."""
+    for module, limits in MANY.items():
+        for limit in limits:
+            monkeypatch.setattr(f"tidegate.jobs.spark.{module}.{limit}", 3 if limit == "RANGE_ROWS" else 0)
+    run_case(session, tmp_path, seed=1, epochs=2)
+
+
+WINDOW = {
+    "kind": "tumbling",
+    "size": "10s",
+    "keys": ["k"],
+    "late_unit": "event",
+    "aggregates": {"rows": "count(*)", "top": "max(n)"},
+}
+MACHINES = {"edges": {"kind": "kind", "keys": ["k"]}, "lag": "0"}
+
+
+def edge(second: int, what: str | None, key: str = "x", number: int = 1) -> Row:
+    """A start, an end, or a row that is neither."""
+    return {"t": second * SECOND, "kind": what, "k": key, "n": number, "v": None}
+
+
+def told(pair: Pair) -> list[tuple[str, int, int, int]]:
+    """(key, window start, rows, greatest n) of all results."""
+    return sorted((r["k"], int(r["window_start"].timestamp()), r["rows"], r["top"]) for r in pair.table("w"))
+
+
+def restored(pair: Pair, spec: PipelineSpec, session: SparkSession, folder: Path) -> Pair:
+    """Both movers anew, on another disk: what they go on from is what a manifest holds."""
+    from tidegate.jobs.spark.mover import SparkMover
+
+    after = Pair(spec, session, folder)
+    after.store = pair.store
+    after.spark = SparkMover(pair.store, spec, folder / "work", session=session)
+    after.state = json.loads(json.dumps(pair.state))
+    after.epoch, after.ordinals, after.waiting = pair.epoch, pair.ordinals, pair.waiting
+    for name, mover in (("spark", after.spark), ("reference", ReferenceMover(pair.store, spec))):
+        old = pair.sides[name]
+        kept = tuple(FileRef.model_validate_json(ref.model_dump_json()) for ref in old.segments)
+        after.sides[name] = Side(mover, old.prefix, kept, old.position, old.moved)
+    return after
+
+
+def test_an_edge_that_is_open_at_a_restore_goes_on(session: SparkSession, tmp_path: Path) -> None:
+    """It stands in the checkpoint, counts in what closes after the restore, also on other partitions, and its end ends it."""
+    pair = Pair(spec_of({"a": MACHINES}, windows={"w": WINDOW}), session, tmp_path)
+    pair.put("a", [edge(3, "start", number=7), edge(4, "start", "y"), edge(12, None, "z")])
+    pair.run(0)
+    assert [(ref.kind, ref.rows, ref.min_time) for ref in pair.sides["spark"].segments if ref.kind == "edges"] == [
+        ("edges", 2, 3 * SECOND)
+    ]
+    before = session.conf.get("spark.sql.shuffle.partitions") or "1"
+    try:
+        session.conf.set("spark.sql.shuffle.partitions", "7")
+        pair = restored(pair, pair.spec, session, tmp_path / "other")
+        pair.put("a", [edge(25, "end", "y"), edge(31, None, "z")])
+        spark, _ = pair.run(SECOND)
+        assert sum(ref.rows for ref in spark.segments if ref.kind == "edges") == 1  # released at its end, the other retained
+        pair.put("a", [edge(33, "end"), edge(95, None, "z")])
+        spark, _ = pair.run(2 * SECOND)
+        assert not any(ref.kind == "edges" for ref in spark.segments)
+    finally:
+        session.conf.set("spark.sql.shuffle.partitions", before)
+    expected = [("x", start, 1, 7) for start in (0, 10, 20, 30)] + [("y", start, 1, 1) for start in (0, 10, 20)]
+    assert told(pair) == [*expected, ("z", 10, 1, 1), ("z", 30, 1, 1)]
+
+
+def test_under_another_spec_open_edges_go_on(session: SparkSession, tmp_path: Path) -> None:
+    """A column that is new is null in them, a window that is new counts them; a source that is gone takes its edges along."""
+    pair = Pair(spec_of({"a": MACHINES, "b": MACHINES}, windows={"w": WINDOW}), session, tmp_path)
+    pair.put("a", [edge(3, "start"), edge(6, None, "z")])
+    pair.put("b", [edge(4, "start", "y"), edge(6, None, "z")])
+    pair.run(0)
+    more = {**MACHINES, "schema": {**COLUMNS, "more": "string"}}
+    added = {**WINDOW, "keys": [], "aggregates": {"rows": "count(*)", "more": "max(more)"}}
+    pair = restored(pair, spec_of({"a": more}, windows={"w": WINDOW, "x": added}), session, tmp_path / "other")
+    del pair.ordinals[Member("b")], pair.waiting[Member("b")]
+    pair.put("a", [edge(15, "end"), edge(16, None, "z")])
+    pair.run(SECOND)
+    pair.run(2 * SECOND, done=True)
+    assert [r for r in told(pair) if r[0] in "xy"] == [("x", 0, 1, 1), ("x", 10, 1, 1)]
+    assert [(r["rows"], r["more"]) for r in pair.table("x")] == [(1, None), (2, None)]
