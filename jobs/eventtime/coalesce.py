@@ -82,8 +82,9 @@ class Coalescer:
         Raises:
             PoisonError: the member is done, or the frontier does not grow and `regress` is ``error``.
         """
-        known = self._live(name, "a frontier")
-        if known["status"] == IDLE:
+        known = self.inputs[name]
+        if known["status"] != ACTIVE:
+            known = self._live(name, "a frontier")
             if self.options.on_idle_punctuation == "ignore":
                 return
             known = self._revived(known)
@@ -137,12 +138,13 @@ class Coalescer:
             instead: frontiers that stand in the place of some members' own.
             catching_up: include active members that are not aligned yet.
         """
-        included = [(n, i) for n, i in self.inputs.items() if (i["aligned"] or catching_up) and i["status"] == ACTIVE]
-        values = [instead.get(n, i["frontier"]) for n, i in included] if instead else [i["frontier"] for _, i in included]
-        known = [v for v in values if v is not None]
+        included = {n: i["frontier"] for n, i in self.inputs.items() if i["status"] == ACTIVE and (i["aligned"] or catching_up)}
+        if instead:
+            included = {n: instead.get(n, frontier) for n, frontier in included.items()}
+        known = [frontier for frontier in included.values() if frontier is not None]
         if self.options.coalesce == "max":
             return max(known, default=None)
-        return min(known, default=None) if len(known) == len(values) else None
+        return min(known, default=None) if len(known) == len(included) else None
 
     def settle(self, at_least: int = TICK_MIN) -> list[Signal]:
         """Recompute F and the status and return what is emitted: F if it grew, then the status if it changed.
@@ -161,9 +163,9 @@ class Coalescer:
         return signals
 
     def _outcome(self) -> tuple[str, int | None]:
-        statuses = {i["status"] for i in self.inputs.values()}
-        if ACTIVE in statuses:
+        if any(i["status"] == ACTIVE for i in self.inputs.values()):
             return ACTIVE, self.combined()
+        statuses = {i["status"] for i in self.inputs.values()}
         if IDLE in statuses:
             return IDLE, self.top() if self.options.all_idle == "jump" else None
         if DONE in statuses:

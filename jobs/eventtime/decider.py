@@ -136,8 +136,8 @@ class _Epoch:
         barriers, live = self.world.barriers, self.members.live
         if not (barriers.open or self.members.arrivals or self.survey.aborts):
             return
-        known = statuses(live, self.world, self.quiet)
-        barriers.roster = {name: DONE if live[name].done else status for name, status in known.items()}
+        known = statuses(self.world, self.quiet)
+        barriers.roster = {name: DONE if entry.done else known[name] for name, entry in live.items() if name in known}
         for id_ in self.survey.aborts:
             barriers.abort(id_, self.clock)
         for name in self.members.arrivals:
@@ -274,7 +274,7 @@ class _Epoch:
             barriers=tuple(c.health for c in closed),
             blocked=tuple(after["blocked"]),
             flagged=flagged,
-            statuses=statuses(self.members.live, world, self.quiet),
+            statuses=statuses(world, self.quiet),
             emitted=tuple(self.emitted),
             recorded=tuple(self.recorded),
             holder=world.holder,

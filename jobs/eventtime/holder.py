@@ -31,11 +31,10 @@ def _only_punctuated(source: SourceSpec) -> bool:
 
 def _least(coalescer: Coalescer) -> str | None:
     """Name of the included input without a frontier, else with the least one; ties by name, so that a replay agrees."""
-    included = [(i["frontier"], n) for n, i in coalescer.inputs.items() if i["aligned"] and i["status"] == ACTIVE]
-    without = [n for frontier, n in included if frontier is None]
-    if without:
-        return min(without)
-    return min(included)[1] if included else None
+    included = {n: i["frontier"] for n, i in coalescer.inputs.items() if i["aligned"] and i["status"] == ACTIVE}
+    known = [frontier for frontier in included.values() if frontier is not None]
+    least = min(known) if known and len(known) == len(included) else None
+    return min((n for n, frontier in included.items() if frontier == least), default=None)
 
 
 def _why(spec: PipelineSpec, world: World, source: str, member: str, standing: set[str]) -> str:

@@ -1,19 +1,21 @@
 """One pass over the survey: who is there, what was read of whom, who is idle or done, and every F_i (semantics.md section 1).
 
-This is the only part of an epoch whose cost grows with the number of members, so it is one loop with the options of a
-source worked out beforehand.
+This is the part of an epoch whose cost grows with the number of members, so it is one loop with the options of a source
+worked out beforehand, and the usual member has a short way through it (`Members._source`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from tidegate.jobs.eventtime import frontier as frontiers
 from tidegate.jobs.eventtime.clock import expired
 from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer, Input
-from tidegate.jobs.eventtime.frontier import highest
+from tidegate.jobs.eventtime.frontier import heuristic, highest
 from tidegate.jobs.eventtime.state import Behind, MemberState, World
 from tidegate.jobs.eventtime.types import Member, MemberSurvey
 from tidegate.jobs.spec.errors import PoisonError
@@ -42,11 +44,13 @@ class Rules:
     discovered: bool
     ignores_idle_punctuation: bool
     refuses_regression: bool
+    lag_alone: bool
 
     @classmethod
     def of(cls, spec: PipelineSpec, name: str, coalescer: Coalescer) -> Rules:
         """Rules of the source `name`."""
         source = spec.sources[name]
+        refuses_regression = source.punctuation is not None and source.punctuation.regress == "error"
         return cls(
             options=source,
             coalescer=coalescer,
@@ -54,12 +58,25 @@ class Rules:
             timeout=partition_timeout(spec, source),
             discovered=source.coalesce.members == "discovered",
             ignores_idle_punctuation=source.coalesce.on_idle_punctuation == "ignore",
-            refuses_regression=source.punctuation is not None and source.punctuation.regress == "error",
+            refuses_regression=refuses_regression,
+            lag_alone=source.lag is not None and source.wall_clock is None and not refuses_regression,
+        )
+
+    def usual(self, entry: MemberSurvey, state: MemberState, known: Input) -> bool:
+        """Whether nothing but rows can speak of an active member: it has no punctuation, no barrier, no end and no wall clock."""
+        return (
+            self.lag_alone
+            and known["status"] == ACTIVE
+            and entry.barrier is None
+            and entry.punctuation is None
+            and entry.punctuation_state is None
+            and state["punctuation"] is None
+            and not entry.done
         )
 
     def frontier(self, state: MemberState, now: int, newest: int | None, *, clocked: bool) -> int | None:
         """F_i: the greatest of what rows, punctuation and (if `clocked`) the wall clock promise."""
-        value = frontiers.heuristic(state["seen"], self.distance)
+        value = heuristic(state["seen"], self.distance)
         if state["punctuation"] is not None:
             value = highest(value, state["punctuation"])
         wall = self.options.wall_clock
@@ -109,13 +126,12 @@ class Members:
 
     def read(self, entries: Iterable[MemberSurvey]) -> None:
         """The pass: joins, rows, statuses, frontiers and ends; then removals."""
-        for entry in entries:
-            source, partition = entry.member
-            rules = self.rules.get(source)
+        for source, group in groupby(entries, attrgetter("member.source")):
+            found, rules = list(group), self.rules.get(source)
             if rules is None:
-                message = f"the survey names {entry.member}, a source that the spec does not have"
+                message = f"the survey names {found[0].member}, a source that the spec does not have"
                 raise PoisonError(message, code="eventtime.unknown_source")
-            self._member(f"{source}/{partition}", rules, entry)
+            self._source(source, rules, found)
         if len(self.live) != len(self.world.members):
             for name in self.world.members.keys() - self.live.keys():
                 self._remove(name)
@@ -139,6 +155,31 @@ class Members:
         for name in self.ended:
             self.rules[self.live[name].member.source].coalescer.done(name)
 
+    def _source(self, source: str, rules: Rules, entries: list[MemberSurvey]) -> None:
+        """Members of one source. The usual one is read here, by what `_member` would say of it; any other there."""
+        states, coalescer, times = self.world.members, rules.coalescer, []
+        names = [f"{source}/{entry.member.partition}" for entry in entries]
+        before = map(states.get, names), map(coalescer.inputs.get, names)
+        for name, entry, state, known in zip(names, entries, *before, strict=True):
+            time = entry.max_time
+            if time is None or state is None or known is None or name in self.standing or not rules.usual(entry, state, known):
+                self._member(name, rules, entry)
+                continue
+            self.live[name] = entry
+            times.append(time)
+            if entry.pending:
+                self.pending.add(name)
+                self.awake.add(source)
+            state = states[name] = state.copy()
+            if state["seen"] is None or time > state["seen"]:
+                state["seen"] = time
+            state["active_at"], state["pending"] = self.clock, entry.pending
+            self._advance(name, rules, known, heuristic(state["seen"], rules.distance))
+        if times:
+            self.heard.add(source)
+            self.brought.add(source)
+            self.newest = highest(self.newest, max(times))
+
     def _member(self, name: str, rules: Rules, entry: MemberSurvey) -> None:
         state = self.world.members.get(name)
         rows = bool(entry.rows or entry.quarantined or entry.dead) or entry.barrier is not None
@@ -148,7 +189,6 @@ class Members:
                 return
             state = self.world.members[name] = _joined(self.clock)
             rules.coalescer.join(name)
-        self.live[name] = entry
         self._note(name, state, entry, active=active, rows=rows)
         known = rules.coalescer.inputs[name]
         status = known["status"]
@@ -172,6 +212,7 @@ class Members:
             self.ended.append(name)
 
     def _note(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool, rows: bool) -> None:
+        self.live[name] = entry
         if state["punctuation"] is not None:
             self.punctuations[name] = state["punctuation"]
         if active:
@@ -246,10 +287,11 @@ def _joined(clock: int) -> MemberState:
     return {"seen": None, "punctuation": None, "behind": None, "active_at": clock, "pending": False, "generator": None}
 
 
-def statuses(live: dict[str, MemberSurvey], world: World, quiet: set[str]) -> dict[str, str]:
+def statuses(world: World, quiet: set[str]) -> dict[str, str]:
     """Status of every member whose source counts: idle also when its whole source is."""
-    inputs = {source: coalescer.inputs for source, coalescer in world.sources.items() if source in world.output.inputs}
-    known = {n: inputs[e.member.source][n]["status"] for n, e in live.items() if e.member.source in inputs}
-    if quiet:
-        known = {n: IDLE if s == ACTIVE and live[n].member.source in quiet else s for n, s in known.items()}
-    return known
+    found: dict[str, str] = {}
+    for source, coalescer in world.sources.items():
+        if source in world.output.inputs:
+            known = {name: one["status"] for name, one in coalescer.inputs.items()}
+            found |= {n: IDLE if s == ACTIVE else s for n, s in known.items()} if source in quiet else known
+    return found
