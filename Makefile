@@ -5,6 +5,7 @@ SHELL := /bin/sh
 BIN := .venv/bin
 # make demo DAYS=31 START=2013-01-01 PACE=0.5; any other option through ARGS="..."
 DEMO_ARGS = $(if $(DAYS),--days $(DAYS)) $(if $(START),--start $(START)) $(if $(PACE),--pace $(PACE)) $(ARGS)
+TOOLS = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tidegate/bin
 LOCK = uv pip compile --universal --generate-hashes --no-emit-index-url --python-version 3.11 --extra demo --extra postgres --group dev pyproject.toml -o requirements.lock
 
 .PHONY: help
@@ -77,6 +78,13 @@ bench-recovery: venv ## from a driver's start to its first survey, against 10 MB
 chaos: venv java ## kill driver, JVM and MinIO at random moments; the tables must not show it (KILLS=50 SEED=0), about 20 s a kill
 	$(BIN)/python -m tests.e2e.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),0)
 
+.PHONY: deploy-check
+deploy-check: venv ## infra/deploy judged by helm and by the code of Kubernetes, compose and docker build (Go >= 1.24.3; 10 minutes once)
+	@mkdir -p $(TOOLS)
+	test -x $(TOOLS)/helm || GOBIN=$(TOOLS) go install helm.sh/helm/v3/cmd/helm@v3.19.4
+	go build -C tests/infra/deploycheck -o $(TOOLS)/deploycheck .
+	$(BIN)/python -m pytest -n0 tests/infra/test_deploy_tools.py $(ARGS)
+
 .PHONY: mutants
 mutants: venv ## plant bugs; the simulation must find each (SECONDS=60 for each bug)
 	$(BIN)/python -m tests.simulation.mutants --seconds $(or $(SECONDS),60)
@@ -106,6 +114,10 @@ bench-order: venv java ## ordered release against the windows and plain Structur
 .PHONY: bench-folds
 bench-folds: venv java ## a reducer in the driver and in Spark's tasks, over the same rows (ARGS="--rows 1000000 --keys 10000")
 	$(BIN)/python -m tests.bench.folds $(ARGS)
+
+.PHONY: bench-workers
+bench-workers: venv java ## rows per second and core on a standalone cluster of one and of two workers, and what Spark's stages say of more
+	$(BIN)/python -m tests.bench.workers $(ARGS)
 
 .PHONY: bench-splice
 bench-splice: venv java ## what a merge costs against a full run (ROWS=20000000)

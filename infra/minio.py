@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tidegate.infra.ports import LOOPBACK, free_port
 from tidegate.infra.processes import ProcessMark, is_alive, kill, spawn, stop
+from tidegate.infra.provision import REGION, Credentials, bucket_policy, grant
 from tidegate.jobs.spec.errors import TransientError
 
 __all__ = ["REGION", "Credentials", "MinioServer", "provision"]
-
-REGION = "us-east-1"
-_POLICY = "tidegate-app"
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """A pair of keys. The secret stays out of `repr`, so that no log line can carry it."""
-
-    access_key: str
-    secret_key: str = field(repr=False)
-
-    @classmethod
-    def random(cls, prefix: str) -> Credentials:
-        """New keys; the access key begins with the prefix, so that a person can tell them apart."""
-        return cls(f"{prefix}-{secrets.token_hex(4)}", secrets.token_urlsafe(30))
 
 
 class MinioServer:
@@ -149,39 +131,4 @@ class MinioServer:
 
 def provision(server: MinioServer, bucket: str, app: Credentials) -> None:
     """Make the bucket and a user who may read, write and list this bucket only. Safe to repeat."""
-    # Late: minio costs 0.2 s, and `tidegate --help` must not pay it.
-    from minio import Minio, MinioAdmin
-    from minio.credentials.providers import StaticProvider
-
-    host = f"{LOOPBACK}:{server.port}"
-    client = Minio(host, access_key=server.root.access_key, secret_key=server.root.secret_key, secure=False, region=REGION)
-    if not client.bucket_exists(bucket_name=bucket):
-        client.make_bucket(bucket_name=bucket)
-    keys = StaticProvider(server.root.access_key, server.root.secret_key)
-    admin = MinioAdmin(endpoint=host, credentials=keys, secure=False)
-    admin.user_add(app.access_key, app.secret_key)
-    admin.policy_add(_POLICY, policy=_bucket_policy(bucket))
-    admin.policy_set(_POLICY, user=app.access_key)
-
-
-def _bucket_policy(bucket: str) -> dict[str, Any]:
-    on_bucket = [
-        "s3:GetBucketLocation",
-        "s3:ListBucket",
-        "s3:ListBucketMultipartUploads",
-        "s3:ListenBucketNotification",
-    ]
-    on_objects = [
-        "s3:GetObject",
-        "s3:PutObject",
-        "s3:DeleteObject",
-        "s3:ListMultipartUploadParts",
-        "s3:AbortMultipartUpload",
-    ]
-    return {
-        "Version": "2012-10-17",
-        "Statement": [
-            {"Effect": "Allow", "Action": on_bucket, "Resource": [f"arn:aws:s3:::{bucket}"]},
-            {"Effect": "Allow", "Action": on_objects, "Resource": [f"arn:aws:s3:::{bucket}/*"]},
-        ],
-    }
+    grant(server.endpoint, server.root, bucket, app, bucket_policy(bucket))

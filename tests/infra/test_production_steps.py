@@ -11,10 +11,12 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from cryptography.fernet import Fernet
 from tests.e2e.drivers import wait_for
 from tests.e2e.feed import SPEC, write_feed
 
@@ -43,6 +45,7 @@ class Box:
     def set_up(self) -> None:
         """Clone, build the wheel, install it, lay the spec."""
         run("git", "clone", "--quiet", str(ROOT), str(self.clone))
+        self.compose_variables()
         run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist", ".", cwd=self.clone)
         venv.create(self.opt)
         own = Path(run(str(self.opt / "bin" / "python"), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
@@ -53,6 +56,14 @@ class Box:
         self.pipelines.mkdir(parents=True)
         (self.pipelines / "steady.yaml").write_text(SPEC)
         write_feed(self.store, 12)
+
+    def compose_variables(self) -> None:
+        """The lines of the page that prepare docker compose, up to docker's own; a wheel of before lies there, too."""
+        folder = self.clone / "infra" / "deploy" / "compose"
+        lines = block("docker compose build").partition("docker compose build")[0].splitlines()[2:]
+        run("bash", "-euo", "pipefail", "-c", "\n".join(lines), cwd=folder)
+        (folder / "tidegate-0-py3-none-any.whl").touch()
+        (folder / "requirements.lock").touch()
 
     def environment(self) -> dict[str, str]:
         """The variables of the example, with a folder for a bucket."""
@@ -97,6 +108,12 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Box:
     return made
 
 
+def block(words: str) -> str:
+    """The page's shell block with these words."""
+    (found,) = (block for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) if words in block)
+    return str(found)
+
+
 def said(pattern: str) -> list[str]:
     """Lines of the page's shell blocks, without their comments."""
     lines = [
@@ -105,6 +122,21 @@ def said(pattern: str) -> list[str]:
         for line in block.splitlines()
     ]
     return [line for line in lines if re.match(pattern, line)]
+
+
+def test_compose_has_its_secrets(box: Box) -> None:
+    """The page's lines give every variable that compose asks for a value; git and the wheel leave the file alone."""
+    folder = box.clone / "infra" / "deploy" / "compose"
+    made = dict(line.split("=", 1) for line in (folder / ".env").read_text().splitlines())
+    asked = set(re.findall(r"\$\{(\w+):\?", (folder / "compose.yaml").read_text()))
+    assert set(made) == asked
+    assert all(made.values())
+    assert Fernet(made["AIRFLOW_FERNET_KEY"])
+    assert run("git", "status", "--short", cwd=box.clone) == ""
+    (wheel,) = (box.clone / "dist").glob("tidegate-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {Path(name).name for name in archive.namelist() if "/deploy/compose/" in name}
+    assert names == {"Dockerfile", "compose.yaml", "minio.Dockerfile", "prometheus.yaml"}
 
 
 def test_one_box(box: Box) -> None:
@@ -136,7 +168,8 @@ def test_rights(box: Box) -> None:
     lines = said(r"python -m tidegate\.infra\.policies")
     assert len(lines) == 3
     for line in lines:
-        assert json.loads(box.tidegate(line))["Statement"]
+        run("bash", "-euo", "pipefail", "-c", line, env=box.environment(), cwd=box.folder)
+        assert json.loads((box.folder / line.rpartition("> ")[2]).read_text())["Statement"]
 
 
 def test_commands_exist(box: Box) -> None:

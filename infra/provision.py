@@ -1,0 +1,140 @@
+"""Makes a bucket on a MinIO, and a user who may use it and nothing else.
+
+``python -m tidegate.infra.provision [--policy FILE]`` reads where and who from the environment: ``TIDEGATE_STORE``,
+``TIDEGATE_S3_ENDPOINT``, the root's ``MINIO_ROOT_USER`` and ``MINIO_ROOT_PASSWORD``, the user's ``TIDEGATE_S3_ACCESS_KEY`` and
+``TIDEGATE_S3_SECRET_KEY``. `AWS_CA_BUNDLE` names the file of a private CA.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from tidegate.jobs.spec.errors import ConfigurationError, TidegateError, TransientError
+
+__all__ = ["REGION", "Credentials", "bucket_policy", "grant"]
+
+REGION = "us-east-1"
+_VARIABLES = (
+    "TIDEGATE_STORE",
+    "TIDEGATE_S3_ENDPOINT",
+    "MINIO_ROOT_USER",
+    "MINIO_ROOT_PASSWORD",
+    "TIDEGATE_S3_ACCESS_KEY",
+    "TIDEGATE_S3_SECRET_KEY",
+)
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A pair of keys. The secret stays out of `repr`, so that no log line can carry it."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+
+    @classmethod
+    def random(cls, prefix: str) -> Credentials:
+        """New keys; the access key begins with the prefix, so that a person can tell them apart."""
+        return cls(f"{prefix}-{secrets.token_hex(4)}", secrets.token_urlsafe(30))
+
+
+def grant(endpoint: str, root: Credentials, bucket: str, user: Credentials, rights: Mapping[str, Any]) -> None:
+    """Make the bucket, the user and a policy of the user's name; the user has this policy and no other. Safe to repeat.
+
+    Raises:
+        TransientError: the server cannot be reached.
+        ConfigurationError: it refused, for example the keys.
+    """
+    # Late: minio costs 0.2 s, and `tidegate --help` must not pay it.
+    from minio import Minio, MinioAdmin
+    from minio.credentials.providers import StaticProvider
+    from minio.error import MinioException
+    from urllib3 import PoolManager, Retry, Timeout
+    from urllib3.exceptions import HTTPError
+
+    address = urlsplit(endpoint)
+    http = PoolManager(
+        timeout=Timeout(connect=5.0, read=30.0),
+        retries=Retry(total=3, backoff_factor=0.5),
+        ca_certs=os.environ.get("AWS_CA_BUNDLE"),
+    )
+    both: dict[str, Any] = {"endpoint": address.netloc, "secure": address.scheme == "https", "http_client": http}
+    keys = StaticProvider(root.access_key, root.secret_key)
+    client, admin = Minio(credentials=keys, region=REGION, **both), MinioAdmin(credentials=keys, **both)
+    name = f"tidegate-{user.access_key}"
+    try:
+        if not client.bucket_exists(bucket_name=bucket):
+            client.make_bucket(bucket_name=bucket)
+        admin.user_add(user.access_key, user.secret_key)
+        admin.policy_add(name, policy=dict(rights))
+        admin.policy_set(name, user=user.access_key)
+    except HTTPError as error:
+        raise TransientError(f"no answer from {endpoint}: {error}", code="infra.minio_away", advice="run it again") from error
+    except (MinioException, ValueError) as error:
+        raise ConfigurationError(f"{endpoint} refused: {error}", code="infra.minio_refused") from error
+
+
+def bucket_policy(bucket: str) -> dict[str, Any]:
+    """Reading, writing and listing all of one bucket: for whoever runs all of its pipelines."""
+    on_bucket = [
+        "s3:GetBucketLocation",
+        "s3:ListBucket",
+        "s3:ListBucketMultipartUploads",
+        "s3:ListenBucketNotification",
+    ]
+    on_objects = [
+        "s3:GetObject",
+        "s3:PutObject",
+        "s3:DeleteObject",
+        "s3:ListMultipartUploadParts",
+        "s3:AbortMultipartUpload",
+    ]
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Effect": "Allow", "Action": on_bucket, "Resource": [f"arn:aws:s3:::{bucket}"]},
+            {"Effect": "Allow", "Action": on_objects, "Resource": [f"arn:aws:s3:::{bucket}/*"]},
+        ],
+    }
+
+
+def main(
+    policy: Annotated[Path | None, typer.Option(help="what tidegate.infra.policies printed; default: all of the bucket")] = None,
+) -> None:
+    """Make the bucket and the user that the environment names, on the MinIO that it names."""
+    try:
+        bucket, access_key = _from_environment(os.environ, policy)
+    except TidegateError as error:
+        typer.echo(error, err=True)
+        sys.exit(error.failure_class.exit_code)
+    typer.echo(f"bucket {bucket}: {access_key} has " + (f"the rights of {policy}" if policy else "all of it"))
+
+
+def _from_environment(given: Mapping[str, str], policy: Path | None) -> tuple[str, str]:
+    missing = [name for name in _VARIABLES if not given.get(name)]
+    if missing:
+        raise ConfigurationError(f"not set: {', '.join(missing)}", code="infra.variables", advice="set them, then run it again")
+    store, endpoint, *keys = (given[name] for name in _VARIABLES)
+    bucket = urlsplit(store).netloc
+    if not store.startswith("s3://") or not bucket:
+        raise ConfigurationError(f"TIDEGATE_STORE is {store!r}, not s3://bucket", code="infra.variables")
+    try:
+        rights = json.loads(policy.read_text(encoding="utf-8")) if policy else bucket_policy(bucket)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{policy} holds no policy: {error}", code="infra.policy") from error
+    user = Credentials(keys[2], keys[3])
+    grant(endpoint, Credentials(keys[0], keys[1]), bucket, user, rights)
+    return bucket, user.access_key
+
+
+if __name__ == "__main__":
+    typer.run(main)

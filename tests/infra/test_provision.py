@@ -1,0 +1,93 @@
+"""`python -m tidegate.infra.provision` gives a user rights on a MinIO, and says in a line why it could not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from tests.minio_server import RealMinio
+
+from tidegate.checkpoints.probe import require_honest
+from tidegate.checkpoints.s3 import S3Settings, S3Store
+from tidegate.checkpoints.store import StoreDeniedError
+from tidegate.infra.policies import Role, policy
+from tidegate.infra.ports import free_port
+from tidegate.infra.provision import Credentials, main
+
+Called = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Called:
+    """The program with these variables: its exit code and what it said."""
+
+    def call(environment: Mapping[str, str], policy: Path | None = None) -> tuple[int, str]:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        code = 0
+        try:
+            main(policy)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return call
+
+
+def variables(endpoint: str, root: Credentials, user: Credentials) -> dict[str, str]:
+    """What the program wants to know."""
+    return {
+        "TIDEGATE_STORE": "s3://provisioned",
+        "TIDEGATE_S3_ENDPOINT": endpoint,
+        "MINIO_ROOT_USER": root.access_key,
+        "MINIO_ROOT_PASSWORD": root.secret_key,
+        "TIDEGATE_S3_ACCESS_KEY": user.access_key,
+        "TIDEGATE_S3_SECRET_KEY": user.secret_key,
+    }
+
+
+@pytest.mark.minio
+def test_a_bucket_and_a_user_with_a_role(real_minio: RealMinio, called: Called, tmp_path: Path) -> None:
+    """The bucket is made; the user has the whole of it, and from then on the role's rights only; repeating changes nothing."""
+    server, user = real_minio.server, Credentials.random("driver")
+    given = variables(server.endpoint, server.root, user)
+    assert called(given) == (0, f"bucket provisioned: {user.access_key} has all of it\n")
+    keys = {"access_key": user.access_key, "secret_key": user.secret_key}
+    store = S3Store(S3Settings.model_validate({"bucket": "provisioned", "endpoint": server.endpoint, **keys}))
+    store.put("anywhere", b"x")
+    role = tmp_path / "driver.json"
+    role.write_text(json.dumps(policy(Role.DRIVER, "provisioned", "shop", inputs=["inbox/web"])))
+    for _ in range(2):
+        assert called(given, role)[0] == 0
+    require_honest(store)
+    store.put("shop/lease.json", b"{}")
+    with pytest.raises(StoreDeniedError):
+        store.put("anywhere", b"y")
+
+
+@pytest.mark.minio
+def test_wrong_keys_are_told(real_minio: RealMinio, called: Called) -> None:
+    """A MinIO that refuses is a fault of configuration, in one line."""
+    code, said = called(variables(real_minio.server.endpoint, Credentials.random("nobody"), Credentials.random("app")))
+    assert code == 2
+    assert "refused" in said
+
+
+def test_what_is_missing_is_told(called: Called, tmp_path: Path) -> None:
+    """Variables that are not set, a store that is no bucket, a file that is no policy, a server that is away."""
+    away = variables(f"http://127.0.0.1:{free_port()}", Credentials.random("root"), Credentials.random("app"))
+    no_policy = tmp_path / "no.json"
+    no_policy.write_text("{")
+    cases: list[tuple[dict[str, str], Path | None, int, str]] = [
+        (dict.fromkeys(away, ""), None, 2, "not set: TIDEGATE_STORE"),
+        (away | {"TIDEGATE_STORE": "/folder"}, None, 2, "not s3://bucket"),
+        (away, no_policy, 2, "holds no policy"),
+        (away, None, 3, "no answer from"),
+    ]
+    for environment, policy_file, code, words in cases:
+        ended, said = called(environment, policy_file)
+        assert ended == code
+        assert words in said
