@@ -62,6 +62,18 @@ def test_compose_is_not_open_to_the_world() -> None:
         assert set(named) <= set(whole["volumes"]), name
 
 
+def test_grafana_finds_its_dashboard() -> None:
+    """The folder of the dashboard is the one that Grafana is told to load, and its data come from the Prometheus beside it."""
+    services = compose()["services"]
+    mounted = dict(volume.split(":")[:2] for volume in services["grafana"]["volumes"])
+    folder = {source: YAML(typ="safe").load(COMPOSE.parent / source) for source in mounted if source.endswith(".yaml")}
+    (provider,) = folder["./grafana-dashboards.yaml"]["providers"]
+    assert mounted["../grafana"] == provider["options"]["path"]
+    (source,) = folder["./grafana-datasources.yaml"]["datasources"]
+    assert source["type"] == "prometheus"
+    assert source["url"].split("/")[2].split(":")[0] in services
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 @pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: str(path.name))
 def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:

@@ -136,7 +136,8 @@ def test_compose_has_its_secrets(box: Box) -> None:
     (wheel,) = (box.clone / "dist").glob("tidegate-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {Path(name).name for name in archive.namelist() if "/deploy/compose/" in name}
-    assert names == {"Dockerfile", "compose.yaml", "minio.Dockerfile", "prometheus.yaml"}
+    assert "compose.yaml" in names
+    assert not [name for name in names if name == ".env" or name.endswith((".whl", ".lock"))]
 
 
 def test_one_box(box: Box) -> None:
