@@ -21,7 +21,8 @@ from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE
 
 __all__ = ["deep_check"]
 
-_TIMES = {"order": ("_et", "_time"), "window": ("_we",)}  # the column that a segment's bounds are about, by kind and mover
+# The column that a segment's bounds are about, by kind and mover.
+_TIMES = {"order": ("_et", "_time"), "edges": ("_et", "_time"), "window": ("_we",)}
 
 
 def deep_check(store: Store) -> Deep:

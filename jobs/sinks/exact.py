@@ -87,8 +87,8 @@ def check_exact(spec: PipelineSpec, store: Store, log: SlotLog, table: Callable[
             db.register(name, table(name))
         _register_merges(db, spec, store, epochs[-1])
         _check_places(db, spec, epochs[-1], found)
-        for name, window in spec.windows.items():
-            _check_window(db, name, window, table(name), epochs[-1], found)
+        for name in spec.windows:
+            _check_window(db, spec, name, table(name), epochs[-1], found)
     return found
 
 
@@ -193,8 +193,9 @@ def _check_places(db: duckdb.DuckDBPyConnection, spec: PipelineSpec, head: Manif
 
 
 def _check_window(
-    db: duckdb.DuckDBPyConnection, name: str, window: WindowSpec, actual: pa.Table, head: Manifest, found: Exactness
+    db: duckdb.DuckDBPyConnection, spec: PipelineSpec, name: str, actual: pa.Table, head: Manifest, found: Exactness
 ) -> None:
+    window = spec.windows[name]
     if window.kind is not WindowKind.TUMBLING or any(a.function not in _SQL for a in window.aggregates.values()):
         found.skipped[name] = "only tumbling windows with count, sum, avg, min and max are recomputed here"
         return
@@ -204,17 +205,18 @@ def _check_window(
     aggregates = ", ".join(f'{_expression(a)} as "{column}"' for column, a in window.aggregates.items())
     db.register("actual_window", actual)
     provenance = "(_source, _partition, _seq)"
-    start = f"{window.offset} + cast(floor((_time - {window.offset}) / {window.size}::double) as bigint) * {window.size}"
     db.execute(
-        f"""create or replace temp table expected as
-        with accepted as (
-            select *, {start} as window_start from input
+        f"""create or replace temp table accepted as
+        select * from input
             anti join (from {LATE} anti join (from merged where _output = '{name}') using {provenance}
                 where output = '{name}' or reason = 'max_jump') using {provenance}
             anti join (from {DEAD_LETTERS} where "row" is not null) using {provenance}
-            union all by name select * exclude (_output, _reason, _stranger), {start} as window_start
-                from merged where _stranger and _output = '{name}')
-        select {keys}window_start, {aggregates} from accepted group by {keys}window_start having {closed}"""
+            union all by name select * exclude (_output, _reason, _stranger) from merged where _stranger and _output = '{name}'"""
+    )
+    db.execute(
+        f"""create or replace temp table expected as
+        with joined as ({_joined(spec, window, frontier)})
+        select {keys}window_start, {aggregates} from joined group by {keys}window_start having {closed}"""
     )
     db.execute(
         """create or replace temp table published as
@@ -224,6 +226,37 @@ def _check_window(
     difference = _one(db, _difference(window))
     if difference:
         found.problems.append(f"{difference} results of window {name} differ from a recomputation over the accepted rows")
+
+
+def _joined(spec: PipelineSpec, window: WindowSpec, frontier: int) -> str:
+    """Accepted rows, each with the start of a window that it is in: one, but for what lasts."""
+    if all(source.end_time is None and source.edges is None for source in spec.sources.values()):
+        return f"select *, {_start('_time', window)} as window_start from accepted"
+    stops = " ".join(f"when '{name}' then {_stop(source)}" for name, source in spec.sources.items())
+    until = str(frontier) if frontier < TICK_MAX else "(select max(_time) + 1 from accepted)"
+    starts = f"generate_series({_start('_time', window)}, {_start('_until - 1', window)}, {window.size})"
+    return f"""with paired as (select *, case _source {stops} end as _stop from accepted)
+        select *, unnest({starts}) as window_start from (
+            select *, least(coalesce(_stop, {until}), {TICK_MAX}) as _until from paired) where _time < _until"""
+
+
+def _start(ticks: str, window: WindowSpec) -> str:
+    """Start of the window that an instant is in."""
+    return f"{window.offset} + cast(floor(({ticks} - {window.offset}) / {window.size}::double) as bigint) * {window.size}"
+
+
+def _stop(source: SourceSpec) -> str:
+    """When a row ends: of a start edge at the first end edge behind it, null while there is none; an end edge lasts no time."""
+    if source.end_time is not None:
+        return f'coalesce(epoch_us("{source.end_time}"), _time + 1)'
+    if source.edges is None:
+        return "_time + 1"
+    keys = ", ".join(f'"{key}"' for key in source.edges.keys)
+    values = [value.replace("'", "''") for value in (source.edges.start, source.edges.end)]
+    start, end = (f"\"{source.edges.kind}\" = '{value}'" for value in values)
+    behind = f"partition by _source, _partition, {keys} order by _seq rows between 1 following and unbounded following"
+    found = f"first_value(case when {end} then _time end ignore nulls) over ({behind})"
+    return f"case when {end} then _time when {start} then {found} else _time + 1 end"
 
 
 def _difference(window: WindowSpec) -> str:

@@ -35,7 +35,7 @@ class Place(BaseModel):
 
     Attributes:
         output: events, a window, late, dead_letters, or request.
-        state: released, inserted, late, dead letter, counted, merged, waits.
+        state: released, inserted, late, dead letter, counted, merged, waits, edge.
         detail: position, reason, revision and so on.
     """
 
@@ -211,6 +211,10 @@ class _Tracer:
         merged = (who, name) in self.merged.pairs
         if not merged and (who in dead or self._late_for(name, who, late)):
             return [Place(output=name, state="missing", detail={"why": "late or never read; not merged"})]
+        edges = self.spec.sources[who[0]].edges if who[0] in self.spec.sources else None
+        if edges is not None and values.get(edges.kind) in (edges.start, edges.end):
+            why = {edges.start: "counts in each window that closes until its end", edges.end: "ends what is open under its keys"}
+            return [Place(output=name, state="edge", detail={"why": why[values[edges.kind]]})]
         window = self.spec.windows[name]
         key = tuple(who[0] if k == "_source" else values.get(k) for k in window.keys)
         wanted = bounds_of(window, TouchingRow(key, *ticks))

@@ -243,6 +243,24 @@ def test_where_is_my_row(cli: Cli, shop: Shop) -> None:
     assert cli("row", "shop.yaml", "colour=red").exit_code == 2
 
 
+def test_where_is_my_edge(cli: Cli, store: LocalStore, tmp_path: Path) -> None:
+    """What begins or ends something is in no window by its own time, and is not said to be."""
+    path = tmp_path / "shop.yaml"
+    edges = "at, lag: 0s, edges: {kind: item, start: open, end: shut, keys: [price]},"
+    path.write_text(SPEC.replace("at, lag: 0s,", edges).replace("size: 1h", "size: 1h, late_unit: event"))
+    shop = Shop(store, load_spec(path), tmp_path / "work")
+    shop.put(0, [("10:05", "open", 3), ("12:30", "shut", 3), ("12:40", "tea", 3), ("14:00", "tea", 5)])
+    shop.run()
+    assert shop.exact() == []
+    assert sorted(shop.results().items()) == [((hour, "open"), (1, 3, 3)) for hour in ("10", "11", "12")] + [
+        (("12", "tea"), (1, 3, 3))
+    ]
+    found = cli("row", "shop.yaml", "price=3", "--json").data
+    windows = [place for row in found for place in row["places"] if place["output"] == "hourly"]
+    assert [place["state"] for place in windows] == ["edge", "edge", "counted"]
+    assert "ends what is open" in windows[1]["detail"]["why"]
+
+
 def test_merging_twice_is_once(cli: Cli, shop: Shop) -> None:
     """The second call says where it was merged; show says so as well."""
     request = _ask(cli, "late", "shop.yaml")
