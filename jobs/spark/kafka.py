@@ -1,7 +1,8 @@
 """Offset ranges of a cut, fetched by Spark's connector and decoded once into local Parquet; from there on they are objects.
 
-One job per source: a task reads one partition's range in order and writes it as one file. Survey, release and windows then read
-columns of typed values, instead of fetching and parsing every message once for each of them.
+One job per source: a task reads one partition's range in order and writes it as one file, unsorted, since the connector gives a
+range to one task and in the order of its offsets. Survey, release and windows then read columns of typed values, instead of
+fetching and parsing every message once for each of them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tidegate.jobs.sources.decode import TEXT, WHY
 from tidegate.jobs.sources.kafka import PLACE, unreachable
 from tidegate.jobs.sources.kafka_admin import client_settings
 from tidegate.jobs.sources.registry import Schemas, opened
-from tidegate.jobs.spark.payloads import STRANGER, decoded
+from tidegate.jobs.spark.payloads import PARTITION, STRANGER, decoded
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.inputs import environment_value
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
@@ -62,8 +63,9 @@ def _stage(session: SparkSession, name: str, source: SourceSpec, parts: list[dic
             strangers = _strangers(fetched)
         if strangers and source.kafka is not None and source.kafka.on_unknown_schema == "wait":
             raise _unknown(name, source, strangers)
+        files = _by_partition(fetched)
         for part in parts:
-            _keep(name, source, part, fetched, folder)
+            _keep(name, source, part, files.get(part["kafka"]["partition"], []), folder)
     except PySparkException as error:
         assert source.kafka is not None  # noqa: S101
         raise unreachable(source.kafka.servers, str(error).strip().splitlines()[0][:300]) from error
@@ -73,8 +75,7 @@ def _stage(session: SparkSession, name: str, source: SourceSpec, parts: list[dic
 
 def _fetch(session: SparkSession, source: SourceSpec, parts: list[dict[str, Any]], folder: Path, schemas: Schemas | None) -> None:
     rows = decoded(_messages(session, source, parts), source, schemas.known if schemas is not None else None)
-    ordered = rows.sortWithinPartitions("_partition", PLACE)  # nothing to do for Spark but to know that it is so
-    ordered.write.mode("overwrite").partitionBy("_partition").parquet(str(folder))
+    rows.write.mode("overwrite").parquet(str(folder))
 
 
 def _schemas(source: SourceSpec) -> Schemas | None:
@@ -85,14 +86,25 @@ def _schemas(source: SourceSpec) -> Schemas | None:
     return opened(kafka.registry, kafka.payload, login and environment_value("kafka.registry_login", login, os.environ))
 
 
+def _by_partition(folder: Path) -> dict[int, list[Path]]:
+    """Partition -> the files of its range; those without a row are left out."""
+    found: dict[int, list[Path]] = {}
+    for file in sorted(folder.glob("*.parquet")):
+        first = next(pq.ParquetFile(file).iter_batches(batch_size=1, columns=[PARTITION]), None)
+        if first is not None and first.num_rows:
+            found.setdefault(first[PARTITION][0].as_py(), []).append(file)
+    return found
+
+
 def _strangers(folder: Path) -> dict[int, str]:
     """Numbers of schemas that are not known, and where the first message of each stands."""
     found: dict[int, str] = {}
-    for file in sorted(folder.glob("_partition=*/*.parquet")):
-        rows = pq.read_table(file, columns=[STRANGER, PLACE], partitioning=None)
-        unknown = rows.filter(pc.is_valid(rows[STRANGER]))
-        for number, place in zip(unknown[STRANGER].to_pylist(), unknown[PLACE].to_pylist(), strict=True):
-            found.setdefault(number, f"partition {file.parent.name.partition('=')[2]}, offset {place}")
+    for partition, files in sorted(_by_partition(folder).items()):
+        for file in files:
+            rows = pq.read_table(file, columns=[STRANGER, PLACE])
+            unknown = rows.filter(pc.is_valid(rows[STRANGER]))
+            for number, place in zip(unknown[STRANGER].to_pylist(), unknown[PLACE].to_pylist(), strict=True):
+                found.setdefault(number, f"partition {partition}, offset {place}")
     return found
 
 
@@ -118,17 +130,17 @@ def _messages(session: SparkSession, source: SourceSpec, parts: list[dict[str, A
     )
     for name, value in client_settings(source.kafka).items():
         reader = reader.option(f"kafka.{name}", value)
-    return reader.option("includeHeaders", "true").option("failOnDataLoss", "true").load()
+    wanted = "true" if source.kafka.headers else "false"
+    return reader.option("includeHeaders", wanted).option("failOnDataLoss", "true").load()
 
 
-def _keep(name: str, source: SourceSpec, part: dict[str, Any], fetched: Path, folder: Path) -> None:
+def _keep(name: str, source: SourceSpec, part: dict[str, Any], files: list[Path], folder: Path) -> None:
     """The part's rows as one file; an empty one when compaction left nothing."""
-    files = sorted((fetched / f"_partition={part['kafka']['partition']}").glob("*.parquet"))
     target = folder / part["key"].replace("/", "~")
     if len(files) == 1:
         files[0].replace(target)
     else:
-        tables = [pq.read_table(file, partitioning=None) for file in files]
+        tables = [pq.read_table(file) for file in files]
         pq.write_table(pa.concat_tables(tables) if tables else _nothing(source), target)
     missing = part["kafka"]["to"] - part["kafka"]["from"] - pq.read_metadata(target).num_rows
     if missing:

@@ -23,14 +23,17 @@ from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.inputs import KafkaOptions
 from tidegate.jobs.spec.pipeline import SourceSpec
 
-__all__ = ["STRANGER", "decoded"]
+__all__ = ["PARTITION", "STRANGER", "decoded"]
 
+PARTITION: Final = "_partition"
+"""Column of a staged range: the partition of the topic."""
 STRANGER: Final = "_schema"
 """Column of a topic with a registry: the number of the schema, where it is not known (yet)."""
 
 _WHOLE: Final = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
 _ZONED: Final = r"(Z|z|[+-][0-9]{2}(:?[0-9]{2})?)\\z"
 _UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_STRICT: Final = "map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false')"  # JSON as it is written down, and no more
 _HEADER: Final = 5  # a zero byte and four of the schema's number, in front of what a registry's serializer writes
 
 
@@ -78,7 +81,7 @@ def decoded(messages: DataFrame, source: SourceSpec, known: Mapping[int, bytes] 
         f"_w AS {WHY}",
         f"CASE WHEN _w IS NOT NULL THEN {shown} END AS {TEXT}",
         f"pmod(offset, {1 << 32}L) AS {PLACE}",
-        "partition AS _partition",
+        f"partition AS {PARTITION}",
         *strangers,
     )
 
@@ -104,34 +107,41 @@ def _taken(source: SourceSpec) -> dict[str, str]:
 
 
 def _json(messages: DataFrame, source: SourceSpec, payload: dict[str, str], _known: Mapping[int, bytes]) -> _Decoded:
-    """A JSON object per message: every field is taken as text first, so that one bad value is told from a bad message."""
+    """A JSON object per message: every field is taken as text first, so that one bad value is told from a bad message.
+
+    One pass over the text gives the keys and the texts, as a map. Only where the map has more entries than wanted keys (a key
+    twice, of which the last one counts, or one that is not in the schema) the text is parsed once more.
+    """
     names = [*payload, *source.evolution.renamed]
     schema = ", ".join(f"{quote(name)} string" for name in names)
+    keys = ["'" + name.replace("'", "\\'") + "'" for name in names]
     frame = messages.withColumn("_s", F.expr("CAST(value AS string)"))
-    frame = frame.withColumn("_j", F.expr(f"from_json(_s, '{schema}')")).withColumn("_k", F.expr("json_object_keys(_s)"))
-    why = "CASE WHEN value IS NOT NULL AND _k IS NULL THEN 'the message is not a JSON object' END"
+    frame = frame.withColumn("_m", F.expr(f"from_json(_s, 'map<string,string>', {_STRICT})"))
+    present = " + ".join(f"CAST(map_contains_key(_m, {key}) AS int)" for key in keys) or "0"
+    frame = frame.withColumn("_more", F.expr(f"size(_m) > {present}"))
+    texts = ", ".join(f"{key}, try_element_at(_m, {key})" for key in keys)
+    frame = frame.withColumn("_j", F.expr(f"CASE WHEN _more THEN from_json(_s, '{schema}') ELSE named_struct({texts}) END"))
+    why = "CASE WHEN value IS NOT NULL AND _m IS NULL THEN 'the message is not a JSON object' END"
     if source.evolution.added == "dead_letter":
-        known = ", ".join("'" + name.replace("'", "\\'") + "'" for name in names)
-        strange = f"array_except(_k, array({known}))"
-        why = (
-            f"coalesce({why}, CASE WHEN size({strange}) > 0 THEN concat('not in the schema: ', array_join({strange}, ', ')) END)"
-        )
+        strange = f"array_except(map_keys(_m), array({', '.join(keys)}))"
+        added = f"CASE WHEN _more AND size({strange}) > 0 THEN concat('not in the schema: ', array_join({strange}, ', ')) END"
+        why = f"coalesce({why}, {added})"
     return _of_texts(frame, source, payload, why, lambda name: f"_j.{quote(name)}")
 
 
 def _of_texts(frame: DataFrame, source: SourceSpec, payload: dict[str, str], why: str, text_of: Callable[[str], str]) -> _Decoded:
     """Values cast from texts; one that does not fit is a fault of its row."""
     old = {new: before for before, new in source.evolution.renamed.items()}
-    values, faults = {}, []
-    for name, kind in payload.items():
+    values, faults, casts = {}, [], []
+    for number, (name, kind) in enumerate(payload.items()):
         raw = f"coalesce({text_of(name)}, {text_of(old[name])})" if name in old else text_of(name)
-        values[name] = _cast(raw, kind, source)
-        faults += [] if kind == "string" else [_fault(name, kind, raw, values[name])]
-    return _Decoded(frame, values, why, faults)
-
-
-def _fault(name: str, kind: str, raw: str, value: str) -> tuple[str, str]:
-    return f"{raw} IS NOT NULL AND {value} IS NULL", f"concat('{name} is no {kind}: ', {raw})"
+        if kind == "string":
+            values[name] = raw
+            continue
+        values[name] = f"_v{number}"  # a column of its own: it is asked for twice, and shall be cast once
+        casts.append(f"{_cast(raw, kind, source)} AS _v{number}")
+        faults.append((f"{raw} IS NOT NULL AND _v{number} IS NULL", f"concat('{name} is no {kind}: ', {raw})"))
+    return _Decoded(frame.selectExpr("*", *casts), values, why, faults)
 
 
 def _cast(raw: str, kind: str, source: SourceSpec) -> str:
@@ -140,14 +150,15 @@ def _cast(raw: str, kind: str, source: SourceSpec) -> str:
         return raw
     if kind == "binary":
         return f"try_to_binary({raw}, 'base64')"
-    if kind in ("int", "long"):
-        return f"CASE WHEN {raw} RLIKE '{_WHOLE}' THEN try_cast({raw} AS {target}) END"
+    cast = f"try_cast({raw} AS {target})"
+    if kind in ("int", "long"):  # what reads back as it was written needs no pattern, which would take longer than the cast
+        return f"CASE WHEN CAST({cast} AS string) = {raw} OR {raw} RLIKE '{_WHOLE}' THEN {cast} END"
     if kind != "timestamp":
-        return f"try_cast({raw} AS {target})"
+        return cast
     if source.parse.timestamps != "iso":
         return f"timestamp_micros(CAST(round(try_cast({raw} AS decimal(30,6)) * {_UNITS[source.parse.timestamps]}) AS bigint))"
     naive = "NULL" if source.timezone is None else f"to_utc_timestamp(try_cast({raw} AS timestamp), '{source.timezone}')"
-    return f"CASE WHEN {raw} RLIKE '{_ZONED}' THEN try_cast({raw} AS timestamp) ELSE {naive} END"
+    return f"CASE WHEN endswith({raw}, 'Z') OR {raw} RLIKE '{_ZONED}' THEN {cast} ELSE {naive} END"
 
 
 # Avro and Protobuf: the schema is a file of the spec's, or what the message's first bytes name

@@ -29,9 +29,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import CorruptObjectsError, Cut
 from tidegate.jobs.sources.kafka import PLACE
+from tidegate.jobs.sources.view import STAGED
 from tidegate.jobs.spark.cast import declared, physical_columns, text
 from tidegate.jobs.spark.schema import is_nanos, quote
-from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["SMALL_ROWS", "CutFrame", "Ints", "Part", "Sessions", "frame_of", "local_copy", "open_cut", "rows_at", "unreadable"]
@@ -106,7 +107,7 @@ class CutFrame:
     rows: int
     in_driver: bool
 
-    def blame(self) -> PoisonError | None:
+    def blame(self) -> CorruptObjectsError | TransientError | None:
         """The error that names the objects whose pages cannot be read; None when all can. Reads every part."""
         bad = [part.key for part in self.parts if not _readable(part)]
         return unreadable(bad) if bad else None
@@ -153,7 +154,7 @@ def rows_at(sessions: Sessions, spec: PipelineSpec, staged: CutFrame, places: Ma
         found = places[part.member]
         inside = found[np.searchsorted(found, first) : np.searchsorted(found, first + size)]
         if inside.size:
-            wanted[index] = inside - first + part.row_start
+            wanted[index] = inside - first + (0 if part.numbered else part.row_start)  # a staged range begins with its first row
     session = sessions.of(sum(found.size for found in wanted.values()))
 
     def read(columns: Any, chosen: list[tuple[int, Part]]) -> DataFrame:
@@ -217,9 +218,18 @@ def _readable(part: Part) -> bool:
     return True
 
 
-def unreadable(keys: Sequence[str]) -> CorruptObjectsError:
-    """The error for objects whose pages are corrupt."""
-    return CorruptObjectsError.of(keys)
+def unreadable(keys: Sequence[str]) -> CorruptObjectsError | TransientError:
+    """The error for objects whose pages are corrupt. A copy of offsets is not the topic: it is fetched anew, never given up."""
+    staged = [key for key in keys if key.startswith(STAGED)]
+    if not staged:
+        return CorruptObjectsError.of(keys)
+    return TransientError(
+        f"the driver's copy of {staged[0]} cannot be read",
+        code="kafka.copy_unreadable",
+        kept="everything sealed so far; the messages stay in their topic",
+        advice="it is fetched again by itself; if that does not help, look at the disk of the driver's scratch folder",
+        retry_after=1.0,
+    )
 
 
 def _ddl(columns: Iterable[tuple[str, str]]) -> str:

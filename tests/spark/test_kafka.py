@@ -84,6 +84,40 @@ def test_messages(session: SparkSession) -> None:
     assert [row["_at"] for row in found] == list(range(8))
 
 
+def test_one_pass_is_as_exact_as_two(session: SparkSession) -> None:
+    """The last of two equal keys counts; what is not JSON by the letter is none; nested values are text; nulls are nulls."""
+    at = '"at": "2026-03-01T10:00:00Z"'
+    found = rows(
+        session,
+        [
+            f'{{{at}, "n": 1, "n": 2}}',
+            f'{{{at}, "n": 1, "n": "x"}}',
+            f"{{{at}, 'n': 1}}",
+            f'{{{at}, "n": NaN}}',
+            f'{{{at}, "n": 01}}',
+            f'{{{at}, "n": 1',
+            f'{{{at}, "n": 1, "x": 2, "x": 3, "y": null}}',
+            f'{{{at}, "n": null, "item": {{"a": [1, "b"]}}}}',
+            "{}",
+            "",
+            "null",
+            f"{{{at}}} trailing",
+        ],
+        schema={**COLUMNS, "item": "string"},
+    )
+    assert [(row["n"], row["_why"]) for row in found] == [
+        (2, None),
+        (None, "n is no long: x"),
+        *[(None, "the message is not a JSON object")] * 4,
+        (None, "not in the schema: x, y"),
+        (None, None),
+        (None, None),
+        *[(None, "the message is not a JSON object")] * 2,
+        (None, None),
+    ]
+    assert found[7]["item"] == '{"a":[1,"b"]}'
+
+
 def test_options(session: SparkSession) -> None:
     """Unknown fields may be ignored, times may be numbers, names may have changed, tombstones may be rows."""
     found = rows(
