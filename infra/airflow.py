@@ -81,9 +81,16 @@ def airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets) -> d
         "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
         # New files are looked for every 5 minutes by default: too long for somebody who has just written a pipeline.
         "DAG_PROCESSOR__REFRESH_INTERVAL": "15",
-        # A task that resumes while the API server is away would burn one of its retries.
-        "WORKERS__EXECUTION_API_RETRIES": "12",
+        # A parse that takes longer than the default 30 s and 50 s, or whose result meets a locked database, makes every DAG of
+        # its file stale: nothing of it is started until the next good one. A second a pipeline is nothing on a busy machine.
+        "CORE__DAGBAG_IMPORT_TIMEOUT": "180",
+        "DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "240",
+        "DAG_PROCESSOR__STALE_DAG_THRESHOLD": "300",
+        # A task that resumes while the API server is away, or slow, would burn one of its retries. The defaults are 5 calls of
+        # 5 s each; a server that is started again on a busy machine may need a minute until its first answer.
+        "WORKERS__EXECUTION_API_RETRIES": "30",
         "WORKERS__EXECUTION_API_RETRY_WAIT_MAX": "10",
+        "WORKERS__EXECUTION_API_TIMEOUT": "60",
         # A worker or scheduler that dies while a task launches a driver: five minutes by default until anybody notices.
         "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
         "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",

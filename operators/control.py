@@ -12,6 +12,7 @@ import secrets
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from tidegate.checkpoints.canonical import parse_json
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
@@ -21,7 +22,10 @@ from tidegate.checkpoints.requests import Kind, Request, submit
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.operators.launch import send_signal
 
-__all__ = ["Patience", "asked_to_stop", "remove_driver", "stop_driver"]
+__all__ = ["OVER", "Patience", "asked_to_stop", "remove_driver", "stop_driver"]
+
+# What a person, or a time-out, made of a task; anything else means that a new try is on its way or has adopted the driver.
+OVER: Final = frozenset({"success", "failed", "removed", "skipped", "upstream_failed"})
 
 _LOOK_EVERY = 0.5  # seconds
 _OURS = "hold-"  # requests that only clear the way for a moment; what shall be afterwards stands in desired.json
@@ -37,11 +41,11 @@ class Patience:
 
 
 class _Stopper:
-    def __init__(self, store: Store, pipeline: str, clock: Clock) -> None:
+    def __init__(self, store: Store, pipeline: str, clock: Clock, token: int | None = None) -> None:
         self._clock = clock
         self._watch = LeaseWatch(store, pipeline, clock)
         self.view = self._watch.look()
-        self.token = self.view.token if self.view else 0
+        self.token = token if token is not None else self.view.token if self.view else 0
 
     def gone(self) -> bool:
         """The driver that was there at the beginning no longer drives."""
@@ -68,12 +72,26 @@ def stop_driver(
     who: str,
     why: str,
     patience: Patience | None = None,
+    token: int | None = None,
+    asker: str | None = None,
     clock: Clock = SYSTEM_CLOCK,
     say: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """Make sure that the present driver no longer drives; returns in one sentence how it went."""
+    """Make sure that the present driver no longer drives; returns in one sentence how it went.
+
+    Args:
+        store: the bucket.
+        pipeline: its name.
+        who: said to the driver.
+        why: said to the driver.
+        patience: with each step.
+        token: of the driver that is meant; None for whoever drives now.
+        asker: several who stop the same driver for the same reason have the same name, and ask once.
+        clock: for waiting.
+        say: told about every step.
+    """
     patience = patience or Patience()
-    stopper = _Stopper(store, pipeline, clock)
+    stopper = _Stopper(store, pipeline, clock, token)
     if stopper.gone():
         return "no driver was running"
     say(f"asking the driver with token {stopper.token} to drain and stop")
@@ -85,7 +103,7 @@ def stop_driver(
         why=why,
         token=stopper.token,
         ttl=patience.request,
-        request_id=f"{_OURS}{secrets.token_hex(8)}",
+        request_id=f"{_OURS}{f'{asker}-{stopper.token}' if asker else secrets.token_hex(8)}",
         clock=clock,
     )
     if stopper.wait(patience.request):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
+from airflow.models.errors import ParseImportError
 from airflow.models.hitl import HITLDetail
 from airflow.models.taskinstance import TaskInstance
 from airflow.sdk.exceptions import AirflowNotFoundException
@@ -20,13 +22,21 @@ from sqlalchemy.orm import selectinload
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.operators.access import StoreAccess
+from tidegate.operators.control import OVER
 from tidegate.operators.factory import STORE_TAG
+
+if TYPE_CHECKING:
+    from tidegate.operators.marks import Mark
 
 __all__ = ["ACTIONS", "STREAM", "Desk"]
 
 STREAM: Final = ".stream"
+TAG: Final = "tidegate"
 ACTIONS: Final = ("recover", "pin", "splice", "backfill", "maintain")  # kinds of DAGs by which a person acts on a stream
 _RUNS: Final = 8
+_ACTIVE: Final = ("queued", "running")
+_ONE_PARSE: Final = timedelta(minutes=1)  # in which Airflow notes all DAGs of a file; a hundred pipelines take seconds
+_JUST_ENDED: Final = timedelta(minutes=1)  # more than the clocks of two hosts differ
 
 
 class Desk:
@@ -58,6 +68,31 @@ class Desk:
                 advice="make it in Airflow (Admin > Connections), or correct conn_id in build_dags(...)",
             ) from error
         return StoreAccess.of(found).open()
+
+    def store_of(self, dag_id: str) -> Store | None:
+        """The store of a stream, also of one that Airflow no longer finds; None when the DAG is none of ours."""
+        with create_session() as session:
+            wanted = select(DagModel).options(selectinload(DagModel.tags)).where(DagModel.dag_id == dag_id)
+            dag = session.scalar(wanted)
+            tags = [tag.name for tag in dag.tags] if dag is not None else []
+        return self.store(_conn_id(tags)) if TAG in tags else None
+
+    def objection(self, mark: Mark) -> str | None:
+        """Why a person's mark of a stream's task does not concern the driver (any more); None while it does."""
+        with create_session() as session:
+            of_run = (TaskInstance.dag_id == mark.dag_id, TaskInstance.run_id == mark.run_id)
+            tasks = session.execute(select(TaskInstance.id, TaskInstance.state).where(*of_run, TaskInstance.task_id == "stream"))
+            task = tasks.first()  # None: the run was deleted after the mark
+            ended = session.scalar(select(DagRun.end_date).where(DagRun.dag_id == mark.dag_id, DagRun.run_id == mark.run_id))
+            of_others = (DagRun.dag_id == mark.dag_id, DagRun.run_id != mark.run_id, DagRun.state.in_(_ACTIVE))
+            others = session.scalar(select(func.count()).select_from(DagRun).where(*of_others))
+        if task is not None and str(task.id) != mark.try_id:
+            return "the task was cleared since"
+        if task is not None and str(task.state) not in OVER:
+            return f"the task is {task.state}"
+        if ended is not None and mark.at - ended > _JUST_ENDED:
+            return "its run had ended long before"
+        return "another run waits or has begun, and adopts the driver" if others else None
 
     def actions(self, user: Any, pipeline: str) -> list[str]:
         """The kinds of action DAGs of a pipeline that this user may start."""
@@ -91,23 +126,44 @@ class Desk:
         )
 
     def _streams(self) -> list[dict[str, Any]]:
+        """Every stream that Airflow finds, and of the others those that were not removed on purpose: see `_unread`."""
         with create_session() as session:
             found = session.scalars(
                 select(DagModel)
                 .options(selectinload(DagModel.tags))
-                .where(DagModel.dag_id.endswith(STREAM), ~DagModel.is_stale, DagModel.tags.any(name="tidegate"))
+                .where(DagModel.dag_id.endswith(STREAM), DagModel.tags.any(name=TAG))
                 .order_by(DagModel.dag_id)
             ).all()
-            dags = [(dag.dag_id, bool(dag.is_paused), _conn_id(tag.name for tag in dag.tags)) for dag in found]
-            running = dict(
-                session.execute(
-                    select(DagRun.dag_id, func.count()).where(DagRun.state.in_(["running", "queued"])).group_by(DagRun.dag_id)
-                ).all()
-            )
-        return [
-            {"dag_id": dag_id, "paused": paused, "runs": int(running.get(dag_id, 0)), "conn_id": conn_id}
-            for dag_id, paused, conn_id in dags
-        ]
+            of = (DagModel.bundle_name, DagModel.relative_fileloc)
+            newest = {
+                tuple(row[:2]): row[2] for row in session.execute(select(*of, func.max(DagModel.last_parsed_time)).group_by(*of))
+            }
+            broken = {tuple(row) for row in session.execute(select(ParseImportError.bundle_name, ParseImportError.filename))}
+            active = select(DagRun.dag_id, func.count()).where(DagRun.state.in_(_ACTIVE)).group_by(DagRun.dag_id)
+            runs = {dag_id: int(count) for dag_id, count in session.execute(active)}
+            streams = []
+            for dag in found:
+                unread = _unread(dag, runs.get(dag.dag_id, 0), newest, broken) if dag.is_stale else None
+                if unread is not None or not dag.is_stale:
+                    known = {"dag_id": dag.dag_id, "paused": bool(dag.is_paused), "runs": runs.get(dag.dag_id, 0)}
+                    streams.append({**known, "conn_id": _conn_id(tag.name for tag in dag.tags), "unread": unread})
+        return streams
+
+
+def _unread(
+    dag: DagModel, runs: int, newest: Mapping[tuple[Any, ...], datetime | None], broken: set[tuple[Any, ...]]
+) -> str | None:
+    """How a DAG that Airflow calls stale came to be so: `errors` in its file, or `missing` under a run; None: removed.
+
+    Errors in a file make all of its DAGs stale, also those that were removed from it long ago. So only those count that it
+    had when it was last read. A file that is removed as a whole loses its errors. A DAG may also be missing only because
+    its file was read too slowly.
+    """
+    file = (dag.bundle_name, dag.relative_fileloc)
+    last = newest.get(file)
+    if file in broken and last is not None and dag.last_parsed_time is not None and last - dag.last_parsed_time < _ONE_PARSE:
+        return "errors"
+    return "missing" if runs else None
 
 
 def _conn_id(tags: Iterable[str]) -> str | None:

@@ -15,6 +15,12 @@ BACKLOG: Final = 20  # sealed epochs that the tables do not show yet; the driver
 
 _NAMED: Final = 3  # silent sources; where more are silent it is not theirs
 
+_STAYS: Final = "a running driver goes on, but nothing new starts"
+_UNREAD: Final = {
+    "errors": f"Airflow cannot read its DAG file at present (import errors): {_STAYS} until the file is mended",
+    "missing": f"Airflow does not find its DAG, though a run of it is active (is its spec broken, or gone?): {_STAYS}",
+}
+
 _ORDER: Final = ("off", "good", "warn", "bad")
 _TONE: Final = {
     "running": "good",
@@ -81,6 +87,8 @@ def _findings(row: Mapping[str, Any], now: int) -> Iterator[tuple[str, str]]:
         yield tone, f"it is {state}"
     if state == "down" and row.get("paused"):
         yield "bad", "its DAG is paused in Airflow, so nothing starts it"
+    if row.get("unread"):
+        yield "warn", _UNREAD[row["unread"]]
     if state == "running" and row.get("sealed_at") and now - row["sealed_at"] > OLD_CHECKPOINT * 1000:
         yield "warn", f"the newest checkpoint is {_span((now - row['sealed_at']) // 1000)} old"
     if state != "waiting" and (row.get("unpublished") or 0) > BACKLOG:

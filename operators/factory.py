@@ -6,7 +6,7 @@
     <p>.backfill  a past range as a batch        <p>.windows  announces closed periods, where the spec says so
     <p>.splice    late rows back into history
 
-One broken spec does not take the others down: its findings become the import error of the DAG file.
+One broken spec does not take the others down: its findings become a DAG of their own, which fails and names them.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ __all__ = ["STORE_TAG", "build_dags"]
 
 STORE_TAG: Final = "store:"  # and the Airflow connection of the store
 SWEEP: Final = "tidegate.sweep"
+BROKEN: Final = "tidegate.broken_specs"
+_TELL_BROKEN: Final = "*/15 * * * *"
 QUALITY_EVERY: Final = 600.0  # seconds; a check costs about ten seconds of one core, most of it importing Great Expectations
 ANNOUNCE_EVERY: Final = 10.0  # seconds, or a tenth of the period by the clock: nobody waits for an hour's end by the second
 _SINCE: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -70,10 +72,10 @@ def build_dags(
             specs[spec.name] = (spec, path)
     dags = [dag for spec, path in specs.values() for dag in _pipeline_dags(spec, str(path.absolute()), conn_id, quality_every)]
     dags += _sweeps([spec for spec, _ in specs.values()], conn_id)
+    if findings:
+        dags.append(_broken_specs(findings))
     for task in (task for dag in dags for task in dag.tasks if isinstance(task, BaseOperator)):
         task.on_failure_callback = list(on_failure)
-    if findings:
-        dags.append(_BrokenSpecs(findings))
     return {dag.dag_id: dag for dag in dags}
 
 
@@ -288,12 +290,41 @@ def _slug(cron: str) -> str:
     return re.sub(r"[^0-9a-z]+", "_", cron.lower().replace("*", "x")).strip("_")
 
 
-class _BrokenSpecs(DAG):
-    """Fails Airflow's validation on purpose, which shows its message as an import error and keeps the other DAGs."""
+def _broken_specs(findings: list[str]) -> DAG:
+    """Fails and says why. Not an import error: by one of those Airflow makes every DAG of the file stale, and starts none."""
+    with DAG(
+        dag_id=BROKEN,
+        description=findings[0],
+        doc_md="\n".join(f"- {finding}" for finding in findings),
+        start_date=_SINCE,
+        schedule=_TELL_BROKEN,
+        catchup=False,
+        max_active_runs=1,
+        is_paused_upon_creation=False,
+        tags=["tidegate"],
+    ) as dag:
+        BrokenSpecsOperator(task_id="read", findings=findings, retries=0)
+    return dag
 
-    def __init__(self, findings: list[str]) -> None:
-        super().__init__(dag_id="tidegate.broken_specs", schedule=None)
-        self._findings = findings
 
-    def validate(self) -> None:
-        raise ConfigurationError("\n".join(self._findings), code="spec.invalid")
+class BrokenSpecsOperator(BaseOperator):
+    """Fails with what is wrong in the specs of a folder.
+
+    Args:
+        findings: file, line, field and problem of each.
+    """
+
+    ui_color = "#f5d5d5"
+
+    def __init__(self, *, findings: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.findings = list(findings)
+
+    def execute(self, context: Any) -> None:
+        """Say it, in the log and to notifiers."""
+        raise ConfigurationError(
+            "\n".join(self.findings),
+            code="spec.invalid",
+            kept="every other pipeline of the folder",
+            advice="mend the file: tidegate validate FILE",
+        )

@@ -103,7 +103,7 @@ def _stream_routes(views: _Views, airflow: Desk) -> APIRouter:
         pipeline, dag = pipeline_of(dag_id), known(dag_id)
         return {
             "now": time.time_ns() // 1_000_000,
-            **views.of(dag).detail(dag["paused"], _place(since), span),
+            **views.of(dag).detail(dag["paused"], _place(since), span, dag["unread"]),
             **dag,
             "may": airflow.actions(user, pipeline),
             "actions": airflow.runs(user, pipeline),
@@ -179,9 +179,9 @@ class _Views:
 
     def _row(self, dag: dict[str, Any]) -> dict[str, Any]:
         try:
-            found = self.of(dag).summary(dag["paused"])
+            found = self.of(dag).summary(dag["paused"], dag["unread"])
         except ConfigurationError as error:  # no such connection, or it names no store: the other streams have theirs
-            found = unknown(pipeline_of(dag["dag_id"]), error, dag["paused"])
+            found = unknown(pipeline_of(dag["dag_id"]), error, dag["paused"], dag["unread"])
         return {**found, **dag}
 
 

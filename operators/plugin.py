@@ -1,9 +1,10 @@
-"""Airflow's hook into the page. Loaded by every Airflow process, so it imports nothing: the app is made at its first request."""
+"""Airflow's hooks into the page and into what people do to tasks. Loaded by every Airflow process, so it imports nothing."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pluggy
 from airflow.plugins_manager import AirflowPlugin
 
 __all__ = ["TidegatePlugin"]
@@ -23,10 +24,61 @@ class _LazyApp:
         await self._app(scope, receive, send)
 
 
+_hookimpl = pluggy.HookimplMarker("airflow")
+
+
+class _Ears:
+    """Hears when a person ends a stream's task. Only the API server calls without a previous state, and only for a person."""
+
+    @_hookimpl
+    def on_task_instance_success(self, previous_state: Any, task_instance: Any) -> None:
+        """Marked success."""
+        _heard(previous_state, task_instance, "success")
+
+    @_hookimpl
+    def on_task_instance_failed(self, previous_state: Any, task_instance: Any) -> None:
+        """Marked failed."""
+        _heard(previous_state, task_instance, "failed")
+
+    @_hookimpl
+    def on_task_instance_skipped(self, previous_state: Any, task_instance: Any) -> None:
+        """Marked skipped."""
+        _heard(previous_state, task_instance, "skipped")
+
+
+def _heard(previous_state: Any, task: Any, state: str) -> None:
+    if previous_state is None and task.task_id == "stream" and task.dag_id.endswith(".stream"):
+        from tidegate.operators.marks import hear
+
+        hear(task, state)
+
+
+_EARS = _Ears()
+
+
+class _Listening:
+    """Middleware that changes no request: by it only API servers listen. A listener elsewhere would forbid DAGs of others.
+
+    Airflow's DAG processor refuses tasks with `end_from_trigger` as soon as any plugin names a listener.
+    """
+
+    def __init__(self, app: Any) -> None:
+        from airflow.listeners.listener import get_listener_manager
+
+        self._app = app
+        get_listener_manager().add_listener(_EARS)  # type: ignore[no-untyped-call]  # Airflow's
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._app(scope, receive, send)
+
+
 class TidegatePlugin(AirflowPlugin):
-    """One entry in the navigation, one panel beside the tasks of a stream."""
+    """One entry in the navigation, one panel beside the tasks of a stream, and ears in the API server."""
 
     name = "tidegate"
+    fastapi_root_middlewares = [  # noqa: RUF012 - declared so by Airflow
+        {"middleware": _Listening, "args": [], "kwargs": {}, "name": "tidegate"}
+    ]
     fastapi_apps = [  # noqa: RUF012 - declared so by Airflow
         {"app": _LazyApp(), "url_prefix": "/tidegate", "name": "tidegate"}
     ]

@@ -15,7 +15,7 @@ from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.operators.access import StoreAccess
-from tidegate.operators.control import Patience, stop_driver
+from tidegate.operators.control import OVER, Patience, stop_driver
 from tidegate.operators.launch import Launched
 from tidegate.operators.observe import StreamObserver
 from tidegate.operators.watch import Observation, Rules, StreamState
@@ -26,8 +26,6 @@ _SETTLE = 2.5  # seconds before the first event: an event that races with the pa
 _ASK_STATE = 10.0  # seconds for Airflow to say what became of the task; once measured at 8.5
 # Airflow gives on_kill 30 s: 10 to ask, then these.
 _KILL_PATIENCE = Patience(request=10.0, terminate=5.0, kill=3.0)
-# What a person, or a time-out, made of the task; anything else means that a new try is on its way or has adopted the driver.
-_OVER = frozenset({"success", "failed", "removed", "skipped", "upstream_failed"})
 
 
 class StreamTrigger(BaseTrigger):
@@ -78,19 +76,22 @@ class StreamTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """A person ended the task: stop the driver too, unless a new try of this task or another run wants or has it by now.
 
-        Never called while the triggerer is down; the sweep then finds a driver without a run and lets a run adopt it.
+        Not called while the triggerer is down, nor for a task that was marked before its trigger first ran: `marks` hears of
+        marks in the API server. This is for what ends a task without a person, a time-out for example, and for a mark that
+        found no store there.
         """
         task = self.task_instance
         if task is None:
             return
-        state = await asyncio.wait_for(asyncio.to_thread(_state_of, task), _ASK_STATE)
-        if state not in _OVER:
+        # The state last: whatever was cleared until then is seen.
+        others, state = await asyncio.wait_for(asyncio.to_thread(lambda: (_other_runs(task), _state_of(task))), _ASK_STATE)
+        if state not in OVER:
             self.log.info("the task is %s: its driver stays", state)
             return
-        if await asyncio.wait_for(asyncio.to_thread(_other_runs, task), _ASK_STATE):
+        if others:
             self.log.info("another run of %s waits or has begun, and adopts the driver: it stays", task.dag_id)
             return
-        await asyncio.to_thread(self._stop, f"the task was set to {state} in Airflow")
+        await asyncio.to_thread(self._stop, f"the task was set to {state} in Airflow", str(task.id))
 
     def _open(self) -> Store:
         return StoreAccess.resolve(self.conn_id).shared()
@@ -110,14 +111,15 @@ class StreamTrigger(BaseTrigger):
             return None
         return None if recovering else observation  # somebody restores the stream and will say when it may run again
 
-    def _stop(self, why: str) -> None:
+    def _stop(self, why: str, asker: str) -> None:
         store = self._open()
         lease = read_lease(store, self.pipeline)
         if lease is not None and lease.token > self._seen_token:
             self.log.info("token %s drives now, not the watched %s: it stays", lease.token, self._seen_token)
             return
         set_desired(store, self.pipeline, DesiredState.STOPPED, who="airflow", why=why)
-        self.log.info(stop_driver(store, self.pipeline, who="airflow", why=why, patience=_KILL_PATIENCE, say=self.log.info))
+        said = stop_driver(store, self.pipeline, who="airflow", why=why, patience=_KILL_PATIENCE, asker=asker, say=self.log.info)
+        self.log.info(said)
 
 
 def _other_runs(task: Any) -> int:

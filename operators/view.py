@@ -44,10 +44,10 @@ T = TypeVar("T")
 _Seen = tuple[dict[str, Any], Summary, Sketches]
 
 
-def unknown(pipeline: str, error: TidegateError, paused: bool = False) -> dict[str, Any]:
+def unknown(pipeline: str, error: TidegateError, paused: bool = False, unread: str | None = None) -> dict[str, Any]:
     """The row of a stream whose store says nothing: that is a state like any other."""
-    away = isinstance(error, TransientError)
-    return _judged({"pipeline": pipeline, "state": "unknown", "why": error.message, "away": away, "paused": paused})
+    found = {"pipeline": pipeline, "state": "unknown", "why": error.message, "away": isinstance(error, TransientError)}
+    return _judged({**found, "paused": paused, "unread": unread})
 
 
 class StreamView:
@@ -70,20 +70,32 @@ class StreamView:
         self._kept: dict[str, tuple[float, Any]] = {}
         self._lock = threading.RLock()
 
-    def summary(self, paused: bool = False) -> dict[str, Any]:
-        """One row of the list. A store that does not answer is a state like any other."""
+    def summary(self, paused: bool = False, unread: str | None = None) -> dict[str, Any]:
+        """One row of the list. A store that does not answer is a state like any other.
+
+        Args:
+            paused: whether its DAG is.
+            unread: why Airflow does not find its DAG at present, `errors` or `missing`.
+        """
         try:
             with self._lock:
                 found = self._shared("summary", lambda: self._summary(self.log.head()))
         except TidegateError as error:
-            return unknown(self.pipeline, error, paused)
-        return _judged({**found, "paused": paused})
+            return unknown(self.pipeline, error, paused, unread)
+        return _judged({**found, "paused": paused, "unread": unread})
 
-    def detail(self, paused: bool = False, since: tuple[int, int] | None = None, span: int = POINTS) -> dict[str, Any]:
+    def detail(
+        self,
+        paused: bool = False,
+        since: tuple[int, int] | None = None,
+        span: int = POINTS,
+        unread: str | None = None,
+    ) -> dict[str, Any]:
         """Everything about the stream but older checkpoints.
 
         Args:
             paused: whether its DAG is.
+            unread: as for `summary`.
             since: (timeline, slot) of the newest point the caller has; only newer ones are sent when it is still good.
             span: how many epochs back the charts reach, 0 for all; at most `POINTS` of them are drawn.
         """
@@ -94,7 +106,7 @@ class StreamView:
             points = recent if span == POINTS else self._sampled(head, span)
             partial = since is not None and since[0] == head.timeline and span == POINTS
             newer = [point for point in points if since is None or not partial or point["slot"] > since[1]]
-            return _judged({**found, "paused": paused, "points": newer, "partial": partial})
+            return _judged({**found, "paused": paused, "unread": unread, "points": newer, "partial": partial})
 
     def checkpoints(self, before: tuple[int, int] | None = None, *, limit: int = PAGE, abandoned: bool = False) -> dict[str, Any]:
         """A page of the checkpoint table, newest first.

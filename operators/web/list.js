@@ -35,7 +35,7 @@ export function listPage(open) {
     const text = streams.length === shown.length ? plural(streams.length, "pipeline") : `${shown.length} of ${plural(streams.length, "pipeline")}`;
     if (found.textContent !== text) found.textContent = text;
     fill(body, [streams.length, shown.map(s => [s.pipeline, s.tone, s.state, s.findings, s.why, s.holder?.member, s.sealed_at, s.latest?.read])], () => {
-      if (!streams.length) return empty("No pipeline yet.", h("p", {}, "A pipeline is one YAML file in the folder ", h("code", {}, "dags/pipelines"), ". Airflow finds it within a minute and shows it here."), h("p", {}, "Missing one you have written? ", airflow("/dags?tags=tidegate", "Airflow's list of DAGs"), " shows import errors with line and field."));
+      if (!streams.length) return empty("No pipeline yet.", h("p", {}, "A pipeline is one YAML file in the folder ", h("code", {}, "dags/pipelines"), ". Airflow finds it within a minute and shows it here."), h("p", {}, "Missing one you have written? ", airflow("/dags?tags=tidegate", "Airflow's list of DAGs"), " has tidegate.broken_specs then, which names file, line and field."));
       if (!shown.length) return empty("No pipeline fits the filter.", h("p", {}, h("button", {id: "all", click: () => { words.value = ""; chosen = ""; show(); words.focus(); }}, "Show all")));
       return table("Pipelines", ["Pipeline", "State", "Why~", "Frontier (UTC)", "Checkpoint", ">Rows read", ">Late"], shown.map(row));
     });

@@ -20,12 +20,18 @@ from typing import Any
 import pytest
 from tests.epochs import seal_epoch
 
+from tidegate.checkpoints.desired import read_desired
 from tidegate.checkpoints.lease import LeaseView, read_lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.open import open_store
+from tidegate.infra import airflow
+from tidegate.infra.airflow import airflow_settings
 from tidegate.infra.stack import Stack, StackSettings
+from tidegate.operators.launch import tail
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
+
+PATIENCE = 6.0  # every deadline of this room is so many times what an idle machine may need
 
 Wait = Callable[..., None]
 
@@ -52,9 +58,9 @@ def wait_until() -> Wait:
     """Wait for a condition on real processes; fails when it does not come true in time."""
 
     def wait(condition: Callable[[], object], seconds: float = 10.0, what: str = "the condition") -> None:
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds * PATIENCE
         while not condition():
-            assert time.monotonic() < deadline, f"{what} did not come true within {seconds:.0f} s"
+            assert time.monotonic() < deadline, f"{what} did not come true within {seconds * PATIENCE:.0f} s"
             time.sleep(0.05)
 
     return wait
@@ -92,10 +98,19 @@ class Cockpit:
     def begin(self) -> None:
         """Trigger every run the tests want to look at: they overlap, so that no test waits for what another could have begun."""
         for name in PIPELINES:
-            self.api.wait_for_dag(f"{name}.quality")
+            self.known(f"{name}.quality")
         self.tell("flaky", "transient")
         self.runs = {name: self.api.trigger(f"{name}.stream") for name in STREAMS}
         self.checks = self.api.trigger("checked.quality")
+
+    def known(self, dag_id: str) -> dict[str, Any]:
+        """Wait until Airflow knows the DAG."""
+        return self.api.wait_for_dag(dag_id, timeout=60 * PATIENCE)
+
+    def ended(self, dag_id: str, run: str, seconds: float) -> dict[str, Any]:
+        """Wait for the end of a run, good or bad."""
+        self.until(lambda: self.api.run(dag_id, run)["state"] in ("success", "failed"), seconds, f"end of {run} of {dag_id}")
+        return self.api.run(dag_id, run)
 
     def running(self, pipeline: str) -> str:
         """Wait until the stream runs, is watched and has sealed something; the run id."""
@@ -161,20 +176,52 @@ class Cockpit:
                 return error.code, error.read()
 
     def until(self, condition: Callable[[], object], seconds: float, what: str) -> float:
-        """Wait for a condition; seconds it took."""
+        """Wait for a condition that an idle machine brings about in so many seconds; how long it took."""
         begun = time.monotonic()
         while not condition():
-            assert time.monotonic() - begun < seconds, f"no {what} within {seconds:.0f} s"
+            if time.monotonic() - begun > seconds * PATIENCE:
+                pytest.fail(f"no {what} within {seconds * PATIENCE:.0f} s\n{self.evidence()}", pytrace=False)
             time.sleep(0.1)
         return time.monotonic() - begun
 
+    def evidence(self) -> str:
+        """What tells, on a machine that nobody can look at any more, who was waiting for whom."""
+        asked = {
+            "tasks": "SELECT dag_id, run_id, state, try_number, trigger_id, end_date FROM task_instance ORDER BY dag_id, run_id",
+            "stale DAGs": "SELECT dag_id, has_import_errors, last_parsed_time FROM dag WHERE is_stale",
+            "import errors": "SELECT filename, substr(stacktrace, -300) FROM import_error",
+        }
+        with database_of(self.stack) as database:
+            found = {name: [" | ".join(map(str, row)) for row in database.execute(query)] for name, query in asked.items()}
+        found["desired, lease"] = [
+            f"{name}: {read_desired(self.store, name).model_dump(exclude={'at'})} token {self.token(name)}" for name in self.runs
+        ]
+        for log in sorted((self.stack.home / "logs").glob("*.log")):
+            found[log.name] = tail(str(log), 25)
+        for folder in sorted((self.stack.home / "drivers").glob("*")):
+            for log in sorted(folder.glob("*.log"))[-1:]:
+                found[f"{folder.name}/{log.name}"] = tail(str(log), 5)
+        return "\n".join(f"--- {name}\n" + "\n".join(lines) for name, lines in found.items())
+
+
+@contextmanager
+def database_of(stack: Stack) -> Iterator[sqlite3.Connection]:
+    """Airflow's own database, to read: the API server may be the one that is dead."""
+    with closing(sqlite3.connect(f"file:{stack.home / 'airflow' / 'airflow.db'}?mode=ro", uri=True, timeout=60)) as database:
+        yield database
+
 
 def task_state(stack: Stack, dag_id: str, run_id: str) -> str:
-    """State of a run's first task, from Airflow's own database: the API server may be the one that is dead."""
-    with closing(sqlite3.connect(f"file:{stack.home / 'airflow' / 'airflow.db'}?mode=ro", uri=True, timeout=30)) as database:
+    """State of a run's first task, without the API server."""
+    with database_of(stack) as database:
         asked = "SELECT state FROM task_instance WHERE dag_id = ? AND run_id = ?"
         row = database.execute(asked, (dag_id, run_id)).fetchone()
     return str(row[0]) if row else ""
+
+
+def _patient(*arguments: Any) -> dict[str, str]:
+    """Airflow's settings; a worker that a busy machine holds up for a while is not given up, or it would cost a retry."""
+    return {**airflow_settings(*arguments), "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "180"}
 
 
 @contextmanager
@@ -189,6 +236,7 @@ def cockpit_of(folder: Path, specs: Mapping[str, str]) -> Iterator[Cockpit]:
     with pytest.MonkeyPatch.context() as patch:
         for variable, program in (("TIDEGATE_DRIVER", "fake_driver.py"), ("TIDEGATE_CHECKS", "fake_checks.py")):
             patch.setenv(variable, f"{sys.executable} {Path(__file__).with_name(program)}")
+        patch.setattr(airflow, "airflow_settings", _patient)
         try:
             stack.up(print)
             for key, value in stack.environment().items():

@@ -42,7 +42,7 @@ class FakeDesk:
 
     def streams(self, user: Any) -> list[dict[str, Any]]:
         own = {"runs": 1, "conn_id": None}
-        return [{"dag_id": f"{p}.stream", "paused": p in self.paused, **own} for p in sorted(self.pipelines)]
+        return [{"dag_id": f"{p}.stream", "paused": p in self.paused, "unread": None, **own} for p in sorted(self.pipelines)]
 
     def stream(self, dag_id: str) -> dict[str, Any] | None:
         return next((stream for stream in self.streams(None) if stream["dag_id"] == dag_id), None)

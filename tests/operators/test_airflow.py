@@ -13,26 +13,25 @@ from tidegate.infra.airflow_api import AirflowApiError
 
 from .conftest import Cockpit
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]  # the first test starts Airflow; a slow machine is no failure
 
 
 def test_every_dag_parses(cockpit: Cockpit) -> None:
     """Airflow has no import errors and knows the DAGs of every pipeline."""
     assert cockpit.api.import_errors() == {}
     for kind in ("stream", "recover", "quality"):
-        assert cockpit.api.wait_for_dag(f"lost.{kind}")["is_paused"] is False
-    assert cockpit.api.wait_for_dag("tidegate.sweep")
+        assert cockpit.known(f"lost.{kind}")["is_paused"] is False
+    assert cockpit.known("tidegate.sweep")
 
 
 def test_a_killed_driver_is_noticed_and_replaced(cockpit: Cockpit) -> None:
-    """kill -9 is noticed in under 15 s, the next driver goes on after the last checkpoint, and no retry is used up."""
+    """kill -9 is noticed, the next driver goes on after the last checkpoint, and no retry is used up."""
     run = cockpit.running("lost")
     before = cockpit.kill("lost")
     head = cockpit.head("lost")
-    noticed = cockpit.until(lambda: cockpit.task("lost", run)["state"] != "deferred", 15, "notice of the loss")
+    cockpit.until(lambda: cockpit.task("lost", run)["state"] != "deferred", 15, "notice of the loss")
     cockpit.until(lambda: cockpit.token("lost") == before + 1, 60, "new driver")
     cockpit.until(lambda: cockpit.head("lost") > head, 30, "new checkpoint")
-    assert noticed < 15
     assert cockpit.task("lost", run)["try_number"] == 1
 
 
@@ -78,7 +77,7 @@ def test_a_stream_goes_back_to_an_older_checkpoint(cockpit: Cockpit) -> None:
     cockpit.until(lambda: cockpit.head("restored") >= 8, 60, "some checkpoints")
     target = next(row.id for row in Catalog(SlotLog(cockpit.store, "restored")).listing() if row.slot == 3)
     recovery = cockpit.api.trigger("restored.recover", {"checkpoint": target, "reason": "a test"})
-    ended = cockpit.api.wait_for_run("restored.recover", recovery, 120)
+    ended = cockpit.ended("restored.recover", recovery, 120)
     log = cockpit.log("restored", recovery, "recover")
     assert ended["state"] == "success", log
     assert f"Impact of restoring restored to {target}" in log
@@ -94,7 +93,7 @@ def test_a_stream_goes_back_to_an_older_checkpoint(cockpit: Cockpit) -> None:
 def test_failed_expectations_turn_the_run_red(cockpit: Cockpit) -> None:
     """The failed expectation is named in the task's log; a warning alone would not fail it."""
     run = cockpit.checks
-    assert cockpit.api.wait_for_run("checked.quality", run, 60)["state"] == "failed"
+    assert cockpit.ended("checked.quality", run, 60)["state"] == "failed"
     log = cockpit.log("checked", run, "quality")
     assert "failed expectation: late.late_ratio: few rows are late (seen: 0.7 of LGA)" in log
     assert "failed expectation: late.reasons" not in log
@@ -104,7 +103,7 @@ def test_the_sweep_starts_what_should_run(cockpit: Cockpit) -> None:
     """A stream that should run and has neither driver nor run gets a run; one that is stopped does not."""
     set_desired(cockpit.store, "swept", DesiredState.RUN, who="test", why="it should run")
     run = cockpit.api.trigger("tidegate.sweep")
-    assert cockpit.api.wait_for_run("tidegate.sweep", run, 90)["state"] == "success"
+    assert cockpit.ended("tidegate.sweep", run, 90)["state"] == "success"
     cockpit.until(lambda: cockpit.token("swept") > 0, 60, "driver")
     assert "swept: should run and does not" in cockpit.api.log("tidegate.sweep", run, "look")
     assert "ended: desired: stopped" in cockpit.api.log("tidegate.sweep", run, "look")
@@ -137,8 +136,10 @@ def test_the_page_is_behind_airflow_s_login(cockpit: Cockpit) -> None:
     """Without a login every route refuses; a viewer sees streams and may not restore; a user may; nothing else exists."""
     stream = "api/streams/lost.stream"
     paths = ("page", "api/streams", stream, f"{stream}/checkpoints", "docs/checked.quality/1/index.html")
-    assert {cockpit.get(path)[0] for path in paths} == {401}
-    assert {cockpit.get(path, "vic")[0] for path in paths} == {200}
+    cockpit.ended("checked.quality", cockpit.checks, 60)  # it writes the last of them
+    cockpit.running("lost")
+    assert {path: cockpit.get(path)[0] for path in paths} == dict.fromkeys(paths, 401)
+    assert {path: cockpit.get(path, "vic")[0] for path in paths} == dict.fromkeys(paths, 200), cockpit.evidence()
     seen = {user: json.loads(cockpit.get(stream, user)[1]) for user in ("vic", "uwe")}
     assert (seen["vic"]["may"], sorted(seen["uwe"]["may"])) == ([], ["maintain", "pin", "recover"])
     assert (seen["vic"]["state"], seen["vic"]["holder"]["member"]) == ("running", "JFK/0")

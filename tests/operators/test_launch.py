@@ -33,7 +33,7 @@ def test_a_launched_driver_leads_a_group_and_leaves_its_exit_code(tmp_path: Path
 
 def test_a_killed_driver_is_told_from_a_failed_one(tmp_path: Path, wait_until: Wait) -> None:
     """kill -9 shows as 137, which no driver chooses; a signal to a process that is no longer itself is refused."""
-    started = _launch(tmp_path, "import os; open('pid', 'w').write(str(os.getpid())); import time; time.sleep(60)")
+    started = _launch(tmp_path, "import os; open('pid', 'w').write(str(os.getpid())); import time; time.sleep(600)")
     pid_file = Path(started.log).parent / "pid"
     wait_until(lambda: pid_file.exists() and pid_file.read_text() != "")
     assert started.alive()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -31,6 +32,7 @@ supervision: {{sweep: "{cron}"}}
 # Measured beyond what Airflow imports by itself for any DAG file with these base classes.
 _MEASURE = """
 import sys, time, json
+yardstick = time.process_time()
 import airflow.providers.standard.operators.trigger_dagrun
 from airflow.sdk import DAG, Asset, AssetWatcher, BaseOperator, Param, RetryRule
 from airflow.triggers.base import BaseEventTrigger
@@ -40,7 +42,7 @@ imported = time.process_time()
 dags = build_dags(sys.argv[1])
 built = time.process_time()
 import tidegate.operators.plugin
-print(json.dumps([imported - begun, built - imported, sorted(set(sys.modules) - before), sorted(dags)]))
+print(json.dumps([(built - begun) / (begun - yardstick), sorted(set(sys.modules) - before), sorted(dags)]))
 """
 
 
@@ -54,50 +56,51 @@ def _swept(dag: DAG) -> list[str]:
     return sorted(look.pipelines)
 
 
-def _measure(folder: Path) -> tuple[float, float, list[str], list[str]]:
-    """Processor seconds of the import and of the build, the modules that came along, the DAGs."""
+def _measure(folder: Path) -> tuple[float, list[str], list[str]]:
+    """Processor time of import and build, as a share of what Airflow itself needs; the modules that came along; the DAGs."""
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE, str(folder)],
         capture_output=True,
         text=True,
         check=True,
         env=dict(os.environ),
-        timeout=120,
+        timeout=280,
     )
-    importing, building, modules, dags = json.loads(done.stdout.splitlines()[-1])
-    return importing, building, modules, dags
+    share, modules, dags = json.loads(done.stdout.splitlines()[-1])
+    return share, modules, dags
 
 
 @pytest.mark.airflow
 def test_parsing_imports_nothing_heavy() -> None:
-    """The demo's DAGs parse in under a second of processor time, and no heavy package comes along, also not by the plugin."""
-    importing, building, modules, dags = _measure(REPOSITORY / "dags" / "pipelines")
+    """The demo's DAGs need a fifth of Airflow's own time at most, and no heavy package comes along, also not by the plugin."""
+    share, modules, dags = _measure(REPOSITORY / "dags" / "pipelines")
     packages = {name.partition(".")[0] for name in modules}
     assert packages.isdisjoint(HEAVY), packages & set(HEAVY)
     kinds = ("stream", "recover", "pin", "quality", "maintain")
     assert {*(f"flights.{kind}" for kind in kinds), "tidegate.sweep"} <= set(dags)
-    assert importing + building < 1.0
+    assert share < 0.2
 
 
 @pytest.mark.airflow
-def test_a_hundred_pipelines_parse_in_two_seconds(tmp_path: Path) -> None:
+def test_a_hundred_pipelines_parse_in_half_of_airflow_s_own_time(tmp_path: Path) -> None:
     """The cost per pipeline stays small enough for a folder of a hundred."""
     for number in range(100):
         _write(tmp_path, f"p{number:03}")
-    importing, building, _, dags = _measure(tmp_path)
+    share, _, dags = _measure(tmp_path)
     assert len(dags) == 501
-    assert importing + building < 2.0
+    assert share < 0.5
 
 
 def test_a_broken_spec_leaves_the_others_alone(tmp_path: Path) -> None:
-    """The good pipeline has its DAGs; the bad one becomes an import error that names file, line and field."""
+    """The good pipeline has its DAGs; the bad one becomes a DAG that fails and names file, line and field."""
     _write(tmp_path, "good")
     (tmp_path / "bad.yaml").write_text("apiVersion: tidegate/v1\nname: bad\nsauces: {}\n")
     dags = build_dags(tmp_path)
     assert {"good.stream", "good.recover", "good.quality", "good.maintain", "tidegate.sweep"} < set(dags)
-    broken = dags["tidegate.broken_specs"]
-    with pytest.raises(ConfigurationError, match=r"bad\.yaml:3: sauces: unknown field, did you mean 'sources'"):
-        broken.validate()  # type: ignore[no-untyped-call]
+    wrong = r"bad\.yaml:3: sauces: unknown field, did you mean 'sources'"
+    assert re.search(wrong, str(dags["tidegate.broken_specs"].description))
+    with pytest.raises(ConfigurationError, match=wrong):
+        dags["tidegate.broken_specs"].task_dict["read"].execute({})  # type: ignore[union-attr]
 
 
 def test_a_renamed_or_deleted_file_takes_only_its_own_dags(tmp_path: Path) -> None:
@@ -117,8 +120,7 @@ def test_two_specs_with_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "zz.yaml").write_text((tmp_path / "same.yaml").read_text())
     dags = build_dags(tmp_path)
     assert "same.stream" in dags
-    with pytest.raises(ConfigurationError, match=r"zz\.yaml:1: name: 'same' is taken by .*same\.yaml"):
-        dags["tidegate.broken_specs"].validate()  # type: ignore[no-untyped-call]
+    assert re.search(r"zz\.yaml:1: name: 'same' is taken by .*same\.yaml", str(dags["tidegate.broken_specs"].description))
 
 
 def test_notifiers_are_airflow_s_own(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def _trigger(floor: int = 1) -> StreamTrigger:
     made = StreamTrigger(pipeline="p", floor=floor)
-    made._task_instance = SimpleNamespace(dag_id="p.stream", task_id="stream", run_id="r")  # as the triggerer injects it
+    made._task_instance = SimpleNamespace(id="t", dag_id="p.stream", task_id="stream", run_id="r")  # as the triggerer injects it
     return made
 
 
