@@ -20,8 +20,8 @@ __all__ = ["ProcessMark", "is_alive", "kill", "marked_with", "program", "spawn",
 
 _POLL_SECONDS = 0.05
 
-# Children of this very process become zombies until they are waited for; keeping the handle lets is_alive() do that.
-_children: dict[int, subprocess.Popen[bytes]] = {}
+# Children of this very process become zombies until they are waited for; is_alive() does that.
+_children: set[int] = set()
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def spawn(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = Non
             cwd=cwd,
             start_new_session=True,
         )
-    _children[child.pid] = child
+    child.returncode = 0  # waited for below, if at all: it may outlive us, and Popen would warn about that
+    _children.add(child.pid)
     # An unreaped child keeps its pid, so the file is there even if the program has ended already.
     return ProcessMark(child.pid, _stat(child.pid)[1])
 
@@ -126,9 +127,14 @@ def _stat(pid: int) -> tuple[str, int]:
 
 
 def _reap(pid: int) -> None:
-    child = _children.get(pid)
-    if child is not None and child.poll() is not None:
-        del _children[pid]
+    if pid not in _children:
+        return
+    try:
+        gone = os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:  # somebody else has waited for it
+        gone = True
+    if gone:
+        _children.discard(pid)
 
 
 def _send(pid: int, number: signal.Signals, *, group: bool) -> None:
