@@ -41,7 +41,7 @@ def compose() -> dict[str, Any]:
 def test_compose_keeps_its_schema() -> None:
     """The file is what the Compose specification allows, as check-jsonschema brings it."""
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(COMPOSE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -82,7 +82,7 @@ def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
     name = unit.name.replace("@.", "@flights.")
     (tmp_path / name).write_text(text)
     done = subprocess.run(
-        ["systemd-analyze", "verify", str(tmp_path / name)], capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", "verify", str(tmp_path / name)], capture_output=True, text=True, timeout=240, check=False
     )
     complaints = [line for line in done.stderr.splitlines() if name in line]
     assert complaints == []
@@ -208,11 +208,11 @@ def tls_minio(tmp_path: Path) -> Iterator[tuple[str, MinioServer, Path]]:
         f"x509 -req -in {asked} -CA {ca} -CAkey {key} -CAcreateserial -days 2 -extfile {tmp_path / 'names'} "
         f"-out {certificates / 'public.crt'}",
     ):
-        subprocess.run(["openssl", *command.split()], check=True, capture_output=True, timeout=60)
+        subprocess.run(["openssl", *command.split()], check=True, capture_output=True, timeout=240)
     server = MinioServer(ensure_minio(print), tmp_path / "data", tmp_path / "minio.log")
     (tmp_path / "data" / "tls").mkdir(parents=True)  # a folder is a bucket
     server.launch()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not _listens(server.port):
         assert time.monotonic() < deadline, "MinIO does not listen"
         time.sleep(0.1)
@@ -235,7 +235,7 @@ def test_tls_with_a_private_ca(tls_minio: tuple[str, MinioServer, Path], monkeyp
     address, server, ca = tls_minio
     monkeypatch.setenv("AWS_CA_BUNDLE", str(ca))
     store = store_with(address, "tls", server.root, "")
-    for _ in range(20):  # each with its own patience of 3 s: the server is starting
+    for _ in range(60):  # each with its own patience of 3 s: the server is starting
         try:
             require_honest(store)
             break
@@ -256,7 +256,7 @@ def test_an_expired_certificate_is_waited_for(tmp_path: Path, monkeypatch: pytes
         f"keytool -genkeypair -keystore {bundle} {asked}",
         f"openssl pkcs12 -in {bundle} -passin pass:secret -nodes -out {pem}",
     ):
-        subprocess.run(command.split(), check=True, capture_output=True, timeout=60)
+        subprocess.run(command.split(), check=True, capture_output=True, timeout=240)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
     stop = threading.Event()

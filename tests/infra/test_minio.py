@@ -97,7 +97,7 @@ def test_second_build_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.Mo
         found: list[Path] = []
         second = threading.Thread(target=lambda: found.append(ensure_minio(lambda _: waiting.set(), tmp_path)))
         second.start()
-        assert waiting.wait(10)
+        assert waiting.wait(120)
         (folder / "minio").touch()  # the first build ends
     second.join(10)
     assert found == [folder / "minio"]
