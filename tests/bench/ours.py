@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,12 +21,14 @@ from typing import Any, Final
 from tests.bench.generate import SOURCES
 from tests.bench.meter import cpu_seconds, since_start
 from tidegate.jobs.driver.logs import configure_logs
+from tidegate.jobs.driver.loop import Until
 from tidegate.jobs.driver.process import RunOptions, run_pipeline
 from tidegate.jobs.engine.epoch import EpochReport
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["JOBS", "bench_spec"]
+__all__ = ["JOBS", "bench_spec", "measure", "run"]
 
+_PATIENCE: Final = 60.0  # seconds without a row; then rows are missing, and the check will say so
 _SCHEMA: Final = {"source": "int", "seq": "long", "event_time": "timestamp", "key": "int", "value": "double"}
 _AGGREGATES: Final = {"n": "count(*)", "s": "sum(value)"}
 _WINDOWS: Final = {"per_key": {"kind": "tumbling", "size": "10s", "keys": ["key"], "aggregates": _AGGREGATES}}
@@ -45,11 +48,16 @@ def bench_spec(job: str, spark: dict[str, Any]) -> PipelineSpec:
 
 
 def measure(spec: PipelineSpec, source: Path, out: Path) -> dict[str, Any]:
-    """Run to the end of the input; what it took."""
+    """Run to the end of the input files; what it took."""
+    shutil.copytree(source, out / "inbox", copy_function=os.link)  # the same files, below the store
+    return run(spec, out)
+
+
+def run(spec: PipelineSpec, out: Path, *, rows: int | None = None) -> dict[str, Any]:
+    """Run until the input ends or, asked to drain, until `rows` rows are sealed; what it took."""
     from tidegate.jobs.spark.session import open_session
 
     open_session(spec).range(10).count()
-    shutil.copytree(source, out / "inbox", copy_function=os.link)  # the same files, below the store
     found: dict[str, Any] = {"epochs": [], "timings": []}
 
     def note(report: EpochReport, seconds: float) -> None:
@@ -58,9 +66,12 @@ def measure(spec: PipelineSpec, source: Path, out: Path) -> dict[str, Any]:
             found["epochs"].append(round(seconds, 3))
             found["timings"].append(report.manifest.timings)
             found["rows"] = report.manifest.counters.read
+            if found["rows"] == rows:
+                os.kill(os.getpid(), signal.SIGTERM)
 
     begun, spent = time.monotonic(), cpu_seconds()
-    code = run_pipeline(spec, RunOptions(store_url=str(out), on_epoch=_metered(note, found, spent)))
+    until = Until() if rows is None else Until(idle=_PATIENCE)
+    code = run_pipeline(spec, RunOptions(store_url=str(out), until=until, on_epoch=_metered(note, found, spent)))
     return {"seconds": round(time.monotonic() - begun, 2), "code": code, **found}
 
 

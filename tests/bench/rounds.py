@@ -25,9 +25,11 @@ import duckdb
 
 from tests.bench.generate import TRIGGER_ROWS, generate
 
+__all__ = ["PER_KEY", "check", "report", "require", "scalar"]
+
 _CONTENDERS: Final[dict[str, tuple[str, ...]]] = {"windows": ("windows", "plain"), "order": ("order", "windows", "plain")}
 _WIDTH: Final = 10_000_000
-_PER_KEY: Final = f"epoch_us(event_time) // {_WIDTH} * {_WIDTH} as w, key, count(*) as n, sum(value) as s"
+PER_KEY: Final = f"epoch_us(event_time) // {_WIDTH} * {_WIDTH} as w, key, count(*) as n, sum(value) as s"
 
 
 def contend(name: str, source: Path, out: Path) -> dict[str, Any]:
@@ -48,12 +50,12 @@ def check(name: str, source: Path, out: Path) -> str:
     with duckdb.connect() as db:
         db.execute("set timezone = 'UTC'; set threads = 2")
         db.execute(f"create view input as select * from '{source}/s*/*.parquet'")
-        total = _one(db, "select count(*) from input")
+        total = scalar(db, "select count(*) from input")
         if name == "plain":
-            kept = _one(db, f"select coalesce(sum(n), 0) from '{out}/windows/*.parquet'")
+            kept = scalar(db, f"select coalesce(sum(n), 0) from '{out}/windows/*.parquet'")
             return f"{kept:,} of {total:,} rows in windows; the others were dropped or stand in windows that never closed"
         tables = out / f"bench_{name}" / "timelines" / "0" / "tables"
-        late = f"(select * from '{tables}/late/*/*.parquet')"
+        late = f"(select * from '{tables}/late/*/*.parquet')" if any(tables.glob("late/*/*")) else "(from input limit 0)"
         if name == "order":
             return _order(db, total, f"'{tables}/events/*/*.parquet'", late)
         return _windows(db, total, f"'{tables}/per_key/*/*.parquet'", late)
@@ -62,32 +64,34 @@ def check(name: str, source: Path, out: Path) -> str:
 def _windows(db: duckdb.DuckDBPyConnection, total: int, windows: str, late: str) -> str:
     found = f"""select w, key, sum(n) as n, sum(s) as s from (
             select epoch_us(window_start) as w, key, n, s from {windows}
-            union all select {_PER_KEY} from {late} group by all) group by all"""
-    expected = f"select {_PER_KEY} from input group by all"
-    differing = _one(
+            union all select {PER_KEY} from {late} group by all) group by all"""
+    expected = f"select {PER_KEY} from input group by all"
+    differing = scalar(
         db,
         f"select count(*) from ({found}) a full join ({expected}) b using (w, key) where a.n is distinct from b.n or a.s <> b.s",
     )
-    rows, kept = _one(db, f"select count(*) from {late}"), _one(db, f"select sum(n) from {windows}")
-    _require(differing == 0 and rows + kept == total, f"{differing} windows differ; {kept} + {rows} late of {total}")
+    rows, kept = scalar(db, f"select count(*) from {late}"), scalar(db, f"select sum(n) from {windows}")
+    require(differing == 0 and rows + kept == total, f"{differing} windows differ; {kept} + {rows} late of {total}")
     return f"{kept:,} rows in windows + {rows:,} late rows kept = {total:,}, every key and window exact"
 
 
 def _order(db: duckdb.DuckDBPyConnection, total: int, events: str, late: str) -> str:
-    unsorted = _one(
+    unsorted = scalar(
         db, f"select count(*) from (select event_time < lag(event_time) over (order by position) as x from {events}) where x"
     )
-    rows, kept = _one(db, f"select count(*) from {late}"), _one(db, f"select count(distinct position) from {events}")
-    _require(unsorted == 0 and rows + kept == total, f"{unsorted} out of order; {kept} + {rows} late of {total}")
+    rows, kept = scalar(db, f"select count(*) from {late}"), scalar(db, f"select count(distinct position) from {events}")
+    require(unsorted == 0 and rows + kept == total, f"{unsorted} out of order; {kept} + {rows} late of {total}")
     return f"{kept:,} rows in order + {rows:,} late rows kept = {total:,}"
 
 
-def _require(right: bool, what: str) -> None:
+def require(right: bool, what: str) -> None:
+    """End the bench when an answer is wrong."""
     if not right:
         raise SystemExit(f"WRONG ANSWER: {what}")
 
 
-def _one(db: duckdb.DuckDBPyConnection, sql: str) -> int:
+def scalar(db: duckdb.DuckDBPyConnection, sql: str) -> int:
+    """The one number a query gives; 0 for none."""
     row = db.execute(sql).fetchone()
     return int(row[0]) if row and row[0] is not None else 0
 

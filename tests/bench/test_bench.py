@@ -8,6 +8,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from tests.bench import kafka
 from tests.bench.generate import SOURCES, T0, generate
 from tests.bench.rounds import check, report
 
@@ -57,3 +58,28 @@ def test_ratio_is_the_median_of_the_rounds() -> None:
 
     rounds = [{"windows": took(ours), "plain": took(plain)} for ours, plain in ((10, 12), (100, 130), (5, 5))]
     assert "throughput against plain: 1.20 x (rounds: 1.20, 1.30, 1.00)" in report("windows", rounds)
+
+
+def test_the_peers_losses_are_counted(source: Path, tmp_path: Path) -> None:
+    """What the peer's windows lack is a number; a row that they have twice is an error."""
+    start = "make_timestamptz(epoch_us(event_time) // 10000000 * 10000000)"
+    (tmp_path / "windows").mkdir()
+    for end, lost in ((5, 24), (-1, 0)):
+        query = f"select {start} as w, key, count(*) as n from '{source}/s*/*.parquet' where seq > {end} group by all"
+        duckdb.sql(f"copy ({query}) to '{tmp_path}/windows/part.parquet' (format parquet)")
+        assert kafka.dropped(source, tmp_path) == lost
+    duckdb.sql(f"copy (from '{tmp_path}/windows/part.parquet' limit 1) to '{tmp_path}/windows/again.parquet' (format parquet)")
+    with pytest.raises(SystemExit, match="1 windows of the peer's have too many rows"):
+        kafka.dropped(source, tmp_path)
+
+
+def test_rows_a_second() -> None:
+    """Rows a second of both sides, medians, and the ratio within each round."""
+
+    def took(seconds: float) -> dict[str, Any]:
+        return {"seconds": seconds, "cpu": seconds, "epochs": [2.0, 1.0]}
+
+    rounds = [{"ours": took(ours), "plain": took(plain)} for ours, plain in ((10, 12), (100, 130), (5, 5))]
+    lines = kafka.report(1000, rounds).splitlines()
+    assert lines[2] == "| 1 | 100 | 83 | 1.20 |"
+    assert "| median | 100 | 83 | 1.20 |" in lines
