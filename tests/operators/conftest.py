@@ -197,7 +197,7 @@ class Cockpit:
             f"{name}: {read_desired(self.store, name).model_dump(exclude={'at'})} token {self.token(name)}" for name in self.runs
         ]
         for log in sorted((self.stack.home / "logs").glob("*.log")):
-            found[log.name] = tail(str(log), 25)
+            found[log.name] = [line[:400] for line in tail(str(log), 2_000, 1 << 20) if "http.access" not in line][-25:]
         for folder in sorted((self.stack.home / "drivers").glob("*")):
             for log in sorted(folder.glob("*.log"))[-1:]:
                 found[f"{folder.name}/{log.name}"] = tail(str(log), 5)
