@@ -6,7 +6,8 @@
     <p>.backfill  a past range as a batch        <p>.windows  announces closed periods, where the spec says so
     <p>.splice    late rows back into history
 
-One broken spec does not take the others down: its findings become a DAG of their own, which fails and names them.
+One broken spec does not take the others down: its findings become a DAG of their own, which fails and names them, and an
+import error of a file that asks for it (`check_specs`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tidegate.operators.stream import StreamOperator
 from tidegate.operators.sweep import SweepOperator
 from tidegate.operators.windows import ClosedWindowsOperator
 
-__all__ = ["STORE_TAG", "build_dags"]
+__all__ = ["STORE_TAG", "build_dags", "check_specs"]
 
 STORE_TAG: Final = "store:"  # and the Airflow connection of the store
 SWEEP: Final = "tidegate.sweep"
@@ -60,6 +61,34 @@ def build_dags(
         quality_every: at most one check of a pipeline in so many seconds.
         on_failure: Airflow's notifiers, or functions of a context, called when a task of any of these DAGs fails.
     """
+    specs, findings = _read(folder)
+    dags = [dag for spec, path in specs.values() for dag in _pipeline_dags(spec, str(path.absolute()), conn_id, quality_every)]
+    dags += _sweeps([spec for spec, _ in specs.values()], conn_id)
+    if findings:
+        dags.append(_broken_specs(findings))
+    for task in (task for dag in dags for task in dag.tasks if isinstance(task, BaseOperator)):
+        task.on_failure_callback = list(on_failure)
+    return {dag.dag_id: dag for dag in dags}
+
+
+def check_specs(folder: str | Path) -> None:
+    """Read all specs of a folder: a DAG file that calls this shows what is wrong with them in Airflow's banner of import errors.
+
+    Such a file must build no DAGs: an import error stops all DAGs of its file from being started.
+
+    Args:
+        folder: holds one `*.yaml` file per pipeline.
+
+    Raises:
+        ConfigurationError: file, line and field of each mistake.
+    """
+    _, findings = _read(folder)
+    if findings:
+        raise _invalid(findings)
+
+
+def _read(folder: str | Path) -> tuple[dict[str, tuple[PipelineSpec, Path]], list[str]]:
+    """The good specs by name, and what is wrong with the others."""
     specs: dict[str, tuple[PipelineSpec, Path]] = {}
     findings = []
     for path in sorted(Path(folder).glob("*.yaml")):
@@ -70,13 +99,16 @@ def build_dags(
             findings.append(error.message)
         else:
             specs[spec.name] = (spec, path)
-    dags = [dag for spec, path in specs.values() for dag in _pipeline_dags(spec, str(path.absolute()), conn_id, quality_every)]
-    dags += _sweeps([spec for spec, _ in specs.values()], conn_id)
-    if findings:
-        dags.append(_broken_specs(findings))
-    for task in (task for dag in dags for task in dag.tasks if isinstance(task, BaseOperator)):
-        task.on_failure_callback = list(on_failure)
-    return {dag.dag_id: dag for dag in dags}
+    return specs, findings
+
+
+def _invalid(findings: Sequence[str]) -> ConfigurationError:
+    return ConfigurationError(
+        "\n".join(findings),
+        code="spec.invalid",
+        kept="every other pipeline of the folder",
+        advice="mend the file: tidegate validate FILE",
+    )
 
 
 def _refuse_second(spec: PipelineSpec, path: Path, taken: dict[str, tuple[PipelineSpec, Path]]) -> None:
@@ -322,9 +354,4 @@ class BrokenSpecsOperator(BaseOperator):
 
     def execute(self, context: Any) -> None:
         """Say it, in the log and to notifiers."""
-        raise ConfigurationError(
-            "\n".join(self.findings),
-            code="spec.invalid",
-            kept="every other pipeline of the folder",
-            advice="mend the file: tidegate validate FILE",
-        )
+        raise _invalid(self.findings)

@@ -15,7 +15,7 @@ from airflow.sdk import DAG
 
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.operators import get_provider_info
-from tidegate.operators.factory import build_dags
+from tidegate.operators.factory import build_dags, check_specs
 from tidegate.operators.sweep import SweepOperator
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -92,7 +92,7 @@ def test_a_hundred_pipelines_parse_in_half_of_airflow_s_own_time(tmp_path: Path)
 
 
 def test_a_broken_spec_leaves_the_others_alone(tmp_path: Path) -> None:
-    """The good pipeline has its DAGs; the bad one becomes a DAG that fails and names file, line and field."""
+    """The good pipeline has its DAGs; the bad one becomes a DAG that fails, and an import error, with file, line and field."""
     _write(tmp_path, "good")
     (tmp_path / "bad.yaml").write_text("apiVersion: tidegate/v1\nname: bad\nsauces: {}\n")
     dags = build_dags(tmp_path)
@@ -101,6 +101,10 @@ def test_a_broken_spec_leaves_the_others_alone(tmp_path: Path) -> None:
     assert re.search(wrong, str(dags["tidegate.broken_specs"].description))
     with pytest.raises(ConfigurationError, match=wrong):
         dags["tidegate.broken_specs"].task_dict["read"].execute({})  # type: ignore[union-attr]
+    with pytest.raises(ConfigurationError, match=wrong):
+        check_specs(tmp_path)
+    (tmp_path / "bad.yaml").unlink()
+    check_specs(tmp_path)
 
 
 def test_a_renamed_or_deleted_file_takes_only_its_own_dags(tmp_path: Path) -> None:
