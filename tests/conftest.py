@@ -14,7 +14,7 @@ from hypothesis import settings
 from tests.minio_server import RealMinio, running
 
 TIERS = ("unit", "minio", "spark", "airflow", "e2e")
-ONE_WORKER = {"tests/operators/test_airflow.py"}
+ONE_WORKER = {"tests/operators/test_airflow.py", "tests/operators/test_api_server.py"}
 
 # Importing Airflow creates its home folder; doctest collection imports modules of tidegate.operators. Two workers, two homes.
 _HOME = f"tidegate-tests-airflow-{os.getuid()}-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
