@@ -16,7 +16,9 @@ class KafkaClient:
     def __init__(self, jars: list[Path], servers: str) -> None:
         (own,) = (Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar")
         classpath = ":".join(map(str, jars))
-        port, token = launch_gateway(jarpath=str(own), classpath=classpath, die_on_exit=True, enable_auth=True)
+        port, token, self._process = launch_gateway(
+            jarpath=str(own), classpath=classpath, die_on_exit=True, enable_auth=True, return_proc=True
+        )
         self.gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token, auto_convert=True))
         self.jvm: Any = self.gateway.jvm
         self.servers = servers
@@ -83,6 +85,7 @@ class KafkaClient:
     def close(self) -> None:
         """End the JVM."""
         self.gateway.shutdown()
+        self._process.communicate(timeout=60)  # or Python would complain of a process nobody waited for
 
     def _producer(self, transactional: bool) -> Any:
         if transactional not in self._producers:

@@ -27,8 +27,8 @@ class RestCatalogServer:
         hadoop = [*own.glob("hadoop-client-*.jar")]
         (py4j,) = own.glob("py4j-*.jar")
         classpath = ":".join(map(str, [*jars, *hadoop]))
-        port, token = launch_gateway(
-            jarpath=str(py4j), classpath=classpath, die_on_exit=True, enable_auth=True, javaopts=["-Xmx256m"]
+        port, token, self._process = launch_gateway(
+            jarpath=str(py4j), classpath=classpath, die_on_exit=True, enable_auth=True, javaopts=["-Xmx256m"], return_proc=True
         )
         self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token, auto_convert=True))
         self._database = f"jdbc:sqlite:{folder / 'rest.sqlite'}"
@@ -58,3 +58,4 @@ class RestCatalogServer:
     def close(self) -> None:
         """End the JVM."""
         self._gateway.shutdown()
+        self._process.communicate(timeout=60)  # or Python would complain of a process nobody waited for
