@@ -1,8 +1,8 @@
 """Keeping the bucket in order: index, retention, scrub, logs. Safe beside a live driver, and each part beside the others.
 
     index      the catalog's pages are filled up, so that nobody who looks has to wait for it
-    retention  checkpoints beyond what the spec keeps are retired, files that nothing needs are deleted (a process of its own: it
-               asks the tables, whose libraries Airflow's workers need not load)
+    retention  small files of the tables are merged, checkpoints beyond what the spec keeps are retired, files that nothing needs
+               are deleted (a process of its own: it asks the tables, whose libraries Airflow's workers need not load)
     scrub      the newest checkpoint, the pinned ones, and each time another seventh of the rest: presence, size, checksums
     logs       all but the newest drivers' logs go
 
@@ -69,6 +69,8 @@ class MaintainOperator(BaseOperator):
         catalog.index.refresh()
         retired = self._retention(access)
         self.log.info("retired %s checkpoints, deleted %s files", len(retired["retired"]), len(retired["deleted"]))
+        before, after = (sum(table[when] for table in retired["compacted"].values()) for when in ("before", "after"))
+        self.log.info("the tables' %s data files became %s", before, after)
         results = list(self._scrub(catalog))
         forgotten = forget_old_logs(store, self.pipeline)
         damaged = [r for r in results if r.verdict is Verdict.DAMAGED]
@@ -79,6 +81,8 @@ class MaintainOperator(BaseOperator):
             "retired": len(retired["retired"]),
             "deleted": len(retired["deleted"]),
             "deleted_bytes": retired["deleted_bytes"],
+            "data_files_before": before,
+            "data_files_after": after,
             "scrubbed": len(results),
             "logs_forgotten": len(forgotten),
         }

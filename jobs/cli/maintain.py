@@ -63,15 +63,28 @@ def gc(
     dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Retire checkpoints beyond ``checkpoint.retain`` and delete files that nothing needs. Safe beside a live driver."""
-    from tidegate.jobs.driver.housekeeping import retention_of
+    """Merge small files of the tables, retire checkpoints beyond ``checkpoint.retain``, delete what nothing needs.
+
+    Safe beside a live driver.
+    """
+    from dataclasses import asdict
+
+    from tidegate.jobs.driver.housekeeping import maintain
 
     spec = context.find_spec(pipeline)
     keep_for = None if keep_hours is None else keep_hours * 3600
-    report = retention_of(spec, context.open_log(spec.name, store), keep_for).run(dry_run=dry_run)
+    done = maintain(spec, context.open_log(spec.name, store), keep_for, dry_run=dry_run)
+    report, compacted = done.swept, {table: asdict(files) for table, files in done.compacted.items()}
     if as_json:
-        output.envelope("gc", report.model_dump())
+        output.envelope("gc", report.model_dump() | {"compacted": compacted, "compaction_left": done.left})
         return
+    for table, files in done.compacted.items():
+        if files.skipped:
+            output.console().print(f"{table} is not compacted: {files.skipped}", markup=False)
+        elif files.before != files.after:
+            output.console().print(f"{table}: {files.before:,} data files became {files.after:,}")
+    if done.left:
+        output.console().print(f"compaction was left for the next time: {done.left}", markup=False)
     does = "would retire" if dry_run else "retired"
     output.console().print(
         f"{does} {len(report.retired):,} checkpoints; {'would delete' if dry_run else 'deleted'} "

@@ -1,4 +1,4 @@
-"""Keeps the bucket in order beside the epochs: index pages filled up, old checkpoints retired, unneeded files deleted.
+"""Keeps the bucket in order beside the epochs: index filled up, small files merged, old checkpoints retired, garbage deleted.
 
 In a thread of its own. Whatever it does is safe beside any driver, and a failure is only logged: the next round tries again.
 """
@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import structlog
 
 from tidegate.checkpoints.index import SlotIndex
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.retention import Policy, Retention
+from tidegate.checkpoints.retention import HOUR, Policy, Retention, SweepReport
+from tidegate.jobs.sinks.compaction import Compacted, compact_tables, delete_unnamed
 from tidegate.jobs.sinks.tables import published_upto, referenced_files, rewound
 from tidegate.jobs.spec.errors import TidegateError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Housekeeper", "retention_of"]
+__all__ = ["Housekeeper", "Maintenance", "maintain", "retention_of"]
 
 _LOOK_EVERY = 60.0  # seconds between looks at the head: one LIST and one GET
 _INDEX_AFTER = 250  # slots; half a page: whoever lists then reads at most so many manifests by itself
@@ -41,6 +43,45 @@ def retention_of(spec: PipelineSpec, log: SlotLog, keep_for: float | None = None
         published_upto=lambda: published_upto(spec, log),
         rewound=lambda: rewound(spec, log),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """What a run did.
+
+    Attributes:
+        swept: checkpoints retired and files deleted.
+        compacted: table -> its data files before and after.
+        left: why compaction did not run to its end.
+    """
+
+    swept: SweepReport
+    compacted: Mapping[str, Compacted] = field(default_factory=dict)
+    left: str = ""
+
+
+def maintain(spec: PipelineSpec, log: SlotLog, keep_for: float | None = None, *, dry_run: bool = False) -> Maintenance:
+    """Compact the tables, then retire and delete. A catalog that is away costs the compaction, not the retention.
+
+    Args:
+        spec: the pipeline.
+        log: its log.
+        keep_for: see `retention_of`.
+        dry_run: only say what would be retired and deleted; nothing is compacted.
+    """
+    compacted, left = {}, ""
+    if not dry_run:
+        try:
+            compacted = compact_tables(spec, log.store)
+        except TidegateError as error:  # also without the catalog's credentials, which retention does not need
+            left = error.message
+    swept = retention_of(spec, log, keep_for).run(dry_run=dry_run)
+    unnamed = delete_unnamed(spec, log.store, grace=HOUR, dry_run=dry_run)
+    more = {
+        "deleted": (*swept.deleted, *(entry.key for entry in unnamed)),
+        "deleted_bytes": swept.deleted_bytes + sum(entry.size for entry in unnamed),
+    }
+    return Maintenance(swept.model_copy(update=more), compacted, left)
 
 
 class Housekeeper:
@@ -84,9 +125,16 @@ class Housekeeper:
         if every is None or self._monotonic() - self._retained < every / 1e6:
             return
         self._retained = self._monotonic()
-        done = retention_of(self._spec, self._pipeline_log).run()
-        if done.retired or done.deleted:
-            _log.info("retention", retired=len(done.retired), deleted=len(done.deleted), bytes=done.deleted_bytes)
+        done = maintain(self._spec, self._pipeline_log)
+        if done.swept.retired or done.swept.deleted:
+            _log.info(
+                "retention", retired=len(done.swept.retired), deleted=len(done.swept.deleted), bytes=done.swept.deleted_bytes
+            )
+        for table, files in done.compacted.items():
+            if files.before != files.after:
+                _log.info("compaction", table=table, files_before=files.before, files_after=files.after)
+        if done.left:
+            _log.warning("compaction_left", error=done.left)
 
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_EVERY):

@@ -21,7 +21,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.inputs import environment_value
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["io_properties", "namespace", "open_catalog", "table_location"]
+__all__ = ["io_properties", "is_shared", "namespace", "open_catalog", "table_location"]
 
 _CATALOG = "tidegate"  # Spark's JdbcCatalog on the same database needs the same name
 
@@ -36,14 +36,26 @@ def table_location(spec: PipelineSpec, store: Store, table: str) -> str:
     return store.uri(f"{spec.name}/iceberg/{table}")
 
 
-def open_catalog(spec: PipelineSpec, store: Store, workdir: Path) -> Catalog:
-    """The catalog of `outputs.catalog`; else a SQLite file beside a local store, or in the work folder."""
-    catalog = _catalog(spec, store, workdir)
+def is_shared(spec: PipelineSpec, store: Store) -> bool:
+    """Whether all who publish use one catalog; else each driver has its own, in its work folder."""
+    return spec.outputs.catalog is not None or isinstance(store, LocalStore)
+
+
+def open_catalog(spec: PipelineSpec, store: Store, workdir: Path, *, durable: bool = False) -> Catalog:
+    """The catalog of `outputs.catalog`; else a SQLite file beside a local store, or in the work folder.
+
+    Args:
+        spec: the pipeline.
+        store: its store.
+        workdir: the driver's folder.
+        durable: whether a commit, with all before it, must survive a power failure: where files are deleted because of it.
+    """
+    catalog = _catalog(spec, store, workdir, durable)
     catalog.create_namespace_if_not_exists(namespace(spec))
     return catalog
 
 
-def _catalog(spec: PipelineSpec, store: Store, workdir: Path) -> Catalog:
+def _catalog(spec: PipelineSpec, store: Store, workdir: Path, durable: bool) -> Catalog:
     address, files = spec.outputs.catalog, io_properties(store)
     if address is not None and address.startswith(("http://", "https://")):
         given = spec.outputs.catalog_options.items()
@@ -56,13 +68,21 @@ def _catalog(spec: PipelineSpec, store: Store, workdir: Path) -> Catalog:
     catalog = SqlCatalog(_CATALOG, uri=address, warehouse=store.uri(f"{spec.name}/iceberg"), **files)
     if catalog.engine.dialect.name == "sqlite":
         catalog.engine.dispose()
-        event.listen(catalog.engine, "connect", _without_fsync)
+        event.listen(catalog.engine, "connect", _with_fsync if durable else _without_fsync)
     return catalog
 
 
 def _without_fsync(connection: Any, _record: object) -> None:
     """A power failure may take the last commits of the catalog, whole: the tables then follow the log again from there."""
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000"):
+    _pragmas(connection, "NORMAL")
+
+
+def _with_fsync(connection: Any, _record: object) -> None:
+    _pragmas(connection, "FULL")
+
+
+def _pragmas(connection: Any, synchronous: str) -> None:
+    for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "busy_timeout=10000"):
         connection.execute(f"PRAGMA {pragma}").close()
 
 

@@ -10,23 +10,30 @@ Rules that keep a slot from being applied twice or on the wrong timeline (design
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
+import pyarrow.compute as pc
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions.parser import parse
-from pyiceberg.table import Table, Transaction
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update.snapshot import ExpireSnapshots, ManageSnapshots
+from pyiceberg.transforms import IdentityTransform, parse_transform
 
+from tidegate.jobs.sinks.arrange import Arrangement, Values, described, split, write
 from tidegate.jobs.sinks.marks import Mark
+from tidegate.jobs.sinks.rewrite import Held, held, new_stem, put_files, read_rows
 from tidegate.jobs.spec.errors import PoisonError
 
 __all__ = ["TABLE_PROPERTIES", "Follower", "tag_name"]
 
-UID, TIMELINE, FROM, UPTO, FENCE = (f"tidegate.{n}" for n in ("uid", "timeline", "from", "upto", "fence"))
+UID, TIMELINE, FROM, UPTO, FENCE, COMPACTED = (f"tidegate.{n}" for n in ("uid", "timeline", "from", "upto", "fence", "compacted"))
 TABLE_PROPERTIES = {
     "commit.retry.num-retries": "0",
     "commit.manifest-merge.enabled": "true",  # else every commit rewrites a list as long as the table's history
@@ -83,16 +90,49 @@ class Follower:
             with self.table.update_schema() as update:
                 update.union_by_name(schema)
 
+    def arrangement(self) -> Arrangement:
+        """How files that come now are partitioned and sorted.
+
+        Raises:
+            ValueError: by something that tidegate does not know.
+        """
+        return Arrangement.of(self.table.metadata)
+
+    def arrange(self, wanted: Arrangement) -> None:
+        """Let the table say how its files are partitioned and sorted from now on; those that are there stay as they are."""
+        metadata = self.table.metadata
+        if _same(metadata, wanted):
+            return
+        name = metadata.schema().find_column_name
+        fields = {(name(f.source_id), str(f.transform)): f.name for f in metadata.spec().fields}
+        parts = {(part.column, part.iceberg): part for part in wanted.partitions}
+        with _Commit(self.table) as commit:
+            with commit.update_spec() as update:
+                for known in fields.keys() - parts.keys():
+                    update.remove_field(fields[known])
+                for part in (part for known, part in parts.items() if known not in fields):
+                    update.add_field(part.column, parse_transform(part.iceberg))
+            with commit.update_sort_order() as sorting:
+                for key in wanted.order:
+                    (sorting.desc if key.descending else sorting.asc)(key.column, IdentityTransform())
+
     def begin(self, timeline: int, upto: int) -> None:
         """The first snapshot of a new table: empty, since no slot so far has rows for it."""
         with _Commit(self.table) as commit:
             _append(commit, [], self._marked(timeline, 1, upto))
 
-    def apply(self, files: Sequence[str], timeline: int, first: int, upto: int, tags: Collection[str] | None = None) -> None:
+    def apply(
+        self,
+        files: Collection[str],
+        timeline: int,
+        first: int,
+        upto: int,
+        tags: Collection[str] | None = None,
+    ) -> None:
         """Append slots `first` to `upto`.
 
         Args:
-            files: addresses of the Parquet files of these slots.
+            files: addresses of the Parquet files of these slots; with their partitions, where the table has some.
             timeline: the lineage on which `first` and `upto` are positions.
             first: the slot after the table's mark.
             upto: the new mark.
@@ -107,15 +147,51 @@ class Follower:
         """Take out the slots after `position`, and mark main as standing there on another timeline.
 
         One commit, whose snapshot nobody has seen before: main never is an old snapshot again, and whoever prepared a commit on
-        the old main is refused. Files of single slots are dropped by their bounds; one that somebody has compacted is rewritten.
+        the old main is refused. Files of single slots are dropped by their bounds; one with more slots is written anew.
         """
         beyond = f"_epoch > {position}"
         with _Commit(self.table) as commit:
             with commit.update_snapshot().delete() as dropped:
                 dropped.delete_by_predicate(parse(beyond))
-            if dropped.rewrites_needed:
+            if dropped.rewrites_needed and not self._cut(commit, position):
                 commit.delete(beyond)
             _append(commit, [], self._marked(timeline, position + 1, position) | {FENCE: str(timeline)})
+
+    def held(self) -> list[Held]:
+        """The data files of main.
+
+        Raises:
+            ValueError: another engine deleted single rows.
+        """
+        return list(held(self.table.metadata, self.table.io))
+
+    def replace(self, gone: Collection[DataFile], new: Mapping[str, Values]) -> None:
+        """Put merged files in the place of others with the same rows. The mark stays: the snapshot has none of its own.
+
+        Raises:
+            CommitFailedException: main has moved.
+            ValidationException: main does not have the files any more, or the new ones came too late.
+        """
+        with _Commit(self.table) as commit:
+            put_files(commit, self.table.io, gone, new, Operation.REPLACE, {COMPACTED: str(len(gone))})
+
+    def _cut(self, commit: Transaction, position: int) -> bool:
+        """Write merged files anew without the rows beyond a position; False where somebody else's files have such rows."""
+        metadata, files = commit.table_metadata, self.table.io
+        try:
+            beyond = [one for one in held(metadata, files) if one.last is None or one.last > position]
+        except ValueError:
+            return False
+        if not all(one.merged and one.last is not None for one in beyond):
+            return False
+        new: dict[str, Values] = {}
+        for one in beyond:
+            rows = read_rows(files, one.file)
+            kept = rows.filter(pc.less_equal(rows["_epoch"], position))
+            put = partial(_put, files, f"{metadata.location}/")
+            new |= write(put, new_stem(metadata), split(kept, Arrangement.of(metadata)))
+        put_files(commit, files, [one.file for one in beyond], new, Operation.OVERWRITE, {})
+        return True
 
     def _newest(self) -> Snapshot | None:
         snapshot = self.table.metadata.current_snapshot()
@@ -169,16 +245,46 @@ class _Commit(Transaction):
             raise CommitFailedException(str(error)) from error
 
 
-def _append(commit: Transaction, files: Sequence[str], properties: dict[str, str]) -> None:
-    if files:
+def _same(metadata: TableMetadata, wanted: Arrangement) -> bool:
+    try:
+        found = Arrangement.of(metadata)
+    except ValueError:
+        return False
+    return set(found.partitions) == set(wanted.partitions) and found.order == wanted.order
+
+
+def _put(files: FileIO, folder: str, name: str, data: bytes, _rows: int) -> str:
+    with files.new_output(f"{folder}{name}").create(overwrite=False) as stream:
+        stream.write(data)
+    return f"{folder}{name}"
+
+
+def _append(commit: Transaction, files: Collection[str], properties: dict[str, str]) -> None:
+    if isinstance(files, Mapping):
+        _append_arranged(commit, files, properties)
+    elif files:
         # The duplicate check would read every manifest of the table; the marks make duplicates impossible.
         try:
             commit.add_files(list(files), snapshot_properties=properties, check_duplicate_files=False)
         except (ValueError, TypeError, NotImplementedError) as error:
             raise _misfit(commit, error) from error
-        return
-    with commit.update_snapshot(snapshot_properties=properties).fast_append():
-        pass
+    else:
+        with commit.update_snapshot(snapshot_properties=properties).fast_append():
+            pass
+
+
+def _append_arranged(commit: Transaction, files: Mapping[str, Values], properties: dict[str, str]) -> None:
+    """As pyiceberg's `add_files`, for partitions that no bounds can tell."""
+    if commit.table_metadata.name_mapping() is None:
+        names = commit.table_metadata.schema().name_mapping.model_dump_json()
+        commit.set_properties({TableProperties.DEFAULT_NAME_MAPPING: names})
+    update = commit.update_snapshot(snapshot_properties=properties)
+    with update.merge_append() if files else update.fast_append() as append:
+        try:
+            for path, values in files.items():
+                append.append_data_file(described(commit._table.io, commit.table_metadata, path, values))
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise _misfit(commit, error) from error
 
 
 def _head(commit: Transaction) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +26,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store import PreconditionFailedError, Store
+from tidegate.jobs.sinks.arrange import Arrangement, Values, split, write
 from tidegate.jobs.sinks.catalog import namespace, open_catalog, table_location
 from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, Follower, tag_name
 from tidegate.jobs.sinks.marks import Mark, Way
@@ -43,6 +44,7 @@ _THREADS = 3  # tables committed at a time: a commit is 40 ms of work and four t
 _CONFLICTS = 20  # in a row, before asking the caller to come back later: two publishers lose at most every other one
 _GROUP = 10  # slots between group ends: an empty snapshot per untouched table and epoch would double the cost of publishing
 _MOST = 100  # slots in one snapshot while catching up: bounds memory and the size of one commit
+_BATCH = 64_000_000  # bytes of an epoch's files arranged at a time; the names of arranged files depend on it
 _TAGS = 20  # group ends kept as tags, 200 slots; every snapshot kept makes every commit slower
 
 
@@ -214,7 +216,8 @@ class IcebergSink:
         follower = self._tables.get(table)
         mark = follower.mark() if follower else None
         left = [e for e in epochs if mark is None or e.slot > mark.upto]
-        files = [key for epoch in left for key in self._files(table, epoch)]
+        by_epoch = [self._files(table, epoch) for epoch in left]
+        files = [key for keys in by_epoch for key in keys]
         if not left or (follower is None and table in self.spec.windows and not files):
             return  # a window's table is made from its first file, which tells the types of its columns
         first, upto = left[0].slot, left[-1].slot
@@ -231,7 +234,54 @@ class IcebergSink:
         if table in self.spec.streams and any("splice" in epoch.notes and table in epoch.files for epoch in left):
             follower.widen(pa.schema([(SPLICED, pa.string()), (CAME, pa.int64())]))
         if files or tags is not None:
-            follower.apply([self.store.uri(key) for key in files], way.timeline, first, upto, tags)
+            sealed = zip(left, by_epoch, strict=True)
+            follower.apply(self._addresses(table, follower, sealed) if files else [], way.timeline, first, upto, tags)
+
+    def _addresses(
+        self, table: str, follower: Follower, sealed: Iterable[tuple[Manifest, list[str]]]
+    ) -> list[str] | dict[str, Values]:
+        """The files to append: those that the epochs sealed, or the same rows arranged as the spec has it."""
+        wanted = Arrangement.wanted(self.spec.outputs.layout.get(table))
+        follower.arrange(wanted)
+        if not wanted:
+            return [self.store.uri(key) for _, keys in sealed for key in keys]
+        arrangement = follower.arrangement()  # the same, with the fields in the table's order
+        written: dict[str, Values] = {}
+        for epoch, keys in sealed:
+            stem = f"{self._layout.table(table, epoch.id)}{arrangement.digest}"
+            for number, rows in enumerate(self._batches(keys)):
+                written |= write(self._put, f"{stem}-{number:03d}", split(rows, arrangement))
+        return written
+
+    def _batches(self, keys: list[str]) -> Iterator[pa.Table]:
+        """The rows of an epoch's files, so many at a time."""
+        batch: list[pa.Table] = []
+        size = 0
+        for key in keys:
+            data = self.store.get(key).data
+            batch.append(pq.read_table(io.BytesIO(data)))
+            size += len(data)
+            if size >= _BATCH:
+                yield pa.concat_tables(batch, promote_options="permissive")
+                batch, size = [], 0
+        if batch:
+            yield pa.concat_tables(batch, promote_options="permissive")
+
+    def _put(self, key: str, data: bytes, rows: int) -> str:
+        """Store a file of the epoch under a key that says what is in it: a second publisher finds the first one's."""
+        try:
+            self.store.create(key, data)
+        except PreconditionFailedError:
+            found = pq.read_metadata(io.BytesIO(self.store.get(key).data)).num_rows
+            if found != rows:
+                raise PoisonError(
+                    f"{self.store.uri(key)} has {found} rows, not {rows}",
+                    code="sink.other_rows",
+                    pipeline=self.spec.name,
+                    kept="the sealed epochs; the table shows the ones before",
+                    advice="find out who wrote it; once it is moved away, the driver writes it anew",
+                ) from None
+        return self.store.uri(key)
 
     def _files(self, table: str, epoch: Manifest) -> list[str]:
         """The epoch's files of a table. That of `checkpoints` follows from the manifest, so any publisher may write it."""

@@ -7,13 +7,13 @@ name equal rows.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tidegate.checkpoints.canonical import canonical_bytes, parse_json
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
 
-__all__ = ["Current", "current_key", "move_current", "read_current"]
+__all__ = ["Current", "current_key", "move_current", "read_current", "replace_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,20 @@ def move_current(store: Store, pipeline: str, new: Current) -> None:
             return
         except PreconditionFailedError:
             continue
+
+
+def replace_table(store: Store, pipeline: str, table: str, old: str, new: str) -> bool:
+    """Name another metadata file with the same rows, if the pointer still names the one it was made from."""
+    while True:
+        found = _read(store, pipeline)
+        if found is None or found[0].tables.get(table) != old:
+            return False
+        moved = replace(found[0], tables=found[0].tables | {table: new})
+        try:
+            store.swap(current_key(pipeline), canonical_bytes(asdict(moved)), found[1])
+        except PreconditionFailedError:
+            continue
+        return True
 
 
 def _ahead(there: Current, new: Current) -> bool:

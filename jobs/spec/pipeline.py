@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tidegate.jobs.spec.edges import EdgeColumns, unfit
 from tidegate.jobs.spec.inputs import DiscoveryOptions, EvolutionOptions, KafkaOptions, LandingOptions, ParseOptions, TableOptions
+from tidegate.jobs.spec.layout import OWN_COLUMNS, STREAM_COLUMNS, WINDOW_COLUMNS, TableLayout, misplaced
 from tidegate.jobs.spec.options import (
     BarrierOptions,
     CoalesceOptions,
@@ -58,6 +59,7 @@ BUILT: Final = "built"
 CHECKPOINTS: Final = "checkpoints"
 DEAD_LETTERS: Final = "dead_letters"
 BESIDE_THE_DATA: Final = {"description", "quality", "supervision", "spark", "sinks", "splice"}
+_BESIDE_THE_ROWS: Final = {"layout", "compact", "file_mb"}  # of `outputs`: where rows lie, not which there are
 RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BUILT, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
@@ -257,6 +259,12 @@ class OutputSpec(Model):
     """Sealed epochs gathered into one table snapshot."""
     max_unpublished: Annotated[int, Field(gt=0)] = 50
     """The driver waits, and says so, when more sealed epochs than this are not in the tables."""
+    layout: dict[str, TableLayout] = Field(default={})
+    """Table -> how its files are partitioned and sorted; default: files per epoch, rows as they left."""
+    compact: bool = True
+    """Whether maintenance merges small files of older epochs. On an S3 store it needs a ``catalog`` that all publishers share."""
+    file_mb: Annotated[int, Field(gt=0, le=1024)] = 64
+    """Size that merged files grow to, in MB of Parquet."""
 
 
 class CheckpointSpec(Model):
@@ -417,6 +425,21 @@ class PipelineSpec(Model):
             raise ValueError("outputs.events: false leaves pipes and reducers nothing to read")
         return self
 
+    @model_validator(mode="after")
+    def _layout_fits(self) -> Self:
+        for problem in misplaced(self.outputs.layout, self._arrangeable()) if self.outputs.layout else ():
+            raise ValueError(problem)
+        return self
+
+    def _arrangeable(self) -> dict[str, dict[str, str]]:
+        """Table -> column -> type, as far as files can be arranged by it."""
+        user: dict[str, dict[str, str]] = dict.fromkeys((EVENTS, LATE), self.columns)
+        for name, window in self.windows.items():
+            user[name] = {key: self.columns.get(key, "string") for key in window.keys} | WINDOW_COLUMNS
+        for name in self.streams:
+            user[name] = {**self.graph.columns[name], **STREAM_COLUMNS}
+        return {table: {**user.get(table, {}), **OWN_COLUMNS.get(table, {})} for table in self.tables}
+
     @property
     def graph(self) -> StreamGraph:
         """Streams in order, with their columns, readers and writers."""
@@ -444,7 +467,8 @@ class PipelineSpec(Model):
 
     def digest(self) -> str:
         """sha256 of all that rows depend on: stands in every manifest. Limits, supervision and Spark's settings do not count."""
-        fields = self.model_dump(mode="json", by_alias=True, exclude=BESIDE_THE_DATA)
+        beside: Any = {**dict.fromkeys(BESIDE_THE_DATA, True), "outputs": _BESIDE_THE_ROWS}
+        fields = self.model_dump(mode="json", by_alias=True, exclude=beside)
         return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def canonical(self) -> str:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.cli.conftest import Cli
 
 from tidegate.checkpoints.log import SlotLog
+from tidegate.jobs.driver import housekeeping
+from tidegate.jobs.sinks.compaction import Compacted
+from tidegate.jobs.spec.errors import TransientError
 
 
 def test_storage_counts_by_kind(cli: Cli, log: SlotLog, spec_file: Path) -> None:
@@ -25,3 +29,19 @@ def test_a_dry_run_keeps_everything(cli: Cli, log: SlotLog, spec_file: Path) -> 
     assert said.exit_code == 0, said.err
     assert said.data["dry_run"] is True
     assert said.data["retired"] == []
+
+
+def test_gc_says_how_many_files_became_how_many(cli: Cli, log: SlotLog, spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compaction is part of it, in words and as JSON; why it was left is said as well."""
+    found = {"events": Compacted(1200, 3), "late": Compacted(0, 0, "another engine deleted single rows of it")}
+    monkeypatch.setattr(housekeeping, "compact_tables", lambda *_: found)
+    said = cli("gc", "flights.yaml").out
+    assert "events: 1,200 data files became 3" in said
+    assert "late is not compacted: another engine deleted single rows of it" in said
+    assert cli("gc", "flights.yaml", "--json").data["compacted"]["events"] == {"before": 1200, "after": 3, "skipped": ""}
+
+    def away(*_: object) -> dict[str, Compacted]:
+        raise TransientError("the catalog is away", code="compaction.unavailable")
+
+    monkeypatch.setattr(housekeeping, "compact_tables", away)
+    assert "compaction was left for the next time: the catalog is away" in cli("gc", "flights.yaml").out

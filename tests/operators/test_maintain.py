@@ -18,7 +18,8 @@ from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, Transient
 from tidegate.operators import maintain
 from tidegate.operators.maintain import SHARES, MaintainOperator, due_for_scrub
 
-REPORT = {"data": {"retired": ["t0-000001-aa"], "deleted": ["x", "y"], "deleted_bytes": 7}}
+FILES = {"events": {"before": 9, "after": 2}}
+REPORT = {"data": {"retired": ["t0-000001-aa"], "deleted": ["x", "y"], "deleted_bytes": 7, "compacted": FILES}}
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def test_a_good_run_says_what_it_did(log: SlotLog, monkeypatch: pytest.MonkeyPat
     said = _answer(monkeypatch, 0, json.dumps(REPORT))
     found = _run()
     assert (found["retired"], found["deleted"], found["deleted_bytes"]) == (1, 2, 7)
+    assert (found["data_files_before"], found["data_files_after"]) == (9, 2)
     assert found["scrubbed"] >= 20 // SHARES
     assert said[0][4:7] == ["gc", "p.yaml", "--store"]
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +21,7 @@ from tests.simulation.world import World
 
 from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.sinks.arrange import Arrangement
 from tidegate.jobs.sinks.follower import Follower, tag_name
 from tidegate.jobs.sinks.iceberg import IcebergSink
 from tidegate.jobs.sinks.marks import Mark
@@ -219,11 +220,14 @@ class ModelFollower(Follower):
     def widen(self, schema: Any) -> None:
         """All columns are there."""
 
+    def arrange(self, wanted: Arrangement) -> None:
+        """Files lie as they lie."""
+
     def begin(self, timeline: int, upto: int) -> None:
         """The first snapshot."""
         self._commit(timeline, lambda m: self._appended(m, (), Mark(timeline, upto)))
 
-    def apply(self, files: Sequence[str], timeline: int, first: int, upto: int, tags: Collection[str] | None = None) -> None:
+    def apply(self, files: Collection[str], timeline: int, first: int, upto: int, tags: Collection[str] | None = None) -> None:
         """Append, tag, forget."""
 
         def change(metadata: Metadata) -> Metadata:

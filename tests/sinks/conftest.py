@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ class World:
     store: Store
     workdir: Path
     spec: PipelineSpec = field(default_factory=make_spec)
+    values: Callable[[int, int], dict[str, list[Any]]] = lambda slot, rows: {}
+    """(slot, rows) -> column -> values; what it does not name is null."""
 
     def __post_init__(self) -> None:
         self.log = SlotLog(self.store, self.spec.name, clock=ManualClock())
@@ -143,8 +146,10 @@ class World:
 
     def _file(self, table: str, me: CheckpointId, rows: int) -> FileRef:
         schema = table_schema(self.spec, table)
-        values = {"_timeline": me.timeline, "_epoch": me.slot}
-        data = pa.table({f.name: pa.array([values.get(f.name)] * rows, f.type) for f in schema}, schema=schema)
+        own = {"_timeline": [me.timeline] * rows, "_epoch": [me.slot] * rows}
+        given = {name: values for name, values in self.values(me.slot, rows).items() if name in schema.names}
+        columns = {f.name: [None] * rows for f in schema} | given | own
+        data = pa.table({f.name: pa.array(columns[f.name], f.type) for f in schema}, schema=schema)
         return write_small(self.store, f"{self.layout.table(table, me)}part-0.parquet", data)
 
 

@@ -1,21 +1,25 @@
-"""Random schedules of publishers, crashes, overtakings, restores and lost catalogs; the tables must equal the log in the end."""
+"""Random schedules of publishers, compactions, crashes, overtakings, restores, lost catalogs; in the end tables equal the log."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.sinks.conftest import World, make_spec
 
+from tidegate.checkpoints.clock import ManualClock
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.local import LocalStore
+from tidegate.jobs.sinks.compaction import compact_tables, delete_unnamed
 from tidegate.jobs.sinks.follower import Follower
-from tidegate.jobs.sinks.tables import read_table
+from tidegate.jobs.sinks.tables import read_table, referenced_files
 
 TABLES = ("events", "late", "hourly", "barriers")
+LATER = ManualClock(wall_ticks=4_000_000_000_000_000)
 
 
 class _CrashError(BaseException):
@@ -34,7 +38,8 @@ class Schedule:
 
     def step(self) -> None:
         """Do something."""
-        acts = [self.seal] * 5 + [self.publish] * 4 + [self.disturbed] * 4 + [self.restore, self.lose_catalog, self.roll_back]
+        acts = [self.seal] * 5 + [self.publish] * 4 + [self.disturbed] * 4 + [self.compact] * 3
+        acts += [self.restore, self.lose_catalog, self.roll_back]
         self.dice.choice(acts)()
 
     def seal(self) -> None:
@@ -69,6 +74,23 @@ class Schedule:
             self.sinks = [self.world.sink() if sink is one else sink for sink in self.sinks]
         self.pending = None
 
+    def compact(self) -> None:
+        """Merge files and delete what nobody names; perhaps somebody else acts before one of its commits, or it dies there."""
+        follow = self.dice.choice(self.sinks).follow
+
+        def overtake() -> None:
+            self.seal()
+            follow(self.world.log)
+
+        def crash() -> None:
+            raise _CrashError
+
+        self.pending = self.dice.choice([None, overtake, self.restore, crash])
+        with suppress(_CrashError):
+            compact_tables(self.world.spec, self.world.store)
+            delete_unnamed(self.world.spec, self.world.store, grace=0.0, clock=LATER)
+        self.pending = None
+
     def restore(self) -> None:
         """Fork to any checkpoint that was ever completed, or to the beginning."""
         self.world.fork(self.dice.choice([*self.ids, None]) if self.ids else None)
@@ -101,6 +123,7 @@ class Schedule:
         world, sink = self.world, self.world.sink()
         sink.follow(world.log)
         assert world.exact(sink)
+        assert all(Path(file).exists() for file in referenced_files(world.spec, world.store))
         for table in ("events", "checkpoints"):
             rows = read_table(world.spec, world.store, table)
             found = zip(rows["_timeline"].to_pylist(), rows["_epoch"].to_pylist(), strict=True)
@@ -110,7 +133,11 @@ class Schedule:
 def run(folder: Path, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One schedule."""
     schedule = Schedule(folder, seed)
-    for name in ("apply", "rewind", "begin"):
+    monkeypatch.setattr("tidegate.jobs.sinks.compaction._LEAVE", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.compaction._FEWEST", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.compaction._AT_ONCE", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.rewrite._LIFE", 3)
+    for name in ("apply", "rewind", "begin", "replace"):
         original = getattr(Follower, name)
 
         def disturbed(self: Follower, *args: Any, original: Any = original, **more: Any) -> None:

@@ -1,0 +1,184 @@
+"""Rows of a table on their way into its files: split by partition, sorted, written, described for Iceberg.
+
+What a table's metadata says about partitions and order decides, not the spec: rows written into a table always fit the table as
+it is. `Follower.arrange` brings the metadata in line with the spec.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.sorting import SortDirection
+from pyiceberg.transforms import BucketTransform, TruncateTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import BinaryType, DecimalType, IcebergType, LongType, StringType
+
+from tidegate.checkpoints.canonical import canonical_bytes, sha256_of_bytes
+from tidegate.jobs.spec.layout import PartitionBy, SortBy, TableLayout, Transform
+
+__all__ = ["Arrangement", "Put", "Values", "described", "fitted", "split", "write"]
+
+Values = tuple[Any, ...]
+"""The partition of one file, in the order of the table's partition fields."""
+Put = Callable[[str, bytes, int], str]
+"""Stores a file of so many rows under a name, and returns its address."""
+
+_PARTITION, _SORT_ORDER = 3, 15  # places of these fields in Iceberg's record of a data file
+_UNITS: Final = {Transform.YEAR: "Y", Transform.MONTH: "M", Transform.DAY: "D", Transform.HOUR: "h"}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """By what a table's files are partitioned, and their rows sorted."""
+
+    partitions: tuple[PartitionBy, ...] = ()
+    order: tuple[SortBy, ...] = ()
+
+    @classmethod
+    def wanted(cls, layout: TableLayout | None) -> Arrangement:
+        """What a spec says."""
+        return cls(layout.partitions, layout.order) if layout else cls()
+
+    @classmethod
+    def of(cls, metadata: TableMetadata) -> Arrangement:
+        """What a table says.
+
+        Raises:
+            ValueError: it is partitioned by something that tidegate does not know.
+        """
+        name = metadata.schema().find_column_name
+        partitions = [_partition(str(name(field.source_id)), str(field.transform)) for field in metadata.spec().fields]
+        sorting = metadata.sort_order_by_id(metadata.default_sort_order_id)
+        fields = sorting.fields if sorting else []
+        order = [SortBy(str(name(field.source_id)), field.direction is SortDirection.DESC) for field in fields]
+        return cls(tuple(partitions), tuple(order))
+
+    def __bool__(self) -> bool:
+        return bool(self.partitions or self.order)
+
+    @property
+    def digest(self) -> str:
+        """Stands in the names of files that are arranged so."""
+        words = {"partitions": [str(p) for p in self.partitions], "order": [f"{s.column} {s.descending}" for s in self.order]}
+        return sha256_of_bytes(canonical_bytes(words))[:8]
+
+
+def _partition(column: str, transform: str) -> PartitionBy:
+    kind, _, width = transform.rstrip("]").partition("[")
+    return PartitionBy(column, Transform(kind), int(width or 0))
+
+
+def split(rows: pa.Table, by: Arrangement) -> Iterator[tuple[Values, pa.Table]]:
+    """The rows of each partition, sorted. Equal ones stay as they came, so that a repetition gives the same."""
+    parts = [_encoded(_column(rows, part.column), part) for part in by.partitions]
+    keys = {f"p{n}": pa.array(codes) for n, (codes, _) in enumerate(parts)} | {
+        f"s{n}": _column(rows, key.column) for n, key in enumerate(by.order)
+    }
+    directions = [(f"p{n}", "ascending") for n in range(len(parts))] + [
+        (f"s{n}", "descending" if key.descending else "ascending") for n, key in enumerate(by.order)
+    ]
+    if keys:
+        indices = pc.sort_indices(pa.table(keys), sort_keys=directions)
+        rows = rows.take(indices)
+        parts = [(codes[indices.to_numpy()], values) for codes, values in parts]
+    codes = np.stack([codes for codes, _ in parts], axis=1) if parts else np.zeros((rows.num_rows, 1), np.int64)
+    starts = [0, *(np.flatnonzero(np.any(codes[1:] != codes[:-1], axis=1)) + 1).tolist(), rows.num_rows]
+    for start, end in pairwise(starts):
+        if end > start:
+            yield tuple(values[codes[start, n]] for n, (_, values) in enumerate(parts)), rows.slice(start, end - start)
+
+
+def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The rows with exactly these columns: a file from before a column was added reads as null there."""
+    return pa.table([_column(rows, f.name, f.type).cast(f.type) for f in schema], schema=schema)
+
+
+def write(put: Put, stem: str, parts: Iterable[tuple[Values, pa.Table]]) -> dict[str, Values]:
+    """Write one file for each part, named after `stem` and its partition; returns address -> partition."""
+    written = {}
+    for values, rows in parts:
+        buffer = io.BytesIO()
+        pq.write_table(rows.replace_schema_metadata(None), buffer, compression="snappy")
+        name = f"{stem}-{sha256_of_bytes(repr(values).encode())[:16]}.parquet"
+        written[put(name, buffer.getvalue(), rows.num_rows)] = values
+    return written
+
+
+def described(files: FileIO, metadata: TableMetadata, path: str, values: Values) -> DataFile:
+    """A Parquet file as Iceberg records it: bounds and sizes from the file, the partition as it was split.
+
+    Raises:
+        ValueError: its columns do not fit the table.
+    """
+    # pyiceberg would take the partition from the bounds, and refuses where those cannot tell, as with buckets.
+    plain = metadata.model_copy(update={"partition_specs": [PartitionSpec(spec_id=0)], "default_spec_id": 0})
+    found = parquet_file_to_data_file(files, plain, path)
+    found[_PARTITION] = Record(*values)
+    found[_SORT_ORDER] = metadata.default_sort_order_id or None
+    found.spec_id = metadata.default_spec_id
+    return found
+
+
+def _column(rows: pa.Table, name: str, kind: pa.DataType | None = None) -> pa.ChunkedArray:
+    if name in rows.column_names:
+        return rows[name]
+    return pa.chunked_array([pa.nulls(rows.num_rows, kind or pa.int64())])
+
+
+def _encoded(column: pa.ChunkedArray, part: PartitionBy) -> tuple[Any, list[Any]]:
+    """A number for each row, and the partition's value for each number; null is the last one."""
+    plain = _whole_numbers(column)
+    if part.transform in _UNITS:
+        plain = _times(plain, part.transform, pa.types.is_date(column.type))
+    encoded = plain.combine_chunks().dictionary_encode()
+    value = _transform(part, encoded.dictionary.type)
+    numbers: dict[Any, int] = {}  # many values share a bucket
+    places = [numbers.setdefault(value(one), len(numbers)) for one in encoded.dictionary.to_pylist()]
+    codes = encoded.indices.fill_null(len(places)).to_numpy(zero_copy_only=False)
+    return np.array([*places, len(numbers)], np.int64)[codes], [*numbers, None]
+
+
+def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times and days as Iceberg counts them."""
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
+    if pa.types.is_date(column.type):
+        return column.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
+    return column
+
+
+def _times(whole: pa.ChunkedArray, transform: Transform, days: bool) -> pa.ChunkedArray:
+    """Years, months, days or hours since 1970, rounded down, also before."""
+    nulls = whole.is_null().to_numpy()
+    ticks = whole.fill_null(0).to_numpy().astype(f"datetime64[{'D' if days else 'us'}]")
+    return pa.chunked_array([pa.array(ticks.astype(f"datetime64[{_UNITS[transform]}]").astype(np.int64), pa.int64(), mask=nulls)])
+
+
+def _transform(part: PartitionBy, kind: pa.DataType) -> Callable[[Any], Any]:
+    source: IcebergType = LongType()
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        source = StringType()
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        source = BinaryType()
+    elif pa.types.is_decimal(kind):
+        source = DecimalType(kind.precision, kind.scale)
+    match part.transform:
+        case Transform.BUCKET:
+            return BucketTransform(part.width).transform(source)
+        case Transform.TRUNCATE:
+            return TruncateTransform(part.width).transform(source)
+        case _:
+            return lambda value: value

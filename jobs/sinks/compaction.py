@@ -1,0 +1,241 @@
+"""Small files of older epochs become larger ones, and merged files that no snapshot names any more are deleted.
+
+1. **Plan** on main as it is: files of one partition and of like size, whose slots are older than the newest ones, so that most
+   restores still drop whole files. Of like size: a row is written again a few times in its life, not in each run. Files of an
+   earlier partitioning are planned whatever their size, and come out arranged as the table is now.
+2. **Write** the merged files, under names that say until when they may be committed (`rewrite`).
+3. **Commit** them in the place of their parts, on main as it is then: one snapshot, in which no row is another one. If somebody
+   committed meanwhile, look again whether main has all the parts, and try again; if not (a restore took some), leave it.
+4. **Point** readers to it, if they still are at what it was made from; else the next publisher does.
+
+A crash after any step leaves files that nobody names. Only where all publishers use one catalog: drivers with catalogs of their
+own would each merge for themselves, and one's files would be the other's garbage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import structlog
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, RESTError, ValidationException
+from pyiceberg.table import StaticTable
+from pyiceberg.table.metadata import TableMetadata
+from sqlalchemy.exc import SQLAlchemyError
+
+from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.store import Entry, Store
+from tidegate.jobs.sinks.arrange import Arrangement, Values, fitted, split, write
+from tidegate.jobs.sinks.catalog import io_properties, is_shared, namespace, open_catalog
+from tidegate.jobs.sinks.follower import Follower
+from tidegate.jobs.sinks.pointer import Current, read_current, replace_table
+from tidegate.jobs.sinks.rewrite import MERGED, Held, bound_of, new_stem, read_rows, sequence_number
+from tidegate.jobs.sinks.tables import plain_types, reading
+from tidegate.jobs.spec.errors import TransientError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["Compacted", "compact_tables", "delete_unnamed"]
+
+_LEAVE = 100  # newest slots whose files stay as they are
+_FEWEST = 8  # files of like size that are worth a new one
+_LEVEL = 64_000  # bytes; files below are of one size
+_AT_ONCE = 16  # merged files in one commit: bounds what a conflict costs
+_MOST = 256  # merged files per table and run, so that a run over a long history ends
+_TRIES = 5
+
+_log = structlog.get_logger("tidegate.compaction")
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a run made of one table: data files of main before and after, and why nothing was done, if it could not."""
+
+    before: int
+    after: int
+    skipped: str = ""
+
+
+def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, Compacted]:
+    """Merge small files of every published table; rows, marks and restores stay what they are. Safe beside any publisher.
+
+    Returns:
+        Table -> what became of its files; tables that need nothing are in it with equal numbers. Empty where the spec says so,
+        nothing was published, or drivers have catalogs of their own.
+
+    Raises:
+        TransientError: the catalog or the store cannot be reached; what was merged so far stays.
+    """
+    current = read_current(store, spec.name)
+    if current is None or not spec.outputs.compact or not is_shared(spec, store):
+        return {}
+    try:
+        with closing(open_catalog(spec, store, Path(), durable=True)) as catalog:
+            return {table: _Table(spec, store, catalog, current, table).compact() for table in current.tables}
+    except (OSError, ImportError, SQLAlchemyError, RESTError) as error:
+        raise TransientError(
+            f"the tables of {spec.name} cannot be compacted now: {str(error).splitlines()[0]}",
+            code="compaction.unavailable",
+            pipeline=spec.name,
+            kept="the tables",
+            advice="check the store and the catalog; the next maintenance tries again",
+            retry_after=60.0,
+        ) from error
+
+
+def delete_unnamed(
+    spec: PipelineSpec, store: Store, *, grace: float, dry_run: bool = False, clock: Clock = SYSTEM_CLOCK
+) -> list[Entry]:
+    """Delete merged files that no snapshot names and that none will name any more: see `rewrite`.
+
+    Args:
+        spec: the pipeline.
+        store: its store.
+        grace: seconds for which such a file stays.
+        dry_run: only say which.
+        clock: tells how old a file is.
+    """
+    current = read_current(store, spec.name)
+    if current is None or not is_shared(spec, store):
+        return []
+    going: list[Entry] = []
+    for table, location in current.tables.items():
+        # First what is named, then what is there: a file that comes in between has a bound above this table's number.
+        with reading(spec, table):
+            found = StaticTable.from_metadata(location, io_properties(store))
+            named, number = _named(found), sequence_number(found.metadata)
+        for entry in store.list(f"{spec.name}/iceberg/{table}/{MERGED}/"):
+            bound = bound_of(entry.key)
+            young = entry.modified is not None and clock.ticks() / 1_000_000 - entry.modified < grace
+            if bound is not None and bound < number and store.uri(entry.key) not in named and not young:
+                going.append(entry)
+    for entry in going if not dry_run else ():
+        store.delete(entry.key)
+    return going
+
+
+def _named(table: StaticTable) -> set[str]:
+    manifests = {m.manifest_path: m for s in table.metadata.snapshots for m in s.manifests(table.io)}
+    return {e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Bin:
+    """Files that become one per partition."""
+
+    parts: tuple[Held, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(part.file.record_count for part in self.parts)
+
+
+class _Table:
+    """One table in one run."""
+
+    def __init__(self, spec: PipelineSpec, store: Store, catalog: Catalog, current: Current, table: str) -> None:
+        self._spec, self._store, self._catalog = spec, store, catalog
+        self._uid, self._name = current.uid, table
+        self._target = spec.outputs.file_mb * 1_000_000
+
+    def compact(self) -> Compacted:
+        """All four steps."""
+        try:
+            follower = self._load()
+            if follower.owner() != self._uid:
+                return Compacted(0, 0, "another pipeline publishes into it")
+            files, arrangement = follower.held(), follower.arrangement()
+        except NoSuchTableError:
+            return Compacted(0, 0, "the catalog does not have it")
+        except ValueError as error:  # only other engines bring a table there
+            return Compacted(0, 0, str(error))
+        done = self._run(follower, list(self._plan(follower, files)), arrangement)
+        return Compacted(len(files), len(files) + done)
+
+    def _load(self) -> Follower:
+        return Follower(self._catalog.load_table((namespace(self._spec), self._name)), self._uid)
+
+    def _plan(self, follower: Follower, files: Iterable[Held]) -> Iterator[_Bin]:
+        """Step 1."""
+        mark = follower.mark()
+        upto = (mark.upto if mark else 0) - _LEAVE
+        groups: dict[tuple[int, str, int], list[Held]] = {}
+        present = follower.table.metadata.default_spec_id
+        for one in files:
+            if one.last is None or one.last > upto:
+                continue
+            size, number = one.file.file_size_in_bytes, one.file.spec_id
+            if number != present:
+                groups.setdefault((number, str(one.file.partition), 0), []).append(one)
+            elif size < self._target / 2:
+                groups.setdefault((number, str(one.file.partition), _level(size)), []).append(one)
+        for (number, _, _), members in groups.items():
+            fewest = _FEWEST if number == present else 1
+            yield from self._bins(sorted(members, key=lambda one: (one.first or 0, one.file.file_path)), fewest)
+
+    def _bins(self, members: list[Held], fewest: int) -> Iterator[_Bin]:
+        batch: list[Held] = []
+        size = 0
+        for one in members:
+            batch.append(one)
+            size += one.file.file_size_in_bytes
+            if size >= self._target:
+                yield _Bin(tuple(batch))
+                batch, size = [], 0
+        if len(batch) >= fewest:
+            yield _Bin(tuple(batch))
+
+    def _run(self, follower: Follower, bins: list[_Bin], arrangement: Arrangement) -> int:
+        """Steps 2 to 4 for so many bins at a time; by how many files main has grown or shrunk."""
+        done = 0
+        for start in range(0, min(len(bins), _MOST), _AT_ONCE):
+            chosen = bins[start : start + _AT_ONCE]
+            new = self._merged(follower, chosen, arrangement)
+            if not self._brought_in(chosen, new, follower.table.metadata):
+                _log.info("compaction_left", table=self._name, merged=len(new))
+                return done
+            done += len(new) - sum(len(one.parts) for one in chosen)
+        return done
+
+    def _merged(self, follower: Follower, bins: Iterable[_Bin], arrangement: Arrangement) -> dict[str, Values]:
+        """Step 2."""
+        files, metadata = follower.table.io, follower.table.metadata
+        schema = plain_types(metadata.schema().as_arrow().empty_table()).schema
+        schema = pa.schema([field.remove_metadata() for field in schema])
+        new: dict[str, Values] = {}
+        for one in bins:
+            rows = pa.concat_tables([fitted(read_rows(files, part.file), schema) for part in one.parts])
+            assert rows.num_rows == one.rows  # noqa: S101 - the files would not be those that Iceberg describes
+            new |= write(self._put, f"{self._spec.name}/iceberg/{self._name}/{new_stem(metadata)}", split(rows, arrangement))
+        return new
+
+    def _put(self, key: str, data: bytes, _rows: int) -> str:
+        self._store.create(key, data)
+        return self._store.uri(key)
+
+    def _brought_in(self, bins: Iterable[_Bin], new: Mapping[str, Values], metadata: TableMetadata) -> bool:
+        """Steps 3 and 4."""
+        gone = [part.file for one in bins for part in one.parts]
+        for _ in range(_TRIES):
+            try:
+                follower = self._load()
+                if follower.table.metadata.default_spec_id != metadata.default_spec_id:
+                    return False  # the new files are of a partitioning that is past
+                before = follower.location
+                follower.replace(gone, new)
+            except CommitFailedException:
+                continue
+            except (NoSuchTableError, ValidationException, FileNotFoundError):  # a sleeper's files may be gone already
+                return False
+            replace_table(self._store, self._spec.name, self._name, before, follower.location)
+            return True
+        return False
+
+
+def _level(size: int) -> int:
+    """Files of one level differ in size by less than the number that is merged."""
+    return 0 if size < _LEVEL else 1 + int(math.log(size / _LEVEL, _FEWEST))

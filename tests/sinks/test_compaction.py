@@ -1,0 +1,298 @@
+"""Small files become larger ones: no row changes, whoever else commits, restores, sleeps or dies meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from pyiceberg.table.snapshots import Operation
+from tests.sinks.conftest import World, make_spec
+from tests.sinks.test_layout import COLUMNS, LAYOUT, content, make_world, paths, published
+
+from tidegate.checkpoints.clock import ManualClock
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.jobs.sinks import compaction, rewrite
+from tidegate.jobs.sinks.compaction import Compacted, compact_tables, delete_unnamed
+from tidegate.jobs.sinks.follower import Follower
+from tidegate.jobs.sinks.pointer import Current, move_current, read_current
+from tidegate.jobs.sinks.tables import read_table, referenced_files
+
+LATER = ManualClock(wall_ticks=4_000_000_000_000_000)
+
+
+class CrashError(BaseException):
+    """kill -9 at this point."""
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few files are enough, and only the newest two slots are left alone."""
+    monkeypatch.setattr(compaction, "_LEAVE", 2)
+    monkeypatch.setattr(compaction, "_FEWEST", 3)
+
+
+def filled(folder: Path, slots: int = 6, **outputs: Any) -> World:
+    """A world with an epoch in each snapshot of its tables."""
+    world = make_world(folder, **outputs)
+    sink = world.sink()
+    for _ in range(slots):
+        world.seal(1, ("events",), rows=3)
+        sink.follow(world.log)
+    return world
+
+
+def merged_files(world: World) -> set[str]:
+    """All merged files in the store, by address."""
+    return {world.store.uri(entry.key) for entry in world.store.list("p/iceberg/") if "/merged/" in entry.key}
+
+
+def before_the_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let something happen between the writing of merged files of `events` and their first commit."""
+    original = Follower.replace
+
+    def replace(self: Follower, *args: Any) -> None:
+        if self.table.name()[-1] == "events":
+            monkeypatch.setattr(Follower, "replace", original)
+            act()
+        original(self, *args)
+
+    monkeypatch.setattr(Follower, "replace", replace)
+
+
+def test_small_files_become_a_large_one(tmp_path: Path) -> None:
+    """The same rows in fewer files, told as a replacement; readers of the pointer are there at once, at every cut."""
+    world = filled(tmp_path)
+    everything = content(world)
+    done = compact_tables(world.spec, world.store)
+    assert done["events"] == Compacted(6, 3)
+    assert done["checkpoints"] == Compacted(6, 3)
+    table = published(world)
+    assert len(paths(table)) == 3
+    snapshot = table.metadata.current_snapshot()
+    assert snapshot is not None
+    assert snapshot.summary is not None
+    assert snapshot.summary.operation is Operation.REPLACE
+    assert snapshot.summary["tidegate.compacted"] == "4"
+    assert snapshot.summary["total-records"] == "18"
+    assert content(world) == everything
+    for cut in (1, 3, 4, 5):
+        assert read_table(world.spec, world.store, "events", at=cut).num_rows == 3 * cut
+    with duckdb.connect() as db:
+        table.scan(row_filter="_epoch = 2").to_duckdb("events", connection=db)
+        assert db.sql("select count(*) from events").fetchall() == [(3,)]
+    assert sorted(table.scan().to_pandas()["n"]) == [row["n"] for row in everything]
+
+
+def test_epochs_go_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher that had the table open meets the replacement, and applies what comes next once, also over group ends."""
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
+    world = filled(tmp_path, 6)
+    sink = world.sink()
+    sink.follow(world.log)
+    for _ in range(3):
+        compact_tables(world.spec, world.store)
+        world.seal(2, ("events",), rows=3)
+        sink.follow(world.log)
+    assert world.exact(world.sink())
+    assert len(content(world)) == 36
+
+
+def test_nothing_is_merged_again_and_again(tmp_path: Path) -> None:
+    """A run over what the last one left does nothing; merged files wait for others of their size."""
+    world = filled(tmp_path)
+    compact_tables(world.spec, world.store)
+    before = merged_files(world)
+    assert compact_tables(world.spec, world.store)["events"] == Compacted(3, 3)
+    assert merged_files(world) == before
+
+
+def test_files_of_the_size_wanted_are_left_alone(tmp_path: Path) -> None:
+    """A file that is large enough is not read."""
+    world = filled(tmp_path, 6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compaction._Table, "_put", lambda *_: pytest.fail("nothing is to be written"))
+        patch.setattr(compaction, "_LEVEL", 1)
+        target = compaction._Table(world.spec, world.store, world.sink()._open(), Current("0" * 32, 0, 0), "events")
+        target._target = 100
+        assert target.compact() == Compacted(6, 6)
+
+
+def test_partitions_stay_apart(tmp_path: Path) -> None:
+    """Merged files have one partition each and are sorted; scans pass over as many as before."""
+    world = filled(tmp_path, layout=LAYOUT)
+    everything, before = content(world), paths(published(world))
+    done = compact_tables(world.spec, world.store)["events"]
+    assert done.after < done.before == len(before)
+    assert content(world) == everything
+    table = published(world)
+    for one in ("C0", "C1", "C2"):
+        wanted = sorted(row["n"] for row in everything if row["carrier"] == one)
+        assert sorted(table.scan(row_filter=f"carrier = '{one}'").to_arrow()["n"].to_pylist()) == wanted
+        assert len(paths(table, row_filter=f"carrier = '{one}'")) < len(paths(table))
+
+
+def test_old_files_are_arranged_anew(tmp_path: Path) -> None:
+    """Where the partitioning has changed, maintenance brings older files over, once."""
+    world = filled(tmp_path, 6)
+    world.spec = make_spec(COLUMNS, outputs={"layout": LAYOUT})
+    world.seal(1, rows=3)
+    world.sink().follow(world.log)
+    everything = content(world)
+    compact_tables(world.spec, world.store)
+    table = published(world)
+    old = [task for task in table.scan().plan_files() if task.file.spec_id == 0]
+    assert len(old) == 1  # of the newest slots
+    assert content(world) == everything
+    before = merged_files(world)
+    compact_tables(world.spec, world.store)
+    assert merged_files(world) == before
+
+
+def test_a_restore_into_a_merged_file(tmp_path: Path) -> None:
+    """Its rows of later slots go, the others stay; and the file that takes its place is one of those that can be deleted."""
+    world = make_world(tmp_path, layout={"late": LAYOUT["events"]})
+    target = world.seal(3, ("events", "late"), rows=3).id
+    world.seal(5, ("events", "late"), rows=3)
+    sink = world.sink()
+    sink.follow(world.log)
+    compact_tables(world.spec, world.store)
+    world.fork(target)
+    world.seal(1, ("events",), rows=3)
+    sink.follow(world.log)
+    assert world.exact(world.sink())
+    for table in ("events", "late", "checkpoints"):
+        assert all("/timelines/" in path or rewrite.bound_of(path) for path in paths(published(world, table)))
+    assert len(content(world, "late")) == 9
+
+
+def test_a_publisher_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch that is published meanwhile makes the commit start again, not the writing."""
+    world = filled(tmp_path)
+    sink = world.sink()
+    sink.follow(world.log)
+    world.seal(1, ("events",), rows=3)
+    before_the_commit(monkeypatch, lambda: sink.follow(world.log))
+    assert compact_tables(world.spec, world.store)["events"] == Compacted(6, 3)
+    assert world.exact(world.sink())
+    assert len(content(world)) == 21
+    world.seal(1, ("events",), rows=3)
+    sink.follow(world.log)
+    assert world.exact(world.sink())
+
+
+def test_a_restore_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a restore has taken away are not brought back by their merged form."""
+    world = make_world(tmp_path)
+    target = world.seal(3, rows=3).id
+    world.seal(6, rows=3)
+    sink = world.sink()
+    sink.follow(world.log)
+
+    def restore() -> None:
+        world.fork(target)
+        sink.follow(world.log)
+
+    before_the_commit(monkeypatch, restore)
+    assert compact_tables(world.spec, world.store)["events"] == Compacted(9, 9)  # as it found them; it left them alone
+    assert world.exact(world.sink())
+    assert {row["_epoch"] for row in content(world)} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("step", ["_brought_in", "replace_table"])
+def test_a_crash_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Before the commit nothing has happened, after it everything; garbage goes, and what is named stays."""
+    world = filled(tmp_path)
+    everything = content(world)
+
+    def crash(*_: Any) -> None:
+        raise CrashError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compaction._Table if step == "_brought_in" else compaction, step, crash)
+        with pytest.raises(CrashError):
+            compact_tables(world.spec, world.store)
+    assert content(world) == everything
+    assert world.exact(world.sink())
+    world.seal(1, ("events",), rows=3)
+    world.sink().follow(world.log)
+    assert world.exact(world.sink())
+    assert compact_tables(world.spec, world.store)["events"].after <= 4
+    assert world.exact(world.sink())
+
+
+def test_garbage_goes_when_nobody_can_bring_it_in_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sleeper's files stay until the table has moved on past their bound; then they go, and the sleeper is refused."""
+    monkeypatch.setattr(rewrite, "_LIFE", 2)
+    world = filled(tmp_path)
+    sink = world.sink()
+
+    def sleep() -> None:
+        for _ in range(3):
+            assert delete_unnamed(world.spec, world.store, grace=0.0, clock=LATER) == []
+            world.seal(1, ("events",), rows=3)
+            sink.follow(world.log)
+        would_go = delete_unnamed(world.spec, world.store, grace=0.0, dry_run=True, clock=LATER)
+        (gone,) = delete_unnamed(world.spec, world.store, grace=0.0, clock=LATER)
+        assert would_go == [gone]
+        assert gone.key.startswith("p/iceberg/events/merged/")
+
+    before_the_commit(monkeypatch, sleep)
+    assert compact_tables(world.spec, world.store)["events"] == Compacted(6, 6)  # told when it was planned
+    assert world.exact(world.sink())
+    assert all(Path(file).exists() for file in referenced_files(world.spec, world.store))
+
+
+def test_named_files_are_never_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far the table has moved on: what a snapshot names stays; what was merged further goes with its last snapshot."""
+    monkeypatch.setattr(rewrite, "_LIFE", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
+    monkeypatch.setattr(compaction, "_LEVEL", 1_000_000)  # merged files are of one level with their parts
+    world = filled(tmp_path, 5)
+    deleted = 0
+    for _ in range(3):
+        compact_tables(world.spec, world.store)
+        world.seal(3, ("events",), rows=3)
+        for _ in range(2):
+            world.sink().follow(world.log)
+            world.seal(1, ("events",), rows=3)
+        world.sink().follow(world.log)
+        deleted += len(delete_unnamed(world.spec, world.store, grace=0.0, clock=LATER))
+        assert all(Path(file).exists() for file in referenced_files(world.spec, world.store))
+        assert world.exact(world.sink())
+    assert deleted > 0
+
+
+def test_where_it_does_nothing(tmp_path: Path) -> None:
+    """Without a table, with `compact: false`, and where every driver has a catalog of its own."""
+    world = make_world(tmp_path / "one")
+    assert compact_tables(world.spec, world.store) == {}
+    world = filled(tmp_path / "two", 6, compact=False)
+    assert compact_tables(world.spec, world.store) == {}
+    store = MemoryStore()
+    move_current(store, "p", Current("0" * 32, 0, 9, {"events": "memory:///metadata.json"}))
+    assert compact_tables(make_spec(), store) == {}
+    assert delete_unnamed(make_spec(), store, grace=0.0) == []
+
+
+def test_tables_that_it_must_not_touch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another pipeline's, one that is not in the catalog, one from which another engine deleted single rows: said, and left."""
+    world = filled(tmp_path, 5)
+    current = read_current(world.store, "p")
+    assert current is not None
+    catalog = world.sink()._open()
+    other = compaction._Table(world.spec, world.store, catalog, Current("1" * 32, 0, 5), "events")
+    assert "another pipeline" in other.compact().skipped
+    absent = compaction._Table(world.spec, world.store, catalog, current, "hourly")
+    assert "does not have it" in absent.compact().skipped
+
+    def refuse(_: Follower) -> None:
+        raise ValueError("another engine deleted single rows of it")
+
+    monkeypatch.setattr(Follower, "held", refuse)
+    done = compact_tables(world.spec, world.store)["events"]
+    assert done == Compacted(0, 0, "another engine deleted single rows of it")

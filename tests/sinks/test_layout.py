@@ -1,0 +1,240 @@
+"""Partitioned and sorted tables: the same rows, in files that readers can pass over."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.table import StaticTable, Table
+from tests.sinks.conftest import World, make_spec
+
+from tidegate.checkpoints.clock import ManualClock
+from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.retention import Policy, Retention
+from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.jobs.sinks.pointer import read_current
+from tidegate.jobs.sinks.tables import published_upto, read_table, referenced_files, rewound
+from tidegate.jobs.spec.errors import PoisonError
+
+COLUMNS = {
+    "t": "timestamp",
+    "carrier": "string",
+    "delay": "double",
+    "day": "date",
+    "price": "decimal(9,2)",
+    "n": "long",
+    "ok": "boolean",
+    "raw": "binary",
+}
+START = dt.datetime(2024, 2, 28, tzinfo=dt.UTC)
+LAYOUT = {"events": {"partition_by": ["day(t)", "bucket(4, carrier)"], "sort_by": ["carrier", "t desc"]}}
+
+
+def flights(slot: int, rows: int) -> dict[str, list[Any]]:
+    """Rows over three days, some values missing."""
+    times = [START + dt.timedelta(hours=7 * (n + slot) % 72, seconds=n) for n in range(rows)]
+    return {
+        "t": times,
+        "carrier": [None if n % 7 == 3 else f"C{(n * slot) % 5}" for n in range(rows)],
+        "delay": [None if n % 5 == 4 else n / 2 for n in range(rows)],
+        "day": [time.date() for time in times],
+        "price": [Decimal(n * 25) / 100 for n in range(rows)],
+        "n": [slot * 100 + n for n in range(rows)],
+        "ok": [n % 3 == 0 for n in range(rows)],
+        "raw": [bytes([n]) for n in range(rows)],
+        "types": [["cut", "end"]] * rows,
+        "missing": [[]] * rows,
+        "barrier_id": list(range(rows)),
+        "position": [slot * 1000 + n for n in range(rows)],
+    }
+
+
+def make_world(folder: Path, **outputs: Any) -> World:
+    """A world with rows that differ."""
+    return World(LocalStore(folder / "store"), folder / "work", make_spec(COLUMNS, outputs=outputs), flights)
+
+
+def content(world: World, table: str = "events") -> list[dict[str, Any]]:
+    """The rows that readers find, in an order of their own."""
+    rows = read_table(world.spec, world.store, table).to_pylist()
+    return sorted(rows, key=lambda row: (row["_timeline"], row["_epoch"], row.get("n") or 0))
+
+
+def published(world: World, table: str = "events") -> StaticTable:
+    """What the readers' pointer names."""
+    current = read_current(world.store, "p")
+    assert current is not None
+    return StaticTable.from_metadata(current.tables[table])
+
+
+def paths(table: Table, **scan: Any) -> set[str]:
+    """The files that a scan opens."""
+    return {task.file.file_path for task in table.scan(**scan).plan_files()}
+
+
+def test_rows_lie_in_the_files_of_their_partition(tmp_path: Path) -> None:
+    """Every file has one day and one bucket, sorted; and the table has the rows that it would have without."""
+    plain, world = make_world(tmp_path / "plain"), make_world(tmp_path / "arranged", layout=LAYOUT)
+    for one in (plain, world):
+        one.seal(3, rows=40)
+        one.sink().follow(one.log)
+    assert content(world) == content(plain)
+    assert world.exact(world.sink())
+    table = published(world)
+    assert [str(field.transform) for field in table.spec().fields] == ["day", "bucket[4]"]
+    for path in paths(table):
+        rows = pq.read_table(path).to_pylist()
+        assert len({row["t"].date() for row in rows}) == 1
+        keys = [(row["carrier"] is None, row["carrier"] or "", -row["t"].timestamp()) for row in rows]
+        assert keys == sorted(keys)
+
+
+def test_readers_pass_over_what_they_do_not_want(tmp_path: Path) -> None:
+    """A day, a bucket: pandas and DuckDB find the rows of the whole in a part of the files."""
+    world = make_world(tmp_path, layout=LAYOUT)
+    world.seal(4, rows=40)
+    world.sink().follow(world.log)
+    table, everything = published(world), content(world)
+    second = "t >= '2024-02-29T00:00:00+00:00' and t < '2024-03-01T00:00:00+00:00'"
+    wanted = [row["n"] for row in everything if row["t"].date() == dt.date(2024, 2, 29)]
+    assert len(paths(table, row_filter=second)) < len(paths(table)) / 2
+    assert sorted(table.scan(row_filter=second).to_pandas()["n"]) == sorted(wanted)
+    with duckdb.connect() as db:
+        table.scan(row_filter="carrier = 'C1'").to_duckdb("events", connection=db)
+        found = {n for (n,) in db.sql("select n from events").fetchall()}
+    assert found == {row["n"] for row in everything if row["carrier"] == "C1"}
+    assert len(paths(table, row_filter="carrier = 'C1'")) < len(paths(table)) / 2
+
+
+@pytest.mark.parametrize(
+    "by", ["year(t)", "month(t)", "hour(t)", "day", "month(day)", "truncate(1, carrier)", "ok", "bucket(3, raw)"]
+)
+def test_every_kind_of_partition(tmp_path: Path, by: str) -> None:
+    """Iceberg's own reading of the files agrees with the partition they were put in: a scan by it loses nothing."""
+    world = make_world(tmp_path, layout={"events": {"partition_by": [by, "bucket(2, price)"]}})
+    world.seal(1, rows=30)
+    world.sink().follow(world.log)
+    table, everything = published(world), content(world)
+    assert len(everything) == 30
+    for row in everything[::5]:
+        value = row["t"].isoformat()
+        found = table.scan(row_filter=f"t = '{value}' and n = {row['n']} and price = {row['price']}").to_arrow()
+        assert found["n"].to_pylist() == [row["n"]]
+
+
+def test_all_tables_can_be_arranged(tmp_path: Path) -> None:
+    """Also those that the driver writes itself, and windows; lists go along."""
+    layout = {
+        "barriers": {"partition_by": ["bucket(2, barrier_id)"], "sort_by": ["barrier_id desc"]},
+        "checkpoints": {"partition_by": ["day(sealed_at)"]},
+        "hourly": {"sort_by": ["window_start"]},
+        "late": {"partition_by": ["_source", "day(t)"]},
+    }
+    plain, world = make_world(tmp_path / "plain"), make_world(tmp_path / "arranged", layout=layout)
+    for one in (plain, world):
+        one.seal(12, tuple(layout.keys() - {"checkpoints"}), rows=5)
+        one.sink().follow(one.log)
+    assert world.exact(world.sink())
+    for table in ("barriers", "hourly", "late"):
+        assert content(world, table) == content(plain, table)
+
+
+def test_the_partitioning_may_change(tmp_path: Path) -> None:
+    """Files that are there stay as they are, new ones come by the new rule, and readers see one table; also back again."""
+    world = make_world(tmp_path)
+    layouts: list[dict[str, Any]] = [
+        {},
+        {"events": {"partition_by": ["day(t)"]}},
+        {"events": {"partition_by": ["bucket(4, carrier)", "day(t)"], "sort_by": ["n"]}},
+        {"events": {"partition_by": ["hour(t)"]}},
+        {"events": {"partition_by": ["day(t)"]}},
+        {},
+    ]
+    for layout in layouts:
+        world.spec = make_spec(COLUMNS, outputs={"layout": layout})
+        world.seal(1, rows=20)
+        world.sink().follow(world.log)
+    assert world.exact(world.sink())
+    table = published(world)
+    assert table.spec().is_unpartitioned()
+    assert len({task.file.spec_id for task in table.scan().plan_files()}) == 4
+    second = "t >= '2024-02-29T00:00:00+00:00' and t < '2024-03-01T00:00:00+00:00'"
+    wanted = [row["n"] for row in content(world) if row["t"].date() == dt.date(2024, 2, 29)]
+    assert sorted(table.scan(row_filter=second).to_arrow()["n"].to_pylist()) == sorted(wanted)
+
+
+def test_a_restore_takes_partitions_back(tmp_path: Path) -> None:
+    """A rewind drops the files of later slots, whatever partition they lie in; older cuts can be read."""
+    world = make_world(tmp_path, layout=LAYOUT)
+    target = world.seal(2, rows=10).id
+    world.seal(2, rows=10)
+    sink = world.sink()
+    sink.follow(world.log)
+    assert read_table(world.spec, world.store, "events", at=3).num_rows == 30
+    before = paths(sink.open_table("events"))
+    world.fork(target)
+    world.seal(1, rows=10)
+    sink.follow(world.log)
+    assert world.exact(sink)
+    old = {path for path in paths(sink.open_table("events")) if "/timelines/0/" in path}
+    assert old < before
+
+
+def test_a_second_publisher_finds_the_first_ones_files(tmp_path: Path) -> None:
+    """What an epoch's arranged files are called follows from what is in them: nothing is there twice."""
+    world = make_world(tmp_path, layout=LAYOUT)
+    world.seal(3, rows=20)
+    sink = world.sink()
+    sink.follow(world.log)
+    before = paths(sink.open_table("events"))
+    world.sink("two").rebuild(world.log)
+    assert paths(world.sink().open_table("events")) == before
+    assert world.exact(world.sink())
+
+
+def test_a_file_that_somebody_else_put_there_is_not_taken(tmp_path: Path) -> None:
+    """Other rows under the name of an arranged file stop the publisher, with advice."""
+    world = make_world(tmp_path, layout=LAYOUT)
+    epoch = world.seal(1, rows=20)
+    sink = world.sink()
+    stolen = pq.read_table(world.store.uri(epoch.files["events"][0].key)).slice(0, 1)
+
+    def other(self: IcebergSink, key: str, data: bytes, rows: int) -> str:
+        pq.write_table(stolen, world.store.uri(key))
+        return original(self, key, data, rows)
+
+    original = IcebergSink._put
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IcebergSink, "_put", other)
+        Path(world.store.uri(f"{world.layout.table('events', epoch.id)}x")).parent.mkdir(parents=True, exist_ok=True)
+        with pytest.raises(PoisonError, match="has 1 rows, not"):
+            sink.follow(world.log)
+
+
+def test_retention_keeps_what_the_tables_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once an epoch is retired its own files go, and the arranged ones stay."""
+    world = make_world(tmp_path, layout=LAYOUT)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 1)
+    epoch, sink = world.seal(1, rows=20), world.sink()
+    for _ in range(2):
+        sink.follow(world.log)
+        world.seal(1, rows=2)
+    sink.follow(world.log)
+    everything = content(world)
+    retention = Retention(
+        world.log,
+        Policy(keep_last=1, keep_for=0, grace=0),
+        external=lambda: referenced_files(world.spec, world.store),
+        published_upto=lambda: published_upto(world.spec, world.log),
+        rewound=lambda: rewound(world.spec, world.log),
+        clock=ManualClock(wall_ticks=4_000_000_000_000_000),
+    )
+    report = retention.run()
+    assert epoch.files["events"][0].key in report.deleted
+    assert content(world) == everything
