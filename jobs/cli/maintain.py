@@ -84,7 +84,7 @@ def gc(
         elif files.before != files.after:
             output.console().print(f"{table}: {files.before:,} data files became {files.after:,}")
     if done.left:
-        output.console().print(f"compaction was left for the next time: {done.left}", markup=False)
+        output.console().print(f"tables are not compacted: {done.left}", markup=False)
     does = "would retire" if dry_run else "retired"
     output.console().print(
         f"{does} {len(report.retired):,} checkpoints; {'would delete' if dry_run else 'deleted'} "

@@ -15,6 +15,7 @@ import structlog
 from tidegate.checkpoints.index import SlotIndex
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.retention import HOUR, Policy, Retention, SweepReport
+from tidegate.jobs.sinks.catalog import is_shared
 from tidegate.jobs.sinks.compaction import Compacted, compact_tables, delete_unnamed
 from tidegate.jobs.sinks.tables import published_upto, referenced_files, rewound
 from tidegate.jobs.spec.errors import TidegateError
@@ -52,7 +53,7 @@ class Maintenance:
     Attributes:
         swept: checkpoints retired and files deleted.
         compacted: table -> its data files before and after.
-        left: why compaction did not run to its end.
+        left: why nothing was compacted, or not to the end.
     """
 
     swept: SweepReport
@@ -70,7 +71,9 @@ def maintain(spec: PipelineSpec, log: SlotLog, keep_for: float | None = None, *,
         dry_run: only say what would be retired and deleted; nothing is compacted.
     """
     compacted, left = {}, ""
-    if not dry_run:
+    if spec.outputs.compact and not is_shared(spec, log.store):
+        left = "each driver keeps a catalog of its own here; set outputs.catalog to one that all share"
+    elif not dry_run:
         try:
             compacted = compact_tables(spec, log.store)
         except TidegateError as error:  # also without the catalog's credentials, which retention does not need
@@ -134,7 +137,7 @@ class Housekeeper:
             if files.before != files.after:
                 _log.info("compaction", table=table, files_before=files.before, files_after=files.after)
         if done.left:
-            _log.warning("compaction_left", error=done.left)
+            _log.info("compaction_left", why=done.left)
 
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_EVERY):
