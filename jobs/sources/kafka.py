@@ -60,6 +60,8 @@ class KafkaSource:
         assert spec.kafka is not None  # noqa: S101 - the spec says so
         self.name, self.spec, self.kafka, self._offsets = name, spec, spec.kafka, offsets
         self._held: Mapping[int, tuple[int, int]] = {}
+        self._now: Mapping[int, tuple[int, int]] = {}
+        self._told: set[Member] = set()
         self._begun: dict[Member, int] = {}
         self.lag: dict[str, int] = {}
         """Member -> messages behind the last planned slice."""
@@ -67,6 +69,7 @@ class KafkaSource:
     def members(self) -> Sequence[Member]:
         """One for each partition the topic has now."""
         self._held = self._offsets.ask()
+        self._told.clear()
         return [Member(self.name, str(partition)) for partition in sorted(self._held)]
 
     def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: Limits, *, blocked: bool = False) -> Slice:
@@ -92,8 +95,12 @@ class KafkaSource:
         return replace(part, end=end, parts=parts, resume={"offset": end}, pending=True)
 
     def changed(self, part: Slice) -> tuple[DeadObject, ...]:
-        """A range that retention reached while it was read."""
-        first, _ = self._offsets.ask().get(int(part.member.partition), (0, 0))
+        """A range that retention reached while it was read. One answer serves every partition once, so a whole cut."""
+        if not self._told or part.member in self._told:
+            self._now = self._offsets.ask()
+            self._told.clear()
+        self._told.add(part.member)
+        first, _ = self._now.get(int(part.member.partition), (0, 0))
         start = self._first(part)
         return (self._gap(part.member, start, first),) if first > start else ()
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tidegate.jobs.eventtime.types import Member
+from tidegate.jobs.eventtime.decider import decide, hold_back, initial_state
+from tidegate.jobs.eventtime.types import Member, MemberSurvey, Survey
 from tidegate.jobs.sources.kafka import KafkaSource
 from tidegate.jobs.sources.kafka_admin import client_settings
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 from tidegate.jobs.spec.inputs import KafkaOptions
-from tidegate.jobs.spec.pipeline import Limits, SourceSpec
+from tidegate.jobs.spec.pipeline import Limits, PipelineSpec, SourceSpec
 
 ME = Member("web", "0")
 
@@ -23,9 +24,11 @@ class Broker:
 
     def __init__(self, **partitions: tuple[int, int]) -> None:
         self.held = {int(name[1:]): offsets for name, offsets in partitions.items()}
+        self.asked = 0
 
     def ask(self) -> Mapping[int, tuple[int, int]]:
         """What it holds now."""
+        self.asked += 1
         return dict(self.held)
 
 
@@ -166,3 +169,42 @@ def test_specs_that_are_refused(fields: dict[str, Any], message: str) -> None:
     raw = spec().model_dump(by_alias=True, exclude_unset=True) | fields
     with pytest.raises(ValidationError, match=message):
         SourceSpec.model_validate(raw)
+
+
+START = 1_772_323_200_000_000
+SECOND = 1_000_000
+
+
+def test_a_hundred_partitions() -> None:
+    """Each has a frontier and a limit of its own; the silent one is named; the one far ahead waits; the broker is asked twice."""
+    quiet, ahead = 42, 7
+    times = {p: [START + n * SECOND for n in range(1 if p == quiet else 12)] for p in range(100)}
+    times[ahead] = [at + 3600 * SECOND for at in times[ahead]]
+    topic = spec().model_copy(update={"limits": Limits(rows=5)})
+    fields = {"coalesce": {"idle_timeout": "never"}, "release": {"mode": "pass_through", "max_ahead": "10m"}}
+    raw = {"name": "wide", "sources": {"web": topic.model_dump(by_alias=True, exclude_unset=True)}, **fields}
+    pipeline = PipelineSpec.model_validate(raw)
+    broker = Broker(**{f"p{p}": (0, len(found)) for p, found in times.items()})
+    src = KafkaSource("web", pipeline.sources["web"], broker)
+    state, resume = initial_state(pipeline), dict.fromkeys(map(str, src.members()))
+    took: list[dict[int, int]] = []
+    for _ in range(5):
+        held, asked = hold_back(pipeline, state), broker.asked
+        plans = [src.plan(m, resume[str(m)], topic.limits, blocked=m in held) for m in src.members()]
+        rows = [times[int(one.member.partition)][one.start : one.end] for one in plans]
+        found = [
+            MemberSurvey(one.member, len(r), min(r, default=None), max(r, default=None), pending=one.pending)
+            for one, r in zip(plans, rows, strict=True)
+        ]
+        decision = decide(pipeline, state, Survey(now=START, members=tuple(found)))
+        assert not [gap for one in plans for gap in src.changed(one)]
+        assert broker.asked == asked + 2, "for the plan, and behind the move"
+        state, resume = decision.after, {str(one.member): one.resume for one in plans}
+        took.append({int(one.member.partition): one.end - one.start for one in plans})
+    assert [each[0] for each in took] == [5, 5, 2, 0, 0]
+    assert [each[ahead] for each in took] == [5, 0, 0, 5, 2]
+    known = state["sources"]["web"]["inputs"]
+    assert {name: one["frontier"] for name, one in known.items()} == {f"web/{p}": t[-1] - SECOND for p, t in times.items()}
+    assert decision.frontier_after == START - SECOND
+    assert decision.holder is not None
+    assert decision.holder["member"] == f"web/{quiet}"
