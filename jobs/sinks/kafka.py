@@ -7,25 +7,24 @@ one that is told of a restore (a message without a value and with a ``tidegate-r
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from itertools import groupby, islice
+from typing import Any, Final
 
 import pyarrow as pa
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.sinks.kafka_messages import Message, messages_of, notices_of, settings_of
 from tidegate.jobs.sinks.standard import StandardSink
-from tidegate.jobs.sinks.tables import json_lines
 from tidegate.jobs.spec.errors import TransientError
-from tidegate.jobs.spec.inputs import environment_value
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
 
 __all__ = ["KafkaSink"]
 
-_MESSAGES = pa.schema(
+_AT_ONCE: Final = 50_000  # messages of one Spark job, which the driver holds as objects
+_MESSAGES: Final = pa.schema(
     {
         "topic": pa.string(),
         "key": pa.string(),
@@ -47,25 +46,21 @@ class KafkaSink(StandardSink):
         self.start, self._given, self._send = given.start, given, send or _by_spark
 
     def _deliver(self, epoch: Manifest) -> None:
-        for table in self.tables:
-            headers = self._headers({"tidegate-epoch": str(epoch.id), "tidegate-table": table})
-            for rows in self.rows_of(epoch, table):
-                values = json_lines(rows).splitlines()
-                self._write(table, [_key(json.loads(value)) for value in values], values, headers)
+        self._write(messages_of(self, self._given, epoch))
 
     def _tell_restore(self, notice: dict[str, Any]) -> None:
-        for table in self.tables:
-            self._write(table, [None], [None], self._headers({"tidegate-restore": json.dumps(notice)}))
+        self._write(notices_of(self, self._given, notice))
 
-    def _headers(self, own: dict[str, str]) -> list[dict[str, Any]]:
-        return [{"key": key, "value": value.encode()} for key, value in {"tidegate-uid": self.uid, **own}.items()]
+    def _write(self, messages: Iterable[Message]) -> None:
+        settings = settings_of(self._given, self.name)
+        for topic, some in groupby(messages, lambda message: message.topic):
+            while chunk := list(islice(some, _AT_ONCE)):
+                self._send_or_tell(topic, chunk, settings)
 
-    def _write(self, table: str, keys: list[str | None], values: list[Any], headers: list[dict[str, Any]]) -> None:
-        topic = self._given.topic.replace("{table}", table)
-        columns = {"topic": [topic] * len(values), "key": keys, "value": values, "headers": [headers] * len(values)}
-        options = {n: environment_value(f"sinks.{self.name}.options.{n}", v, os.environ) for n, v in self._given.options.items()}
+    def _send_or_tell(self, topic: str, messages: list[Message], settings: dict[str, str]) -> None:
+        rows = [m._asdict() | {"headers": [{"key": k, "value": v} for k, v in m.headers]} for m in messages]
         try:
-            self._send(pa.table(columns, schema=_MESSAGES), {"bootstrap.servers": self._given.servers, **options})
+            self._send(pa.Table.from_pylist(rows, schema=_MESSAGES), settings)
         except Exception as error:  # whatever Spark wraps around what the client says
             raise TransientError(
                 f"sink {self.name} of {self.spec.name}: Kafka does not take {topic}: {str(error).strip().splitlines()[0][:300]}",
@@ -75,10 +70,6 @@ class KafkaSink(StandardSink):
                 advice="bring the brokers back, or mend the sink's options; tidegate tries again by itself",
                 retry_after=1.0,
             ) from error
-
-
-def _key(row: dict[str, Any]) -> str | None:
-    return f"{row['_source']}/{row['_partition']}/{row['_seq']}" if row.get("_seq") is not None else None
 
 
 def _by_spark(messages: pa.Table, settings: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.sinks.iceberg import IcebergSink
 from tidegate.jobs.sinks.kafka import KafkaSink
+from tidegate.jobs.sinks.kafka_exact import ExactKafkaSink
 from tidegate.jobs.sinks.postgres import PostgresSink
 from tidegate.jobs.sinks.standard import FilesSink, WebhookSink
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -27,5 +28,6 @@ def _make(name: str, given: SinkSpec, spec: PipelineSpec, store: Store, uid: str
     if isinstance(given, FilesSinkSpec):
         return FilesSink(name, given, spec, store, uid)
     if isinstance(given, KafkaSinkSpec):
-        return KafkaSink(name, given, spec, store, uid)
+        exact = given.delivery == "exactly_once"
+        return ExactKafkaSink(name, given, spec, store, uid) if exact else KafkaSink(name, given, spec, store, uid)
     return WebhookSink(name, given, spec, store, uid)

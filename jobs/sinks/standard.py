@@ -27,7 +27,7 @@ from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import FilesSinkSpec, WebhookSinkSpec
 
-__all__ = ["FilesSink", "StandardSink", "WebhookSink"]
+__all__ = ["FilesSink", "StandardSink", "WebhookSink", "notice"]
 
 _LATER = (408, 425, 429)  # answers of 400 to 499 that mean: not now
 
@@ -47,7 +47,7 @@ class StandardSink(SlotFollower):
     def _begin(self, log: SlotLog, way: Way) -> Mark:
         first = Mark(way.timeline, way.slot if self.start == "head" else 0)
         if way.timeline > 0:  # a publisher that began before the restore may still deliver an epoch that does not count
-            self._tell_restore(self._notice(first, way))
+            self._tell_restore(notice(self, first, way))
         self.move_mark(None, first)
         return first
 
@@ -56,14 +56,8 @@ class StandardSink(SlotFollower):
         self.move_mark(before, after)
 
     def _rewind(self, before: Mark, after: Mark, way: Way) -> None:
-        self._tell_restore(self._notice(after, way))
+        self._tell_restore(notice(self, after, way))
         self.move_mark(before, after)
-
-    def _notice(self, after: Mark, way: Way) -> dict[str, Any]:
-        """What a receiver needs to know which of the epochs it was sent count: those on the lineage of the newest timeline."""
-        lineage = [{"timeline": s.timeline, "first": s.first, "last": s.last} for s in way.stretches()]
-        place = {"timeline": after.timeline, "after_epoch": after.upto, "lineage": lineage}
-        return {"pipeline": self.spec.name, "uid": self.uid, **place}
 
     def _past_retired(self, slot: int, before: Mark, way: Way) -> Mark:
         raise self.retired(slot)
@@ -75,6 +69,13 @@ class StandardSink(SlotFollower):
     @abstractmethod
     def _tell_restore(self, notice: dict[str, Any]) -> None:
         """Tell that the epochs after `after_epoch` of older timelines are taken back, and which epochs count from now on."""
+
+
+def notice(sink: SlotFollower, after: Mark, way: Way) -> dict[str, Any]:
+    """What a receiver needs to know which of the epochs it was sent count: those on the lineage of the newest timeline."""
+    lineage = [{"timeline": s.timeline, "first": s.first, "last": s.last} for s in way.stretches()]
+    place = {"timeline": after.timeline, "after_epoch": after.upto, "lineage": lineage}
+    return {"pipeline": sink.spec.name, "uid": sink.uid, **place}
 
 
 class FilesSink(StandardSink):

@@ -22,7 +22,7 @@ def with_connectors(spec: PipelineSpec) -> SparkSpec:
     ``TIDEGATE_SPARK_JARS`` (comma-separated files) stands in for packages where no registry can be reached.
     """
     topics = [source.kafka for source in spec.sources.values() if source.kafka is not None]
-    into = any(sink.kind == "kafka" for sink in spec.sinks.values())
+    into = any(sink.kind == "kafka" and sink.delivery == "at_least_once" for sink in spec.sinks.values())
     landed = any(source.landing is not None and source.landing.format == "kafka" for source in spec.sources.values())
     if not (topics or into or landed) or {"spark.jars", "spark.jars.packages"} & set(spec.spark.conf):
         return spec.spark

@@ -56,15 +56,17 @@ class WebhookSinkSpec(_StandardSinkSpec):
 
 
 class KafkaSinkSpec(_StandardSinkSpec):
-    """At least once: a message per row, with the epoch's checkpoint id in the header ``tidegate-epoch``."""
+    """A message per row, with the epoch's checkpoint id in the header ``tidegate-epoch``."""
 
     kind: Literal["kafka"]
     servers: str
     """``host:port``, comma separated."""
     topic: str
     """``{table}`` stands for the table's name."""
+    delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
+    """``exactly_once``: an epoch is a transaction, for readers of committed messages; ``pip install "tidegate[kafka]"``."""
     options: dict[str, str] = Field(default={})
-    """Settings of the Kafka client. A value ``env:NAME`` is read from the environment."""
+    """Settings of the Kafka client: Java's names, with `exactly_once` librdkafka's. ``env:NAME`` is read from the environment."""
 
 
 SinkSpec = Annotated[PostgresSinkSpec | FilesSinkSpec | WebhookSinkSpec | KafkaSinkSpec, Field(discriminator="kind")]

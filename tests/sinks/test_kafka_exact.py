@@ -1,0 +1,188 @@
+"""The Kafka sink with transactions, against a model of what a broker keeps: every epoch once, whatever is lost in between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from tests.sinks.conftest import UID, World, make_spec
+
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.jobs.sinks.kafka_exact import ExactKafkaSink, RefusedError
+from tidegate.jobs.sinks.kafka_messages import Message
+from tidegate.jobs.sinks.make import make_sinks
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.jobs.spec.sinks import KafkaSinkSpec
+
+TO = {"servers": "b:9092", "topic": "{table}", "tables": ["events"]}
+GIVEN: dict[str, Any] = {"kind": "kafka", "delivery": "exactly_once", **TO}
+
+
+class Broker:
+    """What is committed, the ledger, and which producer is the newest."""
+
+    def __init__(self) -> None:
+        self.committed: list[Message] = []
+        self.ledger: str | None = None
+        self.newest = 0
+
+
+class Client:
+    """Implements `Transactions`. `answers` are codes of what goes wrong with the next commits, "lost:" ones after the fact."""
+
+    def __init__(self, broker: Broker, *answers: str) -> None:
+        self.broker, self.answers, self.own = broker, list(answers), 0
+
+    def open(self) -> str | None:
+        self.broker.newest += 1
+        self.own = self.broker.newest
+        return self.broker.ledger
+
+    def write(self, messages: Iterable[Message], ledger: str, number: int) -> None:
+        found = list(messages)
+        answer = self.answers.pop(0) if self.answers else ""
+        if self.own != self.broker.newest:
+            raise RefusedError("_FENCED", "a newer producer")
+        if answer and not answer.startswith("lost:"):
+            raise RefusedError(answer, "no")
+        assert json.loads(ledger)["upto"] == number
+        self.broker.committed += found
+        self.broker.ledger = ledger
+        if answer:
+            raise RefusedError(answer.removeprefix("lost:"), "no answer")
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def world() -> World:
+    """An empty log of a pipeline with this sink."""
+    return World(MemoryStore(), Path("/nowhere"), make_spec(sinks={"out": GIVEN}))
+
+
+def sink(of: World, client: Client) -> ExactKafkaSink:
+    """A publisher's sink."""
+    return ExactKafkaSink("out", KafkaSinkSpec.model_validate(GIVEN), of.spec, of.store, UID, client)
+
+
+def delivered(broker: Broker) -> list[str]:
+    """The checkpoint ids of what is committed, in order, each run of them once; a restore is "restore"."""
+    found: list[str] = []
+    for message in broker.committed:
+        headers = dict(message.headers)
+        name = headers.get("tidegate-epoch", b"restore").decode()
+        found += [name] if found[-1:] != [name] else []
+    return found
+
+
+def test_a_crash_between_commit_and_copy() -> None:
+    """The copy in the store is behind; the ledger tells, and nothing is sent again."""
+    of, broker = world(), Broker()
+    sealed = [str(of.seal().id) for _ in range(3)]
+    first = sink(of, Client(broker))
+    with patch.object(first, "move_mark", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        first.follow(of.log)
+    with patch.object(first, "move_mark", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        first.follow(of.log)
+    assert delivered(broker) == sealed[:1]
+    assert sink(of, Client(broker)).follow(of.log) == 2
+    assert delivered(broker) == sealed
+    assert len(broker.committed) == 6
+
+
+@pytest.mark.parametrize("answer", ["lost:_TIMED_OUT", "_TIMED_OUT"])
+def test_an_answer_that_is_lost(answer: str) -> None:
+    """Whether the transaction was committed or not, the next try finds out by opening anew."""
+    of, broker = world(), Broker()
+    sealed = [str(of.seal().id) for _ in range(2)]
+    publisher = sink(of, Client(broker, "", answer))
+    with pytest.raises(TransientError, match="Kafka: no"):
+        publisher.follow(of.log)
+    publisher.follow(of.log)
+    assert delivered(broker) == sealed
+    assert len(broker.committed) == 4
+
+
+def test_two_publishers() -> None:
+    """The one that slept is fenced, looks at the ledger again, and adds what is missing."""
+    of, broker = world(), Broker()
+    sealed = [str(of.seal().id)]
+    slept, awake = sink(of, Client(broker)), sink(of, Client(broker))
+    slept.follow(of.log)
+    sealed.append(str(of.seal().id))
+    awake.follow(of.log)
+    sealed.append(str(of.seal().id))
+    assert slept.follow(of.log) == 1
+    assert awake.follow(of.log) == 0
+    assert delivered(broker) == sealed
+
+
+def test_a_restore_is_told_in_the_transaction_that_moves_the_ledger() -> None:
+    """A notice of it, then the epochs of the new timeline."""
+    of, broker = world(), Broker()
+    first, second = of.seal(), of.seal()
+    publisher = sink(of, Client(broker))
+    publisher.follow(of.log)
+    of.fork(first.id)
+    third = of.seal()
+    publisher.follow(of.log)
+    assert delivered(broker) == [str(first.id), str(second.id), "restore", str(third.id)]
+    assert json.loads(broker.ledger or "") == {"timeline": 1, "upto": 2}
+
+
+def test_when_kafka_has_forgotten_the_group() -> None:
+    """The copy in the store goes on from where it is."""
+    of, broker = world(), Broker()
+    of.seal()
+    sink(of, Client(broker)).follow(of.log)
+    broker.ledger = None
+    second = of.seal()
+    assert sink(of, Client(broker)).follow(of.log) == 1
+    assert delivered(broker)[-1] == str(second.id)
+    assert len(broker.committed) == 4
+
+
+def test_epochs_without_rows_are_only_marked() -> None:
+    """Nothing is sent for them, not even a ledger; a publisher that comes later goes on behind them, though they were retired."""
+    of, broker = world(), Broker()
+    of.seal()
+    publisher = sink(of, Client(broker))
+    publisher.follow(of.log)
+    empty = of.seal(tables=("late",))
+    assert publisher.follow(of.log) == 1
+    assert json.loads(broker.ledger or "")["upto"] == 1
+    last = of.seal()
+    of.retire(empty.slot)
+    assert sink(of, Client(broker)).follow(of.log) == 1
+    assert delivered(broker)[-1] == str(last.id)
+
+
+def test_to_ask_for_the_lag_fences_nobody() -> None:
+    """It is told by the copy."""
+    of, broker = world(), Broker()
+    of.seal()
+    publisher = sink(of, Client(broker))
+    publisher.follow(of.log)
+    of.seal()
+    assert sink(of, Client(broker)).lag(of.log) == 1
+    assert broker.newest == 1
+
+
+def test_who_may_not_write_is_told_what_to_mend() -> None:
+    """Refused credentials are the user's to mend; nothing is marked."""
+    of, broker = world(), Broker()
+    of.seal()
+    with pytest.raises(ConfigurationError, match="Kafka: no"):
+        sink(of, Client(broker, "TOPIC_AUTHORIZATION_FAILED")).follow(of.log)
+    assert sink(of, Client(broker)).follow(of.log) == 1
+
+
+def test_the_spec_chooses(tmp_path: Path) -> None:
+    """`delivery: exactly_once` makes this sink, and opens nothing yet."""
+    of = world()
+    (found,) = (one for one in make_sinks(of.spec, of.store, UID, tmp_path) if isinstance(one, ExactKafkaSink))
+    assert found.lag(of.log) == 0
