@@ -37,6 +37,8 @@ __all__ = ["EDGES_KIND", "Edges", "lasting", "others", "take_edges"]
 
 EDGES_KIND: Final = "edges"
 _PLACE: Final = ("_source", "_partition", "_seq", "_et")
+_AT_ONCE: Final = 10_000
+"""Windows of one edge that are laid out at a time: a frontier that jumps far ahead must not cost memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,11 @@ def _pairs(window: WindowSpec, frame: DataFrame, before: int) -> DataFrame:
     least = saturate(before - (window.size or 0))
     start = "_et" if least == TICK_MIN else f"greatest(_et, {passed(least, '_et')})"
     spans = with_spans(window, frame.selectExpr(*columns, "_et AS _began", f"{start} AS _et", "_end").where("_et < _end"))
-    pairs = spans.selectExpr(*columns, "_began AS _et", f"explode(sequence(_w0, _w1, {window.period}L)) AS _ws")
+    period = window.period or 1
+    many = max(1, min(_AT_ONCE, TICK_MAX // 4 // period))
+    spans = spans.selectExpr("*", f"explode(sequence(_w0, _w1, {many * period}L)) AS _part")
+    part = f"sequence(_part, least(_w1, _part + {(many - 1) * period}L), {period}L)"
+    pairs = spans.selectExpr(*columns, "_began AS _et", f"explode({part}) AS _ws")
     return pairs.selectExpr("*", f"_ws + {window.size}L AS _we").where(f"NOT ({reached('_we', before)})")
 
 
