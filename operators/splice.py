@@ -126,10 +126,13 @@ class ApproveSpliceOperator(ApprovalOperator):
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
         """Keep the answer, then do what Airflow does with it."""
         if "error" not in event:
+            # Airflow's form sends every field; whoever answers through its API sends those that they mean.
+            event = {**event, "params_input": {**dict.fromkeys(_CHOICE, ""), **(event.get("params_input") or {})}}
+            self.validate_params_input(event["params_input"])  # before anything is done
             reported, chosen = context["ti"].xcom_pull(task_ids=REPORT), event["chosen_options"]
             who = str((event.get("responded_by_user") or {}).get("id") or "nobody")
             if chosen == [self.PART]:
-                self._split(reported["request"], event.get("params_input") or {}, who)
+                self._split(reported["request"], event["params_input"], who)
             else:
                 self._keep(reported, chosen == [self.APPROVE], who)
         return super().execute_complete(context=context, event=event)

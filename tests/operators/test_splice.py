@@ -68,8 +68,7 @@ class Asking:
         asked = ApproveSpliceOperator(task_id="approve", pipeline="p", spec="p.yaml")
         person = {"id": by, "name": by}
         now = datetime.now(UTC)
-        filled = {name: choice.get(name, "") for name in asked.params} if choice else {}
-        event = {"chosen_options": [chosen], "params_input": filled, "responded_at": now, "responded_by_user": person}
+        event = {"chosen_options": [chosen], "params_input": choice, "responded_at": now, "responded_by_user": person}
         self.results["approve"] = asked.execute_complete(self.context(), event)
 
     def merge(self) -> dict[str, Any]:
