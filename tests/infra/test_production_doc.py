@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from tests.infra.deploy import DEPLOY
 
 from tidegate.infra.policies import Role
-from tidegate.jobs.spec.pipeline import OutputSpec, SourceSpec
+from tidegate.jobs.spec.pipeline import OutputSpec, SourceSpec, SparkSpec
 
 TEXT = (Path(__file__).parents[2] / "docs" / "production.md").read_text()
 BLOCKS = [YAML(typ="safe").load(block) for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)]
@@ -27,6 +27,12 @@ def test_sources_are_valid(name: str, raw: dict[str, object]) -> None:
 def test_outputs_are_valid(raw: dict[str, object]) -> None:
     """So can each section on outputs."""
     assert OutputSpec.model_validate(raw).catalog
+
+
+@pytest.mark.parametrize("raw", [block["spark"] for block in BLOCKS if "spark" in block])
+def test_clusters_are_valid(raw: dict[str, object]) -> None:
+    """So can the section on Spark."""
+    assert SparkSpec.model_validate(raw).conf
 
 
 def test_files_and_roles_exist() -> None:
