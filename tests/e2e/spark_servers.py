@@ -39,8 +39,8 @@ class Cluster:
 
 
 @contextmanager
-def standalone(folder: Path, workers: int, *, cores: int = 2) -> Iterator[Cluster]:
-    """A master with so many workers of so many cores each."""
+def standalone(folder: Path, workers: int) -> Iterator[Cluster]:
+    """A master with so many workers of two cores each."""
     port = free_port(None)
     url = f"spark://127.0.0.1:{port}"
     own = "org.apache.spark.deploy"
@@ -50,7 +50,7 @@ def standalone(folder: Path, workers: int, *, cores: int = 2) -> Iterator[Cluste
         _until(log, "I have been elected leader", marks[0])
         for number in range(workers):
             place = ["--work-dir", str(folder / f"worker-{number}"), "--host", "127.0.0.1", "--webui-port", "0"]
-            size = ["--cores", str(cores), "--memory", "2g"]
+            size = ["--cores", "2", "--memory", "2g"]
             marks.append(_start(folder / f"worker-{number}.log", f"{own}.worker.Worker", *place, *size, url))
         for number in range(workers):
             _until(folder / f"worker-{number}.log", "Successfully registered with master", marks[number + 1])
