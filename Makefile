@@ -115,6 +115,10 @@ bench-order: venv java ## ordered release against the windows and plain Structur
 bench-folds: venv java ## a reducer in the driver and in Spark's tasks, over the same rows (ARGS="--rows 1000000 --keys 10000")
 	$(BIN)/python -m tests.bench.folds $(ARGS)
 
+.PHONY: bench-kafka
+bench-kafka: venv java ## a topic of a real broker through windows, against plain Structured Streaming, interleaved (ROWS=10000000 ROUNDS=3)
+	$(BIN)/python -m tests.bench.kafka --rows $(or $(ROWS),10000000) --rounds $(or $(ROUNDS),3) $(ARGS)
+
 .PHONY: bench-splice
 bench-splice: venv java ## what a merge costs against a full run (ROWS=20000000)
 	$(BIN)/python -m tests.bench.splice --rows $(or $(ROWS),20000000) $(ARGS)
