@@ -39,7 +39,8 @@ class _Inline:
 class Schedule:
     """One seeded run. `interrupt` acts just before a random commit: another publisher, a restore, or a crash."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, compacts: bool) -> None:
+        self.compacts, self.rare = compacts, [self.restore, self.lose_catalog, self.roll_back]
         self.dice = random.Random(seed)
         self.world = World(LocalStore(folder / "store"), folder / "work", make_spec())
         self.sinks = [self.world.sink() for _ in range(2)]
@@ -48,8 +49,8 @@ class Schedule:
 
     def step(self) -> None:
         """Do something."""
-        acts = [self.seal] * 5 + [self.publish] * 4 + [self.disturbed] * 4 + [self.compact] * 3
-        acts += [self.restore, self.lose_catalog, self.roll_back]
+        acts = [self.seal] * 5 + [self.publish] * 4 + [self.disturbed] * 4
+        acts += [self.compact] * 3 + [self.restore, self.lose_catalog] if self.compacts else self.rare
         self.dice.choice(acts)()
 
     def seal(self) -> None:
@@ -140,10 +141,11 @@ class Schedule:
             assert sorted(found) == world.wanted(table)
 
 
-def run(folder: Path, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(folder: Path, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch, *, compacts: bool = False) -> None:
     """One schedule."""
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg.ThreadPoolExecutor", _Inline)
-    schedule = Schedule(folder, seed)
+    if compacts:
+        monkeypatch.setattr("tidegate.jobs.sinks.iceberg.ThreadPoolExecutor", _Inline)
+    schedule = Schedule(folder, seed, compacts)
     monkeypatch.setattr("tidegate.jobs.sinks.compaction._LEAVE", 1)
     monkeypatch.setattr("tidegate.jobs.sinks.compaction._FEWEST", 2)
     monkeypatch.setattr("tidegate.jobs.sinks.compaction._AT_ONCE", 1)
@@ -167,6 +169,14 @@ def test_tables_equal_the_log_after_any_schedule(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 3)
     monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
     run(tmp_path, seed, 12, monkeypatch)
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 106))])
+def test_files_are_merged_in_any_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The same while small files are merged and garbage is deleted at any moment, by somebody who may die of it."""
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 3)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
+    run(tmp_path, seed, 12, monkeypatch, compacts=True)
 
 
 @pytest.mark.slow
