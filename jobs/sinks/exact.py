@@ -209,7 +209,7 @@ def _check_window(
         f"""create or replace temp table accepted as
         select * from input
             anti join (from {LATE} anti join (from merged where _output = '{name}') using {provenance}
-                where output = '{name}' or reason = 'max_jump') using {provenance}
+                where output = '{name}' or reason in ('max_jump', 'cti_violation')) using {provenance}
             anti join (from {DEAD_LETTERS} where "row" is not null) using {provenance}
             union all by name select * exclude (_output, _reason, _stranger) from merged where _stranger and _output = '{name}'"""
     )

@@ -1,4 +1,4 @@
-"""The independent check recomputes what lasts: intervals, and edges from their start to their end."""
+"""The independent check recomputes what lasts (intervals, edges from start to end), and leaves out what went to no output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 
 TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = {"t": "timestamp", "till": "timestamp", "what": "string", "k": "string", "v": "long"}
-LASTS = [{"edges": {"kind": "what", "keys": ["k"]}}, {"end_time": "till"}]
+LASTS = [
+    {"edges": {"kind": "what", "keys": ["k"]}},
+    {"end_time": "till"},
+    {"lag": None, "punctuation": {"every_events": 3, "advance_to_end": True}},
+]
 
 
 class World:
@@ -85,10 +89,13 @@ class World:
 
 
 @pytest.mark.parametrize("bounded", [True, False])
-@pytest.mark.parametrize("lasts", LASTS, ids=["edges", "intervals"])
+@pytest.mark.parametrize("lasts", LASTS, ids=["edges", "intervals", "violations"])
 @pytest.mark.parametrize("seed", range(2))
 def test_what_lasts_is_recomputed(lasts: dict[str, Any], seed: int, bounded: bool) -> None:
-    """Late edges close nothing, open ones count as far as F came or to the newest row; a result that is missing is found."""
+    """Late edges close nothing, open ones count as far as F came or to the newest row; a missing result is found.
+
+    Rows that violate punctuation stand in the late table for the events, and are in no window either.
+    """
     world = World(lasts, bounded=bounded)
     world.play(random.Random(seed), objects=6)
     found = world.exact()
