@@ -25,7 +25,7 @@ def land(
 ) -> None:
     """Run the landing query of one source until it is stopped. Rows land exactly once, whatever is killed when."""
     from tidegate.checkpoints.open import open_store
-    from tidegate.jobs.driver.landing import Landing, start_query
+    from tidegate.jobs.driver.landing import Landing, run_queries, start_query
     from tidegate.jobs.driver.logs import configure_logs
     from tidegate.jobs.spark.session import open_session
     from tidegate.jobs.spec.errors import ConfigurationError, TransientError
@@ -46,12 +46,7 @@ def land(
     with landing.alone():
         session = open_session(spec)
         try:
-            query = start_query(session, spec, landing)
-            quiet, seen = 0.0, -1
-            while not stop.wait(0.5) and query.isActive and (until_idle is None or quiet < until_idle):
-                quiet, seen = (quiet + 0.5, seen) if seen == landing.landed else (0.0, landing.landed)
-            failed = query.exception()
-            query.stop()
+            failed = run_queries(lambda: start_query(session, spec, landing), landing, stop, until_idle)
         finally:
             session.stop()
     if failed is not None:

@@ -22,9 +22,10 @@ import io
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Landing", "start_query"]
+__all__ = ["Landing", "run_queries", "start_query"]
 
 _log = structlog.get_logger("tidegate.landing")
 
@@ -84,6 +85,10 @@ class Landing:
         status = {"generation": self.generation, "batch": batch, "rows": count, "landed": self.landed, "at": SYSTEM_CLOCK.ticks()}
         self._store.put(f"{self._folder}_landing/status.json", json.dumps(status).encode())
         return written
+
+    def committed(self) -> int:
+        """The newest batch that Spark's checkpoint knows to be done; -1 for none."""
+        return max((int(file.name) for file in (self.spark_folder / "commits").glob("[0-9]*")), default=-1)
 
     def _create(self, key: str, data: bytes) -> bool:
         for _ in range(_TRIES):
@@ -183,3 +188,27 @@ def _writer(landing: Landing) -> Any:
         _log.info("landed", source=landing.name, batch=number, rows=table.num_rows)
 
     return write
+
+
+def run_queries(start: Callable[[], StreamingQuery], landing: Landing, stop: Event, until_idle: float | None) -> Exception | None:
+    """Run the query until it is stopped; one that failed is started again if it had finished a batch. The last failure, or None.
+
+    Spark 4.1 does not survive the first batch after a crash between a batch and its commit: it runs and commits the batch, and
+    then fails to report about it, because nobody asked Kafka for its newest offsets.
+
+    Args:
+        start: starts it.
+        landing: its log.
+        stop: set by whoever wants an end.
+        until_idle: end after so many seconds without a row; None for never.
+    """
+    while True:
+        begun, query = landing.committed(), start()
+        quiet, seen = 0.0, -1
+        while not stop.wait(0.5) and query.isActive and (until_idle is None or quiet < until_idle):
+            quiet, seen = (quiet + 0.5, seen) if seen == landing.landed else (0.0, landing.landed)
+        failed: Exception | None = query.exception()
+        query.stop()
+        if failed is None or stop.is_set() or landing.committed() == begun:
+            return failed
+        _log.warning("landing_again", source=landing.name, why=str(failed).strip().splitlines()[0][:400])

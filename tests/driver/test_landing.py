@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.driver.landing import Landing
+from tidegate.jobs.driver.landing import Landing, run_queries
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import SourceSpec
 
@@ -79,3 +81,45 @@ def test_a_socket_never_goes_on_at_an_old_checkpoint(tmp_path: Path) -> None:
     assert second.land(0, b"y", 1)
     assert first.spark_folder != second.spark_folder
     assert keys(store) == ["0001-000000000000.parquet", "0002-000000000000.parquet"]
+
+
+class Query:
+    """A query that finishes some batches and fails, or is idle."""
+
+    def __init__(self, landing: Landing, batches: int, failure: str | None) -> None:
+        (landing.spark_folder / "commits").mkdir(parents=True, exist_ok=True)
+        for _ in range(batches):
+            (landing.spark_folder / "commits" / str(landing.committed() + 1)).touch()
+        self.isActive, self._failure = failure is None, failure
+        self.stopped = 0
+
+    def exception(self) -> Exception | None:
+        """Why it failed."""
+        return None if self._failure is None else RuntimeError(self._failure)
+
+    def stop(self) -> None:
+        """Count."""
+        self.stopped += 1
+
+
+@pytest.mark.parametrize(
+    ("runs", "end"),
+    [
+        ([(1, "no newest offsets"), (0, None)], None),
+        ([(1, "first"), (1, "second"), (0, "third")], "third"),
+        ([(0, "at once")], "at once"),
+    ],
+    ids=["goes on", "until it stands", "not at all"],
+)
+def test_a_query_that_got_on_is_started_again(tmp_path: Path, runs: list[tuple[int, str | None]], end: str | None) -> None:
+    """A failure after a finished batch is not the end (Spark 4.1 fails so after a crash); one without progress is."""
+    landing = Landing("a", spec(), MemoryStore(), tmp_path)
+    queries: list[Query] = []
+
+    def start() -> Any:
+        queries.append(Query(landing, *runs[len(queries)]))
+        return queries[-1]
+
+    failed = run_queries(start, landing, threading.Event(), until_idle=0.5)
+    assert (len(queries), None if failed is None else str(failed)) == (len(runs), end)
+    assert [query.stopped for query in queries] == [1] * len(runs)
