@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import date
 
 import duckdb
 import pytest
 from pyiceberg.table import StaticTable
-from tests.sinks.conftest import World
+from tests.sinks.conftest import World, make_spec
+from tests.sinks.test_layout import COLUMNS, flights
+from tests.sinks.test_layout import published as arranged
 
 from tidegate.checkpoints.local import LocalStore
 from tidegate.infra.kafka import ensure_jars
+from tidegate.jobs.sinks.compaction import compact_tables
 from tidegate.jobs.sinks.pointer import read_current
+from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.spec.errors import TransientError
 
 ARTIFACTS = ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0", "org.xerial:sqlite-jdbc:3.50.3.0")
@@ -33,6 +38,10 @@ for name, value in catalog.items():
 spark = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1").getOrCreate()
 rows = spark.sql("SELECT _epoch, count(*) AS n FROM tidegate.p.events GROUP BY _epoch ORDER BY _epoch").collect()
 print("FOUND", [(row._epoch, row.n) for row in rows])
+day = "t >= TIMESTAMP '2024-02-29 00:00:00Z' AND t < TIMESTAMP '2024-03-01 00:00:00Z'"
+rows = spark.sql("SELECT n FROM tidegate.p.late WHERE carrier = 'C1' AND " + day + " ORDER BY n").collect()
+files = spark.sql("SELECT count(DISTINCT `partition`) FROM tidegate.p.late.files").collect()
+print("ARRANGED", [row.n for row in rows], files[0][0])
 spark.stop()
 """
 
@@ -65,14 +74,29 @@ def test_pandas_and_duckdb(published: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
-def test_spark(published: World) -> None:
-    """Spark reads the same rows by the SQL catalog that tidegate publishes to."""
+def test_spark(published: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark reads the same rows by the SQL catalog that tidegate publishes to, also partitioned, sorted and merged ones."""
     try:
         jars = ensure_jars("iceberg-spark", ARTIFACTS)
     except TransientError as error:
         pytest.skip(f"no registry with Iceberg's jars: {error.message}")
+    monkeypatch.setattr("tidegate.jobs.sinks.compaction._LEAVE", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.compaction._FEWEST", 2)
+    layout = {"late": {"partition_by": ["bucket(4, carrier)", "day(t)"], "sort_by": ["n desc"]}}
+    published.spec, published.values = make_spec(COLUMNS, outputs={"layout": layout}), flights
+    published.seal(3, ("late",), rows=20)
+    published.sink().follow(published.log)
+    done = compact_tables(published.spec, published.store)["late"]
+    assert done.after < done.before
+    late = read_table(published.spec, published.store, "late").to_pylist()
+    wanted = sorted(row["n"] for row in late if row["carrier"] == "C1" and row["t"].date() == date(2024, 2, 29))
+    partitions = len(
+        {(task.file.partition[0], task.file.partition[1]) for task in arranged(published, "late").scan().plan_files()}
+    )
     assert isinstance(published.store, LocalStore)
     database = published.store.root / ".tidegate-store" / "catalog.sqlite"
     where = [",".join(map(str, jars)), str(database), str(published.store.root)]
-    done = subprocess.run([sys.executable, "-c", READER, *where], capture_output=True, text=True, timeout=240, check=False)
-    assert "FOUND [(1, 2), (2, 2), (3, 2)]" in done.stdout, done.stderr[-3000:]
+    read = subprocess.run([sys.executable, "-c", READER, *where], capture_output=True, text=True, timeout=240, check=False)
+    assert "FOUND [(1, 2), (2, 2), (3, 2)]" in read.stdout, read.stderr[-3000:]
+    assert wanted
+    assert f"ARRANGED {wanted} {partitions}" in read.stdout, read.stdout[-3000:]
