@@ -246,9 +246,9 @@ def cockpit_of(folder: Path, specs: Mapping[str, str]) -> Iterator[Cockpit]:
             stack.down(print)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
-    """One stack for all tests of this tier."""
+    """One stack for the tests of a file; then it is gone, since it would take a third of a core from all others."""
     with cockpit_of(tmp_path_factory.mktemp("cockpit"), {name: spec_of(name) for name in PIPELINES}) as found:
         found.begin()
         yield found
