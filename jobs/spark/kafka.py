@@ -48,18 +48,19 @@ def stage_kafka(session: SparkSession, spec: PipelineSpec, cut: Cut, folder: Pat
         ranges.setdefault(piece.member.source, []).extend(p for p in piece.parts if "kafka" in p)
     for source, parts in ranges.items():
         if parts:
-            _stage(session, source, spec.sources[source], parts, folder)
+            _stage(session, spec, source, parts, folder)
 
 
-def _stage(session: SparkSession, name: str, source: SourceSpec, parts: list[dict[str, Any]], folder: Path) -> None:
+def _stage(session: SparkSession, spec: PipelineSpec, name: str, parts: list[dict[str, Any]], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    schemas = _schemas(source)
+    source = spec.sources[name]
+    schemas, messages = _schemas(source), _messages(session, source, parts, group=f"tidegate-{spec.name}-{name}")
     fetched = Path(mkdtemp(prefix="kafka-", dir=folder))
     try:
-        _fetch(session, source, parts, fetched, schemas)
+        _fetch(messages, source, fetched, schemas)
         strangers = _strangers(fetched) if schemas is not None else {}
         if schemas is not None and schemas.learn(set(strangers)):  # fetched once more for each schema's first appearance
-            _fetch(session, source, parts, fetched, schemas)
+            _fetch(messages, source, fetched, schemas)
             strangers = _strangers(fetched)
         if strangers and source.kafka is not None and source.kafka.on_unknown_schema == "wait":
             raise _unknown(name, source, strangers)
@@ -73,8 +74,8 @@ def _stage(session: SparkSession, name: str, source: SourceSpec, parts: list[dic
         shutil.rmtree(fetched, ignore_errors=True)
 
 
-def _fetch(session: SparkSession, source: SourceSpec, parts: list[dict[str, Any]], folder: Path, schemas: Schemas | None) -> None:
-    rows = decoded(_messages(session, source, parts), source, schemas.known if schemas is not None else None)
+def _fetch(messages: DataFrame, source: SourceSpec, folder: Path, schemas: Schemas | None) -> None:
+    rows = decoded(messages, source, schemas.known if schemas is not None else None)
     rows.write.mode("overwrite").parquet(str(folder))
 
 
@@ -120,7 +121,12 @@ def _unknown(name: str, source: SourceSpec, strangers: dict[int, str]) -> Transi
     )
 
 
-def _messages(session: SparkSession, source: SourceSpec, parts: list[dict[str, Any]]) -> DataFrame:
+def _messages(session: SparkSession, source: SourceSpec, parts: list[dict[str, Any]], *, group: str) -> DataFrame:
+    """The messages of some ranges.
+
+    Nothing is ever committed to the group: executors keep consumers by its name, and connect for each partition in each epoch
+    without one.
+    """
     assert source.kafka is not None  # noqa: S101
     topic = source.kafka.topic
     offsets = [{str(p["kafka"]["partition"]): p["kafka"][end] for p in parts} for end in ("from", "to")]
@@ -128,7 +134,7 @@ def _messages(session: SparkSession, source: SourceSpec, parts: list[dict[str, A
     reader = reader.option("startingOffsets", json.dumps({topic: offsets[0]})).option(
         "endingOffsets", json.dumps({topic: offsets[1]})
     )
-    for name, value in client_settings(source.kafka).items():
+    for name, value in {"group.id": group, **client_settings(source.kafka)}.items():
         reader = reader.option(f"kafka.{name}", value)
     wanted = "true" if source.kafka.headers else "false"
     return reader.option("includeHeaders", wanted).option("failOnDataLoss", "true").load()

@@ -49,6 +49,7 @@ _CLASSIC: Final[dict[str, str]] = {  # settings of the process, which Spark Conn
     "spark.sql.codegen.cache.maxEntries": "1000",  # the same few plans return in every epoch: never compile them twice
     "spark.locality.wait": "0s",
     "spark.io.compression.codec": "lz4",
+    "spark.kafka.consumer.cache.capacity": "1024",  # partitions whose consumers are kept from epoch to epoch
     "spark.sql.ui.retainedExecutions": "1",
     "spark.ui.retainedJobs": "1",
     "spark.ui.retainedStages": "1",
