@@ -229,6 +229,7 @@ def test_without_a_triggerer(cockpit: Cockpit) -> None:
         cockpit.until(lambda: _stopped(cockpit, f"blind_{state}"), 40, f"driver that heard of {state}")  # noqa: B023 - at once
         assert read_desired(cockpit.store, f"blind_{state}").why == f"the task was set to {state} in Airflow"
     cockpit.until(lambda: _watched(cockpit, "blind_cleared", runs["blind_cleared"], try_number=2), 60, "second try")
+    _ended(cockpit, "blind_success", runs["blind_success"])
     _delete(cockpit, "blind_success", runs["blind_success"])
     assert cockpit.token("blind_lost") == 0
     cockpit.stack.up(print)
