@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.drivers import SIGKILLED, Piped, wait_for
 from tests.e2e.kafka_client import KafkaClient
+from tests.e2e.kafka_marks import ON_A_BROKER
 from tidegate.infra.kafka import KafkaServer
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.kafka import KafkaSource
@@ -21,15 +22,7 @@ from tidegate.jobs.spec.errors import PoisonError, TransientError
 from tidegate.jobs.spec.inputs import KafkaOptions
 from tidegate.jobs.spec.pipeline import Limits
 
-pytestmark = [
-    pytest.mark.kafka,
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # py4j leaves them to the garbage collector
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = ON_A_BROKER
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SPEC = """\

@@ -16,21 +16,14 @@ import pytest
 
 from tests.e2e.drivers import Piped, wait_for
 from tests.e2e.kafka_client import KafkaClient
+from tests.e2e.kafka_marks import ON_A_BROKER
 from tests.spark.test_kafka import proto
 from tidegate.infra.kafka import KafkaServer
 from tidegate.jobs.sources.kafka_admin import JvmOffsets
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.inputs import KafkaOptions
 
-pytestmark = [
-    pytest.mark.kafka,
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # py4j leaves them to the garbage collector
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = ON_A_BROKER
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 AVRO = {

@@ -6,23 +6,14 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.drivers import SIGKILLED, Piped, wait_for
 from tests.e2e.kafka_client import KafkaClient
+from tests.e2e.kafka_marks import ON_A_BROKER
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.status import read_status
 from tidegate.infra.kafka import KafkaServer
 
-pytestmark = [
-    pytest.mark.kafka,
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # py4j leaves them to the garbage collector
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = ON_A_BROKER
 
 PARTITIONS = 100
 QUIET, AHEAD = 42, 7
