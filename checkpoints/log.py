@@ -153,9 +153,10 @@ class SlotLog:
         self._seal_budget = seal_budget
         self._jitter = jitter
         self._forks: tuple[_Opened, ...] = ()  # forks are immutable: what was once followed needs no second look
+        self._newest: Filled | None = None  # so is every slot: what a listing still names was read already
 
     def head(self) -> Head:
-        """Where the log stands now: one LIST of one key and one GET per timeline not followed before."""
+        """Where the log stands now: one LIST of one key, and one GET if it names a record that was not read last time."""
         while True:
             timeline = len(self._forks)
             newest = self.newest(timeline)
@@ -169,7 +170,12 @@ class SlotLog:
     def newest(self, timeline: int) -> Filled | None:
         """The newest record of one timeline, or None while it is empty."""
         entry = next(self.store.list(self.layout.slots(timeline), limit=1), None)
-        return self._open(self.store.get(entry.key)) if entry else None
+        if entry is None:
+            return None
+        known = self._newest
+        if known is None or not entry.etag or (known.key, known.etag) != (entry.key, entry.etag):
+            known = self._newest = self._open(self.store.get(entry.key))
+        return known
 
     def read(self, timeline: int, slot: int) -> Filled | None:
         """What fills one slot, or None while it is empty."""

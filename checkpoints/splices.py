@@ -125,12 +125,18 @@ def listing(store: Store, pipeline: str) -> list[SpliceRequest]:
 
 
 def note(store: Store, pipeline: str, request_id: str, what: str, *, who: str, at: int, **more: Any) -> SpliceRequest:
-    """Write one line into the trail; `more` with the name of a field of the request sets that field as well."""
+    """Write one line into the trail; `more` with the name of a field of the request sets that field as well.
+
+    Whoever tries again after a crash says the same again: the trail has it once.
+    """
 
     def step(request: SpliceRequest) -> SpliceRequest:
         fields = {name: value for name, value in more.items() if name in SpliceRequest.model_fields}
         facts = {name: value for name, value in more.items() if name not in fields}
         line = {"at": at, "who": who, "what": what, **facts}
+        said_before = request.trail and {**request.trail[-1], "at": at} == line
+        if said_before and all(getattr(request, name) == value for name, value in fields.items() if not name.endswith("_at")):
+            return request
         return request.model_copy(update={**fields, "trail": [*request.trail, line][-_TRAIL:]})
 
     return _changed(store, pipeline, request_id, step)
@@ -139,13 +145,15 @@ def note(store: Store, pipeline: str, request_id: str, what: str, *, who: str, a
 def decide(
     store: Store, pipeline: str, request_id: str, state: State, *, who: str, why: str, at: int, digest: str | None = None
 ) -> SpliceRequest:
-    """Approve, reject or expire an open request; who, why and when are kept.
+    """Approve, reject or expire an open request; who, why and when are kept. Deciding the same again changes nothing.
 
     Raises:
         ConfigurationError: it is not open any more.
     """
 
     def step(request: SpliceRequest) -> SpliceRequest:
+        if (request.state, request.decided_by, request.decided_why, request.approved_digest) == (state, who, why, digest):
+            return request
         if request.state not in OPEN:
             raise ConfigurationError(
                 f"splice request {request_id} is {request.state} already, by {request.decided_by}: "

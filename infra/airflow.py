@@ -17,17 +17,22 @@ from tidegate.infra.stack_state import AIRFLOW_USERS, StackSecrets
 
 __all__ = [
     "COMPONENTS",
-    "SQLITE_ARGUMENTS",
+    "IMPATIENT",
+    "PATIENT",
     "airflow_command",
     "airflow_settings",
     "child_environment",
+    "component_settings",
     "digest",
     "passwords_file",
     "url",
 ]
 
 #: Seconds Airflow's processes wait for each other's writes; the default of 5 is too short on a busy machine.
-SQLITE_ARGUMENTS = {"timeout": 60}
+PATIENT = {"timeout": 60}
+#: The API server's: it writes its audit log in its event loop, which another request's commit waits for while that one holds the
+#: lock. So it waits for itself, and everybody for it, until this ends; its callers try again. Less than any heartbeat's limit.
+IMPATIENT = {"timeout": 8}
 
 #: Process name -> arguments of `airflow`, in the order of starting.
 COMPONENTS: dict[str, tuple[str, ...]] = {
@@ -67,8 +72,7 @@ def airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets) -> d
         "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords_file(home)),
         "CORE__EXECUTION_API_SERVER_URL": f"{url(port)}/execution/",
         "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
-        "DATABASE__SQL_ALCHEMY_CONNECT_ARGS": f"{__name__}.SQLITE_ARGUMENTS",
-        "DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC": f"{__name__}.SQLITE_ARGUMENTS",
+        **_waiting("PATIENT"),
         "LOGGING__BASE_LOG_FOLDER": str(home / "logs"),
         "API__HOST": LOOPBACK,
         "API__PORT": str(port),
@@ -97,6 +101,17 @@ def airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets) -> d
         "USAGE_DATA_COLLECTION__ENABLED": "False",
     }
     return {"AIRFLOW_HOME": str(home), **{f"AIRFLOW__{key}": value for key, value in settings.items()}}
+
+
+def component_settings(name: str) -> dict[str, str]:
+    """What one of `COMPONENTS` is told beside `airflow_settings`, as environment variables."""
+    return {f"AIRFLOW__{key}": value for key, value in _waiting("IMPATIENT").items()} if name == "api-server" else {}
+
+
+def _waiting(arguments: str) -> dict[str, str]:
+    return dict.fromkeys(
+        ("DATABASE__SQL_ALCHEMY_CONNECT_ARGS", "DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC"), f"{__name__}.{arguments}"
+    )
 
 
 def passwords_file(home: Path) -> Path:

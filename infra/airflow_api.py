@@ -18,7 +18,7 @@ from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 
 __all__ = ["AirflowApi", "AirflowApiError", "health"]
 
-_TIMEOUT = 120.0  # seconds; on SQLite a request waits up to 60 for another writer
+_TIMEOUT = 120.0  # seconds; a busy machine takes its time
 _ENDED = frozenset({"success", "failed"})
 _ATTEMPTS = 6  # of a call that Airflow answered with 500 and above
 

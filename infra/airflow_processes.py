@@ -81,7 +81,8 @@ class AirflowProcesses:
         kill(marks[name] for name in missing if name in marks)
         for name in missing:
             command = airflow.airflow_command(*airflow.COMPONENTS[name])
-            self._state.processes[name] = spawn(command, log=self._log(name), env=self._env, cwd=self._home / "airflow")
+            env = self._env | airflow.component_settings(name)
+            self._state.processes[name] = spawn(command, log=self._log(name), env=env, cwd=self._home / "airflow")
             self._save()
 
     def wait_until_well(self) -> None:

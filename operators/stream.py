@@ -7,8 +7,9 @@
               stopped, finished end green, if this was intended; else launch anew
               live              this run is old enough: the next one adopts the driver, so that history stays readable
 
-The truth stays in the bucket (lease, log, desired.json); nothing here has to survive but what the trigger carries. A bucket
-that has forgotten the stream is a fault, never a stop: somebody wiped it, or put another in its place.
+The truth stays in the bucket (lease, log, desired.json); nothing here has to survive but what the trigger carries, and that the
+run said `run` once, which Airflow's task state store keeps from try to try. A bucket that has forgotten the stream after that
+is a fault, never a stop: somebody wiped it, or put another in its place.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import DagRunTriggerException
+from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.desired import Desired, DesiredState, read_desired, set_desired
@@ -42,6 +44,8 @@ from tidegate.operators.trigger import StreamTrigger
 from tidegate.operators.watch import Observation, Rules, StreamState, is_final
 
 __all__ = ["Budget", "Past", "StreamOperator"]
+
+_SAID = "said_run"  # key in the task state store
 
 RELAUNCHES = 3  # in a row without a new checkpoint; then Airflow's own retries and their delay take over
 
@@ -124,12 +128,14 @@ class StreamOperator(BaseOperator):
         """Adopt or launch, then defer."""
         access = StoreAccess.resolve(self.conn_id)
         store = access.open()
-        desired = read_desired(store, self.pipeline).state
-        if desired is DesiredState.STOPPED and _is_automatic_retry(context["ti"], self.retries or 0):
+        desired, memory = read_desired(store, self.pipeline).state, context["task_state_store"]
+        # A try that Airflow ended before it came here said nothing: then this one is the first.
+        if desired is DesiredState.STOPPED and _is_automatic_retry(context["ti"], self.retries or 0) and memory.get(_SAID):
             require_its_past(store, self.pipeline, Past())
             return self._ended("the stream was stopped while this task waited for its retry")
         if desired is not DesiredState.RECOVERING:
             set_desired(store, self.pipeline, DesiredState.RUN, who=_who(context), why=f"run {context['run_id']}")
+        memory.set(_SAID, True, retention=NEVER_EXPIRE)
         due = None if self.rotate_after is None else SYSTEM_CLOCK.ticks() + round(self.rotate_after * 1e6)
         return self._adopt_or_launch(access, store, Budget(_newest(store, self.pipeline)), Past(due=due))
 

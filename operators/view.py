@@ -37,7 +37,7 @@ POINTS: Final = 120  # epochs in the charts: more than pixels need, few enough t
 PAGE: Final = 25  # checkpoints in one answer
 WORKERS: Final = 8
 BARRIERS: Final = 60
-_VERDICT: Final = 5.0  # seconds; a verdict is minutes old when it is new
+_VERDICT: Final = 15.0  # seconds; a verdict is minutes old when it is new
 _LOOK_BACK: Final = 2_000  # epochs searched for barriers when the page is first asked for; four pages of the index
 
 T = TypeVar("T")

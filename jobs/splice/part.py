@@ -18,18 +18,23 @@ from tidegate.jobs.splice.requests import Asking, LateFilter, put_request, state
 
 __all__ = ["split"]
 
+_NAMES = ("part", "rest")
+
 
 def split(
     spec: PipelineSpec, log: SlotLog, request_id: str, which: LateFilter, asking: Asking
 ) -> tuple[SpliceRequest, SpliceRequest]:
     """Make two requests of one, and close it: the chosen part, and the rest. Who asked for it asks for both.
 
-    A crash in between leaves the old one open; called again it makes the same two.
+    A crash in between leaves the old one open; called again it makes the same two, and after its end it finds them.
 
     Raises:
         ConfigurationError: it is not open, is of an attachment, or the choice takes all of it or nothing.
     """
     request = read(log.store, spec.name, request_id)
+    choice = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(which).items() if v}
+    if request.state == "rejected" and (done := _made_before(log, request, choice)):
+        return done
     _require_divisible(spec, log, request)
     rows = pa.concat_tables([read_file(log, file) for file in request.files()])
     chosen = _outputs(spec, rows, which)
@@ -43,14 +48,23 @@ def split(
             kept="the request, as it was",
             advice="choose some of its rows: --until TIME, --since TIME, --source NAME, --output NAME",
         )
-    detail = {**request.origin_detail, "part_of": request_id, "choice": {k: v for k, v in asdict(which).items() if v}}
+    detail = {**request.origin_detail, "part_of": request_id, "choice": choice}
     made = [
         put_request(spec, log, log.head(), part, request.origin, detail, _asking(asking, request, name))
-        for name, part in zip(("part", "rest"), parts, strict=True)
+        for name, part in zip(_NAMES, parts, strict=True)
     ]
     why = f"split into {made[0].id} and {made[1].id}" + (f": {asking.why}" if asking.why else "")
     decide(log.store, spec.name, request_id, "rejected", who=asking.who, why=why, at=asking.clock.ticks())
     return made[0], made[1]
+
+
+def _made_before(log: SlotLog, request: SpliceRequest, choice: dict[str, Any]) -> tuple[SpliceRequest, SpliceRequest] | None:
+    """The two requests, if this very choice was what closed the request."""
+    try:
+        part, rest = (read(log.store, log.pipeline, f"{request.id}-{name}") for name in _NAMES)
+    except ConfigurationError:
+        return None
+    return (part, rest) if part.origin_detail.get("choice") == choice else None
 
 
 def _asking(asking: Asking, request: SpliceRequest, name: str) -> Asking:

@@ -50,6 +50,10 @@ def test_the_head_costs_one_list_and_one_get(author: Author) -> None:
     watched = SlotLog(MemoryStore(bucket, hook=lambda request: asked.append(request.verb)), "p")
     assert watched.head().slot == 30
     assert asked == ["list", "get"]
+    assert watched.head().slot == 30
+    assert asked == ["list", "get", "list"], "what the listing still names was read"
+    author.extend(SlotLog(MemoryStore(bucket), "p"), 1)
+    assert watched.head().slot == 31
 
 
 def test_the_second_attempt_of_a_slot_is_lost(log: SlotLog, author: Author) -> None:

@@ -276,6 +276,9 @@ def test_a_part_is_decided_on_its_own(cli: Cli, shop: Shop) -> None:
     assert cli("splice", "part", "shop.yaml", request, "--source", "web").exit_code == 2, "that would be all of it"
     said = cli("splice", "part", "shop.yaml", request, "--until", "2026-05-01T11:00:00Z", "--json").data
     assert (said["request"], said["rows"], said["rest"], said["rest_rows"]) == (f"{request}-part", 1, f"{request}-rest", 1)
+    again = cli("splice", "part", "shop.yaml", request, "--until", "2026-05-01T11:00:00Z", "--json")
+    assert again.data == said, "who was cut off may say the same again"
+    assert cli("splice", "part", "shop.yaml", request, "--until", "2026-05-01T10:00:00Z").exit_code == 2, "but nothing else"
     assert cli("splice", "merge", "shop.yaml", request, "--yes").exit_code == 2
     assert cli("splice", "merge", "shop.yaml", said["request"], "--yes").exit_code == 0
     assert (shop.results()[("10", "tea")], ("11", "cup") in shop.results()) == ((3, 9, 4), False)

@@ -10,7 +10,14 @@ import psutil
 import pytest
 
 from tidegate.infra import stack_state
-from tidegate.infra.airflow import COMPONENTS, airflow_settings, child_environment
+from tidegate.infra.airflow import (
+    COMPONENTS,
+    IMPATIENT,
+    PATIENT,
+    airflow_settings,
+    child_environment,
+    component_settings,
+)
 from tidegate.infra.airflow_api import AirflowApiError
 from tidegate.infra.processes import ProcessMark, is_alive, start_ticks
 from tidegate.infra.stack import Stack, StackSettings
@@ -61,6 +68,17 @@ def test_everything_listens_on_loopback_only(tmp_path: Path) -> None:
     assert settings["AIRFLOW__API__HOST"] == "127.0.0.1"
     assert "--skip-serve-logs" in COMPONENTS["scheduler"]
     assert "--skip-serve-logs" in COMPONENTS["triggerer"]
+
+
+def test_only_the_server_that_waits_for_itself_gives_up_soon(tmp_path: Path) -> None:
+    """Airflow's API server may wait for its own lock on SQLite; it ends before a heartbeat is missed. Others are patient."""
+    settings = airflow_settings(tmp_path, tmp_path, 1, StackSecrets.random())
+    key = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS"
+    assert settings[key] == settings[f"{key}_ASYNC"] == "tidegate.infra.airflow.PATIENT"
+    own = {name: component_settings(name) for name in COMPONENTS}
+    assert {name for name, found in own.items() if found} == {"api-server"}
+    assert set(own["api-server"].values()) == {"tidegate.infra.airflow.IMPATIENT"}
+    assert IMPATIENT["timeout"] < int(settings["AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT"]) / 2 < PATIENT["timeout"]
 
 
 def test_children_get_no_foreign_airflow_settings() -> None:

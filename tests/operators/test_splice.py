@@ -97,6 +97,16 @@ def test_an_approved_request_is_merged_as_shown(asking: Asking) -> None:
     assert [(line["what"], line["who"]) for line in kept.trail] == [("reported", "bob"), ("approved", "olga")]
 
 
+@pytest.mark.parametrize(("answer", "what"), [("Approve", "approved"), ("Reject", "rejected")])
+def test_a_task_that_airflow_tries_again_decides_once(asking: Asking, answer: str, what: str) -> None:
+    """Airflow may end a try whose answer was kept already: the next one changes nothing, and the trail tells it once."""
+    for _ in range(2):
+        asking.report("s1")
+    for _ in range(2):
+        asking.answer(answer, "olga")
+    assert [line["what"] for line in read(asking.store, "p", "s1").trail] == ["reported", what]
+
+
 @pytest.mark.parametrize("asker", ["ann", "bob"])
 def test_who_asked_does_not_decide(asking: Asking, asker: str) -> None:
     """Neither who made the request nor who started the run can approve it; the refusal stays in the trail."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import DagRunTriggerException, TaskDeferred
+from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
@@ -52,12 +53,22 @@ def _operator() -> StreamOperator:
     return StreamOperator(task_id="stream", pipeline="p", spec="p.yaml", retries=2)
 
 
-def _context(try_number: int = 1, max_tries: int = 2, queued: int = 0) -> dict[str, Any]:
+class Memory(dict[str, Any]):
+    """The task state store of one task."""
+
+    def set(self, key: str, value: Any, *, retention: Any) -> None:
+        assert retention is NEVER_EXPIRE
+        self[key] = value
+
+
+def _context(try_number: int = 1, max_tries: int = 2, queued: int = 0, memory: Memory | None = None) -> dict[str, Any]:
+    """Of a try; a later one has memories unless it is told otherwise."""
     task = SimpleNamespace(try_number=try_number, max_tries=max_tries, get_dr_count=lambda **_: queued)
-    return {"run_id": "r", "ti": task, "dag_run": None}
+    known = Memory({"said_run": True} if try_number > 1 else {}) if memory is None else memory
+    return {"run_id": "r", "ti": task, "dag_run": None, "task_state_store": known}
 
 
-def _execute(**task: int) -> TaskDeferred:
+def _execute(**task: Any) -> TaskDeferred:
     with pytest.raises(TaskDeferred) as deferred:
         _operator().execute(_context(**task))
     return deferred.value
@@ -203,6 +214,16 @@ def test_a_retry_over_a_wiped_bucket_fails(store: Store) -> None:
     """Nobody said stopped: there is nobody left who could have."""
     with pytest.raises(ConfigurationError, match="no longer knows p"):
         _operator().execute(_context(try_number=2))
+
+
+def test_a_retry_of_a_try_that_never_came_so_far_is_the_first(store: Store) -> None:
+    """Airflow ended the first try before it did anything: the bucket of a new stream is empty, and that is no fault."""
+    memory = Memory()
+    with pytest.raises(TaskDeferred):
+        _operator().execute(_context(try_number=2, memory=memory))
+    assert read_desired(store, "p").state is DesiredState.RUN
+    set_desired(store, "p", DesiredState.STOPPED, who="ann")
+    assert "was stopped" in _operator().execute(_context(try_number=3, memory=memory))["why"]
 
 
 def test_the_identity_is_remembered_once_there_is_one(store: Store) -> None:
