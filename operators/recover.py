@@ -24,6 +24,7 @@ from tidegate.checkpoints.keeper import LeaseKeeper
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.lease import Holder, Lease
 from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.manifest import ForkRecord
 from tidegate.checkpoints.restore import RestorePlan, commit_restore, plan_restore
 from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.trail import What, note
@@ -86,7 +87,10 @@ class RecoverOperator(BaseOperator):
         store = access.open()
         log = SlotLog(store, self.pipeline)
         request, who = str(context["run_id"]), who_of(context)
-        if not _done(log, request):  # a retry after the PUT must not restore twice
+        fork = _fork(log, request)
+        if fork is not None:  # a retry after the PUT must not restore twice
+            self._make_up(store, fork)
+        else:
             # Step 1.
             asked = self._approved(context, log, who) if self.approval else None
             target = choose(log, asked["target"] if asked else self.checkpoint)
@@ -105,7 +109,9 @@ class RecoverOperator(BaseOperator):
             launched = launcher(self.submit).launch(self.pipeline, self.spec, access, "latest")
             self.log.info("no run of %s is active: launched a driver here, log %s", self.stream_dag, launched.log)
         seconds = self._await_first_epoch(log, head.timeline)
-        return {"pipeline": self.pipeline, "timeline": head.timeline, "fork_slot": _fork_slot(log, request), "seconds": seconds}
+        fork = fork or _fork(log, request)
+        slot = fork.fork_slot if fork else None
+        return {"pipeline": self.pipeline, "timeline": head.timeline, "fork_slot": slot, "seconds": seconds}
 
     def _approved(self, context: Any, log: SlotLog, who: str) -> dict[str, Any]:
         """What was asked and who approved it, if that approval is good for what the stream is now."""
@@ -133,6 +139,13 @@ class RecoverOperator(BaseOperator):
             note(store, self.pipeline, request, What.FAILED, who=who, detail=str(error)[:1000])
             raise
         note(store, self.pipeline, request, What.RESTORED, who=who, detail=why)
+
+    def _make_up(self, store: Store, fork: ForkRecord) -> None:
+        """What a try that was killed after the PUT did not come to: its recovery would stand for a quarter of an hour."""
+        before = read_desired(store, self.pipeline)
+        if (before.state, before.who, before.why) == (DesiredState.RECOVERING, fork.who, fork.why):
+            set_desired(store, self.pipeline, DesiredState.RUN, who=fork.who, why=fork.why)
+        note(store, self.pipeline, fork.request_id, What.RESTORED, who=fork.who, detail=fork.why)
 
     def _restore(self, store: Store, log: SlotLog, target: CheckpointId, request: str, who: str, why: str) -> None:
         # Step 2.
@@ -220,12 +233,9 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count) or "none"
 
 
-def _done(log: SlotLog, request: str) -> bool:
-    return any(fork.request_id == request for fork in log.forks())
-
-
-def _fork_slot(log: SlotLog, request: str) -> int:
-    return next(fork.fork_slot for fork in log.forks() if fork.request_id == request)
+def _fork(log: SlotLog, request: str) -> ForkRecord | None:
+    """The record of the restore that this run made."""
+    return next((fork for fork in log.forks() if fork.request_id == request), None)
 
 
 def _refusal(log: SlotLog, bound: dict[str, Any], who: str, by: str) -> str | None:

@@ -12,6 +12,7 @@ from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.restore import plan_restore
 from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.trail import What, read_trails
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.operators import recover
 from tidegate.operators.recover import RecoverOperator, report
@@ -62,6 +63,21 @@ def test_a_retry_after_the_fork_does_not_restore_twice(log: SlotLog) -> None:
     assert len(log.forks()) == 1
     _run(target, run_id="another")
     assert len(log.forks()) == 2
+
+
+def test_a_try_killed_after_the_fork_is_made_up_for(log: SlotLog) -> None:
+    """The stream shall run again, and the trail says what was done; a restore of somebody else is left alone."""
+    _run(checkpoint_id(log, 3))
+    fork = log.forks()[0]
+    trail = next(entry.key for entry in log.store.list("p/") if "/trail/" in entry.key)
+    log.store.delete(trail)
+    set_desired(log.store, "p", DesiredState.RECOVERING, who=fork.who, why=fork.why)
+    _run(checkpoint_id(log, 3))
+    assert _wish(log.store) is DesiredState.RUN
+    assert [step.what for step in read_trails(log.store, "p")[0].steps] == [What.RESTORED]
+    set_desired(log.store, "p", DesiredState.RECOVERING, who="bob", why="another")
+    _run(checkpoint_id(log, 3))
+    assert _wish(log.store) is DesiredState.RECOVERING
 
 
 def test_an_unknown_checkpoint_leaves_the_stream_alone(log: SlotLog) -> None:
