@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
+from pathlib import Path
 
 __all__ = ["LOOPBACK", "free_port", "is_free"]
 
 LOOPBACK = "127.0.0.1"
 
-# Between choosing a port and the server binding it nothing holds it; never offer one twice in a process.
+# Between choosing a port and the server binding it nothing holds it: a server in Python or Java takes half a minute on a busy
+# machine. So never offer one twice in a process, and none that the kernel gives away by itself: another program that asks for any
+# port, or connects to somebody, would get it in between.
 _offered: set[int] = set()
+_LOWEST = 20_000
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def is_free(port: int) -> bool:
@@ -33,9 +39,20 @@ def free_port(preferred: int | None = None) -> int:
     if preferred is not None and is_free(preferred):
         return preferred
     while True:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind((LOOPBACK, 0))
-            port = int(probe.getsockname()[1])
-        if port not in _offered:
+        port = _any_port()
+        if port not in _offered and is_free(port):
             _offered.add(port)
             return port
+
+
+def _any_port() -> int:
+    """A port at random, below those that the kernel gives away; where it leaves no room, one of its own."""
+    try:
+        room = int(_EPHEMERAL.read_text().split()[0]) - _LOWEST
+    except (OSError, ValueError, IndexError):
+        room = 0
+    if room >= 1_000:
+        return _LOWEST + secrets.randbelow(room)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])

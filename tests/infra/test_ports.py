@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
+import pytest
+
+from tidegate.infra import ports
 from tidegate.infra.ports import LOOPBACK, free_port, is_free
 
 
@@ -16,8 +20,21 @@ def _listen() -> socket.socket:
 
 def test_offers_no_port_twice() -> None:
     """Two servers that are started one after the other never get the same port."""
-    ports = [free_port() for _ in range(50)]
-    assert len(set(ports)) == 50
+    offered = [free_port() for _ in range(50)]
+    assert len(set(offered)) == 50
+
+
+@pytest.mark.parametrize("given", ["32768\t60999\n", "20500 60999\n", "", None])
+def test_offers_none_that_the_kernel_gives_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    """A server may bind it half a minute later: by then a port of the kernel's own range may be somebody else's."""
+    told = tmp_path / "range"
+    if given is not None:
+        told.write_text(given)
+    monkeypatch.setattr(ports, "_EPHEMERAL", told)
+    found = [free_port() for _ in range(20)]
+    if given and given.startswith("32768"):
+        assert max(found) < 32768
+    assert all(is_free(port) for port in found), "and where that range leaves no room, one of it"
 
 
 def test_keeps_a_preferred_port_while_it_is_free() -> None:
