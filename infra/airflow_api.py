@@ -38,7 +38,7 @@ class AirflowApiError(ConfigurationError):
 def health(base_url: str) -> dict[str, str]:
     """Component -> status, with the names of the processes; empty while the API server does not answer."""
     try:
-        with urllib.request.urlopen(f"{base_url}/api/v2/monitor/health", timeout=5) as answer:  # noqa: S310 - http on loopback
+        with urllib.request.urlopen(f"{base_url}/api/v2/monitor/health", timeout=20) as answer:  # noqa: S310 - http on loopback
             report = json.loads(answer.read())
     except (OSError, ValueError):
         return {}
@@ -101,7 +101,7 @@ class AirflowApi:
             raise
         return found
 
-    def wait_for_dag(self, dag_id: str, timeout: float = 60.0) -> dict[str, Any]:
+    def wait_for_dag(self, dag_id: str, timeout: float = 360.0) -> dict[str, Any]:
         """Wait until Airflow has parsed the DAG.
 
         Raises:
@@ -133,6 +133,11 @@ class AirflowApi:
             if error.status != 409 or run_id is not None:
                 raise
         return run
+
+    def clear(self, dag_id: str, run_id: str, task_id: str) -> None:
+        """Let a task run again, whatever it is doing; once more does no harm."""
+        wanted = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True, "task_ids": [task_id]}
+        _patiently(self.request)("POST", f"/dags/{_quote(dag_id)}/clearTaskInstances", wanted)
 
     def runs(self, dag_id: str) -> list[dict[str, Any]]:
         """The newest runs of a DAG, newest first."""

@@ -40,7 +40,7 @@ from tidegate.jobs.spec.loader import load_spec
 
 __all__ = ["main"]
 
-_PATIENCE = 240.0  # seconds for one phase beyond the pace of the feed; a shared machine can be slow
+_PATIENCE = 600.0  # seconds for one phase beyond the pace of the feed; a shared machine can be slow
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,7 +111,7 @@ class _Demo:
     def _stream(self) -> None:
         """Airflow launches the job; the feed begins once it runs."""
         for dag in ("stream", "recover", "quality"):
-            self.api.wait_for_dag(f"{PIPELINE}.{dag}", timeout=120.0)
+            self.api.wait_for_dag(f"{PIPELINE}.{dag}", timeout=_PATIENCE)
             self.api.unpause(f"{PIPELINE}.{dag}")
         errors = self.api.import_errors()
         if errors:

@@ -15,6 +15,8 @@ from tidegate.jobs.spec.errors import TransientError
 
 __all__ = ["REGION", "Credentials", "MinioServer", "provision"]
 
+_PATIENCE = 120.0  # seconds until it answers: one on an idle machine, and a server that ends is seen at once
+
 
 class MinioServer:
     """One MinIO process on a loopback port, its web console off.
@@ -64,7 +66,7 @@ class MinioServer:
         """Whether the process runs (it may still be starting)."""
         return self.mark is not None and is_alive(self.mark)
 
-    def start(self, timeout: float = 30.0) -> None:
+    def start(self, timeout: float = _PATIENCE) -> None:
         """Start the server, unless it runs, and wait until it answers.
 
         Raises:
@@ -81,7 +83,7 @@ class MinioServer:
             self.mark = spawn(self._command(), log=self.log, env=self._environment(), cwd=self.data.parent)
         return self.mark
 
-    def wait_until_healthy(self, timeout: float = 30.0) -> None:
+    def wait_until_healthy(self, timeout: float = _PATIENCE) -> None:
         """Wait until it answers.
 
         Raises:
@@ -107,7 +109,7 @@ class MinioServer:
     def healthy(self) -> bool:
         """Whether it answers and can serve writes."""
         try:
-            with urllib.request.urlopen(f"{self.endpoint}/minio/health/cluster", timeout=2) as answer:  # noqa: S310 - http on loopback
+            with urllib.request.urlopen(f"{self.endpoint}/minio/health/cluster", timeout=10) as answer:  # noqa: S310 - http on loopback
                 return int(answer.status) == 200
         except (urllib.error.URLError, OSError):
             return False

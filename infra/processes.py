@@ -82,7 +82,7 @@ def stop(marks: Iterable[ProcessMark], grace: float = 10.0) -> None:
     kill(everyone)
 
 
-def kill(marks: Iterable[ProcessMark], wait: float = 5.0) -> None:
+def kill(marks: Iterable[ProcessMark], wait: float = 60.0) -> None:
     """End with kill -9 the whole groups led by these processes, also when a leader has gone before its children."""
     everyone = list(marks)
     for mark in everyone:
