@@ -78,7 +78,7 @@ sources:
     schema: {{at: timestamp, value: long}}
     event_time: at
     lag: 1m
-supervision: {{retries: 20, retry_delay: 1s}}
+supervision: {{retries: 20, retry_delay: 1s, sweep: "0 0 1 1 *"}}  # swept by hand only: its own sweep would be first, at times
 """
 
 
@@ -122,6 +122,11 @@ class Cockpit:
         """A task instance of a run; by default the one that is called like the kind of DAG."""
         return self.api.task_instances(f"{pipeline}.{kind}", run)[task or kind]
 
+    def watched(self, pipeline: str, run: str, *, at_least: int = 1) -> bool:
+        """Whether the stream's task sleeps while a trigger watches, in this try of it or a later one."""
+        task = self.task(pipeline, run)
+        return bool(task["state"] == "deferred" and task["try_number"] >= at_least)
+
     def log(self, pipeline: str, run: str, kind: str = "stream", try_number: int = 1) -> str:
         """Its log."""
         return self.api.log(f"{pipeline}.{kind}", run, kind, try_number)
@@ -161,19 +166,12 @@ class Cockpit:
         """A token of this user, as the browser has it in its cookie."""
         body = json.dumps({"username": user, "password": self.password(user)}).encode()
         asked = urllib.request.Request(f"{self.stack.airflow_url}/auth/token", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(asked) as answer:
-            return str(json.load(answer)["access_token"])
+        return str(json.loads(_asked(asked)[1])["access_token"])
 
     def get(self, path: str, user: str | None = None) -> tuple[int, bytes]:
         """Ask the page's routes, as a user or as nobody."""
         headers = {} if user is None else {"Authorization": f"Bearer {self.bearer(user)}"}
-        request = urllib.request.Request(f"{self.stack.airflow_url}/tidegate/{path}", headers=headers)
-        try:
-            with urllib.request.urlopen(request) as answer:
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
+        return _asked(urllib.request.Request(f"{self.stack.airflow_url}/tidegate/{path}", headers=headers))
 
     def until(self, condition: Callable[[], object], seconds: float, what: str) -> float:
         """Wait for a condition that an idle machine brings about in so many seconds; how long it took."""
@@ -204,6 +202,21 @@ class Cockpit:
         return "\n".join(f"--- {name}\n" + "\n".join(lines) for name, lines in found.items())
 
 
+def _asked(request: urllib.request.Request) -> tuple[int, bytes]:
+    """Status and answer; asked again, as the page does, while the server says that it cannot just now."""
+    for _ in range(10):
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                found = error.code, error.read()
+        if found[0] < 500:
+            break
+        time.sleep(1.0)
+    return found
+
+
 @contextmanager
 def database_of(stack: Stack) -> Iterator[sqlite3.Connection]:
     """Airflow's own database, to read: the API server may be the one that is dead."""
@@ -220,8 +233,9 @@ def task_state(stack: Stack, dag_id: str, run_id: str) -> str:
 
 
 def _patient(*arguments: Any) -> dict[str, str]:
-    """Airflow's settings; a worker that a busy machine holds up for a while is not given up, or it would cost a retry."""
-    return {**airflow_settings(*arguments), "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "180"}
+    """Airflow's settings; a worker or scheduler that a busy machine holds up is not given up, or it would cost a try."""
+    given = ("TASK_INSTANCE_HEARTBEAT_TIMEOUT", "SCHEDULER_HEALTH_CHECK_THRESHOLD")
+    return {**airflow_settings(*arguments), **{f"AIRFLOW__SCHEDULER__{name}": "180" for name in given}}
 
 
 @contextmanager
