@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.sinks.drivers import client_library
 from tidegate.jobs.sinks.kafka_messages import Message, messages_of, notices_of, settings_of, topic_of
 from tidegate.jobs.sinks.marks import Mark, Way
 from tidegate.jobs.sinks.slots import MovedError, SlotFollower, read_mark
@@ -163,7 +164,7 @@ class ConfluentTransactions:
 
     def open(self) -> str | None:
         """Producer first: what it settles stands in the ledger that is read then."""
-        kafka = _confluent(self._sink)
+        kafka = self._client()
         own = {"log_level": 0, **settings_of(self._given, self._sink)}
         try:
             limit = {"transaction.timeout.ms": int(_LONGEST * 1000)}
@@ -181,7 +182,7 @@ class ConfluentTransactions:
 
     def write(self, messages: Iterable[Message], ledger: str, number: int) -> None:
         """Begin, produce, move the group, commit."""
-        kafka = _confluent(self._sink)
+        kafka = self._client()
         try:
             self._producer.begin_transaction()
             for message in messages:
@@ -202,21 +203,13 @@ class ConfluentTransactions:
             else:
                 return
 
+    def _client(self) -> Any:
+        need = f"sinks.{self._sink}: delivery exactly_once"
+        return client_library("confluent_kafka", of=need, package="confluent-kafka", extra="kafka")
+
     def close(self) -> None:
         """Without waiting for anybody."""
         self._producer = self._group = None
-
-
-def _confluent(sink: str) -> Any:
-    try:
-        import confluent_kafka
-    except ImportError as error:
-        raise ConfigurationError(
-            f"sinks.{sink}: delivery exactly_once needs confluent-kafka, which is not installed",
-            code="sink.no_driver",
-            advice='install it: pip install "tidegate[kafka]"',
-        ) from error
-    return confluent_kafka
 
 
 def _refused(error: Any) -> RefusedError:

@@ -22,6 +22,7 @@ import pyarrow.csv
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.sinks.drivers import client_library
 from tidegate.jobs.sinks.marks import Mark, Way
 from tidegate.jobs.sinks.pointer import read_current
 from tidegate.jobs.sinks.slots import SlotFollower, expand
@@ -242,10 +243,13 @@ class PostgresSink(SlotFollower):
 
         return SQL(text).format(*parts)
 
+    def _client(self) -> Any:
+        return client_library("psycopg", of=f"sinks.{self.name}", package="psycopg", extra="postgres")
+
     @contextmanager
     def _cursor(self) -> Iterator[psycopg.Cursor[Any]]:
         """One transaction."""
-        psycopg = _psycopg(self.name)
+        psycopg = self._client()
         try:
             with psycopg.connect(expand(self._given.url, self.name), **_CONNECT) as connection, connection.cursor() as cursor:
                 yield cursor
@@ -254,7 +258,7 @@ class PostgresSink(SlotFollower):
             raise self._known(error) from error
 
     def _known(self, error: psycopg.Error) -> TidegateError:
-        psycopg = _psycopg(self.name)
+        psycopg = self._client()
         text = str(error).strip().partition("\n")[0]
         what = f"sink {self.name} of {self.spec.name}: {text}"
         refused = isinstance(error, psycopg.errors.InsufficientPrivilege) or any(
@@ -284,18 +288,6 @@ class PostgresSink(SlotFollower):
             kept="the sealed epochs; the sink shows the ones before",
             advice="mend the table in PostgreSQL, or give the sink another namespace",
         )
-
-
-def _psycopg(sink: str) -> Any:
-    try:
-        import psycopg
-    except ImportError as error:
-        raise ConfigurationError(
-            f"sinks.{sink} needs psycopg, which is not installed",
-            code="sink.no_driver",
-            advice='install it: pip install "tidegate[postgres]"',
-        ) from error
-    return psycopg
 
 
 def _type(kind: Any) -> str:
