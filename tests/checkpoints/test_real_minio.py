@@ -41,10 +41,10 @@ def open_log(server: MinioServer, app: Credentials) -> SlotLog:
         endpoint=server.endpoint,
         access_key=app.access_key,
         secret_key=SecretStr(app.secret_key),
-        read_timeout=2.0,
+        read_timeout=15.0,
         budget=1.0,
     )
-    return SlotLog(S3Store(settings), "p", seal_budget=60.0)
+    return SlotLog(S3Store(settings), "p", seal_budget=200.0)
 
 
 def crash(server: MinioServer) -> None:
@@ -67,7 +67,7 @@ def test_a_seal_outlasts_a_killed_server(server: MinioServer, author: Author) ->
     sealing = threading.Thread(target=lambda: outcome.append(log.seal(manifest)))
     sealing.start()
     server.start()
-    sealing.join(60)
+    sealing.join(240)
     assert isinstance(outcome[0], Sealed)
     assert [f.epoch for f in log.epochs(0, 1, 9)] == [first, manifest]
 
@@ -99,7 +99,7 @@ def test_many_kills_lose_and_double_nothing(server: MinioServer, author: Author)
         crash(server)
         server.start()
         kills += 1
-    driving.join(120)
+    driving.join(240)
     assert ended.is_set()
     assert kills > 0
     assert all(isinstance(outcome, Sealed) for _, outcome in told)

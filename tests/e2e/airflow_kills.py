@@ -31,7 +31,7 @@ from tidegate.jobs.spec.errors import TidegateError, TransientError
 __all__ = ["Feed", "Kill", "Killer", "Sighting", "Watch", "table"]
 
 PIPELINE = "steady"
-PATIENCE = 180.0  # seconds for one kill to be overcome; the machine may be busy
+PATIENCE = 600.0  # seconds for one kill to be overcome; the machine may be busy
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,11 @@ class Watch(threading.Thread):
         self._over.set()
         self.join()
 
-    def well_but_dead(self) -> float:
-        """The longest time, in seconds, for which Airflow showed nothing amiss and no driver process was there."""
+    def well_but_dead(self, *states: str) -> float:
+        """The longest time, in seconds, for which Airflow showed these states and no driver process was there."""
         longest, since = 0.0, None
         for seen in self.seen:
-            if seen.task in ("deferred", "running", "success") and not seen.drivers:
+            if seen.task in states and not seen.drivers:
                 since = seen.at if since is None else since
                 longest = max(longest, seen.at - since)
             else:

@@ -53,7 +53,7 @@ class Piped:
 
     def run(self, fault: str = "", *options: str, environment: Mapping[str, str] | None = None) -> int:
         """Start and wait; returns the exit code."""
-        return self.start(fault, *options, environment=environment).wait(timeout=500)
+        return self.start(fault, *options, environment=environment).wait(timeout=900)
 
     def log_text(self, launch: int | None = None) -> str:
         """The log of a launch (default: the latest), for assertions and their messages."""
@@ -98,7 +98,7 @@ class Steady(Piped):
         self.rows = write_feed(self.inbox, objects)
 
 
-def wait_for(true: Callable[[], object], driver: subprocess.Popen[bytes], *, seconds: float = 300.0) -> None:
+def wait_for(true: Callable[[], object], driver: subprocess.Popen[bytes], *, seconds: float = 900.0) -> None:
     """Look until something is true; fails when the driver ended or took too long.
 
     Raises:

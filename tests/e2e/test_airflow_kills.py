@@ -20,11 +20,11 @@ from tidegate.jobs.sinks.exact import check_exact, sealed_epochs
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.spec.loader import load_spec
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUPERVISED = SPEC.replace("limits: {objects: 1}", "limits: {objects: 8}") + "supervision: {retries: 20, retry_delay: 1s}\n"
-OBJECTS = 1500  # of each source, one a second: more than the kills can take
+OBJECTS = 2400  # of each source, one a second: more than the kills can take
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_every_process_is_killed_once(stack: Stack, tmp_path: Path) -> None:
     feed = Feed(tmp_path / "feed", stack.store)
     feed.start()
     api = stack.api()
-    api.wait_for_dag(f"{PIPELINE}.stream", timeout=120)
+    api.wait_for_dag(f"{PIPELINE}.stream")
     run = api.trigger(f"{PIPELINE}.stream")
     watch = Watch(stack, run)
     killer = Killer(stack, watch, print)
@@ -67,12 +67,14 @@ def test_every_process_is_killed_once(stack: Stack, tmp_path: Path) -> None:
         killer.worker(),
     ]
     feed.finish()
-    ended = api.wait_for_run(f"{PIPELINE}.stream", run, timeout=300)
+    ended = api.wait_for_run(f"{PIPELINE}.stream", run, timeout=900)
     watch.end()
     print(table(kills))  # noqa: T201 - docs/airflow.md quotes it
-    print(f"longest time well but dead: {watch.well_but_dead():.1f} s")  # noqa: T201
+    asleep, at_work = watch.well_but_dead("deferred", "success"), watch.well_but_dead("deferred", "success", "running")
+    print(f"longest time well but dead: {at_work:.1f} s, of it asleep {asleep:.1f} s")  # noqa: T201
     assert ended["state"] == "success"
-    assert watch.well_but_dead() < 60
+    assert asleep < 60
+    assert at_work < 180, "a worker that died at work is given up after half a minute; a busy scheduler looks later"
     _one_driver_at_a_time(stack, launches=1 + sum(kill.drivers for kill in kills))
     _exact(stack, tmp_path / "dags" / "pipelines" / f"{PIPELINE}.yaml")
 
@@ -95,5 +97,5 @@ def _exact(stack: Stack, file: Path) -> None:
     assert found.problems == []
     assert found.windows["per_minute"] > 100
     again = [sys.executable, "-m", "tidegate.jobs.cli", "replay", str(file), "--store", stack.store, "--json"]
-    replayed = subprocess.run(again, capture_output=True, text=True, timeout=240, check=False)
+    replayed = subprocess.run(again, capture_output=True, text=True, timeout=900, check=False)
     assert json.loads(replayed.stdout)["data"]["equal"] is True, replayed.stdout + replayed.stderr

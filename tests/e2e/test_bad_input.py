@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.drivers import Piped, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 UTC_STAMP = pa.timestamp("us", tz="UTC")
@@ -149,11 +149,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Piped:
         put(pipeline, "clean", f"{minute:03d}", parquet(rows(minute)))
     driver = pipeline.start()
     try:
-        wait_for(lambda: waits_behind_barrier(pipeline), driver, seconds=240)
+        wait_for(lambda: waits_behind_barrier(pipeline), driver)
         put(pipeline, "dirty", "014-overwritten", parquet(marked(3, 3, 2)))
         put(pipeline, "clean", "999", parquet(marked(2, 2, 5)))
         end(pipeline, "clean")
-        assert driver.wait(timeout=240) == 0, pipeline.log_text()
+        assert driver.wait(timeout=900) == 0, pipeline.log_text()
     finally:
         driver.kill()
         driver.wait()

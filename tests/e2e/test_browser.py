@@ -16,7 +16,7 @@ from tidegate.checkpoints.catalog import Catalog
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.roots import RootsFile
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(1800)]
 
 SPEC = """\
 apiVersion: tidegate/v1
@@ -51,7 +51,7 @@ _ATTACK = """async home => {
 def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
     """A real Airflow and MinIO with one stream, driven by a fake driver."""
     with cockpit_of(tmp_path_factory.mktemp("browser"), {"walk": SPEC}) as found:
-        found.api.wait_for_dag("walk.pin", timeout=120)
+        found.known("walk.pin")
         found.runs = {"walk": found.api.trigger("walk.stream")}
         found.until(lambda: found.head("walk") >= 12, 180, "some checkpoints")
         yield found

@@ -16,7 +16,7 @@ from tests.minio_server import RealMinio
 from tests.minio_server import running as running_minio
 from tidegate.jobs.sinks.tables import read_table
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture

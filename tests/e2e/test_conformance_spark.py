@@ -19,7 +19,7 @@ def test_the_spark_mover_plays_the_cases(tmp_path: Path) -> None:
     file = tmp_path / "hazelcast_window.json"
     file.write_text(json.dumps({"suite": "own", "cases": [CASE, WRONG, COUNTED]}))
     command = [sys.executable, "-m", "tidegate.jobs.conformance", str(file), "--engine", "spark"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     lines = done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
     assert lines[0].startswith("failed: hazelcast_window: own.wrong: step 2 (expect): not expected")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def test_the_demo_ends_by_itself_and_is_exact(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_the_demo_ends_by_itself_and_is_exact(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tidegate.infra.demo", "--days", "2", "--home", str(tmp_path / "stack")]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("TIDEGATE_", "AIRFLOW"))}
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1400, env=environment, check=False
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1700, env=environment, check=False
     )
     said = done.stdout + done.stderr
     assert done.returncode == 0, said[-4000:]

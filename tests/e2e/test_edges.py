@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.drivers import Piped
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -48,7 +48,7 @@ def test_machines_that_are_on_stay_on_through_a_restore(tmp_path: Path) -> None:
         str(middle.checkpoint),
     ]
     options = ["--why", "again", "--yes", "--store", machines.store_url]
-    done = subprocess.run([*restore, *options], capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
+    done = subprocess.run([*restore, *options], capture_output=True, text=True, timeout=900, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert machines.run() == 0, machines.log_text()
     assert machines.content() == content

@@ -17,7 +17,7 @@ from tidegate.jobs.sinks.exact import check_exact
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.sources.view import InputView
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SPEC = """\

@@ -11,7 +11,7 @@ from tests.e2e.feed import SPEC, write_feed
 from tidegate.jobs.engine.deep import deep_check
 from tidegate.jobs.engine.faults import POINTS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 OBJECTS = 24
 
@@ -62,7 +62,7 @@ def test_two_drivers_started_at_once(calm: Steady, tmp_path: Path) -> None:
     """One takes the lease, the other ends as fenced; the tables are the same."""
     steady = Steady(tmp_path, OBJECTS)
     first, second = steady.start(), steady.start()
-    assert sorted([first.wait(timeout=240), second.wait(timeout=240)]) == [0, 4]
+    assert sorted([first.wait(timeout=900), second.wait(timeout=900)]) == [0, 4]
     assert steady.content() == calm.content()
 
 

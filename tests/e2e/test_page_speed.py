@@ -24,7 +24,7 @@ from tidegate.checkpoints.layout import new_attempt
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.open import open_store
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @dataclass(frozen=True, order=True)

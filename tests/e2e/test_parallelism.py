@@ -11,7 +11,7 @@ from tests.e2e.drivers import Steady
 from tests.e2e.feed import SPEC
 from tidegate.checkpoints.manifest import Manifest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def with_parallelism(cores: int, partitions: int) -> str:

@@ -22,7 +22,7 @@ import pytest
 from tests.e2e.drivers import Piped, wait_for
 from tests.minio_server import RealMinio
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 EARLY = 12
@@ -85,7 +85,7 @@ class Live(Piped):
     def tidegate(self, *arguments: str) -> dict[str, Any]:
         """A command of a user, and what it says."""
         command = [sys.executable, "-m", "tidegate.jobs.cli", *arguments, "--store", self.store_url, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=self.folder, env=os.environ, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=self.folder, env=os.environ, check=False)
         said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         assert done.returncode == 0, said
         data: dict[str, Any] = said["data"]
@@ -105,7 +105,7 @@ def test_merges_beside_a_live_driver(tmp_path: Path, minio_environment: RealMini
     live.feed(0, EARLY)
     driver = live.start()
     log = live.log()
-    wait_for(lambda: log.head().slot >= EARLY, driver, seconds=240)
+    wait_for(lambda: log.head().slot >= EARLY, driver)
     begun, minute = log.head().slot, EARLY
     with ThreadPoolExecutor(1) as pool:
         merging = pool.submit(live.merge, "--until", (START + timedelta(minutes=6)).isoformat())
@@ -117,7 +117,7 @@ def test_merges_beside_a_live_driver(tmp_path: Path, minio_environment: RealMini
         merged = merging.result()
     live.feed(minute, minute + 2)
     live.end()
-    assert driver.wait(timeout=240) == 0, live.log_text()
+    assert driver.wait(timeout=900) == 0, live.log_text()
     last = live.merge()
     slots = [int(str(found["checkpoint"]).split("-")[1]) for found in (merged, last)]
     head = log.head()

@@ -19,15 +19,15 @@ def test_a_standby_takes_over(tmp_path: Path) -> None:
     held = hold_back(steady, 8)
     log = steady.log()
     driver = steady.start()
-    wait_for(lambda: log.head().slot >= 2, driver, seconds=500)
+    wait_for(lambda: log.head().slot >= 2, driver)
     standby = steady.start("", "--standby")
-    wait_for(lambda: steady.said("standing_by"), standby, seconds=500)
+    wait_for(lambda: steady.said("standing_by"), standby)
     driver.kill()
     assert driver.wait() == SIGKILLED
     before, killed = log.head().slot, time.time_ns() // 1000
     for there, here in held:
         here.rename(there)
-    assert standby.wait(timeout=500) == 0, steady.log_text()
+    assert standby.wait(timeout=900) == 0, steady.log_text()
     first = next(f.epoch for f in log.epochs(0, before + 1, before + 1))
     sys.stdout.write(f"kill -9 to the next sealed epoch: {(first.created_at - killed) / 1e6:.1f} s\n")
     assert first.created_at > killed

@@ -14,7 +14,7 @@ from tests.e2e.drivers import SIGKILLED, Piped
 from tidegate.jobs.sinks.exact import check_exact
 from tidegate.jobs.sources.view import InputView
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SPEC = """\

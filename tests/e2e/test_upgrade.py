@@ -13,7 +13,7 @@ from tests.e2e.drivers import Steady
 from tidegate import __version__
 from tidegate.jobs.sinks.exact import sealed_epochs
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NEXT = f"{__version__}+next"

@@ -133,8 +133,9 @@ def store_as(real_minio: RealMinio) -> StoreAs:
 
 
 def store_with(endpoint: str, bucket: str, keys: Credentials, prefix: str) -> S3Store:
-    """A store with these keys and little patience."""
+    """A store with these keys and little patience with failures; an answer may take its time."""
     fields = {"bucket": bucket, "prefix": prefix, "endpoint": endpoint, "region": REGION, "budget": 3.0}
+    fields |= {"connect_timeout": 30.0, "read_timeout": 60.0}
     return S3Store(S3Settings.model_validate({**fields, "access_key": keys.access_key, "secret_key": keys.secret_key}))
 
 

@@ -99,7 +99,7 @@ def test_second_build_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.Mo
         second.start()
         assert waiting.wait(120)
         (folder / "minio").touch()  # the first build ends
-    second.join(10)
+    second.join(120)
     assert found == [folder / "minio"]
 
 

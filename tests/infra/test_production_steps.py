@@ -57,7 +57,7 @@ class Box:
         run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", str(wheel))
         self.pipelines.mkdir(parents=True)
         (self.pipelines / "steady.yaml").write_text(SPEC)
-        write_feed(self.store, 12)
+        write_feed(self.store, 24)
 
     def compose_variables(self) -> None:
         """The lines of the page that prepare docker compose, up to docker's own; a wheel of before lies there, too."""

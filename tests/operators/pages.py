@@ -77,7 +77,7 @@ def served(app: FastAPI, port: int = 0) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/tidegate"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
 
 
 def main() -> None:

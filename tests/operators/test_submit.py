@@ -140,10 +140,10 @@ def test_spark_itself_reads_the_lines(spec: Path, monkeypatch: pytest.MonkeyPatc
             "org.apache.spark.deploy.SparkSubmit",
             *line[1:],
         ]
-        done = subprocess.run(parse, capture_output=True, text=True, timeout=120, check=False, env=_spark(home))
+        done = subprocess.run(parse, capture_output=True, text=True, timeout=280, check=False, env=_spark(home))
         assert done.returncode == 0, done.stderr
         assert done.stdout.split("\0")[-5:-1] == line[-4:]
-    wrong = subprocess.run([*parse[:5], "--no-such", *line[1:]], capture_output=True, timeout=120, check=False, env=_spark(home))
+    wrong = subprocess.run([*parse[:5], "--no-such", *line[1:]], capture_output=True, timeout=280, check=False, env=_spark(home))
     assert b"--no-such" in wrong.stderr or wrong.returncode != 0
 
 
