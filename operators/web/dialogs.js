@@ -1,5 +1,5 @@
 // What a person does: restore, pin, compare, check, approve. Everything that writes is a run of a DAG, started through Airflow's API.
-import {ago, airflow, announce, ask, checkpoint, code, count, fill, h, mark, plural, sinceThen, size, table, when} from "./dom.js";
+import {ago, airflow, announce, ask, checkpoint, code, count, fill, h, insist, mark, plural, sinceThen, size, table, when} from "./dom.js";
 
 const DIALOG = document.getElementById("dialog");
 const runs = dag => `/api/v2/dags/${dag}/dagRuns`;
@@ -15,9 +15,10 @@ const problem = error => h("p", {class: "note bad", role: "alert"}, mark("bad"),
 
 /** Start a run, then tell how it goes until it has ended or waits for somebody else. */
 async function start(dag, conf, say, done) {
-  const run = await ask(runs(dag), "POST", {logical_date: null, conf});
-  const link = airflow(`/dags/${dag}/runs/${encodeURIComponent(run.dag_run_id)}`, "the run in Airflow");
-  const seen = `${runs(dag)}/${encodeURIComponent(run.dag_run_id)}`;
+  const id = `manual__${new Date().toISOString()}__${Math.random().toString(36).slice(2, 10)}`;
+  await insist(runs(dag), "POST", {logical_date: null, dag_run_id: id, conf});
+  const link = airflow(`/dags/${dag}/runs/${encodeURIComponent(id)}`, "the run in Airflow");
+  const seen = `${runs(dag)}/${encodeURIComponent(id)}`;
   for (;;) {
     const [state, tasks] = await Promise.all([ask(seen), ask(`${seen}/taskInstances`)]).catch(() => [null, null]);
     if (state) {
@@ -125,7 +126,7 @@ export function questions(node, s, refresh) {
       const buttons = event.target.closest(".buttons").querySelectorAll("button");
       buttons.forEach(b => { b.disabled = true; });
       try {
-        await ask(`${runs(run.dag_id)}/${encodeURIComponent(run.run_id)}/taskInstances/${q.task}/-1/hitlDetails`, "PATCH", {chosen_options: [choice], params_input: {}});
+        await insist(`${runs(run.dag_id)}/${encodeURIComponent(run.run_id)}/taskInstances/${q.task}/-1/hitlDetails`, "PATCH", {chosen_options: [choice], params_input: {}});
         say.replaceChildren(h("p", {class: "soft"}, "Answered."));
         refresh();
       } catch (error) { say.replaceChildren(problem(error)); buttons.forEach(b => { b.disabled = false; }); }

@@ -100,6 +100,18 @@ export async function ask(path, method = "GET", body = undefined) {
   throw new Refused(usual || told || `Airflow answered ${answer.status}.`, answer.status, found.advice || (answer.status === 401 ? "Log in to Airflow and load this page again." : null));
 }
 
+/** A change that may be asked for twice: on SQLite Airflow refuses one at times (500), and an answer may be lost. 409 says that it was done before. */
+export async function insist(path, method, body) {
+  for (let tries = 1; ; tries++) {
+    try { return await ask(path, method, body); }
+    catch (error) {
+      if (error.status === 409 && tries > 1) return {};
+      if (tries === 4 || !(error.status === 0 || error.status >= 500)) throw error;
+      await new Promise(wake => setTimeout(wake, 1000));
+    }
+  }
+}
+
 export function announce(text) { document.getElementById("said").textContent = text; }
 
 /** A link to a page of Airflow. In Airflow's frame a plain link would put Airflow into itself, so the frame's owner is asked. */

@@ -50,9 +50,16 @@ def wide(page: Page) -> list[str]:
     return found
 
 
-def strange_requests(page: Page, home: str) -> list[str]:
-    """Collects addresses outside `home`, errors on the console and scripts that failed, from now on."""
+def strange_requests(page: Page, home: str, *, busy: bool = False) -> list[str]:
+    """Collects addresses outside `home`, errors on the console and scripts that failed, from now on.
+
+    With `busy` the server may say now and then that it cannot just now: the page asks again.
+    """
     found: list[str] = []
+
+    def told(said: Any) -> None:
+        if said.type == "error" and not (busy and "responded with a status of 50" in said.text):
+            found.append(said.text)
 
     def asked(request: Any) -> None:
         if not request.url.startswith((home, "data:", "blob:")):
@@ -60,5 +67,5 @@ def strange_requests(page: Page, home: str) -> list[str]:
 
     page.on("request", asked)
     page.on("pageerror", lambda error: found.append(str(error)))
-    page.on("console", lambda said: found.append(said.text) if said.type == "error" else None)
+    page.on("console", told)
     return found

@@ -75,7 +75,7 @@ def see_as(chromium: Browser, cockpit: Cockpit) -> Iterator[As]:
         contexts.append(context)
         context.add_cookies([{"name": "_token", "value": cockpit.bearer(user), "url": cockpit.stack.airflow_url}])
         page = context.new_page()
-        strange.append(strange_requests(page, cockpit.stack.airflow_url))
+        strange.append(strange_requests(page, cockpit.stack.airflow_url, busy=True))
         page.goto(f"{cockpit.stack.airflow_url}/tidegate/page")
         return page
 

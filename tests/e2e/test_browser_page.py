@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.e2e.browser import PATIENCE, browser_of_the_machine, needs_chromium, strange_requests, wide
 from tests.operators.history import GALLERY, History, gallery
@@ -258,6 +258,29 @@ def test_a_bucket_that_is_away_takes_nothing_from_the_page(show: Open, site: Sit
         site.fault = None
     expect(page.get_by_role("alert")).to_have_text("")
     expect(lists.locator("tr[data-pipeline=flights] .pill")).to_have_text("●running")
+
+
+def test_what_a_busy_airflow_refuses_is_asked_again(show: Open) -> None:
+    """A restore is asked for under one id until Airflow says that it has it, and goes on to its end."""
+    page, asked, answers = show("#/flights", quiet=False), list[str](), [500, 503, 409]
+
+    def airflow(route: Route) -> None:
+        if route.request.method == "POST":
+            asked.append(route.request.post_data_json["dag_run_id"])  # type: ignore[index]
+            route.fulfill(status=answers[len(asked) - 1], json={"detail": "database is locked"})
+        else:
+            tasks = route.request.url.endswith("/taskInstances")
+            route.fulfill(json={"task_instances": []} if tasks else {"state": "success"})
+
+    page.route("**/api/v2/dags/**", airflow)
+    row = page.locator("#checkpoints tbody tr").nth(2)
+    row.hover()
+    row.get_by_role("button", name="Restore").click()
+    dialog = page.get_by_role("dialog", name="Restore flights")
+    dialog.get_by_label("Reason").fill("a bad object came in")
+    dialog.get_by_role("button", name="Restore").click()
+    expect(dialog).to_contain_text("Done.")
+    assert (len(asked), len(set(asked))) == (3, 1)
 
 
 def test_nothing_yet_is_explained(show: Open, site: Site) -> None:
