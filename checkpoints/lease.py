@@ -110,24 +110,27 @@ class LeaseWatch:
     def __init__(self, store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store, self._pipeline, self._clock = store, pipeline, clock
         self._etag: str | None = None
-        self._since = clock.now()
+        self._since = self._asked = clock.now()
         self.renewals_seen = 0
 
     def look(self) -> LeaseView | None:
         """Read the lease and note whether it changed. Call it about once a second."""
-        asked = self._clock.now()
+        self._asked = self._clock.now()
         view = read_lease(self._store, self._pipeline)
         if view is not None and view.etag != self._etag:
             self.renewals_seen += self._etag is not None
             self._etag, self._since = view.etag, self._clock.now()
         elif view is None:
-            self._etag, self._since = None, asked
+            self._etag, self._since = None, self._asked
         return view
 
     @property
     def silent_for(self) -> float:
-        """Seconds since the current version was first seen."""
-        return self._clock.now() - self._since
+        """Seconds from when the current version was first seen to when it was last asked for.
+
+        What happened since then is not known: a store that is slow to answer, or an observer that is held up, is no silence.
+        """
+        return max(0.0, self._asked - self._since)
 
     def expired(self, view: LeaseView | None) -> bool:
         """Whether the lease just looked at may be taken: absent, free, proven dead, or silent for longer than its TTL."""

@@ -283,6 +283,25 @@ def test_an_observer_measures_silence_on_its_own_clock(memory: MemoryStore, cloc
     assert watch.expired(watch.look())
 
 
+def test_a_slow_answer_is_no_silence(clock: ManualClock) -> None:
+    """What the holder did while the store thought about it, or while the observer was held up, nobody has seen yet."""
+    slow = [0.0]
+
+    def hook(request: Request) -> None:
+        clock.advance(slow.pop() if slow else 0.0)
+
+    store = MemoryStore(hook=hook)
+    Lease.acquire(store, "p", far_away("one"), clock=clock)
+    watch = LeaseWatch(store, "p", clock)
+    watch.look()
+    clock.advance(2)
+    slow.append(TTL + 1)
+    view = watch.look()
+    clock.advance(TTL + 1)
+    assert (watch.silent_for, watch.expired(view)) == (2, False)
+    assert watch.expired(watch.look())
+
+
 def test_garbage_in_the_lease_is_named(memory: MemoryStore) -> None:
     """A lease that cannot be read is an error that names the object."""
     memory.put("p/lease.json", b"no")
