@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -275,14 +275,6 @@ class ModelFollower(Follower):
         self.table.catalog.commit(self.table, timeline, change)
 
 
-class _Inline:
-    """Tables one after the other: the scheduler is what interleaves."""
-
-    def map(self, ask: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        """In order."""
-        return iter([ask(item) for item in items])
-
-
 class SimSink(IcebergSink):
     """The real sink on the model of a catalog."""
 
@@ -290,8 +282,6 @@ class SimSink(IcebergSink):
 
     def __init__(self, spec: PipelineSpec, store: Store, uid: str, catalog: Catalog) -> None:
         super().__init__(spec, store, uid, Path("unused"))
-        self._pool.shutdown()
-        self._pool = _Inline()  # type: ignore[assignment]
         self._model = catalog
 
     def _open(self) -> Any:

@@ -2,8 +2,8 @@
 
 * Rows lie in the bucket as marshalled Python rows instead of Parquet: a dozen rows at a time, half of a schedule would go into
   encoding them. The columns are those of the real schemas.
-* A record is written, hashed, parsed and validated once: equal bytes give the same frozen record.
-* The spec never changes within a schedule: its digest and canonical text are made once.
+* A record is written, hashed, parsed and validated once: equal bytes give the same frozen record, also to the judge.
+* The spec never changes within a schedule: its digest, canonical text and the columns of its tables are made once.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import marshal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 from unittest.mock import patch
 
 import pyarrow.parquet as pq
 
-from tidegate.checkpoints import canonical, lease, log, manifest
+from tidegate.checkpoints import canonical, documents, lease, log, manifest
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import PreconditionFailedError, Store
@@ -27,7 +28,7 @@ from tidegate.jobs.sinks import iceberg, pointer, slots, small
 from tidegate.jobs.sinks.schemas import own_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Rows", "cheap", "rows_of"]
+__all__ = ["Rows", "cheap", "parsed", "record_of", "rows_of"]
 
 _PLAIN = 2  # marshal's format without references: equal rows give equal bytes
 T = TypeVar("T")
@@ -60,14 +61,14 @@ def _packed(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 @lru_cache
-def _names(schema: Any) -> list[str]:
-    return list(schema.names)
+def _own_names(table: str) -> list[str]:
+    return list(own_schema(table).names)
 
 
 def _write_rows(
     store: Store, key: str, kind: str, schema: Any, rows: Sequence[Mapping[str, Any]], times: Iterable[int] = (), **extra: Any
 ) -> FileRef:
-    data, known = _packed(_names(schema), rows), list(times)
+    data, known = _packed(schema.names, rows), list(times)
     store.put(key, data)
     return FileRef.model_construct(
         key=key,
@@ -98,8 +99,7 @@ def _write_small(store: Store, key: str, rows: Rows) -> FileRef:
 
 
 def _small_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Rows:
-    names = _names(own_schema(name)) if rows else []
-    return Rows({column: row.get(column) for column in names} for row in rows)
+    return Rows({column: row.get(column) for column in _own_names(name)} for row in rows)
 
 
 def _read_table(source: Any, **_: Any) -> Rows:
@@ -146,20 +146,39 @@ class _OnceEach(Generic[T]):
         self._known.clear()
 
 
+class _Columns:
+    """The columns of a spec's table. Specs and windows are few and live as long as this module."""
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+        self._known: dict[tuple[int, ...], tuple[Any, SimpleNamespace]] = {}
+
+    def __call__(self, *given: Any) -> SimpleNamespace:
+        key = tuple(map(id, given))
+        if key not in self._known:
+            self._known[key] = given, SimpleNamespace(names=list(self._ask(*given).names))
+        return self._known[key][1]
+
+
 _DIGEST, _CANONICAL = _OnceEach(PipelineSpec.digest), _OnceEach(PipelineSpec.canonical)
 _BYTES = _OnceEach(manifest.Manifest.to_bytes)
 _RECORD, _JSON, _SHA = _Once(manifest.parse_record), _Once(canonical.parse_json), _Once(canonical.sha256_of_bytes)
+parsed: Callable[[bytes], Any] = _JSON
+"""The JSON in an object's bytes; nobody may change it."""
+record_of: Callable[[bytes], manifest.SlotRecord] = _RECORD
+"""The record in a slot's bytes."""
 _SHORTCUTS: tuple[tuple[object, str, object], ...] = (
     *((module, "write_rows", _write_rows) for module in (mover, order_buffer, window_state)),
     *((module, "read_rows_of", _read_rows_of) for module in (order_buffer, window_state)),
     *((module, "write_small", _write_small) for module in (small, iceberg)),
+    *((mover, name, _Columns(getattr(mover, name))) for name in ("dead_schema", "events_schema", "late_schema", "window_schema")),
     (small, "_table", _small_table),
     (slots, "BufferReader", io.BytesIO),
     (pq, "read_table", _read_table),
     (pq, "write_table", _write_table),
     (log, "parse_record", _RECORD),
     (log, "sha256_of_bytes", _SHA),
-    *((module, "parse_json", _JSON) for module in (lease, pointer)),
+    *((module, "parse_json", _JSON) for module in (documents, lease, manifest, pointer)),
     (manifest.Manifest, "to_bytes", _BYTES),
     (canonical, "_refuse_foreign_keys", lambda value: None),
     (PipelineSpec, "digest", _DIGEST),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
@@ -10,12 +9,12 @@ from typing import Any
 
 from tests.simulation.actors import SPEC, Stage
 from tests.simulation.basics import PIPELINE, Violation
-from tests.simulation.cheap import rows_of
+from tests.simulation.cheap import parsed, record_of, rows_of
 from tests.simulation.judge_sinks import judge_sink
 
 from tidegate.checkpoints.layout import LAST_SLOT, Layout
 from tidegate.checkpoints.log import SlotLog, Stretch
-from tidegate.checkpoints.manifest import Manifest, Stub, parse_record
+from tidegate.checkpoints.manifest import Manifest, Stub
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.roots import RootsFile
 from tidegate.jobs.spec.pipeline import CHECKPOINTS
@@ -55,7 +54,7 @@ def _sealed(stage: Stage, lineage: list[Stretch], upto: int) -> list[Manifest]:
         home = next(s.timeline for s in lineage if s.holds(slot))
         data = stage.world.bucket.bytes.get(LAYOUT.slot(home, slot))
         _require(data is not None, f"slot {slot} of timeline {home} is empty")
-        record = parse_record(data or b"")
+        record = record_of(data or b"")
         _require(isinstance(record, Manifest), f"slot {slot} of timeline {home} holds no epoch")
         found.append(record)
     return found  # type: ignore[return-value]
@@ -86,8 +85,8 @@ def _restorable(stage: Stage) -> None:
     """Every completed checkpoint that was not retired has all its files, byte for byte in size."""
     objects = stage.world.bucket.objects
     for key, record in stage.world.bucket.records.items():
-        now = json.loads(objects.get(key, b"{}"))
-        _require(bool(now), f"{key} is gone")
+        _require(key in objects, f"{key} is gone")
+        now = parsed(objects[key])
         if now["kind"] != "epoch" or key in stage.world.damaged:
             continue
         for file in [*record["segments"], *(f for fs in record["files"].values() for f in fs)]:
@@ -99,8 +98,8 @@ def _restorable(stage: Stage) -> None:
 
 def _pinned(stage: Stage, log: SlotLog) -> None:
     roots = RootsFile(log.store, PIPELINE).read()
-    for ack in (json.loads(data) for key, data in stage.world.bucket.objects.items() if key.startswith(LAYOUT.acks)):
-        asked = json.loads(stage.world.bucket.objects[LAYOUT.request(ack["id"])])
+    for ack in (parsed(data) for key, data in stage.world.bucket.objects.items() if key.startswith(LAYOUT.acks)):
+        asked = parsed(stage.world.bucket.objects[LAYOUT.request(ack["id"])])
         if ack["outcome"] == "applied" and asked["kind"] == "savepoint":
             pin = roots.pins.get(asked["name"])
             _require(pin is not None and pin.checkpoint == ack["checkpoint"], f"savepoint {ack} is pinned as {pin}")
@@ -109,7 +108,7 @@ def _pinned(stage: Stage, log: SlotLog) -> None:
             (k for k, r in stage.world.bucket.records.items() if r.get("attempt") == pin.checkpoint.rpartition("-")[2]), None
         )
         _require(key is not None, f"pin {name} names nothing")
-        record = parse_record(stage.world.bucket.objects[key or ""])
+        record = record_of(stage.world.bucket.objects[key or ""])
         _require(not isinstance(record, Stub), f"pin {name}: {pin.checkpoint} was retired")
 
 

@@ -55,7 +55,7 @@ def simulated(world: World) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(secrets, "token_hex", lambda size=16: f"{world.rng.getrandbits(8 * size):0{2 * size}x}"))
         stack.enter_context(patch.object(Holder, "proven_dead", lambda holder: world.dead(holder)))
-        for module in (index, retention, verify):
+        for module in (iceberg, index, retention, verify):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", _Inline))
         for module in (inbox, recovery):
             stack.enter_context(patch.object(module, "_log", _Silent()))

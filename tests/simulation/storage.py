@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.basics import PIPELINE, Violation
+from tests.simulation.cheap import parsed
 from tests.simulation.coverage import ASK, KINDS, PUT, SWAP
 
 from tidegate.checkpoints.layout import Layout
@@ -84,7 +84,7 @@ class SimBucket(MemoryBucket):
 
     def _filled(self, request: Request, there: bytes | None) -> None:
         data = request.data or b""
-        record = json.loads(data)
+        record = parsed(data)
         if record["kind"] == "stub":
             self.needs.pop(request.key, None)
             return
@@ -111,7 +111,7 @@ class SimBucket(MemoryBucket):
 
 
 def _lease_mark(data: bytes) -> tuple[Any, ...]:
-    record = json.loads(data)
+    record = parsed(data)
     return record["token"], record["holder"] and record["holder"]["driver"]
 
 
