@@ -129,13 +129,13 @@ class _Demo:
         """kill -9 to the driver at half of the rows; the gap is until the next sealed checkpoint."""
         self._wait(lambda: self.read() >= self.total // 2, "half of the rows", self._feed_seconds(), show=True)
         before = self.log.head().record
-        status = self.status()
+        status, launched = self.status(), self._launches()
         os.kill(status["holder_process"]["pid"], signal.SIGKILL)
         killed = time.monotonic()
         self.say(
             f"kill -9 to the driver (pid {status['holder_process']['pid']}), latest checkpoint {before.id if before else None}"
         )
-        token, launched = status["token"], self._launches()
+        token = status["token"]
         self._wait(lambda: self._launches() > launched, "Airflow to notice", _PATIENCE)
         self.facts.noticed = time.monotonic() - killed
         self._wait(lambda: self.newest().lease_token > token, "a new checkpoint", _PATIENCE)

@@ -169,22 +169,25 @@ class Killer:
 
     def driver(self) -> Kill:
         """The Python process; its JVM goes with it."""
+        driver, token = self._driver(), self._token()
         killed, at = self._now()
-        os.kill(self._driver(), SIGKILL)
-        noticed = self._until(lambda: self._watch.look().task != "deferred", killed)
-        return self._overcome("driver", "triggerer", noticed, killed, at, drivers=1)
+        os.kill(driver, SIGKILL)
+        noticed = self._until(lambda: self._acted(driver), killed)
+        return self._overcome("driver", "triggerer", noticed, killed, at, after=token)
 
     def jvm(self) -> Kill:
         """The JVM below the driver."""
+        driver, token = self._driver(), self._token()
         killed, at = self._now()
-        for child in psutil.Process(self._driver()).children(recursive=True):
+        for child in psutil.Process(driver).children(recursive=True):
             if child.name() == "java":
                 child.kill()
-        noticed = self._until(lambda: self._watch.look().task != "deferred", killed)
-        return self._overcome("JVM", "driver, triggerer", noticed, killed, at, drivers=1)
+        noticed = self._until(lambda: self._acted(driver), killed)
+        return self._overcome("JVM", "driver, triggerer", noticed, killed, at, after=token)
 
     def worker(self) -> Kill:
         """The worker that is about to launch a driver in place of a killed one: its process and the task's below it."""
+        token = self._token()
         os.kill(self._driver(), SIGKILL)
         self._until(lambda: self._watch.look().task == "running", time.monotonic())
         scheduler = psutil.Process(StackState.load(self._stack.home / "stack.json").processes["scheduler"].pid)
@@ -193,7 +196,7 @@ class Killer:
         for process in self._at_work(scheduler):
             process.kill()
         noticed = self._until(lambda: self._watch.look().task != "running", killed)
-        return self._overcome("worker and driver", "scheduler", noticed, killed, at, drivers=1)
+        return self._overcome("worker and driver", "scheduler", noticed, killed, at, after=token)
 
     def minio(self) -> Kill:
         """The bucket itself: nothing can be sealed until it is back; nothing may be started either."""
@@ -205,20 +208,24 @@ class Killer:
         return self._overcome("MinIO", "driver", noticed, killed, at)
 
     def _overcome(
-        self, what: str, by: str, noticed: float, killed: float, at: int, *, drivers: int = 0, recovered: float | None = None
+        self, what: str, by: str, noticed: float, killed: float, at: int, *, after: int = 0, recovered: float | None = None
     ) -> Kill:
-        """Wait for two more sealed epochs and a watched task."""
-        token = self._token()
-        sealed = self._until(lambda: self._sealed_after(at, token if drivers else 0), killed)
+        """Wait for two more sealed epochs and a watched task; `after`: the token of the driver that it took, if it took one."""
+        sealed = self._until(lambda: self._sealed_after(at, after), killed)
         self._until(lambda: self._watch.look().task == "deferred", killed)
         slot = self._log.head().slot
         self._until(lambda: self._slot() >= slot + 2, killed)
         head = self._log.head()
         times = [f.epoch.created_at for f in self._log.epochs(head.timeline, 1, head.slot)]
         pause = max(b - a for a, b in pairwise(times) if b > at) / 1e6
-        row = Kill(what, by, noticed, sealed if recovered is None else recovered, drivers, pause)
+        row = Kill(what, by, noticed, sealed if recovered is None else recovered, int(after > 0), pause)
         self._say(f"killed {what}: noticed after {row.noticed:.1f} s, recovered after {row.recovered:.1f} s")
         return row
+
+    def _acted(self, killed: int) -> bool:
+        """Airflow does something about the loss of this driver, or has done it."""
+        seen = self._watch.look()
+        return seen.task != "deferred" or any(driver != killed for driver in seen.drivers)
 
     def _sealed_after(self, at: int, above: int) -> bool:
         try:
