@@ -17,7 +17,7 @@ from tidegate.jobs.spec.errors import TransientError
 
 __all__ = ["AirflowProcesses", "unwell"]
 
-_HEALTHY_WITHIN = 400.0  # 27 s on two idle cores; a busy machine may need many times that, and one that ends is seen at once
+_HEALTHY_WITHIN = 900.0  # 27 s on two idle cores; a busy machine may need many times that, and one that ends is seen at once
 
 
 class AirflowProcesses:
