@@ -1,4 +1,4 @@
-"""The cast of a schedule: drivers, restorers, retention and the feeder, each around the real code."""
+"""The cast of a schedule: drivers, restorers, retention, compaction and the feeder, each around the real code."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from tidegate.jobs.engine.epoch import Author, Engine
 from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.reference.memory_source import MemorySource
 from tidegate.jobs.reference.mover import ReferenceMover
+from tidegate.jobs.sinks.compaction import compact_tables, delete_unnamed
 from tidegate.jobs.sinks.small import SmallTables
 from tidegate.jobs.sinks.tables import published_upto, rewound
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
@@ -105,7 +106,7 @@ class Stage:
         self.catalog = Catalog(world)
         self.sources = {name: MemorySource(name) for name in SPEC.sources}
         self.fed: dict[str, int] = dict.fromkeys(self.sources, 0)
-        self._drivers = 0
+        self.compacts = False
 
     # the feed
 
@@ -317,6 +318,23 @@ class Stage:
                 if pin:
                     self._pin_newest(f"{name}{number}", store, clock)
                 retention.run()
+            clock.sleep(self.world.rng.choice((0.1, 1.0, 5.0)))
+        process.exited, process.alive = "done", False
+
+    def compactor(self, name: str, *, host: int = 2, runs: int = 2, delay: float = 0.0) -> Process:
+        """Maintenance of the tables: small files are merged, and merged ones that nobody can name any more deleted."""
+        process = self.world.process(name, host)
+        self.compacts = True
+        self.world.spawn(name, process, partial(self._compact, process, runs), "compact", delay)
+        return process
+
+    def _compact(self, process: Process, runs: int) -> None:
+        store, clock = SimStore(self.world), SimClock(self.world, process.host)
+        for _ in range(runs):
+            with suppress(TransientError):
+                compact_tables(self.spec, store)
+            with suppress(TransientError):
+                delete_unnamed(self.spec, store, grace=0.0, clock=clock)
             clock.sleep(self.world.rng.choice((0.1, 1.0, 5.0)))
         process.exited, process.alive = "done", False
 

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import marshal
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,22 +14,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError, ValidationException
+from pyiceberg.manifest import DataFile
 from tests.simulation.basics import PIPELINE, Violation
+from tests.simulation.cheap import rows_of
 from tests.simulation.coverage import COMMIT, KINDS, LOAD
-from tests.simulation.storage import SimStore
+from tests.simulation.storage import MERGED, SimStore
 from tests.simulation.world import World
 
 from tidegate.checkpoints.layout import Layout
-from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.arrange import Arrangement
+from tidegate.checkpoints.store import NotFoundError, Store
+from tidegate.jobs.sinks.arrange import Arrangement, Values
 from tidegate.jobs.sinks.follower import Follower, tag_name
 from tidegate.jobs.sinks.iceberg import IcebergSink
 from tidegate.jobs.sinks.marks import Mark
 from tidegate.jobs.sinks.pointer import read_current
+from tidegate.jobs.sinks.rewrite import Held, bound_of, new_stem, sequence_number
+from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Catalog", "ModelFollower", "SimSink", "external_files"]
+__all__ = ["Catalog", "ModelFollower", "SimSink", "external_files", "key_of"]
 
 LAYOUT = Layout(PIPELINE)
 
@@ -52,6 +57,11 @@ class Metadata:
     main: Snapshot | None = None
     tags: dict[str, Snapshot] = field(default_factory=dict)
     newest: int = 0  # mark set last, by number
+    default_spec_id: int = 0  # no table is partitioned
+
+    def next_sequence_number(self) -> int:
+        """What the next snapshot gets; given once."""
+        return self.newest + 1
 
     def snapshots(self) -> set[Snapshot]:
         """All that readers may still open."""
@@ -73,12 +83,32 @@ class Catalog:
         self.highest: dict[str, int] = {}  # table -> newest timeline it was ever rewound to or applied
         self.rebase = False  # pyiceberg's own retry, for a mutant
         self.fences = True
+        self.validates = True
+        self._held: dict[str, Held] = {}
         world.catalog = self
         world.table_files = self.live_files
 
     def live_files(self) -> set[str]:
         """What the tables name now, and what the pointer's versions name."""
         return {file for metadata in self.tables.values() for file in (metadata.main.files if metadata.main else ())}
+
+    def held(self, key: str) -> Held:
+        """What Iceberg knows of a data file: its rows, and of which slots they are."""
+        if key not in self._held:
+            data = self.world.bucket.written[key]
+            slots = [row["_epoch"] for row in rows_of(data)]
+            file: Any = SimpleNamespace(
+                file_path=f"memory://sim/{key}",
+                record_count=len(slots),
+                file_size_in_bytes=len(data),
+                spec_id=0,
+                partition=None,
+            )
+            self._held[key] = Held(file, min(slots), max(slots))
+        return self._held[key]
+
+    def close(self) -> None:
+        """A client's connections; there are none."""
 
     def visit(self, verb: str, table: str) -> str:
         """Hand the baton back, and see what goes wrong."""
@@ -223,6 +253,32 @@ class ModelFollower(Follower):
     def arrange(self, wanted: Arrangement) -> None:
         """Files lie as they lie."""
 
+    def arrangement(self) -> Arrangement:
+        """Neither partitioned nor sorted."""
+        return Arrangement()
+
+    def held(self) -> list[Held]:
+        """The files of main."""
+        return [self.table.catalog.held(key) for key in (self._metadata.main.files if self._metadata.main else ())]
+
+    def replace(self, gone: Collection[DataFile], new: Mapping[str, Values]) -> None:
+        """Merged files in the place of others; refused as by `rewrite.put_files`."""
+        main, coming = self._metadata.main, _keys(new)
+        leaving = set(_keys(file.file_path for file in gone))
+        if main is None or (self.table.catalog.validates and not leaving <= set(main.files)):
+            raise ValidationException("main has not got all the parts")
+        if any((bound_of(path) or 0) <= sequence_number(self.table.metadata) for path in new):
+            raise ValidationException("too late")
+        self._require_there(coming)
+
+        def change(metadata: Metadata) -> Metadata:
+            assert metadata.main is not None
+            after = self._appended(metadata, coming, metadata.main.mark)
+            assert after.main is not None
+            return replace(after, main=replace(after.main, files=tuple(f for f in after.main.files if f not in leaving)))
+
+        self._commit(main.mark.timeline, change)
+
     def begin(self, timeline: int, upto: int) -> None:
         """The first snapshot."""
         self._commit(timeline, lambda m: self._appended(m, (), Mark(timeline, upto)))
@@ -238,17 +294,15 @@ class ModelFollower(Follower):
             kept = {n: s for n, s in metadata.tags.items() if n in tags}
             return replace(after, tags=kept | {tag_name(timeline, upto): after.main})
 
-        for key in _keys(files):  # pyiceberg reads the footers
-            if key not in self.table.catalog.world.bucket.objects:
-                raise FileNotFoundError(key)
+        self._require_there(_keys(files))
         self._commit(timeline, change)
 
     def rewind(self, timeline: int, position: int) -> None:
-        """Drop later slots and append the fence."""
+        """Drop later slots and append the fence; a merged file with such slots is written anew."""
+        judged = self._metadata.main
+        kept = tuple(left for f in (judged.files if judged else ()) if (left := self._left_of(f, position)))
 
         def change(metadata: Metadata) -> Metadata:
-            files = metadata.main.files if metadata.main else ()
-            kept = tuple(f for f in files if _slot(f) <= position)
             old = metadata.main
             while old is not None and old.mark.upto > position:
                 old = old.parent
@@ -259,6 +313,30 @@ class ModelFollower(Follower):
             return replace(after, main=replace(after.main, files=kept))
 
         self._commit(-timeline - 1, change)
+
+    def _left_of(self, key: str, position: int) -> str | None:
+        """The file without the slots after a position; None if nothing is left of it."""
+        if MERGED not in key:
+            return key if _slot(key) <= position else None
+        one = self.table.catalog.held(key)
+        if (one.last or 0) <= position or (one.first or 0) > position:
+            return key if (one.last or 0) <= position else None
+        cut = f"{PIPELINE}/iceberg/{self.table.table}/{new_stem(self.table.metadata)}-{0:016x}.parquet"
+        store = SimStore(self.table.catalog.world)
+        try:
+            rows = [row for row in rows_of(store.get(key).data) if row["_epoch"] <= position]
+            store.put(cut, marshal.dumps(rows, 2))
+        except NotFoundError as error:
+            raise FileNotFoundError(key) from error
+        except TransientError as error:
+            raise OSError(str(error)) from error
+        return cut
+
+    def _require_there(self, keys: Iterable[str]) -> None:
+        """pyiceberg reads the footers."""
+        for key in keys:
+            if key not in self.table.catalog.world.bucket.objects:
+                raise FileNotFoundError(key)
 
     @property
     def _metadata(self) -> Metadata:
@@ -298,8 +376,13 @@ def external_files(catalog: Catalog, store: SimStore) -> set[str]:
     return {store.uri(file) for version in versions for file in version.files()}
 
 
+def key_of(uri: str) -> str:
+    """The key in an address."""
+    return uri.removeprefix("memory://sim/")
+
+
 def _keys(uris: Iterable[str]) -> tuple[str, ...]:
-    return tuple(uri.removeprefix("memory://sim/") for uri in uris)
+    return tuple(map(key_of, uris))
 
 
 def _slot(key: str) -> int:

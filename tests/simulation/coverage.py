@@ -49,6 +49,10 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "own file": (ASK, SWAP),
     "commit": (COMMIT,),
     "pointer": (ASK, SWAP),
+    "merge": (ASK, SWAP),
+    "replace": (COMMIT,),
+    "cut merged": (ASK, PUT),
+    "delete merged": (ASK, PUT),
     "plan restore": (ASK,),
     "claim": (ASK, SWAP),
     "fork": (SWAP,),
@@ -62,7 +66,7 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "sink apply": (SERVE,),
     "sink mark": (ASK, SWAP),
 }
-"""Step -> sorts of its requests, in the order of an epoch, a restore, a retention run."""
+"""Step -> sorts of its requests, in the order of an epoch, a compaction, a restore, a retention run."""
 
 REASONS: Mapping[str, str] = {
     "p": "pure: between two requests a process can only die, sleep, or see its clock jump",
@@ -85,6 +89,8 @@ CELLS = tuple((kind, step) for step in STEPS for kind in _COLUMNS if kind in kin
 def step_of(role: str, step: str, verb: str, key: str) -> str:
     """The protocol's step that a request belongs to."""
     special = {"catalog.load": "load table", "catalog.create": "make table", "catalog.commit": "commit", "serve": "sink apply"}
+    if role == "compact" and verb == "catalog.commit":
+        return "replace"
     if verb in special:
         return special[verb]
     part = key.partition("/")[2]
@@ -106,9 +112,17 @@ def _driver(step: str, verb: str, part: str) -> str:
 
 
 def _publisher(_: str, verb: str, part: str) -> str:
+    if "/merged/" in part:
+        return "cut merged"
     if part.startswith("iceberg/"):
         return "pointer"
     return "own file" if "/tables/checkpoints/" in part else "follow"
+
+
+def _compactor(_: str, verb: str, part: str) -> str:
+    if part == "iceberg/current.json":
+        return "pointer"
+    return "delete merged" if verb in ("list", "delete") or part.endswith("/metadata.json") else "merge"
 
 
 def _sink(_: str, verb: str, part: str) -> str:
@@ -131,6 +145,7 @@ _BY_ROLE = {
     "driver": _driver,
     "lease": lambda *_: "lease",
     "publish": _publisher,
+    "compact": _compactor,
     "sink": _sink,
     "restore": _restorer,
     "gc": _collector,

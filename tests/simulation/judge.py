@@ -11,12 +11,14 @@ from tests.simulation.actors import SPEC, Stage
 from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import parsed, record_of, rows_of
 from tests.simulation.judge_sinks import judge_sink
+from tests.simulation.storage import MERGED
 
 from tidegate.checkpoints.layout import LAST_SLOT, Layout
 from tidegate.checkpoints.log import SlotLog, Stretch
 from tidegate.checkpoints.manifest import Manifest, Stub
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.roots import RootsFile
+from tidegate.jobs.sinks.pointer import read_current
 from tidegate.jobs.spec.pipeline import CHECKPOINTS
 
 __all__ = ["judge"]
@@ -38,6 +40,7 @@ def judge(stage: Stage) -> None:
     _pinned(stage, log)
     _conserved(lineage)
     _tables_follow(stage, lineage, (head.timeline, head.slot))
+    _readable(stage, log)
     judge_sink(stage, lineage, (head.timeline, head.slot))
     _rows(stage, lineage)
 
@@ -126,12 +129,31 @@ def _tables_follow(stage: Stage, lineage: list[Manifest], head: tuple[int, int])
         else:
             wanted = [f.key for e in lineage for f in e.files.get(table, []) if f.rows]
         has = [*metadata.main.files] if metadata and metadata.main else []
-        _require(Counter(has) == Counter(wanted), f"{table} holds {_short(has)}, the log says {_short(wanted)}")
+        same = _contents(stage, has) == _contents(stage, wanted) if any(map(_is_merged, has)) else Counter(has) == Counter(wanted)
+        _require(same, f"{table} holds {_short(has)}, the log says {_short(wanted)}")
         gone = [key for key in has if key not in stage.world.bucket.objects]
         _require(not gone, f"{table} names {gone[:1]}, which is gone")
     if lineage:
         mark = stage.catalog.tables[CHECKPOINTS].main
         _require(mark is not None and (mark.mark.timeline, mark.mark.upto) == head, f"checkpoints stands at {mark and mark.mark}")
+
+
+def _is_merged(key: str) -> bool:
+    return MERGED in key
+
+
+def _contents(stage: Stage, keys: list[str]) -> Counter[str]:
+    """The rows of files, also of those that a merged file has replaced."""
+    return Counter(repr(sorted(row.items())) for key in keys for row in rows_of(stage.world.bucket.written[key]))
+
+
+def _readable(stage: Stage, log: SlotLog) -> None:
+    """What readers are pointed to is there."""
+    current = read_current(log.store, PIPELINE)
+    for table, location in (current.tables if current else {}).items():
+        main = stage.catalog.versions[location].main
+        gone = [key for key in (main.files if main else ()) if key not in stage.world.bucket.objects]
+        _require(not gone, f"readers of {table} are pointed to {gone[:1]}, which is gone")
 
 
 def _short(keys: list[str]) -> list[str]:
@@ -181,7 +203,5 @@ def _table(stage: Stage, lineage: Iterable[Manifest], table: str) -> list[dict[s
     found: list[dict[str, Any]] = []
     for epoch in lineage:
         for file in epoch.files.get(table, []):
-            data = stage.world.bucket.objects.get(file.key)
-            _require(data is not None, f"{file.key} of {table} is gone")
-            found += rows_of(data or b"")
+            found += rows_of(stage.world.bucket.written[file.key])
     return found

@@ -48,7 +48,7 @@ def _exactly_once(stage: Stage, database: Database, lineage: list[Manifest], hea
 
 def _wanted(stage: Stage, table: str, lineage: list[Manifest]) -> list[dict[str, Any]]:
     rows = [
-        row for epoch in lineage for file in epoch.files.get(table, []) for row in rows_of(stage.world.bucket.objects[file.key])
+        row for epoch in lineage for file in epoch.files.get(table, []) for row in rows_of(stage.world.bucket.written[file.key])
     ]
     if table not in stage.spec.windows:
         return rows

@@ -26,6 +26,7 @@ from tidegate.checkpoints.requests import Kind, Request, pending, submit
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.roots import Roots, RootsFile
 from tidegate.jobs.driver.inbox import Inbox
+from tidegate.jobs.sinks import compaction
 from tidegate.jobs.sinks.iceberg import IcebergSink
 from tidegate.jobs.sinks.postgres import PostgresSink
 from tidegate.jobs.sinks.standard import StandardSink
@@ -325,6 +326,26 @@ def wiped_bucket(stage: Stage) -> None:
     stage.catalog.highest.clear()
 
 
+def straddling_merge(stage: Stage) -> None:
+    """A compaction asleep before its commit; a restore takes some of its parts, and the tables follow it."""
+    _until(stage, _ended(stage.driver("d0", epochs=4)), "d0 done")
+    stage.world.rules.append(Rule("c0", "catalog.commit", "checkpoints", lambda: stage.catalog.highest["checkpoints"] >= 1))
+    sleeper = stage.compactor("c0", runs=1)
+    _until(stage, _asleep(stage, sleeper), "c0 asleep")
+    _until(stage, _ended(stage.restorer("r0", back=2)), "r0 done")
+    stage.driver("d1", host=1, epochs=1)
+    _until(stage, _ended(sleeper), "c0 done")
+
+
+def late_merge(stage: Stage) -> None:
+    """A compaction's commit without an answer; its run deletes what no snapshot names; then the commit lands."""
+    _until(stage, _ended(stage.driver("d0", epochs=4)), "d0 done")
+    stage.world.rules.append(Rule("c0", "catalog.commit", "checkpoints", "late"))
+    _until(stage, _ended(stage.compactor("c0", runs=1)), "c0 done")
+    while stage.world.late:
+        stage.world.deliver()
+
+
 def _driver(stage: Stage, name: str, epochs: int) -> str:
     stage.driver(name, epochs=epochs)
     return name
@@ -375,6 +396,16 @@ KILLERS = (
         "a table made by one publisher and begun by another",
         begun_by_another,
         lambda: [patch.object(IcebergSink, "_require_new", lambda *_: None)],
+    ),
+    Killer(
+        "a compaction that straddles a restore",
+        straddling_merge,
+        lambda: [patch.object(Stage, "__init__", mutants._with(validates=False))],
+    ),
+    Killer(
+        "a compaction that lands after its files were looked through",
+        late_merge,
+        lambda: [patch.object(compaction, "bound_of", lambda _: 0)],
     ),
     Killer("GC against a restore being written", claim_and_gc, lambda: [patch.object(RootsFile, "claim", mutants._no_claim)]),
     Killer("GC against a pin", pin_and_gc, lambda: [patch.object(Roots, "kept", set())]),

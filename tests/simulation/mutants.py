@@ -24,7 +24,10 @@ from tidegate.checkpoints.roots import RootsFile
 from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, StoreUnavailableError
 from tidegate.jobs.engine import epoch
 from tidegate.jobs.engine.epoch import Engine
+from tidegate.jobs.sinks import compaction
+from tidegate.jobs.sinks.compaction import _Bin, _Table
 from tidegate.jobs.sinks.marks import Mark
+from tidegate.jobs.sinks.pointer import read_current, replace_table
 from tidegate.jobs.sinks.postgres import PostgresSink
 from tidegate.jobs.sinks.standard import FilesSink, StandardSink
 
@@ -82,6 +85,7 @@ class _NotMineError(Exception):
 
 
 _SEAL = SlotLog.seal
+_BROUGHT_IN = _Table._brought_in
 _GARBAGE = Retention._garbage
 _RECORD = epoch.slice_record
 _STAGE = Stage.__init__
@@ -176,6 +180,15 @@ def _announce_first(sink: Any, epoch: Manifest) -> None:
         receiver.put(key, data)
 
 
+def _keep_one(run: _Table, bins: list[_Bin], new: Any, metadata: Any) -> bool:
+    return _BROUGHT_IN(run, [_Bin(one.parts[1:]) for one in bins], new, metadata)
+
+
+def _point_anyway(store: Any, pipeline: str, table: str, old: str, new: str) -> bool:
+    current = read_current(store, pipeline)
+    return current is not None and replace_table(store, pipeline, table, current.tables.get(table, ""), new)
+
+
 def _no_claim(roots: RootsFile, *_: Any, **__: Any) -> Any:
     return roots.read()
 
@@ -208,6 +221,22 @@ MUTANTS = (
     ),
     Mutant("webhook: marked before it is delivered", lambda: [patch.object(StandardSink, "_apply", _mark_first)], sink="webhook"),
     Mutant("webhook: restores are not told", lambda: [patch.object(StandardSink, "_rewind", _rewind_silently)], sink="webhook"),
+    Mutant(
+        "compaction: files deleted that may still be named",
+        lambda: [patch.object(compaction, "bound_of", lambda _: 0)],
+        focus=("late", "replace"),
+    ),
+    Mutant(
+        "compaction: parts that a restore took are brought back",
+        lambda: [patch.object(Stage, "__init__", _with(validates=False))],
+        focus=("sleep", "replace"),
+    ),
+    Mutant("compaction: a merged part stays as well", lambda: [patch.object(_Table, "_brought_in", _keep_one)]),
+    Mutant(
+        "compaction: readers are pointed to it wherever they are",
+        lambda: [patch.object(compaction, "replace_table", _point_anyway)],
+        focus=("sleep", "replace"),
+    ),
     Mutant("files: named before they are there", lambda: [patch.object(FilesSink, "_deliver", _announce_first)], sink="files"),
 )
 

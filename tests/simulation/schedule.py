@@ -11,6 +11,7 @@ from unittest.mock import patch
 from tests.simulation.actors import KINDS, Stage
 from tests.simulation.basics import Violation
 from tests.simulation.cheap import cheap
+from tests.simulation.compaction_model import COMPACTION
 from tests.simulation.judge import judge
 from tests.simulation.servers import read_model_table
 from tests.simulation.world import World
@@ -18,7 +19,7 @@ from tests.simulation.world import World
 from tidegate.checkpoints import index, retention, verify
 from tidegate.checkpoints.holder import Holder
 from tidegate.jobs.driver import inbox, recovery
-from tidegate.jobs.sinks import iceberg, postgres
+from tidegate.jobs.sinks import compaction, iceberg, postgres, rewrite
 
 __all__ = ["finish", "recover", "run_seed", "simulated"]
 
@@ -57,26 +58,34 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(patch.object(Holder, "proven_dead", lambda holder: world.dead(holder)))
         for module in (iceberg, index, retention, verify):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", _Inline))
-        for module in (inbox, recovery):
+        for module in (compaction, inbox, recovery):
             stack.enter_context(patch.object(module, "_log", _Silent()))
         stack.enter_context(cheap())
+        for where, name, what in COMPACTION:
+            stack.enter_context(patch.object(where, name, what))
+        stack.enter_context(patch.object(rewrite, "_LIFE", 2))
         stack.enter_context(patch.object(iceberg, "_GROUP", 3))
         stack.enter_context(patch.object(postgres, "read_table", read_model_table))
         yield
 
 
 _RESTORE, _RETENTION = ("plan restore", "claim", "fork"), ("mark", "condemn", "stub", "sweep")
+_COMPACTION = ("merge", "replace", "cut merged", "delete merged")
 
 
 def cast(stage: Stage) -> None:
     """Who takes part: drawn from the seed, with those in it whose steps it is about."""
     rng, about = stage.world.rng, stage.world.focus[1]
-    stage.feeder(3 if about in _RETENTION else rng.randrange(1, 4))
+    many = 3 if about in (*_RETENTION, *_COMPACTION) else 0
+    if about in ("cut merged", "delete merged"):
+        _long(stage)
+        many = 6
+    stage.feeder(many or rng.randrange(1, 4))
     for number in range(rng.choice((1, 2, 2, 3))):
         stage.driver(
             f"d{number}",
             host=rng.randrange(3),
-            epochs=3 if about in _RETENTION else rng.randrange(1, 4),
+            epochs=many or rng.randrange(1, 4),
             delay=rng.choice((0.0, 0.5, 5.0)),
             respawn=rng.randrange(2),
         )
@@ -93,6 +102,16 @@ def cast(stage: Stage) -> None:
         )
     for number in range(rng.choice((1, 2) if about in ("ask", "pin", "requests") else (0, 0, 0, 1))):
         stage.person(f"h{number}", delay=rng.choice((0.3, 1.0, 4.0)))
+    for number in range(rng.choice((1, 2) if about in _COMPACTION else (0, 0, 1))):
+        stage.compactor(f"c{number}", host=rng.randrange(3), runs=rng.randrange(1, 4), delay=rng.choice((1.0, 3.0, 6.0, 12.0)))
+
+
+def _long(stage: Stage) -> None:
+    """A history in which merged files are restored into, replaced and forgotten while drivers live."""
+    rng = stage.world.rng
+    stage.restorer("rl", host=rng.randrange(3), back=rng.choice((1, 2, 3)), delay=rng.choice((12.0, 16.0)))
+    stage.driver("dl", host=rng.randrange(3), epochs=6, delay=20.0, respawn=2)
+    stage.compactor("cl", host=rng.randrange(3), runs=6, delay=rng.choice((6.0, 10.0)))
 
 
 def recover(stage: Stage) -> None:
@@ -105,6 +124,8 @@ def recover(stage: Stage) -> None:
     for source in stage.sources.values():
         source.end()
     _fresh(stage, "fresh")
+    if stage.compacts:
+        _compacted(stage)
     while world.late:
         world.deliver()
     if sleepers or world.rng.random() < 0.2:
@@ -121,6 +142,12 @@ def _fresh(stage: Stage, name: str) -> None:
     stage.world.run(4 * STEPS, until=lambda: not process.alive or bool(process.exited))
     if not process.exited.startswith("done"):
         raise Violation(f"the recovery ended with {process.exited or 'nothing'}")
+
+
+def _compacted(stage: Stage) -> None:
+    """Whatever the storm left of the tables is merged once more, before the sleepers wake."""
+    process = stage.compactor("calm", host=3, runs=1)
+    stage.world.run(STEPS, until=lambda: not process.alive)
 
 
 def sink_for(world: World) -> str:

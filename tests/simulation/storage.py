@@ -25,9 +25,11 @@ from tidegate.checkpoints.store import (
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["SimBucket", "SimStore"]
+__all__ = ["MERGED", "SimBucket", "SimStore"]
 
 _SORTS = {"create": SWAP, "swap": SWAP, "put": PUT, "delete": PUT}
+POINTER = f"{PIPELINE}/iceberg/current.json"
+MERGED = "/merged/"  # folder of files that compaction made
 _PAGE = 40  # keys a listing shows at once
 
 
@@ -43,6 +45,7 @@ class SimBucket(MemoryBucket):
         self.needs: dict[str, set[str]] = {}  # slot key -> keys its manifest names
         self.records: dict[str, dict[str, Any]] = {}  # slot key -> what was sealed there first
         self.bytes: dict[str, bytes] = {}  # of slots, as first filled
+        self.written: dict[str, bytes] = {}  # of tables' files, whether or not they are still there
 
     def apply(self, request: Request) -> str:
         """Let a write take effect, if the bucket may look like that."""
@@ -64,6 +67,10 @@ class SimBucket(MemoryBucket):
             self._filled(request, before)
         elif key == self.layout.lease:
             self.world.mark("lease", _lease_mark(data))
+        elif key == POINTER:
+            self._pointed(parsed(data))
+        elif "/tables/" in key or MERGED in key:
+            self.written.setdefault(key, data)
         return etag
 
     def remove(self, key: str) -> None:
@@ -73,7 +80,7 @@ class SimBucket(MemoryBucket):
 
     def wipe(self) -> None:
         """Everything goes."""
-        for kept in (self.objects, self.keys, self.etags, self.needs, self.records, self.bytes):
+        for kept in (self.objects, self.keys, self.etags, self.needs, self.records, self.bytes, self.written):
             kept.clear()
 
     def page(self, prefix: str, after: str, size: int) -> list[str]:
@@ -100,8 +107,17 @@ class SimBucket(MemoryBucket):
                 raise Violation(f"slot {record['slot']} of {record['timeline']} was sealed although {missing[0]} is gone")
             self.needs[request.key] = files
 
+    def _pointed(self, current: dict[str, Any]) -> None:
+        """Readers see one cut: no table is on another timeline, or shows more."""
+        for table, location in current["tables"].items():
+            main = self.world.catalog.versions[location].main
+            mark = main and main.mark
+            if mark and (mark.timeline != current["timeline"] or mark.upto > current["upto"]):
+                at = f"slot {current['upto']} of timeline {current['timeline']}"
+                raise Violation(f"readers of {table} are pointed to {mark} as {at}")
+
     def _deleting(self, key: str) -> None:
-        if self.layout.attempt_of(key) is None or key not in self.objects:
+        if key not in self.objects or (self.layout.attempt_of(key) is None and MERGED not in key):
             return
         for slot, files in self.needs.items():
             if key in files:

@@ -20,6 +20,8 @@ QUICK = (
     "off by one in the cut: a row skipped",
     "PostgreSQL: rows and ledger in two transactions",
     "webhook: marked before it is delivered",
+    "compaction: parts that a restore took are brought back",
+    "compaction: a merged part stays as well",
     "files: named before they are there",
 )
 

@@ -26,7 +26,7 @@ __all__ = ["Actor", "Baton", "Process", "Rule", "SimClock", "World"]
 
 CRUEL = tuple(  # a quarter of the seeds are cruel to one of these steps, a quarter to any cell of the table
     (kind, step)
-    for step in ("seal", "fork", "claim", "condemn", "lease", "commit", "sweep", "sink apply", "sink mark")
+    for step in ("seal", "fork", "claim", "condemn", "lease", "commit", "replace", "sweep", "sink apply", "sink mark")
     for kind in ("sleep", "sleep", "late", "lost answer", "retried", "crash after", "crash")
     if (kind, step) in CELLS
 )

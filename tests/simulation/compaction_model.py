@@ -1,0 +1,78 @@
+"""The real compaction on the model of a catalog: what reads and writes Parquet, and Iceberg's own files, is the model's."""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.simulation.catalog_model import Catalog, ModelFollower, key_of
+from tests.simulation.cheap import Rows, rows_of
+from tests.simulation.coverage import ASK, KINDS
+from tests.simulation.storage import SimStore
+
+from tidegate.jobs.sinks import compaction
+from tidegate.jobs.sinks.compaction import _Bin, _Table
+from tidegate.jobs.sinks.rewrite import new_stem
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["COMPACTION"]
+
+
+class _SimTable(_Table):
+    """The real run over one table; its files hold marshalled rows."""
+
+    _store: SimStore
+
+    def _merged(self, follower: Any, bins: Iterable[_Bin], arrangement: object) -> dict[str, tuple[Any, ...]]:
+        new: dict[str, tuple[Any, ...]] = {}
+        for one in bins:
+            rows = Rows(r for part in one.parts for r in rows_of(self._store.get(key_of(part.file.file_path)).data))
+            assert rows.num_rows == one.rows
+            stem = f"{self._spec.name}/iceberg/{self._name}/{new_stem(follower.table.metadata)}"
+            new[self._put(f"{stem}-{0:016x}.parquet", marshal.dumps([*rows], 2), rows.num_rows)] = ()
+        return new
+
+
+class _SimStaticTable:
+    """A published version, read without the catalog."""
+
+    current: Catalog
+
+    @staticmethod
+    def from_metadata(location: str, _: object) -> Any:
+        """Ask the store for it; that may fail."""
+        catalog = _SimStaticTable.current
+        catalog.world.travel()
+        kind = catalog.world.fate("get", f"p/iceberg/{location}/metadata.json", KINDS[ASK])
+        if kind == "503":
+            raise OSError(kind)
+        if kind:
+            catalog.world.endure(kind)
+        return SimpleNamespace(metadata=catalog.versions[location])
+
+
+def _open_catalog(_: PipelineSpec, store: SimStore, __: Path, *, durable: bool) -> Catalog:
+    assert durable
+    _SimStaticTable.current = store.world.catalog
+    return _SimStaticTable.current
+
+
+def _named(table: Any) -> set[str]:
+    return {f"memory://sim/{file}" for file in table.metadata.files()}
+
+
+COMPACTION: tuple[tuple[object, str, object], ...] = (
+    (compaction, "Follower", ModelFollower),
+    (compaction, "StaticTable", _SimStaticTable),
+    (compaction, "_Table", _SimTable),
+    (compaction, "_named", _named),
+    (compaction, "is_shared", lambda *_: True),
+    (compaction, "open_catalog", _open_catalog),
+    (compaction, "_LEAVE", 1),
+    (compaction, "_FEWEST", 2),
+    (compaction, "_AT_ONCE", 1),
+)
+"""What the compaction takes from its surroundings, and its numbers, as small as they may be: module, name, stand-in."""
