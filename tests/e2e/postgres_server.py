@@ -35,7 +35,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start and wait until it answers. After a crash its children may be around for a moment, and it ends at once: again."""
-        deadline = time.monotonic() + 60.0
+        deadline = time.monotonic() + 300.0
         while True:
             if self._process is None or self._process.poll() is not None:
                 self._process = self._launch()
@@ -64,7 +64,7 @@ class PostgresServer:
         """Stop; `hard` as a crash would."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT if hard else signal.SIGINT)
-            self._process.wait(timeout=60)
+            self._process.wait(timeout=300)
             self._process = None
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
@@ -78,7 +78,7 @@ class PostgresServer:
             connection.execute(statement)
 
     def _call(self, name: str, *arguments: str) -> None:
-        subprocess.run([self._bin / name, *arguments], check=True, capture_output=True, cwd="/", timeout=120, **self._as)
+        subprocess.run([self._bin / name, *arguments], check=True, capture_output=True, cwd="/", timeout=600, **self._as)
 
 
 def binaries() -> Path:
