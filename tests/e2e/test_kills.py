@@ -11,7 +11,7 @@ from tests.e2e.feed import SPEC, write_feed
 from tidegate.jobs.engine.deep import deep_check
 from tidegate.jobs.engine.faults import POINTS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
 
 OBJECTS = 24
 
