@@ -39,12 +39,10 @@ class _SimTable(_Table):
 class _SimStaticTable:
     """A published version, read without the catalog."""
 
-    current: Catalog
-
     @staticmethod
-    def from_metadata(location: str, _: object) -> Any:
+    def from_metadata(location: str, store: SimStore) -> Any:
         """Ask the store for it; that may fail."""
-        catalog = _SimStaticTable.current
+        catalog: Catalog = store.world.catalog
         catalog.world.travel()
         kind = catalog.world.fate("get", f"p/iceberg/{location}/metadata.json", KINDS[ASK])
         if kind == "503":
@@ -56,8 +54,8 @@ class _SimStaticTable:
 
 def _open_catalog(_: PipelineSpec, store: SimStore, __: Path, *, durable: bool) -> Catalog:
     assert durable
-    _SimStaticTable.current = store.world.catalog
-    return _SimStaticTable.current
+    catalog: Catalog = store.world.catalog
+    return catalog
 
 
 def _named(table: Any) -> set[str]:
@@ -69,6 +67,7 @@ COMPACTION: tuple[tuple[object, str, object], ...] = (
     (compaction, "StaticTable", _SimStaticTable),
     (compaction, "_Table", _SimTable),
     (compaction, "_named", _named),
+    (compaction, "io_properties", lambda store: store),
     (compaction, "is_shared", lambda *_: True),
     (compaction, "open_catalog", _open_catalog),
     (compaction, "_LEAVE", 1),
