@@ -125,7 +125,8 @@ def _messages(session: SparkSession, source: SourceSpec, parts: list[dict[str, A
     """The messages of some ranges.
 
     Nothing is ever committed to the group: executors keep consumers by its name, and connect for each partition in each epoch
-    without one.
+    without one. A consumer asks for what comes next before the connector asks it for offsets; on one connection the second
+    answer waits for the first, so at the end of each partition for `fetch.max.wait.ms`, half a second by default.
     """
     assert source.kafka is not None  # noqa: S101
     topic = source.kafka.topic
@@ -134,7 +135,7 @@ def _messages(session: SparkSession, source: SourceSpec, parts: list[dict[str, A
     reader = reader.option("startingOffsets", json.dumps({topic: offsets[0]})).option(
         "endingOffsets", json.dumps({topic: offsets[1]})
     )
-    for name, value in {"group.id": group, **client_settings(source.kafka)}.items():
+    for name, value in {"group.id": group, "fetch.max.wait.ms": "1", **client_settings(source.kafka)}.items():
         reader = reader.option(f"kafka.{name}", value)
     wanted = "true" if source.kafka.headers else "false"
     return reader.option("includeHeaders", wanted).option("failOnDataLoss", "true").load()
