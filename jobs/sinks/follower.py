@@ -148,14 +148,17 @@ class Follower:
 
         One commit, whose snapshot nobody has seen before: main never is an old snapshot again, and whoever prepared a commit on
         the old main is refused. Files of single slots are dropped by their bounds; one with more slots is written anew.
+
+        The snapshots on the way to the fence have its mark as well: whoever rolls main back to one of them by hand gets a table
+        that lacks what was dropped, and the mark before them would say that it is there.
         """
-        beyond = f"_epoch > {position}"
+        beyond, marked = f"_epoch > {position}", self._marked(timeline, position + 1, position)
         with _Commit(self.table) as commit:
-            with commit.update_snapshot().delete() as dropped:
+            with commit.update_snapshot(snapshot_properties=marked).delete() as dropped:
                 dropped.delete_by_predicate(parse(beyond))
-            if dropped.rewrites_needed and not self._cut(commit, position):
-                commit.delete(beyond)
-            _append(commit, [], self._marked(timeline, position + 1, position) | {FENCE: str(timeline)})
+            if dropped.rewrites_needed and not self._cut(commit, position, marked):
+                commit.delete(beyond, snapshot_properties=marked)
+            _append(commit, [], marked | {FENCE: str(timeline)})
 
     def held(self) -> list[Held]:
         """The data files of main.
@@ -175,7 +178,7 @@ class Follower:
         with _Commit(self.table) as commit:
             put_files(commit, self.table.io, gone, new, Operation.REPLACE, {COMPACTED: str(len(gone))})
 
-    def _cut(self, commit: Transaction, position: int) -> bool:
+    def _cut(self, commit: Transaction, position: int, marked: Mapping[str, str]) -> bool:
         """Write merged files anew without the rows beyond a position; False where somebody else's files have such rows."""
         metadata, files = commit.table_metadata, self.table.io
         try:
@@ -190,7 +193,7 @@ class Follower:
             kept = rows.filter(pc.less_equal(rows["_epoch"], position))
             put = partial(_put, files, f"{metadata.location}/")
             new |= write(put, new_stem(metadata), split(kept, Arrangement.of(metadata)))
-        put_files(commit, files, [one.file for one in beyond], new, Operation.OVERWRITE, {})
+        put_files(commit, files, [one.file for one in beyond], new, Operation.OVERWRITE, marked)
         return True
 
     def _newest(self) -> Snapshot | None:

@@ -157,7 +157,8 @@ class IcebergSink:
         """
         catalog = self._open()
         known = None
-        if CHECKPOINTS not in self._tables:
+        anew = CHECKPOINTS not in self._tables
+        if anew:
             self._tables.clear()
         for table in sorted(self.spec.tables, key=lambda name: name != CHECKPOINTS):
             if table in self._tables:
@@ -169,6 +170,22 @@ class IcebergSink:
                     continue
                 catalog.register_table(identifier, known.tables[table])
             self._tables[table] = self._checked(self.follower(catalog.load_table(identifier), self.uid))
+        if anew and CHECKPOINTS in self._tables:
+            self._require_not_back()
+
+    def _require_not_back(self) -> None:
+        """Look at `checkpoints` once more, after the others.
+
+        It goes back where a table was rolled back by hand (see `_rewind`). A table that was loaded after another publisher had
+        mended it holds less than the `checkpoints` of before says, and looks as if it had no files in the slots that it lacks.
+
+        Raises:
+            CommitFailedException: it has gone back meanwhile.
+        """
+        before = self._tables[CHECKPOINTS].mark()
+        now = self.follower(self._open().load_table(self._identifier(CHECKPOINTS)), self.uid).mark()
+        if before and (now is None or (now.timeline == before.timeline and now.upto < before.upto)):
+            raise CommitFailedException(f"{CHECKPOINTS} went back from slot {before.upto} while the tables were loaded")
 
     def _checked(self, follower: Follower) -> Follower:
         owner = follower.owner()

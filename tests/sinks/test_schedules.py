@@ -113,14 +113,13 @@ class Schedule:
         self.sinks = [self.world.sink() for _ in range(2)]
 
     def roll_back(self) -> None:
-        """Somebody rolls one table back by hand."""
-        sink = self.world.sink()
-        for name in self.dice.sample(TABLES, 1):
-            if sink._open().table_exists(("p", name)):
-                table = sink.open_table(name)
-                history = [entry.snapshot_id for entry in table.history() if table.snapshot_by_id(entry.snapshot_id)]
-                if history:  # empty: a publisher died while making the table
-                    table.manage_snapshots().set_current_snapshot(snapshot_id=self.dice.choice(history)).commit()
+        """Somebody rolls one table back by hand, to any snapshot that it has, also into the middle of a rewind."""
+        sink, name = self.world.sink(), self.dice.choice((*TABLES, "checkpoints"))
+        if sink._open().table_exists(("p", name)):
+            table = sink.open_table(name)
+            known = [snapshot.snapshot_id for snapshot in table.metadata.snapshots]
+            if known:  # none: a publisher died while making the table
+                table.manage_snapshots().set_current_snapshot(snapshot_id=self.dice.choice(known)).commit()
 
     def interrupt(self) -> None:
         """Called before every commit of a table."""
