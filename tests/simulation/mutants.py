@@ -84,13 +84,18 @@ class _NotMineError(Exception):
     """A 412."""
 
 
-_SEAL = SlotLog.seal
+_SEAL, _NEWEST = SlotLog.seal, SlotLog.newest
 _BROUGHT_IN = _Table._brought_in
 _GARBAGE = Retention._garbage
 _RECORD = epoch.slice_record
 _STAGE = Stage.__init__
 _MOVE = PostgresSink._move
 _DELIVER = FilesSink._deliver
+
+
+def _newest_once(log: SlotLog, timeline: int) -> Any:
+    known = log._newest
+    return known if known is not None and known.record.timeline == timeline else _NEWEST(log, timeline)
 
 
 def _publish_first(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | Lost:
@@ -197,6 +202,7 @@ MUTANTS = (
     Mutant("seal without condition", lambda: [patch.object(SlotLog, "_send", _send_anyway)]),
     Mutant("a 412 taken as a loss without reading back", lambda: [_seal(_believe_412)], 0.1),
     Mutant("an unknown outcome taken as a success", lambda: [patch.object(SlotLog, "_send", _give_up)], 0.1),
+    Mutant("the newest slot is the one that was read last", lambda: [patch.object(SlotLog, "newest", _newest_once)]),
     Mutant("publish before seal", lambda: [_seal(_publish_first)]),
     Mutant("no fence snapshot", lambda: [patch.object(Stage, "__init__", _with(fences=False))], focus=("sleep", "commit")),
     Mutant("publishers rebase (pyiceberg's own retry)", lambda: [patch.object(Stage, "__init__", _with(rebase=True))]),
