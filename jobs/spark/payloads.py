@@ -117,6 +117,7 @@ def _json(messages: DataFrame, source: SourceSpec, payload: dict[str, str], _kno
     key twice, of which the last one counts, or one that is not in the schema) it is parsed once more.
     """
     kinds = {**payload, **{old: payload.get(new, "string") for old, new in source.evolution.renamed.items()}}
+    kinds = kinds or {"_none": "string"}  # a schema needs a field, also where all columns come from beside the payload
     frame = _plainly(messages.withColumn("_s", F.expr("CAST(value AS string)")), source, kinds)
     schema = ", ".join(f"{quote(name)} string" for name in kinds)
     keys = [text(name) for name in kinds]

@@ -133,6 +133,17 @@ def test_options(session: SparkSession) -> None:
     assert (found[1]["n"], found[1]["who"], found[1]["sent"].timestamp()) == (None, "ann", SENT.timestamp())
 
 
+def test_no_column_from_the_payload(session: SparkSession) -> None:
+    """All may come from beside it; it has to be an object all the same."""
+    beside: dict[str, Any] = {"schema": {"who": "string", "sent": "timestamp"}, "event_time": "sent", "kafka": {"headers": {}}}
+    found = rows(session, ["{}", '{"x": 1}', "x"], **beside)
+    assert [(row["who"], row["_why"]) for row in found] == [
+        ("ann", None),
+        (None, "not in the schema: x"),
+        (None, "the message is not a JSON object"),
+    ]
+
+
 PLAIN_COLUMNS = {
     "at": "timestamp",
     "n": "long",
