@@ -12,13 +12,16 @@ from pyspark.sql import DataFrame
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
+from tidegate.jobs.eventtime.types import Mark
 from tidegate.jobs.spark.known import Known
 from tidegate.jobs.spark.marks import passed
 from tidegate.jobs.spark.read import CutFrame, Sessions, frame_of, local_copy
 from tidegate.jobs.spark.write import FETCH_ROWS, Writer, Written, fetch
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Epoch", "WindowWork"]
+__all__ = ["ORDER_KIND", "Epoch", "WindowWork", "standing"]
+
+ORDER_KIND = "order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,17 @@ class Epoch:
     @property
     def small(self) -> bool:
         """Whether results as large as the cut, and the order buffer, may come to the driver."""
-        return self.staged.rows + sum(ref.rows for ref in self.segments("order")) <= FETCH_ROWS
+        return self.staged.rows + sum(ref.rows for ref in self.segments(ORDER_KIND)) <= FETCH_ROWS
 
     def segments(self, kind: str) -> list[FileRef]:
         """Live segments of one kind before this epoch."""
         return [ref for ref in self.order.segments if ref.kind == kind]
+
+    def touched(self) -> list[FileRef]:
+        """Order segments some of whose rows may leave now."""
+        before, after = self.order.decision.release_before, self.order.decision.release_after
+        live = self.segments(ORDER_KIND) if before < after else []
+        return [ref for ref in live if standing(ref, before) and Mark(ref.extra["section_min"], ref.min_time or 0) < after]
 
     def result(self, frame: DataFrame, rows: int) -> pa.Table | DataFrame:
         """A result of at most `rows` rows as the writer takes it: fetched when small."""
@@ -80,6 +89,11 @@ class Epoch:
         """The provenance columns of an output row, as Spark SQL; `beside` is a bigint of it that is never null."""
         own = [f"CAST({self.order.timeline} AS int) AS _timeline", f"{passed(self.order.epoch, beside)} AS _epoch"]
         return ["_source", "_partition", "_seq", *own]
+
+
+def standing(ref: FileRef, mark: Mark) -> bool:
+    """Whether an order segment has rows at or above the mark."""
+    return ref.max_time is not None and Mark(ref.extra["section_max"], ref.max_time) >= mark
 
 
 @dataclass(frozen=True, slots=True)

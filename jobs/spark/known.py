@@ -22,17 +22,22 @@ __all__ = ["Known"]
 class Known:
     """Rows of one cut, by their times.
 
-    Args:
+    Attributes:
         times: index of the slice -> event times of its rows in order, TICK_MAX for what is no data row; empty if not known.
     """
 
     def __init__(self, sessions: Sessions, spec: PipelineSpec, staged: CutFrame, times: Mapping[int, Ints]) -> None:
-        self._sessions, self._spec, self._staged, self._times = sessions, spec, staged, times
+        self._sessions, self._spec, self._staged, self.times = sessions, spec, staged, times
         self._found: dict[tuple[int, int], DataFrame | None] = {}
+
+    @property
+    def size(self) -> int:
+        """Rows of the cut whose times are known."""
+        return sum(times.size for times in self.times.values())
 
     def few(self, low: int, high: int) -> bool:
         """Whether the rows with ``low <= time < high`` are known, few enough for the driver, and not there yet."""
-        if self._staged.in_driver or not self._times:
+        if self._staged.in_driver or not self.times:
             return False
         return sum(found.size for found in self._places(low, high).values()) <= FETCH_ROWS
 
@@ -43,4 +48,4 @@ class Known:
         return self._found[low, high]
 
     def _places(self, low: int, high: int) -> dict[int, Ints]:
-        return {index: np.flatnonzero((times >= low) & (times < high)) for index, times in self._times.items()}
+        return {index: np.flatnonzero((times >= low) & (times < high)) for index, times in self.times.items()}

@@ -20,9 +20,10 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.eventtime.types import Decision, Mark
+from tidegate.jobs.spark.arranged import arranged
 from tidegate.jobs.spark.cast import text
 from tidegate.jobs.spark.compact import compact_order
-from tidegate.jobs.spark.epoch import Epoch
+from tidegate.jobs.spark.epoch import ORDER_KIND, Epoch, standing
 from tidegate.jobs.spark.marks import ORDER, below, late_bound, leave_bound, passed, under
 from tidegate.jobs.spark.ranges import numbered, ranges_by_arrival, ranges_by_time
 from tidegate.jobs.spark.read import local_copy
@@ -37,7 +38,6 @@ from tidegate.jobs.spec.windows import WindowKind
 
 __all__ = ["ORDER_KIND", "Released", "adjusted", "buffered", "counted", "late_columns", "release"]
 
-ORDER_KIND = "order"
 _SORT = ["_section", *ORDER]
 _IN_PARTITION = (1 << 33) - 1  # the bits of `monotonically_increasing_id` that count rows in one partition
 
@@ -104,16 +104,21 @@ def release(epoch: Epoch) -> tuple[Released, pa.Table | None]:
     second result, from which the late table follows without another job.
     """
     live, after = epoch.segments(ORDER_KIND), epoch.order.decision.release_after
-    together = can_judge(epoch)
-    frames = [frame for frame in (_from_cut(epoch, together), _from_buffer(epoch, live, together)) if frame is not None]
-    kept = tuple(ref for ref in live if _standing(ref, after))
-    if not frames:
+    kept = tuple(ref for ref in live if standing(ref, after))
+    if epoch.data is None and not epoch.touched():
         return Released(Written((), ()), kept, Written((), ()), 0, None, {}), None
-    rows, judged = reduce(DataFrame.unionAll, frames), None
-    if epoch.small:
-        events, waiting, flagged, judged = _few(epoch, rows, late_columns(epoch) if together else [])
+    found, judged = None if epoch.small else arranged(epoch), None
+    if found is not None:
+        waiting, flagged = _segment(epoch, found.waiting), found.flagged
+        events = epoch.writer.pieces(EVENTS, found.events, _time_column(epoch))
     else:
-        events, waiting, flagged = _many(epoch, rows)
+        together = can_judge(epoch)
+        frames = [frame for frame in (_from_cut(epoch, together), _from_buffer(epoch, together)) if frame is not None]
+        rows = reduce(DataFrame.unionAll, frames)
+        if epoch.small:
+            events, waiting, flagged, judged = _few(epoch, rows, late_columns(epoch) if together else [])
+        else:
+            events, waiting, flagged = _many(epoch, rows)
     segments = compact_order(epoch, [*kept, *waiting.refs], after)
     released = Released(events, segments, waiting, events.rows, _maximum(epoch, events, flagged), _per_source(events), flagged)
     return released, judged
@@ -144,7 +149,7 @@ def buffered(epoch: Epoch, segments: tuple[FileRef, ...] | list[FileRef], mark: 
     """Rows at or above the mark in order segments: counted, where only part of a segment has left, in its rows."""
     total = 0
     for ref in segments:
-        if ref.kind != ORDER_KIND or not _standing(ref, mark):
+        if ref.kind != ORDER_KIND or not standing(ref, mark):
             continue
         if Mark(ref.extra["section_min"], ref.min_time or 0) >= mark and ref.extra["section_min"] == ref.extra["section_max"]:
             total += ref.rows
@@ -158,10 +163,6 @@ def _at_or_above(table: pa.Table, mark: Mark) -> Any:
     section, time = table["_section"], table["_et"]
     same = pc.and_(pc.equal(section, mark.section), pc.greater_equal(time, mark.time))
     return pc.or_(pc.greater(section, mark.section), same)
-
-
-def _standing(ref: FileRef, mark: Mark) -> bool:
-    return ref.max_time is not None and Mark(ref.extra["section_max"], ref.max_time) >= mark
 
 
 def _columns(epoch: Epoch, together: bool) -> list[str]:
@@ -188,13 +189,10 @@ def _from_cut(epoch: Epoch, together: bool) -> DataFrame | None:
     return frame.selectExpr("*", f"{leaves} AS _leaves", *verdicts).selectExpr(*_columns(epoch, together))
 
 
-def _from_buffer(epoch: Epoch, live: list[FileRef], together: bool) -> DataFrame | None:
+def _from_buffer(epoch: Epoch, together: bool) -> DataFrame | None:
     """Rows that waited and leave now."""
     before, after = epoch.order.decision.release_before, epoch.order.decision.release_after
-    if before >= after:
-        return None
-    touched = [ref for ref in live if _standing(ref, before) and Mark(ref.extra["section_min"], ref.min_time or 0) < after]
-    frame = epoch.load(touched)
+    frame = epoch.load(epoch.touched())
     if frame is None:
         return None
     rows = frame.where(f"NOT {under(before)} AND {under(after)}")

@@ -19,7 +19,7 @@ from tidegate.jobs.spark.marks import passed
 from tidegate.jobs.spark.write import fetch
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
-__all__ = ["Range", "numbered", "ranges_by_arrival", "ranges_by_time"]
+__all__ = ["Range", "evenly", "numbered", "ranges_by_arrival", "ranges_by_time"]
 
 RANGE_ROWS: Final = 400_000
 """Rows that one task sorts: a few hundred megabytes at most, and several ranges for the cores of an epoch of millions."""
@@ -41,6 +41,12 @@ def numbered(ranges: Sequence[Range]) -> str:
     spare = [_NOWHERE] * (-len(ranges) % _SPARE)  # a few ranges more or less are the same code
     cases = " ".join(f"WHEN {condition} THEN {i}" for i, condition in enumerate([*(piece.condition for piece in ranges), *spare]))
     return f"CASE {cases} END"
+
+
+def evenly(rows: int) -> list[tuple[int, int]]:
+    """First row and end of as few pieces as may be, of about equal size, none larger than a range."""
+    pieces = -(-rows // RANGE_ROWS)
+    return [(rows * piece // pieces, rows * (piece + 1) // pieces) for piece in range(pieces)]
 
 
 def ranges_by_time(leaving: DataFrame, low: int, high: int) -> list[Range]:

@@ -12,7 +12,8 @@ read in the driver and handed over as Arrow: a third of the time of a scan that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
@@ -31,17 +32,32 @@ from tidegate.jobs.engine.interfaces import CorruptObjectsError, Cut
 from tidegate.jobs.sources.kafka import PLACE
 from tidegate.jobs.sources.view import STAGED
 from tidegate.jobs.spark.cast import declared, physical_columns, text
-from tidegate.jobs.spark.schema import is_nanos, quote
+from tidegate.jobs.spark.schema import is_nanos, quote, spark_of_declared
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["SMALL_ROWS", "CutFrame", "Ints", "Part", "Sessions", "frame_of", "local_copy", "open_cut", "rows_at", "unreadable"]
+__all__ = [
+    "SMALL_ROWS",
+    "CutFrame",
+    "Ints",
+    "Part",
+    "Sessions",
+    "arrow_types",
+    "frame_of",
+    "local_copy",
+    "needs_no_cast",
+    "open_cut",
+    "rows_at",
+    "table_at",
+    "unreadable",
+]
 
 Ints = NDArray[np.int64]
 _Read = Callable[[Any, list[tuple[int, "Part"]]], DataFrame]
 
 SMALL_ROWS: Final = 20_000
 """Up to this many rows the driver reads objects itself; `createDataFrame` wins below, a parallel scan above."""
+_BITE_ROWS: Final = 250_000
 _PLACE: Final = (
     ("_m", "int", pa.int32()),
     ("_p", "int", pa.int32()),
@@ -146,15 +162,7 @@ def open_cut(sessions: Sessions, spec: PipelineSpec, store: Store, cut: Cut, scr
 
 def rows_at(sessions: Sessions, spec: PipelineSpec, staged: CutFrame, places: Mapping[int, Ints]) -> DataFrame | None:
     """Some rows of a staged cut, read by the driver: `places` counts the rows of each slice, ascending."""
-    wanted: dict[int, Ints] = {}
-    passed: dict[int, int] = {}
-    for index, part in enumerate(staged.parts):
-        first, size = passed.get(part.member, 0), part.row_end - part.row_start
-        passed[part.member] = first + size
-        found = places[part.member]
-        inside = found[np.searchsorted(found, first) : np.searchsorted(found, first + size)]
-        if inside.size:
-            wanted[index] = inside - first + (0 if part.numbered else part.row_start)  # a staged range begins with its first row
+    wanted = _wanted(staged, places)
     session = sessions.of(sum(found.size for found in wanted.values()))
 
     def read(columns: Any, chosen: list[tuple[int, Part]]) -> DataFrame:
@@ -162,6 +170,78 @@ def rows_at(sessions: Sessions, spec: PipelineSpec, staged: CutFrame, places: Ma
 
     frame = _typed(spec, staged.cut, [(index, staged.parts[index]) for index in wanted], read)
     return None if frame is None else frame.coalesce(1)
+
+
+def _wanted(staged: CutFrame, places: Mapping[int, Ints]) -> dict[int, Ints]:
+    """Index of the part -> rows of its object, where there are any."""
+    wanted: dict[int, Ints] = {}
+    passed: dict[int, int] = {}
+    for index, part in enumerate(staged.parts):
+        first, size = passed.get(part.member, 0), part.row_end - part.row_start
+        passed[part.member] = first + size
+        found = places.get(part.member, np.zeros(0, dtype=np.int64))
+        inside = found[np.searchsorted(found, first) : np.searchsorted(found, first + size)]
+        if inside.size:
+            wanted[index] = inside - first + (0 if part.numbered else part.row_start)  # a staged range begins with its first row
+    return wanted
+
+
+def arrow_types(spec: PipelineSpec) -> dict[str, pa.DataType]:
+    """The declared columns as Arrow has them."""
+    return {name: _handed_over(spark_of_declared(own).replace(" ", ""), own) for name, own in spec.columns.items()}
+
+
+def needs_no_cast(spec: PipelineSpec, staged: CutFrame) -> bool:
+    """Whether every object holds every declared column in just its type, but for the name of the time zone."""
+    types = {name: str(kind) for name, kind in arrow_types(spec).items()}
+    for columns in {part.columns for part in staged.parts}:
+        found = {name: re.sub(r"^timestamp\[us, tz=.*\]$", "timestamp[us, tz=UTC]", own) for name, own in columns}
+        if any(found.get(name) != kind for name, kind in types.items()):
+            return False
+    return True
+
+
+def table_at(spec: PipelineSpec, staged: CutFrame, places: Mapping[int, Ints], limit: int) -> tuple[pa.Table, Ints, Ints]:
+    """Some rows of a staged cut that need no cast, in order of its slices: declared columns, index of the slice, position.
+
+    Args:
+        spec: the pipeline.
+        staged: the cut.
+        places: as for `rows_at`.
+        limit: beyond so many bytes the remaining rows are not read.
+    """
+    types = arrow_types(spec)
+    tables = [pa.schema(types).empty_table()]
+    place: list[tuple[Ints, Ints]] = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))]
+    size = 0
+    for index, wanted in _bites(staged, _wanted(staged, places)):
+        part = staged.parts[index]
+        fields = {**types, **({PLACE: pa.int64()} if part.numbered else {}), **{name: arrow for name, _, arrow in _PLACE}}
+        rows = _read_part(index, part, pa.schema(fields), wanted)
+        tables.append(rows.select(list(types)))
+        place.append((np.full(rows.num_rows, part.member), (part.ordinal << 32) + rows["_row"].to_numpy()))
+        size += tables[-1].nbytes
+        if size > limit:
+            break
+    return pa.concat_tables(tables), np.concatenate([m for m, _ in place]), np.concatenate([seqs for _, seqs in place])
+
+
+def _bites(staged: CutFrame, wanted: Mapping[int, Ints]) -> Iterator[tuple[int, Ints]]:
+    """Rows of objects, some row groups at a time."""
+    for index, rows in wanted.items():
+        part = staged.parts[index]
+        try:
+            footer = pq.read_metadata(part.path)
+        except (pa.ArrowException, OSError) as error:
+            raise unreadable([part.key]) from error
+        first, end = 0, 0
+        for group in range(footer.num_row_groups):
+            end += footer.row_group(group).num_rows
+            if end - first >= _BITE_ROWS or group == footer.num_row_groups - 1:
+                inside = rows[np.searchsorted(rows, first) : np.searchsorted(rows, end)]
+                first = end
+                if inside.size:
+                    yield index, inside
 
 
 def _typed(spec: PipelineSpec, cut: Cut, parts: Sequence[tuple[int, Part]], read: _Read) -> DataFrame | None:

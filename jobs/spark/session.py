@@ -16,7 +16,7 @@ from tidegate.jobs.spark.packages import with_connectors
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec, SparkSpec
 
-__all__ = ["INTERPRETED", "SETTINGS", "open_session", "quick_session", "require_shared_disk"]
+__all__ = ["INTERPRETED", "SETTINGS", "on_one_host", "open_session", "quick_session", "require_shared_disk"]
 
 SETTINGS: Final[dict[str, str]] = {
     # What results depend on.
@@ -74,7 +74,7 @@ def _classic(spark: SparkSpec, name: str) -> SparkSession:
     builder = SparkSession.builder.appName(f"tidegate {name}").config("spark.driver.memory", spark.driver_memory)
     if not _submitted():  # else it has been told its master
         builder = builder.master(spark.master)
-    place = _ON_ONE_HOST if _on_one_host(spark) else {}
+    place = _ON_ONE_HOST if on_one_host(spark) else {}
     quick = _QUICK_JVM if spark.jvm == "quick" else ""
     options = " ".join(filter(None, (quick, archive_options(), spark.conf.get(_JVM_OPTIONS))))
     for key, value in {**_CLASSIC, **place, **SETTINGS, **spark.conf, _JVM_OPTIONS: options}.items():
@@ -96,7 +96,7 @@ def require_shared_disk(session: SparkSession, spec: PipelineSpec, folder: Path)
     Raises:
         ConfigurationError: it does not.
     """
-    if _on_one_host(spec.spark):
+    if on_one_host(spec.spark):
         return
     probe = folder / "shared.txt"
     probe.write_text("seen\n", encoding="ascii")
@@ -114,7 +114,8 @@ def require_shared_disk(session: SparkSession, spec: PipelineSpec, folder: Path)
         )
 
 
-def _on_one_host(spark: SparkSpec) -> bool:
+def on_one_host(spark: SparkSpec) -> bool:
+    """Whether tasks run in the driver's own process."""
     return spark.master.startswith("local") and not _submitted()
 
 

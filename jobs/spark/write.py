@@ -6,7 +6,7 @@ and executors share. Rows, times and counts are taken from what was written, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -77,6 +77,10 @@ class Writer:
         """Write rows of an output table; `time` is the column whose least and greatest values the reference carries."""
         return self._write(f"{self._prefix}/tables/{name}/{self._tag}", f"table:{name}", "part", rows, time, {})
 
+    def pieces(self, name: str, pieces: Sequence[Callable[[], pa.Table]], time: str | None) -> Written:
+        """Write rows of an output table that the driver makes piece by piece, a file each, in their order."""
+        return self._write(f"{self._prefix}/tables/{name}/{self._tag}", f"table:{name}", "part", pieces, time, {})
+
     def segment(self, kind: str, rows: pa.Table | DataFrame, time: str | None, extra: dict[str, Any] | None = None) -> Written:
         """Write a state segment."""
         stem = kind.replace(":", "-")
@@ -84,16 +88,24 @@ class Writer:
 
     def local(self, rows: pa.Table | DataFrame) -> tuple[Path, ...]:
         """Write rows for this epoch only: files on the scratch disk, none of them when there are no rows."""
-        return tuple(self._by_driver(rows) if isinstance(rows, pa.Table) else self._by_tasks(rows))
+        return tuple(self._files(rows))
 
     def _write(self, folder: str, kind: str, stem: str, rows: Any, time: str | None, extra: dict[str, Any]) -> Written:
-        files = self._by_driver(rows) if isinstance(rows, pa.Table) else self._by_tasks(rows)
+        files = self._files(rows)
         named = [(path, f"{folder}/{stem}-{next(self._numbers):05d}.parquet") for path in files]
         refs = [_described(path, key, kind, time, extra) for path, key in named]
         with ThreadPoolExecutor(4) as pool:
             sums = list(pool.map(lambda item: self._store.upload(*item), named))
         refs = [ref.model_copy(update={"sha256": put.sha256, "bytes": put.size}) for ref, put in zip(refs, sums, strict=True)]
         return Written(tuple(refs), tuple(files))
+
+    def _files(self, rows: pa.Table | DataFrame | Sequence[Callable[[], pa.Table]]) -> list[Path]:
+        if isinstance(rows, pa.Table):
+            return self._by_driver(rows)
+        if isinstance(rows, Sequence):
+            with ThreadPoolExecutor(2) as pool:  # two at a time in memory
+                return [path for paths in pool.map(lambda piece: self._by_driver(piece()), rows) for path in paths]
+        return self._by_tasks(rows)
 
     def _by_driver(self, rows: pa.Table) -> list[Path]:
         if rows.num_rows == 0:

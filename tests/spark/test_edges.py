@@ -30,7 +30,7 @@ AGGREGATES = {
     "last": "last(n)",
     "all_of": "collect(n)",
 }
-MANY = {"read": ["SMALL_ROWS"], "windows": ["MERGE_ROWS"], "ranges": ["RANGE_ROWS"]}
+MANY = {"read": ["SMALL_ROWS"], "arranged": ["ARRANGED_ROWS"], "windows": ["MERGE_ROWS"], "ranges": ["RANGE_ROWS"]}
 MANY |= {module: ["FETCH_ROWS"] for module in ("write", "epoch", "late", "known", "edges")}
 
 
@@ -95,7 +95,7 @@ def test_movers_agree_on_many_edges(session: SparkSession, tmp_path: Path, monke
     """The plans for many rows give what those for few rows give."""
     for module, limits in MANY.items():
         for limit in limits:
-            monkeypatch.setattr(f"tidegate.jobs.spark.{module}.{limit}", 3 if limit == "RANGE_ROWS" else 0)
+            monkeypatch.setattr(f"tidegate.jobs.spark.{module}.{limit}", {"RANGE_ROWS": 3, "ARRANGED_ROWS": -1}.get(limit, 0))
     run_case(session, tmp_path, seed=1, epochs=2)
 
 
