@@ -20,7 +20,7 @@ from tidegate.jobs.sinks.exact import check_exact, sealed_epochs
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.spec.loader import load_spec
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUPERVISED = SPEC.replace("limits: {objects: 1}", "limits: {objects: 8}") + "supervision: {retries: 20, retry_delay: 1s}\n"
