@@ -153,7 +153,7 @@ class SlotLog:
         self._seal_budget = seal_budget
         self._jitter = jitter
         self._forks: tuple[_Opened, ...] = ()  # forks are immutable: what was once followed needs no second look
-        self._newest: Filled | None = None  # so is every slot: what a listing still names was read already
+        self._newest: Filled | None = None  # read already, as long as a listing names the same bytes: a stub may take its place
 
     def head(self) -> Head:
         """Where the log stands now: one LIST of one key, and one GET if it names a record that was not read last time."""

@@ -34,9 +34,7 @@ STRANGER: Final = "_schema"
 _WHOLE: Final = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
 _ZONED: Final = r"(Z|z|[+-][0-9]{2}(:?[0-9]{2})?)\\z"
 _UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
-_STRICT: Final = "'allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false'"  # JSON as it is written down, and no more
-_BAD: Final = "_tidegate_bad"  # set where a message, or one of its fields, is not what it was read as
-_READ: Final = {"int": "int", "long": "bigint", "double": "double", "boolean": "boolean"}  # kinds that JSON has as well
+_STRICT: Final = "map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false')"  # JSON as it is written down, and no more
 _HEADER: Final = 5  # a zero byte and four of the schema's number, in front of what a registry's serializer writes
 
 
@@ -70,14 +68,14 @@ def decoded(messages: DataFrame, source: SourceSpec, known: Mapping[int, bytes] 
     decode = _PAYLOADS[kafka.payload]
     frame, values, why, faults = decode(messages, source, payload, known or {})
     values = {**values, **taken}
-    body, shown = ("_s", "_s") if kafka.payload == "json" else ("value", "concat('0x', hex(value))")
     if kafka.tombstones == "dead_letter":
-        why = f"CASE WHEN {body} IS NULL THEN 'a tombstone: the message has no value' ELSE {why} END"
+        why = f"CASE WHEN value IS NULL THEN 'a tombstone: the message has no value' ELSE {why} END"
     for condition, complaint in faults:
         why = f"coalesce({why}, CASE WHEN {condition} THEN {complaint} END)"
     frame = frame.withColumn("_w", F.expr(why))
     columns = [f"CASE WHEN _w IS NULL THEN {values[name]} END AS {quote(name)}" for name in source.columns]
-    shown = f"coalesce({shown}, concat('key ', CAST(key AS string)))"
+    raw = "CAST(value AS string)" if kafka.payload == "json" else "concat('0x', hex(value))"
+    shown = f"coalesce({raw}, concat('key ', CAST(key AS string)))"
     strangers = [f"CASE WHEN NOT coalesce(_known, true) THEN _id END AS {STRANGER}"] if kafka.registry is not None else []
     return frame.selectExpr(
         *columns,
@@ -110,64 +108,27 @@ def _taken(source: SourceSpec) -> dict[str, str]:
 
 
 def _json(messages: DataFrame, source: SourceSpec, payload: dict[str, str], _known: Mapping[int, bytes]) -> _Decoded:
-    """A JSON object per message.
+    """A JSON object per message: every field is taken as text first, so that one bad value is told from a bad message.
 
-    A plain one is parsed once, straight into values. Of any other every field is taken as text, so that one bad value is told
-    from a bad message: one pass over it gives keys and texts, as a map; and where the map has more entries than wanted keys (a
-    key twice, of which the last one counts, or one that is not in the schema) it is parsed once more.
+    One pass over the text gives the keys and the texts, as a map. Only where the map has more entries than wanted keys (a key
+    twice, of which the last one counts, or one that is not in the schema) the text is parsed once more.
     """
-    kinds = {**payload, **{old: payload.get(new, "string") for old, new in source.evolution.renamed.items()}}
-    kinds = kinds or {"_none": "string"}  # a schema needs a field, also where all columns come from beside the payload
-    frame = _plainly(messages.withColumn("_s", F.expr("CAST(value AS string)")), source, kinds)
-    schema = ", ".join(f"{quote(name)} string" for name in kinds)
-    keys = [text(name) for name in kinds]
-    present = " + ".join(f"CAST(map_contains_key(m, {key}) AS int)" for key in keys) or "0"
-    texts = ", ".join(f"{key}, try_element_at(m, {key})" for key in keys)
-    more = f"size(m) > {present}"
-    strange = "CAST(NULL AS array<string>)"
+    # A schema needs a field, also where all columns come from beside the payload.
+    names = [*payload, *source.evolution.renamed] or ["_none"]
+    schema = ", ".join(f"{quote(name)} string" for name in names)
+    keys = [text(name) for name in names]
+    frame = messages.withColumn("_s", F.expr("CAST(value AS string)"))
+    frame = frame.withColumn("_m", F.expr(f"from_json(_s, 'map<string,string>', {_STRICT})"))
+    present = " + ".join(f"CAST(map_contains_key(_m, {key}) AS int)" for key in keys) or "0"
+    frame = frame.withColumn("_more", F.expr(f"size(_m) > {present}"))
+    texts = ", ".join(f"{key}, try_element_at(_m, {key})" for key in keys)
+    frame = frame.withColumn("_j", F.expr(f"CASE WHEN _more THEN from_json(_s, {text(schema)}) ELSE named_struct({texts}) END"))
+    why = "CASE WHEN value IS NOT NULL AND _m IS NULL THEN 'the message is not a JSON object' END"
     if source.evolution.added == "dead_letter":
-        strange = f"CASE WHEN {more} THEN array_except(map_keys(m), array({', '.join(keys)})) END"
-    parsed = f"CASE WHEN {more} THEN from_json(_s, {text(schema)}) ELSE named_struct({texts}) END"
-    # One expression, with the map as a variable: an expression that Spark does not compile costs every message a copy of its row.
-    slowly = f"transform(array(from_json(_s, 'map<string,string>', map({_STRICT}))), m -> struct(m IS NOT NULL AS is_object, "
-    slowly += f"{strange} AS strange, {parsed} AS texts))[0]"
-    frame = frame.withColumn("_j", F.expr(f"CASE WHEN NOT _plain THEN {slowly} END"))
-    why = """CASE WHEN _s IS NOT NULL AND NOT _j.is_object THEN 'the message is not a JSON object'
-        WHEN size(_j.strange) > 0 THEN concat('not in the schema: ', array_join(_j.strange, ', ')) END"""
-
-    def text_of(name: str) -> str:
-        """None of a value that was read as one."""
-        own = f"_j.texts.{quote(name)}"
-        return own if kinds[name] in _READ else f"CASE WHEN _plain THEN _f.{quote(name)} ELSE {own} END"
-
-    found = _of_texts(frame, source, payload, why, text_of)
-    old = {new: before for before, new in source.evolution.renamed.items()}
-    for name in (name for name, kind in payload.items() if kind in _READ):
-        read = ", ".join(f"_f.{quote(n)}" for n in (name, old.get(name)) if n is not None)
-        found.values[name] = f"CASE WHEN _plain THEN coalesce({read}) ELSE {found.values[name]} END"
-    return found
-
-
-def _plainly(frame: DataFrame, source: SourceSpec, kinds: dict[str, str]) -> DataFrame:
-    """Add `_f`, the fields as values or texts, and `_plain`: whether they are what the slow way would find.
-
-    An object of which every field is of its kind is left to show that it has no other key, and none twice. Each key ends with a
-    quote and a colon. So when the text has as many of these as there are wanted names in it, every key is one of them, once.
-    A name is in it if its field has a value, or if it stands there between quotes (an escape could make that another key).
-    """
-    fields = [f"{quote(name)} {_READ.get(kind, 'string')}" for name, kind in kinds.items()]
-    options = f"map({_STRICT}, 'columnNameOfCorruptRecord', '{_BAD}')"
-    conditions = ["startswith(_s, '{')", f"_f.{_BAD} IS NULL"]
-    # 1e999 is an infinity as a number and nothing as a text.
-    conditions += [f"coalesce(abs(_f.{quote(n)}) < double('Infinity'), true)" for n, kind in kinds.items() if kind == "double"]
-    if source.evolution.added == "dead_letter":
-        conditions += [f"NOT contains(_s, '{space}:')" for space in (" ", r"\t", r"\n", r"\r")]
-        escaped = r"contains(_s, '\\')"
-        there = (f"WHEN contains(_s, {text(json.dumps(name, ensure_ascii=False) + ':')}) AND NOT {escaped}" for name in kinds)
-        found = (f"CASE WHEN _f.{quote(n)} IS NOT NULL THEN 1 {w} THEN 1 ELSE 0 END" for n, w in zip(kinds, there, strict=True))
-        conditions.append(f"""octet_length(_s) - octet_length(replace(_s, '":', '"')) = {" + ".join(found) or "0"}""")
-    frame = frame.withColumn("_f", F.expr(f"from_json(_s, {text(', '.join([*fields, f'{_BAD} string']))}, {options})"))
-    return frame.withColumn("_plain", F.expr(f"coalesce({' AND '.join(conditions)}, false)"))
+        strange = f"array_except(map_keys(_m), array({', '.join(keys)}))"
+        added = f"CASE WHEN _more AND size({strange}) > 0 THEN concat('not in the schema: ', array_join({strange}, ', ')) END"
+        why = f"coalesce({why}, {added})"
+    return _of_texts(frame, source, payload, why, lambda name: f"_j.{quote(name)}")
 
 
 def _of_texts(frame: DataFrame, source: SourceSpec, payload: dict[str, str], why: str, text_of: Callable[[str], str]) -> _Decoded:

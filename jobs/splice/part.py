@@ -53,7 +53,7 @@ def split(
         put_request(spec, log, log.head(), part, request.origin, detail, _asking(asking, request, name))
         for name, part in zip(_NAMES, parts, strict=True)
     ]
-    why = f"split into {made[0].id} and {made[1].id}" + (f": {asking.why}" if asking.why else "")
+    why = _closing(*made) + (f": {asking.why}" if asking.why else "")
     decide(log.store, spec.name, request_id, "rejected", who=asking.who, why=why, at=asking.clock.ticks())
     return made[0], made[1]
 
@@ -64,7 +64,12 @@ def _made_before(log: SlotLog, request: SpliceRequest, choice: dict[str, Any]) -
         part, rest = (read(log.store, log.pipeline, f"{request.id}-{name}") for name in _NAMES)
     except ConfigurationError:
         return None
-    return (part, rest) if part.origin_detail.get("choice") == choice else None
+    ours = str(request.decided_why).startswith(_closing(part, rest)) and part.origin_detail.get("choice") == choice
+    return (part, rest) if ours else None
+
+
+def _closing(part: SpliceRequest, rest: SpliceRequest) -> str:
+    return f"split into {part.id} and {rest.id}"
 
 
 def _asking(asking: Asking, request: SpliceRequest, name: str) -> Asking:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tenacity import retry, retry_if_result, stop_after_attempt, wait_fixed
 from tests.epochs import seal_epoch
 
 from tidegate.checkpoints.desired import read_desired
@@ -202,19 +203,20 @@ class Cockpit:
         return "\n".join(f"--- {name}\n" + "\n".join(lines) for name, lines in found.items())
 
 
+@retry(
+    retry=retry_if_result(lambda found: found[0] >= 500),
+    stop=stop_after_attempt(10),
+    wait=wait_fixed(1),
+    retry_error_callback=lambda state: state.outcome and state.outcome.result(),
+)
 def _asked(request: urllib.request.Request) -> tuple[int, bytes]:
     """Status and answer; asked again, as the page does, while the server says that it cannot just now."""
-    for _ in range(10):
-        try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                found = error.code, error.read()
-        if found[0] < 500:
-            break
-        time.sleep(1.0)
-    return found
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -142,98 +141,6 @@ def test_no_column_from_the_payload(session: SparkSession) -> None:
         (None, "not in the schema: x"),
         (None, "the message is not a JSON object"),
     ]
-
-
-PLAIN_COLUMNS = {
-    "at": "timestamp",
-    "n": "long",
-    "i": "int",
-    "x": "double",
-    "ok": "boolean",
-    "price": "decimal(6,2)",
-    "s": "string",
-}
-LITERALS = [
-    *(
-        '"2026-03-01T10:00:00Z"',
-        '"2026-03-01T10:00:00"',
-        "1767225600500",
-        "0",
-        "-0",
-        "7",
-        "-7",
-        "2147483648",
-        "9223372036854775808",
-    ),
-    *(
-        "12345678901234567890123",
-        "1.5",
-        "-0.0",
-        "1.0",
-        "1e3",
-        "1.10",
-        "0.1234567890123456789",
-        "1e999",
-        "-1e999",
-        "NaN",
-        "01",
-        "+1",
-        ".5",
-    ),
-    *(
-        '""',
-        '"7"',
-        '" 7 "',
-        '"1.5"',
-        '"NaN"',
-        '"Infinity"',
-        '"true"',
-        '"text"',
-        '"a: b"',
-        '"a\\":b"',
-        '"\\u0041"',
-        '"ä ☃"',
-        "'x'",
-    ),
-    *("null", "true", "false", "True", "{}", "[]", '{"n": 1}', '{"y": 1}', '[1, {"s": null}]', '{"s":"\\"n\\":"}', "", '"open'),
-]
-KEYS = [*(f'"{name}"' for name in PLAIN_COLUMNS), '"y"', '"s"', '"\\u006e"', '"x\\"s"', '"N"', '""', "n", '"m"']
-COLONS = [":"] * 6 + [": ", ": ", " :", "\t: ", "\n:", "::", ""]
-
-
-def messages(seed: int, size: int) -> list[str]:
-    """Objects of these keys and literals, a few of them damaged."""
-    dice = random.Random(seed)
-    found = []
-    for _ in range(size):
-        known = dice.sample(KEYS[: len(PLAIN_COLUMNS)], dice.randint(0, 3))
-        keys = known + dice.sample(KEYS, dice.choice((0, 0, 0, 1, 2)))
-        colon = dice.choice(COLONS)
-        text = "{" + ",".join(f"{key}{colon}{dice.choice(LITERALS)}" for key in keys) + "}"
-        found.append(dice.choice((*[text] * 9, text[:-1], f"[{text}]", f"{text} {{", text.replace(",", ",,"))))
-    return found
-
-
-def same(value: Any) -> Any:
-    """A value of which NaN and the sign of zero can be compared."""
-    return repr(value) if isinstance(value, float) else value
-
-
-@pytest.mark.parametrize("added", ["dead_letter", "ignore"])
-def test_plain_messages_are_read_as_the_others(session: SparkSession, added: str) -> None:
-    """A blank in front of a message, which nobody may notice, sends it the slow way."""
-    own: dict[str, Any] = {
-        "kafka": {"key": None, "headers": {}, "timestamp": None},
-        "schema": PLAIN_COLUMNS,
-        "evolution": {"added": added, "renamed": {"m": "n"}},
-    }
-    one = [f'{{"at":"2026-03-01T10:00:00Z","{name}":{literal}}}' for name in PLAIN_COLUMNS for literal in LITERALS]
-    given = [*one, *messages(1, 600)]
-    fast, slow = rows(session, given, **own), rows(session, [f" {text}" for text in given], **own)
-    for text, quick, other in zip(given, fast, slow, strict=True):
-        other["_text"] = other["_text"] and other["_text"][1:]
-        assert {k: same(v) for k, v in quick.items()} == {k: same(v) for k, v in other.items()}, text
-    assert sum(row["_why"] is None for row in fast) > len(given) // 10
 
 
 FIELD = FieldDescriptorProto
