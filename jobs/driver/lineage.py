@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -87,13 +88,13 @@ class Lineage:
         except queue.Full:
             _log.warning("lineage_dropped", checkpoint=str(report.manifest.id), why="the events before it are still waiting")
 
-    def close(self) -> None:
-        """Send what waits, within the time of one request, and end."""
-        try:
-            self._waiting.put(None, timeout=_TIMEOUT)
-        except queue.Full:
-            return
-        self._thread.join(2 * _TIMEOUT)
+    def close(self, timeout: float) -> None:
+        """Send what waits, for so many seconds at most, and end."""
+        with suppress(queue.Full):
+            self._waiting.put_nowait(None)
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            _log.warning("lineage_dropped", why="nobody took the last events in time")
 
     def _run(self) -> None:
         while (body := self._waiting.get()) is not None:

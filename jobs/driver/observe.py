@@ -13,9 +13,11 @@ from tidegate.jobs.driver.metrics import metrics_from_environment
 from tidegate.jobs.engine.epoch import EpochReport
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Observers"]
+__all__ = ["LAST_WORDS", "Observers"]
 
 _log = structlog.get_logger("tidegate.driver")
+
+LAST_WORDS = 5.0  # seconds for each receiver at the end; what it has not taken by then is dropped
 
 Watcher = Callable[[EpochReport, float], None]
 
@@ -30,11 +32,11 @@ class Observers:
         if measured is not None:
             metrics, provider = measured
             self._watchers.append(metrics.epoch)
-            self._closers.append(provider.shutdown)
+            self._closers.append(lambda: provider.shutdown(LAST_WORDS * 1e3))
         lineage = lineage_from_environment(os.environ, spec)
         if lineage is not None:
             self._watchers.append(lineage.epoch)
-            self._closers.append(lineage.close)
+            self._closers.append(lambda: lineage.close(LAST_WORDS))
         structlog.contextvars.bind_contextvars(pipeline=spec.name)
 
     def epoch(self, report: EpochReport, seconds: float) -> None:
@@ -43,10 +45,13 @@ class Observers:
             watcher(report, seconds)
 
     def close(self) -> None:
-        """Send what is still to be sent."""
-        structlog.contextvars.unbind_contextvars("pipeline", "epoch")
+        """Send what is still to be sent, to each receiver for at most `LAST_WORDS`."""
         for close in self._closers:
-            close()
+            try:
+                close()
+            except Exception as error:  # the SDK raises bare ones
+                _log.warning("last_words_not_sent", why=str(error))
+        structlog.contextvars.unbind_contextvars("pipeline", "epoch")
 
 
 def _tell(report: EpochReport, seconds: float) -> None:

@@ -240,12 +240,12 @@ class _Run:
         """Stop the threads and give the lease back, so that the next driver need not wait."""
         self.publisher.stop()
         self.housekeeper.stop()
-        self.observers.close()
         self.sources.close()
         self.status.stop()
         self.keeper.stop()
         with contextlib.suppress(TransientError):
             self.lease.release()
+        self.observers.close()  # last: a collector that does not answer must not keep the next driver waiting
 
 
 def _as_dict(error: TidegateError | None) -> dict[str, object] | None:

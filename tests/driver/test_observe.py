@@ -113,7 +113,7 @@ def test_lineage_per_epoch(taker: str) -> None:
     assert lineage is not None
     for report in reports:
         lineage.epoch(report, 0.1)
-    lineage.close()
+    lineage.close(5.0)
     assert [(path, auth) for path, auth, _ in _Taker.bodies] == [("/api/v1/lineage", "Bearer k")] * 2
     first = reports[0].manifest
     assert first is not None
@@ -132,7 +132,7 @@ def test_lineage_nobody_takes_changes_nothing() -> None:
     assert lineage is not None
     with structlog.testing.capture_logs() as logs:
         lineage.epoch(reports[0], 0.1)
-        lineage.close()
+        lineage.close(5.0)
     assert [line["event"] for line in logs] == ["lineage_not_sent"]
 
 

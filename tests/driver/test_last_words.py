@@ -1,0 +1,65 @@
+"""The end of a driver whose collector does not answer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from tests.driver.test_observe import sealed
+from tests.engine.harness import spec_of
+from tidegate.checkpoints.lease import Holder, Lease, read_lease
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.jobs.driver import observe
+from tidegate.jobs.driver.observe import Observers
+from tidegate.jobs.driver.process import RunOptions, _Run
+from tidegate.jobs.sources.view import InputView
+
+
+@pytest.fixture
+def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A receiver of metrics and lineage that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        monkeypatch.setenv("OPENLINEAGE_URL", address)
+        monkeypatch.setattr(observe, "LAST_WORDS", 0.2)
+        yield
+
+
+@pytest.mark.usefixtures("mute")
+def test_the_lease_is_free_before_the_collector_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next driver need not wait for it."""
+    store, spec = MemoryStore(), spec_of()
+    lease = Lease.acquire(store, spec.name, Holder.this_process())
+    view = InputView(store, spec, tmp_path)
+    run = _Run(spec, store, view, "0" * 32, lease, tmp_path, threading.Event(), RunOptions(store_url="memory://"))
+    free: list[bool] = []
+    really = Observers.close
+
+    def close(observers: Observers) -> None:
+        seen = read_lease(store, spec.name)
+        free.append(seen is not None and seen.free)
+        really(observers)
+
+    monkeypatch.setattr(Observers, "close", close)
+    run.close()
+    view.close()
+    assert free == [True]
+
+
+@pytest.mark.usefixtures("mute")
+@pytest.mark.timeout(20)  # the SDK by itself would wait for 30 s, lineage for 15
+def test_last_words_are_bounded() -> None:
+    """A mute receiver costs what is allowed for it, and a line in the log; nothing is raised."""
+    bench, reports = sealed()
+    observers = Observers(bench.spec, lambda: {"unpublished": 0}, lambda *_: None)
+    for report in reports:
+        observers.epoch(report, 0.1)
+    with structlog.testing.capture_logs() as logs:
+        observers.close()
+    assert "lineage_dropped" in [line["event"] for line in logs]
