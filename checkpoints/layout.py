@@ -5,6 +5,7 @@
     <pipeline>/timelines/<t>/state/<slot>-<attempt>/...
     <pipeline>/timelines/<t>/tables/<table>/<slot>-<attempt>/...
     <pipeline>/index/... requests/<id>.json acks/<id>.json trail/<id>.json logs/<attempt>/... quality/...
+    <pipeline>/staging/<driver>/...
 
 Slot keys carry `LAST_SLOT - slot` in fixed width, so that the newest slot sorts first and is one LIST of one key.
 """
@@ -130,6 +131,11 @@ class Layout:
     def trail(self) -> str:
         """Prefix of the restores' histories: who asked, who approved, what came of it."""
         return f"{self.pipeline}/trail/"
+
+    @property
+    def staging(self) -> str:
+        """Prefix of what drivers and Spark's tasks hand each other, where they share no disk: gone with its epoch."""
+        return f"{self.pipeline}/staging/"
 
     @property
     def logs(self) -> str:

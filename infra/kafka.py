@@ -1,13 +1,11 @@
 """A real Kafka broker as a local process (KRaft, one node), from Maven's artifacts: for tests and for trying things out.
 
-The jars (44 MB) are fetched once by Maven into the cache folder. Nothing else of Kafka's distribution is needed: storage is
-formatted and the server started by its own classes.
+Nothing of Kafka's distribution but its jars is needed: storage is formatted and the server started by its own classes.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -15,69 +13,12 @@ import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import mkdtemp
 
-from tidegate.infra.minio_build import cache_folder
 from tidegate.infra.ports import LOOPBACK, free_port
 from tidegate.infra.processes import ProcessMark, is_alive, kill, spawn, stop
 from tidegate.jobs.spec.errors import TransientError
 
-__all__ = ["BROKER", "CONNECTOR", "KafkaServer", "ensure_jars"]
-
-BROKER = ("org.apache.kafka:kafka_2.13:4.3.1",)
-CONNECTOR = (
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
-    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
-    "org.apache.spark:spark-avro_2.13:4.1.1",
-)
-_BESIDE_SPARK = "kafka-clients-*.jar commons-pool2-*.jar spark-sql-kafka-*.jar spark-token-provider-*.jar spark-avro_*.jar"
-_FETCH_SECONDS = 420
-
-
-def ensure_jars(name: str, artifacts: tuple[str, ...]) -> list[Path]:
-    """The jars of some artifacts and of all they need, fetched by Maven unless they are in the cache.
-
-    Raises:
-        TransientError: Maven is not there, or its registry cannot be reached.
-    """
-    folder = cache_folder() / "jars" / name
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(mkdtemp(prefix=".fetch-", dir=folder.parent))
-        try:
-            (work / "pom.xml").write_text(_pom(artifacts))
-            _maven(work)
-            (work / "jars").replace(folder)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    chosen = _BESIDE_SPARK.split() if artifacts == CONNECTOR else ["*.jar"]  # Spark has the rest, and its own versions of it
-    return sorted(jar for pattern in chosen for jar in folder.glob(pattern))
-
-
-def _pom(artifacts: tuple[str, ...]) -> str:
-    own = "<exclusions><exclusion><groupId>org.apache.spark</groupId><artifactId>*</artifactId></exclusion>"
-    own += "<exclusion><groupId>org.apache.hadoop</groupId><artifactId>*</artifactId></exclusion></exclusions>"
-    dependencies = ""
-    for artifact in artifacts:
-        group, name, version, *classifier = artifact.split(":")
-        place = f"<groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
-        place += "".join(f"<classifier>{kind}</classifier>" for kind in classifier)
-        dependencies += f"<dependency>{place}{own if group == 'org.apache.spark' else ''}</dependency>"
-    head = "<modelVersion>4.0.0</modelVersion><groupId>tidegate</groupId><artifactId>fetch</artifactId><version>1</version>"
-    return f"<project>{head}<dependencies>{dependencies}</dependencies></project>"
-
-
-def _maven(work: Path) -> None:
-    command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={work / 'jars'}"]
-    try:
-        done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
-    except FileNotFoundError:
-        raise TransientError("Maven is not installed", code="infra.no_maven", advice="sudo apt-get install -y maven") from None
-    except subprocess.TimeoutExpired:
-        raise TransientError("Maven did not finish in time", code="infra.maven", advice="try again") from None
-    if done.returncode:
-        said = next((line for line in done.stdout.splitlines() if "ERROR" in line), "no reason given")
-        raise TransientError(f"Maven could not fetch the jars: {said[:300]}", code="infra.maven", advice="check the network")
+__all__ = ["KafkaServer"]
 
 
 class KafkaServer:

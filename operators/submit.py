@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.loader import load_spec
+from tidegate.jobs.spec.packages import with_connectors
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators.access import StoreAccess, child_environment
 from tidegate.operators.launch import Launched, driver_folder, new_attempt_name, start_detached
@@ -87,7 +88,7 @@ class SubmitLauncher:
         try:
             return SparkSubmitHook(
                 conn_id=self._conn_id,
-                conf={**pipeline.spark.conf, **self._conf},
+                conf={**with_connectors(pipeline).conf, **self._conf},
                 py_files=",".join(self._py_files) or None,
                 name=f"tidegate-{pipeline.name}",
                 driver_memory=pipeline.spark.driver_memory,

@@ -72,14 +72,17 @@ class Epoch:
 
     def load(self, refs: list[FileRef], fresh: list[Path] | None = None) -> DataFrame | None:
         """State segments (and files just written) as one DataFrame; None when there are none."""
-        paths = [*self.paths(refs), *(fresh or [])]
+        files = dict(zip(self.paths(refs), (ref.key for ref in refs), strict=True)) | dict.fromkeys(fresh or [])
+        paths = list(files)
         if not paths:
             return None
         rows = sum(pq.read_metadata(path).num_rows for path in paths)
         if rows <= FETCH_ROWS:
             table = pa.concat_tables((pq.read_table(path, partitioning=None) for path in paths), promote_options="permissive")
             return frame_of(self.sessions.of(rows), table).coalesce(1)
-        return self.sessions.full.read.option("mergeSchema", "false").parquet(*(str(path) for path in paths))
+        return self.sessions.full.read.option("mergeSchema", "false").parquet(
+            *(self.writer.staging.shown(path, key) for path, key in files.items())
+        )
 
     def paths(self, refs: list[FileRef]) -> list[Path]:
         """State segments as files."""

@@ -28,6 +28,7 @@ from tidegate.jobs.sources.kafka import PLACE, unreachable
 from tidegate.jobs.sources.kafka_admin import client_settings
 from tidegate.jobs.sources.registry import Schemas, opened
 from tidegate.jobs.spark.payloads import PARTITION, STRANGER, decoded
+from tidegate.jobs.spark.staging import Staging
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.inputs import environment_value
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
@@ -37,7 +38,7 @@ __all__ = ["stage_kafka"]
 _log = structlog.get_logger("tidegate.driver")
 
 
-def stage_kafka(session: SparkSession, spec: PipelineSpec, cut: Cut, folder: Path) -> None:
+def stage_kafka(session: SparkSession, spec: PipelineSpec, cut: Cut, folder: Path, staging: Staging) -> None:
     """Fetch the offset ranges of a cut into `folder`, under the names by which parts are looked up there.
 
     Raises:
@@ -48,35 +49,37 @@ def stage_kafka(session: SparkSession, spec: PipelineSpec, cut: Cut, folder: Pat
         ranges.setdefault(piece.member.source, []).extend(p for p in piece.parts if "kafka" in p)
     for source, parts in ranges.items():
         if parts:
-            _stage(session, spec, source, parts, folder)
+            _stage(session, spec, source, parts, folder, staging)
 
 
-def _stage(session: SparkSession, spec: PipelineSpec, name: str, parts: list[dict[str, Any]], folder: Path) -> None:
+def _stage(
+    session: SparkSession, spec: PipelineSpec, name: str, parts: list[dict[str, Any]], folder: Path, staging: Staging
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     source = spec.sources[name]
     schemas, messages = _schemas(source), _messages(session, source, parts, group=f"tidegate-{spec.name}-{name}")
     fetched = Path(mkdtemp(prefix="kafka-", dir=folder))
     try:
-        _fetch(messages, source, fetched, schemas)
-        strangers = _strangers(fetched) if schemas is not None else {}
+        found = _fetch(messages, source, fetched / "first", schemas, staging)
+        strangers = _strangers(found) if schemas is not None else {}
         if schemas is not None and schemas.learn(set(strangers)):  # fetched once more for each schema's first appearance
-            _fetch(messages, source, fetched, schemas)
-            strangers = _strangers(fetched)
+            found = _fetch(messages, source, fetched / "again", schemas, staging)
+            strangers = _strangers(found)
         if strangers and source.kafka is not None and source.kafka.on_unknown_schema == "wait":
             raise _unknown(name, source, strangers)
-        files = _by_partition(fetched)
+        files = _by_partition(found)
         for part in parts:
             _keep(name, source, part, files.get(part["kafka"]["partition"], []), folder)
     except PySparkException as error:
         assert source.kafka is not None  # noqa: S101
         raise unreachable(source.kafka.servers, str(error).strip().splitlines()[0][:300]) from error
     finally:
+        staging.forget(fetched)
         shutil.rmtree(fetched, ignore_errors=True)
 
 
-def _fetch(messages: DataFrame, source: SourceSpec, folder: Path, schemas: Schemas | None) -> None:
-    rows = decoded(messages, source, schemas.known if schemas is not None else None)
-    rows.write.mode("overwrite").parquet(str(folder))
+def _fetch(messages: DataFrame, source: SourceSpec, folder: Path, schemas: Schemas | None, staging: Staging) -> list[Path]:
+    return staging.write(decoded(messages, source, schemas.known if schemas is not None else None), folder)
 
 
 def _schemas(source: SourceSpec) -> Schemas | None:
@@ -87,20 +90,20 @@ def _schemas(source: SourceSpec) -> Schemas | None:
     return opened(kafka.registry, kafka.payload, login and environment_value("kafka.registry_login", login, os.environ))
 
 
-def _by_partition(folder: Path) -> dict[int, list[Path]]:
+def _by_partition(files: list[Path]) -> dict[int, list[Path]]:
     """Partition -> the files of its range; those without a row are left out."""
     found: dict[int, list[Path]] = {}
-    for file in sorted(folder.glob("*.parquet")):
+    for file in files:
         first = next(pq.ParquetFile(file).iter_batches(batch_size=1, columns=[PARTITION]), None)
         if first is not None and first.num_rows:
             found.setdefault(first[PARTITION][0].as_py(), []).append(file)
     return found
 
 
-def _strangers(folder: Path) -> dict[int, str]:
+def _strangers(fetched: list[Path]) -> dict[int, str]:
     """Numbers of schemas that are not known, and where the first message of each stands."""
     found: dict[int, str] = {}
-    for partition, files in sorted(_by_partition(folder).items()):
+    for partition, files in sorted(_by_partition(fetched).items()):
         for file in files:
             rows = pq.read_table(file, columns=[STRANGER, PLACE])
             unknown = rows.filter(pc.is_valid(rows[STRANGER]))

@@ -34,15 +34,16 @@ from tidegate.jobs.spark.known import Known
 from tidegate.jobs.spark.late import LateRows, late_of_judged, write_late
 from tidegate.jobs.spark.order import ORDER_KIND, Released, adjusted, buffered, counted, release
 from tidegate.jobs.spark.read import CutFrame, Sessions, open_cut
-from tidegate.jobs.spark.session import open_session, quick_session, require_shared_disk
+from tidegate.jobs.spark.session import open_session, quick_session
 from tidegate.jobs.spark.sessions import work_sessions
+from tidegate.jobs.spark.staging import DiskStaging, open_staging
 from tidegate.jobs.spark.survey import Surveyed, survey_cut
 from tidegate.jobs.spark.windows import work_window
 from tidegate.jobs.spark.write import Writer, Written
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.windows import WindowKind
-from tidegate.jobs.streams.batches import Runner
+from tidegate.jobs.streams.batches import Runner, fold_batch
 
 __all__ = ["SparkMover"]
 
@@ -64,7 +65,7 @@ class SparkMover:
     Args:
         store: where objects, segments and table files lie.
         spec: the pipeline.
-        workdir: folder for scratch files and local copies of segments, on a disk that driver and executors share.
+        workdir: folder for scratch files and local copies of segments; see staging.py for how tasks see it.
         session: a running session to use; by default one is started from ``spec.spark`` and stopped by `close`.
     """
 
@@ -75,15 +76,15 @@ class SparkMover:
         self._workdir = Path(mkdtemp(prefix="spark-", dir=workdir))
         self._own = session is None
         self._session = open_session(spec) if session is None else session
-        require_shared_disk(self._session, spec, self._workdir)
         self._sessions = Sessions(quick_session(self._session), self._session)
+        self._staging = open_staging((self._session, self._sessions.quick), spec, store, self._workdir)
         self._staged: _Staged | None = None
 
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> Survey:
         """Summarise the cut; `now` and the like are left to the engine."""
         self._forget()
         folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
-        frame = open_cut(self._sessions, self._spec, self._store, cut, folder)
+        frame = open_cut(self._sessions, self._spec, self._store, cut, folder, self._staging)
         surveyed = self._guarded(frame, lambda: survey_cut(frame, self._spec, state))
         self._staged = _Staged(frame, surveyed, folder)
         return surveyed.survey
@@ -100,17 +101,20 @@ class SparkMover:
             self._forget()
 
     def folds(self) -> Runner:
-        """Reducers with keys, in tasks of this session where a batch is worth it."""
-        return SparkFolds(self._session, self._workdir)
+        """Reducers with keys, in tasks of this session where a batch is worth it and they see the scratch folder."""
+        shared = isinstance(self._staging, DiskStaging)
+        return SparkFolds(self._session, self._workdir) if shared else fold_batch
 
     def close(self) -> None:
         """Stop an own session and remove scratch files."""
+        self._staging.forget(self._workdir)
         shutil.rmtree(self._workdir, ignore_errors=True)
         if self._own:
             self._session.stop()
 
     def _forget(self) -> None:
         if self._staged is not None:
+            self._staging.forget(self._staged.folder)
             shutil.rmtree(self._staged.folder, ignore_errors=True)
             self._staged = None
 
@@ -119,14 +123,14 @@ class SparkMover:
         try:
             return work()
         except PySparkException as error:
-            first = str(error).strip().splitlines()[0][:500]
-            raise frame.blame() or PoisonError(
-                f"Spark could not compute this epoch: {first}",
+            failed = PoisonError(
+                f"Spark could not compute this epoch: {str(error).strip().splitlines()[0][:500]}",
                 code="spark.failed",
                 pipeline=self._spec.name,
                 kept="everything sealed before this epoch",
                 advice="check the spec's expressions against the rows",
-            ) from error
+            )
+            raise frame.blame() or self._staging.outage() or failed from error
 
     def _move(self, order: MoveOrder, staged: _Staged) -> Moved:
         epoch = self._epoch(order, staged)
@@ -147,7 +151,7 @@ class SparkMover:
         )
         low = min((member.min_time for member in members if member.min_time is not None), default=None)
         high = max((member.max_time for member in members if member.max_time is not None), default=None)
-        writer = Writer(self._store, order.prefix, order.tag, staged.folder)
+        writer = Writer(self._store, order.prefix, order.tag, staged.folder, self._staging)
         kept = self._workdir / "segments"
         known = Known(self._sessions, self._spec, staged.frame, staged.surveyed.times if aside is None else {})
         return Epoch(self._sessions, self._spec, self._store, order, writer, staged.frame, data, aside, known, low, high, kept)

@@ -5,8 +5,8 @@ Columns besides the user's: ``_m`` (index of the member's slice in the cut), ``_
 ``_kind`` (data, barrier, punctuation), ``_dead`` (reason of a dead letter, else null) and ``_detail``. Spark computes only
 those that a plan asks for.
 
-Objects are read in place where the store has them as files, else from copies in the scratch folder; either way Spark sees
-them under folders ``_m=../_p=../_o=..``, so that their place arrives as partition columns, at no cost per row. Few rows are
+Objects are read in place where the store has them as files, else from copies in the scratch folder; either way Spark's tasks
+see them under folders ``_m=../_p=../_o=..``, so that their place arrives as partition columns, at no cost per row. Few rows are
 read in the driver and handed over as Arrow: a third of the time of a scan that has to open every file anyway.
 """
 
@@ -33,6 +33,7 @@ from tidegate.jobs.sources.kafka import PLACE
 from tidegate.jobs.sources.view import STAGED
 from tidegate.jobs.spark.cast import declared, physical_columns, text
 from tidegate.jobs.spark.schema import is_nanos, quote, spark_of_declared
+from tidegate.jobs.spark.staging import Staging
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -141,18 +142,18 @@ class Sessions:
         return self.quick if rows <= SMALL_ROWS else self.full
 
 
-def open_cut(sessions: Sessions, spec: PipelineSpec, store: Store, cut: Cut, scratch: Path) -> CutFrame:
+def open_cut(sessions: Sessions, spec: PipelineSpec, store: Store, cut: Cut, scratch: Path, staging: Staging) -> CutFrame:
     """Stage the objects of a cut below `scratch` and describe their rows. Runs no Spark job."""
     if any(spec.sources[piece.member.source].kafka is not None for piece in cut.slices):
         from tidegate.jobs.spark.kafka import stage_kafka  # late: few pipelines need it
 
-        stage_kafka(sessions.full, spec, cut, scratch / "objects")
+        stage_kafka(sessions.full, spec, cut, scratch / "objects", staging)
     parts = _parts(store, cut, scratch)
     rows = sum(part.row_end - part.row_start for part in parts)
     session, small = sessions.of(rows), rows <= SMALL_ROWS
 
     def read(columns: Any, chosen: list[tuple[int, Part]]) -> DataFrame:
-        return _in_driver(session, columns, chosen) if small else _scan(session, columns, chosen, scratch)
+        return _in_driver(session, columns, chosen) if small else _scan(session, columns, chosen, scratch, staging)
 
     frame = _typed(spec, cut, list(enumerate(parts)), read)
     if frame is not None and small:
@@ -316,11 +317,12 @@ def _ddl(columns: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{quote(name)} {own}" for name, own in columns)
 
 
-def _scan(session: SparkSession, columns: Any, parts: list[tuple[int, Part]], scratch: Path) -> DataFrame:
+def _scan(session: SparkSession, columns: Any, parts: list[tuple[int, Part]], scratch: Path, staging: Staging) -> DataFrame:
     base = scratch / "cut"
-    paths = [_link(base, index, part) for index, part in parts]
+    with ThreadPoolExecutor(8) as pool:  # where tasks do not see the disk, this uploads
+        paths = list(pool.map(lambda item: staging.shown(_link(base, *item)), parts))
     schema = _ddl([*physical_columns(columns), *((name, own) for name, own, _ in _PLACE[:3])])
-    frame = session.read.schema(schema).option("basePath", str(base)).parquet(*paths)
+    frame = session.read.schema(schema).option("basePath", staging.address(base)).parquet(*paths)
     frame = frame.withColumn("_row", F.expr(PLACE if parts[0][1].numbered else "_metadata.row_index"))
     for index, part in parts:
         if not part.whole:
@@ -328,13 +330,13 @@ def _scan(session: SparkSession, columns: Any, parts: list[tuple[int, Part]], sc
     return frame
 
 
-def _link(base: Path, index: int, part: Part) -> str:
+def _link(base: Path, index: int, part: Part) -> Path:
     folder = base / f"_m={part.member}" / f"_p={index}" / f"_o={part.ordinal}"
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / "rows.parquet"
     if not link.is_symlink():
         link.symlink_to(part.path.resolve())
-    return str(link)
+    return link
 
 
 def _in_driver(

@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import Final
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tidegate.jobs.spark.class_archive import archive_options
-from tidegate.jobs.spark.packages import with_connectors
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.spec.packages import with_connectors
 from tidegate.jobs.spec.pipeline import PipelineSpec, SparkSpec
 
-__all__ = ["INTERPRETED", "SETTINGS", "on_one_host", "open_session", "quick_session", "require_shared_disk"]
+__all__ = ["INTERPRETED", "SETTINGS", "on_one_host", "open_session", "quick_session"]
 
 SETTINGS: Final[dict[str, str]] = {
     # What results depend on.
@@ -88,30 +85,6 @@ def _connect(spark: SparkSpec) -> SparkSession:
         if key.startswith("spark.sql."):
             session.conf.set(key, value)
     return session
-
-
-def require_shared_disk(session: SparkSession, spec: PipelineSpec, folder: Path) -> None:
-    """Ask a Spark that is not this process's own whether it sees the driver's scratch folder: rows travel through it.
-
-    Raises:
-        ConfigurationError: it does not.
-    """
-    if on_one_host(spec.spark):
-        return
-    probe = folder / "shared.txt"
-    probe.write_text("seen\n", encoding="ascii")
-    try:
-        seen = session.read.text(str(probe)).count() == 1
-    except PySparkException:
-        seen = False
-    if not seen:
-        raise ConfigurationError(
-            f"{spec.name}: Spark does not see the driver's scratch folder {folder}",
-            code="spark.no_shared_disk",
-            pipeline=spec.name,
-            kept="everything; nothing was read or written",
-            advice="set the driver's TMPDIR to a folder that all hosts of the cluster share at one path, and fs.defaultFS to file:///",
-        )
 
 
 def on_one_host(spark: SparkSpec) -> bool:

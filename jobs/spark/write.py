@@ -1,7 +1,7 @@
 """Tables and state segments on their way into the store: local Parquet files first, then uploads.
 
-Few rows come to the driver as Arrow and are one file; many are written by Spark's tasks, into scratch on the disk that driver
-and executors share. Rows, times and counts are taken from what was written, so that they cannot disagree with it.
+Few rows come to the driver as Arrow and are one file; many are written by Spark's tasks, into the scratch folder as they see it.
+Rows, times and counts are taken from what was written, so that they cannot disagree with it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.spark.staging import Staging
 
 __all__ = ["FETCH_ROWS", "Writer", "Written", "fetch", "joined"]
 
@@ -64,13 +65,14 @@ def joined(pieces: Iterable[Written]) -> Written:
 
 
 class Writer:
-    """Writes one attempt's files. Safe to use from several threads."""
+    """Writes one attempt's files, those of tasks by way of its `staging`. Safe to use from several threads."""
 
-    def __init__(self, store: Store, prefix: str, tag: str, scratch: Path) -> None:
+    def __init__(self, store: Store, prefix: str, tag: str, scratch: Path, staging: Staging) -> None:
         self._store = store
         self._prefix = prefix
         self._tag = tag
         self._scratch = scratch
+        self.staging = staging
         self._numbers = count()
 
     def table(self, name: str, rows: pa.Table | DataFrame, time: str | None) -> Written:
@@ -115,9 +117,7 @@ class Writer:
         return [path]
 
     def _by_tasks(self, rows: DataFrame) -> list[Path]:
-        folder = self._scratch / uuid4().hex
-        rows.write.parquet(str(folder))
-        parts = sorted(folder.glob("part-*.parquet"))
+        parts = self.staging.write(rows, self._scratch / uuid4().hex)
         sizes = {path: pq.read_metadata(path).num_rows for path in parts}
         filled = [path for path in parts if sizes[path]]
         if len(filled) > 1 and sum(sizes.values()) <= FETCH_ROWS:  # shuffle partitions must not multiply small objects

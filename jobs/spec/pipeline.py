@@ -295,6 +295,9 @@ class SparkSpec(Model):
     jvm: Literal["quick", "throughput"] = "throughput"
     """``quick`` compiles lightly: a new driver seals its first epoch several times sooner, and epochs of few rows stay fast;
     ``throughput`` is for pipelines with millions of rows an epoch."""
+    staging: Literal["disk", "bucket"] = "disk"
+    """How rows get to tasks on other hosts and back: over a disk that driver and executors share at one path, or through the
+    bucket. Without meaning for a local master."""
     conf: dict[str, str] = Field(default={})
 
 

@@ -28,7 +28,8 @@ from tests.bench.generate import SOURCES, TRIGGER_ROWS, generate
 from tests.bench.kafka_sides import TOPIC
 from tests.bench.rounds import PER_KEY, check, require, scalar
 from tests.e2e.kafka_client import KafkaClient
-from tidegate.infra.kafka import BROKER, CONNECTOR, KafkaServer, ensure_jars
+from tidegate.infra.jars import BROKER, CONNECTOR, ensure_jars, spark_jars
+from tidegate.infra.kafka import KafkaServer
 
 __all__ = ["dropped", "report"]
 
@@ -95,7 +96,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", type=Path, help="keep input and the last outputs here")
     given = parser.parse_args()
-    broker_jars, jars = ensure_jars("kafka-broker", BROKER), ensure_jars("spark-kafka", CONNECTOR)
+    broker_jars, jars = ensure_jars("kafka-broker", BROKER), spark_jars("spark-kafka", CONNECTOR)
     with TemporaryDirectory(prefix="tidegate-bench-") as scratch:
         work = (given.work or Path(scratch)).resolve()
         source = work / f"input-{given.rows}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.infra.kafka import BROKER, CONNECTOR, ensure_jars
+from tidegate.infra.jars import BROKER, CONNECTOR, ensure_jars, spark_jars
 from tidegate.jobs.spec.errors import TransientError
 
 
@@ -14,6 +14,6 @@ from tidegate.jobs.spec.errors import TransientError
 def jars() -> tuple[list[Path], list[Path]]:
     """Kafka's broker and Spark's connector; without a registry that has them there is nothing to test."""
     try:
-        return ensure_jars("kafka-broker", BROKER), ensure_jars("spark-kafka", CONNECTOR)
+        return ensure_jars("kafka-broker", BROKER), spark_jars("spark-kafka", CONNECTOR)
     except TransientError as error:
         pytest.skip(f"no registry with Kafka's jars: {error.message}")

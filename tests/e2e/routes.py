@@ -36,7 +36,8 @@ import pyarrow.parquet as pq
 from tests.e2e.drivers import SIGKILLED, Piped, wait_for
 from tests.e2e.kafka_client import KafkaClient
 from tidegate.infra.flights import AIRPORTS, SCHEMA, FlightsFeed, read_flights
-from tidegate.infra.kafka import BROKER, CONNECTOR, KafkaServer, ensure_jars
+from tidegate.infra.jars import BROKER, CONNECTOR, ensure_jars, spark_jars
+from tidegate.infra.kafka import KafkaServer
 from tidegate.jobs.sources.kafka_admin import JvmOffsets
 from tidegate.jobs.spec.inputs import KafkaOptions
 
@@ -294,7 +295,7 @@ def by_all_routes(work: Path, days: int) -> list[Outcome]:
     """Run them, one after the other."""
     departures = Departures(days)
     found = [objects(work / "objects", departures)]
-    jars = ensure_jars("kafka-broker", BROKER), ",".join(map(str, ensure_jars("spark-kafka", CONNECTOR)))
+    jars = ensure_jars("kafka-broker", BROKER), ",".join(map(str, spark_jars("spark-kafka", CONNECTOR)))
     broker = KafkaServer(jars[0], work / "broker")
     broker.start()
     client = KafkaClient(jars[0], broker.servers)

@@ -10,8 +10,8 @@ import pytest
 from tests.engine.harness import Bench, row, spec_of
 
 from tidegate.jobs.sinks.kafka import KafkaSink
-from tidegate.jobs.spark.packages import with_connectors
 from tidegate.jobs.spec.errors import TransientError
+from tidegate.jobs.spec.packages import with_connectors
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
 

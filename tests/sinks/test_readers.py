@@ -14,7 +14,7 @@ from tests.sinks.test_layout import COLUMNS, flights
 from tests.sinks.test_layout import published as arranged
 
 from tidegate.checkpoints.local import LocalStore
-from tidegate.infra.kafka import ensure_jars
+from tidegate.infra.jars import ensure_jars
 from tidegate.jobs.sinks.compaction import compact_tables
 from tidegate.jobs.sinks.pointer import read_current
 from tidegate.jobs.sinks.tables import read_table

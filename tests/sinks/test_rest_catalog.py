@@ -12,7 +12,7 @@ from tests.sinks.rest_catalog import ARTIFACTS, RestCatalogServer
 from tests.sinks.test_follow import is_table, once
 
 from tidegate.checkpoints.local import LocalStore
-from tidegate.infra.kafka import ensure_jars
+from tidegate.infra.jars import ensure_jars
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.spec.errors import TransientError
 

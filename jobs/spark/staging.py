@@ -1,0 +1,235 @@
+"""How rows get from the driver's files to Spark's tasks and back: over a disk that both see, or through the bucket.
+
+All that tasks read or write is named by paths below the driver's scratch folder. With `staging: disk` paths are the addresses.
+With `staging: bucket` the folder has a mirror in the bucket, ``<pipeline>/staging/<driver>/``: what tasks shall read is uploaded
+there first, what they wrote is fetched from there, and with an epoch its part of the mirror goes. Tasks then need S3A and the
+store's keys, which reach them as settings of the session and never as arguments of a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Protocol
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.s3 import S3Settings
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.spark.session import on_one_host
+from tidegate.jobs.spec.errors import ConfigurationError, TidegateError, TransientError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+__all__ = ["BucketStaging", "DiskStaging", "Staging", "open_staging", "s3a_settings"]
+
+_PROBE: Final = "probe.txt"
+_LEFT_BEHIND: Final = 86_400.0  # seconds; no epoch takes a day, so what is older was left by a driver that died
+_AT_A_TIME: Final = 8  # requests: they wait for the network, not for a core
+_COMMIT: Final = {
+    "mapreduce.fileoutputcommitter.algorithm.version": "2",  # a rename is a copy there; only what the job's end names is read
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
+
+
+class Staging(Protocol):
+    """Tasks' view of the scratch folder. Safe to use from several threads."""
+
+    def address(self, path: Path) -> str:
+        """Where tasks would find a file or folder of the scratch folder."""
+        ...
+
+    def shown(self, path: Path, key: str | None = None) -> str:
+        """Make a file readable for tasks and return its address; `key` names an object of the store with the same bytes."""
+        ...
+
+    def write(self, rows: DataFrame, folder: Path) -> list[Path]:
+        """Let tasks write rows as Parquet into a new folder; the files, some of which may have no row."""
+        ...
+
+    def forget(self, folder: Path) -> None:
+        """Nothing of this folder is needed by tasks any more."""
+        ...
+
+    def outage(self) -> TidegateError | None:
+        """Why tasks may have failed that is no fault of the rows; None when nothing is known."""
+        ...
+
+
+class DiskStaging:
+    """Driver and tasks see one disk at one path. Implements `Staging`."""
+
+    def address(self, path: Path) -> str:
+        """The path."""
+        return str(path)
+
+    def shown(self, path: Path, key: str | None = None) -> str:
+        """The path: the file is there."""
+        return str(path)
+
+    def write(self, rows: DataFrame, folder: Path) -> list[Path]:
+        """Written where it is read."""
+        rows.write.parquet(str(folder))
+        return sorted(folder.glob("part-*.parquet"))
+
+    def forget(self, folder: Path) -> None:
+        """Whoever made the folder removes it."""
+
+    def outage(self) -> None:
+        """Nothing but rows goes wrong here."""
+
+
+class BucketStaging:
+    """A mirror of the scratch folder in the bucket. Implements `Staging`.
+
+    Args:
+        store: the pipeline's, in S3.
+        pipeline: its name.
+        workdir: the scratch folder; its name is the mirror's and nobody else's.
+    """
+
+    def __init__(self, store: Store, pipeline: str, workdir: Path) -> None:
+        self._store, self._workdir = store, workdir
+        self._all = Layout(pipeline).staging
+        self._root = f"{self._all}{workdir.name}/"
+        self._there: set[str] = set()
+        self._lock = threading.Lock()
+
+    def address(self, path: Path) -> str:
+        """Its address in the mirror."""
+        return self._at(self._key(path))
+
+    def shown(self, path: Path, key: str | None = None) -> str:
+        """Uploaded once, unless the store has it under a key of its own."""
+        if key is not None:
+            return self._at(key)
+        mirrored = self._key(path)
+        with self._lock:
+            there = mirrored in self._there
+        if not there:
+            self._store.upload(path, mirrored)
+            self._keep([mirrored])
+        return self._at(mirrored)
+
+    def write(self, rows: DataFrame, folder: Path) -> list[Path]:
+        """Written to the mirror and fetched from it."""
+        base = f"{self._key(folder)}/"
+        rows.write.options(**_COMMIT).parquet(self._at(base))
+        names = sorted(entry.key[len(base) :] for entry in self._store.list(f"{base}part-"))
+        folder.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            list(pool.map(lambda name: self._store.download(base + name, folder / name), names))
+        self._keep(base + name for name in names)
+        return [folder / name for name in names]
+
+    def forget(self, folder: Path) -> None:
+        """Remove this part of the mirror; what a store that is away keeps of it, a later driver removes."""
+        base = self._root if folder == self._workdir else f"{self._key(folder)}/"
+        with self._lock:
+            self._there = {key for key in self._there if not key.startswith(base)}
+        with contextlib.suppress(TransientError):
+            self._remove([entry.key for entry in self._store.list(base)])
+
+    def outage(self) -> TidegateError | None:
+        """The store does not answer the driver, and will not have answered tasks."""
+        try:
+            self._store.head(self._root + _PROBE)
+        except TransientError as error:
+            return error
+        return None
+
+    def prove(self, session: SparkSession) -> None:
+        """Have tasks read what was just written, and remove what drivers before this one left behind.
+
+        Raises:
+            PySparkException: they cannot.
+        """
+        self._store.put(self._root + _PROBE, b"seen\n")
+        session.read.text(self._at(self._root + _PROBE)).collect()
+        found = {entry.key: entry.modified or 0.0 for entry in self._store.list(self._all)}
+        now = found[self._root + _PROBE]  # by the store's clock, like the others
+        self._remove([key for key, modified in found.items() if modified < now - _LEFT_BEHIND])
+
+    def _keep(self, keys: Iterable[str]) -> None:
+        with self._lock:
+            self._there.update(keys)
+
+    def _remove(self, keys: list[str]) -> None:
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            list(pool.map(self._store.delete, keys))
+
+    def _key(self, path: Path) -> str:
+        return self._root + path.relative_to(self._workdir).as_posix()
+
+    def _at(self, key: str) -> str:
+        return "s3a" + self._store.uri(key).removeprefix("s3")
+
+
+def open_staging(sessions: Sequence[SparkSession], spec: PipelineSpec, store: Store, workdir: Path) -> Staging:
+    """The staging that the spec asks for, proven to work with this Spark, for all of its sessions.
+
+    Raises:
+        ConfigurationError: tasks do not see the scratch folder, or cannot read the bucket.
+    """
+    if on_one_host(spec.spark):
+        return DiskStaging()
+    if spec.spark.staging == "disk":
+        _require_shared_disk(sessions[0], spec, workdir)
+        return DiskStaging()
+    if not store.url.startswith("s3://"):
+        raise ConfigurationError(
+            f"{spec.name}: spark.staging: bucket needs a store in S3, and the store is {store.url}",
+            code="spark.no_bucket",
+            pipeline=spec.name,
+            advice="name the bucket by --store s3://..., or set spark.staging: disk",
+        )
+    for key, value in s3a_settings(S3Settings.from_environment("")).items():
+        for session in sessions:
+            session.conf.set(key, value)
+    staging = BucketStaging(store, spec.name, workdir)
+    try:
+        staging.prove(sessions[0])
+    except PySparkException as error:
+        raise staging.outage() or ConfigurationError(
+            f"{spec.name}: Spark's tasks cannot read the bucket: {str(error).strip().splitlines()[0][:300]}",
+            code="spark.no_bucket",
+            pipeline=spec.name,
+            kept="everything; nothing was read or written",
+            advice="Spark needs hadoop-aws (docs/production.md, Clusters), and its hosts have to reach the bucket's endpoint",
+        ) from error
+    return staging
+
+
+def s3a_settings(settings: S3Settings) -> dict[str, str]:
+    """What Hadoop's S3A has to know, as settings of a session. Without keys it looks for them as AWS's clients do."""
+    found = {"fs.s3a.endpoint.region": settings.region, "fs.s3a.path.style.access": "true"}
+    if settings.endpoint:
+        secure = str(settings.endpoint.startswith("https://")).lower()
+        found |= {"fs.s3a.endpoint": settings.endpoint, "fs.s3a.connection.ssl.enabled": secure}
+    if settings.access_key and settings.secret_key:
+        provider = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
+        found |= {"fs.s3a.access.key": settings.access_key, "fs.s3a.secret.key": settings.secret_key.get_secret_value()}
+        found["fs.s3a.aws.credentials.provider"] = provider
+    return found
+
+
+def _require_shared_disk(session: SparkSession, spec: PipelineSpec, folder: Path) -> None:
+    probe = folder / _PROBE
+    probe.write_text("seen\n", encoding="ascii")
+    try:
+        seen = session.read.text(str(probe)).count() == 1
+    except PySparkException:
+        seen = False
+    if not seen:
+        raise ConfigurationError(
+            f"{spec.name}: Spark does not see the driver's scratch folder {folder}",
+            code="spark.no_shared_disk",
+            pipeline=spec.name,
+            kept="everything; nothing was read or written",
+            advice="set spark.staging: bucket; or set the driver's TMPDIR to a folder that all hosts of the cluster share at one "
+            "path, and fs.defaultFS to file:///",
+        )

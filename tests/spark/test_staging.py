@@ -1,0 +1,168 @@
+"""Tasks on other hosts: the scratch folder is on a disk that they see, or has a mirror in the bucket."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.agreement import spec_of
+from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
+from tidegate.checkpoints.s3 import S3Settings
+from tidegate.checkpoints.store import StoreUnavailableError
+from tidegate.jobs.spark.staging import BucketStaging, open_staging, s3a_settings
+from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.spec.packages import with_connectors
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.skipif(shutil.which("java") is None, reason="needs a JVM")]
+
+DAY = 86_400.0
+
+
+class Elsewhere:
+    """A Spark whose hosts have another disk."""
+
+    def __init__(self, session: SparkSession, there: Path) -> None:
+        self._session, self._there = session, there
+
+    @property
+    def read(self) -> Elsewhere:
+        return self
+
+    def text(self, path: str) -> object:
+        return self._session.read.text(str(self._there / Path(path).name))
+
+
+class Anywhere:
+    """A Spark that reads every address."""
+
+    read = property(lambda self: self)
+
+    def text(self, _path: str) -> Anywhere:
+        return self
+
+    def collect(self) -> list[Any]:
+        return []
+
+
+class Aging(MemoryStore):
+    """A store whose clock can be set."""
+
+    now = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(MemoryBucket())
+        self.uploads = 0
+        self._written: dict[str, float] = {}
+
+    def put(self, key: str, data: bytes) -> str:
+        self._written[key] = self.now
+        return super().put(key, data)
+
+    def upload(self, path: Path, key: str) -> Any:
+        self.uploads += 1
+        self._written[key] = self.now
+        return super().upload(path, key)
+
+    def list(self, prefix: str, **more: Any) -> Any:
+        for entry in super().list(prefix, **more):
+            yield type(entry)(entry.key, entry.size, entry.etag, self._written[entry.key])
+
+
+def far(**spark: str) -> PipelineSpec:
+    """A pipeline whose Spark is elsewhere."""
+    spec = spec_of()
+    return spec.model_copy(update={"spark": spec.spark.model_copy(update={"master": "spark://far:7077", **spark})})
+
+
+def test_a_spark_without_the_scratch_folder_is_refused(session: SparkSession, tmp_path: Path) -> None:
+    """It says what to share; a cluster that sees the folder goes on, and a local Spark is not asked."""
+    store = Aging()
+    open_staging([session], far(), store, tmp_path)
+    blind: SparkSession = Elsewhere(session, tmp_path / "there")  # type: ignore[assignment]
+    with pytest.raises(ConfigurationError, match="does not see the driver's scratch folder"):
+        open_staging([blind], far(), store, tmp_path)
+    open_staging([blind], spec_of(), store, tmp_path)
+
+
+def test_the_bucket_needs_a_bucket(session: SparkSession, tmp_path: Path) -> None:
+    """A store that is a folder cannot be what tasks elsewhere read from."""
+    with pytest.raises(ConfigurationError, match="needs a store in S3"):
+        open_staging([session], far(staging="bucket"), Aging(), tmp_path)
+
+
+def test_a_file_is_uploaded_once_and_goes_with_its_folder(tmp_path: Path) -> None:
+    """A file is shown as often as it is asked for; what the store has anyway is not uploaded at all."""
+    store, workdir = Aging(), tmp_path / "driver"
+    staging = BucketStaging(store, "p", workdir)
+    for folder in ("epoch-1", "epoch-2"):
+        (workdir / folder).mkdir(parents=True)
+        (workdir / folder / "rows.parquet").write_bytes(b"rows")
+    first = staging.shown(workdir / "epoch-1" / "rows.parquet")
+    assert staging.shown(workdir / "epoch-1" / "rows.parquet") == first
+    staging.shown(workdir / "epoch-2" / "rows.parquet")
+    assert staging.shown(workdir / "epoch-2" / "segment.parquet", key="p/state/segment.parquet").endswith(
+        "p/state/segment.parquet"
+    )
+    assert store.uploads == 2
+    staging.forget(workdir / "epoch-1")
+    assert [entry.key for entry in store.list("p/staging/")] == ["p/staging/driver/epoch-2/rows.parquet"]
+    staging.shown(workdir / "epoch-1" / "rows.parquet")
+    assert store.uploads == 3
+    staging.forget(workdir)
+    assert list(store.list("p/staging/")) == []
+
+
+def test_what_a_dead_driver_left_goes_after_a_day(tmp_path: Path) -> None:
+    """By the store's clock; what may belong to a driver that still runs stays."""
+    store = Aging()
+    store.put("p/staging/dead/rows.parquet", b"rows")
+    store.now = DAY
+    store.put("p/staging/other/rows.parquet", b"rows")
+    store.now = 1.5 * DAY
+    everything: SparkSession = Anywhere()  # type: ignore[assignment]
+    BucketStaging(store, "p", tmp_path / "driver").prove(everything)
+    assert [entry.key for entry in store.list("p/")] == ["p/staging/driver/probe.txt", "p/staging/other/rows.parquet"]
+
+
+def test_an_outage_of_the_store_is_not_blamed_on_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks fail when the store is away, and the driver asks it why; a store that is away loses no epoch by not being tidied."""
+    store = Aging()
+    staging = BucketStaging(store, "p", tmp_path)
+    assert staging.outage() is None
+    away = StoreUnavailableError.at("s3://b/p", "refused")
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise away
+
+    monkeypatch.setattr(store, "head", refuse)
+    monkeypatch.setattr(store, "list", refuse)
+    assert staging.outage() is away
+    staging.forget(tmp_path)
+
+
+def test_s3a_is_told_what_the_store_is_told() -> None:
+    """Endpoint, region and keys; without keys S3A looks for them itself."""
+    given = S3Settings(bucket="b", endpoint="https://minio.example.org", region="eu-west-1")
+    assert "fs.s3a.access.key" not in s3a_settings(given)
+    found = s3a_settings(S3Settings.model_validate({**given.model_dump(), "access_key": "who", "secret_key": "what"}))
+    assert found["fs.s3a.endpoint"] == "https://minio.example.org"
+    assert found["fs.s3a.connection.ssl.enabled"] == "true"
+    assert (found["fs.s3a.access.key"], found["fs.s3a.secret.key"]) == ("who", "what")
+
+
+def test_the_jars_come_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hadoop's S3A without the SDK's bundle; jars that are named stand in for it."""
+    monkeypatch.delenv("TIDEGATE_SPARK_JARS", raising=False)
+    conf = with_connectors(far(staging="bucket")).conf
+    assert "hadoop-aws" in conf["spark.jars.packages"]
+    assert "software.amazon.awssdk:bundle" in conf["spark.jars.excludes"]
+    assert "spark.jars.packages" not in with_connectors(far()).conf
+    monkeypatch.setenv("TIDEGATE_SPARK_JARS", "/jars/a.jar")
+    assert with_connectors(far(staging="bucket")).conf == {"spark.jars": "/jars/a.jar"}
