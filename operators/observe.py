@@ -24,6 +24,7 @@ class StreamObserver:
 
     Attributes:
         floor: follows the lease when another driver takes over: whoever drives now is the one that is watched.
+        seen: in the last look; None when the store did not answer it.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class StreamObserver:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.floor = floor
+        self.seen: Sighting | None = None
         self._store, self._pipeline, self._launched, self._clock = store, pipeline, launched, clock
         self._rules = rules or Rules()
         self._lease = LeaseWatch(store, pipeline, clock)
@@ -51,10 +53,11 @@ class StreamObserver:
         except TransientError:
             # The driver could not renew either: its silence must not be counted from before the outage.
             self._lease = LeaseWatch(self._store, self._pipeline, self._clock)
+            self.seen = None
             return None
         self._follow(lease)
         now = self._clock.now()
-        seen = Sighting(
+        self.seen = Sighting(
             lease=lease,
             silent_for=self._lease.silent_for,
             status=status,
@@ -64,7 +67,7 @@ class StreamObserver:
             exit_code=self._launched.exit_code() if self._launched else None,
             launched_for=now - self._begun,
         )
-        return judge(seen, self._rules)
+        return judge(self.seen, self._rules)
 
     def _follow(self, lease: LeaseView | None) -> None:
         if lease is not None and not lease.free:

@@ -36,6 +36,7 @@ from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.operators import metrics
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.control import asked_to_stop, remove_driver
 from tidegate.operators.failures import DriverLostError, failure_of, retry_policy
@@ -205,6 +206,7 @@ class StreamOperator(BaseOperator):
         lease = read_lease(store, self.pipeline)
         if lease is not None and not lease.free and lease.holder is not None:
             self.log.info("adopting the driver with pid %s on %s, token %s", lease.holder.pid, lease.holder.host, lease.token)
+            metrics.adopted(self.pipeline)
             return self._watch(None, lease.token, budget, past)
         if read_desired(store, self.pipeline).state is DesiredState.RECOVERING:
             self.log.info("a recovery is under way: waiting for its end")
@@ -212,6 +214,7 @@ class StreamOperator(BaseOperator):
         self.log.info("launching a driver from %s (recover_to: %s)", budget.checkpoint or "the beginning", self.recover_to)
         launched = launcher(self.submit).launch(self.pipeline, self.spec, access, self.recover_to)
         self.log.info("launched attempt %s, log %s", launched.attempt, launched.log)
+        metrics.launched(self.pipeline, replaces=budget.relaunches > 0)
         return self._watch(launched, lease.token + 1 if lease else 1, budget, past)
 
     def _watch(self, launched: Launched | None, floor: int, budget: Budget, past: Past) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import TransientError
+from tidegate.operators import metrics
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.control import OVER, Patience, stop_driver
 from tidegate.operators.launch import Launched
@@ -66,12 +67,18 @@ class StreamTrigger(BaseTrigger):
         launched = Launched.from_dict(self.launched) if self.launched else None
         observer = StreamObserver(store, self.pipeline, floor=self.floor, launched=launched, rules=Rules(**self.rules))
         await asyncio.sleep(_SETTLE)
-        while True:
-            observation = await asyncio.to_thread(self._look, store, observer)
-            if observation is not None:
-                yield TriggerEvent(observation.as_dict())  # type: ignore[no-untyped-call]
-                return
-            await asyncio.sleep(self.poll)
+        try:
+            while True:
+                observation = await asyncio.to_thread(self._look, store, observer)
+                metrics.looked(self.pipeline, observer.seen)
+                if observation is not None:
+                    break
+                await asyncio.sleep(self.poll)
+        finally:
+            metrics.unwatched(self.pipeline)
+        if observation.state is not StreamState.LIVE:
+            metrics.ended(self.pipeline, observation.state)
+        yield TriggerEvent(observation.as_dict())  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """A person ended the task: stop the driver too, unless a new try of this task or another run wants or has it by now.
