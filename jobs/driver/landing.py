@@ -33,7 +33,7 @@ import structlog
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, Store
-from tidegate.jobs.sources.view import folder_of
+from tidegate.jobs.sources.view import home_of
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.inputs import LandingOptions, environment_value
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
@@ -57,7 +57,7 @@ class Landing:
     Args:
         name: of the source.
         source: its spec, with a `landing` section.
-        store: where the objects go.
+        store: the pipeline's; the objects go there, unless the source has a full address of its own.
         checkpoint: Spark's checkpoint folder; on a disk that outlives the process.
         new_generation: begin a new one if the folder does not own the newest.
 
@@ -67,7 +67,7 @@ class Landing:
 
     def __init__(self, name: str, source: SourceSpec, store: Store, checkpoint: Path, *, new_generation: bool = False) -> None:
         self.name, self.checkpoint = name, checkpoint
-        self._store, self._folder = store, folder_of(name, source)
+        self._store, self._folder = home_of(name, source, store)
         checkpoint.mkdir(parents=True, exist_ok=True)
         forgetful = source.landing is not None and source.landing.format in _FORGETFUL
         self.generation = self._claim(new_generation, forgetful)

@@ -25,7 +25,7 @@ from tidegate.jobs.sources.footers import BadObject
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
-__all__ = ["STAGED", "InputView", "folder_of"]
+__all__ = ["STAGED", "InputView", "folder_of", "home_of"]
 
 _Names = list[str]  # inside the class body the name `list` is the method
 STAGED: Final = "@kafka/"
@@ -36,6 +36,11 @@ _MOST_BYTES: Final = 4 << 30  # of decoded copies; the oldest go first
 def folder_of(name: str, spec: SourceSpec) -> str:
     """The key prefix, in the view, of a source's objects."""
     return f"@{name}/" if _elsewhere(spec) else spec.path.strip("/") + "/"
+
+
+def home_of(name: str, spec: SourceSpec, store: Store) -> tuple[Store, str]:
+    """Where a source's objects really lie: a store and a key prefix in it. Without a view, for those who write them."""
+    return (open_store(spec.path), "") if _elsewhere(spec) else (store, folder_of(name, spec))
 
 
 def _elsewhere(spec: SourceSpec) -> bool:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.jobs.driver.landing import Landing, run_queries
+from tidegate.jobs.eventtime.types import Member
+from tidegate.jobs.sources.objects import ObjectSource
+from tidegate.jobs.sources.view import InputView
 from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.pipeline import Limits, PipelineSpec, SourceSpec
 
 RATE = {"format": "rate", "columns": {"at": "timestamp", "n": "value"}}
 
@@ -58,6 +64,19 @@ def test_one_process_per_folder(tmp_path: Path) -> None:
         pass
     with landing.alone():
         pass
+
+
+def test_a_full_address_is_where_the_pipeline_reads(tmp_path: Path) -> None:
+    """A source at an address of its own is landed there, and its pipeline finds what was landed."""
+    store, elsewhere = MemoryStore(), tmp_path / "elsewhere"
+    source = spec(path=elsewhere.as_uri())
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"at": pa.array([0], pa.timestamp("us", "UTC")), "n": [1]}), sink)
+    Landing("a", source, store, tmp_path / "checkpoint").land(0, sink.getvalue(), 1)
+    assert list(store.list("")) == []
+    pipeline = PipelineSpec.model_validate({"name": "p", "sources": {"a": source}})
+    reader = ObjectSource("a", source, InputView(store, pipeline, tmp_path / "scratch"))
+    assert [part["rows"] for part in reader.plan(Member("a"), None, Limits()).parts] == [1]
 
 
 @pytest.mark.parametrize(
