@@ -70,11 +70,12 @@ async def _watch(during: Callable[[], Awaitable[None]]) -> dict[str, Any]:
     watching = StreamTrigger(pipeline="p", floor=1, poll=0.01)
 
     async def first() -> dict[str, Any]:
-        async for event in watching.run():
-            return dict(event.payload)
-        raise AssertionError("no event")
+        (payload,) = [dict(event.payload) async for event in watching.run()]
+        return payload
 
-    payload, _ = await asyncio.gather(first(), during())
+    beside = asyncio.ensure_future(during())
+    payload = await first()
+    await beside
     return payload
 
 
