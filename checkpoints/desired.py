@@ -1,4 +1,7 @@
-"""Whether a pipeline should run: what people want, as against what is. The sweep starts only what should run."""
+"""Whether a pipeline should run: what people want, as against what is.
+
+The sweep starts only what somebody wants to run. A driver that was started anyhow keeps away only where somebody has said so.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,11 @@ class Desired(Document):
     who: str = ""
     why: str = ""
     at: int = 0
+
+    @property
+    def keeps_drivers_away(self) -> bool:
+        """Whether somebody has said that nothing may drive now."""
+        return self.at != 0 and self.state is not DesiredState.RUN
 
 
 def read_desired(store: Store, pipeline: str) -> Desired:

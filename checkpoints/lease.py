@@ -161,12 +161,14 @@ class Lease:
         uid: str | None = None,
         standby: bool = False,
         stop: Callable[[], bool] = lambda: False,
+        may: Callable[[], bool] = lambda: True,
     ) -> Lease:
         """Take the lease, waiting out a silent holder.
 
         Takes at once what is absent, free, or held by a process proven dead. Otherwise watches for the TTL of the record.
 
-        With `standby`, go on waiting while the holder shows signs of life. `stop` is asked between looks and ends the wait.
+        With `standby`, go on waiting while the holder shows signs of life. `stop` is asked between looks and ends the wait. `may`
+        is asked whenever the lease could be taken: while it says no, the lease is left alone.
 
         Raises:
             ConfigurationError: the lease in the bucket belongs to another pipeline uid.
@@ -179,7 +181,7 @@ class Lease:
             _require_uid(view, pipeline, uid)
             if view is not None and view.record.nonce in lost_answers:
                 return cls(store, view.record, view.etag, clock.now() - ttl, clock)._renewed()
-            if watch.expired(view):
+            if watch.expired(view) and may():
                 token = view.token + 1 if view else 1
                 record = LeaseRecord(pipeline=pipeline, uid=uid, token=token, nonce=_nonce(), ttl=ttl, holder=holder)
                 taken = _take(store, record, view, clock)

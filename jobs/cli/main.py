@@ -48,6 +48,7 @@ _RUN, _LOOK, _WRITE, _LOCAL = "Run", "Look", "Specs", "Local stack"
 app.command("run", rich_help_panel=_RUN)(run.run)
 app.command("land", rich_help_panel=_RUN)(land.land)
 app.command("stop", rich_help_panel=_RUN)(run.stop)
+app.command("start", rich_help_panel=_RUN)(run.start)
 app.command("abort-barrier", rich_help_panel=_RUN)(ask.abort_barrier)
 app.command("savepoint", rich_help_panel=_RUN)(ask.savepoint)
 app.command("attach", rich_help_panel=_RUN)(ask.attach)

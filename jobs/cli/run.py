@@ -1,4 +1,4 @@
-"""`tidegate run` and `tidegate stop`: a pipeline in this process, and the polite end of one anywhere."""
+"""`tidegate run`, `stop` and `start`: a pipeline in this process, the polite end of one anywhere, and that it may go on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.log import SlotLog
     from tidegate.jobs.engine.epoch import EpochReport
 
-__all__ = ["run", "stop"]
+__all__ = ["run", "start", "stop"]
 
 
 def run(
@@ -24,7 +24,7 @@ def run(
         float | None, typer.Option(metavar="SECONDS", min=0, help="End after this long without a row and with nothing waiting.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="End after this many sealed epochs.")] = None,
-    standby: Annotated[bool, typer.Option(help="Wait, with Spark warm, until the running driver is gone.")] = False,
+    standby: Annotated[bool, typer.Option(help="Wait until no other drives and nobody wants it stopped.")] = False,
     recover_to: Annotated[
         str,
         typer.Option(
@@ -36,7 +36,8 @@ def run(
 ) -> None:
     """Run a pipeline here, without Airflow, from its newest checkpoint until it is stopped.
 
-    Ctrl-C drains: the epoch under way is sealed and published first. A second Ctrl-C ends at once; nothing sealed is lost.
+    One that was stopped runs again. Ctrl-C drains: the epoch under way is sealed and published first. A second Ctrl-C ends at
+    once; nothing sealed is lost.
     """
     pipeline, url = context.find_spec(spec), context.store_url(store)
     from tidegate.jobs.driver.logs import configure_logs
@@ -49,6 +50,7 @@ def run(
         until=Until(until_idle, epochs),
         recover_to=recover_to,
         standby=standby,
+        asked_by=None if standby else context.who(),
         work=work,
         on_epoch=(lambda _report, _seconds: None) if quiet else _epoch_line,
     )
@@ -61,7 +63,7 @@ def stop(
     why: Annotated[str, typer.Option(help="Kept with the request.")] = "",
     wait: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait until the driver is gone.")] = 60.0,
 ) -> None:
-    """Ask the driver of a pipeline to seal what it has and end; it stays stopped until somebody starts it."""
+    """Ask the driver of a pipeline to seal what it has and end. It stays stopped, whoever stands by, until `tidegate start`."""
     from tidegate.checkpoints.desired import DesiredState, set_desired
     from tidegate.checkpoints.lease import read_lease
     from tidegate.checkpoints.requests import Kind, submit
@@ -83,6 +85,34 @@ def stop(
             advice=f"look again: tidegate status {log.pipeline}",
         )
     output.console().print(f"{log.pipeline} has stopped")
+
+
+def start(
+    pipeline: PipelineArgument,
+    store: StoreOption = None,
+    why: Annotated[str, typer.Option(help="Kept with the wish.")] = "",
+) -> None:
+    """Let a stopped pipeline run again: who stands by takes over at once, Airflow's sweep within five minutes.
+
+    This starts no process. Without either, use `tidegate run`.
+    """
+    from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+    from tidegate.checkpoints.lease import read_lease
+    from tidegate.jobs.spec.errors import ConfigurationError
+
+    log = context.open_log(pipeline, store)
+    before, lease = read_desired(log.store, log.pipeline), read_lease(log.store, log.pipeline)
+    driven = lease is not None and not lease.free
+    if before.state is DesiredState.RECOVERING and driven:
+        raise ConfigurationError(
+            f"{before.who or 'somebody'} restores {log.pipeline}",
+            code="cli.restoring",
+            pipeline=log.pipeline,
+            kept="the restore, which says itself what comes after it",
+            advice=f"wait for its end: tidegate status {log.pipeline}",
+        )
+    set_desired(log.store, log.pipeline, DesiredState.RUN, who=context.who(), why=why)
+    output.console().print(f"{log.pipeline} {'runs' if driven else 'should run: who stands by takes over'}")
 
 
 def _gone(log: SlotLog, token: int, patience: float) -> bool:

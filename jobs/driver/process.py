@@ -1,7 +1,7 @@
 """One run of a pipeline, from spec to exit code.
 
 1. Open the store, make sure that it keeps its promises, and that it is this pipeline's.
-2. Take the lease (or stand by for it) while Spark starts.
+2. Take the lease while Spark starts, or stand by for it: while another drives, and while people want that nobody does.
 3. Stand at the newest checkpoint; `recover_to` other than `latest` is a restore.
 4. Run the loop.
 5. Drain: publish what is sealed, say how it ended, give the lease back.
@@ -32,9 +32,10 @@ from tenacity.nap import sleep_using_event
 
 from tidegate import __version__
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
+from tidegate.checkpoints.desired import DesiredState, set_desired
 from tidegate.checkpoints.identity import ensure_identity
 from tidegate.checkpoints.keeper import LeaseKeeper
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.probe import require_honest
@@ -48,6 +49,7 @@ from tidegate.jobs.driver.status import StatusReporter
 from tidegate.jobs.driver.steps import DriverSteps
 from tidegate.jobs.driver.streams import dispatcher_of, followers
 from tidegate.jobs.driver.troubles import known_error
+from tidegate.jobs.driver.turn import ALIVE, Turn, beat
 from tidegate.jobs.engine.epoch import Author, Engine, EpochReport
 from tidegate.jobs.engine.faults import faults_from_environment
 from tidegate.jobs.engine.interfaces import Mover
@@ -63,6 +65,7 @@ __all__ = ["RunOptions", "run_pipeline"]
 _log = structlog.get_logger("tidegate.driver")
 
 _START_PATIENCE = 600.0  # seconds; then exit as transient and let the supervisor decide
+_NEVER_DROVE = Ended("stopped", "a signal asked for it, before it was this one's turn to drive")
 _DRAIN_SECONDS = 60.0  # publishing what is sealed already; the log keeps the rest for the next driver
 
 
@@ -74,7 +77,8 @@ class RunOptions:
         store_url: ``s3://bucket/prefix`` or a folder.
         until: what ends the run by itself.
         recover_to: ``latest``, ``latest_healthy`` or a checkpoint id; anything but ``latest`` is a restore.
-        standby: wait, with Spark warm, until the lease is free.
+        standby: wait until the lease is free, with Spark warm, and until the pipeline should run.
+        asked_by: a person who wants by this very run that the pipeline runs, even if it was stopped before.
         work: scratch folder; a temporary one unless given.
         on_epoch: called after each epoch, for progress.
     """
@@ -83,6 +87,7 @@ class RunOptions:
     until: Until = field(default_factory=Until)
     recover_to: str = "latest"
     standby: bool = False
+    asked_by: str | None = None
     work: Path | None = None
     on_epoch: Callable[[EpochReport, float], None] = lambda _report, _seconds: None
 
@@ -108,18 +113,27 @@ def run_pipeline(spec: PipelineSpec, options: RunOptions) -> int:
 def _run(spec: PipelineSpec, options: RunOptions, work: Path, stop: threading.Event) -> Ended:
     patiently = _patience(spec.name, stop)
     store = patiently(open_store, options.store_url)
-    with contextlib.closing(store), ThreadPoolExecutor(1, thread_name_prefix="spark-start") as pool:
-        view = InputView(store, spec, work)
+    with contextlib.closing(store):
+        turn = Turn(store, spec.name, stop, patiently, standby=options.standby, alive=work / ALIVE)
+        if options.asked_by is not None:
+            turn.ask(options.asked_by)
+        return _drive(spec, options, store, turn, work) if turn.comes() else _NEVER_DROVE
+
+
+def _drive(spec: PipelineSpec, options: RunOptions, store: Store, turn: Turn, work: Path) -> Ended:
+    patiently, view = turn.patiently, InputView(store, spec, work)
+    with ThreadPoolExecutor(1, thread_name_prefix="spark-start") as pool:
         warm = pool.submit(_start_mover, view, spec, work)
         try:
             patiently(require_honest, store)
             uid = patiently(ensure_identity, store, spec.name)
-            holder = Holder.this_process()
             if options.standby:
                 warm.result()
                 _log.info("standing_by", pipeline=spec.name)
-            lease = patiently(Lease.acquire, store, spec.name, holder, uid=uid, standby=options.standby, stop=stop.is_set)
-            with contextlib.closing(_Run(spec, store, view, uid, lease, work, stop, options)) as run:
+            lease = turn.take_lease(uid)
+            if lease is None:
+                return _NEVER_DROVE
+            with contextlib.closing(_Run(spec, store, view, uid, lease, work, turn.stop, options)) as run:
                 return run.go(warm.result, patiently)
         finally:
             if not warm.cancel() and warm.exception() is None:
@@ -167,6 +181,7 @@ class _Run:
         options: RunOptions,
     ) -> None:
         self.spec, self.store, self.uid, self.lease, self.stop, self.options = spec, store, uid, lease, stop, options
+        self.alive = work / ALIVE
         self.sources = Sources(spec, store, view)
         self.log = SlotLog(store, spec.name)
         self.keeper = LeaseKeeper(lease).start()
@@ -188,6 +203,8 @@ class _Run:
             self.status.set("draining", why=ended.why)
             self.steps.enter("publish")
             self.publisher.drain(_DRAIN_SECONDS)
+            if self.options.standby and ended.state == "finished":  # or the next one would begin, and finish, for ever
+                set_desired(self.store, self.spec.name, DesiredState.STOPPED, who="driver", why=ended.why)
         except Exception as error:
             known = known_error(self.spec.name, error)
             self.status.set("failed", error=known)
@@ -197,6 +214,8 @@ class _Run:
 
     def _beside(self) -> dict[str, object]:
         """How the sinks and sources are, for the status."""
+        if not self.keeper.overdue:
+            beat(self.alive)
         publisher = self.publisher
         sinks = {"unpublished": publisher.unpublished, "sinks": publisher.lags, "trouble": _as_dict(publisher.trouble)}
         return {**sinks, **self.sources.facts()}

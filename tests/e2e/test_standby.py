@@ -1,14 +1,19 @@
-"""A driver that stands by takes over from one that is killed."""
+"""Drivers that stand by: one takes over from a driver that is killed, and none from one that people have stopped."""
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.e2e.drivers import SIGKILLED, Steady, wait_for
+from tidegate.checkpoints.lease import read_lease
+from tidegate.jobs.cli.main import app
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -32,6 +37,64 @@ def test_a_standby_takes_over(tmp_path: Path) -> None:
     sys.stdout.write(f"kill -9 to the next sealed epoch: {(first.created_at - killed) / 1e6:.1f} s\n")
     assert first.created_at > killed
     assert steady.exact().problems == []
+
+
+def test_a_stop_holds_until_somebody_starts(tmp_path: Path) -> None:
+    """`tidegate stop` is obeyed by a warm standby and by whoever a supervisor starts; a restore works; `start` ends it.
+
+    And who has read its bounded sources to the end leaves no work to the other one.
+    """
+    steady = Steady(tmp_path, 16)
+    held = hold_back(steady, 8)
+    log = steady.log()
+    driver = steady.start("", "--standby")
+    wait_for(lambda: log.head().slot >= 3, driver)
+    standby = steady.start("", "--standby")
+    wait_for(lambda: steady.said("standing_by", 2), standby)
+
+    assert "has stopped" in tidegate(steady, "stop", "--why", "upgrade")
+    assert driver.wait(timeout=120) == 0, steady.log_text(1)
+    wait_for(lambda: steady.said("kept_waiting", 2), standby)
+    restarted = steady.start("", "--standby")  # as a supervisor does, whatever the exit code was
+    wait_for(lambda: steady.said("kept_waiting", 3), restarted)
+    sealed = log.head()
+    newest = next(f.epoch for f in log.epochs(0, 2, 2)).id
+    assert "stands at" in tidegate(steady, "checkpoints restore", str(newest), "--yes")
+    lease = read_lease(steady.store(), "steady")
+    assert lease is not None
+    assert lease.free
+    assert log.head().slot == sealed.slot + 1, "the fork, and nothing after it"
+    assert steady.said("standing_by", 3) == [], "no Spark for a stopped pipeline"
+
+    for there, here in held:
+        here.rename(there)
+    assert "takes over" in tidegate(steady, "start")
+    until(lambda: kept_by_the_driver(steady, 2) or kept_by_the_driver(steady, 3))  # one ends, and one goes on waiting
+    first, other = (restarted, standby) if kept_by_the_driver(steady, 2) else (standby, restarted)
+    assert first.wait(timeout=120) == 0, steady.log_text(2) + steady.log_text(3)
+    other.send_signal(signal.SIGTERM)
+    assert other.wait(timeout=120) == 0, steady.log_text(2) + steady.log_text(3)
+    assert steady.exact().problems == []
+
+
+def until(true: Callable[[], object], seconds: float = 900.0) -> None:
+    """Look until something is true, whichever process ends meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def kept_by_the_driver(steady: Steady, launch: int) -> bool:
+    """Whether a launch waits because another one has finished."""
+    return any("said by driver" in line["why"] for line in steady.said("kept_waiting", launch))
+
+
+def tidegate(steady: Steady, command: str, *rest: str) -> str:
+    """What a person's command says."""
+    done = CliRunner().invoke(app, [*command.split(), "steady", *rest, "--store", steady.store_url])
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def hold_back(steady: Steady, first: int) -> list[tuple[Path, Path]]:

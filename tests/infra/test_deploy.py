@@ -89,8 +89,11 @@ def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
 
 
 def test_systemd_restarts_what_can_be_helped() -> None:
-    """Exit codes that need a person, or nobody, are not restarted; giving up on a server is."""
-    assert "RestartPreventExitStatus=1 2 4\n" in (DEPLOY / "systemd" / "tidegate@.service").read_text()
+    """Exit codes that need a person are not restarted. All else is, and stands by: for the lease, or for `tidegate start`."""
+    unit = (DEPLOY / "systemd" / "tidegate@.service").read_text()
+    assert "Restart=always\n" in unit
+    assert "RestartPreventExitStatus=1 2\n" in unit
+    assert re.search(r"^ExecStart=.* --standby ", unit, re.MULTILINE)
 
 
 def test_chart_is_balanced() -> None:

@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 from tests.infra.deploy import DEPLOY
 
 from tidegate.infra.minio_build import cache_folder
+from tidegate.jobs.driver.turn import ALIVE
 from tidegate.jobs.spec.loader import parse_spec
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,8 @@ def test_chart_makes_what_a_pipeline_needs(tmp_path: Path) -> None:
     one = ["ConfigMap", "Deployment", "PodDisruptionBudget"]
     assert sorted(kinds) == sorted([*one, *one, "ServiceAccount"])
     container = made(text, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]
-    assert container["args"][-1] == "--standby"
+    assert container["args"][-3:] == ["--work", "/work", "--standby"]
+    assert f"/work/{ALIVE} " in container["livenessProbe"]["exec"]["command"][-1]
     for name, value in (("AWS_CA_BUNDLE", "/etc/tidegate-ca/ca.pem"), ("PATIENCE", "10000000"), ("DEBUG", "true")):
         assert {"name": name, "value": value} in container["env"]
 

@@ -1,0 +1,118 @@
+"""A driver that may not drive, yet: who keeps it away, what it does then, and what it costs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tenacity import Retrying, stop_after_attempt
+
+from tidegate.checkpoints.desired import Desired, DesiredState, read_desired, set_desired
+from tidegate.checkpoints.lease import Holder, Lease, read_lease
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.jobs.driver import turn
+from tidegate.jobs.driver.turn import ALIVE, Turn
+from tidegate.jobs.spec.errors import FencedError
+
+NewTurn = Callable[[bool], Turn]
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def turn_of(store: MemoryStore, tmp_path: Path) -> NewTurn:
+    """A driver's turn, of one that stands by or does not."""
+    once = Retrying(stop=stop_after_attempt(1), reraise=True)
+    return lambda standby: Turn(store, "p", threading.Event(), once, standby=standby, alive=tmp_path / ALIVE)
+
+
+def want(store: MemoryStore, state: DesiredState) -> None:
+    """Somebody says so."""
+    set_desired(store, "p", state, who="ann", why="upgrade")
+
+
+def test_nobody_said_anything(turn_of: NewTurn, store: MemoryStore) -> None:
+    """Then whoever was started may drive."""
+    for standby in (False, True):
+        one = turn_of(standby)
+        assert one.comes()
+        lease = one.take_lease("uid")
+        assert lease is not None
+        lease.release()
+    assert read_desired(store, "p") == Desired()
+
+
+@pytest.mark.parametrize("state", [DesiredState.STOPPED, DesiredState.RECOVERING])
+def test_one_that_does_not_stand_by_ends(turn_of: NewTurn, store: MemoryStore, state: DesiredState) -> None:
+    """With who said what, and what to do; the lease is as before."""
+    want(store, state)
+    with pytest.raises(FencedError, match=rf"p should be {state} \(said by ann: upgrade\)") as said:
+        turn_of(False).comes()
+    assert said.value.advice == "when it should run again: tidegate start p"
+    assert read_lease(store, "p") is None
+
+
+def test_a_persons_own_run_ends_a_stop_but_no_restore(turn_of: NewTurn, store: MemoryStore) -> None:
+    """`tidegate run` means run. Where nothing was said, nothing is: Airflow's sweep would start it again for ever."""
+    one = turn_of(False)
+    one.ask("bob")
+    assert read_desired(store, "p") == Desired()
+    want(store, DesiredState.STOPPED)
+    one.ask("bob")
+    assert (read_desired(store, "p").state, read_desired(store, "p").who) == (DesiredState.RUN, "bob")
+    want(store, DesiredState.RECOVERING)
+    one.ask("bob")
+    assert read_desired(store, "p").state is DesiredState.RECOVERING
+
+
+def test_a_standby_waits_for_the_wish(
+    turn_of: NewTurn, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It leaves the free lease alone, shows that it lives, and goes on when the pipeline should run again."""
+    monkeypatch.setattr(turn, "_LOOK_EVERY", 0.01)
+    want(store, DesiredState.STOPPED)
+    waiting = turn_of(True)
+    came: list[bool] = []
+    thread = threading.Thread(target=lambda: came.append(waiting.comes()))
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    assert (tmp_path / ALIVE).exists()
+    want(store, DesiredState.RUN)
+    thread.join(10)
+    assert came == [True]
+    assert read_lease(store, "p") is None
+
+
+def test_a_stop_that_comes_with_the_lease_is_seen(turn_of: NewTurn, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stops finds the lease free, so nobody is asked to end: the driver that took it in that moment gives it back."""
+    really = Lease.acquire
+
+    def acquire(*given: object, **named: object) -> Lease:
+        found: Lease = really(*given, **named)  # type: ignore[arg-type]
+        want(store, DesiredState.STOPPED)
+        return found
+
+    monkeypatch.setattr(Lease, "acquire", acquire)
+    with pytest.raises(FencedError, match="p should be stopped"):
+        turn_of(False).take_lease("uid")
+    lease = read_lease(store, "p")
+    assert lease is not None
+    assert lease.free
+
+
+def test_a_standby_that_is_asked_to_end_does(turn_of: NewTurn, store: MemoryStore) -> None:
+    """Beside a driver, and beside a stopped pipeline; neither is an error."""
+    waiting = turn_of(True)
+    waiting.stop.set()
+    driver = Lease.acquire(store, "p", Holder.this_process("other"), uid="uid")
+    assert waiting.take_lease("uid") is None
+    driver.release()
+    want(store, DesiredState.STOPPED)
+    assert waiting.take_lease("uid") is None
+    assert not waiting.comes()
