@@ -119,6 +119,10 @@ bench-folds: venv java ## a reducer in the driver and in Spark's tasks, over the
 bench-kafka: venv java ## a topic of a real broker through windows, against plain Structured Streaming, interleaved (ROWS=10000000 ROUNDS=3)
 	$(BIN)/python -m tests.bench.kafka --rows $(or $(ROWS),10000000) --rounds $(or $(ROUNDS),3) $(ARGS)
 
+.PHONY: bench-workers
+bench-workers: venv java ## rows per second and core on a standalone cluster of one and of two workers, and what Spark's stages say of more
+	$(BIN)/python -m tests.bench.workers $(ARGS)
+
 .PHONY: bench-splice
 bench-splice: venv java ## what a merge costs against a full run (ROWS=20000000)
 	$(BIN)/python -m tests.bench.splice --rows $(or $(ROWS),20000000) $(ARGS)

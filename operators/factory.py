@@ -146,6 +146,7 @@ def _stream(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
             recover_to=supervision.recover_to,
             conn_id=conn_id,
             stall_after=supervision.stall_after / 1e6,
+            start_timeout=supervision.start_timeout / 1e6,
             submit=_submit(spec),
             rotate_after=None if supervision.rotate_after is None else supervision.rotate_after / 1e6,
             retries=supervision.retries,

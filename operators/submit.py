@@ -4,14 +4,15 @@ The hook builds the command line; the process is ours, detached like a local dri
 until its end. In client mode that process is the driver. In cluster mode it is spark-submit, which waits for the driver: the
 lease and the status in the bucket say how that one is, as for any driver on another host.
 
-The store's keys are never an argument: in client mode they stand in the environment of the process, in cluster mode in a
-properties file that only its owner can read. What YARN and Kubernetes make of them there is theirs to hide; on Kubernetes
-prefer `spark.kubernetes.driver.secretKeyRef.*`, in which case the connection of the store needs no keys.
+Secrets are never an argument: in client mode they stand in the environment of the process, in cluster mode in a properties
+file that only its owner can read. What YARN and Kubernetes make of them there is theirs to hide; on Kubernetes prefer
+`spark.kubernetes.driver.secretKeyRef.*`, in which case the connection of the store needs no keys.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,8 @@ __all__ = ["SubmitLauncher"]
 
 _APP: Final = 'import runpy\n\nrunpy.run_module("tidegate.jobs.driver", run_name="__main__")\n'
 _IN_DRIVER: Final = {"yarn": "spark.yarn.appMasterEnv.", "k8s": "spark.kubernetes.driverEnv."}
+_TRAVELS: Final = ("TIDEGATE_STORE", "TIDEGATE_S3_", "TIDEGATE_SPARK_JARS", "AWS_", "OTEL_", "OPENLINEAGE_")
+_UPLOAD: Final = "spark.kubernetes.file.upload.path"
 
 
 class SubmitLauncher:
@@ -55,8 +58,10 @@ class SubmitLauncher:
         """Submit the driver and return at once."""
         attempt = new_attempt_name()
         folder = driver_folder(pipeline, self._folder)
-        environment = {"PYSPARK_PYTHON": sys.executable, **child_environment(access)}
+        environment = child_environment(access)
         command = self.command(spec, access, recover_to, folder / attempt, environment)
+        if "--properties-file" not in command:  # else Python is elsewhere as well
+            environment = {"PYSPARK_PYTHON": sys.executable, **environment}
         return start_detached(folder, attempt, command, environment)
 
     def command(self, spec: str, access: StoreAccess, recover_to: str, stem: Path, environment: Mapping[str, str]) -> list[str]:
@@ -72,14 +77,23 @@ class SubmitLauncher:
                 code="airflow.submit_mode",
                 advice=f"set deploy-mode to client in the extra of the connection {self._conn_id!r}",
             )
+        if kind == "k8s" and away and _UPLOAD not in {**pipeline.spark.conf, **self._conf}:
+            raise ConfigurationError(
+                f"{pipeline.name}: in cluster mode Kubernetes' drivers fetch their program from a place that {_UPLOAD} names",
+                code="airflow.submit_upload",
+                advice="set it in supervision.submit.conf, and spark.kubernetes.container.image (docs/production.md, Clusters)",
+            )
         app = stem.with_suffix(".app.py")
         app.write_text(_APP, encoding="utf-8")
         path = Path(spec).absolute()
         # In cluster mode the spec travels along and lies in the driver's working folder.
-        own: dict[str, Any] = {"files": str(path), "properties_file": _private(stem, kind, environment)} if away and kind else {}
+        own: dict[str, Any] = {}
+        if away and kind:
+            own = {"files": str(path), "properties_file": _private(stem, kind, _travelling(pipeline, environment))}
         arguments = [path.name if away else str(path), "--store", access.url, "--recover-to", recover_to]
         built = self._hook(pipeline, application_args=arguments, **own)._build_spark_submit_command(str(app))
-        return [_program(built[0]), *built[1:]]
+        # The site's own defaults count as well: a properties file would replace them.
+        return [_program(built[0]), *(["--load-spark-defaults"] if own else []), *built[1:]]
 
     def _hook(self, pipeline: PipelineSpec, **more: Any) -> Any:
         # Here, not above: the hook takes a second to import, and the factory is imported at every parse.
@@ -105,11 +119,21 @@ class SubmitLauncher:
 def _private(stem: Path, kind: str, environment: Mapping[str, str]) -> str:
     """A properties file with the driver's environment, for its owner's eyes only."""
     file = stem.with_suffix(".conf")
-    wanted = {name: value for name, value in environment.items() if name.startswith("TIDEGATE_S") or name == "TIDEGATE_STORE"}
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as output:
-        output.writelines(f"{_IN_DRIVER[kind]}{name} {value}\n" for name, value in wanted.items())
+        output.writelines(f"{_IN_DRIVER[kind]}{name} {_escaped(value)}\n" for name, value in environment.items())
     return str(file)
+
+
+def _travelling(pipeline: PipelineSpec, environment: Mapping[str, str]) -> dict[str, str]:
+    """What the driver needs of an environment: our settings, and what the spec writes as `env:NAME`."""
+    named = set(re.findall(r'"env:([^"]+)"', pipeline.canonical()))
+    return {name: value for name, value in environment.items() if name in named or name.startswith(_TRAVELS)}
+
+
+def _escaped(value: str) -> str:
+    """A value as Java's properties take it."""
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def _program(name: str) -> str:

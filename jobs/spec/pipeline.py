@@ -316,6 +316,8 @@ class SupervisionSpec(Model):
     recover_to: Literal["latest", "latest_healthy"] = "latest"
     stall_after: Duration = 120_000_000
     """No finished step for this long counts as stalled."""
+    start_timeout: Annotated[Duration, Field(gt=0)] = 180_000_000
+    """A driver that has not taken the lease this long after its launch counts as stalled: longer than a cluster's queue."""
     silent_after: OptionalDuration = 3_600_000_000
     """A source that says nothing for this long is named on the page and in the status; ``never`` for those that may."""
     rotate_after: OptionalDuration = 86_400_000_000

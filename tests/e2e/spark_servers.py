@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -39,8 +41,15 @@ class Cluster:
 
 
 @contextmanager
-def standalone(folder: Path, workers: int) -> Iterator[Cluster]:
-    """A master with so many workers of two cores each."""
+def standalone(folder: Path, workers: int, *, cores: int = 2, hidden: Path | None = None) -> Iterator[Cluster]:
+    """A master with so many workers, of so many cores each.
+
+    Args:
+        folder: for logs, and for the workers' own files.
+        workers: how many.
+        cores: of each.
+        hidden: a folder that the workers see empty, as hosts with another disk would.
+    """
     port = free_port(None)
     url = f"spark://127.0.0.1:{port}"
     own = "org.apache.spark.deploy"
@@ -50,8 +59,9 @@ def standalone(folder: Path, workers: int) -> Iterator[Cluster]:
         _until(log, "I have been elected leader", marks[0])
         for number in range(workers):
             place = ["--work-dir", str(folder / f"worker-{number}"), "--host", "127.0.0.1", "--webui-port", "0"]
-            size = ["--cores", "2", "--memory", "2g"]
-            marks.append(_start(folder / f"worker-{number}.log", f"{own}.worker.Worker", *place, *size, url))
+            size = ["--cores", str(cores), "--memory", "2g"]
+            log = folder / f"worker-{number}.log"
+            marks.append(_start(log, f"{own}.worker.Worker", *place, *size, url, prefix=_apart(hidden)))
         for number in range(workers):
             _until(folder / f"worker-{number}.log", "Successfully registered with master", marks[number + 1])
         yield Cluster(url, marks[1:])
@@ -75,7 +85,20 @@ def connect_server(folder: Path) -> Iterator[str]:
         kill([mark])
 
 
-def _start(log: Path, *command: str) -> ProcessMark:
+def can_hide() -> bool:
+    """Whether this user may give a process a view of the disk of its own."""
+    return subprocess.run([*_APART, "true"], capture_output=True, check=False).returncode == 0
+
+
+_APART: Final = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+
+
+def _apart(hidden: Path | None) -> list[str]:
+    """What to put before a command so that it sees this folder empty."""
+    return [] if hidden is None else [*_APART, "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden)]
+
+
+def _start(log: Path, *command: str, prefix: Sequence[str] = ()) -> ProcessMark:
     """Run one of Spark's own classes with the Spark that pyspark brings along."""
     spark = find_spec("pyspark")
     assert spark is not None
@@ -84,7 +107,7 @@ def _start(log: Path, *command: str) -> ProcessMark:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("SPARK")}
     # Else the web pages and the executors would listen on every interface.
     own = {"SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SCALA_VERSION": "2.13", "PYSPARK_PYTHON": sys.executable}
-    return spawn([f"{home}/bin/spark-class", *command], log=log, env=inherited | own, cwd=log.parent)
+    return spawn([*prefix, f"{home}/bin/spark-class", *command], log=log, env=inherited | own, cwd=log.parent)
 
 
 def _until(log: Path, words: str, mark: ProcessMark) -> None:

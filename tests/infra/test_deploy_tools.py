@@ -84,6 +84,12 @@ def test_an_api_server_takes_the_manifests(values: dict[str, Any], tmp_path: Pat
     assert said(tool("deploycheck"), "manifests", given=rendered(tmp_path, values)) == (0, "")
 
 
+@pytest.mark.parametrize("name", ["pod.yaml", "spark.yaml"])
+def test_an_api_server_takes_what_executors_need(name: str) -> None:
+    """The pod template of drivers and executors, and the rights of a driver that makes pods."""
+    assert said(tool("deploycheck"), "manifests", given=(DEPLOY / "kubernetes" / name).read_text()) == (0, "")
+
+
 def test_chart_makes_what_a_pipeline_needs(tmp_path: Path) -> None:
     """A Deployment, a ConfigMap and a budget per pipeline; numbers among the variables are whole; the CA is mounted."""
     text = rendered(tmp_path, {**EVERYTHING, "pipelines": as_given(*SPECS)})

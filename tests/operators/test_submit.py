@@ -29,8 +29,11 @@ name: p
 sources:
   one: {path: inbox/one, schema: {at: timestamp}, event_time: at, lag: 1m}
 spark: {driver_memory: 1g, conf: {spark.sql.shuffle.partitions: "8"}}
+sinks:
+  out: {kind: kafka, servers: "b:9092", topic: out, options: {sasl.jaas.config: "env:KAFKA_JAAS"}}
 supervision: {submit: {conn_id: cluster, py_files: [/opt/tidegate.whl], conf: {spark.executor.memory: 2g}}}
 """
+JAAS = 'PlainLoginModule required password="a\\b";'
 ACCESS = StoreAccess("s3://lake", {"TIDEGATE_S3_SECRET_KEY": "do-not-tell", "TIDEGATE_S3_ACCESS_KEY": "who"})
 MASTERS = {
     "standalone": ("spark", "spark://10.0.0.1", 7077, {}),
@@ -57,9 +60,12 @@ def _connect(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def _line(spec: Path) -> list[str]:
-    launcher = SubmitLauncher("cluster", ["/opt/tidegate.whl"], {"spark.executor.memory": "2g"})
+    conf = {"spark.executor.memory": "2g", "spark.kubernetes.file.upload.path": "s3a://lake/submitted"}
+    launcher = SubmitLauncher("cluster", ["/opt/tidegate.whl"], conf)
     stem = spec.parent / uuid.uuid4().hex
-    return launcher.command(str(spec), ACCESS, "latest", stem, {**ACCESS.environment, "TIDEGATE_STORE": ACCESS.url})
+    inherited = {"KAFKA_JAAS": JAAS, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://o", "AWS_CA_BUNDLE": "/ca", "HOME": "/home/airflow"}
+    environment = {**ACCESS.environment, "TIDEGATE_STORE": ACCESS.url, **inherited}
+    return launcher.command(str(spec), ACCESS, "latest", stem, environment)
 
 
 def _after(line: list[str], option: str) -> list[str]:
@@ -85,7 +91,12 @@ def test_a_driver_elsewhere_gets_its_keys_privately(spec: Path, monkeypatch: pyt
     _connect(monkeypatch, name)
     line = _line(spec)
     (file,) = _after(line, "--properties-file")
-    assert f"{prefix}.TIDEGATE_S3_SECRET_KEY do-not-tell\n" in Path(file).read_text()
+    found = dict(line.split(" ", 1) for line in Path(file).read_text().splitlines())
+    assert found[f"{prefix}.TIDEGATE_S3_SECRET_KEY"] == "do-not-tell"
+    assert found[f"{prefix}.KAFKA_JAAS"] == JAAS.replace("\\", "\\\\")
+    assert {f"{prefix}.{name}" for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "AWS_CA_BUNDLE")} < set(found)
+    assert f"{prefix}.HOME" not in found
+    assert "--load-spark-defaults" in line
     assert Path(file).stat().st_mode & 0o777 == 0o600
     assert _after(line, "--files") == [str(spec)]
     assert line[-5] == "p.yaml"
@@ -99,6 +110,13 @@ def test_a_standalone_master_takes_no_python_driver(spec: Path, monkeypatch: pyt
     )
     with pytest.raises(ConfigurationError, match="takes no Python driver"):
         _line(spec)
+
+
+def test_kubernetes_fetches_the_program_from_somewhere(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before a driver's pod would fail for it."""
+    _connect(monkeypatch, "k8s")
+    with pytest.raises(ConfigurationError, match=r"spark\.kubernetes\.file\.upload\.path"):
+        SubmitLauncher("cluster").command(str(spec), ACCESS, "latest", spec.parent / "x", ACCESS.environment)
 
 
 def test_kubernetes_needs_its_provider(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,9 @@ import (
 	"k8s.io/kubernetes/pkg/apis/policy"
 	_ "k8s.io/kubernetes/pkg/apis/policy/install"
 	policyvalidation "k8s.io/kubernetes/pkg/apis/policy/validation"
+	"k8s.io/kubernetes/pkg/apis/rbac"
+	_ "k8s.io/kubernetes/pkg/apis/rbac/install"
+	rbacvalidation "k8s.io/kubernetes/pkg/apis/rbac/validation"
 	podsecurity "k8s.io/pod-security-admission/api"
 	podpolicy "k8s.io/pod-security-admission/policy"
 )
@@ -77,6 +80,17 @@ func judge(object runtime.Object) (string, []string) {
 		made.Namespace = "default"
 		problems := told(appsvalidation.ValidateDeployment(made, corevalidation.PodValidationOptions{}))
 		return made.Name, append(problems, restricted(&made.Spec.Template)...)
+	case *core.Pod:
+		made.Namespace = "default"
+		problems := told(corevalidation.ValidatePodCreate(made, corevalidation.PodValidationOptions{}))
+		template := core.PodTemplateSpec{ObjectMeta: made.ObjectMeta, Spec: made.Spec}
+		return made.Name, append(problems, restricted(&template)...)
+	case *rbac.Role:
+		made.Namespace = "default"
+		return made.Name, told(rbacvalidation.ValidateRole(made))
+	case *rbac.RoleBinding:
+		made.Namespace = "default"
+		return made.Name, told(rbacvalidation.ValidateRoleBinding(made))
 	case *policy.PodDisruptionBudget:
 		made.Namespace = "default"
 		named := corevalidation.ValidateObjectMeta(
