@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.columns import TIMESTAMP, arrow_type
@@ -17,6 +16,7 @@ from tidegate.jobs.reference.casts import fitted
 from tidegate.jobs.reference.rows import RawRow
 from tidegate.jobs.reference.tables import from_arrow
 from tidegate.jobs.sources.decode import WHY
+from tidegate.jobs.sources.footers import read_parquet
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.reasons import DeadReason
@@ -49,7 +49,7 @@ class ObjectReader:
             )
         start, stop = piece["row_start"], piece["row_end"]
         try:
-            table = pq.read_table(io.BytesIO(found.data)).slice(start, stop - start)
+            table = read_parquet(io.BytesIO(found.data)).slice(start, stop - start)
         except (pa.ArrowException, OSError) as error:
             raise CorruptObjectsError.of([piece["key"]]) from error
         columns: dict[str, _Column] = {name: self._column(table, name) for name in self._source.columns}

@@ -10,9 +10,11 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import lzma
 import zlib
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -24,7 +26,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from tidegate.jobs.sources.avro import AvroError, read_avro
-from tidegate.jobs.sources.footers import BadObject
+from tidegate.jobs.sources.footers import BadObject, read_parquet
+from tidegate.jobs.spec.casts import EXACT_BITS, text_form
 from tidegate.jobs.spec.pipeline import SourceSpec
 
 __all__ = ["TEXT", "WHY", "decode", "folder_values", "needs_decoding"]
@@ -32,9 +35,12 @@ __all__ = ["TEXT", "WHY", "decode", "folder_values", "needs_decoding"]
 WHY: Final = "_why"
 TEXT: Final = "_text"
 _DUCKDB: Final = {"long": "bigint", "timestamp": "timestamptz", "binary": "blob"}  # where the names differ
-_ZONED: Final = r"(Z|z|[+-]\d{2}(:?\d{2})?)$"
+_ZONED: Final = r"^\s*\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|z|[+-]\d{2}(:?\d{2})?)\s*$"
+_NAIVE: Final = r"^\s*\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?\s*$"
 _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 _WHOLE: Final = r"^\s*[+-]?\d+\s*$"
+_LONG: Final = r"[0-9.]{17}|[0-9][eE][+-]?[0-9]|0[.]0000"  # a line that may hold such a fraction
+_MOST_DIGITS: Final = 80
 _UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 _Error = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError, AvroError)
@@ -100,7 +106,7 @@ _INFLATE: Final[dict[str, Callable[[bytes], bytes]]] = {
 
 
 def _parquet(data: bytes, _spec: SourceSpec) -> pa.Table:
-    return pq.read_table(io.BytesIO(data))
+    return read_parquet(io.BytesIO(data))
 
 
 def _orc(data: bytes, _spec: SourceSpec) -> pa.Table:
@@ -135,7 +141,41 @@ def _json(data: bytes, spec: SourceSpec) -> pa.Table:
     if spec.evolution.added == "ignore":
         malformed = pa.compute.equal(found[WHY], "the line is not a JSON object")
         found = found.set_column(found.schema.get_field_index(WHY), WHY, pa.compute.if_else(malformed, found[WHY], None))
-    return _typed(_one_name(found, spec), spec)
+    return _typed(_one_name(_exact(found, spec), spec), spec)
+
+
+class _Number(str):
+    """A number of JSON as it was written."""
+
+    def plain(self) -> str:
+        """Without an exponent, as long as that is no longer than any column."""
+        value = Decimal(self)
+        return format(value, "f") if abs(value.adjusted()) <= _MOST_DIGITS else str(self)
+
+
+def _exact(found: pa.Table, spec: SourceSpec) -> pa.Table:
+    """Fractions with more digits than a double holds, as they were written: DuckDB gives them rounded, or with an exponent."""
+    renamed = spec.evolution.renamed
+    kinds = {name: spec.columns[renamed.get(name, name)] for name in found.column_names if name not in (TEXT, WHY)}
+    wanted = {name: kind for name, kind in kinds.items() if kind == "string" or kind.startswith("decimal")}
+    suspects = np.flatnonzero(
+        pa.compute.match_substring_regex(found[TEXT], _LONG).combine_chunks().to_numpy(zero_copy_only=False)
+    )
+    if not wanted or not suspects.size:
+        return found
+    values = {name: found[name].to_pylist() for name in wanted}
+    for row in suspects:
+        try:
+            parsed = json.loads(found[TEXT][int(row)].as_py(), parse_float=_Number)
+        except (ValueError, RecursionError):
+            continue  # DuckDB takes a little more for JSON
+        for name, kind in wanted.items():
+            number = parsed.get(name) if isinstance(parsed, dict) else None
+            if isinstance(number, _Number):
+                values[name][row] = str(number) if kind == "string" else number.plain()
+    for name, column in values.items():
+        found = found.set_column(found.schema.get_field_index(name), name, pa.array(column, pa.string()))
+    return found
 
 
 def _one_name(found: pa.Table, spec: SourceSpec) -> pa.Table:
@@ -219,7 +259,7 @@ def _typed(texts: pa.Table, spec: SourceSpec) -> pa.Table:
 def _complaint(name: str, kind: str, spec: SourceSpec) -> str:
     if kind == "timestamp" and spec.parse.timestamps == "iso" and spec.timezone is None:
         zone = f"""'{name} has no time zone, and the source has no "timezone": '"""
-        return f"""CASE WHEN regexp_matches("{name}", '{_ZONED}') THEN '{name} is no timestamp: ' ELSE {zone} END || "{name}" """
+        return f"""CASE WHEN regexp_matches("{name}", '{_NAIVE}') THEN {zone} ELSE '{name} is no timestamp: ' END || "{name}" """
     return f"""'{name} is no {kind}: ' || "{name}" """
 
 
@@ -229,15 +269,24 @@ def _cast(column: str, kind: str, spec: SourceSpec) -> str:
         return column
     if kind == "binary":
         return f"TRY(from_base64({column}))"
-    if kind in ("int", "long"):  # DuckDB would round 12.5
-        return f"CASE WHEN regexp_matches({column}, '{_WHOLE}') THEN try_cast({column} AS {target}) END"
     if kind != "timestamp":
-        return f"try_cast({column} AS {target})"
+        return _plain(column, kind, target)
     if spec.parse.timestamps != "iso":
         ticks = f"round(try_cast({column} AS DECIMAL(30, 6)) * {_UNITS[spec.parse.timestamps]})"
         return f"TRY(make_timestamptz(CAST({ticks} AS BIGINT)))"
     naive = "NULL" if spec.timezone is None else f"try_cast({column} AS TIMESTAMP) AT TIME ZONE '{spec.timezone}'"
-    return f"CASE WHEN regexp_matches({column}, '{_ZONED}') THEN try_cast({column} AS TIMESTAMPTZ) ELSE {naive} END"
+    return f"""CASE WHEN regexp_matches({column}, '{_ZONED}') THEN try_cast({column} AS TIMESTAMPTZ)
+        WHEN regexp_matches({column}, '{_NAIVE}') THEN {naive} END"""
+
+
+def _plain(column: str, kind: str, target: str) -> str:
+    """Text in the plain form of its type, with spaces around it at most: DuckDB would round what has too many digits."""
+    form = _WHOLE if kind in ("int", "long") else rf"^\s*({text_form(kind)})\s*$"
+    cast = f"try_cast({column} AS {target})"
+    if kind in EXACT_BITS:
+        whole = f"regexp_matches({column}, '{_WHOLE}') AND abs(try_cast({column} AS HUGEINT)) <= {2 ** EXACT_BITS[kind]}"
+        cast = f"CASE WHEN {whole} OR NOT regexp_matches({column}, '{_WHOLE}') AND isfinite({cast}) THEN {cast} END"
+    return f"CASE WHEN regexp_matches({column}, '{form}') THEN {cast} END"
 
 
 def _database() -> duckdb.DuckDBPyConnection:

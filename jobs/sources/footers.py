@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.jobs.spec.reasons import DeadReason
 
-__all__ = ["BadObject", "Footer", "parse_footer", "read_footer"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+__all__ = ["BadObject", "Footer", "parquet_file", "parse_footer", "read_footer", "read_parquet"]
 
 _MAGIC = b"PAR1"
 _ENCRYPTED = b"PARE"
 _TAIL = 8  # length of the footer (4 bytes, little endian) and the magic
 _SMALLEST = 12  # magic, footer length, magic
 _FIRST_READ = 64 << 10  # bytes from the end: holds the footer of any sane object, so one range request is enough
+
+_INSTANT: Final = "timestamp[us, tz=UTC]"
 
 Ranged = Callable[[int, int], bytes]
 """(start, length) -> bytes."""
@@ -36,6 +43,33 @@ class Footer:
 
     rows: int
     columns: dict[str, str] = field(default_factory=dict)
+
+
+def parquet_file(source: Path | io.BytesIO) -> pq.ParquetFile:
+    """An object whose INT96 times come as microseconds: they reach further than nanoseconds in 64 bits."""
+    import pyarrow.parquet as pq  # late: specs are validated without it
+
+    return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+
+
+def read_parquet(source: Path | io.BytesIO, columns: Sequence[str] | None = None) -> pa.Table:
+    """Rows of an object in the types that `Footer.columns` names.
+
+    INT96 has no word about time zones; whoever writes it (older Spark, Hive, Impala) means an instant, as UTC.
+    """
+    import pyarrow as pa
+
+    file = parquet_file(source)
+    rows = file.read(columns=None if columns is None else list(columns))
+    instants = _int96(file.metadata) & set(rows.column_names)
+    kinds = {name: pa.timestamp("us", "UTC") for name in instants}
+    return rows.cast(pa.schema([pa.field(f.name, kinds.get(f.name, f.type)) for f in rows.schema])) if instants else rows
+
+
+def _int96(metadata: Any) -> set[str]:
+    """Top columns that hold the old times of twelve bytes."""
+    leaves = (metadata.schema.column(n) for n in range(metadata.num_columns))
+    return {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
 
 
 def read_footer(size: int, ranged: Ranged) -> Footer | BadObject:
@@ -79,4 +113,5 @@ def _parse(tail: bytes, size: int) -> Footer | BadObject:
         schema = metadata.schema.to_arrow_schema()
     except Exception as error:  # pyarrow raises OSError, ArrowInvalid, ValueError and more for damage
         return BadObject("truncated", f"the footer cannot be read ({size} bytes): {str(error).splitlines()[0][:200]}")
-    return Footer(int(metadata.num_rows), {f.name: str(f.type) for f in schema})
+    instants = _int96(metadata)
+    return Footer(int(metadata.num_rows), {f.name: _INSTANT if f.name in instants else str(f.type) for f in schema})

@@ -32,7 +32,7 @@ STRANGER: Final = "_schema"
 """Column of a topic with a registry: the number of the schema, where it is not known (yet)."""
 
 _WHOLE: Final = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
-_ZONED: Final = r"(Z|z|[+-][0-9]{2}(:?[0-9]{2})?)\\z"
+_ZONED: Final = r"(Z|z|[T ].*[+-][0-9]{2}(:?[0-9]{2})?)\\z"  # the end of a plain date is no zone
 _UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _STRICT: Final = "map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false')"  # JSON as it is written down, and no more
 _HEADER: Final = 5  # a zero byte and four of the schema's number, in front of what a registry's serializer writes

@@ -29,6 +29,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import CorruptObjectsError, Cut
+from tidegate.jobs.sources.footers import parquet_file
 from tidegate.jobs.sources.kafka import PLACE
 from tidegate.jobs.sources.view import STAGED
 from tidegate.jobs.spark.cast import declared, physical_columns, text
@@ -374,7 +375,7 @@ def _handed_over(own: str, arrow: str) -> pa.DataType:
 def _read_part(index: int, part: Part, schema: pa.Schema, wanted: Ints | None) -> pa.Table:
     names = schema.names[: -len(_PLACE)]
     try:
-        file = pq.ParquetFile(part.path)
+        file = parquet_file(part.path)
         rows = part.cut(file.read(columns=names)) if wanted is None else _taken(file, names, wanted)
     except (pa.ArrowException, OSError) as error:
         raise unreadable([part.key]) from error

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from tidegate.jobs.advise.sketch import GAMMA
 from tidegate.jobs.eventtime.types import MemberSurvey, Survey
+from tidegate.jobs.sources.footers import read_parquet
 from tidegate.jobs.sources.kafka import PLACE
 from tidegate.jobs.spark.read import CutFrame, Part, unreadable
 from tidegate.jobs.spark.scan import BARRIER, DATA, DEAD, PUNCTUATION, Columns, Scan, Verdict, scan_member
@@ -117,7 +118,7 @@ def _plain_columns(parts: list[Part], source: SourceSpec) -> Columns:
     for part in parts:
         try:
             places = [PLACE] if part.numbered else []
-            table = part.cut(pq.ParquetFile(part.path).read(columns=[*dict.fromkeys(wanted), *places]))
+            table = part.cut(read_parquet(part.path, [*dict.fromkeys(wanted), *places]))
         except (pa.ArrowException, OSError) as error:
             raise unreadable([part.key]) from error
         tables.append(table)

@@ -9,7 +9,8 @@ import json
 import struct
 import zlib
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,47 @@ def test_bad_json_rows_stand_alone(tmp_path: Path) -> None:
     ]
 
 
+FITS = [
+    ("decimal(6,2)", "1.00", "1.005", Decimal("1.00")),
+    ("decimal(20,2)", "12345678901234567.89", "12345678901234567.891", Decimal("12345678901234567.89")),
+    ("decimal(10,8)", "0.0000001", "0.000000001", Decimal("0.0000001")),
+    ("date", "2026-03-01", "2026-03-01T23:00", date(2026, 3, 1)),
+    ("double", str(2**53), str(2**53 + 1), 2.0**53),
+    ("double", "0.1", "1e400", 0.1),
+    ("float", str(2**24), str(2**24 + 1), 2.0**24),
+    ("long", str(2**63 - 1), str(2**63), 2**63 - 1),
+    ("boolean", "true", "2", True),
+]
+
+
+@pytest.mark.parametrize(("kind", "good", "bad", "value"), FITS)
+@pytest.mark.parametrize("name", ["csv", "json"])
+def test_no_value_is_cut_or_rounded(tmp_path: Path, name: str, kind: str, good: str, bad: str, value: Any) -> None:
+    """A text or number that its column cannot hold exactly is a dead row; one that it can is held exactly."""
+    quoted = [f'"{v}"' if kind == "date" else v for v in (good, bad)]
+    text = {
+        "csv": f"at,v\n2026-03-01T00:00:00Z,{good}\n2026-03-01T00:00:00Z,{bad}\n",
+        "json": "".join(f'{{"at": "2026-03-01T00:00:00Z", "v": {v}}}\n' for v in quoted),
+    }[name]
+    rows, _ = read({f"1.{name}": text.encode()}, tmp_path, format=name, schema={"at": "timestamp", "v": kind})
+    assert [bool(row.bad) for row in rows] == [False, True]
+    assert rows[0].values["v"] == value
+
+
+@pytest.mark.parametrize("name", ["csv", "json"])
+def test_the_end_of_a_date_is_no_zone(tmp_path: Path, name: str) -> None:
+    """A plain date is midnight in the source's zone, not in UTC; what names no offset is not read as if it did."""
+    times = ["2026-03-01", "2026-03-01T00:00-05", "2026-03-01 05:00:00Z", "2026-03-01 05:00:00 UTC", "infinity"]
+    text = {
+        "csv": "\n".join(["at,item,amount", *(f"{t},a,1" for t in times), ""]).encode(),
+        "json": lines(*({"at": t, "item": "a", "amount": 1} for t in times)),
+    }[name]
+    rows, _ = read({f"1.{name}": text}, tmp_path, format=name, timezone="America/New_York")
+    five = 5 * 3_600_000_000
+    assert [row.values["at"] - TICK for row in rows if not row.bad] == [five] * 3
+    assert [row.bad[1] for row in rows if row.bad] == [f"at is no timestamp: {t}" for t in times[3:]]
+
+
 def test_bad_csv_rows_keep_their_place(tmp_path: Path) -> None:
     """A line with too few values is a dead row at its own position."""
     good = "2026-03-01T00:00:00Z,a,{}"
@@ -204,6 +246,18 @@ def test_added_columns_may_be_ignored(tmp_path: Path) -> None:
     assert plain(rows) == GOOD
     _, part = read({"1.parquet": parquet(x=pa.array([1, 2, 3]))}, tmp_path / "d")
     assert part.dead[0].reason == "unknown_column"
+
+
+@pytest.mark.parametrize("renamed", [{}, {"item": "thing"}], ids=["as it is", "decoded"])
+def test_times_of_twelve_bytes_are_instants(tmp_path: Path, renamed: dict[str, str]) -> None:
+    """INT96 says nothing of a time zone, and means UTC: no row is a naive time, in objects that are decoded neither."""
+    sink = io.BytesIO()
+    schema = {"at": "timestamp", renamed.get("item", "item"): "string"}
+    table = pq.read_table(io.BytesIO(parquet(amount=None)))
+    pq.write_table(table, sink, use_deprecated_int96_timestamps=True, store_schema=False)
+    rows, part = read({"1": sink.getvalue()}, tmp_path, schema=schema, evolution={"renamed": renamed})
+    assert [row.bad or row.values["at"] - TICK for row in rows] == [0, 1_000_000, 2_000_000]
+    assert part.parts[0]["columns"]["at"] == "timestamp[us, tz=UTC]"
 
 
 def parquet(**columns: Any) -> bytes:

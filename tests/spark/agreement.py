@@ -17,6 +17,7 @@ from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Slice, seq_of
 from tidegate.jobs.eventtime.decider import decide, initial_state
 from tidegate.jobs.eventtime.types import Decision, Member, MemberSurvey
 from tidegate.jobs.reference.mover import ReferenceMover
+from tidegate.jobs.sources.footers import Footer, parse_footer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ class Pair:
         self.epoch = 0
         self.decisions: list[Decision] = []
 
-    def put(self, source: str, rows: list[Row] | pa.Table, partition: str = "0") -> None:
-        """Write one object of a source."""
+    def put(self, source: str, rows: list[Row] | pa.Table, partition: str = "0", **options: Any) -> None:
+        """Write one object of a source, with these options of Parquet's writer."""
         member = Member(source, partition)
         ordinal = self.ordinals.get(member, 0)
         self.ordinals[member] = ordinal + 1
@@ -77,10 +78,12 @@ class Pair:
         path = self.store.local_path(key)
         assert path is not None
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path)
+        pq.write_table(table, path, **options)
         found = self.store.head(key)
         assert found is not None
-        columns = {f.name: str(f.type) for f in table.schema}
+        footer = parse_footer(path.read_bytes(), path.stat().st_size)
+        assert isinstance(footer, Footer)
+        columns = footer.columns
         part = {"key": key, "etag": found.etag, "size": found.size, "ordinal": ordinal, "rows": table.num_rows}
         self.waiting.setdefault(member, []).append({**part, "row_start": 0, "row_end": table.num_rows, "columns": columns})
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from tests.spark.agreement import SECOND, TIMESTAMP, Pair, spec_of
+from tests.spark.agreement import SECOND, TIMESTAMP, Pair, spec_of, table_of
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decider import decide
 from tidegate.jobs.eventtime.types import Member
@@ -58,6 +58,22 @@ def test_an_empty_object_hides_none_behind_it(session: SparkSession, tmp_path: P
     pair.put("b", [{"t": 2 * SECOND}])
     spark, _ = pair.run(0)
     assert spark.counters.released == 2
+
+
+@pytest.mark.parametrize("small", [20_000, 0], ids=["driver", "tasks"])
+def test_times_of_twelve_bytes_are_instants(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    """INT96, as older Spark writes it, is UTC, also in years that nanoseconds do not reach, whoever reads it."""
+    monkeypatch.setattr("tidegate.jobs.spark.read.SMALL_ROWS", small)
+    pair = Pair(spec_of({"a": {"lag": "0"}}, release={"mode": "pass_through"}), session, tmp_path)
+    far = datetime(2900, 1, 1, tzinfo=UTC)
+    rows = table_of([{"t": s * SECOND + 1, "k": "x"} for s in (1, 3, int(far.timestamp()))])
+    pair.put("a", rows, use_deprecated_int96_timestamps=True, store_schema=False)
+    pair.put("a", rows)
+    spark, _ = pair.run(0)
+    assert (spark.counters.read, spark.counters.released) == (6, 6)
+    assert sorted(row["t"] for row in pair.table("events"))[-1] == far.replace(microsecond=1)
 
 
 def test_any_sql_aggregate_over_kept_rows(session: SparkSession, tmp_path: Path) -> None:
