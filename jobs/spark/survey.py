@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tidegate.jobs.advise.sketch import GAMMA
 from tidegate.jobs.eventtime.types import MemberSurvey, Survey
