@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.minio_server import RealMinio, running
+from tests.minio_server import CertifiedMinio, RealMinio, certified, running
 
 TIERS = ("unit", "minio", "spark", "airflow", "e2e")
 ONE_WORKER = {"tests/operators/test_airflow.py", "tests/operators/test_api_server.py"}
@@ -66,6 +67,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def real_minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMinio]:
     """One MinIO for the whole run."""
     with running(tmp_path_factory.mktemp("minio")) as found:
+        yield found
+
+
+@pytest.fixture
+def tls_minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CertifiedMinio]:
+    """A MinIO over TLS whose certificate a CA of our own signed."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    with certified(tmp_path_factory.mktemp("tls")) as found:
         yield found
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +16,7 @@ from tidegate.checkpoints.s3 import S3Settings
 from tidegate.infra.minio import REGION, Credentials, MinioServer, provision
 from tidegate.infra.minio_build import ensure_minio
 
-__all__ = ["RealMinio", "running"]
+__all__ = ["CertifiedMinio", "RealMinio", "certified", "running"]
 
 
 @dataclass(frozen=True)
@@ -49,3 +52,58 @@ def running(folder: Path, bucket: str = "tidegate") -> Iterator[RealMinio]:
         yield RealMinio(server, app, bucket)
     finally:
         server.stop()
+
+
+@dataclass(frozen=True)
+class CertifiedMinio:
+    """A MinIO over TLS, and the file of the CA of our own that signed its certificate."""
+
+    server: MinioServer
+    bucket: str
+    ca: Path
+
+    def settings(self, prefix: str = "") -> S3Settings:
+        """For `S3Store`, as the root user."""
+        root, secret = self.server.root, SecretStr(self.server.root.secret_key)
+        endpoint = self.server.endpoint.replace("http://", "https://")
+        return S3Settings(bucket=self.bucket, prefix=prefix, endpoint=endpoint, access_key=root.access_key, secret_key=secret)
+
+
+@contextmanager
+def certified(folder: Path, bucket: str = "tls") -> Iterator[CertifiedMinio]:
+    """A MinIO over TLS with its data in this folder, until the end of the block; it listens, and may still be starting."""
+    server = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log")
+    ca = _certificate(folder, folder / "minio-certs")
+    (folder / "data" / bucket).mkdir(parents=True)  # a folder is a bucket
+    server.launch()
+    try:
+        deadline = time.monotonic() + 240
+        while not _listens(server.port):
+            assert time.monotonic() < deadline, "MinIO does not listen"
+            time.sleep(0.1)
+        yield CertifiedMinio(server, bucket, ca)
+    finally:
+        server.stop()
+
+
+def _certificate(folder: Path, certificates: Path) -> Path:
+    """A CA of our own, whose file it gives, and a key and certificate of its making for loopback."""
+    certificates.mkdir()
+    ca, key, asked = folder / "ca.pem", folder / "ca.key", folder / "server.csr"
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    for command in (
+        f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=ours -keyout {key} -out {ca}",
+        f"req -newkey rsa:2048 -nodes -subj /CN=minio -keyout {certificates / 'private.key'} -out {asked}",
+        f"x509 -req -in {asked} -CA {ca} -CAkey {key} -CAcreateserial -days 2 -extfile {folder / 'names'} "
+        f"-out {certificates / 'public.crt'}",
+    ):
+        subprocess.run(["openssl", *command.split()], check=True, capture_output=True, timeout=240)
+    return ca
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

@@ -13,6 +13,7 @@ from typing import Any
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import PyArrowFileIO
 from sqlalchemy import event
 
 from tidegate.checkpoints.local import LocalStore
@@ -21,7 +22,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.inputs import environment_value
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["io_properties", "is_shared", "namespace", "open_catalog", "table_location"]
+__all__ = ["BucketFiles", "io_properties", "is_shared", "namespace", "open_catalog", "table_location"]
 
 _CATALOG = "tidegate"  # Spark's JdbcCatalog on the same database needs the same name
 
@@ -88,7 +89,7 @@ def _pragmas(connection: Any, synchronous: str) -> None:
 
 def io_properties(store: Store) -> dict[str, str]:
     """What pyiceberg needs to open the store's files."""
-    properties = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
+    properties = {"py-io-impl": f"{BucketFiles.__module__}.{BucketFiles.__name__}"}
     if isinstance(store, S3Store):
         settings = store.settings
         given = {
@@ -101,3 +102,19 @@ def io_properties(store: Store) -> dict[str, str]:
         }
         properties |= {name: value for name, value in given.items() if value is not None}
     return properties
+
+
+class BucketFiles(PyArrowFileIO):
+    """pyiceberg's way to files, which trusts the private CA of `AWS_CA_BUNDLE` as boto3 does.
+
+    By itself Arrow looks at `SSL_CERT_FILE` only, which would hold for every connection of the process. It takes a CA's file as
+    an argument, too, for which pyiceberg has no property.
+    """
+
+    def _initialize_s3_fs(self, netloc: str | None) -> Any:
+        found = super()._initialize_s3_fs(netloc)
+        ca = os.environ.get("AWS_CA_BUNDLE")
+        if not ca:
+            return found
+        rebuild, (settings,) = found.__reduce__()  # what pickling it keeps: all that it was made with
+        return rebuild({**settings, "tls_ca_file_path": ca})

@@ -6,6 +6,7 @@ the object later.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ _log = structlog.get_logger("tidegate.driver")
 
 _MOST: Final = 100_000  # keys kept for the driver; the safety listing finds those beyond
 _AGAIN: Final = 5.0  # seconds before a lost connection is opened again
+_SILENCE: Final = 300.0  # seconds without a word, not even that nothing happened, after which a connection is lost; the SDK's own
 
 Events = Callable[[], Iterator[str]]
 """Connects and gives the keys of new objects, until the connection is lost."""
@@ -75,15 +77,19 @@ def listen(store: Store, prefix: str) -> Notices | None:
 def minio_events(settings: S3Settings, prefix: str) -> Iterator[str]:
     """Keys, relative to the store, of objects written below `prefix`."""
     from minio import Minio
+    from urllib3 import PoolManager, Timeout
 
     address = urlsplit(settings.endpoint or "")
     root = settings.prefix.strip("/") + "/" if settings.prefix.strip("/") else ""
+    ca = os.environ.get("AWS_CA_BUNDLE")  # the SDK does not know it: a client of its own looks at SSL_CERT_FILE
+    patience = Timeout(connect=settings.connect_timeout, read=_SILENCE)
     client = Minio(
         address.netloc,
         access_key=settings.access_key,
         secret_key=settings.secret_key.get_secret_value() if settings.secret_key else None,
         secure=address.scheme == "https",
         region=settings.region,
+        http_client=PoolManager(ca_certs=ca, timeout=patience) if ca else None,
     )
     wanted = ("s3:ObjectCreated:*",)
     with client.listen_bucket_notification(bucket_name=settings.bucket, prefix=root + prefix, events=wanted) as events:

@@ -10,15 +10,14 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 from tests.infra.deploy import DEPLOY
-from tests.minio_server import RealMinio
+from tests.minio_server import CertifiedMinio, RealMinio
 
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.identity import ensure_identity
@@ -26,8 +25,7 @@ from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.probe import require_honest
 from tidegate.checkpoints.s3 import S3Settings, S3Store
 from tidegate.checkpoints.store import StoreDeniedError, StoreUnavailableError
-from tidegate.infra.minio import REGION, Credentials, MinioServer
-from tidegate.infra.minio_build import ensure_minio
+from tidegate.infra.minio import REGION, Credentials
 from tidegate.infra.policies import Role, policy
 
 COMPOSE = DEPLOY / "compose" / "compose.yaml"
@@ -199,56 +197,16 @@ def test_operator_asks_and_restores(store_as: StoreAs, minio_environment: RealMi
             ask()
 
 
-@pytest.fixture
-def tls_minio(tmp_path: Path) -> Iterator[tuple[str, MinioServer, Path]]:
-    """A MinIO whose certificate a CA of our own signed: its address, the server, the CA's file."""
-    certificates = tmp_path / "minio-certs"
-    certificates.mkdir()
-    ca, key, asked = tmp_path / "ca.pem", tmp_path / "ca.key", tmp_path / "server.csr"
-    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    for command in (
-        f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=ours -keyout {key} -out {ca}",
-        f"req -newkey rsa:2048 -nodes -subj /CN=minio -keyout {certificates / 'private.key'} -out {asked}",
-        f"x509 -req -in {asked} -CA {ca} -CAkey {key} -CAcreateserial -days 2 -extfile {tmp_path / 'names'} "
-        f"-out {certificates / 'public.crt'}",
-    ):
-        subprocess.run(["openssl", *command.split()], check=True, capture_output=True, timeout=240)
-    server = MinioServer(ensure_minio(print), tmp_path / "data", tmp_path / "minio.log")
-    (tmp_path / "data" / "tls").mkdir(parents=True)  # a folder is a bucket
-    server.launch()
-    deadline = time.monotonic() + 240
-    while not _listens(server.port):
-        assert time.monotonic() < deadline, "MinIO does not listen"
-        time.sleep(0.1)
-    yield f"https://127.0.0.1:{server.port}", server, ca
-    server.stop()
-
-
-def _listens(port: int | None) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port or 0), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
 @pytest.mark.minio
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-def test_tls_with_a_private_ca(tls_minio: tuple[str, MinioServer, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_with_a_private_ca(tls_minio: CertifiedMinio, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the CA's file named, everything works over TLS; without, the error says what to name."""
-    address, server, ca = tls_minio
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(ca))
-    store = store_with(address, "tls", server.root, "")
-    for _ in range(60):  # each with its own patience of 3 s: the server is starting
-        try:
-            require_honest(store)
-            break
-        except StoreUnavailableError:
-            continue
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tls_minio.ca))
+    store = S3Store(tls_minio.settings())
+    require_honest(store)
     assert store.create("p/x", b"1")
     monkeypatch.delenv("AWS_CA_BUNDLE")
     with pytest.raises(StoreUnavailableError, match=r"its certificate: .*AWS_CA_BUNDLE"):
-        store_with(address, "tls", server.root, "").put("p/y", b"1")
+        S3Store(tls_minio.settings().model_copy(update={"budget": 3.0})).put("p/y", b"1")
 
 
 @pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("keytool")), reason="openssl or keytool is not installed")
