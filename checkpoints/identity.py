@@ -1,40 +1,70 @@
-"""A pipeline's identity: a random uid, put once. It guards against two buckets, or two pipelines, being taken for one."""
+"""A pipeline's identity: a random uid, put once. It guards against two buckets, or two pipelines, being taken for one.
+
+It says where it lies, too: in a copy of the store it still names the original's place, and so does the metadata of the tables.
+Who drives a copy as if it were the original would write into the original's tables.
+"""
 
 from __future__ import annotations
 
 import secrets
+from typing import NamedTuple
 
 from tidegate.checkpoints.canonical import canonical_bytes, parse_json
 from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError, Store
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 
-__all__ = ["ensure_identity", "read_identity", "require_identity"]
+__all__ = ["ensure_identity", "read_identity", "require_identity", "require_original", "rewrite_identity"]
 
 _TRIES = 5  # lost answers in a row before giving the store up as ill
 
 
 def read_identity(store: Store, pipeline: str) -> str | None:
-    """The pipeline's uid, or None where the pipeline has never run."""
-    try:
-        found = store.get(Layout(pipeline).identity)
-    except NotFoundError:
-        return None
-    try:
-        return str(parse_json(found.data)["uid"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise PoisonError(f"{store.uri(found.key)} is not an identity", code="identity.malformed", pipeline=pipeline) from error
+    """The pipeline's uid, or None where the pipeline has never run. Also in a copy, which may be looked at."""
+    found = _read(store, pipeline)
+    return found.uid if found else None
+
+
+def require_original(store: Store, pipeline: str) -> None:
+    """Refuse to write for a pipeline whose store was copied from elsewhere; nothing to refuse before it has run.
+
+    Raises:
+        ConfigurationError: it is a copy.
+    """
+    found = _read(store, pipeline)
+    if found is not None and found.address not in (None, _address(store, pipeline)):
+        raise ConfigurationError(
+            f"{_address(store, pipeline)} is a copy of {found.address}: driven from here, {pipeline} would write into the "
+            "tables of the original",
+            code="identity.copied",
+            pipeline=pipeline,
+            kept="both; nothing was changed",
+            advice="put the copy back in the place it came from, or make it a pipeline of its own: "
+            f"tidegate checkpoints adopt {pipeline}",
+        )
+
+
+def rewrite_identity(store: Store, pipeline: str) -> str:
+    """Give a copy a uid and an address of its own; whoever knew the old uid refuses it from now on."""
+    found, uid = store.get(Layout(pipeline).identity), secrets.token_hex(16)
+    store.swap(found.key, _bytes(store, pipeline, uid), found.etag)
+    return uid
 
 
 def ensure_identity(store: Store, pipeline: str, uid: str | None = None) -> str:
-    """The pipeline's uid, put there if there is none yet. Of several first starters all get the same one."""
+    """The pipeline's uid, put there if there is none yet. Of several first starters all get the same one.
+
+    Raises:
+        ConfigurationError: the store is a copy of another one.
+    """
+    require_original(store, pipeline)
     wanted = uid or secrets.token_hex(16)
     for _ in range(_TRIES):
         found = read_identity(store, pipeline)
         if found is not None:
             return found
         try:
-            store.create(Layout(pipeline).identity, canonical_bytes({"format_version": 1, "pipeline": pipeline, "uid": wanted}))
+            store.create(Layout(pipeline).identity, _bytes(store, pipeline, wanted))
         except (PreconditionFailedError, OutcomeUnknownError):
             continue  # decided by what lies there
         return wanted
@@ -56,3 +86,28 @@ def require_identity(store: Store, pipeline: str, uid: str) -> None:
             kept="everything on both sides; nothing was changed",
             advice="point the pipeline at its own bucket, or give it a new name",
         )
+
+
+class _Identity(NamedTuple):
+    uid: str
+    address: str | None  # None: written before addresses were
+
+
+def _read(store: Store, pipeline: str) -> _Identity | None:
+    try:
+        found = store.get(Layout(pipeline).identity)
+    except NotFoundError:
+        return None
+    try:
+        said = parse_json(found.data)
+        return _Identity(str(said["uid"]), said.get("address"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PoisonError(f"{store.uri(found.key)} is not an identity", code="identity.malformed", pipeline=pipeline) from error
+
+
+def _bytes(store: Store, pipeline: str, uid: str) -> bytes:
+    return canonical_bytes({"format_version": 1, "pipeline": pipeline, "uid": uid, "address": _address(store, pipeline)})
+
+
+def _address(store: Store, pipeline: str) -> str:
+    return store.uri(Layout(pipeline).identity)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidegate.jobs.cli import context, output
-from tidegate.jobs.cli.context import JsonOption, PipelineArgument, StoreOption
+from tidegate.jobs.cli.context import JsonOption, PipelineArgument, SpecArgument, StoreOption
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.catalog import Catalog
@@ -296,6 +296,21 @@ def _spec_changes(pipeline: str, log: SlotLog, plan: RestorePlan) -> list[Change
 
     found = _target_and_spec(pipeline, log, plan)
     return (spec_changes(log.store, *found) or []) if found else []
+
+
+@app.command()
+def adopt(spec: SpecArgument, store: StoreOption = None) -> None:
+    """Make a copy of a store a pipeline of its own, with tables of its own, beside the original or in its place.
+
+    Until then its drivers refuse to run, because it names the original's places. Sinks and tables of a shared catalog that the
+    original filled stay the original's: give the copy a spec with other ones.
+    """
+    from tidegate.jobs.sinks.adopt import adopt as adopt_copy
+
+    pipeline = context.find_spec(spec)
+    log = context.open_log(pipeline.name, store)
+    uid = adopt_copy(pipeline, log)
+    output.console().print(f"{log.store.url} is a pipeline of its own now, uid {uid}; its tables are made anew when it runs")
 
 
 def _refuse_misfit(pipeline: str, log: SlotLog, plan: RestorePlan) -> None:

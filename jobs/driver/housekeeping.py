@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from tidegate.checkpoints.identity import require_original
 from tidegate.checkpoints.index import SlotIndex
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.retention import HOUR, Policy, Retention, SweepReport
@@ -69,7 +70,11 @@ def maintain(spec: PipelineSpec, log: SlotLog, keep_for: float | None = None, *,
         log: its log.
         keep_for: see `retention_of`.
         dry_run: only say what would be retired and deleted; nothing is compacted.
+
+    Raises:
+        ConfigurationError: the store is a copy, whose tables are the original's.
     """
+    require_original(log.store, spec.name)
     compacted, left = {}, ""
     if spec.outputs.compact and not is_shared(spec, log.store):
         left = "each driver keeps a catalog of its own here; set outputs.catalog to one that all share"
