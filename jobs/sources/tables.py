@@ -16,6 +16,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
@@ -44,7 +45,7 @@ class TableVersions(Protocol):
         Raises:
             PoisonError: versions are gone before they were read, or one rewrote rows and `on_rewrite` is ``fail``.
             ConfigurationError: the table uses what is not supported.
-            TransientError: there is no such table (yet).
+            TransientError: there is no such table (yet), or its catalog is away.
         """
         ...
 
@@ -111,6 +112,9 @@ class DeltaVersions(_Versions):
     def after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
         """From the first commit on, or, when it is gone, from the newest checkpoint on."""
         log = f"{self.folder}_delta_log/"
+        if version is None and self.options.start == "current":
+            yield self._current(log)
+            return
         known = -1 if version is None else version
         for entry in self.store.list(log, start_after=f"{log}{known:020d}.json" if known >= 0 else None):
             match = _COMMIT.match(entry.key[len(log) :])
@@ -129,15 +133,43 @@ class DeltaVersions(_Versions):
         if known < 0:
             raise self._absent("its log is empty")
 
-    def _commit(self, number: int, data: bytes) -> list[str]:
-        actions = [json.loads(line) for line in data.splitlines() if line.strip()]
+    def _current(self, log: str) -> tuple[int, list[str]]:
+        """The newest version and the files that the table has in it: those of the last checkpoint, and what came since."""
+        known, files = -1, set[str]()
+        try:
+            known, held = self._checkpoint(log)
+            files.update(held)
+        except PoisonError:
+            pass  # no checkpoint yet: all commits are there
+        for entry in self.store.list(log, start_after=f"{log}{known:020d}.json" if known >= 0 else None):
+            match = _COMMIT.match(entry.key[len(log) :])
+            if match is None:
+                continue
+            if int(match[1]) != known + 1:
+                raise self._gap(known, f"the next commit is {int(match[1])}")
+            known, found = known + 1, self._actions(self.store.get(entry.key).data)
+            files -= {unquote(str(body["path"])) for body in found.get("remove", ())}
+            files |= {self._name(body) for body in found.get("add", ())}
+        if known < 0:
+            raise self._absent("its log is empty")
+        return known, sorted(files)
+
+    def _actions(self, data: bytes) -> dict[str, list[dict[str, Any]]]:
+        """What a commit does, by kind."""
         found: dict[str, list[dict[str, Any]]] = {}
-        for action in actions:
-            for kind, body in action.items():
+        for line in data.splitlines():
+            for kind, body in (json.loads(line) if line.strip() else {}).items():
                 found.setdefault(kind, []).append(body)
         for body in found.get("metaData", ()):
-            if body.get("configuration", {}).get("delta.columnMapping.mode", "none") != "none":
-                raise self._refused("maps column names, so its files do not bear the table's names")
+            self._require_plain_names(body.get("configuration", {}))
+        return found
+
+    def _require_plain_names(self, configuration: dict[str, str]) -> None:
+        if configuration.get("delta.columnMapping.mode", "none") != "none":
+            raise self._refused("maps column names, so its files do not bear the table's names")
+
+    def _commit(self, number: int, data: bytes) -> list[str]:
+        found = self._actions(data)
         if any(body.get("dataChange", True) for body in found.get("remove", ())):
             operation = next((str(body.get("operation", "")) for body in found.get("commitInfo", ())), "")
             return self._rewrite(number, operation)
@@ -154,9 +186,11 @@ class DeltaVersions(_Versions):
         files: list[str] = []
         for name in names or [f"{version:020d}.checkpoint.parquet"]:
             try:
-                table = pq.read_table(io.BytesIO(self.store.get(log + name).data), columns=["add"])
+                table = pq.read_table(io.BytesIO(self.store.get(log + name).data), columns=["add", "metaData"])
             except NotFoundError as error:
                 raise self._refused("has checkpoints of a kind that is not supported") from error
+            for body in filter(None, table["metaData"].to_pylist()):
+                self._require_plain_names(dict(body.get("configuration") or ()))
             files += [self._name(body) for body in table["add"].to_pylist() if body is not None]
         return version, sorted(files)
 
@@ -181,19 +215,22 @@ class DeltaVersions(_Versions):
 class IcebergVersions(_Versions):
     """Snapshots of an Iceberg table's main branch."""
 
-    def after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
-        """From the oldest snapshot on that the table still has."""
-        from pyiceberg.exceptions import NoSuchTableError
+    _catalog: Any = None
 
-        try:
-            table = self._load()
-        except NoSuchTableError as error:
-            raise self._absent(str(error)) from error
+    def after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
+        """From the oldest snapshot on that the table still has, or from the current one."""
+        with self._translated():
+            yield from self._after(version)
+
+    def _after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
+        table = self._load()
         metadata, chain = table.metadata, []
         snapshot = metadata.current_snapshot()
         while snapshot is not None and snapshot.snapshot_id != version:
             chain.append(snapshot)
             parent = snapshot.parent_snapshot_id
+            if version is None and self.options.start == "current":
+                break
             snapshot = None if parent is None else metadata.snapshot_by_id(parent)
         if snapshot is None and version is not None:
             raise self._gap(version, "its snapshot is expired, or was rolled back")
@@ -230,12 +267,55 @@ class IcebergVersions(_Versions):
 
         from tidegate.jobs.sinks.catalog import io_properties
 
-        given = self.options.catalog_options.items()
-        options = {k: environment_value(f"table.catalog_options.{k}", v, os.environ) for k, v in given}
-        name = options.pop("name", "default")
-        catalog = load_catalog(name, uri=self.options.catalog, **{**io_properties(self.store), **options})
+        if self._catalog is None:
+            given = self.options.catalog_options.items()
+            options = {k: environment_value(f"table.catalog_options.{k}", v, os.environ) for k, v in given}
+            name = options.pop("name", "default")
+            self._catalog = load_catalog(name, uri=self.options.catalog, **{**io_properties(self.store), **options})
         assert self.options.name is not None  # noqa: S101 - the spec says so
-        return catalog.load_table(self.options.name)
+        return self._catalog.load_table(self.options.name)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Errors of the catalog and of the table's files in our words."""
+        from pyiceberg.exceptions import (
+            ForbiddenError,
+            NoSuchNamespaceError,
+            NoSuchTableError,
+            RESTError,
+            UnauthorizedError,
+        )
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except (NoSuchTableError, NoSuchNamespaceError) as error:
+            raise self._absent(str(error)) from error
+        except (ForbiddenError, UnauthorizedError) as error:
+            raise ConfigurationError(
+                f"source {self.source}: the catalog {self.options.catalog} refuses it: {_first_line(error)}",
+                code="table.catalog_denied",
+                kept="everything sealed so far",
+                advice="set table.catalog_options (token or credential, as env:NAME) and the right to read the table",
+            ) from error
+        except FileNotFoundError as error:  # of a snapshot that expired since the table was loaded: the next look tells
+            raise self._unavailable("a file of its metadata is gone", error) from error
+        except (OSError, SQLAlchemyError, RESTError) as error:
+            self._catalog = None
+            raise self._unavailable("its catalog or files cannot be reached", error) from error
+
+    def _unavailable(self, what: str, error: Exception) -> TransientError:
+        return TransientError(
+            f"source {self.source}: {self.options.name}: {what} ({_first_line(error)})",
+            code="table.unavailable",
+            kept="everything sealed so far",
+            advice="check the catalog and the store; tidegate tries again by itself",
+            retry_after=2.0,
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _changes(snapshot: Any) -> bool:

@@ -110,6 +110,9 @@ class TableOptions(Model):
     on_rewrite: Literal["fail", "skip"] = "fail"
     """A commit that takes rows away or changes them: stop and say which, or enter it as a dead letter and go on behind it.
     Compaction is no such commit: it moves rows, and brings none."""
+    start: Literal["earliest", "current"] = "earliest"
+    """Where a new source begins: with the oldest version that the table still has, or with all that the newest one holds, which
+    takes no part in what was deleted or changed before."""
     name: str | None = None
     """Iceberg: ``namespace.table``."""
     catalog: str | None = None

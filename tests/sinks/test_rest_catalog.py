@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyiceberg.catalog import load_catalog
 from tests.sinks.conftest import World, make_spec
 from tests.sinks.rest_catalog import ARTIFACTS, RestCatalogServer
 from tests.sinks.test_follow import is_table, once
+from tests.sources.test_tables import ME, Lake, rows
 
 from tidegate.checkpoints.local import LocalStore
 from tidegate.infra.jars import ensure_jars
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.spec.errors import TransientError
+from tidegate.jobs.spec.pipeline import Limits
 
 pytestmark = [
     pytest.mark.e2e,
@@ -82,3 +85,23 @@ def test_catalog_is_away(rest: World, server: RestCatalogServer) -> None:
     server.start()
     assert sink.follow(rest.log) == 2
     assert rest.exact(sink)
+
+
+def test_a_source_waits_for_its_catalog(server: RestCatalogServer, tmp_path: Path) -> None:
+    """A source whose catalog is away is waited for, and the same source goes on where it was."""
+    namespace = f"ns_{secrets.token_hex(4)}"
+    lake = Lake(tmp_path, format="iceberg", name=f"{namespace}.t", catalog=server.address)
+    with pytest.raises(TransientError, match="there is no iceberg table"):
+        lake.read()
+    catalog = load_catalog("writer", uri=server.address)
+    catalog.create_namespace(namespace)
+    table = catalog.create_table(f"{namespace}.t", rows(1).schema, location=lake.path.as_uri())
+    table.append(rows(1))
+    source = lake.source()
+    resume = source.plan(ME, None, Limits()).resume
+    table.append(rows(2))
+    server.stop()
+    with pytest.raises(TransientError, match="cannot be reached"):
+        source.plan(ME, resume, Limits())
+    server.start()
+    assert [part["rows"] for part in source.plan(ME, resume, Limits()).parts] == [1]

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.checkpoints.local import LocalStore
+from tidegate.infra.ports import LOOPBACK, free_port
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.sources.view import InputView
@@ -114,6 +115,25 @@ def test_delta_rewrite_is_refused(delta: Lake) -> None:
         delta.read()
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_delta_may_begin_at_the_current_version(tmp_path: Path, checkpoint: bool) -> None:
+    """What was deleted before the source was made is no matter to it; what the table holds comes at once."""
+    lake = Lake(tmp_path, format="delta", start="current")
+    write(lake, 1, 2)
+    deltalake.DeltaTable(str(lake.path)).delete("n = 1")
+    if checkpoint:
+        deltalake.DeltaTable(str(lake.path)).create_checkpoint()
+    write(lake, 3)
+    deltalake.DeltaTable(str(lake.path)).optimize.compact()
+    found, _, resume = lake.read()
+    assert sorted(n for numbers in found for n in numbers) == [2, 3]
+    write(lake, 4)
+    assert lake.read(resume)[0] == [[4]]
+    deltalake.DeltaTable(str(lake.path)).delete("n = 4")
+    with pytest.raises(PoisonError, match="took or changed rows"):
+        lake.read(resume)
+
+
 def test_delta_rewrite_is_a_dead_letter(tmp_path: Path) -> None:
     """With `on_rewrite: skip` it is a dead letter at a place of its own, and what comes behind is read."""
     lake = Lake(tmp_path, format="delta", on_rewrite="skip")
@@ -212,6 +232,41 @@ def test_iceberg_rewrite_is_refused(iceberg: tuple[Lake, Any]) -> None:
     table.delete("n = 1")
     with pytest.raises(PoisonError, match="took or changed rows"):
         lake.read()
+
+
+def test_iceberg_may_begin_at_the_current_snapshot(tmp_path: Path, iceberg: tuple[Lake, Any]) -> None:
+    """Rows that were deleted before the source was made are no matter to it."""
+    old, table = iceberg
+    table.append(rows(1, 2))
+    table.delete("n = 1")
+    options = old.spec.sources["lake"].table
+    assert options is not None
+    lake = Lake(tmp_path, **options.model_dump() | {"start": "current"})
+    found, _, resume = lake.read()
+    assert found == [[2]]
+    table.append(rows(3))
+    assert lake.read(resume)[0] == [[3]]
+
+
+def test_iceberg_catalog_that_is_away(tmp_path: Path) -> None:
+    """A catalog that cannot be reached is waited for."""
+    lake = Lake(tmp_path, format="iceberg", name="n.t", catalog=f"http://{LOOPBACK}:{free_port()}/")
+    with pytest.raises(TransientError, match="catalog or files cannot be reached"):
+        lake.read()
+
+
+def test_iceberg_manifest_that_expires_meanwhile(iceberg: tuple[Lake, Any]) -> None:
+    """A manifest that is gone when it is read is looked for again, by a table loaded anew: the driver goes on."""
+    lake, table = iceberg
+    table.append(rows(1))
+    hidden = [(path, path.with_suffix(".away")) for path in (lake.path / "metadata").glob("*.avro")]
+    for path, away in hidden:
+        path.rename(away)
+    with pytest.raises(TransientError, match="a file of its metadata is gone"):
+        lake.read()
+    for path, away in hidden:
+        away.rename(path)
+    assert lake.read()[0] == [[1]]
 
 
 def test_iceberg_rolled_back(iceberg: tuple[Lake, Any]) -> None:
