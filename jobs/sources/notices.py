@@ -27,11 +27,11 @@ _AGAIN: Final = 5.0  # seconds before a lost connection is opened again
 _SILENCE: Final = 300.0  # seconds without a word, not even that nothing happened, after which a connection is lost; the SDK's own
 
 Events = Callable[[], Iterator[str]]
-"""Connects and gives the keys of new objects, until the connection is lost."""
+"""Connects and gives the names of new objects, until the connection is lost."""
 
 
 class Notices:
-    """Keys of new objects since the last `take`."""
+    """Names of new objects, below the prefix that is listened to, since the last `take`."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -75,7 +75,7 @@ def listen(store: Store, prefix: str) -> Notices | None:
 
 
 def minio_events(settings: S3Settings, prefix: str) -> Iterator[str]:
-    """Keys, relative to the store, of objects written below `prefix`."""
+    """Names, below `prefix`, of objects written there."""
     from minio import Minio
     from urllib3 import PoolManager, Timeout
 
@@ -94,7 +94,7 @@ def minio_events(settings: S3Settings, prefix: str) -> Iterator[str]:
     wanted = ("s3:ObjectCreated:*",)
     with client.listen_bucket_notification(bucket_name=settings.bucket, prefix=root + prefix, events=wanted) as events:
         for event in events:
-            yield from (key[len(root) :] for key in _keys(event))
+            yield from (key[len(root + prefix) :] for key in _keys(event))
 
 
 def _keys(event: dict[str, Any]) -> Iterator[str]:

@@ -63,7 +63,7 @@ class ObjectSource:
         spec: of the source.
         store: the pipeline's; an `InputView` of it unless all objects are Parquet in the pipeline's own store.
         pipeline: its name, for the log of arrivals.
-        notices: keys that notifications name, for the log of arrivals.
+        notices: names below the source's folder that notifications name, for the log of arrivals.
         clock: seconds, monotonic.
     """
 
@@ -85,6 +85,8 @@ class ObjectSource:
         self._table: TableVersions | None = None
         self._heard: list[str] = []
         self._cache: OrderedDict[tuple[str, str, int, float | None], _Facts] = OrderedDict()
+        self.backlog: dict[str, int] = {}
+        """Member -> objects known behind the last planned slice; in the order of keys at most one: nobody lists on."""
 
     def members(self) -> Sequence[Member]:
         """One member for the source, or one per folder directly below its path."""
@@ -105,6 +107,7 @@ class ObjectSource:
         at = _Resume.read(resume)
         if blocked:
             waiting = at.open is not None or bool(self._next(member, at, 1))
+            self.backlog[str(member)] = self._behind(member, at.ordinal, pending=waiting)
             return Slice(member, at.seq, at.seq, resume=at.write(), pending=waiting)
         ended = self.spec.bounded and self.store.head(self._folder(member) + DONE_MARKER) is not None
         opened = [self._opened(at.open)] if at.open else []
@@ -115,6 +118,7 @@ class ObjectSource:
             if not cutter.take(facts):
                 break
         pending = cutter.at.open is not None or cutter.listed < len(entries)
+        self.backlog[str(member)] = self._behind(member, cutter.at.ordinal, pending=pending)
         return cutter.slice(pending=pending, done=ended and not pending)
 
     def trim(self, part: Slice, end: int) -> Slice:
@@ -160,6 +164,10 @@ class ObjectSource:
             log.discover(self._noticed(member), everything=ended)
         return [Entry(key, _UNKNOWN, "", None) for key in log.keys(at.ordinal + (at.open is not None), count)]
 
+    def _behind(self, member: Member, ordinal: int, *, pending: bool) -> int:
+        log = self._logs.get(member)
+        return int(pending) if log is None else len(log) - ordinal
+
     def _committed(self, member: Member) -> ArrivalLog:
         """The log, with what the table's newest commits added."""
         assert self.spec.table is not None  # noqa: S101 - asked by the caller
@@ -187,7 +195,7 @@ class ObjectSource:
     def _noticed(self, member: Member) -> list[str]:
         """What notifications named in this member's folder; what they named elsewhere waits for its own member."""
         if self._notices is not None:
-            self._heard += self._notices.take()
+            self._heard += [self.prefix + name for name in self._notices.take()]
         folder = self._folder(member)
         mine = [key for key in self._heard if key.startswith(folder)]
         self._heard = [key for key in self._heard if not key.startswith(folder)][-_MOST_HEARD:]

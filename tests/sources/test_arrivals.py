@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -17,9 +18,11 @@ from tidegate.checkpoints.probe import require_honest
 from tidegate.checkpoints.s3 import S3Store
 from tidegate.jobs.sources import arrivals
 from tidegate.jobs.sources.arrivals import ArrivalLog
+from tidegate.jobs.sources.make import Sources
 from tidegate.jobs.sources.notices import Notices, listen
 from tidegate.jobs.sources.objects import DONE_MARKER, ObjectSource
-from tidegate.jobs.spec.pipeline import Limits
+from tidegate.jobs.sources.view import InputView
+from tidegate.jobs.spec.pipeline import Limits, PipelineSpec
 
 
 class Clock:
@@ -169,10 +172,33 @@ def test_local_store_has_none(tmp_path: Path) -> None:
 
 @pytest.mark.minio
 def test_minio_names_new_objects(minio_environment: RealMinio) -> None:
-    """A late upload to a real MinIO is named within moments, by its key relative to the store."""
+    """A late upload to a real MinIO is named within moments, by its name below the folder."""
     store = open_store(f"s3://{minio_environment.bucket}/notices")
     assert isinstance(store, S3Store)
-    assert heard_from(store) == {"inbox/a/é 1.parquet"}
+    assert heard_from(store) == {"a/é 1.parquet"}
+
+
+@pytest.mark.minio
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in the store", "at an address of its own"])
+def test_a_late_upload_is_read_because_minio_named_it(minio_environment: RealMinio, tmp_path: Path, elsewhere: bool) -> None:
+    """From the bucket to the slice, long before the next safety listing, wherever the source lies."""
+    base = f"s3://{minio_environment.bucket}/{secrets.token_hex(4)}"
+    path = f"{base}/other/a" if elsewhere else "inbox/a"
+    pipeline = PipelineSpec.model_validate({"name": "p", "sources": {"a": spec(path=path, discovery={"order": "arrival"})}})
+    store = open_store(base)
+    view = InputView(store, pipeline, tmp_path)
+    home, folder = view.home("a")
+    home.put(f"{folder}m.parquet", parquet(1))
+    sources = Sources(pipeline, store, view)
+    (source,) = sources.all
+    resume = source.plan(ME, None, Limits()).resume
+    deadline, late = time.monotonic() + 60, source.plan(ME, resume, Limits())
+    while late.empty and time.monotonic() < deadline:
+        home.put(f"{folder}a.parquet", parquet(1))  # again and again: when the listener stands is not known
+        time.sleep(0.1)
+        late = source.plan(ME, resume, Limits())
+    sources.close()
+    assert [part["key"].rpartition("/")[2] for part in late.parts] == ["a.parquet"]
 
 
 @pytest.mark.minio
@@ -181,7 +207,7 @@ def test_minio_names_new_objects_over_tls(tls_minio: CertifiedMinio, monkeypatch
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tls_minio.ca))
     store = S3Store(tls_minio.settings("notices"))
     require_honest(store)  # waits until the server has started
-    assert heard_from(store) == {"inbox/a/é 1.parquet"}
+    assert heard_from(store) == {"a/é 1.parquet"}
 
 
 def heard_from(store: S3Store) -> set[str]:
