@@ -20,6 +20,15 @@ __all__ = ["Change", "Live", "Verdict", "changes"]
 _ANEW: Final = "start anew under another name, or let the driver finish with the old spec first"
 
 
+_OTHER_PLACES: Final = {
+    "table": "its positions count the files of the old table, or objects that were none",
+    "table.format": "its positions count the files of the old table",
+    "table.name": "its positions count the files of the old table",
+    "discovery.order": "its positions count objects in the old order: some would be skipped, others read again",
+}
+"""Options of a source -> what its positions mean by them."""
+
+
 class Verdict(StrEnum):
     """What becomes of the state that a change concerns."""
 
@@ -86,7 +95,9 @@ def _source(where: str, old: SourceSpec, new: SourceSpec) -> Iterator[Change]:
     left, right = old.model_dump(mode="json", exclude={"columns"}), new.model_dump(mode="json", exclude={"columns"})
     for path in _differences(left, right):
         field = path.partition(".")[0]
-        if field in ("kind", "path", "format", "partition_by"):
+        if path in _OTHER_PLACES:
+            yield _refused(f"{where}.{path}", f"{_OTHER_PLACES[path]}: give the source a new name")
+        elif field in ("kind", "path", "format", "partition_by"):
             yield _refused(f"{where}.{path}", "its positions count the objects of the old place: give the source a new name")
         elif field in ("event_time", "end_time", "timezone", "barriers", "edges"):
             yield _refused(f"{where}.{path}", "rows before and after would mean different things: give the source a new name")

@@ -61,6 +61,9 @@ def _reorder(spec: dict[str, Any]) -> None:
         (lambda s: s["sources"]["a"].update(lag="9s"), "sources.a.lag", "kept"),
         (lambda s: s["sources"]["a"].update(path="in/z"), "sources.a.path", "refused"),
         (lambda s: s["sources"]["a"].update(timezone="Europe/Paris"), "sources.a.timezone", "refused"),
+        (lambda s: s["sources"]["a"].update(discovery={"order": "arrival"}), "sources.a.discovery.order", "refused"),
+        (lambda s: s["sources"]["a"].update(discovery={"safety_listing": "1h"}), "sources.a.discovery.safety_listing", "kept"),
+        (lambda s: s["sources"]["a"].update(table={"format": "delta"}), "sources.a.table", "refused"),
         (_add_column, "schema.extra added", "refused"),
         (_retype, "schema.v is double instead of long", "refused"),
         (lambda s: s.update(release={"mode": "commit"}), "release.mode", "refused"),
@@ -71,6 +74,27 @@ def _reorder(spec: dict[str, Any]) -> None:
 def test_every_change_has_a_rule(edit: Callable[[dict[str, Any]], object], what: str, verdict: str) -> None:
     """With open windows and buffered rows."""
     assert [(c.what, c.verdict.value) for c in judged(edit)] == [(what, verdict)]
+
+
+ICEBERG = {"format": "iceberg", "name": "n.a", "catalog": "sqlite:///a"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict"),
+    [
+        ({"table": ICEBERG}, {"table": {**ICEBERG, "name": "n.b"}}, Verdict.REFUSED),
+        ({"table": ICEBERG}, {"table": {**ICEBERG, "catalog": "sqlite:///b"}}, Verdict.KEPT),
+        ({"table": {"format": "delta"}}, {"table": {"format": "delta", "on_rewrite": "skip"}}, Verdict.KEPT),
+        ({"discovery": {"order": "arrival"}}, {}, Verdict.REFUSED),
+    ],
+    ids=["another table", "a catalog that moved", "skip rewrites", "back to the order of keys"],
+)
+def test_positions_hold_for_one_place(old: dict[str, Any], new: dict[str, Any], verdict: Verdict) -> None:
+    """A position among a table's files, or in the order of arrival, means nothing elsewhere, even without any other state."""
+    before, after = (
+        PipelineSpec.model_validate({**BASE, "sources": {"a": {**BASE["sources"]["a"], **own}}}) for own in (old, new)
+    )
+    assert [change.verdict for change in changes(before, after, Live())] == [verdict]
 
 
 @pytest.mark.parametrize(
