@@ -27,6 +27,7 @@ def land(
     from tidegate.checkpoints.open import open_store
     from tidegate.jobs.driver.landing import Landing, run_queries, start_query
     from tidegate.jobs.driver.logs import configure_logs
+    from tidegate.jobs.driver.observe import observed_landing
     from tidegate.jobs.spark.session import open_session
     from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 
@@ -39,21 +40,23 @@ def land(
         )
     configure_logs(json=True)
     folder = checkpoint or Path(".tidegate") / "landing" / spec.name / source
-    landing = Landing(source, spec.sources[source], open_store(context.store_url(store)), folder, new_generation=new_generation)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with landing.alone():
-        session = open_session(spec)
-        try:
-            failed = run_queries(lambda: start_query(session, spec, landing), landing, stop, until_idle)
-        finally:
-            session.stop()
-    if failed is not None:
-        raise TransientError(
-            f"the landing query of {spec.name}.{source} failed: {str(failed).strip().splitlines()[0][:400]}",
-            code="landing.failed",
-            kept="everything landed so far",
-            advice="run it again: it goes on at its checkpoint",
-        )
+    with observed_landing(spec.name, source) as metrics:
+        place = open_store(context.store_url(store))
+        landing = Landing(source, spec.sources[source], place, folder, new_generation=new_generation, metrics=metrics)
+        with landing.alone():
+            session = open_session(spec)
+            try:
+                failed = run_queries(lambda: start_query(session, spec, landing), landing, stop, until_idle)
+            finally:
+                session.stop()
+        if failed is not None:
+            raise TransientError(
+                f"the landing query of {spec.name}.{source} failed: {str(failed).strip().splitlines()[0][:400]}",
+                code="landing.failed",
+                kept="everything landed so far",
+                advice="run it again: it goes on at its checkpoint",
+            )
     output.console().print(f"{landing.landed} rows landed by this process")

@@ -33,6 +33,7 @@ import structlog
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, Store
+from tidegate.jobs.driver.metrics import LandingMetrics
 from tidegate.jobs.sources.view import home_of
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.inputs import LandingOptions, environment_value
@@ -60,13 +61,23 @@ class Landing:
         store: the pipeline's; the objects go there, unless the source has a full address of its own.
         checkpoint: Spark's checkpoint folder; on a disk that outlives the process.
         new_generation: begin a new one if the folder does not own the newest.
+        metrics: told of every batch that is landed, and of every query that is started again.
 
     Raises:
         ConfigurationError: the newest generation belongs to another checkpoint folder.
     """
 
-    def __init__(self, name: str, source: SourceSpec, store: Store, checkpoint: Path, *, new_generation: bool = False) -> None:
-        self.name, self.checkpoint = name, checkpoint
+    def __init__(
+        self,
+        name: str,
+        source: SourceSpec,
+        store: Store,
+        checkpoint: Path,
+        *,
+        new_generation: bool = False,
+        metrics: LandingMetrics | None = None,
+    ) -> None:
+        self.name, self.checkpoint, self.metrics = name, checkpoint, metrics
         self._store, self._folder = home_of(name, source, store)
         checkpoint.mkdir(parents=True, exist_ok=True)
         forgetful = source.landing is not None and source.landing.format in _FORGETFUL
@@ -80,6 +91,8 @@ class Landing:
         written = self._create(key, rows)
         if written:
             self.landed += count
+            if self.metrics is not None:
+                self.metrics.landed(count)
         else:
             _log.info("landed_before", source=self.name, batch=batch)
         status = {"generation": self.generation, "batch": batch, "rows": count, "landed": self.landed, "at": SYSTEM_CLOCK.ticks()}
@@ -211,4 +224,6 @@ def run_queries(start: Callable[[], StreamingQuery], landing: Landing, stop: Eve
         query.stop()
         if failed is None or stop.is_set() or landing.committed() == begun:
             return failed
+        if landing.metrics is not None:
+            landing.metrics.again()
         _log.warning("landing_again", source=landing.name, why=str(failed).strip().splitlines()[0][:400])

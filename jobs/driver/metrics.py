@@ -1,4 +1,4 @@
-"""What the driver measures of itself, as OpenTelemetry metrics; made only when ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set.
+"""What driver and landing measure of themselves, by OpenTelemetry; made only when ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set.
 
 The names are a promise to dashboards and alerts (infra/deploy/grafana, infra/deploy/alerts.yaml). Prometheus gets them from a
 collector, or from an OTLP-receiving Prometheus itself, with dots as underscores.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
     from opentelemetry.sdk.metrics import MeterProvider
 
-__all__ = ["NAMES", "DriverMetrics", "metrics_from_environment"]
+__all__ = ["NAMES", "STATES", "DriverMetrics", "LandingMetrics", "provider_from_environment"]
 
 NAMES: Final = {
     "tidegate.epochs": "epochs sealed by this driver",
@@ -38,12 +38,26 @@ NAMES: Final = {
     "tidegate.sink.lag": "epochs that a sink has not applied",
     "tidegate.source.lag": "messages of a partition behind the last planned slice",
     "tidegate.late_uploads": "objects found behind a greater name, by source",
+    "tidegate.source.backlog": "objects known behind the last planned slice; in the order of keys at most one",
+    "tidegate.source.silent": "how long a source has been without a word, once that is longer than supervision.silent_after",
+    "tidegate.publish.duration": "the last publishing of a sink, waiting for it included",
     "tidegate.trouble": "1 while publishing is in trouble",
+    "tidegate.loop.age": "since the driver last came to the end of an epoch or found nothing to do (or its start)",
+    "tidegate.driver.state": "1 for the state it is in, 0 for the others",
+    "tidegate.driver.error": "1 while it is in trouble of this class and code, 0 when it has got past it",
+    "tidegate.landing.rows": "rows landed by this process",
+    "tidegate.landing.batches": "batches landed by this process; those without rows land nothing",
+    "tidegate.landing.restarts": "queries that failed and were started again",
+    "tidegate.landing.batch.age": "since this process landed a batch (or its start)",
+    "tidegate.landing.state": "1 for the state the landing is in, 0 for the others",
 }
+STATES: Final = ("starting", "running", "waiting", "draining", "stopped", "finished", "failed")
 _SECONDS: Final = "s"
 _ITEMS: Final = "{item}"  # an annotation: a unit of "1" would become the suffix _ratio in Prometheus
 _TICKS: Final = 1_000_000
 _EVERY_MILLIS: Final = 10_000
+
+_Value = tuple[float, dict[str, str]]  # and what stands on it beside the pipeline
 
 
 class DriverMetrics:
@@ -52,7 +66,7 @@ class DriverMetrics:
     Args:
         meter: of the SDK.
         pipeline: stands on every measurement.
-        beside: what the status knows beside the epochs (unpublished, sinks, lag, ...).
+        facts: what the driver's status knows now.
         clock: pipeline time.
         seconds: monotonic.
     """
@@ -61,13 +75,14 @@ class DriverMetrics:
         self,
         meter: Meter,
         pipeline: str,
-        beside: Callable[[], Mapping[str, Any]],
+        facts: Callable[[], Mapping[str, Any]],
         clock: Clock = SYSTEM_CLOCK,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._own = {"pipeline": pipeline}
-        self._beside, self._clock, self._seconds = beside, clock, seconds
-        self._sealed_at = seconds()
+        self._facts, self._clock, self._seconds = facts, clock, seconds
+        self._sealed_at = self._turned_at = seconds()
+        self._errors: set[tuple[str, str]] = set()
         self._report: EpochReport | None = None
         self._buffered = 0
 
@@ -80,11 +95,11 @@ class DriverMetrics:
         durations = ("tidegate.epoch.duration", "tidegate.step.duration")
         self._epoch_seconds, self._step_seconds = (meter.create_histogram(n, _SECONDS, NAMES[n]) for n in durations)
         for name, unit, read in self._gauges():
-            meter.create_observable_gauge(name, [self._observer(read)], unit, NAMES[name])
+            _gauge(meter, self._own, name, unit, read)
 
     def epoch(self, report: EpochReport, seconds: float) -> None:
         """Count one turn of the loop."""
-        self._report = report
+        self._report, self._turned_at = report, self._seconds()
         if report.lost:
             self._lost.add(1, self._own)
         if report.manifest is None:
@@ -109,48 +124,103 @@ class DriverMetrics:
         for window, rows in epoch["windows"].items():
             self._windows.add(rows, {**self._own, "window": window})
 
-    def _gauges(self) -> list[tuple[str, str, Callable[[], Iterable[tuple[float, dict[str, str]]]]]]:
-        facts = self._beside
+    def _gauges(self) -> list[tuple[str, str, Callable[[], Iterable[_Value]]]]:
         return [
+            ("tidegate.driver.state", _ITEMS, lambda: _one_of(STATES, self._facts()["state"])),
+            ("tidegate.driver.error", _ITEMS, self._error),
+            ("tidegate.loop.age", _SECONDS, lambda: [(self._seconds() - self._turned_at, {})]),
             ("tidegate.frontier.lag", _SECONDS, self._frontier),
             ("tidegate.member.frontier.lag", _SECONDS, self._members),
             ("tidegate.barriers.blocked", _ITEMS, lambda: [(len(self._report.decision.blocked) if self._report else 0, {})]),
             ("tidegate.checkpoint.age", _SECONDS, lambda: [(self._seconds() - self._sealed_at, {})]),
             ("tidegate.buffered.rows", _ITEMS, lambda: [(self._buffered, {})]),
-            ("tidegate.unpublished", _ITEMS, lambda: [(facts()["unpublished"], {})]),
-            ("tidegate.sink.lag", _ITEMS, lambda: [(n, {"sink": s}) for s, n in facts().get("sinks", {}).items()]),
-            ("tidegate.source.lag", _ITEMS, lambda: [(n, {"member": m}) for m, n in facts().get("lag", {}).items()]),
-            ("tidegate.late_uploads", _ITEMS, lambda: [(n, {"source": s}) for s, n in facts().get("late_uploads", {}).items()]),
-            ("tidegate.trouble", _ITEMS, lambda: [(int(facts().get("trouble") is not None), {})]),
+            ("tidegate.unpublished", _ITEMS, lambda: [(self._facts().get("unpublished", 0), {})]),
+            ("tidegate.sink.lag", _ITEMS, self._each("sinks", "sink")),
+            ("tidegate.publish.duration", _SECONDS, self._each("published_in", "sink")),
+            ("tidegate.source.lag", _ITEMS, self._each("lag", "member")),
+            ("tidegate.source.backlog", _ITEMS, self._each("backlog", "member")),
+            ("tidegate.source.silent", _SECONDS, lambda: [(t / _TICKS, at) for t, at in self._each("silent", "source")()]),
+            ("tidegate.late_uploads", _ITEMS, self._each("late_uploads", "source")),
+            ("tidegate.trouble", _ITEMS, lambda: [(int(self._facts().get("trouble") is not None), {})]),
         ]
 
-    def _observer(
-        self, read: Callable[[], Iterable[tuple[float, dict[str, str]]]]
-    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        from opentelemetry.metrics import Observation
+    def _each(self, fact: str, label: str) -> Callable[[], list[_Value]]:
+        """A fact that is a mapping of numbers, by the names in it."""
+        return lambda: [(value, {label: name}) for name, value in self._facts().get(fact, {}).items()]
 
-        return lambda _options: [Observation(value, {**self._own, **more}) for value, more in read()]
+    def _error(self) -> Iterable[_Value]:
+        """What was once is told as over: a series that only ends looks the same for minutes."""
+        found = (self._facts().get("error"), self._facts().get("trouble"))
+        now = {(str(error["class"]), str(error["code"])) for error in found if error}
+        self._errors |= now
+        return [(int(one in now), {"class": one[0], "code": one[1]}) for one in sorted(self._errors)]
 
-    def _frontier(self) -> Iterable[tuple[float, dict[str, str]]]:
+    def _frontier(self) -> Iterable[_Value]:
         return [] if self._report is None else self._behind({"": self._report.decision.frontier_after}, "")
 
-    def _members(self) -> Iterable[tuple[float, dict[str, str]]]:
+    def _members(self) -> Iterable[_Value]:
         if self._report is None:
             return []
         sources = self._report.decision.after.get("sources", {})
         return self._behind({m: known["frontier"] for s in sources.values() for m, known in s["inputs"].items()}, "member")
 
-    def _behind(self, frontiers: Mapping[str, int | None], label: str) -> list[tuple[float, dict[str, str]]]:
+    def _behind(self, frontiers: Mapping[str, int | None], label: str) -> list[_Value]:
         """No value before the first frontier, and none after the last."""
         now = self._clock.ticks()
         real = {name: f for name, f in frontiers.items() if f is not None and TICK_MIN < f < TICK_MAX}
         return [((now - f) / _TICKS, {label: name} if label else {}) for name, f in real.items()]
 
 
-def metrics_from_environment(
-    environment: Mapping[str, str], pipeline: str, beside: Callable[[], Mapping[str, Any]]
-) -> tuple[DriverMetrics, MeterProvider] | None:
-    """Metrics sent by OTLP over HTTP every ten seconds; None unless an endpoint is named. Shut the provider down at the end."""
+class LandingMetrics:
+    """Feeds a meter from a landing query.
+
+    Args:
+        meter: of the SDK.
+        pipeline: stands on every measurement, and
+        source: so does this.
+        seconds: monotonic.
+
+    Attributes:
+        state: running, stopped or failed.
+    """
+
+    def __init__(self, meter: Meter, pipeline: str, source: str, seconds: Callable[[], float] = time.monotonic) -> None:
+        self._own = {"pipeline": pipeline, "source": source}
+        self._seconds, self._landed_at = seconds, seconds()
+        self.state = "running"
+        names = ("tidegate.landing.rows", "tidegate.landing.batches", "tidegate.landing.restarts")
+        self._rows, self._batches, self._restarts = (meter.create_counter(name, _ITEMS, NAMES[name]) for name in names)
+        _gauge(meter, self._own, "tidegate.landing.batch.age", _SECONDS, lambda: [(self._seconds() - self._landed_at, {})])
+        states = ("running", "stopped", "failed")
+        _gauge(meter, self._own, "tidegate.landing.state", _ITEMS, lambda: _one_of(states, self.state))
+
+    def landed(self, rows: int) -> None:
+        """A batch lies in the bucket."""
+        self._landed_at = self._seconds()
+        self._rows.add(rows, self._own)
+        self._batches.add(1, self._own)
+
+    def again(self) -> None:
+        """A query failed and is started again."""
+        self._restarts.add(1, self._own)
+
+
+def _gauge(meter: Meter, own: Mapping[str, str], name: str, unit: str, read: Callable[[], Iterable[_Value]]) -> None:
+    from opentelemetry.metrics import Observation
+
+    def observe(_options: CallbackOptions) -> Iterable[Observation]:
+        return [Observation(value, {**own, **more}) for value, more in read()]
+
+    meter.create_observable_gauge(name, [observe], unit, NAMES[name])
+
+
+def _one_of(states: Iterable[str], now: str) -> list[_Value]:
+    """All states, so that the one that was is told as over."""
+    return [(int(state == now), {"state": state}) for state in states]
+
+
+def provider_from_environment(environment: Mapping[str, str], instance: str) -> MeterProvider | None:
+    """Sends by OTLP over HTTP every ten seconds; None unless an endpoint is named. Shut it down at the end."""
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
     if not any(environment.get(name) for name in names) or environment.get("OTEL_SDK_DISABLED") == "true":
         return None
@@ -161,6 +231,4 @@ def metrics_from_environment(
     from opentelemetry.sdk.resources import Resource
 
     reader = PeriodicExportingMetricReader(OTLPMetricExporter(), export_interval_millis=_EVERY_MILLIS)
-    resource = Resource.create({"service.name": "tidegate", "service.instance.id": pipeline})
-    provider = MeterProvider([reader], resource=resource)
-    return DriverMetrics(provider.get_meter("tidegate"), pipeline, beside), provider
+    return MeterProvider([reader], resource=Resource.create({"service.name": "tidegate", "service.instance.id": instance}))

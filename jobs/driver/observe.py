@@ -1,19 +1,20 @@
-"""Everybody who watches the epochs go by: the caller's progress, metrics, lineage, and one line in the log per sealed epoch."""
+"""Who watches epochs and landings go by: the caller's progress, metrics, lineage, and a line in the log per sealed epoch."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
 
 from tidegate.jobs.driver.lineage import lineage_from_environment
-from tidegate.jobs.driver.metrics import metrics_from_environment
+from tidegate.jobs.driver.metrics import DriverMetrics, LandingMetrics, provider_from_environment
 from tidegate.jobs.engine.epoch import EpochReport
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["LAST_WORDS", "Observers"]
+__all__ = ["LAST_WORDS", "Observers", "observed_landing"]
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -25,13 +26,12 @@ Watcher = Callable[[EpochReport, float], None]
 class Observers:
     """Called after each epoch, in the loop's thread; nothing here may hold it up."""
 
-    def __init__(self, spec: PipelineSpec, beside: Callable[[], Mapping[str, Any]], progress: Watcher) -> None:
+    def __init__(self, spec: PipelineSpec, facts: Callable[[], Mapping[str, Any]], progress: Watcher) -> None:
         self._watchers: list[Watcher] = [progress, _tell]
         self._closers: list[Callable[[], object]] = []
-        measured = metrics_from_environment(os.environ, spec.name, beside)
-        if measured is not None:
-            metrics, provider = measured
-            self._watchers.append(metrics.epoch)
+        provider = provider_from_environment(os.environ, spec.name)
+        if provider is not None:
+            self._watchers.append(DriverMetrics(provider.get_meter("tidegate"), spec.name, facts).epoch)
             self._closers.append(lambda: provider.shutdown(LAST_WORDS * 1e3))
         lineage = lineage_from_environment(os.environ, spec)
         if lineage is not None:
@@ -52,6 +52,24 @@ class Observers:
             except Exception as error:  # the SDK raises bare ones
                 _log.warning("last_words_not_sent", why=str(error))
         structlog.contextvars.unbind_contextvars("pipeline", "epoch")
+
+
+@contextmanager
+def observed_landing(pipeline: str, source: str) -> Iterator[LandingMetrics]:
+    """What the landing of a source tells; its last word is whether it was stopped or failed."""
+    from opentelemetry.metrics import NoOpMeterProvider
+
+    provider = provider_from_environment(os.environ, f"{pipeline}.{source}")
+    metrics = LandingMetrics((provider or NoOpMeterProvider()).get_meter("tidegate"), pipeline, source)
+    try:
+        yield metrics
+        metrics.state = "stopped"
+    except BaseException:
+        metrics.state = "failed"
+        raise
+    finally:
+        if provider is not None:
+            provider.shutdown(LAST_WORDS * 1e3)
 
 
 def _tell(report: EpochReport, seconds: float) -> None:

@@ -191,7 +191,7 @@ class _Run:
         self.publisher = Publishers(followers(spec, store, uid, work), self.log, self.faults, group=spec.outputs.publish_every)
         facts = {"pipeline": spec.name, "pid": os.getpid(), "code_version": __version__, "spec_digest": spec.digest()}
         self.status = StatusReporter(store, lease, self.steps, facts, silent_after=spec.supervision.silent_after)
-        self.observers = Observers(spec, self._beside, options.on_epoch)
+        self.observers = Observers(spec, self.status.snapshot, options.on_epoch)
 
     def go(self, mover: Callable[[], Mover], patiently: Retrying) -> Ended:
         """Settle the head, run the loop, drain; the status says how it ended."""
@@ -217,8 +217,8 @@ class _Run:
         if not self.keeper.overdue:
             beat(self.alive)
         publisher = self.publisher
-        sinks = {"unpublished": publisher.unpublished, "sinks": publisher.lags, "trouble": _as_dict(publisher.trouble)}
-        return {**sinks, **self.sources.facts()}
+        sinks = {"unpublished": publisher.unpublished, "sinks": publisher.lags, "published_in": publisher.took}
+        return {**sinks, "trouble": _as_dict(publisher.trouble), **self.sources.facts()}
 
     def _loop(self, mover: Mover) -> Loop:
         engine = Engine(

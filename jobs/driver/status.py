@@ -91,22 +91,19 @@ class StatusReporter:
                 "silent": silent_sources(decision, self._silent_after),
             }
 
+    def snapshot(self) -> dict[str, Any]:
+        """What is known now."""
+        with self._lock:
+            return {**self._facts, **self._extra(), "state": self.state, "step_since": self._steps.since}
+
     def write(self) -> None:
         """Write now. A store that does not answer is not worth stopping for."""
-        with self._lock:
-            body = {
-                **self._facts,
-                **self._extra(),
-                "state": self.state,
-                "step_since": self._steps.since,
-                "holder_process": self._lease.holder.model_dump(),
-            }
         status = Status(
             token=self._lease.token,
             driver=self._lease.holder.driver,
             step=self._steps.current,
             at=self._clock.ticks(),
-            body=body,
+            body={**self.snapshot(), "holder_process": self._lease.holder.model_dump()},
         )
         try:
             write_status(self._store, self._facts["pipeline"], status)

@@ -28,6 +28,7 @@ class Publisher:
     Attributes:
         error: what stopped the publisher for good (fenced, poison); None while it is well.
         trouble: the transient failure it is trying to get past; None while it is well.
+        took: seconds that the last publishing took, waiting for a sink that was away included; None before the first.
     """
 
     def __init__(self, sinks: Sequence[Sink], log: SlotLog, faults: Faults, *, group: int = 1) -> None:
@@ -39,6 +40,7 @@ class Publisher:
         self._stop = threading.Event()
         self.error: TidegateError | None = None
         self.trouble: TidegateError | None = None
+        self.took: float | None = None
         self._thread = threading.Thread(target=self._run, name="tidegate-publish", daemon=True)
 
     def start(self, sealed: int) -> None:
@@ -90,7 +92,9 @@ class Publisher:
             while not self._stop.is_set():
                 target, flush = self._sealed, self._flush
                 if self._published < target:
+                    begun = time.monotonic()
                     self._follow(flush)
+                    self.took = time.monotonic() - begun
                     self._mark(target if flush or self._group == 1 else target - self._waiting())
                 with self._wake:
                     self._wake.wait_for(partial(self._more, target, flush))
@@ -157,6 +161,11 @@ class Publishers:
     def lags(self) -> dict[str, int]:
         """Sealed epochs that a sink does not show yet, by sink."""
         return {name: one.unpublished for name, one in self._all.items()}
+
+    @property
+    def took(self) -> dict[str, float]:
+        """Seconds that the last publishing took, by sink."""
+        return {name: round(one.took, 3) for name, one in self._all.items() if one.took is not None}
 
     @property
     def trouble(self) -> TidegateError | None:

@@ -41,10 +41,11 @@ class Sources:
         return ObjectSource(name, source, view, pipeline=spec.name, notices=notices)
 
     def facts(self) -> Mapping[str, Any]:
-        """For the status: rows waiting per partition of the sources that know, and late uploads."""
+        """For the status: messages and objects that wait, by member, and late uploads."""
         lag = {member: rows for source in self.all if isinstance(source, KafkaSource) for member, rows in source.lag.items()}
+        backlog = {member: n for source in self.all if isinstance(source, ObjectSource) for member, n in source.backlog.items()}
         late = {source.name: source.late_uploads for source in self.all if isinstance(source, ObjectSource)}
-        return {"lag": lag, "late_uploads": {name: count for name, count in late.items() if count}}
+        return {"lag": lag, "backlog": backlog, "late_uploads": {name: count for name, count in late.items() if count}}
 
     def close(self) -> None:
         """Stop listening."""

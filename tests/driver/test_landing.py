@@ -10,10 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pydantic import ValidationError
 
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.jobs.driver.landing import Landing, run_queries
+from tidegate.jobs.driver.metrics import LandingMetrics
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.sources.view import InputView
@@ -108,6 +111,7 @@ class Query:
     def __init__(self, landing: Landing, batches: int, failure: str | None) -> None:
         (landing.spark_folder / "commits").mkdir(parents=True, exist_ok=True)
         for _ in range(batches):
+            landing.land(landing.committed() + 1, b"x", 2)
             (landing.spark_folder / "commits" / str(landing.committed() + 1)).touch()
         self.isActive, self._failure = failure is None, failure
         self.stopped = 0
@@ -132,7 +136,10 @@ class Query:
 )
 def test_a_query_that_got_on_is_started_again(tmp_path: Path, runs: list[tuple[int, str | None]], end: str | None) -> None:
     """A failure after a finished batch is not the end (Spark 4.1 fails so after a crash); one without progress is."""
-    landing = Landing("a", spec(), MemoryStore(), tmp_path)
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    metrics = LandingMetrics(provider.get_meter("t"), "p", "a")
+    landing = Landing("a", spec(), MemoryStore(), tmp_path, metrics=metrics)
     queries: list[Query] = []
 
     def start() -> Any:
@@ -142,3 +149,10 @@ def test_a_query_that_got_on_is_started_again(tmp_path: Path, runs: list[tuple[i
     failed = run_queries(start, landing, threading.Event(), until_idle=0.5)
     assert (len(queries), None if failed is None else str(failed)) == (len(runs), end)
     assert [query.stopped for query in queries] == [1] * len(runs)
+    data = reader.get_metrics_data()
+    assert data is not None
+    told = {m.name: m.data.data_points[0].value for m in data.resource_metrics[0].scope_metrics[0].metrics}  # type: ignore[union-attr]
+    batches = sum(finished for finished, _ in runs)
+    assert told.get("tidegate.landing.restarts", 0) == len(runs) - 1
+    assert (told.get("tidegate.landing.batches", 0), told.get("tidegate.landing.rows", 0)) == (batches, 2 * batches)
+    provider.shutdown()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -13,19 +15,32 @@ import structlog
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from tests.engine.harness import SECOND, Bench, barrier, row, spec_of
+from tests.engine.harness import SECOND, Bench, PlainSteps, barrier, row, spec_of
+from tests.otlp import collecting
 from tidegate.jobs.driver.lineage import event_of, lineage_from_environment
-from tidegate.jobs.driver.metrics import NAMES, DriverMetrics, metrics_from_environment
-from tidegate.jobs.driver.observe import Observers
+from tidegate.jobs.driver.metrics import NAMES, STATES, DriverMetrics, provider_from_environment
+from tidegate.jobs.driver.observe import Observers, observed_landing
 from tidegate.jobs.engine.epoch import EpochReport
 
-FACTS: dict[str, Any] = {"unpublished": 2, "sinks": {"iceberg": 2}, "trouble": None, "lag": {"a/0": 7}, "late_uploads": {"b": 1}}
+FACTS: dict[str, Any] = {
+    "state": "running",
+    "error": None,
+    "unpublished": 2,
+    "sinks": {"iceberg": 2},
+    "published_in": {"iceberg": 1.5},
+    "trouble": {"class": "transient", "code": "sink.away"},
+    "lag": {"a/0": 7},
+    "backlog": {"b/": 3},
+    "silent": {"b": 5 * SECOND},
+    "late_uploads": {"b": 1},
+}
 
 
 def sealed() -> tuple[Bench, list[EpochReport]]:
     """Two epochs: rows of two sources, then a late row and a barrier of both."""
-    bench = Bench(spec_of())
-    engine = bench.engine()
+    bench, steps = Bench(spec_of()), PlainSteps()
+    steps.timings = {"plan": 0.1}
+    engine = bench.engine(steps=steps)
     bench.clock.advance(100)
     reports = []
     for rows in ([row(1), row(30)], [row(2), row(41), barrier(42, 1)]):
@@ -61,6 +76,7 @@ def test_metrics_follow_the_counters() -> None:
     last = reports[-1].manifest
     assert last is not None
     assert found["tidegate.epochs", ()] == found["tidegate.epoch.duration", ()] == 2
+    assert found["tidegate.step.duration", (("step", "plan"),)] == 2
     for disposition in ("read", "released", "late"):
         total = sum(v for (n, a), v in found.items() if n == "tidegate.rows" and ("disposition", disposition) in a)
         assert total == getattr(last.counters, disposition), disposition
@@ -70,15 +86,83 @@ def test_metrics_follow_the_counters() -> None:
         (bench.clock.ticks() - reports[-1].decision.frontier_after) / SECOND
     )
     assert found["tidegate.source.lag", (("member", "a/0"),)] == 7
+    assert found["tidegate.source.backlog", (("member", "b/"),)] == 3
+    assert found["tidegate.source.silent", (("source", "b"),)] == 5
     assert found["tidegate.sink.lag", (("sink", "iceberg"),)] == found["tidegate.unpublished", ()] == 2
+    assert found["tidegate.publish.duration", (("sink", "iceberg"),)] == 1.5
     assert {name for name, _ in found} <= set(NAMES)
     provider.shutdown()
 
 
+def test_states_and_errors_that_are_over_are_told_as_over() -> None:
+    """A series that only ends looks the same for minutes: of the states exactly one is 1, and an error that was is 0."""
+    reader, facts = InMemoryMetricReader(), dict(FACTS)
+    provider = MeterProvider([reader])
+    DriverMetrics(provider.get_meter("t"), "p", lambda: facts)
+    trouble, other = (("class", "transient"), ("code", "sink.away")), (("class", "transient"), ("code", "store.unavailable"))
+    assert measured(reader)["tidegate.driver.error", trouble] == 1
+    facts |= {"state": "waiting", "trouble": None, "error": {"class": "transient", "code": "store.unavailable"}}
+    found = measured(reader)
+    assert (found["tidegate.driver.error", trouble], found["tidegate.driver.error", other]) == (0, 1)
+    assert {dict(at)["state"]: v for (n, at), v in found.items() if n == "tidegate.driver.state"} == {
+        state: int(state == "waiting") for state in STATES
+    }
+    provider.shutdown()
+
+
+def test_the_age_of_a_turn_is_not_that_of_a_checkpoint() -> None:
+    """A driver that finds nothing to do seals nothing, and is well; one that does not come round is not."""
+    bench, reports = sealed()
+    reader, now = InMemoryMetricReader(), [0.0]
+    provider = MeterProvider([reader])
+    metrics = DriverMetrics(provider.get_meter("t"), "p", lambda: FACTS, bench.clock, lambda: now[0])
+    metrics.epoch(reports[0], 0.5)
+    now[0] = 100.0
+    metrics.epoch(replace(reports[1], manifest=None, sealed=None), 0.5)
+    now[0] = 107.0
+    found = measured(reader)
+    assert (found["tidegate.loop.age", ()], found["tidegate.checkpoint.age", ()]) == (7.0, 107.0)
+    provider.shutdown()
+
+
+def test_a_collector_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the real exporter, over HTTP; the last that comes of a driver is how it ended."""
+    bench, reports = sealed()
+    facts = dict(FACTS)
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        observers = Observers(bench.spec, lambda: facts, lambda *_: None)
+        for report in reports:
+            observers.epoch(report, 0.5)
+        facts["state"] = "finished"
+        observers.close()
+    assert collector.last("tidegate_epochs_total", pipeline="p") == 2
+    assert collector.last("tidegate_epoch_duration_seconds_count", pipeline="p") == 2
+    assert collector.last("tidegate_driver_state", pipeline="p", state="finished") == 1
+    assert collector.last("tidegate_driver_state", pipeline="p", state="running") == 0
+    resource = {a.key: a.value.string_value for a in collector.requests[-1].resource_metrics[0].resource.attributes}
+    assert (resource["service.name"], resource["service.instance.id"]) == ("tidegate", "p")
+
+
+@pytest.mark.parametrize(("error", "last"), [(None, "stopped"), (ValueError("x"), "failed")])
+def test_the_last_word_of_a_landing(monkeypatch: pytest.MonkeyPatch, error: Exception | None, last: str) -> None:
+    """Whether it was stopped or failed is told to the collector at its end, whenever that is."""
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        with nullcontext() if error is None else pytest.raises(ValueError, match="x"), observed_landing("p", "a") as landing:
+            landing.landed(3)
+            if error is not None:
+                raise error
+    own = {"pipeline": "p", "source": "a"}
+    assert collector.last("tidegate_landing_rows_total", **own) == 3
+    states = {s.attributes["state"]: s.value for s in collector.samples if s.name == "tidegate_landing_state"}
+    assert states == {state: int(state == last) for state in ("running", "stopped", "failed")}
+
+
 def test_nothing_is_measured_unless_asked() -> None:
     """Without an endpoint in the environment no meter is made, and no lineage is sent."""
-    assert metrics_from_environment({}, "p", dict) is None
-    assert metrics_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"}, "p", dict) is None
+    assert provider_from_environment({}, "p") is None
+    assert provider_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"}, "p") is None
     assert lineage_from_environment({"OPENLINEAGE_URL": "file:///etc/passwd"}, spec_of()) is None
 
 

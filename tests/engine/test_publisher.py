@@ -79,8 +79,10 @@ def test_a_sink_that_is_away_does_not_hold_up_the_others() -> None:
         while both.trouble is None or both.lags["well"]:
             both.wait_below(1, 0.05)
         assert both.lags == {"well": 0, "away": 3}
+        assert both.took.keys() == {"well"}
         assert both.unpublished == 3
         away.errors.clear()
         assert both.drain(20.0)
+        assert both.took["away"] > both.took["well"]  # the wait is in it
     finally:
         both.stop()

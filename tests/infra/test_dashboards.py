@@ -4,28 +4,65 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from typing import cast
 
 import pytest
+from airflow.sdk._shared.observability.metrics.base_stats_logger import NoStatsLogger, StatsLogger
+from airflow.sdk._shared.observability.metrics.otel_logger import SafeOtelLogger
+from airflow.sdk.observability import stats
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from ruamel.yaml import YAML
+from tests.driver.test_observe import FACTS, sealed
 from tests.infra.deploy import DEPLOY
+from tests.otlp import Collector, collecting
 
 from tidegate.jobs.driver.metrics import NAMES
+from tidegate.jobs.driver.observe import Observers, observed_landing
+from tidegate.operators import metrics
+from tidegate.operators.watch import Sighting, StreamState
 
-_METRIC = re.compile(r"tidegate_[a-z_]+")
-_COUNTERS = {"epochs", "epochs.lost", "rows", "rows.late", "windows.emitted", "barriers"}
-_SECONDS = {"frontier.lag", "member.frontier.lag", "checkpoint.age"}
+_METRIC = re.compile(r"(?:airflow_)?tidegate_[a-z_]*[a-z]")
 
 
-def prometheus_names() -> set[str]:
-    """The names as an OTLP-receiving Prometheus writes them."""
-    found = set()
-    for name in NAMES:
-        short, flat = name.removeprefix("tidegate."), name.replace(".", "_")
-        if short.endswith("duration"):
-            found |= {f"{flat}_seconds_{part}" for part in ("bucket", "sum", "count")}
-        else:
-            found.add(flat + ("_total" if short in _COUNTERS else "_seconds" if short in _SECONDS else ""))
-    return found
+@pytest.fixture(scope="module")
+def told() -> set[str]:
+    """The series of a driver, a landing and Airflow, as a collector got them from the exporter and Prometheus names them."""
+    bench, reports = sealed()
+    with collecting() as collector, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        observers = Observers(bench.spec, lambda: FACTS, lambda *_: None)
+        for report in (*reports, replace(reports[-1], manifest=None, sealed=None, lost=True)):
+            observers.epoch(report, 0.5)
+        observers.close()
+        with observed_landing("p", "a") as landing:
+            landing.landed(3)
+            landing.again()
+        _airflow(collector)
+    return collector.names
+
+
+def _airflow(collector: Collector) -> None:
+    """What triggers and tasks note goes by Airflow's own logger."""
+    exporter = OTLPMetricExporter(f"{collector.url}/v1/metrics")
+    provider = MeterProvider([PeriodicExportingMetricReader(exporter)], shutdown_on_exit=False)
+    stats.initialize(factory=lambda: cast(StatsLogger, SafeOtelLogger(provider)), export_legacy_names=True)
+    metrics.looked("p", None)
+    metrics.looked("p", Sighting(None, 1.0, {"sealed_at": 0}, 1))
+    metrics.ended("p", StreamState.LOST)
+    metrics.launched("p", replaces=True)
+    metrics.adopted("p")
+    metrics.unwatched("p")
+    provider.shutdown()
+    stats.initialize(factory=NoStatsLogger, export_legacy_names=True)
+
+
+def test_every_metric_is_told(told: set[str]) -> None:
+    """What is promised to be measured comes to a collector."""
+    promised = [*NAMES, *(f"airflow.{name}" for name in metrics.NAMES)]
+    assert [name for name in promised if not any(t.startswith(name.replace(".", "_")) for t in told)] == []
 
 
 def dashboard_queries() -> list[str]:
@@ -39,16 +76,16 @@ def alert_rules() -> list[dict[str, str]]:
     return list(YAML(typ="safe").load(DEPLOY / "alerts.yaml")["groups"][0]["rules"])
 
 
-def test_every_metric_is_shown() -> None:
-    """The dashboard asks for metrics that the driver has, and shows each of them."""
+def test_every_metric_is_shown(told: set[str]) -> None:
+    """The dashboard asks for metrics that come, and shows each of them."""
     asked = {name for query in dashboard_queries() for name in _METRIC.findall(query)}
-    assert asked <= prometheus_names()
-    assert {n for n in prometheus_names() if not n.endswith(("_sum", "_count", "_bucket"))} <= asked
+    assert asked - told == set()
+    assert {name for name in told if not name.endswith(("_sum", "_count", "_bucket"))} - asked == set()
 
 
 @pytest.mark.parametrize("rule", alert_rules(), ids=lambda rule: str(rule["alert"]))
-def test_alerts_follow_guarantees(rule: dict[str, dict[str, str]]) -> None:
-    """An alert asks for metrics that exist, names the guarantee it watches and what to do."""
-    assert set(_METRIC.findall(str(rule["expr"]))) <= prometheus_names()
+def test_alerts_follow_guarantees(rule: dict[str, dict[str, str]], told: set[str]) -> None:
+    """An alert asks for metrics that come, names the guarantee it watches and what to do."""
+    assert set(_METRIC.findall(str(rule["expr"]))) - told == set()
     assert rule["annotations"]["guarantee"]
     assert "tidegate " in rule["annotations"]["action"] or "Bring" in rule["annotations"]["action"]

@@ -129,6 +129,17 @@ def test_source_reads_in_arrival_order() -> None:
     assert rows_of(all_slices(again, Limits(rows=1))) == rows_of(before + after)
 
 
+@pytest.mark.parametrize(("order", "behind"), [("arrival", [3, 2, 1, 1, 0]), ("keys", [1, 1, 1, 1, 0])])
+def test_what_waits_is_counted_as_far_as_it_is_known(order: str, behind: list[int]) -> None:
+    """The log of arrivals knows all of it; whoever reads by key lists one object more than he takes. Half an object waits too."""
+    source = ObjectSource("a", spec(discovery={"order": order}), MemoryStore(MemoryBucket(inbox(1, 1, 2))), pipeline="p")
+    resume, waiting = None, []
+    for number in range(len(behind)):
+        resume = source.plan(ME, resume, Limits(objects=1, rows=1), blocked=number == 0).resume
+        waiting.append(source.backlog[str(ME)])
+    assert waiting == behind
+
+
 def test_bounded_source_ends_after_a_whole_listing() -> None:
     """With the end marker there, everything is listed before the source says that it is done."""
     store, clock = MemoryStore(MemoryBucket(inbox(1, 1))), Clock()
