@@ -21,6 +21,7 @@ __all__ = ["AvroError", "read_avro", "read_record", "record_reader"]
 
 _MAGIC: Final = b"Obj\x01"
 _SYNC: Final = 16
+_LONGEST: Final = 70  # bits of a number, by seven a byte
 _Reader = Callable[["Cursor"], Any]
 
 
@@ -49,17 +50,26 @@ class Cursor:
         shift = result = 0
         data, at = self.data, self.at
         try:
-            while True:
+            while shift < _LONGEST:
                 byte = data[at]
                 at += 1
                 result |= (byte & 0x7F) << shift
                 if byte < 0x80:
                     break
                 shift += 7
+            else:
+                raise AvroError("a number has more than 64 bits")
         except IndexError:
             raise AvroError("the data ends within a number") from None
         self.at = at
         return (result >> 1) ^ -(result & 1)
+
+    def count(self) -> int:
+        """A number of things to come, each of a byte at least: what is damaged must not be taken for billions of nothings."""
+        count = self.number()
+        if abs(count) > len(self.data) - self.at:
+            raise AvroError(f"the data ends before {abs(count)} values")
+        return count
 
     def chunk(self) -> bytes:
         """Bytes preceded by their length."""
@@ -77,17 +87,31 @@ def read_avro(data: bytes) -> pa.Table:
         raise AvroError(f"the object begins with {data[:4]!r}, not with {_MAGIC!r}")
     header = _map(lambda c: c.chunk())(cursor)
     sync = cursor.take(_SYNC)
-    schema, inflate = json.loads(header["avro.schema"]), _codec(header.get("avro.codec", b"null").decode())
-    names, readers, types = record_reader(schema)
+    names, readers, types = _container_schema(header)
+    inflate = _codec(header.get("avro.codec", b"null").decode("utf-8", "replace"))
     columns: list[list[Any]] = [[] for _ in names]
-    while cursor.at < len(data):
-        rows, block = cursor.number(), Cursor(inflate(cursor.chunk()))
-        if cursor.take(_SYNC) != sync:
-            raise AvroError("a block does not end with the file's sync marker")
-        for _ in range(rows):
-            for column, read in zip(columns, readers, strict=True):
-                column.append(read(block))
-    return pa.table([pa.array(c, t) for c, t in zip(columns, types, strict=True)], names=names)
+    try:
+        while cursor.at < len(data):
+            rows, block = cursor.number(), Cursor(inflate(cursor.chunk()))
+            if cursor.take(_SYNC) != sync:
+                raise AvroError("a block does not end with the file's sync marker")
+            if not 0 <= rows <= len(block.data):  # a row without any bytes has no event time either
+                raise AvroError(f"a block of {len(block.data)} bytes has {rows} rows")
+            for _ in range(rows):
+                for column, read in zip(columns, readers, strict=True):
+                    column.append(read(block))
+        return pa.table([pa.array(c, t) for c, t in zip(columns, types, strict=True)], names=names)
+    except (ArithmeticError, RecursionError, TypeError) as error:  # numbers too large for their type, and records without an end
+        raise AvroError(f"a value does not fit its type: {error}") from error
+
+
+def _container_schema(header: dict[str, bytes]) -> tuple[list[str], list[_Reader], list[pa.DataType]]:
+    if "avro.schema" not in header:
+        raise AvroError("the header has no schema")
+    try:
+        return record_reader(json.loads(header["avro.schema"]))
+    except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
+        raise error if isinstance(error, AvroError) else AvroError(f"the header's schema cannot be read: {error!r}") from error
 
 
 def record_reader(schema: Any) -> tuple[list[str], list[_Reader], list[pa.DataType]]:
@@ -201,8 +225,7 @@ def _complex(schema: dict[str, Any], named: dict[str, Any]) -> tuple[_Reader, pa
     kind = schema["type"]
     built: tuple[_Reader, pa.DataType | None]
     if kind == "enum":
-        symbols = schema["symbols"]
-        built = (lambda c: symbols[c.number()]), pa.string()
+        built = _enum(schema["symbols"]), pa.string()
     elif kind == "fixed":
         size = schema["size"]
         built = (lambda c: c.take(size)), pa.binary()
@@ -219,6 +242,16 @@ def _complex(schema: dict[str, Any], named: dict[str, Any]) -> tuple[_Reader, pa
     return built
 
 
+def _enum(symbols: list[str]) -> _Reader:
+    def read(cursor: Cursor) -> str:
+        place = cursor.number()
+        if not 0 <= place < len(symbols):
+            raise AvroError(f"an enum has no symbol {place}")
+        return symbols[place]
+
+    return read
+
+
 def _record(schema: dict[str, Any], named: dict[str, Any]) -> _Reader:
     fields: list[tuple[str, _Reader]] = []
 
@@ -232,7 +265,7 @@ def _record(schema: dict[str, Any], named: dict[str, Any]) -> _Reader:
 
 def _blocks(cursor: Cursor) -> Any:
     """The counts of an array's or map's blocks."""
-    while count := cursor.number():
+    while count := cursor.count():
         if count < 0:  # followed by the block's size in bytes, for readers that skip
             cursor.number()
         yield abs(count)

@@ -8,6 +8,7 @@ its text in `TEXT`: it becomes a dead letter like any other row without an event
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import io
 import json
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from tidegate.jobs.sources.avro import AvroError, read_avro
+from tidegate.jobs.sources.avro import read_avro
 from tidegate.jobs.sources.footers import BadObject, read_parquet
 from tidegate.jobs.spec.casts import EXACT_BITS, text_form
 from tidegate.jobs.spec.pipeline import SourceSpec
@@ -43,7 +44,7 @@ _LONG: Final = r"[0-9.]{17}|[0-9][eE][+-]?[0-9]|0[.]0000"  # a line that may hol
 _MOST_DIGITS: Final = 80
 _UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
-_Error = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError, AvroError)
+_Error = (pa.ArrowException, OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, duckdb.Error)  # a ValueError is bz2's
 
 
 def needs_decoding(spec: SourceSpec) -> bool:
@@ -58,7 +59,7 @@ def decode(key: str, data: bytes, spec: SourceSpec, out: Path) -> BadObject | No
     try:
         table = _READERS[spec.format](decompressed(key, data), spec)
     except _Error as error:
-        return BadObject("truncated", f"the object cannot be read as {spec.format}: {str(error).splitlines()[0][:200]}")
+        return _unreadable(spec, error)
     for name, value in folder_values(key).items() if spec.table is not None else ():
         if name not in table.column_names:
             table = table.append_column(name, pa.array([value] * table.num_rows, pa.string()))
@@ -66,8 +67,17 @@ def decode(key: str, data: bytes, spec: SourceSpec, out: Path) -> BadObject | No
     if both:
         return BadObject("unknown_column", f"both the old and the new name of {', '.join(both)} are there")
     table = table.rename_columns([spec.evolution.renamed.get(name, name) for name in table.column_names])
-    pq.write_table(table, out, coerce_timestamps="us", allow_truncated_timestamps=True, compression="snappy")
+    try:
+        pq.write_table(table, out, coerce_timestamps="us", allow_truncated_timestamps=True, compression="snappy")
+    except pa.ArrowException as error:  # a time beyond all time; a full disk is an OSError, and no fault of the object's
+        out.unlink(missing_ok=True)
+        return _unreadable(spec, error)
     return None
+
+
+def _unreadable(spec: SourceSpec, error: Exception) -> BadObject:
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return BadObject("truncated", f"the object cannot be read as {spec.format}: {said[:200]}")
 
 
 def folder_values(key: str) -> dict[str, str | None]:
@@ -186,6 +196,23 @@ def _one_name(found: pa.Table, spec: SourceSpec) -> pa.Table:
     return found
 
 
+def _header(data: bytes, spec: SourceSpec) -> list[str]:
+    """The names in the first line, as any reader of CSV has them.
+
+    Raises:
+        ValueError: they are none.
+    """
+    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline="")
+    try:
+        lines = csv.reader(text, delimiter=spec.parse.delimiter, quotechar=spec.parse.quote)
+        names = next((line for line in lines if line), [])
+    except csv.Error as error:
+        raise ValueError(f"the header cannot be read: {error}") from error
+    if len(set(names)) < len(names):
+        raise ValueError("the header names a column twice")
+    return names
+
+
 def _csv(data: bytes, spec: SourceSpec) -> pa.Table:
     broken: dict[int, str] = {}
 
@@ -193,25 +220,25 @@ def _csv(data: bytes, spec: SourceSpec) -> pa.Table:
         broken[row.number - 1 - spec.parse.header] = row.text
         return "skip"
 
-    names = None if spec.parse.header else list(spec.columns)
-    head = data.split(b"\n", 1)[0].decode("utf-8").strip("\r").split(spec.parse.delimiter) if spec.parse.header else names
+    names = _header(data, spec) if spec.parse.header else list(spec.columns)
     table = pacsv.read_csv(
         io.BytesIO(data),
-        read_options=pacsv.ReadOptions(
-            use_threads=False, column_names=names
-        ),  # one thread: a broken line is then known by number
+        # One thread: a broken line is then known by number.
+        read_options=pacsv.ReadOptions(use_threads=False, column_names=None if spec.parse.header else names),
         parse_options=pacsv.ParseOptions(
             delimiter=spec.parse.delimiter, quote_char=spec.parse.quote, newlines_in_values=True, invalid_row_handler=note
         ),
         convert_options=pacsv.ConvertOptions(
-            column_types={n.strip(spec.parse.quote): pa.string() for n in head or ()},
+            column_types=dict.fromkeys(names, pa.string()),
             null_values=[spec.parse.null],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         ),
     )
+    if table.column_names != names:  # the type of a column that has another name would be guessed
+        raise ValueError(f"the header reads as {', '.join(names)} or as {', '.join(table.column_names)}")
     rename = spec.evolution.renamed
-    table = table.rename_columns([rename.get(n, n) for n in table.column_names])
+    table = table.rename_columns([rename.get(n, n) for n in names])
     texts = pa.table({name: column.cast(pa.string()) for name, column in zip(table.column_names, table.columns, strict=True)})
     texts = texts.append_column(WHY, pa.nulls(texts.num_rows, pa.string()))
     joined = [pa.compute.fill_null(texts[n], "") for n in table.column_names]

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import json
+import lzma
 import struct
 import zlib
 from collections.abc import Callable
@@ -18,12 +19,15 @@ import pyarrow as pa
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
 from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.reference.objects import ObjectReader
 from tidegate.jobs.reference.rows import RawRow
+from tidegate.jobs.sources.decode import decode
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.sources.view import InputView
 from tidegate.jobs.spec.pipeline import Limits, PipelineSpec
@@ -309,10 +313,88 @@ def test_unreadable_objects(tmp_path: Path, name: str, data: bytes, reason: str)
     assert [dead.reason for dead in part.dead] == [reason]
 
 
-def test_damaged_compression(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ending", "squeeze"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)])
+def test_damaged_compression(tmp_path: Path, ending: str, squeeze: Callable[[bytes], bytes]) -> None:
     """So is one whose compression is damaged."""
-    _, part = read({"1.json.gz": gzip.compress(lines(*ROWS))[:-10]}, tmp_path, format="json")
+    _, part = read({f"1.json{ending}": squeeze(lines(*ROWS))[:-10]}, tmp_path, format="json")
     assert [dead.reason for dead in part.dead] == ["truncated"]
+
+
+def squeezed(codec: str, data: bytes) -> bytes:
+    """Compressed by Arrow."""
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, codec) as stream:
+        stream.write(data)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def written(write: Callable[[pa.Table, io.BytesIO], object]) -> bytes:
+    """The good rows, by a writer of a typed format."""
+    sink = io.BytesIO()
+    write(pq.read_table(io.BytesIO(parquet())), sink)
+    return sink.getvalue()
+
+
+WHOLE: dict[str, tuple[str, bytes]] = {
+    "1.json": ("json", lines(*ROWS)),
+    "1.json.gz": ("json", gzip.compress(lines(*ROWS), mtime=0)),
+    "1.json.bz2": ("json", bz2.compress(lines(*ROWS))),
+    "1.json.xz": ("json", lzma.compress(lines(*ROWS))),
+    "1.json.zst": ("json", squeezed("zstd", lines(*ROWS))),
+    "1.json.lz4": ("json", squeezed("lz4", lines(*ROWS))),
+    "1.csv": ("csv", csv(*(f'{r["at"]},"{r["item"]}",{r["amount"]}' for r in ROWS))),
+    "1.avro": ("avro", avro(ROWS)),
+    "2.avro": ("avro", avro(ROWS, codec="deflate")),
+    "3.avro": ("avro", avro(ROWS, codec="snappy")),
+    "1.orc": ("orc", written(orc.write_table)),
+    "1.parquet": ("parquet", written(pq.write_table)),
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(name=st.sampled_from(sorted(WHOLE)), data=st.data())
+def test_no_damage_ends_the_reader(tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject) -> None:
+    """Cut off or with other bytes anywhere, an object is a table or a bad object, and nothing else."""
+    kind, whole = WHOLE[name]
+    damaged = bytearray(whole[: data.draw(st.integers(1, len(whole)))])
+    for place, byte in data.draw(st.lists(st.tuples(st.integers(0, len(damaged) - 1), st.integers(0, 255)), max_size=4)):
+        damaged[place] = byte
+    out = tmp_path_factory.mktemp("damaged") / "out.parquet"
+    found = decode(f"inbox/a/{name}", bytes(damaged), spec(format=kind).sources["a"], out)
+    assert (found is None) == out.exists()
+    if found is None:
+        pq.read_table(out)
+
+
+def test_avro_that_says_nothing(tmp_path: Path) -> None:
+    """A header without a schema, and symbols that an enum does not have, on either side of it."""
+    plain_schema = b'{"type": "enum", "name": "e", "symbols": ["a", "b"]}'
+    for place in (b"\x04", b"\x01"):  # 2 and -1
+        schema = b'{"type": "record", "name": "r", "fields": [{"name": "item", "type": ' + plain_schema + b"}]}"
+        head = (
+            b"Obj\x01\x02" + b"\x16avro.schema" + bytes([(len(schema) << 1) & 0x7F | 0x80, len(schema) >> 6]) + schema + b"\x00"
+        )
+        found = decode(
+            "1.avro", head + b"s" * 16 + b"\x02\x02" + place + b"s" * 16, spec(format="avro").sources["a"], tmp_path / "o"
+        )
+        assert found is not None
+        assert "an enum has no symbol" in found.detail
+    found = decode("1.avro", b"Obj\x01\x00" + b"s" * 16, spec(format="avro").sources["a"], tmp_path / "o")
+    assert found is not None
+    assert "the header has no schema" in found.detail
+
+
+@pytest.mark.parametrize("head", ["\ufeffitem,at,amount", '"item",at,amount', "\n\nitem,at,amount"])
+def test_the_first_column_of_csv_is_text(tmp_path: Path, head: str) -> None:
+    """With a byte order mark, quoted or behind empty lines: no type is guessed, and 01234 stays what it is."""
+    rows, _ = read({"1.csv": f"{head}\n01234,2026-03-01T00:00:00Z,1\n".encode()}, tmp_path, format="csv")
+    assert plain(rows) == [(0, "01234", 1)]
+
+
+def test_csv_that_names_a_column_twice(tmp_path: Path) -> None:
+    """Which of the two would count is not for us to say."""
+    _, part = read({"1.csv": b"at,item,amount,item\n2026-03-01T00:00:00Z,a,1,b\n"}, tmp_path, format="csv")
+    assert [dead.detail for dead in part.dead] == ["the object cannot be read as csv: the header names a column twice"]
 
 
 def test_decoded_copy_is_a_cache(tmp_path: Path) -> None:
