@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,16 @@ class Cluster:
 
     master: str
     workers: Sequence[ProcessMark]
+    log: Path
+    """The master's."""
+
+    def busiest(self) -> int:
+        """The worker with most executors: its death is felt."""
+        return max(range(len(self.workers)), key=lambda number: len(psutil.Process(self.workers[number].pid).children()))
+
+    def executors(self) -> dict[str, int]:
+        """Application -> how many executors it has been given so far."""
+        return dict(Counter(re.findall(r"Launching executor (\S+)/\d+ on", self.log.read_text(errors="replace"))))
 
     def kill_worker(self, number: int) -> None:
         """kill -9 of a worker and of the executors it runs, as when a host dies."""
@@ -64,14 +75,26 @@ def standalone(folder: Path, workers: int, *, cores: int = 2, hidden: Path | Non
             marks.append(_start(log, f"{own}.worker.Worker", *place, *size, url, prefix=_apart(hidden)))
         for number in range(workers):
             _until(folder / f"worker-{number}.log", "Successfully registered with master", marks[number + 1])
-        yield Cluster(url, marks[1:])
+        yield Cluster(url, marks[1:], folder / "master.log")
     finally:
         kill(marks)
 
 
+@dataclass(frozen=True)
+class ConnectServer:
+    """A Spark Connect server and its `sc://` address."""
+
+    address: str
+    mark: ProcessMark
+
+    def kill(self) -> None:
+        """kill -9."""
+        kill([self.mark])
+
+
 @contextmanager
-def connect_server(folder: Path) -> Iterator[str]:
-    """A Spark Connect server on this machine; its `sc://` address."""
+def connect_server(folder: Path) -> Iterator[ConnectServer]:
+    """A Spark Connect server on this machine."""
     port, log = free_port(None), folder / "connect.log"
     address = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
     settings = {**address, "spark.ui.enabled": "false", "spark.driver.memory": "1g", "spark.master": "local[2]"}
@@ -80,7 +103,7 @@ def connect_server(folder: Path) -> Iterator[str]:
     mark = _start(log, "org.apache.spark.deploy.SparkSubmit", "--class", server, *options, "spark-internal")
     try:
         _until_open(port, mark, log)
-        yield f"sc://127.0.0.1:{port}"
+        yield ConnectServer(f"sc://127.0.0.1:{port}", mark)
     finally:
         kill([mark])
 

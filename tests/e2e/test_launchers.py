@@ -15,7 +15,8 @@ import pytest
 
 from tests.e2e.drivers import SIGKILLED, Steady, wait_for
 from tests.e2e.feed import SPEC
-from tests.e2e.spark_servers import Cluster, connect_server, standalone
+from tests.e2e.spark_servers import Cluster, ConnectServer, connect_server, standalone
+from tidegate.jobs.spec.errors import FailureClass
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.launch import Launched
 from tidegate.operators.submit import SubmitLauncher
@@ -24,7 +25,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCAL = "spark: {driver_memory: 1g, jvm: quick}"
-SMALL = 'spark: {driver_memory: 512m, conf: {spark.cores.max: "%d", spark.executor.memory: 512m}}'
+SMALL = 'spark: {driver_memory: 512m, conf: {spark.cores.max: "1", spark.executor.memory: 512m%s}}'
+# Executors go between two epochs, which min_interval keeps apart, and come again for the next.
+DYNAMIC = """, spark.dynamicAllocation.enabled: "true", spark.dynamicAllocation.shuffleTracking.enabled: "true",
+  spark.dynamicAllocation.executorIdleTimeout: 1s, spark.dynamicAllocation.shuffleTracking.timeout: 1s"""
+SPECS = {
+    "left": SPEC.replace(LOCAL, SMALL % ""),
+    "right": SPEC.replace(LOCAL, SMALL % DYNAMIC).replace("idle_interval: 100ms", "idle_interval: 100ms, min_interval: 6s"),
+}
 
 
 @pytest.fixture
@@ -66,8 +74,11 @@ def _until(true: Callable[[], object], launched: Launched, seconds: float = 600.
 
 
 def test_two_pipelines_on_a_cluster_that_loses_a_worker(cluster: Cluster, wheel: Path, tmp_path: Path) -> None:
-    """Both are submitted with our wheel, side by side; one worker dies in the middle of an epoch; both tables are exact."""
-    pipelines = {name: Steady(tmp_path / name, 10, spec=SPEC.replace(LOCAL, SMALL % 1)) for name in ("left", "right")}
+    """Both are submitted with our wheel, side by side, one with dynamic allocation, and the worker with most executors dies.
+
+    Both tables are exact, and executors of the one came and went.
+    """
+    pipelines = {name: Steady(tmp_path / name, 10, spec=spec) for name, spec in SPECS.items()}
     submit = {name: SubmitLauncher("cluster", [str(wheel)], folder=tmp_path / f"{name}-drivers") for name in pipelines}
     started = {
         name: submit[name].launch("steady", str(steady.spec_file), StoreAccess(steady.store_url), "latest")
@@ -75,18 +86,39 @@ def test_two_pipelines_on_a_cluster_that_loses_a_worker(cluster: Cluster, wheel:
     }
     for name, steady in pipelines.items():
         _until(lambda steady=steady: steady.log().head().slot >= 2, started[name])  # type: ignore[misc]
-    cluster.kill_worker(0)
+    cluster.kill_worker(cluster.busiest())
     for name, steady in pipelines.items():
         _until(lambda name=name: started[name].exit_code() == 0, started[name])  # type: ignore[misc]
         assert steady.exact().problems == []
         assert "Traceback" not in Path(started[name].log).read_text()
     assert pipelines["left"].content() == pipelines["right"].content()
+    assert max(cluster.executors().values()) > 4  # beyond the first two and those in place of the dead ones
+
+
+def over(server: ConnectServer) -> str:
+    """The steady pipeline on a Spark Connect server."""
+    return SPEC.replace(LOCAL, f"spark: {{master: '{server.address}'}}")
+
+
+def test_a_connect_server_that_dies_is_not_blamed_on_rows(tmp_path: Path) -> None:
+    """kill -9 of the server: the driver ends as after an outage, and on the next server another one goes on exactly."""
+    with connect_server(tmp_path) as server:
+        steady = Steady(tmp_path / "p", 12, spec=over(server))
+        driver = steady.start()
+        wait_for(lambda: steady.log().head().slot >= 3, driver, seconds=600)
+        server.kill()
+        assert driver.wait(timeout=600) == FailureClass.TRANSIENT.exit_code, steady.log_text()
+        assert "Traceback" not in steady.log_text()
+    with connect_server(tmp_path) as server:
+        steady.spec_file.write_text(over(server))
+        assert steady.start().wait(timeout=600) == 0, steady.log_text()
+    assert steady.exact().problems == []
 
 
 def test_a_driver_over_connect_is_replaced_beside_its_jvm(tmp_path: Path) -> None:
     """kill -9 of the driver; the next one goes on with the same server and its JVM, and the tables are exact."""
-    with connect_server(tmp_path) as address:
-        steady = Steady(tmp_path / "p", 24, spec=SPEC.replace(LOCAL, f"spark: {{master: '{address}'}}"))
+    with connect_server(tmp_path) as server:
+        steady = Steady(tmp_path / "p", 24, spec=over(server))
         driver = steady.start()
         wait_for(lambda: steady.log().head().slot >= 4, driver, seconds=600)
         driver.kill()

@@ -102,13 +102,13 @@ def test_hosts_without_the_drivers_disk(minio: RealMinio, cluster: Cluster, tmp_
         db.register("events", piped.table("events"))
         db.register("found", piped.table("per_minute"))
         db.execute(f"create view input as select * from '{folder}/*.parquet'")
-        windows = "time_bucket(interval 1 minute, at) as w, count(*) as n, sum(amount)::bigint as total"
+        windows = "time_bucket(interval '1 minute', \"at\") as w, count(*) as n, sum(amount)::bigint as total"
         wanted = f"select item, {windows} from input group by all"
         columns = "select item, window_start, n, total from found"
         assert db.sql(f"({wanted}) except ({columns})").fetchall() == []
         assert db.sql("select count(*) from found").fetchall() == db.sql(f"select count(*) from ({wanted})").fetchall()
-        assert db.sql("select at, item, amount from input except all select at, item, amount from events").fetchall() == []
-        assert db.sql("select count(*), count(distinct _position) from events").fetchall() == [(ROWS * OBJECTS,) * 2]
+        assert db.sql('select "at", item, amount from input except all select "at", item, amount from events').fetchall() == []
+        assert db.sql("select count(*), count(distinct position) from events").fetchall() == [(ROWS * OBJECTS,) * 2]
     assert [entry.key for entry in piped.store().list("wide/staging/")] == []
 
 
