@@ -62,7 +62,7 @@ class Box:
     def compose_variables(self) -> None:
         """The lines of the page that prepare docker compose, up to docker's own; a wheel of before lies there, too."""
         folder = self.clone / "infra" / "deploy" / "compose"
-        lines = block("docker compose build").partition("docker compose build")[0].splitlines()[2:]
+        lines = block("docker compose build").partition("docker compose build")[0].splitlines()[3:]
         run("bash", "-euo", "pipefail", "-c", "\n".join(lines), cwd=folder)
         (folder / "tidegate-0-py3-none-any.whl").touch()
         (folder / "requirements.lock").touch()
@@ -188,7 +188,7 @@ def contents(store: Path) -> dict[str, bytes]:
 def test_rights(box: Box) -> None:
     """Each line that makes a policy makes one."""
     lines = said(r"python -m tidegate\.infra\.policies")
-    assert len(lines) == 3
+    assert len(lines) == 4
     for line in lines:
         run("bash", "-euo", "pipefail", "-c", line, env=box.environment(), cwd=box.folder)
         assert json.loads((box.folder / line.rpartition("> ")[2]).read_text())["Statement"]
