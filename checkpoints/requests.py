@@ -136,10 +136,14 @@ def submit(
 
 
 def pending(store: Store, pipeline: str, *, applied: Collection[str] = ()) -> list[Request]:
-    """Requests without an acknowledgement, oldest first. `applied` are ids that stand in manifests but were not acked yet."""
+    """Requests without an acknowledgement, oldest first. `applied` are ids that stand in manifests but were not acked yet.
+
+    One LIST when there is nothing: a driver asks at every turn of its loop.
+    """
     layout = Layout(pipeline)
-    done = {entry.key[len(layout.acks) :] for entry in store.list(layout.acks)}
-    keys = [entry.key for entry in store.list(layout.requests) if entry.key[len(layout.requests) :] not in done]
+    asked = [entry.key for entry in store.list(layout.requests)]
+    done = {entry.key[len(layout.acks) :] for entry in store.list(layout.acks)} if asked else set()
+    keys = [key for key in asked if key[len(layout.requests) :] not in done]
     found = [request for key in keys if (request := _read(store, key, Request)) and request.id not in applied]
     return sorted(found, key=lambda request: (request.at, request.id))
 

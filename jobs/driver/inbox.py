@@ -27,7 +27,7 @@ _LONGEST_HOLD = 300.0  # seconds, on the own clock: whoever asked may be dead, a
 
 
 class Inbox:
-    """Reads ``requests/`` once an epoch; two LISTs when there is nothing.
+    """Reads ``requests/`` once an epoch; one LIST when there is nothing.
 
     `newest` gives the newest sealed manifest. A request that stands in it without an acknowledgement was applied by a driver
     that died, or did not know yet that it had sealed: what follows from it (a pin) is made up for, and nothing is applied twice.
