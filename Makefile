@@ -79,10 +79,11 @@ chaos: venv java ## kill driver, JVM and MinIO at random moments; the tables mus
 	$(BIN)/python -m tests.e2e.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),0)
 
 .PHONY: deploy-check
-deploy-check: venv ## infra/deploy judged by helm and by the code of Kubernetes, compose and docker build (Go >= 1.24.3; 10 minutes once)
+deploy-check: venv ## infra/deploy judged by helm, promtool and the code of Kubernetes, compose and docker build (Go >= 1.24.3; 20 minutes once)
 	@mkdir -p $(TOOLS)
 	test -x $(TOOLS)/helm || GOBIN=$(TOOLS) go install helm.sh/helm/v3/cmd/helm@v3.19.4
 	go build -C tests/infra/deploycheck -o $(TOOLS)/deploycheck .
+	test -x $(TOOLS)/promtool || go build -C tests/infra/promtool -o $(TOOLS)/promtool github.com/prometheus/prometheus/cmd/promtool
 	$(BIN)/python -m pytest -n0 tests/infra/test_deploy_tools.py $(ARGS)
 
 .PHONY: mutants

@@ -92,7 +92,7 @@ def _samples(metric: Any) -> Iterator[Sample]:
     total = "_total" if kind == "sum" and metric.sum.is_monotonic else ""
     for point in getattr(metric, kind).data_points:
         attributes = {a.key: a.value.string_value for a in point.attributes}
-        if kind == "histogram":
+        if kind in ("histogram", "exponential_histogram"):
             yield from (Sample(f"{name}_{part}", attributes, float(point.count)) for part in ("bucket", "sum", "count"))
         else:
             yield Sample(name + total, attributes, point.as_double or float(point.as_int))

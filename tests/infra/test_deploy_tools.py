@@ -1,4 +1,4 @@
-"""What the programs that read infra/deploy say about it: helm, an API server's validation, docker compose's loader, docker build.
+"""What the programs that read infra/deploy say of it: helm, an API server's validation, docker compose, docker build, promtool.
 
 The tools are on PATH or where `make deploy-check` puts them; without them these tests are skipped.
 """
@@ -169,6 +169,17 @@ def test_compose_loads_the_file() -> None:
 def test_docker_takes_the_build_files(name: str) -> None:
     """The checks of `docker build --check` find nothing."""
     assert said(tool("deploycheck"), "dockerfile", str(COMPOSE.parent / name)) == (0, "")
+
+
+def test_alerts_fire_when_they_should() -> None:
+    """By Prometheus' own code, over the series of alerts_test.yaml, where each alert has to fire somewhere."""
+    rules, series = DEPLOY / "alerts.yaml", Path(__file__).with_name("alerts_test.yaml")
+    code, text = said(tool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", str(rules))
+    assert code == 0, text
+    code, text = said(tool("promtool"), "test", "rules", str(series))
+    assert code == 0, text
+    alerts = {rule["alert"] for rule in YAML(typ="safe").load(rules)["groups"][0]["rules"]}
+    assert {alert for alert in alerts if f'alertname="{alert}"' not in series.read_text()} == set()
 
 
 def test_faults_are_seen(tmp_path: Path) -> None:
