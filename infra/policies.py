@@ -3,18 +3,24 @@
 ``python -m tidegate.infra.policies driver BUCKET PIPELINE --input inbox/`` prints one.
 
 * ``driver``: everything below the pipeline's own prefix, reading its inputs, and the one folder the start-up probe writes to.
+  It is Airflow's, too: its tasks start drivers with their own keys, merge, delete what is due and compare ranges with batch runs.
+* ``operator``: people at a command line: they look at everything, ask drivers, decide about late rows, pin and restore. Writing
+  rows (``splice merge``) and deleting them (``gc``) is the driver's.
 * ``reader``: tables and what finds them. No leases, no requests, no writing.
-* ``operator``: Airflow and the command line: like a reader, and requests, restores, pins.
+* ``lander``: ``tidegate land``: writes into the inputs' folders, and reads what it noted there itself; nothing of the pipeline.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+
+from tidegate.jobs.spec.errors import ConfigurationError
 
 __all__ = ["Role", "policy"]
 
@@ -27,6 +33,7 @@ class Role(StrEnum):
     DRIVER = "driver"
     OPERATOR = "operator"
     READER = "reader"
+    LANDER = "lander"
 
 
 def policy(role: Role, bucket: str, pipeline: str, *, prefix: str = "", inputs: Sequence[str] = ()) -> dict[str, Any]:
@@ -37,40 +44,64 @@ def policy(role: Role, bucket: str, pipeline: str, *, prefix: str = "", inputs: 
         bucket: where.
         pipeline: its name.
         prefix: of the store inside the bucket (``s3://bucket/prefix``).
-        inputs: prefixes that the sources read, relative to the store.
+        inputs: prefixes that the sources read, relative to the store; a lander writes there.
+
+    Raises:
+        ConfigurationError: a lander without a folder to land in.
     """
     root = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-    own, probe = f"{root}{pipeline}/", f"{root}tidegate-probe/"
-    reads = [own, *(root + folder.strip("/") + "/" for folder in inputs)]
-    statements = [
-        _statement(["s3:GetBucketLocation"], f"arn:aws:s3:::{bucket}"),
-        _listing(bucket, [*reads, probe] if role is Role.DRIVER else reads),
+    own, folders = f"{root}{pipeline}/", [root + folder.strip("/") + "/" for folder in inputs]
+    match role:
+        case Role.DRIVER:
+            statements = _driver(bucket, root, pipeline, folders)
+        case Role.OPERATOR:
+            statements = _operator(bucket, own, folders)
+        case Role.READER:
+            statements = [
+                _listing(bucket, [own, *folders]),
+                _statement(["s3:GetObject"], *_objects(bucket, [f"{own}timelines/*/tables/", f"{own}iceberg/"])),
+            ]
+        case Role.LANDER:
+            statements = _lander(bucket, folders)
+    return {"Version": "2012-10-17", "Statement": [_statement(["s3:GetBucketLocation"], f"arn:aws:s3:::{bucket}"), *statements]}
+
+
+def _driver(bucket: str, root: str, pipeline: str, inputs: list[str]) -> list[dict[str, Any]]:
+    batches = f"{root}{pipeline[:50]}__bf_"  # the names of `<p>.backfill`'s batch runs
+    own = [f"{root}{pipeline}/", f"{root}tidegate-probe/", batches]
+    listen = ["s3:ListenBucketNotification", "s3:ListBucketMultipartUploads"]
+    return [
+        _listing(bucket, [*own, *inputs]),
+        _statement(listen, f"arn:aws:s3:::{bucket}"),
+        _statement(["s3:GetObject", "s3:PutObject", "s3:DeleteObject", *_MULTIPART], *_objects(bucket, own)),
+        *([_statement(["s3:GetObject"], *_objects(bucket, inputs))] if inputs else []),
     ]
-    if role is Role.DRIVER:
-        listen = ["s3:ListenBucketNotification", "s3:ListBucketMultipartUploads"]
-        statements.append(_statement(listen, f"arn:aws:s3:::{bucket}"))
-        statements.append(_statement(["s3:GetObject"], *_objects(bucket, reads)))
-        writes = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", *_MULTIPART]
-        statements.append(_statement(writes, *_objects(bucket, [own, probe])))
-    elif role is Role.OPERATOR:
-        statements.append(_statement(["s3:GetObject"], *_objects(bucket, reads)))
-        places = [
-            "requests/",
-            "acks/",
-            "trail/",
-            "logs/",
-            "quality/",
-            "timelines/*/slots/",
-            "lease.json",
-            "desired.json",
-            "roots.json",
-        ]
-        statements.append(
-            _statement(["s3:PutObject"], *(f"arn:aws:s3:::{bucket}/{own}{p}{'*' if p[-1] == '/' else ''}" for p in places))
+
+
+def _operator(bucket: str, own: str, inputs: list[str]) -> list[dict[str, Any]]:
+    # A restore is a lease and one slot; listing checkpoints fills the index up; `tidegate quality` keeps its reports.
+    folders = [own + folder for folder in ("requests/", "splices/", "index/", "quality/", "timelines/*/slots/")]
+    documents = [f"arn:aws:s3:::{bucket}/{own}{name}.json" for name in ("lease", "desired", "roots")]
+    caches = [f"{own}index/", f"{own}quality/"]  # made anew from what stays
+    return [
+        _listing(bucket, [own, *inputs]),
+        _statement(["s3:GetObject"], *_objects(bucket, [own, *inputs])),
+        _statement(["s3:PutObject"], *_objects(bucket, folders), *documents),
+        _statement(["s3:DeleteObject"], *_objects(bucket, caches)),
+    ]
+
+
+def _lander(bucket: str, folders: list[str]) -> list[dict[str, Any]]:
+    if not folders:
+        raise ConfigurationError(
+            "a lander needs a folder to land in", code="infra.no_input", advice="name the source's: --input inbox/ticks/"
         )
-    else:
-        statements.append(_statement(["s3:GetObject"], *_objects(bucket, [f"{own}timelines/*/tables/", f"{own}iceberg/"])))
-    return {"Version": "2012-10-17", "Statement": statements}
+    notes = [f"{folder}_landing/" for folder in folders]
+    return [
+        _listing(bucket, notes),
+        _statement(["s3:GetObject"], *_objects(bucket, notes)),
+        _statement(["s3:PutObject"], *_objects(bucket, folders)),
+    ]
 
 
 def _statement(actions: list[str], *resources: str) -> dict[str, Any]:
@@ -92,10 +123,17 @@ def main(
     bucket: Annotated[str, typer.Argument(help="name of the bucket")],
     pipeline: Annotated[str, typer.Argument(help="name of the pipeline")],
     prefix: Annotated[str, typer.Option(help="of the store inside the bucket")] = "",
-    inputs: Annotated[list[str] | None, typer.Option("--input", help="prefix that a source reads; repeat for more")] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", help="prefix that a source reads, or a lander writes; repeat for more")
+    ] = None,
 ) -> None:
     """Print the policy as JSON."""
-    typer.echo(json.dumps(policy(role, bucket, pipeline, prefix=prefix, inputs=inputs or ()), indent=2))
+    try:
+        found = policy(role, bucket, pipeline, prefix=prefix, inputs=inputs or ())
+    except ConfigurationError as error:
+        typer.echo(error, err=True)
+        sys.exit(error.failure_class.exit_code)
+    typer.echo(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

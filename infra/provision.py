@@ -1,12 +1,13 @@
-"""Makes a bucket on a MinIO, and a user who may use it and nothing else.
+"""Makes a bucket on a MinIO, and gives a user rights in it.
 
-``python -m tidegate.infra.provision [--policy FILE]`` reads where and who from the environment: ``TIDEGATE_STORE``,
+``python -m tidegate.infra.provision [--policy FILE] [--only]`` reads where and who from the environment: ``TIDEGATE_STORE``,
 ``TIDEGATE_S3_ENDPOINT``, the root's ``MINIO_ROOT_USER`` and ``MINIO_ROOT_PASSWORD``, the user's ``TIDEGATE_S3_ACCESS_KEY`` and
 ``TIDEGATE_S3_SECRET_KEY``. `AWS_CA_BUNDLE` names the file of a private CA.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -47,8 +48,23 @@ class Credentials:
         return cls(f"{prefix}-{secrets.token_hex(4)}", secrets.token_urlsafe(30))
 
 
-def grant(endpoint: str, root: Credentials, bucket: str, user: Credentials, rights: Mapping[str, Any]) -> None:
-    """Make the bucket, the user and a policy of the user's name; the user has this policy and no other. Safe to repeat.
+def grant(
+    endpoint: str, root: Credentials, bucket: str, user: Credentials, rights: Mapping[str, Any], *, only: bool = False
+) -> int:
+    """Make the bucket and the user, and give the user a policy. Safe to repeat.
+
+    A policy is named by its content, so that one key may have those of several pipelines, and giving one twice is giving it once.
+
+    Args:
+        endpoint: of the MinIO.
+        root: its root user's keys.
+        bucket: where.
+        user: whose rights.
+        rights: the policy.
+        only: take away what the user was given before.
+
+    Returns:
+        How many other policies the user keeps.
 
     Raises:
         TransientError: the server cannot be reached.
@@ -70,13 +86,16 @@ def grant(endpoint: str, root: Credentials, bucket: str, user: Credentials, righ
     both: dict[str, Any] = {"endpoint": address.netloc, "secure": address.scheme == "https", "http_client": http}
     keys = StaticProvider(root.access_key, root.secret_key)
     client, admin = Minio(credentials=keys, region=REGION, **both), MinioAdmin(credentials=keys, **both)
-    name = f"tidegate-{user.access_key}"
+    name = f"tidegate-{hashlib.sha256(json.dumps(rights, sort_keys=True).encode()).hexdigest()[:16]}"
     try:
         if not client.bucket_exists(bucket_name=bucket):
             client.make_bucket(bucket_name=bucket)
         admin.user_add(user.access_key, user.secret_key)
         admin.policy_add(name, policy=dict(rights))
-        admin.policy_set(name, user=user.access_key)
+        before = str(json.loads(admin.user_info(user.access_key)).get("policyName") or "")
+        kept = set() if only else {other for other in before.split(",") if other} - {name}
+        admin.policy_set(",".join(sorted({name, *kept})), user=user.access_key)
+        return len(kept)
     except HTTPError as error:
         raise TransientError(f"no answer from {endpoint}: {error}", code="infra.minio_away", advice="run it again") from error
     except (MinioException, ValueError) as error:
@@ -109,17 +128,19 @@ def bucket_policy(bucket: str) -> dict[str, Any]:
 
 def main(
     policy: Annotated[Path | None, typer.Option(help="what tidegate.infra.policies printed; default: all of the bucket")] = None,
+    only: Annotated[bool, typer.Option("--only", help="take away what the user was given before")] = False,
 ) -> None:
-    """Make the bucket and the user that the environment names, on the MinIO that it names."""
+    """Make the bucket and the user that the environment names, on the MinIO that it names, and give the user rights."""
     try:
-        bucket, access_key = _from_environment(os.environ, policy)
+        bucket, access_key, kept = _from_environment(os.environ, policy, only)
     except TidegateError as error:
         typer.echo(error, err=True)
         sys.exit(error.failure_class.exit_code)
-    typer.echo(f"bucket {bucket}: {access_key} has " + (f"the rights of {policy}" if policy else "all of it"))
+    more = f", and keeps {kept} other policies (--only takes them away)" if kept else ""
+    typer.echo(f"bucket {bucket}: {access_key} has " + (f"the rights of {policy}" if policy else "all of it") + more)
 
 
-def _from_environment(given: Mapping[str, str], policy: Path | None) -> tuple[str, str]:
+def _from_environment(given: Mapping[str, str], policy: Path | None, only: bool) -> tuple[str, str, int]:
     missing = [name for name in _VARIABLES if not given.get(name)]
     if missing:
         raise ConfigurationError(f"not set: {', '.join(missing)}", code="infra.variables", advice="set them, then run it again")
@@ -132,8 +153,7 @@ def _from_environment(given: Mapping[str, str], policy: Path | None) -> tuple[st
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{policy} holds no policy: {error}", code="infra.policy") from error
     user = Credentials(keys[2], keys[3])
-    grant(endpoint, Credentials(keys[0], keys[1]), bucket, user, rights)
-    return bucket, user.access_key
+    return bucket, user.access_key, grant(endpoint, Credentials(keys[0], keys[1]), bucket, user, rights, only=only)
 
 
 if __name__ == "__main__":

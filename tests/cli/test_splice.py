@@ -17,6 +17,7 @@ from tidegate.checkpoints.clock import ManualClock
 from tidegate.checkpoints.identity import ensure_identity
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch import Author, Engine
 from tidegate.jobs.engine.faults import NoFaults
 from tidegate.jobs.reference.mover import ReferenceMover
@@ -47,7 +48,7 @@ OBJECTS: list[list[tuple[str | None, str, int]]] = [
 class Shop:
     """A pipeline with late rows and a dead letter, run by the real engine."""
 
-    def __init__(self, store: LocalStore, spec: PipelineSpec, folder: Path) -> None:
+    def __init__(self, store: Store, spec: PipelineSpec, folder: Path) -> None:
         self.store, self.spec, self.folder = store, spec, folder
         self.log = SlotLog(store, spec.name)
         self.uid = ensure_identity(store, spec.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,12 @@ Called = Callable[..., tuple[int, str]]
 def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Called:
     """The program with these variables: its exit code and what it said."""
 
-    def call(environment: Mapping[str, str], policy: Path | None = None) -> tuple[int, str]:
+    def call(environment: Mapping[str, str], policy: Path | None = None, only: bool = False) -> tuple[int, str]:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         code = 0
         try:
-            main(policy)
+            main(policy, only)
         except SystemExit as ended:
             code = int(ended.code or 0)
         said = capsys.readouterr()
@@ -49,23 +49,50 @@ def variables(endpoint: str, root: Credentials, user: Credentials) -> dict[str, 
     }
 
 
+def roles_of(folder: Path, *pipelines: str) -> Iterator[Path]:
+    """A file with the driver's rights for each pipeline."""
+    for pipeline in pipelines:
+        role = folder / f"{pipeline}.json"
+        role.write_text(json.dumps(policy(Role.DRIVER, "provisioned", pipeline, inputs=["inbox/web"])))
+        yield role
+
+
+def store_of(endpoint: str, user: Credentials) -> S3Store:
+    """The bucket with this user's keys."""
+    keys = {"access_key": user.access_key, "secret_key": user.secret_key}
+    return S3Store(S3Settings.model_validate({"bucket": "provisioned", "endpoint": endpoint, **keys}))
+
+
 @pytest.mark.minio
 def test_a_bucket_and_a_user_with_a_role(real_minio: RealMinio, called: Called, tmp_path: Path) -> None:
-    """The bucket is made; the user has the whole of it, and from then on the role's rights only; repeating changes nothing."""
+    """The bucket is made; the user has the whole of it, and on demand the role's rights only; repeating changes nothing."""
     server, user = real_minio.server, Credentials.random("driver")
     given = variables(server.endpoint, server.root, user)
     assert called(given) == (0, f"bucket provisioned: {user.access_key} has all of it\n")
-    keys = {"access_key": user.access_key, "secret_key": user.secret_key}
-    store = S3Store(S3Settings.model_validate({"bucket": "provisioned", "endpoint": server.endpoint, **keys}))
+    store = store_of(server.endpoint, user)
     store.put("anywhere", b"x")
-    role = tmp_path / "driver.json"
-    role.write_text(json.dumps(policy(Role.DRIVER, "provisioned", "shop", inputs=["inbox/web"])))
+    (role,) = roles_of(tmp_path, "shop")
+    assert "keeps 1 other policies (--only takes them away)" in called(given, role)[1]
+    store.put("anywhere", b"x")
     for _ in range(2):
-        assert called(given, role)[0] == 0
+        assert called(given, role, only=True) == (0, f"bucket provisioned: {user.access_key} has the rights of {role}\n")
     require_honest(store)
     store.put("shop/lease.json", b"{}")
     with pytest.raises(StoreDeniedError):
         store.put("anywhere", b"y")
+
+
+@pytest.mark.minio
+def test_one_key_for_two_pipelines(real_minio: RealMinio, called: Called, tmp_path: Path) -> None:
+    """The rights for a second pipeline come on top of those for the first."""
+    server, user = real_minio.server, Credentials.random("driver")
+    for role in roles_of(tmp_path, "shop", "flights", "shop"):
+        assert called(variables(server.endpoint, server.root, user), role)[0] == 0
+    store = store_of(server.endpoint, user)
+    for pipeline in ("shop", "flights"):
+        store.put(f"{pipeline}/lease.json", b"{}")
+    with pytest.raises(StoreDeniedError):
+        store.put("other/lease.json", b"{}")
 
 
 @pytest.mark.minio

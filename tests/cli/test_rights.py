@@ -1,0 +1,167 @@
+"""What each role of `tidegate.infra.policies` has to be able to do, done for real, with its keys, on a real MinIO."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cli
+from tests.cli.test_splice import OBJECTS, SPEC, Shop
+from tests.minio_server import RealMinio
+
+from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.probe import require_honest
+from tidegate.checkpoints.retention import Policy, Retention
+from tidegate.checkpoints.store import StoreDeniedError
+from tidegate.infra.minio import Credentials
+from tidegate.infra.policies import Role, policy
+from tidegate.infra.provision import grant
+from tidegate.jobs.driver.backfill import batch_spec
+from tidegate.jobs.driver.landing import Landing
+from tidegate.jobs.spec.loader import load_spec
+from tidegate.operators.maintain import MaintainOperator
+
+pytestmark = pytest.mark.minio
+
+LANDED = """\
+apiVersion: tidegate/v1
+name: shop
+sources:
+  web:
+    path: inbox/web/
+    schema: {at: timestamp, item: string, price: long}
+    event_time: at
+    lag: 0s
+    landing: {format: rate, columns: {at: timestamp, item: "'tea'", price: value}, every: 1s}
+"""
+Become = Callable[[Role], str]
+
+
+@pytest.fixture
+def become(real_minio: RealMinio, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Become:
+    """Have the environment hold the keys of a role for the pipeline `shop`; says where its store is. The input is there."""
+    prefix = secrets.token_hex(4)
+    url = f"s3://{real_minio.bucket}/{prefix}"
+    (tmp_path / "shop.yaml").write_text(SPEC)
+    for name, value in real_minio.environment().items():
+        monkeypatch.setenv(name, value)
+    whole = Shop(open_store(url), load_spec(tmp_path / "shop.yaml"), tmp_path / "work")
+    for number, rows in enumerate(OBJECTS):
+        whole.put(number, rows)
+
+    def change(role: Role) -> str:
+        own = Credentials.random(role.value)
+        rights = policy(role, real_minio.bucket, "shop", prefix=prefix, inputs=["inbox/web/"])
+        grant(real_minio.server.endpoint, real_minio.server.root, real_minio.bucket, own, rights)
+        monkeypatch.setenv("TIDEGATE_STORE", url)
+        monkeypatch.setenv("TIDEGATE_S3_ACCESS_KEY", own.access_key)
+        monkeypatch.setenv("TIDEGATE_S3_SECRET_KEY", own.secret_key)
+        return url
+
+    return change
+
+
+def shop_of(url: str, folder: Path) -> Shop:
+    """The pipeline with the keys of the moment."""
+    return Shop(open_store(url), load_spec(folder / "shop.yaml"), folder / "work")
+
+
+def done(cli: Cli, *command: str) -> str:
+    """What a command said that must succeed."""
+    said = cli(*command)
+    assert said.exit_code == 0, f"{command}: {said.out} {said.err}"
+    return said.out
+
+
+def asked(cli: Cli, *command: str) -> str:
+    """The id of a new splice request."""
+    said = cli("splice", *command, "--json")
+    assert said.exit_code == 0, said.err
+    return str(said.data["request"])
+
+
+def test_driver_and_airflow(become: Become, cli: Cli, tmp_path: Path) -> None:
+    """A driver's keys are enough for the driver and for all that Airflow's tasks do: one key pair serves an Airflow."""
+    url = become(Role.DRIVER)
+    store = open_store(url)
+    require_honest(store)
+    shop = shop_of(url, tmp_path)
+    shop.run()
+    done(cli, "checkpoints", "pin", "shop", "latest", "kept")
+    done(cli, "splice", "merge", "shop.yaml", asked(cli, "late", "shop.yaml"), "--yes")
+    assert shop.exact() == []
+    done(cli, "checkpoints", "restore", "shop.yaml", "kept", "--yes")
+    shop_of(url, tmp_path).run()
+    assert shop.exact() == []
+    for number in range(25):
+        store.put(f"shop/logs/2026{number:04d}-aa/000000.log", b"x")
+    found = MaintainOperator(task_id="maintain", pipeline="shop", spec="shop.yaml", keep_hours=0.0).execute({})
+    assert found["scrubbed"] > 0
+    assert found["logs_forgotten"] > 0
+    swept = Retention(shop.log, Policy(keep_last=1, keep_for=0, grace=0), external=lambda: ()).run()
+    assert swept.retired
+    assert swept.deleted
+    day = datetime(2026, 5, 1, tzinfo=UTC)
+    batch = batch_spec(shop.spec, (day, day.replace(day=2)), tmp_path).name
+    store.put(f"{batch}/status.json", b"{}")
+    for entry in list(store.list(f"{batch}/")):
+        store.delete(entry.key)
+    with pytest.raises(StoreDeniedError):
+        store.put("inbox/web/9.parquet", b"x")
+
+
+def test_operator(become: Become, cli: Cli, tmp_path: Path) -> None:
+    """People look, ask, decide, pin, stop and restore with keys that write no row and delete none."""
+    url = become(Role.DRIVER)
+    shop_of(url, tmp_path).run()
+    become(Role.OPERATOR)
+    for command in ("status shop", "checkpoints list shop", "checkpoints show shop latest", "checkpoints verify shop --deep",
+                    "checkpoints pin shop latest kept", "storage shop.yaml", "tables shop.yaml events", "check shop.yaml",
+                    "row shop.yaml price=3", "support-bundle shop.yaml", "gc shop.yaml --dry-run",
+                    "stop shop", "start shop"):  # fmt: skip
+        done(cli, *command.split())
+    assert cli("savepoint", "shop", "mine", "--wait", "0").exit_code == 3  # asked; nobody drives
+    request = asked(cli, "late", "shop.yaml")
+    done(cli, "splice", "show", "shop.yaml", request)
+    done(cli, "splice", "part", "shop.yaml", request, "--until", "2026-05-01T11:00:00Z")
+    done(cli, "splice", "reject", "shop.yaml", f"{request}-rest")
+    done(cli, "splice", "list", "shop.yaml")
+    said = cli("splice", "merge", "shop.yaml", f"{request}-part", "--yes")
+    assert (said.exit_code, "refuses" in said.err) == (2, True)
+    newest = shop_of(url, tmp_path).log.head().checkpoint
+    done(cli, "checkpoints", "restore", "shop.yaml", str(newest), "--yes")
+    done(cli, "checkpoints", "unpin", "shop", "kept")
+    store = open_store(url)
+    for key in ("shop/identity.json", "shop/timelines/0/tables/events/x", "inbox/web/0000.parquet"):
+        for change in (lambda key=key: store.put(key, b"x"), lambda key=key: store.delete(key)):
+            with pytest.raises(StoreDeniedError):
+                change()
+    become(Role.DRIVER)
+    driver = shop_of(url, tmp_path)
+    driver.run()
+    done(cli, "splice", "merge", "shop.yaml", f"{request}-part", "--yes")
+    assert driver.exact() == []
+
+
+def test_lander(become: Become, tmp_path: Path) -> None:
+    """Landing claims, writes and goes on with keys that neither read a row nor see the pipeline."""
+    store = open_store(become(Role.LANDER))
+    (tmp_path / "landed.yaml").write_text(LANDED)
+    source = load_spec(tmp_path / "landed.yaml").sources["web"]
+    assert Landing("web", source, store, tmp_path / "one").land(0, b"rows", 1)
+    assert not Landing("web", source, store, tmp_path / "one").land(0, b"rows", 1)
+    assert Landing("web", source, store, tmp_path / "two", new_generation=True).generation == 2
+    refused: list[Callable[[], object]] = [
+        lambda: store.get("inbox/web/0000.parquet"),
+        lambda: store.delete("inbox/web/0000.parquet"),
+        lambda: list(store.list("inbox/web/")),
+        lambda: store.put("inbox/other/x", b""),
+        lambda: store.put("shop/lease.json", b"{}"),
+        lambda: list(store.list("shop/")),
+    ]
+    for ask in refused:
+        with pytest.raises(StoreDeniedError):
+            ask()
