@@ -231,7 +231,7 @@ class Engine:
 
     def _worth_sealing(self, cut: Cut, decision: Decision, asked: Asked) -> bool:
         lagging = self._dispatch is not None and bool(self.standing.streams.get("lagging"))
-        told = asked.any or lagging or self._opening
+        told = asked.any or lagging or self._opening or any(part.begins for part in cut.slices)
         return not cut.empty or decision.changed or told or self._spec.checkpoint.idle_epochs == "always"
 
     def _move(self, cut: Cut, decision: Decision, asked: Asked) -> tuple[MoveOrder, Moved]:

@@ -77,6 +77,7 @@ class Slice:
         pending: more was available behind `end` when the slice was planned.
         done: the member is bounded and `end` is its end.
         dead: objects in the slice that could not be read.
+        begins: `start` was chosen just now, and another look would choose another: it is sealed even if there is nothing to read.
     """
 
     member: Member
@@ -87,6 +88,7 @@ class Slice:
     pending: bool = False
     done: bool = False
     dead: tuple[DeadObject, ...] = ()
+    begins: bool = False
 
     @property
     def empty(self) -> bool:

@@ -19,7 +19,7 @@ from tidegate.jobs.sources.view import STAGED
 from tidegate.jobs.spec.errors import PoisonError, TransientError
 from tidegate.jobs.spec.pipeline import Limits, SourceSpec
 
-__all__ = ["PLACE", "KafkaSource", "Offsets", "range_name"]
+__all__ = ["PLACE", "KafkaSource", "Offsets", "changed", "range_name", "unreachable"]
 
 PLACE: Final = "_at"
 """Column of a staged range: the lower half of the offset."""
@@ -39,11 +39,22 @@ _ARROW: Final = {
 class Offsets(Protocol):
     """Asks the broker."""
 
-    def ask(self) -> Mapping[int, tuple[int, int]]:
-        """Partition -> (first offset held, offset behind the last).
+    def ask(self, *, settled: bool = True) -> Mapping[int, tuple[int, int]]:
+        """Partition -> (first offset held, offset behind the last that may be read).
+
+        Args:
+            settled: as the source's isolation level has it; without, open transactions count as well.
 
         Raises:
             TransientError: no broker answers, or there is no such topic.
+        """
+        ...
+
+    def topic_id(self) -> str | None:
+        """What tells the topic from another one of the same name; None from brokers that have no such ids.
+
+        Raises:
+            TransientError: as for `ask`.
         """
         ...
 
@@ -60,15 +71,17 @@ class KafkaSource:
         assert spec.kafka is not None  # noqa: S101 - the spec says so
         self.name, self.spec, self.kafka, self._offsets = name, spec, spec.kafka, offsets
         self._held: Mapping[int, tuple[int, int]] = {}
-        self._now: Mapping[int, tuple[int, int]] = {}
+        self._topic: str | None = None
+        self._known = False  # a partition of the topic was read before
         self._told: set[Member] = set()
-        self._begun: dict[Member, int] = {}
+        self._begun: dict[Member, dict[str, Any]] = {}
         self.lag: dict[str, int] = {}
         """Member -> messages behind the last planned slice."""
 
     def members(self) -> Sequence[Member]:
         """One for each partition the topic has now."""
-        self._held = self._offsets.ask()
+        self._topic, self._held = self._offsets.topic_id(), self._offsets.ask()
+        self._known = bool(self._begun)
         self._told.clear()
         return [Member(self.name, str(partition)) for partition in sorted(self._held)]
 
@@ -79,46 +92,61 @@ class KafkaSource:
             PoisonError: offsets to be read next are gone, or the topic is not the one that was read before.
         """
         first, behind = self._held[int(member.partition)]
-        start, dead = self._start(member, resume, first, behind)
+        self._known = self._known or resume is not None
+        begins = resume is None and self.kafka.start == "latest"
+        start, dead = self._start(member, resume or self._begin(member, first, behind), first, behind)
+        behind = max(behind, start)
         most = limits.rows or _ROWS_AT_ONCE
         end = start if blocked else min(behind, start + most, (start // _LOW + 1) * _LOW)
         self.lag[str(member)] = behind - end
         parts = (self._part(member, start, end),) if end > start else ()
         at = start if not dead else dead[0].seq
-        return Slice(member, at, end, parts, {"offset": end}, pending=end < behind, dead=dead)
+        return Slice(member, at, end, parts, self._place(end), pending=end < behind, dead=dead, begins=begins)
 
     def trim(self, part: Slice, end: int) -> Slice:
         """The range cut short."""
         if end >= part.end:
             return part
         parts = (self._part(part.member, self._first(part), end),) if end > self._first(part) else ()
-        return replace(part, end=end, parts=parts, resume={"offset": end}, pending=True)
+        return replace(part, end=end, parts=parts, resume={**part.resume, "offset": end}, pending=True)
 
     def changed(self, part: Slice) -> tuple[DeadObject, ...]:
-        """A range that retention reached while it was read. One answer serves every partition once, so a whole cut."""
+        """A range is fetched whole or not at all, so retention may have it now; but it must be of the topic that was planned.
+
+        One answer serves every partition once, so a whole cut.
+
+        Raises:
+            TransientError: it is not, or the brokers do not answer.
+        """
         if not self._told or part.member in self._told:
-            self._now = self._offsets.ask()
             self._told.clear()
+            if self._offsets.topic_id() != self._topic:
+                raise changed(self.name, f"{self.kafka.topic} was deleted and made again")
         self._told.add(part.member)
-        first, _ = self._now.get(int(part.member.partition), (0, 0))
-        start = self._first(part)
-        return (self._gap(part.member, start, first),) if first > start else ()
+        return ()
 
     def _first(self, part: Slice) -> int:
         """The first offset that is read; a gap may stand before it."""
         return int(part.parts[0]["kafka"]["from"]) if part.parts else part.end
 
-    def _start(
-        self, member: Member, resume: Mapping[str, Any] | None, first: int, behind: int
-    ) -> tuple[int, tuple[DeadObject, ...]]:
-        if resume is None:
-            begun = self._begun.setdefault(member, first if self.kafka.start == "earliest" else behind)
-            return max(begun, first), ()
-        start = int(resume["offset"])
-        if start > behind:
+    def _begin(self, member: Member, first: int, behind: int) -> Mapping[str, Any]:
+        """Where a partition begins that no checkpoint knows.
+
+        `start` is for a topic that is new to the source. Partitions that are added to one it reads have nothing that it was
+        not to read; Kafka numbers them behind the others, so those were planned before.
+        """
+        if member not in self._begun:
+            self._begun[member] = self._place(behind if self.kafka.start == "latest" and not self._known else first)
+        return self._begun[member]
+
+    def _place(self, offset: int) -> dict[str, Any]:
+        return {"offset": offset} | ({} if self._topic is None else {"topic": self._topic})
+
+    def _start(self, member: Member, place: Mapping[str, Any], first: int, behind: int) -> tuple[int, tuple[DeadObject, ...]]:
+        start, topic = int(place["offset"]), place.get("topic", self._topic)
+        if other := self._other(member, start, topic, behind):
             raise PoisonError(
-                f"{self.kafka.topic} partition {member.partition} ends at offset {behind}, but {start} was read before: it is "
-                f"not the topic that source {self.name} read",
+                f"{self.kafka.topic} partition {member.partition} {other}: it is not the topic that source {self.name} read",
                 code="kafka.truncated",
                 kept="everything sealed so far",
                 advice="was the topic deleted and made again? Give the source another name to read it from its beginning",
@@ -134,6 +162,15 @@ class KafkaSource:
                 advice="set kafka.on_gap: report to go on behind the gap; it is then entered as a dead letter",
             )
         return first, (self._gap(member, start, first),)
+
+    def _other(self, member: Member, start: int, topic: str | None, behind: int) -> str | None:
+        """What shows that it is another topic of the same name."""
+        if topic is not None and self._topic is not None and topic != self._topic:
+            return f"has the id {self._topic} instead of {topic}"
+        # Without transactions' isolation, once, a source may have read further than it may now.
+        if start > behind and start > (end := self._offsets.ask(settled=False)[int(member.partition)][1]):
+            return f"ends at offset {end}, but {start} was read before"
+        return None
 
     def _gap(self, member: Member, start: int, first: int) -> DeadObject:
         key = range_name(self.name, self.kafka.topic, int(member.partition), start, first)
@@ -159,6 +196,17 @@ class KafkaSource:
 
 def _arrow(kind: str) -> str:
     return "decimal128" + kind[7:].replace(" ", "").replace(",", ", ") if kind.startswith("decimal") else _ARROW.get(kind, kind)
+
+
+def changed(source: str, what: str) -> TransientError:
+    """The error for a topic that is not as it was planned any more: the next plan says what that means."""
+    return TransientError(
+        f"source {source}: {what} while it was read",
+        code="source.changed",
+        kept="everything sealed so far; nothing of this epoch was sealed",
+        advice="the epoch is planned again by itself",
+        retry_after=1.0,
+    )
 
 
 _ADDRESSES: Final = "check that the brokers run and that their advertised addresses can be reached from here"

@@ -7,7 +7,8 @@ settings the connector reads. Spark Connect has no JVM here, so a Kafka source n
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from tidegate.jobs.sources.kafka import unreachable
@@ -22,11 +23,13 @@ _PATIENCE: Final = 15_000  # milliseconds for one answer; the plan step has 120 
 def client_settings(kafka: KafkaOptions) -> dict[str, str]:
     """Settings of the Kafka client, with what is named ``env:NAME`` read from the environment.
 
+    What a transaction wrote is read when it is committed; what it took back is no event.
+
     Raises:
         ConfigurationError: a variable that is not set.
     """
     options = {name: environment_value(f"kafka.options.{name}", value, os.environ) for name, value in kafka.options.items()}
-    return {"bootstrap.servers": kafka.servers, **options}
+    return {"bootstrap.servers": kafka.servers, "isolation.level": "read_committed", **options}
 
 
 class JvmOffsets:
@@ -37,36 +40,46 @@ class JvmOffsets:
         self._jvm = jvm or _jvm_of_spark
         self._admin: Any = None
 
-    def ask(self) -> Mapping[int, tuple[int, int]]:
-        """Partition -> (first offset held, offset behind the last)."""
+    def ask(self, *, settled: bool = True) -> Mapping[int, tuple[int, int]]:
+        """Partition -> (first offset held, offset behind the last that may be read)."""
+        with self._asking() as (jvm, admin):
+            partitions = [info.partition() for info in self._described(jvm, admin).partitions()]
+            specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
+            ends = (specs.earliest(), specs.latest())
+            first, behind = (self._offsets(jvm, admin, partitions, spec, settled=settled) for spec in ends)
+            return {partition: (first[partition], behind[partition]) for partition in partitions}
+
+    def topic_id(self) -> str | None:
+        """The id of the topic that has the name now."""
+        with self._asking() as (jvm, admin):
+            found = str(self._described(jvm, admin).topicId().toString())
+            return None if found == str(jvm.org.apache.kafka.common.Uuid.ZERO_UUID.toString()) else found
+
+    @contextmanager
+    def _asking(self) -> Iterator[tuple[Any, Any]]:
+        """The JVM and its admin client; what goes wrong is told in our words."""
         from py4j.protocol import Py4JJavaError
 
         try:
-            return self._ask()
+            jvm = self._jvm()
+            yield jvm, self._client(jvm)
         except Py4JJavaError as error:
             self._close()
             raise self._told(error.java_exception) from None
 
-    def _ask(self) -> Mapping[int, tuple[int, int]]:
-        jvm = self._jvm()
-        admin = self._client(jvm)
-        topic = self._kafka.topic
-        names = jvm.java.util.Collections.singletonList(topic)
-        described = admin.describeTopics(names).allTopicNames().get().get(topic)
-        partitions = [info.partition() for info in described.partitions()]
-        clients = jvm.org.apache.kafka
-        first, behind = (
-            self._offsets(jvm, admin, partitions, spec)
-            for spec in (clients.clients.admin.OffsetSpec.earliest(), clients.clients.admin.OffsetSpec.latest())
-        )
-        return {partition: (first[partition], behind[partition]) for partition in partitions}
+    def _described(self, jvm: Any, admin: Any) -> Any:
+        names = jvm.java.util.Collections.singletonList(self._kafka.topic)
+        return admin.describeTopics(names).allTopicNames().get().get(self._kafka.topic)
 
-    def _offsets(self, jvm: Any, admin: Any, partitions: list[int], spec: Any) -> dict[int, int]:
+    def _offsets(self, jvm: Any, admin: Any, partitions: list[int], spec: Any, *, settled: bool) -> dict[int, int]:
+        clients = jvm.org.apache.kafka
+        committed = settled and client_settings(self._kafka)["isolation.level"] == "read_committed"
+        level = clients.common.IsolationLevel.READ_COMMITTED if committed else clients.common.IsolationLevel.READ_UNCOMMITTED
         asked = jvm.java.util.HashMap()
         places = {partition: jvm.org.apache.kafka.common.TopicPartition(self._kafka.topic, partition) for partition in partitions}
         for place in places.values():
             asked.put(place, spec)
-        answer = admin.listOffsets(asked)
+        answer = admin.listOffsets(asked, clients.clients.admin.ListOffsetsOptions(level))
         return {partition: answer.partitionResult(place).get().offset() for partition, place in places.items()}
 
     def _client(self, jvm: Any) -> Any:
@@ -74,6 +87,7 @@ class JvmOffsets:
             settings = jvm.java.util.Properties()
             for name, value in client_settings(self._kafka).items():
                 settings.setProperty(name, value)
+            settings.remove("isolation.level")  # of consumers
             settings.setProperty("request.timeout.ms", str(_PATIENCE // 2))
             settings.setProperty("default.api.timeout.ms", str(_PATIENCE))
             try:
@@ -98,6 +112,8 @@ class JvmOffsets:
             cause = cause.getCause()
         kind, said = cause.getClass().getSimpleName(), str(cause.getMessage())
         topic, servers = self._kafka.topic, self._kafka.servers
+        if kind == "ConfigException" and "resolvable" in said:  # Kafka's word for names that DNS does not know, or not now
+            return unreachable(servers, said)
         if kind == "UnknownTopicOrPartitionException":
             return TransientError(
                 f"there is no topic {topic} at {servers}",

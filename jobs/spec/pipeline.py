@@ -200,9 +200,19 @@ class SourceSpec(FrontierOptions):
         absent = [c for c in taken if c not in self.columns]
         if absent:
             raise ValueError(f"kafka: column {', '.join(absent)} is not in the schema ({', '.join(self.columns)})")
+        self._takes_what_there_is(self.kafka)
         self._has_a_schema(self.kafka)
         if self.bounded:
             raise ValueError("bounded: a topic has no end")
+
+    def _takes_what_there_is(self, kafka: KafkaOptions) -> None:
+        if kafka.timestamp is not None and self.columns[kafka.timestamp] != "timestamp":
+            raise ValueError(f"kafka.timestamp: column {kafka.timestamp} must be a timestamp")
+        if kafka.tombstones == "row" and self.event_time not in (kafka.timestamp, kafka.key, *kafka.headers):
+            raise ValueError(
+                f"kafka.tombstones: row: a message without a value has no {self.event_time}; "
+                f"take the event time from beside it, as kafka.timestamp does"
+            )
 
     @staticmethod
     def _has_a_schema(kafka: KafkaOptions) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +11,13 @@ import pytest
 from tests.engine.harness import SECOND, Bench, PlainSteps, barrier, row, spec_of
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.jobs.engine.faults import POINTS
+from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.engine.replay import replay_epoch
+from tidegate.jobs.eventtime.types import Member
+from tidegate.jobs.reference.memory_source import MemorySource
 from tidegate.jobs.reference.mover import ReferenceMover
 from tidegate.jobs.spec.errors import FencedError
+from tidegate.jobs.spec.pipeline import Limits
 
 
 class Crash(BaseException):
@@ -104,6 +110,27 @@ def test_nothing_to_do_seals_nothing() -> None:
     bench.sources["a"].append(row(1))
     bench.sources["b"].append(row(1))
     assert engine.run_epoch().sealed is not None
+    assert engine.run_epoch().sealed is None
+
+
+class Chosen(MemorySource):
+    """A source that chooses where it begins."""
+
+    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: Limits, *, blocked: bool = False) -> Slice:
+        """As planned, and chosen where nothing is known."""
+        return replace(super().plan(member, resume, limits, blocked=blocked), begins=resume is None)
+
+
+def test_a_chosen_beginning_is_sealed_at_once() -> None:
+    """Before a row is there: a driver that comes next would choose another beginning."""
+    plain, chosen = Bench(spec_of(coalesce={"idle_timeout": "never"})), Bench(spec_of(coalesce={"idle_timeout": "never"}))
+    chosen.sources["a"] = Chosen("a")
+    for bench in (plain, chosen):
+        bench.sources["a"].append()
+    assert plain.engine().run_epoch().sealed is None
+    engine = chosen.engine()
+    assert engine.run_epoch().sealed is not None
+    assert "a/0" in chosen.engine().standing.resume
     assert engine.run_epoch().sealed is None
 
 

@@ -12,7 +12,7 @@ from tidegate.jobs.eventtime.decider import decide, hold_back, initial_state
 from tidegate.jobs.eventtime.types import Member, MemberSurvey, Survey
 from tidegate.jobs.sources.kafka import KafkaSource
 from tidegate.jobs.sources.kafka_admin import client_settings
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.jobs.spec.inputs import KafkaOptions
 from tidegate.jobs.spec.pipeline import Limits, PipelineSpec, SourceSpec
 
@@ -24,12 +24,19 @@ class Broker:
 
     def __init__(self, **partitions: tuple[int, int]) -> None:
         self.held = {int(name[1:]): offsets for name, offsets in partitions.items()}
-        self.asked = 0
+        self.id: str | None = "one"
+        self.open: dict[int, int] = {}
+        self.asked = self.identified = 0
 
-    def ask(self) -> Mapping[int, tuple[int, int]]:
-        """What it holds now."""
+    def ask(self, *, settled: bool = True) -> Mapping[int, tuple[int, int]]:
+        """What it holds now; `open` is where a partition's first open transaction begins."""
         self.asked += 1
-        return dict(self.held)
+        return {p: (first, self.open.get(p, end) if settled else end) for p, (first, end) in self.held.items()}
+
+    def topic_id(self) -> str | None:
+        """The topic's."""
+        self.identified += 1
+        return self.id
 
 
 def spec(**kafka: Any) -> SourceSpec:
@@ -91,14 +98,15 @@ def test_trim() -> None:
     src = source(Broker(p0=(0, 100)))
     whole = src.plan(ME, None, Limits())
     short = src.trim(whole, 41)
-    assert (short.end, short.resume, short.pending, short.parts[0]["kafka"]["to"]) == (41, {"offset": 41}, True, 41)
+    assert (short.end, short.resume, short.pending) == (41, {"offset": 41, "topic": "one"}, True)
+    assert short.parts[0]["kafka"]["to"] == 41
     assert src.trim(whole, 100) is whole
 
 
 def test_blocked_reads_nothing() -> None:
     """A blocked partition says only whether there is more."""
     part = source(Broker(p0=(0, 9))).plan(ME, {"offset": 4}, Limits(), blocked=True)
-    assert (part.empty, part.pending, part.resume) == (True, True, {"offset": 4})
+    assert (part.empty, part.pending, part.resume) == (True, True, {"offset": 4, "topic": "one"})
 
 
 def test_latest_is_remembered() -> None:
@@ -110,6 +118,38 @@ def test_latest_is_remembered() -> None:
     src.members()
     later = src.plan(ME, None, Limits())
     assert (later.start, later.end) == (9, 12)
+
+
+def test_latest_is_for_a_new_topic() -> None:
+    """Partitions that are added to a topic that is read begin at their first message, also in a driver that has just started."""
+    broker = Broker(p0=(0, 9))
+    src = source(broker, start="latest")
+    assert src.plan(ME, None, Limits()).end == 9
+    broker.held[1] = (0, 4)
+    src.members()
+    added = Member("web", "1")
+    assert [(p.start, p.end) for p in (src.plan(ME, None, Limits()), src.plan(added, None, Limits()))] == [(9, 9), (0, 4)]
+    fresh = source(broker, start="latest")
+    fresh.plan(ME, {"offset": 9}, Limits())
+    assert (fresh.plan(added, None, Limits()).start, fresh.plan(added, None, Limits()).end) == (0, 4)
+
+
+def test_a_position_that_was_chosen_is_sealed() -> None:
+    """Another driver would choose a newer end; where a topic's own beginning counts, there is nothing to keep."""
+    assert source(Broker(p0=(0, 9)), start="latest").plan(ME, None, Limits()).begins
+    assert not source(Broker(p0=(0, 9)), start="latest").plan(ME, {"offset": 9}, Limits()).begins
+    assert not source(Broker(p0=(0, 9))).plan(ME, None, Limits()).begins
+
+
+def test_retention_before_the_first_seal() -> None:
+    """What was there at the first look is not stepped over."""
+    broker = Broker(p0=(0, 9))
+    src = source(broker, on_gap="report")
+    src.plan(ME, None, Limits())
+    broker.held[0] = (4, 9)
+    src.members()
+    part = src.plan(ME, None, Limits())
+    assert (part.start, [d.detail for d in part.dead]) == (0, ["offsets 0 to 3 were removed by retention before they were read"])
 
 
 def test_retention_gap_stops() -> None:
@@ -127,26 +167,53 @@ def test_retention_gap_reported() -> None:
 
 
 def test_retention_while_reading() -> None:
-    """A range that lost its beginning between plan and seal is not sealed."""
+    """A range that was fetched is sealed, though retention has it meanwhile; one of a topic that was made again is not."""
     broker = Broker(p0=(0, 9))
     src = source(broker)
     part = src.plan(ME, None, Limits())
-    assert src.changed(part) == ()
     broker.held[0] = (4, 9)
-    assert [d.reason for d in src.changed(part)] == ["missing_offsets"]
+    assert src.changed(part) == ()
+    broker.id = "another"
+    with pytest.raises(TransientError, match="clicks was deleted and made again while it was read"):
+        src.changed(part)
 
 
 def test_another_topic_of_the_same_name() -> None:
-    """A topic that ends before what was read is not the same topic."""
+    """A topic that ends before what was read, or has another id, is not the same topic; also before anything was sealed."""
     with pytest.raises(PoisonError, match="it is not the topic"):
         source(Broker(p0=(0, 2))).plan(ME, {"offset": 3}, Limits())
+    broker = Broker(p0=(0, 100))
+    src = source(broker)
+    resume = src.plan(ME, None, Limits(rows=5)).resume
+    broker.id = "two"
+    src.members()
+    for place in (resume, None):
+        with pytest.raises(PoisonError, match="has the id two instead of one: it is not the topic") as caught:
+            src.plan(ME, place, Limits())
+        assert caught.value.code == "kafka.truncated"
+    assert src.plan(ME, {"offset": 5}, Limits()).end == 100, "older checkpoints know no id"
+    broker.id = None
+    src.members()
+    assert src.plan(ME, resume, Limits()).resume == {"offset": 100}, "older brokers have none"
+
+
+def test_open_transactions() -> None:
+    """Nothing is read behind an open transaction; what was read there once, without isolation, does not make another topic."""
+    broker = Broker(p0=(0, 9))
+    broker.open[0] = 6
+    assert source(broker).plan(ME, {"offset": 2}, Limits()).end == 6
+    part = source(broker).plan(ME, {"offset": 8}, Limits())
+    assert (part.start, part.end, part.parts) == (8, 8, ())
+    with pytest.raises(PoisonError, match="ends at offset 9, but 10 was read before"):
+        source(broker).plan(ME, {"offset": 10}, Limits())
 
 
 def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting named env:NAME is read when it is used; without the variable the message names it."""
     kafka = KafkaOptions(servers="b", topic="t", options={"ssl.key.password": "env:KEYPASS", "client.id": "x"})
     monkeypatch.setenv("KEYPASS", "s3cret")
-    assert client_settings(kafka) == {"bootstrap.servers": "b", "ssl.key.password": "s3cret", "client.id": "x"}
+    own = {"bootstrap.servers": "b", "isolation.level": "read_committed"}
+    assert client_settings(kafka) == {**own, "ssl.key.password": "s3cret", "client.id": "x"}
     monkeypatch.delenv("KEYPASS")
     with pytest.raises(ConfigurationError, match="KEYPASS is not set"):
         client_settings(kafka)
@@ -161,6 +228,8 @@ def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
         ({"kafka": {"servers": "b", "topic": "t", "payload": "protobuf", "schema_file": "x"}}, "the name of its message"),
         ({"kafka": {"servers": "b", "topic": "t", "registry": "http://r"}}, "for Avro and Protobuf"),
         ({"bounded": True}, "a topic has no end"),
+        ({"kafka": {"servers": "b", "topic": "t", "timestamp": "n"}}, "column n must be a timestamp"),
+        ({"kafka": {"servers": "b", "topic": "t", "tombstones": "row"}}, "a message without a value has no at"),
         ({"kind": "objects", "kafka": None}, "needs a 'path'"),
     ],
 )
@@ -176,7 +245,7 @@ SECOND = 1_000_000
 
 
 def test_a_hundred_partitions() -> None:
-    """Each has a frontier and a limit of its own; the silent one is named; the one far ahead waits; the broker is asked twice."""
+    """Each has a frontier and a limit of its own; the silent one is named; the one far ahead waits; the broker is asked once."""
     quiet, ahead = 42, 7
     times = {p: [START + n * SECOND for n in range(1 if p == quiet else 12)] for p in range(100)}
     times[ahead] = [at + 3600 * SECOND for at in times[ahead]]
@@ -189,7 +258,7 @@ def test_a_hundred_partitions() -> None:
     state, resume = initial_state(pipeline), dict.fromkeys(map(str, src.members()))
     took: list[dict[int, int]] = []
     for _ in range(5):
-        held, asked = hold_back(pipeline, state), broker.asked
+        held, asked, identified = hold_back(pipeline, state), broker.asked, broker.identified
         plans = [src.plan(m, resume[str(m)], topic.limits, blocked=m in held) for m in src.members()]
         rows = [times[int(one.member.partition)][one.start : one.end] for one in plans]
         found = [
@@ -198,7 +267,7 @@ def test_a_hundred_partitions() -> None:
         ]
         decision = decide(pipeline, state, Survey(now=START, members=tuple(found)))
         assert not [gap for one in plans for gap in src.changed(one)]
-        assert broker.asked == asked + 2, "for the plan, and behind the move"
+        assert (broker.asked, broker.identified) == (asked + 1, identified + 2), "for the plan; by its id also behind the move"
         state, resume = decision.after, {str(one.member): one.resume for one in plans}
         took.append({int(one.member.partition): one.end - one.start for one in plans})
     assert [each[0] for each in took] == [5, 5, 2, 0, 0]

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 class Held:
     """A topic of one partition, whose first 50,000 offsets are read already."""
 
-    def ask(self) -> dict[int, tuple[int, int]]:
+    def ask(self, *, settled: bool = True) -> dict[int, tuple[int, int]]:
         return {0: (0, 50_100)}
+
+    def topic_id(self) -> None:
+        return None
 
 
 def piece() -> Slice:
