@@ -21,6 +21,7 @@ _ANEW: Final = "start anew under another name, or let the driver finish with the
 
 
 _OTHER_PLACES: Final = {
+    "kafka.topic": "its offsets count the messages of the old topic",
     "table": "its positions count the files of the old table, or objects that were none",
     "table.format": "its positions count the files of the old table",
     "table.name": "its positions count the files of the old table",

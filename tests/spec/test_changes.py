@@ -76,6 +76,11 @@ def test_every_change_has_a_rule(edit: Callable[[dict[str, Any]], object], what:
     assert [(c.what, c.verdict.value) for c in judged(edit)] == [(what, verdict)]
 
 
+def topic(name: str, servers: str = "b:9092") -> dict[str, Any]:
+    """A topic instead of objects."""
+    return {"kind": "kafka", "path": "", "kafka": {"servers": servers, "topic": name}}
+
+
 ICEBERG = {"format": "iceberg", "name": "n.a", "catalog": "sqlite:///a"}
 
 
@@ -86,8 +91,17 @@ ICEBERG = {"format": "iceberg", "name": "n.a", "catalog": "sqlite:///a"}
         ({"table": ICEBERG}, {"table": {**ICEBERG, "catalog": "sqlite:///b"}}, Verdict.KEPT),
         ({"table": {"format": "delta"}}, {"table": {"format": "delta", "on_rewrite": "skip"}}, Verdict.KEPT),
         ({"discovery": {"order": "arrival"}}, {}, Verdict.REFUSED),
+        (topic("clicks"), topic("orders"), Verdict.REFUSED),
+        (topic("clicks"), topic("clicks", servers="other:9092"), Verdict.KEPT),
     ],
-    ids=["another table", "a catalog that moved", "skip rewrites", "back to the order of keys"],
+    ids=[
+        "another table",
+        "a catalog that moved",
+        "skip rewrites",
+        "back to the order of keys",
+        "another topic",
+        "another broker",
+    ],
 )
 def test_positions_hold_for_one_place(old: dict[str, Any], new: dict[str, Any], verdict: Verdict) -> None:
     """A position among a table's files, or in the order of arrival, means nothing elsewhere, even without any other state."""
