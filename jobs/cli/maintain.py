@@ -31,8 +31,7 @@ def storage(pipeline: SpecArgument, store: StoreOption = None, as_json: JsonOpti
     if newest["epochs"]:
         output.console().print(
             f"the newest {newest['epochs']} epochs wrote {newest['data_objects']:.1f} data objects each, "
-            f"{output.size(round(newest['bytes']))}, and {newest['puts']} PUTs beside them "
-            "(slot, readers' pointer; lease and Iceberg's own metadata apart)"
+            f"{output.size(round(newest['bytes']))}; slot, tables' metadata and pointer come on top of it"
         )
 
 
@@ -50,7 +49,6 @@ def _newest_epochs(log: SlotLog) -> dict[str, float]:
         "epochs": len(epochs),
         "data_objects": sum(map(len, own)) / count,
         "bytes": sum(file.bytes for files in own for file in files) / count,
-        "puts": 2,
     }
 
 

@@ -72,6 +72,26 @@ def test_restore_under_a_live_driver_is_refused(cli: Cli, log: SlotLog, monkeypa
     assert log.head().timeline == 0
 
 
+def test_a_stopped_pipeline_stays_stopped_through_a_restore_until_it_is_started(cli: Cli, log: SlotLog) -> None:
+    """Nobody drives it; `start` says that it may run again."""
+    assert "stays stopped" in cli("stop", "flights", "--why", "upgrade").out
+    assert cli("checkpoints", "restore", "flights", "t0-000001", "--yes").exit_code == 0
+    assert (read_desired(log.store, "flights").state, read_desired(log.store, "flights").why) == (DesiredState.STOPPED, "upgrade")
+    assert "who stands by takes over" in cli("start", "flights").out
+    assert read_desired(log.store, "flights").state is DesiredState.RUN
+
+
+def test_nobody_starts_a_pipeline_in_the_middle_of_a_restore(cli: Cli, log: SlotLog) -> None:
+    """As long as the one who restores lives; what a dead one left behind may be started."""
+    set_desired(log.store, "flights", DesiredState.RECOVERING, who="ann")
+    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    said = cli("start", "flights")
+    assert (said.exit_code, "ann restores flights" in said.err) == (2, True)
+    lease.release()
+    assert cli("start", "flights").exit_code == 0
+    assert read_desired(log.store, "flights").state is DesiredState.RUN
+
+
 def test_latest_healthy_passes_over_what_the_checks_condemned(cli: Cli, log: SlotLog) -> None:
     """The newest checkpoint that a quality run found well, not the newest."""
     runs = [

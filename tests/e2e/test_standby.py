@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tests.e2e.drivers import SIGKILLED, Steady, wait_for
 from tidegate.checkpoints.lease import read_lease
 from tidegate.jobs.cli.main import app
+from tidegate.jobs.driver.turn import ALIVE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -47,8 +48,10 @@ def test_a_stop_holds_until_somebody_starts(tmp_path: Path) -> None:
     steady = Steady(tmp_path, 16)
     held = hold_back(steady, 8)
     log = steady.log()
-    driver = steady.start("", "--standby")
+    driver = steady.start("", "--standby", "--work", str(tmp_path / "work"))
     wait_for(lambda: log.head().slot >= 3, driver)
+    first_beat = (tmp_path / "work" / ALIVE).stat().st_mtime
+    wait_for(lambda: (tmp_path / "work" / ALIVE).stat().st_mtime > first_beat, driver)
     standby = steady.start("", "--standby")
     wait_for(lambda: steady.said("standing_by", 2), standby)
 
