@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,7 +11,7 @@ from tidegate.checkpoints.canonical import canonical_bytes, parse_json
 from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.store import NotFoundError, Store
 
-__all__ = ["Status", "read_status", "write_status"]
+__all__ = ["Status", "read_status", "waiting_messages", "write_status"]
 
 
 class Status(BaseModel):
@@ -36,6 +37,15 @@ class Status(BaseModel):
 def write_status(store: Store, pipeline: str, status: Status) -> None:
     """Overwrite the report."""
     store.put(Layout(pipeline).status, canonical_bytes(status.model_dump(mode="json")))
+
+
+def waiting_messages(body: Mapping[str, Any]) -> dict[str, int]:
+    """Messages that a driver has not planned to read yet, by source; only of sources that are behind."""
+    found: dict[str, int] = {}
+    for member, count in (body.get("lag") or {}).items():
+        source = member.partition("/")[0]
+        found[source] = found.get(source, 0) + int(count)
+    return {source: count for source, count in found.items() if count}
 
 
 def read_status(store: Store, pipeline: str, *, token: int | None = None) -> Status | None:

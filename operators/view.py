@@ -23,6 +23,7 @@ from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.requests import pending
 from tidegate.checkpoints.restore import plan_restore
 from tidegate.checkpoints.roots import RootsFile
+from tidegate.checkpoints.status import waiting_messages
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.checkpoints.trail import read_trails
 from tidegate.checkpoints.verify import verify
@@ -180,6 +181,8 @@ class StreamView:
             "silent": {name: ticks // 1_000_000 for name, ticks in (status.get("silent") or {}).items()}
             if alive and current
             else {},
+            "lag": waiting_messages(status) if alive and current else {},
+            "late_uploads": (status.get("late_uploads") or {}) if alive and current else {},
             "holder": _holder(status, manifest),
             "error": status.get("error") if current else None,
             "checkpoint": str(manifest.id) if manifest else None,

@@ -68,6 +68,8 @@ def describe(log: SlotLog) -> dict[str, Any]:
         "error": body.get("error"),
         "trouble": body.get("trouble"),
         "silent": {name: ticks // 1_000_000 for name, ticks in (body.get("silent") or {}).items()},
+        "lag": body.get("lag") or {},
+        "late_uploads": body.get("late_uploads") or {},
         **_progress(head.record),
     }
 
@@ -183,6 +185,8 @@ def _print_all(store: Store, reports: list[dict[str, Any]]) -> None:
 
 
 def _print_one(report: dict[str, Any]) -> None:
+    from tidegate.checkpoints.status import waiting_messages
+
     facts: list[tuple[str, object]] = [
         ("pipeline", report["pipeline"]),
         ("state", _state_words(report)),
@@ -203,6 +207,11 @@ def _print_one(report: dict[str, Any]) -> None:
         )
     if report["silent"]:
         facts.append(("silent", ", ".join(f"{name} for {seconds:,} s" for name, seconds in sorted(report["silent"].items()))))
+    if waiting := waiting_messages(report):
+        facts.append(("behind", ", ".join(f"{name} by {count:,} messages" for name, count in sorted(waiting.items()))))
+    if report["late_uploads"]:
+        late = sorted(report["late_uploads"].items())
+        facts.append(("late uploads", ", ".join(f"{name} {count:,}" for name, count in late)))
     if trouble := _trouble(report):
         facts.append(("trouble", trouble))
     output.table(["", ""], [(f"{name}:", value) for name, value in facts])

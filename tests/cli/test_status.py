@@ -64,6 +64,19 @@ def test_silent_sources_are_named(cli: Cli, log: SlotLog) -> None:
     assert cli("status", "flights", "--json").data["silent"] == {"LGA": 4000}
 
 
+def test_what_waits_is_told(cli: Cli, log: SlotLog) -> None:
+    """Messages by source and partition, and objects that came behind a greater name."""
+    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    lag = {"web/0": 1200, "web/1": 34, "app/0": 0}
+    say(log, lease, "running", lag=lag, late_uploads={"files": 3})
+    out = cli("status", "flights").out
+    assert "web by 1,234 messages" in out
+    assert "files 3" in out
+    assert "app" not in out
+    data = cli("status", "flights", "--json").data
+    assert (data["lag"], data["late_uploads"]) == (lag, {"files": 3})
+
+
 def test_dead_driver_is_lost(cli: Cli, log: SlotLog) -> None:
     """A holder that is proven dead did not end, it was lost."""
     dead = Holder.this_process().model_copy(update={"start_ticks": 1})

@@ -220,9 +220,11 @@ def test_a_stream_that_stopped_sealing_needs_attention(store: MemoryStore) -> No
     history.extend(2, ago=600)
     keeper = drives(store, "p")
     history.wanted(DesiredState.RUN)
-    history.says("running", unpublished=40, trouble={"message": "the catalog is away"}, silent={"LGA": 7_500_000_000})
+    waits = {"lag": {"web/0": 3, "web/1": 4}, "late_uploads": {"files": 3}}
+    history.says("running", unpublished=40, trouble={"message": "the catalog is away"}, silent={"LGA": 7_500_000_000}, **waits)
     found = StreamView(store, "p").summary()
     assert (found["state"], found["tone"]) == ("running", "warn")
+    assert (found["lag"], found["late_uploads"]) == ({"web": 7}, {"files": 3})
     assert [finding["says"] for finding in found["findings"]] == [
         "the newest checkpoint is 10 min old",
         "40 sealed epochs are not in the tables yet",
