@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import structlog
 
+from tidegate.checkpoints.store import Store
 from tidegate.jobs.driver.lineage import lineage_from_environment
 from tidegate.jobs.driver.metrics import DriverMetrics, LandingMetrics, provider_from_environment
 from tidegate.jobs.engine.epoch import EpochReport
+from tidegate.jobs.spec.errors import TidegateError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["LAST_WORDS", "Observers", "observed_landing"]
@@ -26,23 +29,28 @@ Watcher = Callable[[EpochReport, float], None]
 class Observers:
     """Called after each epoch, in the loop's thread; nothing here may hold it up."""
 
-    def __init__(self, spec: PipelineSpec, facts: Callable[[], Mapping[str, Any]], progress: Watcher) -> None:
+    def __init__(self, spec: PipelineSpec, store: Store, facts: Callable[[], Mapping[str, Any]], progress: Watcher) -> None:
         self._watchers: list[Watcher] = [progress, _tell]
         self._closers: list[Callable[[], object]] = []
         provider = provider_from_environment(os.environ, spec.name)
         if provider is not None:
             self._watchers.append(DriverMetrics(provider.get_meter("tidegate"), spec.name, facts).epoch)
             self._closers.append(lambda: provider.shutdown(LAST_WORDS * 1e3))
-        lineage = lineage_from_environment(os.environ, spec)
-        if lineage is not None:
-            self._watchers.append(lineage.epoch)
-            self._closers.append(lambda: lineage.close(LAST_WORDS))
+        self._lineage = lineage_from_environment(os.environ, spec, store)
+        if self._lineage is not None:
+            self._watchers.append(self._lineage.epoch)
+            self._closers.append(partial(self._lineage.close, LAST_WORDS))
         structlog.contextvars.bind_contextvars(pipeline=spec.name)
 
     def epoch(self, report: EpochReport, seconds: float) -> None:
         """Tell everybody."""
         for watcher in self._watchers:
             watcher(report, seconds)
+
+    def failed(self, error: TidegateError) -> None:
+        """Tell that the driver ends by an error; its state tells the metrics."""
+        if self._lineage is not None:
+            self._lineage.failed(error)
 
     def close(self) -> None:
         """Send what is still to be sent, to each receiver for at most `LAST_WORDS`."""

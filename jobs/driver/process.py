@@ -191,7 +191,7 @@ class _Run:
         self.publisher = Publishers(followers(spec, store, uid, work), self.log, self.faults, group=spec.outputs.publish_every)
         facts = {"pipeline": spec.name, "pid": os.getpid(), "code_version": __version__, "spec_digest": spec.digest()}
         self.status = StatusReporter(store, lease, self.steps, facts, silent_after=spec.supervision.silent_after)
-        self.observers = Observers(spec, self.status.snapshot, options.on_epoch)
+        self.observers = Observers(spec, store, self.status.snapshot, options.on_epoch)
 
     def go(self, mover: Callable[[], Mover], patiently: Retrying) -> Ended:
         """Settle the head, run the loop, drain; the status says how it ended."""
@@ -208,6 +208,7 @@ class _Run:
         except Exception as error:
             known = known_error(self.spec.name, error)
             self.status.set("failed", error=known)
+            self.observers.failed(known)
             raise known from error
         self.status.set(ended.state, why=ended.why)
         return ended

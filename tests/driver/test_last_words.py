@@ -57,7 +57,7 @@ def test_the_lease_is_free_before_the_collector_is_waited_for(tmp_path: Path, mo
 def test_last_words_are_bounded() -> None:
     """A mute receiver costs what is allowed for it, and a line in the log; nothing is raised."""
     bench, reports = sealed()
-    observers = Observers(bench.spec, lambda: FACTS, lambda *_: None)
+    observers = Observers(bench.spec, bench.store, lambda: FACTS, lambda *_: None)
     for report in reports:
         observers.epoch(report, 0.1)
     with structlog.testing.capture_logs() as logs:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +18,15 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.engine.harness import SECOND, Bench, PlainSteps, barrier, row, spec_of
 from tests.otlp import collecting
-from tidegate.jobs.driver.lineage import event_of, lineage_from_environment
+from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.s3 import S3Settings, S3Store
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.driver.lineage import events_of, lineage_from_environment
 from tidegate.jobs.driver.metrics import NAMES, STATES, DriverMetrics, provider_from_environment
 from tidegate.jobs.driver.observe import Observers, observed_landing
 from tidegate.jobs.engine.epoch import EpochReport
+from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 FACTS: dict[str, Any] = {
     "state": "running",
@@ -131,7 +137,7 @@ def test_a_collector_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = dict(FACTS)
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        observers = Observers(bench.spec, lambda: facts, lambda *_: None)
+        observers = Observers(bench.spec, bench.store, lambda: facts, lambda *_: None)
         for report in reports:
             observers.epoch(report, 0.5)
         facts["state"] = "finished"
@@ -163,7 +169,7 @@ def test_nothing_is_measured_unless_asked() -> None:
     """Without an endpoint in the environment no meter is made, and no lineage is sent."""
     assert provider_from_environment({}, "p") is None
     assert provider_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"}, "p") is None
-    assert lineage_from_environment({"OPENLINEAGE_URL": "file:///etc/passwd"}, spec_of()) is None
+    assert lineage_from_environment({"OPENLINEAGE_URL": "file:///etc/passwd"}, spec_of(), MemoryStore()) is None
 
 
 class _Taker(BaseHTTPRequestHandler):
@@ -193,31 +199,86 @@ def taker() -> Iterator[str]:
 def test_lineage_per_epoch(taker: str) -> None:
     """Each sealed epoch is one finished run, with its inputs, and its outputs' rows; the same epoch has the same run id."""
     bench, reports = sealed()
-    lineage = lineage_from_environment({"OPENLINEAGE_URL": taker, "OPENLINEAGE_API_KEY": "k"}, bench.spec)
+    lineage = lineage_from_environment({"OPENLINEAGE_URL": taker, "OPENLINEAGE_API_KEY": "k"}, bench.spec, bench.store)
     assert lineage is not None
     for report in reports:
         lineage.epoch(report, 0.1)
+    lineage.failed(PoisonError("p: a row", code="x.y"))
     lineage.close(5.0)
-    assert [(path, auth) for path, auth, _ in _Taker.bodies] == [("/api/v1/lineage", "Bearer k")] * 2
+    assert {(path, auth) for path, auth, _ in _Taker.bodies} == {("/api/v1/lineage", "Bearer k")}
+    bodies = [body for _, _, body in _Taker.bodies]
+    assert [body["eventType"] for body in bodies] == ["START", "COMPLETE", "START", "COMPLETE", "START", "FAIL"]
+    runs = [body["run"]["runId"] for body in bodies]
+    assert (runs[::2], len(set(runs))) == (runs[1::2], 3)
     first = reports[0].manifest
     assert first is not None
-    body = _Taker.bodies[0][2]
-    assert body == event_of(bench.spec, first, "tidegate")
-    assert {place["name"] for place in body["inputs"]} == {"inbox/x"}
-    rows = {o["name"]: o["outputFacets"]["outputStatistics"]["rowCount"] for o in body["outputs"]}
-    assert rows["p.events"] == sum(f.rows for f in first.files["events"])
-    assert body["run"]["runId"] != _Taker.bodies[1][2]["run"]["runId"]
+    assert bodies[:2] == events_of(bench.spec, bench.store, first, 0.1, "tidegate")
+    assert bodies[0]["eventTime"] < bodies[1]["eventTime"]
+    assert bodies[1]["inputs"] == [{"namespace": "memory://test", "name": "inbox/x"}] * 2
+    rows = {o["name"]: o["outputFacets"]["outputStatistics"]["rowCount"] for o in bodies[1]["outputs"]}
+    assert rows["p/iceberg/events"] == sum(f.rows for f in first.files["events"])
+    assert bodies[5]["run"]["facets"]["errorMessage"]["message"] == "p: a row"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"path": "inbox/x"}, ("s3://bucket", "pre/inbox/x")),
+        ({"path": "s3://other/a/b/"}, ("s3://other", "a/b")),
+        ({"path": "s3://other"}, ("s3://other", "/")),
+        ({"path": "FOLDER/in"}, ("file", "FOLDER/in")),
+        ({"kind": "kafka", "kafka": {"servers": "b1:9092,b2:9092", "topic": "orders"}}, ("kafka://b1:9092", "orders")),
+    ],
+)
+def test_sources_have_the_names_that_other_tools_give_them(
+    tmp_path: Path, source: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    """A bucket and a path in it, a local path, a broker and a topic: never tidegate's own namespace."""
+    text = json.dumps({"schema": {"t": "timestamp"}, "event_time": "t", "lag": "0", **source}).replace("FOLDER", str(tmp_path))
+    store = S3Store(S3Settings(bucket="bucket", prefix="pre"))
+    (place,) = _second_of(spec_of(sources={"a": json.loads(text)}, windows={}), store)["inputs"]
+    assert (place["namespace"], place["name"].replace(str(tmp_path), "FOLDER")) == expected
+
+
+def test_sinks_are_outputs_and_tell_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each table goes to Iceberg and by the sinks that follow it; of an address only what names the place is told."""
+    monkeypatch.setenv("SECRET", "hunter2")
+    sinks = {
+        "pg": {"kind": "postgres", "url": "postgresql://me:${SECRET}@db/shop", "namespace": "s"},
+        "files": {"kind": "files", "path": "s3://lake/out/", "tables": ["events"]},
+        "topics": {"kind": "kafka", "servers": "b:9092", "topic": "p.{table}", "tables": ["w"]},
+        "hook": {"kind": "webhook", "url": "https://hook.example/${SECRET}?key=${SECRET}", "tables": ["events"]},
+    }
+    event = _second_of(spec_of(sinks=sinks), MemoryStore())
+    places = {(o["namespace"], o["name"]) for o in event["outputs"] if o["name"].endswith("events")}
+    assert places == {
+        ("memory://test", "p/iceberg/events"),
+        ("postgres://db:5432", "shop.s.events"),
+        ("s3://lake", "out/events"),
+        ("https://hook.example", "hook/events"),
+    }
+    assert ("kafka://b:9092", "p.w") in {(o["namespace"], o["name"]) for o in event["outputs"]}
+    assert "hunter2" not in json.dumps(event)
+
+
+def _second_of(spec: PipelineSpec, store: Store) -> dict[str, Any]:
+    """The completion of an epoch that has rows in each table, as a pipeline of this spec would tell it."""
+    _, reports = sealed()
+    manifest = reports[1].manifest
+    assert manifest is not None
+    files = manifest.files["events"]
+    return events_of(spec, store, manifest.model_copy(update={"files": {"events": files, "w": files}}), 1.0, "tidegate")[1]
 
 
 def test_lineage_nobody_takes_changes_nothing() -> None:
     """An address where nobody listens costs a line in the log."""
     bench, reports = sealed()
-    lineage = lineage_from_environment({"OPENLINEAGE_URL": "http://127.0.0.1:9"}, bench.spec)
+    lineage = lineage_from_environment({"OPENLINEAGE_URL": "http://127.0.0.1:9"}, bench.spec, bench.store)
     assert lineage is not None
     with structlog.testing.capture_logs() as logs:
         lineage.epoch(reports[0], 0.1)
         lineage.close(5.0)
-    assert [line["event"] for line in logs] == ["lineage_not_sent"]
+    assert [line["event"] for line in logs] == ["lineage_not_sent"] * 2
 
 
 def test_a_line_per_sealed_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +287,7 @@ def test_a_line_per_sealed_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     bench, reports = sealed()
     progress: list[EpochReport] = []
-    observers = Observers(bench.spec, dict, lambda report, _: progress.append(report))
+    observers = Observers(bench.spec, bench.store, dict, lambda report, _: progress.append(report))
     with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as logs:
         observers.epoch(reports[0], 0.25)
         structlog.get_logger().info("later")

@@ -33,7 +33,7 @@ def told() -> set[str]:
     bench, reports = sealed()
     with collecting() as collector, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        observers = Observers(bench.spec, lambda: FACTS, lambda *_: None)
+        observers = Observers(bench.spec, bench.store, lambda: FACTS, lambda *_: None)
         for report in (*reports, replace(reports[-1], manifest=None, sealed=None, lost=True)):
             observers.epoch(report, 0.5)
         observers.close()
