@@ -57,22 +57,27 @@ def decode(key: str, data: bytes, spec: SourceSpec, out: Path) -> BadObject | No
     if not data:
         return BadObject("empty_object", "the object has no bytes")
     try:
-        table = _READERS[spec.format](decompressed(key, data), spec)
+        table = _with_folders(key, _READERS[spec.format](decompressed(key, data), spec), spec)
+        both = [new for old, new in spec.evolution.renamed.items() if {old, new} <= set(table.column_names)]
+        table = table.rename_columns([spec.evolution.renamed.get(name, name) for name in table.column_names])
     except _Error as error:
         return _unreadable(spec, error)
-    for name, value in folder_values(key).items() if spec.table is not None else ():
-        if name not in table.column_names:
-            table = table.append_column(name, pa.array([value] * table.num_rows, pa.string()))
-    both = [new for old, new in spec.evolution.renamed.items() if {old, new} <= set(table.column_names)]
     if both:
         return BadObject("unknown_column", f"both the old and the new name of {', '.join(both)} are there")
-    table = table.rename_columns([spec.evolution.renamed.get(name, name) for name in table.column_names])
     try:
         pq.write_table(table, out, coerce_timestamps="us", allow_truncated_timestamps=True, compression="snappy")
-    except pa.ArrowException as error:  # a time beyond all time; a full disk is an OSError, and no fault of the object's
+    except (pa.ArrowException, ValueError) as error:  # a time beyond all time; a full disk is an OSError, and no object's fault
         out.unlink(missing_ok=True)
         return _unreadable(spec, error)
     return None
+
+
+def _with_folders(key: str, table: pa.Table, spec: SourceSpec) -> pa.Table:
+    """With the values that stand in the names of a table's folders only."""
+    for name, value in folder_values(key).items() if spec.table is not None else ():
+        if name not in table.column_names:
+            table = table.append_column(name, pa.array([value] * table.num_rows, pa.string()))
+    return table
 
 
 def _unreadable(spec: SourceSpec, error: Exception) -> BadObject:
