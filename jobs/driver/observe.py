@@ -12,6 +12,7 @@ import structlog
 
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.driver.lineage import lineage_from_environment
+from tidegate.jobs.driver.logs import stand
 from tidegate.jobs.driver.metrics import DriverMetrics, LandingMetrics, provider_from_environment
 from tidegate.jobs.engine.epoch import EpochReport
 from tidegate.jobs.spec.errors import TidegateError
@@ -40,7 +41,7 @@ class Observers:
         if self._lineage is not None:
             self._watchers.append(self._lineage.epoch)
             self._closers.append(partial(self._lineage.close, LAST_WORDS))
-        structlog.contextvars.bind_contextvars(pipeline=spec.name)
+        stand(pipeline=spec.name)
 
     def epoch(self, report: EpochReport, seconds: float) -> None:
         """Tell everybody."""
@@ -59,7 +60,7 @@ class Observers:
                 close()
             except Exception as error:  # the SDK raises bare ones
                 _log.warning("last_words_not_sent", why=str(error))
-        structlog.contextvars.unbind_contextvars("pipeline", "epoch")
+        stand(pipeline=None, epoch=None, attempt=None)
 
 
 @contextmanager
@@ -81,10 +82,10 @@ def observed_landing(pipeline: str, source: str) -> Iterator[LandingMetrics]:
 
 
 def _tell(report: EpochReport, seconds: float) -> None:
-    """Later lines carry the epoch that runs then, one beyond the sealed one."""
+    """Later lines carry the epoch that runs then, one beyond the sealed one; its attempt begins with its move."""
     manifest = report.manifest
     if manifest is None:
         return
     own = {"epoch": manifest.slot, "attempt": manifest.attempt, "timeline": manifest.timeline}
     _log.info("sealed", **own, checkpoint=str(manifest.id), rows=report.rows, seconds=round(seconds, 3))
-    structlog.contextvars.bind_contextvars(epoch=manifest.slot + 1)
+    stand(epoch=manifest.slot + 1, attempt=None)

@@ -9,6 +9,7 @@ from typing import Final
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.keeper import LeaseKeeper
+from tidegate.jobs.driver.logs import stand
 
 __all__ = ["DEADLINES", "DriverSteps"]
 
@@ -50,6 +51,10 @@ class DriverSteps:
         finally:
             self._timings[name] = self._timings.get(name, 0.0) + time.perf_counter() - begun
             self.enter("wait")
+
+    def attempt(self, epoch: int, name: str) -> None:
+        """Let the log say which attempt is under way."""
+        stand(epoch=epoch, attempt=name)
 
     def require_lease(self) -> int:
         """The token of the lease, checked now. Raises FencedError when it is gone."""

@@ -51,6 +51,10 @@ class Steps(Protocol):
         """Enter a step of the epoch."""
         ...
 
+    def attempt(self, epoch: int, name: str) -> None:
+        """An attempt at an epoch begins, under this name."""
+        ...
+
     def require_lease(self) -> int:
         """The lease token, just checked. Raises FencedError when the lease is gone."""
         ...
@@ -238,6 +242,7 @@ class Engine:
         """Step 4."""
         self._faults.reach("move.start")
         head, attempt = self.standing.head, new_attempt()
+        self._steps.attempt(head.next_slot, attempt)
         order = MoveOrder(
             cut=cut,
             decision=decision,

@@ -22,6 +22,7 @@ from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.s3 import S3Settings, S3Store
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.driver.lineage import events_of, lineage_from_environment
+from tidegate.jobs.driver.logs import standing
 from tidegate.jobs.driver.metrics import NAMES, STATES, DriverMetrics, provider_from_environment
 from tidegate.jobs.driver.observe import Observers, observed_landing
 from tidegate.jobs.engine.epoch import EpochReport
@@ -288,7 +289,7 @@ def test_a_line_per_sealed_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, reports = sealed()
     progress: list[EpochReport] = []
     observers = Observers(bench.spec, bench.store, dict, lambda report, _: progress.append(report))
-    with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as logs:
+    with structlog.testing.capture_logs([standing]) as logs:
         observers.epoch(reports[0], 0.25)
         structlog.get_logger().info("later")
     observers.close()
@@ -297,4 +298,6 @@ def test_a_line_per_sealed_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert progress == reports[:1]
     assert (logs[0]["event"], logs[0]["pipeline"], logs[0]["epoch"], logs[0]["attempt"]) == ("sealed", "p", 1, first.attempt)
     assert (logs[1]["pipeline"], logs[1]["epoch"]) == ("p", 2)
-    assert structlog.contextvars.get_contextvars() == {}
+    with structlog.testing.capture_logs([standing]) as logs:
+        structlog.get_logger().info("another pipeline's")
+    assert "pipeline" not in logs[0]

@@ -38,6 +38,9 @@ class PlainSteps:
         """Nothing to announce."""
         yield
 
+    def attempt(self, epoch: int, name: str) -> None:
+        """Nobody to tell."""
+
     def require_lease(self) -> int:
         """The token, or the planted error."""
         if self.lost is not None:
