@@ -1,8 +1,9 @@
 """`tidegate support-bundle`: what somebody who helps has to see, in one file, without rows and without secrets.
 
 In it: versions, the spec, status, lease, requests of people, the newest manifests, storage by kind, the drivers' logs. Not in it:
-rows of any table, and any secret: values of settings that look like one are masked by name, and every value that this process
-knows to be secret is masked wherever it turns up, logs included.
+rows of any table, and any secret: values of settings that look like one are masked by name, every value that this process knows
+to be secret wherever it turns up, and in logs what stands behind a secret's name, in a header, or in an address that is signed or
+holds a password.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import platform
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import quote, quote_plus, unquote
 
 import typer
 
@@ -32,13 +35,30 @@ __all__ = ["Masker", "support_bundle"]
 
 _MASK: Final = "***"
 _SECRET_NAME: Final = re.compile(
-    r"secret|password|passwd|login|token|credential|private|api_?key|access_?key|jaas|sasl|fernet", re.IGNORECASE
+    r"secret|password|passwd|login|token|credential|private|api_?key|access_?key|jaas|sasl|fernet|authorization|signature",
+    re.IGNORECASE,
 )
 _OURS: Final = ("TIDEGATE_", "OTEL_", "OPENLINEAGE_", "AWS_", "AIRFLOW__", "SPARK_", "JAVA_")
-_USERINFO: Final = re.compile(r"(?<=://)[^/\s:@\"']*:[^/\s@\"']+(?=@)")
-_PAIR: Final = re.compile(
-    r"""(?i)(["']?[\w.\-]*(?:secret|password|passwd|token|credential|api_?key)[\w.\-]*["']?\s*[=:]\s*["']?)([^\s"',;}]+)"""
+_NAMED: Final = re.compile(  # also in JSON inside of JSON, with its backslashes
+    r"""((?:(?:secret|password|passwd|login|token|credential|(?:api|private)_?key|jaas|fernet)[\w.\-]*|authorization|signature)"""
+    r"""(?:[\\"'\s+]*(?:[=:]|\\+u003[AD])|\\*["'][\\"'\s+]*,)).+""",
+    re.IGNORECASE,
 )
+_USERINFO: Final = re.compile(r"""(:\\*/\\*/)(?:[^\s":/@]*:[^\s"]*|[^\s"/@]+)@""")
+_BEARER: Final = re.compile(r"(bearer[\s+]+)\S+", re.IGNORECASE)
+_PRIVATE_KEY: Final = re.compile(r"-----BEGIN[A-Z +]*PRIVATE[ +]KEY-----.*?(?:-----END[A-Z +]*PRIVATE[ +]KEY-----|\Z)", re.DOTALL)
+_WORD: Final = re.compile(r"\S+")
+_ENVIRONMENT: Final = re.compile(r'"env:([^"]+)"')
+_ENCODERS: Final[tuple[Callable[[str], str], ...]] = (
+    lambda text: json.dumps(text)[1:-1],
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    lambda text: repr(text)[1:-1],
+    lambda text: repr('"' + text)[2:-1],  # in what holds a double quote as well
+    quote,
+    lambda text: quote(text, safe=""),
+    quote_plus,
+)
+_DEPTH: Final = 3  # encodings inside of each other: an address in JSON in a line of JSON
 _SHORTEST: Final = 6  # a shorter value is masked by its name only: it may well be an ordinary word elsewhere
 _MANIFESTS: Final = 20
 _LOG_BYTES: Final = 2 << 20  # of each log, from its end
@@ -47,31 +67,56 @@ _PACKAGES: Final = ("pyspark", "apache-airflow", "pyiceberg", "pyarrow", "boto3"
 
 
 class Masker:
-    """Takes secrets out of text.
+    """Takes secrets out of text: rather too much than too little.
 
     Args:
-        environment: whose secret values are masked wherever they appear.
+        environment: whose secret values are masked wherever they appear, however they are encoded.
+        named: variables that hold secrets whatever they are called: what a spec writes as `env:NAME`.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        known = {value for name, value in environment.items() if _SECRET_NAME.search(name) and len(value) >= _SHORTEST}
+    def __init__(self, environment: Mapping[str, str], named: Collection[str] = ()) -> None:
+        secret = (value for name, value in environment.items() if name in named or _SECRET_NAME.search(name))
+        known = {form for value in secret if len(value) >= _SHORTEST for form in _forms(value)}
         self._known = sorted(known, key=len, reverse=True)
 
     def text(self, text: str) -> str:
-        """Known secrets, passwords in addresses, and what stands behind a secret's name."""
+        """Known secrets, private keys, passwords in addresses, and what stands behind a secret's name to the end of its line."""
         for secret in self._known:
             text = text.replace(secret, _MASK)
-        return _PAIR.sub(rf"\g<1>{_MASK}", _USERINFO.sub(_MASK, text))
+        return "\n".join(map(self._line, _PRIVATE_KEY.sub(_MASK, text).split("\n")))
 
     def document(self, value: Any, name: str = "") -> Any:
-        """JSON-ready data with every value under a secret's name masked, and every text looked through."""
+        """JSON-ready data with every text under a secret's name masked, and every other one looked through."""
+        secret = _SECRET_NAME.search(name)
         if isinstance(value, Mapping):
-            return {key: self.document(item, str(key)) for key, item in value.items()}
+            return {self.text(str(key)): self.document(item, name if secret else str(key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.document(item, name) for item in value]
         if isinstance(value, str):
-            return _MASK if _SECRET_NAME.search(name) and not value.startswith("env:") else self.text(value)
+            return _MASK if secret and not value.startswith("env:") else self.text(value)
         return value
+
+    def _line(self, line: str) -> str:
+        """Within JSON the names and the ends of values are known; in any other line only where a secret begins."""
+        if line.lstrip()[:1] in ("{", "["):
+            with suppress(ValueError, RecursionError):
+                return json.dumps(self.document(json.loads(line)))
+        masked = _BEARER.sub(rf"\1{_MASK}", _NAMED.sub(rf"\1{_MASK}", _USERINFO.sub(rf"\1{_MASK}@", line)))
+        return _WORD.sub(self._decoded, masked) if "%" in masked else masked
+
+    def _decoded(self, found: re.Match[str]) -> str:
+        """A word: as it is, unless it is an encoded address with something to mask in it."""
+        plain = unquote(found[0])
+        masked = plain if plain == found[0] else self.text(plain)
+        return found[0] if masked == plain else masked
+
+
+def _forms(secret: str) -> set[str]:
+    """A secret as it may stand in JSON, in an address, in JSON inside of JSON..."""
+    found = {secret}
+    for _ in range(_DEPTH):
+        found |= {encode(form) for form in found for encode in _ENCODERS}
+    return found
 
 
 def support_bundle(
@@ -84,7 +129,7 @@ def support_bundle(
     """Gather what a helper has to see in one zip file: no rows, no secrets. Look into it before you send it."""
     spec = context.find_spec(pipeline)
     log = context.open_log(spec.name, store)
-    masker = Masker(os.environ)
+    masker = Masker(os.environ, _ENVIRONMENT.findall(spec.canonical()))
     target = out or Path(f"{spec.name}-support.zip")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:

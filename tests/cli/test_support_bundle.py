@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.cli.conftest import Cli
 
 from tidegate.checkpoints.log import SlotLog
 from tidegate.jobs.cli.support_bundle import Masker
 
-PLANTED = ("hunter2-of-minio", "s3cr3t-in-the-url", "kafka-pass-phrase", "spark-conf-value", "bearer-0123456789")
+PLANTED = ("hunter2-of-minio", "s3cr3t-in-the-url", "kafka-pass-phrase", "spark-conf-value", "bearer-0123456789", "s-own-word")
 KAFKA = """\
 apiVersion: tidegate/v1
 name: flights
@@ -22,7 +26,10 @@ sources:
     kafka:
       servers: broker:9092
       topic: t
-      options: {sasl.jaas.config: "Login required password=kafka-pass-phrase;", ssl.key.password: "env:KEY_PASSWORD"}
+      options:
+        sasl.jaas.config: "Login required password=kafka-pass-phrase;"
+        ssl.key.password: "env:KEY_PASSWORD"
+        ssl.provider: "env:BROKER"
     schema: {sched: timestamp, carrier: string}
     event_time: sched
     lag: 1h
@@ -45,8 +52,11 @@ def test_no_secret_gets_in(cli: Cli, log: SlotLog, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("TIDEGATE_S3_ENDPOINT", "http://minio:9000")
     monkeypatch.setenv("UNRELATED", "not-ours")
     (tmp_path / "flights.yaml").write_text(KAFKA)
+    monkeypatch.setenv("BROKER", 'broker"s-own-word')
     lines = [
         "connecting with hunter2-of-minio",
+        json.dumps({"event": 'Login required password="kafka-pass-phrase" user="me"'}),
+        json.dumps({"event": 'the broker said broker"s-own-word'}),
         "catalog postgresql://me:s3cr3t-in-the-url@db/catalog",
         'api_key="bearer-0123456789"',
     ]
@@ -78,3 +88,71 @@ def test_masker_leaves_words_alone() -> None:
         "count": 3,
         "lease_token": 7,
     }
+
+
+MARK = "Zq7xWv"
+SIGNS = ['"', "'", "\\", " ", "/", ":", "@", "&", "=", "%", ",", ";", "}", "+", "é", "\u2028", "\N{GRINNING FACE}"]
+ENCODERS: tuple[Callable[[str], str], ...] = (
+    lambda text: json.dumps({"event": text, "at": 1}),
+    lambda text: json.dumps({"event": text}, ensure_ascii=False)[3:],  # as in a line that a log's tail begins with
+    lambda text: repr({"why": text}),
+    lambda text: f"GET /?next={quote(text, safe='')}",
+    lambda text: f"GET /?next={quote_plus(text)}",
+    lambda text: f"before\n2026-05-01 12:00:00 [info] {text}\nafter",
+)
+
+
+@st.composite
+def secrets(draw: st.DrawFn, without: str = "") -> str:
+    """Something secret with signs in it; each part of it holds the mark, so that none may be seen."""
+    signs = draw(st.lists(st.sampled_from([sign for sign in SIGNS if sign not in without]), max_size=4))
+    return MARK + "".join(sign + MARK for sign in signs)
+
+
+def query(secret: str, name: str) -> str:
+    """A signed address."""
+    return f"https://host/bucket/key?X-Amz-Date=1&{name}={quote(secret, safe='')}&X-Amz-Expires=9"
+
+
+def quoted(secret: str, sign: str) -> str:
+    """A literal."""
+    return sign + secret.replace("\\", "\\\\").replace(sign, "\\" + sign) + sign
+
+
+QUERIES = ("X-Amz-Signature", "X-Amz-Credential", "X-Amz-Security-Token")
+SHAPES = st.one_of(
+    secrets("\"' ").map(lambda s: f"connecting with password={s} now"),
+    secrets().map(lambda s: f"api_key: {quoted(s, chr(34))} was refused"),
+    secrets().map(lambda s: f"{{'client-secret' : {quoted(s, chr(39))}, 'port': 9}}"),
+    secrets().map(lambda s: json.dumps({"sasl.jaas.config": s, "nested": [{"db_password": [s]}]})),
+    secrets().map(lambda s: f"Authorization: Bearer {s}"),
+    secrets(" \u2028").map(lambda s: f"sent ('Auth', 'bearer {s}') to the server"),
+    secrets().map(lambda s: f"authorization: AWS4-HMAC-SHA256 Credential={s}, SignedHeaders=host, Signature={s}"),
+    secrets(' "\u2028').map(lambda s: f"catalog postgresql+psycopg://me:{s}@db:5432/catalog is away"),
+    secrets(' "/@:%\u2028').map(lambda s: f"cloned https://{s}@host/x"),
+    st.tuples(secrets(), st.sampled_from(QUERIES)).map(lambda drawn: query(*drawn)),
+    secrets().map(lambda s: f"-----BEGIN RSA PRIVATE KEY-----\n{s}\n{s}\n-----END RSA PRIVATE KEY----- loaded"),
+)
+
+
+@given(SHAPES, st.lists(st.sampled_from(ENCODERS), max_size=3))
+@settings(deadline=None)
+def test_a_secret_is_known_by_where_it_stands(text: str, wraps: list[Callable[[str], str]]) -> None:
+    """Behind its name, in a header, an address, a signed address or a key; also within JSON and addresses, to any part of it."""
+    for wrap in wraps:
+        text = wrap(text)
+    masker = Masker({})
+    assert MARK not in masker.text(text)
+    assert MARK not in json.dumps(masker.document({"log": [text]}))
+
+
+@given(secrets(), st.lists(st.sampled_from(ENCODERS), max_size=3))
+@settings(deadline=None)
+def test_a_known_secret_is_masked_anywhere(secret: str, wraps: list[Callable[[str], str]]) -> None:
+    """What the environment holds under a secret's name, or the spec names, is found without a name beside it, in any encoding."""
+    text = f"tried {secret} once"
+    for wrap in wraps:
+        text = wrap(text)
+    for masker in (Masker({"BROKER_PASSWORD": secret}), Masker({"BROKER": secret}, ["BROKER"])):
+        assert MARK not in masker.text(text)
+        assert MARK not in json.dumps(masker.document({secret: [text]}))
