@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.kafka_messages import Message, messages_of, notices_of, settings_of
+from tidegate.jobs.sinks.kafka_messages import Message, messages_of, notices_of, settings_of, too_large
 from tidegate.jobs.sinks.standard import StandardSink
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -62,6 +62,8 @@ class KafkaSink(StandardSink):
         try:
             self._send(pa.Table.from_pylist(rows, schema=_MESSAGES), settings)
         except Exception as error:  # whatever Spark wraps around what the client says
+            if "RecordTooLargeException" in str(error):
+                raise too_large(self, _said(error, "RecordTooLargeException")) from error
             raise TransientError(
                 f"sink {self.name} of {self.spec.name}: Kafka does not take {topic}: {str(error).strip().splitlines()[0][:300]}",
                 code="sink.unavailable",
@@ -70,6 +72,11 @@ class KafkaSink(StandardSink):
                 advice="bring the brokers back, or mend the sink's options; tidegate tries again by itself",
                 retry_after=1.0,
             ) from error
+
+
+def _said(error: Exception, name: str) -> str:
+    """The line that names an exception of the client's."""
+    return next(line.strip() for line in str(error).splitlines() if name in line)
 
 
 def _by_spark(messages: pa.Table, settings: dict[str, str]) -> None:

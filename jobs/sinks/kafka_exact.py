@@ -16,7 +16,7 @@ from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.sinks.drivers import client_library
-from tidegate.jobs.sinks.kafka_messages import Message, messages_of, notices_of, settings_of, topic_of
+from tidegate.jobs.sinks.kafka_messages import Message, messages_of, notices_of, settings_of, too_large, topic_of
 from tidegate.jobs.sinks.marks import Mark, Way
 from tidegate.jobs.sinks.slots import MovedError, SlotFollower, read_mark
 from tidegate.jobs.sinks.standard import notice
@@ -29,6 +29,7 @@ __all__ = ["ConfluentTransactions", "ExactKafkaSink", "RefusedError", "Transacti
 _SECONDS: Final = 60.0  # for one answer; the drain of a driver has as many
 _LONGEST: Final = 300.0  # seconds for one transaction; brokers allow 900 unless told otherwise
 _FENCED: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING")
+_TOO_LARGE: Final = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
 _REFUSED: Final = ("AUTHENTICATION", "AUTHORIZATION", "INVALID_ARG", "INVALID_CONFIG")
 
 
@@ -129,6 +130,8 @@ class ExactKafkaSink(SlotFollower):
 
     def _told(self, error: RefusedError) -> TidegateError:
         what = f"sink {self.name} of {self.spec.name}: Kafka: {error}"
+        if error.code in _TOO_LARGE:
+            return too_large(self, str(error))
         if any(word in error.code for word in _REFUSED):
             return ConfigurationError(
                 what,

@@ -10,10 +10,11 @@ from typing import Any, Final, NamedTuple
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.jobs.sinks.slots import SlotFollower
 from tidegate.jobs.sinks.tables import json_lines
+from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.inputs import environment_value
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
 
-__all__ = ["Message", "messages_of", "notices_of", "settings_of", "topic_of"]
+__all__ = ["Message", "messages_of", "notices_of", "settings_of", "too_large", "topic_of"]
 
 _TABLE: Final = "{table}"
 
@@ -45,6 +46,18 @@ def messages_of(sink: SlotFollower, given: KafkaSinkSpec, epoch: Manifest) -> It
         for rows in sink.rows_of(epoch, table):
             for line in json_lines(rows).splitlines():
                 yield Message(topic_of(given, table), _key(json.loads(line)), line, headers)
+
+
+def too_large(sink: SlotFollower, said: str) -> ConfigurationError:
+    """The error for a message that brokers or the client's own settings do not let through; no waiting mends it."""
+    return ConfigurationError(
+        f"sink {sink.name} of {sink.spec.name}: a row is too large a message: {said[:300]}",
+        code="sink.too_large",
+        pipeline=sink.spec.name,
+        kept="everything sealed; this sink stays where it is",
+        advice=f"raise max.message.bytes of the topic and, in sinks.{sink.name}.options, max.request.size (exactly_once: "
+        "message.max.bytes); or leave the column out of the schema",
+    )
 
 
 def notices_of(sink: SlotFollower, given: KafkaSinkSpec, notice: dict[str, Any]) -> Iterator[Message]:

@@ -7,6 +7,7 @@ the rows whose `_epoch` is not above it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -169,8 +170,26 @@ def export(table: Any, path: Path) -> None:
 
 
 def json_lines(table: Any) -> str:
-    """Rows as JSON, one object per line: times in ISO form, bytes in hexadecimal."""
-    return "".join(json.dumps(row, default=_text) + "\n" for row in table.to_pylist())
+    """Rows as JSON, one object per line: times in ISO form, bytes in hexadecimal, what is no number as "NaN" or "Infinity"."""
+    return "".join(_json_line(row) + "\n" for row in table.to_pylist())
+
+
+def _json_line(row: dict[str, Any]) -> str:
+    try:
+        return json.dumps(row, default=_text, allow_nan=False)
+    except ValueError:  # JSON has no word for them
+        return json.dumps(_written(row), default=_text)
+
+
+def _written(value: Any) -> Any:
+    """With texts instead of floats that are no numbers."""
+    if isinstance(value, dict):
+        return {name: _written(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_written(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _require(spec: PipelineSpec, name: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.engine.harness import Bench, row, spec_of
 
 from tidegate.jobs.sinks.kafka import KafkaSink
-from tidegate.jobs.spec.errors import TransientError
+from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.jobs.spec.packages import with_connectors
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
@@ -24,11 +24,12 @@ class Broker:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.away = False
+        self.says = "nobody there"
 
     def __call__(self, messages: pa.Table, settings: dict[str, str]) -> None:
         assert settings == {"bootstrap.servers": "b:9092"}
         if self.away:
-            raise OSError("nobody there")
+            raise OSError(self.says)
         self.messages += messages.to_pylist()
 
 
@@ -70,6 +71,16 @@ def test_again_after_an_outage() -> None:
     broker.away = False
     assert sink(world, broker).follow(world.log) == 1
     assert len(broker.messages) == len(world.rows("events"))
+
+
+def test_a_message_that_is_too_large() -> None:
+    """No waiting mends it: which settings to raise is said."""
+    world, broker = bench(), Broker()
+    broker.away = True
+    broker.says = "Job aborted\nCaused by: org.apache.kafka.common.errors.RecordTooLargeException: The message is 2000000 bytes"
+    with pytest.raises(ConfigurationError, match="The message is 2000000 bytes") as caught:
+        sink(world, broker).follow(world.log)
+    assert caught.value.code == "sink.too_large"
 
 
 def test_connector_is_asked_for() -> None:

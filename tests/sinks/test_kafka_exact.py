@@ -181,6 +181,15 @@ def test_who_may_not_write_is_told_what_to_mend() -> None:
     assert sink(of, Client(broker)).follow(of.log) == 1
 
 
+def test_a_message_that_is_too_large() -> None:
+    """No waiting mends it."""
+    of = world()
+    of.seal()
+    with pytest.raises(ConfigurationError, match="a row is too large a message") as caught:
+        sink(of, Client(Broker(), "MSG_SIZE_TOO_LARGE")).follow(of.log)
+    assert caught.value.code == "sink.too_large"
+
+
 def test_the_spec_chooses(tmp_path: Path) -> None:
     """`delivery: exactly_once` makes this sink, and opens nothing yet."""
     of = world()

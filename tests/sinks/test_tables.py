@@ -14,7 +14,7 @@ from tests.sinks.conftest import World, make_spec
 
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.jobs.sinks.schemas import table_schema
-from tidegate.jobs.sinks.tables import current_revisions, export, published_upto, read_table, referenced_files
+from tidegate.jobs.sinks.tables import current_revisions, export, json_lines, published_upto, read_table, referenced_files
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.jobs.spec.windows import WindowSpec
 
@@ -188,3 +188,14 @@ def test_published_upto_is_a_position_of_the_current_lineage(published: World) -
 def test_nothing_published_protects_everything(world: World) -> None:
     """Before the first publish no slot may be retired, and no file is referenced."""
     assert (published_upto(world.spec, world.log), referenced_files(world.spec, world.store)) == (0, set())
+
+
+def test_what_is_no_number_is_json_all_the_same() -> None:
+    """JSON has no word for it: a text stands there, also inside of lists, and numbers stay numbers."""
+    values = pa.table({"x": [float("nan"), float("inf"), 1.5], "xs": [[1.0], [float("-inf")], None]})
+    refuse = {"parse_constant": lambda name: pytest.fail(f"{name} is no JSON")}
+    assert [json.loads(line, **refuse) for line in json_lines(values).splitlines()] == [
+        {"x": "NaN", "xs": [1.0]},
+        {"x": "Infinity", "xs": ["-Infinity"]},
+        {"x": 1.5, "xs": None},
+    ]
