@@ -220,7 +220,7 @@ def test_a_stream_that_stopped_sealing_needs_attention(store: MemoryStore) -> No
     history.extend(2, ago=600)
     keeper = drives(store, "p")
     history.wanted(DesiredState.RUN)
-    waits = {"lag": {"web/0": 3, "web/1": 4}, "late_uploads": {"files": 3}}
+    waits: dict[str, Any] = {"lag": {"web/0": 3, "web/1": 4}, "late_uploads": {"files": 3}}
     history.says("running", unpublished=40, trouble={"message": "the catalog is away"}, silent={"LGA": 7_500_000_000}, **waits)
     found = StreamView(store, "p").summary()
     assert (found["state"], found["tone"]) == ("running", "warn")

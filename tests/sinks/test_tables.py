@@ -193,8 +193,11 @@ def test_nothing_published_protects_everything(world: World) -> None:
 def test_what_is_no_number_is_json_all_the_same() -> None:
     """JSON has no word for it: a text stands there, also inside of lists, and numbers stay numbers."""
     values = pa.table({"x": [float("nan"), float("inf"), 1.5], "xs": [[1.0], [float("-inf")], None]})
-    refuse = {"parse_constant": lambda name: pytest.fail(f"{name} is no JSON")}
-    assert [json.loads(line, **refuse) for line in json_lines(values).splitlines()] == [
+
+    def refuse(name: str) -> None:
+        pytest.fail(f"{name} is no JSON")
+
+    assert [json.loads(line, parse_constant=refuse) for line in json_lines(values).splitlines()] == [
         {"x": "NaN", "xs": [1.0]},
         {"x": "Infinity", "xs": ["-Infinity"]},
         {"x": 1.5, "xs": None},
