@@ -105,16 +105,14 @@ def io_properties(store: Store) -> dict[str, str]:
 
 
 class BucketFiles(PyArrowFileIO):
-    """pyiceberg's way to files, which trusts the private CA of `AWS_CA_BUNDLE` as boto3 does.
+    """pyiceberg's way to files, with what Arrow takes as an argument, and pyiceberg has no property for.
 
-    By itself Arrow looks at `SSL_CERT_FILE` only, which would hold for every connection of the process. It takes a CA's file as
-    an argument, too, for which pyiceberg has no property.
+    * A small file, as all metadata is, is one PUT: by itself Arrow opens an upload of parts for each, which is three requests.
+    * The private CA of `AWS_CA_BUNDLE` is trusted as boto3 does it. By itself Arrow looks at `SSL_CERT_FILE` only, which would
+      hold for every connection of the process.
     """
 
     def _initialize_s3_fs(self, netloc: str | None) -> Any:
-        found = super()._initialize_s3_fs(netloc)
+        rebuild, (settings,) = super()._initialize_s3_fs(netloc).__reduce__()  # what pickling keeps: all that it was made with
         ca = os.environ.get("AWS_CA_BUNDLE")
-        if not ca:
-            return found
-        rebuild, (settings,) = found.__reduce__()  # what pickling it keeps: all that it was made with
-        return rebuild({**settings, "tls_ca_file_path": ca})
+        return rebuild({**settings, "allow_delayed_open": True, **({"tls_ca_file_path": ca} if ca else {})})

@@ -104,6 +104,7 @@ def test_airflow_on_postgresql(postgres: PostgresServer, tmp_path: Path) -> None
         **{name: text.replace("@postgres/", f"@127.0.0.1:{postgres.port}/") for name, text in asked.items()},
         "AIRFLOW_HOME": str(tmp_path / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+        "TIDEGATE_PIPELINES": str(ROOT / "dags" / "pipelines"),
         "TIDEGATE_HOME": str(tmp_path),
         "TIDEGATE_STORE": str(tmp_path / "store"),
     }

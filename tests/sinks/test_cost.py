@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.engine.harness import Bench, row, spec_of
 
 from tidegate.checkpoints.local import LocalStore
+from tidegate.jobs.sinks.catalog import BucketFiles
 from tidegate.jobs.sinks.iceberg import IcebergSink
 
 
@@ -51,3 +52,9 @@ def test_an_epoch_costs_two_puts_beyond_its_data(tmp_path: Path) -> None:
     own = [sum(1 for f in e.all_files() if f"/{e.slot:06d}-{e.attempt}/" in f.key) for e in bench.epochs()]
     assert max(own) <= 4  # events, a window's results, buffered rows, the window's state
     assert store.puts["state"] + store.puts["tables"] == sum(own) + epochs  # and the row of `checkpoints`
+
+
+def test_small_files_go_by_one_put() -> None:
+    """Arrow's own way is an upload of parts, three requests for each of Iceberg's metadata files."""
+    files = BucketFiles({"s3.endpoint": "http://127.0.0.1:1", "s3.region": "us-east-1"}).fs_by_scheme("s3", "bucket")
+    assert files.__reduce__()[1][0]["allow_delayed_open"] is True
