@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 
 from tidegate.checkpoints.store import PreconditionFailedError, Store
@@ -39,6 +41,7 @@ _PAGE: Final = (
 )
 _AT_ONCE: Final = 10_000  # keys listed in one call: 1.4 s on MinIO
 _FIRST: Final = ""
+_FRESH: Final = 4096  # names known beside the array, at least
 
 
 @dataclass(slots=True)
@@ -47,6 +50,29 @@ class _Page:
     etag: str
     keys: list[str] = field(default_factory=list)
     version: int | None = None
+
+
+class _Seen:
+    """Names that are known, by 16 bytes each: sorted in one array, with the newest beside it until they are many."""
+
+    def __init__(self) -> None:
+        self._sorted: npt.NDArray[np.bytes_] = np.empty(0, "S16")
+        self._fresh: set[bytes] = set()
+
+    def __contains__(self, key: str) -> bool:
+        mark = _mark(key)
+        if mark in self._fresh:
+            return True
+        place = int(np.searchsorted(self._sorted, np.array(mark, "S16")))
+        return place < self._sorted.size and bool(self._sorted[place] == np.array(mark, "S16"))
+
+    def add(self, key: str) -> None:
+        """Know a name from now on."""
+        self._fresh.add(_mark(key))
+        if len(self._fresh) > max(_FRESH, self._sorted.size // 16):
+            self._sorted = np.concatenate([self._sorted, np.array(sorted(self._fresh), "S16")])
+            self._sorted.sort(kind="stable")  # of two sorted runs
+            self._fresh.clear()
 
 
 class ArrivalLog:
@@ -77,7 +103,7 @@ class ArrivalLog:
         self._is_data, self._safety, self._clock = is_data, safety, clock
         self._firsts: list[int] = []
         self._last: _Page | None = None
-        self._seen: set[bytes] = set()
+        self._seen = _Seen()
         self._greatest = _FIRST
         self._cursor: str | None = _FIRST  # of a safety listing under way; None between two
         self._listed_at = clock()
@@ -102,12 +128,12 @@ class ArrivalLog:
 
         Args:
             notices: keys that notifications named.
-            everything: go on until a whole safety listing found nothing new: before a bounded source may end.
+            everything: list all of the folder, from its beginning: before a bounded source may end.
         """
         self._enter(self._behind())
         self._enter(sorted(set(notices)))
-        if self._cursor is None and (everything or self._clock() - self._listed_at >= self._safety):
-            self._cursor = _FIRST
+        if everything or (self._cursor is None and self._clock() - self._listed_at >= self._safety):
+            self._cursor = _FIRST  # also when a listing is under way: it began before
         while self._cursor is not None:
             self._enter(self._safety_page())
             if not everything:
@@ -160,7 +186,7 @@ class ArrivalLog:
         return key.startswith(self._folder) and self._is_data(key[len(self._folder) :]) and not self._seen_already(key)
 
     def _seen_already(self, key: str) -> bool:
-        return _mark(key) in self._seen
+        return key in self._seen
 
     def _room(self) -> int:
         full = self._last is None or len(self._last.keys) >= _PAGE
@@ -180,11 +206,12 @@ class ArrivalLog:
 
     def _note(self, keys: Iterable[str]) -> None:
         for key in keys:
-            self._seen.add(_mark(key))
+            self._seen.add(key)
             self._greatest = max(self._greatest, key)
 
     def _read_all(self) -> None:
-        """Every page: the names are known by 16 bytes each, the last page as it stands."""
+        """Every page: of older ones only which names they hold is kept, the last one stays as it stands."""
+        self._seen = _Seen()
         self._firsts = [int(e.key[len(self._place) : -5]) for e in self._store.list(self._place)]
         for first in self._firsts:
             self._last = self._load(first)

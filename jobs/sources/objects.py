@@ -84,6 +84,7 @@ class ObjectSource:
         self._logs: dict[Member, ArrivalLog] = {}
         self._table: TableVersions | None = None
         self._heard: list[str] = []
+        self._whole: set[Member] = set()  # listed from end to end since their end marker was seen
         self._cache: OrderedDict[tuple[str, str, int, float | None], _Facts] = OrderedDict()
         self.backlog: dict[str, int] = {}
         """Member -> objects known behind the last planned slice; in the order of keys at most one: nobody lists on."""
@@ -161,7 +162,8 @@ class ObjectSource:
             return self._list(member, at.after, count)
         else:
             log = self._arrivals(member)
-            log.discover(self._noticed(member), everything=ended)
+            log.discover(self._noticed(member), everything=ended and member not in self._whole)
+            self._whole |= {member} if ended else set()
         return [Entry(key, _UNKNOWN, "", None) for key in log.keys(at.ordinal + (at.open is not None), count)]
 
     def _behind(self, member: Member, ordinal: int, *, pending: bool) -> int:

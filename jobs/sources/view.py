@@ -60,6 +60,7 @@ class InputView:
         self._folders = {name: folder_of(name, source) for name, source in objects.items()}
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, str], tuple[Path | BadObject, int]] = OrderedDict()
+        self._bytes = 0  # of all that are known
 
     def look(self, key: str) -> tuple[str, int, Path | BadObject] | None:
         """ETag, size and decoded copy of an object, or why there is none; None when the object needs no decoding.
@@ -96,13 +97,15 @@ class InputView:
                 size = (self._folder / f"{name}.parquet").stat().st_size
             else:
                 content, size = bad, 1
+            self._bytes += size - self._known.get((key, found.etag), (content, 0))[1]
             self._known[key, found.etag] = content, size
             self._evict()
         return content
 
     def _evict(self) -> None:
-        while len(self._known) > 1 and sum(size for _, size in self._known.values()) > _MOST_BYTES:
-            _, (content, _) = self._known.popitem(last=False)
+        while len(self._known) > 1 and self._bytes > _MOST_BYTES:
+            _, (content, size) = self._known.popitem(last=False)
+            self._bytes -= size
             if isinstance(content, Path):
                 content.unlink(missing_ok=True)
 

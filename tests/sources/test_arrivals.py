@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +13,12 @@ import pytest
 from tests.minio_server import CertifiedMinio, RealMinio
 from tests.sources.test_objects import ME, all_slices, inbox, parquet, rows_of, spec
 
-from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
+from tidegate.checkpoints.memory import MemoryBucket, MemoryStore, Request
 from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.probe import require_honest
 from tidegate.checkpoints.s3 import S3Store
 from tidegate.jobs.sources import arrivals
-from tidegate.jobs.sources.arrivals import ArrivalLog
+from tidegate.jobs.sources.arrivals import ArrivalLog, _Seen
 from tidegate.jobs.sources.make import Sources
 from tidegate.jobs.sources.notices import Notices, listen
 from tidegate.jobs.sources.objects import DONE_MARKER, ObjectSource
@@ -149,6 +150,44 @@ def test_bounded_source_ends_after_a_whole_listing() -> None:
     store.put(f"inbox/a/{DONE_MARKER}", b"")
     last = source.plan(ME, resume, Limits())
     assert (rows_of([last]), last.done) == ([("-01", 0)], True)
+
+
+def test_an_end_in_the_middle_of_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing that was under way when the end came has passed names already: it begins anew, once, and not in every epoch."""
+    monkeypatch.setattr(arrivals, "_AT_ONCE", 2)
+    listed: list[str] = []
+
+    def note(request: Request) -> None:
+        listed.extend([request.key] if request.verb == "list" and request.key.startswith("inbox/") else [])
+
+    store = MemoryStore(MemoryBucket(inbox(1, 1, 1, 1, 1)), hook=note)
+    source = ObjectSource("a", spec(discovery={"order": "arrival"}, bounded=True), store, pipeline="p", clock=Clock())
+    resume = source.plan(ME, None, Limits()).resume
+    store.put("inbox/a/-01.parquet", parquet(1))
+    store.put(f"inbox/a/{DONE_MARKER}", b"")
+    found = []
+    for _ in range(3):
+        listed.clear()
+        part = source.plan(ME, resume, Limits(objects=2))
+        found += rows_of([part])
+        resume = part.resume
+    assert ("-01", 0) in found
+    assert (len(found), part.done) == (4, True)
+    assert len(listed) == 1, "behind the greatest name, and no more"
+
+
+def test_what_is_known_takes_sixteen_bytes() -> None:
+    """A million names fit into little memory, none is forgotten, and none is taken for known."""
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    seen = _Seen()
+    for n in range(100_000):
+        seen.add(f"inbox/a/{n}")
+    taken = (tracemalloc.get_traced_memory()[0] - before) / 100_000
+    tracemalloc.stop()
+    assert taken < 24
+    assert all(f"inbox/a/{n}" in seen for n in range(0, 100_000, 97))
+    assert not any(f"inbox/b/{n}" in seen for n in range(0, 100_000, 97))
 
 
 def test_object_that_is_gone_is_a_dead_letter() -> None:
