@@ -25,9 +25,9 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from tidegate.jobs.spark.failures import SPARK_FAILED
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.streams.batches import FoldedBatch, fold_batch, fold_prepared, prepared
 from tidegate.jobs.streams.fold import FoldFailure, Reducer, States, key_of
@@ -79,7 +79,7 @@ class SparkFolds:
             tasks = self._session.range(0, self._groups, 1, self._groups)
             done = tasks.mapInArrow(work, "file string, position long, id string, error string").collect()
             return _gathered(reducer, folder, done)
-        except PySparkException as error:
+        except SPARK_FAILED as error:
             raise PoisonError(
                 f"Spark could not run a reducer: {str(error).strip().splitlines()[-1][:500]}",
                 code="spark.fold_failed",

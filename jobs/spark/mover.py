@@ -16,7 +16,6 @@ from tempfile import mkdtemp
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -28,6 +27,7 @@ from tidegate.jobs.eventtime.types import Survey
 from tidegate.jobs.spark.dead import write_dead
 from tidegate.jobs.spark.edges import Edges, take_edges
 from tidegate.jobs.spark.epoch import Epoch, WindowWork
+from tidegate.jobs.spark.failures import SPARK_FAILED, executors_lost, said
 from tidegate.jobs.spark.folds import SparkFolds
 from tidegate.jobs.spark.glom import glom
 from tidegate.jobs.spark.known import Known
@@ -122,15 +122,15 @@ class SparkMover:
         """Name the object when its pages turn out to be corrupt, and never show a Java stack to people."""
         try:
             return work()
-        except PySparkException as error:
+        except SPARK_FAILED as error:
             failed = PoisonError(
-                f"Spark could not compute this epoch: {str(error).strip().splitlines()[0][:500]}",
+                f"Spark could not compute this epoch: {said(error)}",
                 code="spark.failed",
                 pipeline=self._spec.name,
                 kept="everything sealed before this epoch",
                 advice="check the spec's expressions against the rows",
             )
-            raise frame.blame() or self._staging.outage() or failed from error
+            raise frame.blame() or self._staging.outage() or executors_lost(self._spec.name, error) or failed from error
 
     def _move(self, order: MoveOrder, staged: _Staged) -> Moved:
         epoch = self._epoch(order, staged)

@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.checkpoints.layout import Layout
 from tidegate.checkpoints.s3 import S3Settings
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.spark.failures import SPARK_FAILED, said
 from tidegate.jobs.spark.session import on_one_host
 from tidegate.jobs.spec.errors import ConfigurationError, TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -146,7 +146,7 @@ class BucketStaging:
         """Have tasks read what was just written, and remove what drivers before this one left behind.
 
         Raises:
-            PySparkException: they cannot.
+            PySparkException: they cannot, or a Py4JJavaError.
         """
         self._store.put(self._root + _PROBE, b"seen\n")
         session.read.text(self._at(self._root + _PROBE)).collect()
@@ -193,9 +193,9 @@ def open_staging(sessions: Sequence[SparkSession], spec: PipelineSpec, store: St
     staging = BucketStaging(store, spec.name, workdir)
     try:
         staging.prove(sessions[0])
-    except PySparkException as error:
+    except SPARK_FAILED as error:
         raise staging.outage() or ConfigurationError(
-            f"{spec.name}: Spark's tasks cannot read the bucket: {str(error).strip().splitlines()[0][:300]}",
+            f"{spec.name}: Spark's tasks cannot read the bucket: {said(error)}",
             code="spark.no_bucket",
             pipeline=spec.name,
             kept="everything; nothing was read or written",
@@ -222,7 +222,7 @@ def _require_shared_disk(session: SparkSession, spec: PipelineSpec, folder: Path
     probe.write_text("seen\n", encoding="ascii")
     try:
         seen = session.read.text(str(probe)).count() == 1
-    except PySparkException:
+    except SPARK_FAILED:
         seen = False
     if not seen:
         raise ConfigurationError(

@@ -1,0 +1,46 @@
+"""What Spark raises when a job fails, in one line, and whether the rows or the world failed it.
+
+The planner and Spark Connect raise PySpark's own errors; a job of a classic session that fails in its tasks comes as Py4J's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from tidegate.jobs.spec.errors import TransientError
+
+__all__ = ["SPARK_FAILED", "executors_lost", "said"]
+
+SPARK_FAILED: Final = (PySparkException, Py4JJavaError)
+"""For `except`."""
+_LOST: Final = ("ExecutorLostFailure", "FetchFailed", "Python worker exited unexpectedly", "worker lost")
+
+
+def said(error: BaseException) -> str:
+    r"""The line that names the cause.
+
+    >>> said(PySparkException("bad\n\tat org.x\nCaused by: java.io.IOException: gone"))
+    'java.io.IOException: gone'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    own = [line.removeprefix(": ") for line in lines if not line.startswith("An error occurred while calling")]
+    return (causes[-1:] or own[:1] or [type(error).__name__])[0][:500]
+
+
+def executors_lost(pipeline: str, error: BaseException) -> TransientError | None:
+    """The error for a job that lost too many of its executors; None when it was something else."""
+    mark = next((mark for mark in _LOST if mark in str(error)), None)
+    if mark is None:
+        return None
+    return TransientError(
+        f"{pipeline}: Spark lost the executors of this epoch ({mark})",
+        code="spark.executors_lost",
+        pipeline=pipeline,
+        kept="everything sealed; this epoch is done again",
+        advice="tidegate tries again; if it goes on, look at the executors' memory and hosts",
+        retry_after=1.0,
+    )

@@ -1,0 +1,35 @@
+"""A job that fails in its tasks is told in one line, and what lost its executors is not blamed on rows."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tidegate.jobs.spark.failures import SPARK_FAILED, executors_lost, said
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.skipif(shutil.which("java") is None, reason="needs a JVM")]
+
+
+def test_a_job_that_fails_in_its_tasks(session: SparkSession) -> None:
+    """Whether it comes as PySpark's error or as Py4J's, it is caught, and the line names the cause."""
+    for query in ("select raise_error('no such tide') from range(1)", "select * from no_such_table"):
+        with pytest.raises(SPARK_FAILED) as failed:
+            session.sql(query).collect()
+        assert "tide" in said(failed.value) or "no_such_table" in said(failed.value)
+        assert "\n" not in said(failed.value)
+        assert executors_lost("p", failed.value) is None
+
+
+def test_lost_executors_are_the_worlds_fault() -> None:
+    """In the words of Spark's scheduler."""
+    words = (
+        "Job aborted due to stage failure: Task 3 failed 4 times, most recent failure: ExecutorLostFailure (executor 1 exited)"
+    )
+    found = executors_lost("p", RuntimeError(words))
+    assert found is not None
+    assert found.code == "spark.executors_lost"
