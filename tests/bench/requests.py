@@ -74,6 +74,8 @@ def _measure(server: Counted, folder: Path) -> None:
             store.put(str(path.relative_to(folder / "feed")), path.read_bytes())
         # Its own log is asked, which costs the bucket nothing.
         wait_for(lambda: f'"epoch": {_EPOCHS},' in pipeline.log_text(), driver)
+        while b'"unpublished":0' not in store.get("steady/status.json").data:
+            time.sleep(5)
         middle, worked = server.counts(), time.monotonic()
         time.sleep(_QUIET)
         after, ended = server.counts(), time.monotonic()
