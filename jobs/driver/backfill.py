@@ -40,6 +40,7 @@ __all__ = ["batch_spec", "compare", "differences"]
 _log = structlog.get_logger("tidegate.backfill")
 
 _QUIET: Final = 3.0  # seconds without a row: a stream's sources need not end
+_ALL_OF_IT: Final = Limits(objects=1_000_000, rows=2**31 - 1)  # a source without limits has those of an epoch of a stream
 _SHOWN: Final = 10  # differences of each kind that are named; all are counted
 _CLOSE: Final = 1e-9  # sums of floats depend on their order
 
@@ -64,12 +65,12 @@ def main(
 
 
 def batch_spec(spec: PipelineSpec, bounds: tuple[datetime, datetime], folder: Path) -> PipelineSpec:
-    """The same pipeline with a name of its own, and without limits: one epoch takes everything, so nothing is late.
+    """The same pipeline with a name of its own, whose first epoch takes all there is, so that nothing of it is late.
 
     Nothing of it reaches the outside: it has no sinks, and registers its tables in a catalog in this folder.
     """
     mark = hashlib.sha256(f"{bounds[0].isoformat()} {bounds[1].isoformat()}".encode()).hexdigest()[:8]
-    sources = {name: source.model_copy(update={"limits": Limits()}) for name, source in spec.sources.items()}
+    sources = {name: source.model_copy(update={"limits": _ALL_OF_IT}) for name, source in spec.sources.items()}
     own: dict[str, object] = {"catalog": f"sqlite:///{folder / 'catalog.sqlite'}", "catalog_options": {}, "namespace": None}
     outputs = spec.outputs.model_copy(update=own)
     return spec.model_copy(update={"name": f"{spec.name[:50]}__bf_{mark}", "sources": sources, "outputs": outputs, "sinks": {}})
@@ -120,13 +121,14 @@ def _run(spec: PipelineSpec, url: str, bounds: tuple[datetime, datetime], keep: 
         raise typer.Exit(code)
     found = compare(spec, batch, store, bounds)
     exact = all(not any(w[kind] for kind in ("different", "only_stream", "only_batch")) for w in found.values())
-    head = SlotLog(store, spec.name).head().checkpoint
+    head, own = SlotLog(store, spec.name).head().checkpoint, SlotLog(store, batch.name).head().record
     result = {
         "pipeline": spec.name,
         "start": bounds[0].isoformat(),
         "end": bounds[1].isoformat(),
         "checkpoint": str(head) if head else None,
         "equal": exact,
+        "late_in_batch": own.counters.late if own is not None else 0,  # rows that came while it ran, or beyond all limits
         "windows": found,
     }
     key = f"{Layout(spec.name).root}backfills/{batch.name}.json"

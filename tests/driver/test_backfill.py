@@ -12,11 +12,15 @@ import typer
 from typer.testing import CliRunner
 
 from tests.e2e.drivers import Steady
+from tidegate.checkpoints.local import LocalStore
 from tidegate.jobs.cli.main import app as tidegate
 from tidegate.jobs.driver import backfill, process
 from tidegate.jobs.driver.backfill import batch_spec, differences
 from tidegate.jobs.driver.process import RunOptions, run_pipeline
+from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.reference.mover import ReferenceMover
+from tidegate.jobs.sources import objects
+from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.spec.loader import parse_spec
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -61,15 +65,25 @@ def test_what_one_side_has_not_closed_is_not_held_against_it(swapped: bool) -> N
     assert differences(WINDOW, [], [_row(0)])["only_batch"] == 0
 
 
+def test_the_batch_takes_all_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first epoch is not cut where an epoch of a stream is: what stands behind would be late."""
+    monkeypatch.setattr(objects, "_MOST_OBJECTS", 2)
+    source = batch_spec(SPEC, (START, START), tmp_path).sources["one"]
+    store = LocalStore(tmp_path / "store")
+    for n in range(5):
+        store.put(f"inbox/{n}.parquet", b"none")
+    part = ObjectSource("one", source, store).plan(Member("one"), None, source.limits)
+    assert (len(part.dead), part.pending) == (5, False)
+
+
 def test_the_batch_run_has_a_name_of_its_own() -> None:
-    """Another range is another pipeline; nothing limits what its one epoch takes, and nothing of it reaches the outside."""
+    """Another range is another pipeline, and nothing of it reaches the outside."""
     outside = {"sinks": {"copy": {"kind": "files", "path": "out"}}, "outputs": {"namespace": "shared", "catalog": "sqlite:////x"}}
     spec = SPEC.model_validate({**SPEC.model_dump(mode="json", by_alias=True), **outside})
     batch, other = (batch_spec(spec, (START, START + timedelta(days=days)), Path("/tmp/x")) for days in (1, 2))
     assert (batch.sinks, batch.outputs.namespace, batch.outputs.catalog) == ({}, None, "sqlite:////tmp/x/catalog.sqlite")
     assert batch.name.startswith("p__bf_")
     assert batch.name != other.name
-    assert batch.sources["one"].limits.objects is None
     assert batch.windows == SPEC.windows
 
 
