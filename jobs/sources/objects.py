@@ -340,14 +340,16 @@ class _Cutter:
         self.at = at
         self.start = at.seq
         self.listed = 0
-        self._left = limits.rows
+        self._left, self._bytes = limits.rows, limits.bytes
         self._parts: list[dict[str, Any]] = []
         self._dead: list[DeadObject] = []
 
     def take(self, facts: _Facts) -> bool:
         """Consume an object, whole or up to the row limit. False when the slice is full."""
-        if self._left == 0:
+        if self._left == 0 or (self._bytes is not None and self._bytes <= 0):
             return False
+        if self._bytes is not None:
+            self._bytes -= facts.size
         self.listed += self.at.open is None
         first, rows = self.at.row, facts.rows
         if isinstance(facts.content, BadObject):

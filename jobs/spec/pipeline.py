@@ -110,6 +110,9 @@ class Limits(Model):
     """The most that one epoch takes from one partition of a source."""
 
     objects: Annotated[int, Field(gt=0)] | None = None
+    """Without it 1,000 of any size."""
+    bytes: Annotated[int, Field(gt=0)] | None = None
+    """Of objects as they lie in the store: none is begun beyond."""
     rows: Annotated[int, Field(gt=0)] | None = None
 
 

@@ -87,6 +87,14 @@ def test_object_limit(objects: int) -> None:
     assert [s.pending for s in slices] == [True] * (len(slices) - 1) + [False]
 
 
+@pytest.mark.parametrize(("most", "objects"), [(1, [1, 1, 1]), (1.5, [2, 1]), (3, [3])])
+def test_byte_limit(most: float, objects: list[int]) -> None:
+    """An epoch begins no further object once it has as many bytes, and takes one of any size."""
+    slices = all_slices(source(inbox(1, 1, 1)), Limits(bytes=int(most * len(parquet(1)))))
+    assert [len(s.parts) for s in slices] == objects
+    assert [s.pending for s in slices] == [True] * (len(slices) - 1) + [False]
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 100])
 def test_row_limit_cuts_inside_objects(rows: int) -> None:
     """A row limit cuts inside an object, and the next slice goes on at the very next row."""
