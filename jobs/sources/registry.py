@@ -11,37 +11,47 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 
-__all__ = ["Schemas", "folder_of_schemas", "opened", "registry_at"]
+__all__ = ["Schemas", "Unfit", "folder_of_schemas", "opened", "registry_at"]
 
 _PATIENCE: Final = 10.0  # seconds for one answer
 _ENDING: Final = {"avro": ".avsc", "protobuf": ".desc"}
 _KIND: Final = {"avro": "AVRO", "protobuf": "PROTOBUF"}
 
 
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A schema that is registered, and that no message can be read with."""
+
+    why: str
+
+
 class Schemas:
     """Schemas known so far, and where to ask for more.
 
     Args:
-        ask: number -> the schema's bytes (Avro: JSON, Protobuf: a descriptor set); None when there is none.
+        ask: number -> the schema's bytes (Avro: JSON, Protobuf: a descriptor set), or why it cannot be used; None when there
+            is none.
     """
 
-    def __init__(self, ask: Callable[[int], bytes | None]) -> None:
+    def __init__(self, ask: Callable[[int], bytes | Unfit | None]) -> None:
         self._ask = ask
-        self.known: dict[int, bytes] = {}
+        self.known: dict[int, bytes | Unfit] = {}
 
     def learn(self, numbers: set[int]) -> bool:
         """Ask for schemas. Returns whether any of them was new."""
-        for number in numbers - set(self.known):
+        new = numbers - set(self.known)
+        for number in new:
             schema = self._ask(number)
             if schema is not None:
                 self.known[number] = schema
-        return bool(numbers & set(self.known))
+        return bool(new & set(self.known))
 
 
 @cache
@@ -68,17 +78,17 @@ def folder_of_schemas(folder: Path, payload: str) -> Callable[[int], bytes | Non
     return ask
 
 
-def registry_at(address: str, payload: str, login: str | None = None) -> Callable[[int], bytes | None]:
+def registry_at(address: str, payload: str, login: str | None = None) -> Callable[[int], bytes | Unfit | None]:
     """A registry that answers ``GET /schemas/ids/<number>``. `login` is ``user:password``."""
 
-    def ask(number: int) -> bytes | None:
+    def ask(number: int) -> bytes | Unfit | None:
         form = "?format=serialized" if payload == "protobuf" else ""
         request = urllib.request.Request(f"{address.rstrip('/')}/schemas/ids/{number}{form}")  # noqa: S310 - http or https
         if login:
             request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
         try:
             with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:  # noqa: S310
-                return _schema(address, number, payload, json.load(answer))
+                return _schema(payload, json.load(answer))
         except urllib.error.HTTPError as error:
             with error:
                 _refused(address, number, error.code)
@@ -89,16 +99,12 @@ def registry_at(address: str, payload: str, login: str | None = None) -> Callabl
     return ask
 
 
-def _schema(address: str, number: int, payload: str, answer: dict[str, Any]) -> bytes:
+def _schema(payload: str, answer: dict[str, Any]) -> bytes | Unfit:
     kind = answer.get("schemaType", "AVRO")
-    if kind != _KIND[payload] or answer.get("references"):
-        why = f"it is of type {kind}" if kind != _KIND[payload] else "it refers to other schemas"
-        raise ConfigurationError(
-            f"schema {number} of {address} cannot be used for payload {payload}: {why}",
-            code="kafka.bad_schema",
-            kept="everything sealed so far",
-            advice="give schemas that stand by themselves; for other messages of the topic use a source of their own",
-        )
+    if kind != _KIND[payload]:
+        return Unfit(f"it is of type {kind}")
+    if answer.get("references"):
+        return Unfit("it refers to other schemas")
     text = str(answer["schema"])
     return text.encode() if payload == "avro" else _as_set(base64.b64decode(text))
 

@@ -22,7 +22,7 @@ from tidegate.jobs.spec.pipeline import BarrierColumns, SourceSpec
 from tidegate.jobs.spec.reasons import DeadReason
 from tidegate.jobs.spec.time import TICK_MAX
 
-__all__ = ["declared", "physical_columns", "text"]
+__all__ = ["declared", "fitted", "physical_columns", "text"]
 
 
 def physical_columns(columns: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -33,7 +33,7 @@ def physical_columns(columns: Iterable[tuple[str, str]]) -> list[tuple[str, str]
 
 def declared(raw: DataFrame, source: SourceSpec, physical: dict[str, str]) -> DataFrame:
     """Cast to the declared schema and judge each row's form."""
-    casts = {name: _cast(name, declared, physical.get(name), source.timezone) for name, declared in source.columns.items()}
+    casts = {name: _cast(quote(name), declared, physical.get(name), source.timezone) for name, declared in source.columns.items()}
     selected = [f"{cast} AS {quote(name)}" for name, cast in casts.items()]
     kind = _kind(source.barriers, casts)
     dead = _dead(source, physical, casts)
@@ -54,12 +54,18 @@ def declared(raw: DataFrame, source: SourceSpec, physical: dict[str, str]) -> Da
     )
 
 
-def _cast(name: str, declared: str, arrow: str | None, timezone: str | None) -> str:
+def fitted(column: str, declared: str, arrow: str, timezone: str | None) -> tuple[str, str | None]:
+    """A value of a physical type as the declared one, and the condition under which it does not fit; None: it always does."""
+    cast = _cast(column, declared, arrow, timezone)
+    lost = is_naive(arrow) and timezone is None and declared == "timestamp"
+    return cast, f"{column} IS NOT NULL" if lost or spark_of_arrow(arrow) is None else _unfit(column, cast, arrow, declared)
+
+
+def _cast(column: str, declared: str, arrow: str | None, timezone: str | None) -> str:
     target = spark_of_declared(declared)
     own = None if arrow is None else spark_of_arrow(arrow)
     if arrow is None or own is None:
         return f"CAST(NULL AS {target})"
-    column = quote(name)
     if declared == "timestamp":
         return _timestamp(column, arrow, timezone)
     if own == target:
@@ -107,14 +113,19 @@ def _bad_columns(source: SourceSpec, physical: dict[str, str], casts: dict[str, 
     for name, declared in source.columns.items():
         arrow = physical.get(name)
         naive = declared == "timestamp" and arrow is not None and is_naive(arrow)
-        if arrow is None or naive or cast_never_fails(arrow, declared):
+        if arrow is None or naive:
             continue
-        if spark_of_arrow(arrow) is None:
-            bad.append((name, "true"))
-        elif not (declared == "timestamp" and unwrap(arrow).startswith("timestamp")):
-            misfit = _misfit(quote(name), casts[name], arrow, declared)
-            bad.append((name, f"{quote(name)} IS NOT NULL AND ({casts[name]} IS NULL{misfit})"))
+        condition = "true" if spark_of_arrow(arrow) is None else _unfit(quote(name), casts[name], arrow, declared)
+        if condition is not None:
+            bad.append((name, condition))
     return bad
+
+
+def _unfit(column: str, cast: str, arrow: str, declared: str) -> str | None:
+    """The condition under which a value does not fit; None where every value does, or time zones decide."""
+    if cast_never_fails(arrow, declared) or (declared == "timestamp" and unwrap(arrow).startswith("timestamp")):
+        return None
+    return f"{column} IS NOT NULL AND ({cast} IS NULL{_misfit(column, cast, arrow, declared)})"
 
 
 def _misfit(column: str, cast: str, arrow: str, declared: str) -> str:

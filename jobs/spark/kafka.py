@@ -12,37 +12,43 @@ import os
 import shutil
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import structlog
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.jobs.engine.columns import arrow_type
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.sources.decode import TEXT, WHY
-from tidegate.jobs.sources.kafka import PLACE, unreachable
+from tidegate.jobs.sources.kafka import PLACE, changed, unreachable
 from tidegate.jobs.sources.kafka_admin import client_settings
 from tidegate.jobs.sources.registry import Schemas, opened
 from tidegate.jobs.spark.payloads import PARTITION, STRANGER, decoded
 from tidegate.jobs.spark.staging import Staging
-from tidegate.jobs.spec.errors import TransientError
+from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 from tidegate.jobs.spec.inputs import environment_value
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
 __all__ = ["stage_kafka"]
 
 _log = structlog.get_logger("tidegate.driver")
+_BROKERS: Final = ("org.apache.kafka.", "[KAFKA_", "Cannot fetch record")
+"""What stands in a failed job's error when the connector's client failed it; stack frames do not count."""
+_WORKER: Final = "Python worker exited unexpectedly"
+_GONE: Final = ("KAFKA_DATA_LOSS", "OffsetOutOfRangeException")
 
 
 def stage_kafka(session: SparkSession, spec: PipelineSpec, cut: Cut, folder: Path, staging: Staging) -> None:
     """Fetch the offset ranges of a cut into `folder`, under the names by which parts are looked up there.
 
     Raises:
-        TransientError: the brokers could not be read.
+        TransientError: the brokers could not be read, or have no longer what was planned.
+        ConfigurationError: a schema cannot be used, and messages are not to be dead letters for it.
     """
     ranges: dict[str, list[dict[str, Any]]] = {}
     for piece in cut.slices:
@@ -65,17 +71,38 @@ def _stage(
         if schemas is not None and schemas.learn(set(strangers)):  # fetched once more for each schema's first appearance
             found = _fetch(messages, source, fetched / "again", schemas, staging)
             strangers = _strangers(found)
-        if strangers and source.kafka is not None and source.kafka.on_unknown_schema == "wait":
-            raise _unknown(name, source, strangers)
+        if schemas is not None and strangers and source.kafka is not None and source.kafka.on_unknown_schema == "wait":
+            raise _unknown(name, source, strangers, schemas)
         files = _by_partition(found)
         for part in parts:
             _keep(name, source, part, files.get(part["kafka"]["partition"], []), folder)
-    except PySparkException as error:
-        assert source.kafka is not None  # noqa: S101
-        raise unreachable(source.kafka.servers, str(error).strip().splitlines()[0][:300]) from error
+    except (PySparkException, Py4JJavaError) as error:
+        raise _told(name, source, error) from error
     finally:
         staging.forget(fetched)
         shutil.rmtree(fetched, ignore_errors=True)
+
+
+def _told(name: str, source: SourceSpec, error: Exception) -> TidegateError:
+    """A failed job's error in our words. What neither the topic nor its brokers failed is not waited for as if they had.
+
+    A full disk is found behind it by who tells errors to people (jobs/driver/troubles.py).
+    """
+    assert source.kafka is not None  # noqa: S101
+    words = f"{error}\n{getattr(error, '_stackTrace', '')}"
+    lines = [line.strip() for line in words.splitlines() if not line.lstrip().startswith("at ")]
+    if any(mark in line for line in lines for mark in _GONE):
+        return changed(name, f"messages of {source.kafka.topic} were removed")
+    said = [line for line in lines if any(mark in line for mark in _BROKERS)]
+    if said:
+        return unreachable(source.kafka.servers, said[-1][:300])
+    causes = [line for line in lines if line.startswith("Caused by: ")] or lines[:1]
+    what, kept = f"source {name}: Spark could not read its messages: {causes[-1][:500]}", "everything sealed so far"
+    if any(_WORKER in line for line in lines):
+        return TransientError(what, code="spark.worker_lost", kept=kept, advice="tidegate tries again; is there memory enough?")
+    return PoisonError(
+        what, code="spark.failed", kept=kept, advice="mend what it names; if it names nothing of yours, it is a defect"
+    )
 
 
 def _fetch(messages: DataFrame, source: SourceSpec, folder: Path, schemas: Schemas | None, staging: Staging) -> list[Path]:
@@ -112,9 +139,16 @@ def _strangers(fetched: list[Path]) -> dict[int, str]:
     return found
 
 
-def _unknown(name: str, source: SourceSpec, strangers: dict[int, str]) -> TransientError:
+def _unknown(name: str, source: SourceSpec, strangers: dict[int, str], schemas: Schemas) -> TidegateError:
     assert source.kafka is not None  # noqa: S101
     number, place = next(iter(strangers.items()))
+    if number in schemas.known:  # it will never be another one
+        return ConfigurationError(
+            f"source {name}: schema {number} of {source.kafka.registry} cannot be used ({source.kafka.topic} {place})",
+            code="kafka.bad_schema",
+            kept="everything sealed so far; the message stays in its topic",
+            advice="set kafka.on_unknown_schema: dead_letter to go on: the dead letters say what is wrong with the schema",
+        )
     return TransientError(
         f"source {name}: schema {number} is not known to the registry {source.kafka.registry} ({source.kafka.topic} {place})",
         code="kafka.unknown_schema",

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, NumericType, StringType, StructType
 
 from tidegate.jobs.sources.decode import TEXT, WHY
 from tidegate.jobs.sources.kafka import PLACE
-from tidegate.jobs.spark.cast import text
-from tidegate.jobs.spark.protobuf import message_index, reader_of
-from tidegate.jobs.spark.schema import quote, spark_of_declared
+from tidegate.jobs.sources.registry import Unfit
+from tidegate.jobs.spark.cast import fitted, text
+from tidegate.jobs.spark.protobuf import message_index, reader_of, require_message
+from tidegate.jobs.spark.schema import arrow_of_spark, quote, spark_of_declared
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.inputs import KafkaOptions
 from tidegate.jobs.spec.pipeline import SourceSpec
@@ -29,7 +33,7 @@ __all__ = ["PARTITION", "STRANGER", "decoded"]
 PARTITION: Final = "_partition"
 """Column of a staged range: the partition of the topic."""
 STRANGER: Final = "_schema"
-"""Column of a topic with a registry: the number of the schema, where it is not known (yet)."""
+"""Column of a topic with a registry: the number of the schema, where it is not known (yet) or cannot be used."""
 
 _WHOLE: Final = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
 _ZONED: Final = r"(Z|z|[T ].*[+-][0-9]{2}(:?[0-9]{2})?)\\z"  # the end of a plain date is no zone
@@ -54,7 +58,7 @@ class _Decoded(NamedTuple):
     faults: list[tuple[str, str]]
 
 
-def decoded(messages: DataFrame, source: SourceSpec, known: Mapping[int, bytes] | None = None) -> DataFrame:
+def decoded(messages: DataFrame, source: SourceSpec, known: Mapping[int, bytes | Unfit] | None = None) -> DataFrame:
     """The rows.
 
     Args:
@@ -63,14 +67,20 @@ def decoded(messages: DataFrame, source: SourceSpec, known: Mapping[int, bytes] 
         known: schemas by number, for a topic with a registry.
     """
     kafka = _options(source)
-    taken = _taken(source)
+    taken, beside = _taken(source)
     payload = {name: kind for name, kind in source.columns.items() if name not in taken}
     decode = _PAYLOADS[kafka.payload]
-    frame, values, why, faults = decode(messages, source, payload, known or {})
+    fit, unfit = _sorted_out(kafka, known or {})
+    frame, values, why, faults = decode(messages, source, payload, fit)
     values = {**values, **taken}
+    for number, reason in unfit.items():
+        words = text(f"the message was written with schema {number}, which cannot be used: {reason}")
+        why = f"CASE WHEN _id = {number} THEN {words} ELSE {why} END"
     if kafka.tombstones == "dead_letter":
         why = f"CASE WHEN value IS NULL THEN 'a tombstone: the message has no value' ELSE {why} END"
-    for condition, complaint in faults:
+    if kafka.payload == "json":
+        why = f"CASE WHEN NOT is_valid_utf8(CAST(value AS string)) THEN 'the message is not UTF-8' ELSE {why} END"
+    for condition, complaint in [*faults, *beside]:
         why = f"coalesce({why}, CASE WHEN {condition} THEN {complaint} END)"
     frame = frame.withColumn("_w", F.expr(why))
     columns = [f"CASE WHEN _w IS NULL THEN {values[name]} END AS {quote(name)}" for name in source.columns]
@@ -80,11 +90,40 @@ def decoded(messages: DataFrame, source: SourceSpec, known: Mapping[int, bytes] 
     return frame.selectExpr(
         *columns,
         f"_w AS {WHY}",
-        f"CASE WHEN _w IS NOT NULL THEN {shown} END AS {TEXT}",
+        f"CASE WHEN _w IS NOT NULL THEN make_valid_utf8({shown}) END AS {TEXT}",
         f"pmod(offset, {1 << 32}L) AS {PLACE}",
         f"partition AS {PARTITION}",
         *strangers,
     )
+
+
+def _sorted_out(kafka: KafkaOptions, known: Mapping[int, bytes | Unfit]) -> tuple[dict[int, bytes], dict[int, str]]:
+    """The schemas that messages can be read with, and why others cannot be used."""
+    fit, unfit = dict[int, bytes](), dict[int, str]()
+    for number, schema in known.items():
+        try:
+            if isinstance(schema, Unfit):
+                unfit[number] = schema.why
+            else:
+                _require_fit(kafka.payload, kafka.message, schema)
+                fit[number] = schema
+        except ConfigurationError as error:
+            unfit[number] = error.message
+    return fit, unfit
+
+
+@cache
+def _require_fit(payload: str, message: str | None, schema: bytes) -> None:
+    """Refuse a schema that no message can be read with.
+
+    Raises:
+        ConfigurationError: it is one.
+    """
+    if payload == "avro":
+        _require_record(schema)
+    else:
+        assert message is not None  # noqa: S101 - the spec says so
+        require_message(schema, message)
 
 
 def _options(source: SourceSpec) -> KafkaOptions:
@@ -92,16 +131,22 @@ def _options(source: SourceSpec) -> KafkaOptions:
     return source.kafka
 
 
-def _taken(source: SourceSpec) -> dict[str, str]:
-    """Columns that come from beside the payload."""
+def _taken(source: SourceSpec) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Columns that come from beside the payload, and the faults of their values."""
     kafka = _options(source)
-    found = {kafka.key: "CAST(key AS string)"} if kafka.key else {}
-    if kafka.timestamp:
-        found[kafka.timestamp] = "timestamp"
+    found = {kafka.key: "key"} if kafka.key else {}
     for column, header in kafka.headers.items():
-        wanted = header.replace("'", "\\'")
-        found[column] = f"CAST(try_element_at(filter(headers, h -> h.key = '{wanted}'), -1).value AS string)"
-    return {name: f"CAST({value} AS {spark_of_declared(source.columns[name])})" for name, value in found.items()}
+        found[column] = f"try_element_at(filter(headers, h -> h.key = {text(header)}), -1).value"
+    values = {kafka.timestamp: "timestamp"} if kafka.timestamp else {}
+    faults: list[tuple[str, str]] = []
+    for name, raw in found.items():
+        kind, words = source.columns[name], f"CAST({raw} AS string)"
+        values[name] = raw if kind == "binary" else _cast(words, kind, source)
+        if kind != "binary":
+            faults.append((f"NOT is_valid_utf8({words})", f"concat('{name} is not UTF-8: 0x', hex({raw}))"))
+        if kind not in ("binary", "string"):
+            faults.append((f"{raw} IS NOT NULL AND {values[name]} IS NULL", f"concat('{name} is no {kind}: ', {words})"))
+    return values, faults
 
 
 # Text: JSON, and Protobuf's values as text
@@ -158,7 +203,8 @@ def _cast(raw: str, kind: str, source: SourceSpec) -> str:
     if kind != "timestamp":
         return cast
     if source.parse.timestamps != "iso":
-        return f"timestamp_micros(CAST(round(try_cast({raw} AS decimal(30,6)) * {_UNITS[source.parse.timestamps]}) AS bigint))"
+        ticks = f"round(try_cast({raw} AS decimal(30,6)) * {_UNITS[source.parse.timestamps]})"
+        return f"timestamp_micros(try_cast({ticks} AS bigint))"
     naive = "NULL" if source.timezone is None else f"to_utc_timestamp(try_cast({raw} AS timestamp), '{source.timezone}')"
     return f"CASE WHEN endswith({raw}, 'Z') OR {raw} RLIKE '{_ZONED}' THEN {cast} ELSE {naive} END"
 
@@ -169,39 +215,46 @@ def _cast(raw: str, kind: str, source: SourceSpec) -> str:
 def _avro(messages: DataFrame, source: SourceSpec, payload: dict[str, str], known: Mapping[int, bytes]) -> _Decoded:
     from pyspark.sql.avro.functions import from_avro
 
-    schemas = {number: schema.decode() for number, schema in _schemas(_options(source), known).items()}
+    schemas = _schemas(_options(source), known)
     frame, why = _bodies(messages, _options(source), known, f"substring(value, {_HEADER + 1})")
     held: dict[int, dict[str, DataType]] = {}
     for number, schema in schemas.items():
-        _require_record(schema)
-        frame = frame.withColumn(f"_j{number}", from_avro(_body(number), schema, {"mode": "PERMISSIVE"}))
+        _require_fit("avro", None, schema)
+        frame = frame.withColumn(f"_j{number}", from_avro(_body(number), schema.decode(), {"mode": "PERMISSIVE"}))
         held[number] = _types(frame.schema[f"_j{number}"].dataType)
     old = {new: before for before, new in source.evolution.renamed.items()}
-
-    def value(name: str, kind: str) -> str:
-        """Of each schema that has the field under its new name, or its old one."""
+    values, faults = {}, []
+    for name, kind in payload.items():  # of each schema that has the field under its new name, or its old one
         fields = {n: name if name in types else old.get(name, name) for n, types in held.items()}
-        found = [_typed(f"_j{n}.{quote(f)}", held[n][f], kind, source) for n, f in fields.items() if f in held[n]]
-        return f"coalesce({', '.join(found)})" if found else f"CAST(NULL AS {spark_of_declared(kind)})"
+        places = [(f"_j{n}.{quote(f)}", held[n][f]) for n, f in fields.items() if f in held[n]]
+        found = [_typed(place, own, kind, source) for place, own in places]
+        values[name] = f"coalesce({', '.join([*(value for value, _ in found), f'CAST(NULL AS {spark_of_declared(kind)})'])})"
+        for (place, own), (_, unfit) in zip(places, found, strict=True):
+            shown = f"make_valid_utf8(CAST({place} AS string))"
+            faults.append((unfit, f"concat('{name} is {own.simpleString()}, declared {kind}: ', {shown})"))
+    for number, types in held.items():  # a record that cannot be read comes as nulls
+        lost = " AND ".join([f"_id = {number} AND _b IS NOT NULL", *(f"_j{number}.{quote(field)} IS NULL" for field in types)])
+        why = f"coalesce({why}, CASE WHEN {lost} THEN 'the message is not a record of the schema' END)"
+    return _Decoded(frame, values, why, [(condition, complaint) for condition, complaint in faults if condition is not None])
 
-    values = {name: value(name, kind) for name, kind in payload.items()}
-    # A record that cannot be read comes as nulls: the event time, which no good record lacks, tells.
-    if source.event_time in payload:
-        lost = f"_b IS NOT NULL AND {values[source.event_time]} IS NULL"
-        why = f"coalesce({why}, CASE WHEN {lost} THEN 'the message is not a record of the schema, or has no event time' END)"
-    return _Decoded(frame, values, why, [])
 
-
-def _require_record(schema: str) -> None:
-    """Refuse what is no record's schema.
+def _require_record(schema: bytes) -> None:
+    """Refuse what is no record's schema, or none that Spark can read.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it is one of these.
     """
+    from pyspark.sql.avro.functions import from_avro
+
     try:
         _ = [field["name"] for field in json.loads(schema)["fields"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"no Avro record schema: {schema[:200]}: {error}", code="kafka.bad_schema") from error
+        raise ConfigurationError(f"no Avro record schema: {schema[:200]!r}: {error}", code="kafka.bad_schema") from error
+    try:
+        _ = SparkSession.active().range(1).select(from_avro(F.lit("").cast("binary"), schema.decode())).schema
+    except (PySparkException, Py4JJavaError) as error:
+        why = str(error).strip().splitlines()[-1 if isinstance(error, PySparkException) else 1][:300]
+        raise ConfigurationError(f"Spark cannot read the Avro schema: {why}", code="kafka.bad_schema") from error
 
 
 def _types(record: DataType) -> dict[str, DataType]:
@@ -209,12 +262,17 @@ def _types(record: DataType) -> dict[str, DataType]:
     return {field.name: field.dataType for field in record}
 
 
-def _typed(field: str, own: DataType, kind: str, source: SourceSpec) -> str:
-    if kind == "timestamp" and source.parse.timestamps != "iso":  # a plain number, which the schema calls no time
-        return _cast(field, kind, source)
+def _typed(field: str, own: DataType, kind: str, source: SourceSpec) -> tuple[str, str | None]:
+    """A value as the declared type, and the condition under which it does not fit."""
+    words = isinstance(own, StringType)
+    if kind == "timestamp" and (words or (isinstance(own, NumericType) and source.parse.timestamps != "iso")):
+        value = _cast(field, kind, source)  # a text or a plain number, which the schema calls no time: as in a JSON payload
+        return value, f"{field} IS NOT NULL AND {value} IS NULL"
     if kind == "string" and isinstance(own, ArrayType | MapType | StructType):  # as it would stand in a JSON payload
-        return f"to_json({field})"
-    return f"try_cast({field} AS {spark_of_declared(kind)})"
+        return f"to_json({field})", None
+    if kind == "string" and words:
+        return field, f"NOT is_valid_utf8({field})"
+    return fitted(field, kind, arrow_of_spark(own.simpleString()), source.timezone)
 
 
 def _protobuf(messages: DataFrame, source: SourceSpec, payload: dict[str, str], known: Mapping[int, bytes]) -> _Decoded:

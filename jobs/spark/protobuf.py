@@ -21,7 +21,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["message_index", "reader_of", "texts_of"]
+__all__ = ["message_index", "reader_of", "require_message", "texts_of"]
 
 _WELL_KNOWN: Final = "google.protobuf."
 _WELL_KNOWN_FILES: Final = ("any", "duration", "empty", "field_mask", "struct", "timestamp", "wrappers")
@@ -44,6 +44,16 @@ def message_index(schema: bytes, message: str) -> bytes:
             place = names.index(message)
             return _FIRST if place == 0 else _zigzag(1) + _zigzag(place)
     raise _no_message(message)
+
+
+def require_message(schema: bytes, message: str) -> None:
+    """Refuse a schema without the message, or one that the library cannot use.
+
+    Raises:
+        ConfigurationError: it is one of these.
+    """
+    _class(schema, message)
+    message_index(schema, message)
 
 
 def _zigzag(number: int) -> bytes:

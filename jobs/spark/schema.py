@@ -10,6 +10,7 @@ from typing import Final
 
 __all__ = [
     "PROVENANCE",
+    "arrow_of_spark",
     "cast_never_fails",
     "family_of",
     "is_naive",
@@ -39,6 +40,14 @@ _SPARK_OF_ARROW: Final = {
     "binary": "binary",
     "large_binary": "binary",
     "date32[day]": "date",
+}
+_ARROW_OF_SPARK: Final = {
+    "boolean": "bool",
+    "int": "int32",
+    "bigint": "int64",
+    "date": "date32[day]",
+    "timestamp": "timestamp[us, tz=UTC]",
+    "timestamp_ntz": "timestamp[us]",
 }
 _SPARK_OF_DECLARED: Final = {"long": "bigint"}
 _WIDENING: Final = {
@@ -81,6 +90,15 @@ def spark_of_arrow(arrow: str) -> str | None:
     if (match := _DECIMAL.match(arrow)) and int(match[1]) <= 38 and int(match[2]) >= 0:
         return f"decimal({match[1]},{match[2]})"
     return _SPARK_OF_ARROW.get(arrow)
+
+
+def arrow_of_spark(own: str) -> str:
+    """The physical type that Spark reads as this one: the way back of `spark_of_arrow`.
+
+    >>> arrow_of_spark("bigint"), arrow_of_spark("decimal(6,2)"), arrow_of_spark("timestamp_ntz")
+    ('int64', 'decimal128(6,2)', 'timestamp[us]')
+    """
+    return own.replace("decimal", "decimal128") if own.startswith("decimal") else _ARROW_OF_SPARK.get(own, own)
 
 
 def family_of(arrow: str) -> str:

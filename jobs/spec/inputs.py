@@ -85,21 +85,23 @@ class KafkaOptions(Model):
     registry_login: str | None = None
     """``user:password`` for the registry, written as ``env:NAME``."""
     on_unknown_schema: Literal["dead_letter", "wait"] = "dead_letter"
-    """A message whose schema's number the registry does not know is a dead letter, or waited for: nothing is read meanwhile."""
+    """A message whose schema's number the registry does not know is a dead letter, or waited for: nothing is read meanwhile. One
+    whose schema cannot be used is a dead letter, or ends the driver."""
     start: Literal["earliest", "latest"] = "earliest"
-    """Where a partition begins that no checkpoint knows."""
+    """Where a topic begins that no checkpoint knows. Partitions that are added to it later begin at their first message."""
     key: str | None = None
     """Column that takes the message's key, as text."""
     timestamp: str | None = None
-    """Column that takes the message's timestamp."""
+    """Column of type `timestamp` that takes the message's timestamp."""
     headers: dict[str, str] = Field(default={})
     """Column -> header whose last value it takes, as text."""
     tombstones: Literal["dead_letter", "row"] = "dead_letter"
-    """A message without a value: a dead letter, or a row with the key, timestamp and headers only."""
+    """A message without a value: a dead letter, or a row with the key, timestamp and headers only, event time included."""
     on_gap: Literal["fail", "report"] = "fail"
     """Offsets that the topic no longer holds (retention): stop and say which, or enter the range as a dead letter and go on."""
     options: dict[str, str] = Field(default={})
-    """Settings of the Kafka client (``security.protocol``, ...). A value ``env:NAME`` is read from the environment."""
+    """Settings of the Kafka client (``security.protocol``, ...). A value ``env:NAME`` is read from the environment. Messages of
+    transactions are read when they are committed, unless ``isolation.level`` is ``read_uncommitted``."""
 
 
 class TableOptions(Model):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from tidegate.jobs.sources.registry import Schemas, folder_of_schemas, registry_at
+from tidegate.jobs.sources.registry import Schemas, Unfit, folder_of_schemas, registry_at
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 
 
@@ -81,17 +81,25 @@ def test_protobuf_comes_serialized(registry: Registry) -> None:
     [
         ((403, {}), ConfigurationError, "refuses to tell schema 3"),
         ((500, {}), TransientError, "it answers 500"),
-        ((200, {"schemaType": "JSON", "schema": ""}), ConfigurationError, "it is of type JSON"),
-        ((200, {"schema": "{}", "references": [{"name": "x"}]}), ConfigurationError, "it refers to other schemas"),
     ],
 )
 def test_answers_that_are_no_schema(
     registry: Registry, answer: tuple[int, dict[str, Any]], error: type[Exception], said: str
 ) -> None:
-    """Each says what it is: a right that is missing, a registry in trouble, a schema that cannot be used."""
+    """Each says what it is: a right that is missing, a registry in trouble."""
     registry.answers["/schemas/ids/3"] = answer
     with pytest.raises(error, match=said):
         registry_at(registry.address, "avro")(3)
+
+
+def test_schemas_that_cannot_be_used(registry: Registry) -> None:
+    """They are known, with the reason, and asked for once: a message that was written with one is no fault of the spec."""
+    registry.answers["/schemas/ids/3"] = (200, {"schemaType": "JSON", "schema": ""})
+    registry.answers["/schemas/ids/4"] = (200, {"schema": "{}", "references": [{"name": "x"}]})
+    schemas = Schemas(registry_at(registry.address, "avro"))
+    assert schemas.learn({3, 4, 5})
+    assert schemas.known == {3: Unfit("it is of type JSON"), 4: Unfit("it refers to other schemas")}
+    assert not schemas.learn({3, 4, 5}), "nothing new: the messages are not fetched again"
 
 
 def test_a_registry_that_is_away() -> None:

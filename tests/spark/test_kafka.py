@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
+from tidegate.jobs.driver.troubles import known_error
+from tidegate.jobs.sources.registry import Unfit
+from tidegate.jobs.spark.kafka import _told
 from tidegate.jobs.spark.payloads import decoded
+from tidegate.jobs.spec.errors import PoisonError, TransientError
 from tidegate.jobs.spec.pipeline import SourceSpec
 
 if TYPE_CHECKING:
@@ -34,12 +40,18 @@ def spec_of(**more: Any) -> SourceSpec:
 
 
 def rows(
-    session: SparkSession, values: Sequence[str | bytes | None], known: dict[int, bytes] | None = None, **more: Any
+    session: SparkSession,
+    values: Sequence[str | bytes | None],
+    known: Mapping[int, bytes | Unfit] | None = None,
+    *,
+    key: bytes = b"ann",
+    header: bytes = b"phone",
+    **more: Any,
 ) -> list[dict[str, Any]]:
     """The decoded messages."""
-    headers = [("from", bytearray(b"old")), ("from", bytearray(b"phone")), ("x", None)]
+    headers = [("from", bytearray(b"old")), ("from", bytearray(header)), ("x", None)]
     data = [
-        (bytearray(b"ann"), v if v is None else bytearray(v.encode() if isinstance(v, str) else v), "t", 0, n, SENT, headers)
+        (bytearray(key), v if v is None else bytearray(v.encode() if isinstance(v, str) else v), "t", 0, n, SENT, headers)
         for n, v in enumerate(values)
     ]
     found = decoded(session.createDataFrame(data, SCHEMA), spec_of(**more), known).collect()
@@ -124,6 +136,7 @@ def test_options(session: SparkSession) -> None:
         session,
         ['{"at": 1767225600500, "x": 1, "count": 3}', None],
         kafka={"tombstones": "row"},
+        event_time="sent",
         parse={"timestamps": "ms"},
         evolution={"added": "ignore", "renamed": {"count": "n"}},
     )
@@ -141,6 +154,35 @@ def test_no_column_from_the_payload(session: SparkSession) -> None:
         (None, "not in the schema: x"),
         (None, "the message is not a JSON object"),
     ]
+
+
+def test_odd_keys_and_headers(session: SparkSession) -> None:
+    """What does not fit its column, or is no text, is a fault of its message and of no other."""
+    good = '{"at": "2026-03-01T10:00:00Z"}'
+    typed: dict[str, Any] = {"schema": {**COLUMNS, "origin": "long"}}
+    assert [(row["origin"], row["_why"]) for row in rows(session, [good], header=b"7", **typed)] == [(7, None)]
+    assert [row["_why"] for row in rows(session, [good], header=b"x", **typed)] == ["origin is no long: x"]
+    assert [row["_why"] for row in rows(session, [good], header=b"\xff")] == ["origin is not UTF-8: 0xFF"]
+    assert [row["_why"] for row in rows(session, [good], key=b"a\xc3")] == ["who is not UTF-8: 0x61C3"]
+    raw = rows(session, [good], key=b"a\xc3", schema={**COLUMNS, "who": "binary"})
+    assert [(bytes(row["who"]), row["_why"]) for row in raw] == [(b"a\xc3", None)]
+
+
+def test_text_that_is_none(session: SparkSession) -> None:
+    """Bytes that are not UTF-8 are told, and shown as far as they are text; also the key of a tombstone."""
+    found = rows(session, [b'{"at": "2026-03-01T10:00:00Z", "n": 1, "who": "\xff"}', b"\xff", None], key=b"\xfe")
+    assert [row["_why"] for row in found] == [*["the message is not UTF-8"] * 2, "a tombstone: the message has no value"]
+    assert [row["_text"] for row in found] == [
+        '{"at": "2026-03-01T10:00:00Z", "n": 1, "who": "\ufffd"}',
+        "\ufffd",
+        "key \ufffd",
+    ]
+
+
+def test_numbers_beyond_time(session: SparkSession) -> None:
+    """A time in nanoseconds, where milliseconds are declared, is a bad value and no overflow."""
+    found = rows(session, ['{"at": 1767225600500000000}', '{"at": 1767225600500}'], parse={"timestamps": "ms"})
+    assert [row["_why"] for row in found] == ["at is no timestamp: 1767225600500000000", None]
 
 
 FIELD = FieldDescriptorProto
@@ -206,3 +248,45 @@ def test_protobuf_by_number(session: SparkSession) -> None:
     ]
     assert [r["_schema"] for r in found] == [None, None, 8, None]
     assert str(found[0]["price"]) == "1.00"
+
+
+def test_a_schema_without_the_message(session: SparkSession) -> None:
+    """It was registered for something else: its messages are told, the others read."""
+    other = FileDescriptorSet(file=[FileDescriptorProto(name="other.proto", package="other")]).SerializeToString()
+    found = rows(
+        session,
+        [b"\0\0\0\0\x07\x02\x02" + AT + b"\x1a\x011", b"\0\0\0\0\x09\x00"],
+        {7: proto(), 9: bytes(other)},
+        kafka={**PROTO, "registry": "http://127.0.0.1:9"},
+        schema=PROTO_COLUMNS,
+    )
+    words = (
+        "the message was written with schema 9, which cannot be used: the Protobuf schema has no message shop.Click of its own"
+    )
+    assert [(row["_schema"], row["_why"]) for row in found] == [(None, None), (9, words)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "words"),
+    [
+        ("CAST('x' AS int)", "spark.failed", "CAST_INVALID_INPUT"),
+        ("raise_error('/tmp/x: No space left on device')", "driver.disk_full", "no space left"),
+        (
+            "raise_error('org.apache.kafka.common.errors.TimeoutException: no answer')",
+            "kafka.unavailable",
+            "could not be reached",
+        ),
+        ("raise_error('[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] gone')", "source.changed", "messages of t were removed"),
+    ],
+)
+def test_a_job_that_fails_is_told_by_what_failed_it(
+    session: SparkSession, tmp_path: Path, failure: str, code: str, words: str
+) -> None:
+    """Only what Kafka's client says is waited for as Kafka's."""
+    with pytest.raises((PySparkException, Py4JJavaError)) as caught:
+        session.range(1).selectExpr(f"{failure} AS v").write.parquet(str(tmp_path / "out"))
+    try:
+        raise _told("web", spec_of(), caught.value) from caught.value
+    except (PoisonError, TransientError) as error:
+        told = known_error("p", error)
+    assert (told.code, words in str(told)) == (code, True), str(told)
