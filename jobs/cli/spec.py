@@ -14,7 +14,7 @@ from tidegate.jobs.cli.context import JsonOption
 if TYPE_CHECKING:
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["schema", "validate"]
+__all__ = ["infer", "schema", "validate"]
 
 
 def validate(
@@ -62,6 +62,28 @@ def schema(
         out.write_text(text + "\n")
     except OSError as error:
         raise ConfigurationError(f"cannot write {out}: {error}", code="cli.out", advice="choose another file") from error
+
+
+def infer(
+    address: Annotated[str, typer.Argument(metavar="OBJECT", help="s3://bucket/key, or a file.")],
+    form: Annotated[str | None, typer.Option("--format", help="parquet, json, csv, avro or orc; default: by its name.")] = None,
+) -> None:
+    """Propose the schema of a source from one of its objects, to be looked over and put into the spec."""
+    from tidegate.checkpoints.open import open_store
+    from tidegate.jobs.sources.infer import infer as look
+    from tidegate.jobs.spec.errors import ConfigurationError
+
+    folder, _, name = address.rpartition("/")
+    forms = ("parquet", "json", "csv", "avro", "orc")
+    form = form or next((one for one in forms if f".{one}" in name), None)
+    if form not in forms:
+        raise ConfigurationError(f"{address}: which format?", code="cli.format", advice=f"--format {', '.join(forms)}")
+    data = open_store(folder or ".").get(name).data
+    try:
+        found = look(name, data, form)
+    except (ValueError, OSError, EOFError) as error:
+        raise ConfigurationError(f"{address} cannot be read as {form}: {error}", code="cli.format") from error
+    typer.echo(f"schema: {{{', '.join(f'{json.dumps(column)}: {json.dumps(kind)}' for column, kind in found.items())}}}")
 
 
 def _check_suites(pipeline: PipelineSpec) -> None:

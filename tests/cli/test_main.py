@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 from tests.cli.conftest import SPEC, Cli
 
 from tidegate.checkpoints.local import LocalStore
@@ -193,3 +194,12 @@ def test_store_of_the_stack_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.delenv("TIDEGATE_STORE")
     LocalStore(tmp_path / ".tidegate" / "store")
     assert context.store_url(None) == ".tidegate/store"
+
+
+def test_a_schema_is_proposed_from_an_object(cli: Cli, tmp_path: Path) -> None:
+    """As YAML that a spec takes; an object that is something else is said to be."""
+    (tmp_path / "a.json").write_text('{"at": "2026-03-01T00:00:00Z", "n": 1, "a: b": "x"}\n')
+    said = cli("infer", "a.json").out
+    assert YAML(typ="safe").load(said) == {"schema": {"at": "timestamp", "n": "long", "a: b": "string"}}
+    assert cli("infer", "a.json", "--format", "parquet").exit_code == 2
+    assert cli("infer", str(tmp_path / "a")).exit_code == 2
