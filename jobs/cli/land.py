@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidegate.jobs.cli import context, output
 from tidegate.jobs.cli.context import SpecArgument, StoreOption
+
+if TYPE_CHECKING:
+    from tidegate.jobs.driver.landing_log import Landing
 
 __all__ = ["land"]
 
@@ -25,11 +30,13 @@ def land(
 ) -> None:
     """Run the landing query of one source until it is stopped. Rows land exactly once, whatever is killed when."""
     from tidegate.checkpoints.open import open_store
-    from tidegate.jobs.driver.landing import Landing, run_queries, start_query
+    from tidegate.jobs.driver.landing import run_queries, start_query
+    from tidegate.jobs.driver.landing_log import Landing
     from tidegate.jobs.driver.logs import configure_logs
     from tidegate.jobs.driver.observe import observed_landing
+    from tidegate.jobs.engine.faults import faults_from_environment
     from tidegate.jobs.spark.session import open_session
-    from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+    from tidegate.jobs.spec.errors import ConfigurationError
 
     spec = context.find_spec(pipeline)
     if source not in spec.sources or spec.sources[source].landing is None:
@@ -45,18 +52,35 @@ def land(
         signal.signal(number, lambda *_: stop.set())
     with observed_landing(spec.name, source) as metrics:
         place = open_store(context.store_url(store))
-        landing = Landing(source, spec.sources[source], place, folder, new_generation=new_generation, metrics=metrics)
-        with landing.alone():
+        landing = Landing(
+            source,
+            spec.sources[source],
+            place,
+            folder,
+            new_generation=new_generation,
+            metrics=metrics,
+            faults=faults_from_environment(),
+        )
+        with landing.alone(), _last_word(landing):
             session = open_session(spec)
             try:
                 failed = run_queries(lambda: start_query(session, spec, landing), landing, stop, until_idle)
             finally:
                 session.stop()
-        if failed is not None:
-            raise TransientError(
-                f"the landing query of {spec.name}.{source} failed: {str(failed).strip().splitlines()[0][:400]}",
-                code="landing.failed",
-                kept="everything landed so far",
-                advice="run it again: it goes on at its checkpoint",
-            )
+            if failed is not None:
+                failed.pipeline = spec.name
+                raise failed
     output.console().print(f"{landing.landed} rows landed by this process")
+
+
+@contextmanager
+def _last_word(landing: Landing) -> Iterator[None]:
+    """Leave for `tidegate status` how it ended."""
+    from tidegate.jobs.spec.errors import TidegateError
+
+    try:
+        yield
+    except Exception as error:
+        landing.say("failed", error.message if isinstance(error, TidegateError) else repr(error)[:400])
+        raise
+    landing.say("stopped")

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.manifest import Manifest
     from tidegate.checkpoints.status import Status
     from tidegate.checkpoints.store import Store
+    from tidegate.jobs.spec.pipeline import SourceSpec
 
 __all__ = ["describe", "status"]
 
+_LANDING_SILENT_AFTER = 40_000_000  # ticks; a landing leaves word every 10 s
 _SILENT_AFTER = 15_000_000  # ticks; a driver writes its status every 2 s, and a loss is to be seen in under 15 s
 
 
@@ -33,7 +35,7 @@ def status(
 
     if pipeline is not None:
         log = context.open_log(pipeline, store)
-        report = describe(log) | {"store": _probe(log.store)}
+        report = describe(log) | {"landings": _landings(pipeline, log.store), "store": _probe(log.store)}
         output.envelope("status", report) if as_json else _print_one(report)
         return
     place = context.open_reading(store)
@@ -72,6 +74,33 @@ def describe(log: SlotLog) -> dict[str, Any]:
         "late_uploads": body.get("late_uploads") or {},
         **_progress(head.record),
     }
+
+
+def _landings(pipeline: str, store: Store) -> dict[str, dict[str, Any]]:
+    """What the processes say that land this pipeline's sources, as far as its spec is at hand."""
+    from tidegate.checkpoints.clock import SYSTEM_CLOCK
+    from tidegate.jobs.spec.errors import TidegateError
+
+    try:
+        sources = {name: source for name, source in context.find_spec(pipeline).sources.items() if source.landing is not None}
+    except TidegateError:
+        return {}
+    return {name: _landing(name, source, store, SYSTEM_CLOCK.ticks()) for name, source in sources.items()}
+
+
+def _landing(name: str, source: SourceSpec, store: Store, now: int) -> dict[str, Any]:
+    """One of them. `silent`: it should speak every ten seconds and does not."""
+    from tidegate.jobs.driver.landing_log import read_landing
+    from tidegate.jobs.spec.errors import TidegateError
+
+    try:
+        said = read_landing(name, source, store)
+    except TidegateError as error:
+        return {"state": "unknown", "why": error.message}
+    if said is None:
+        return {"state": "never ran", "why": None}
+    silent = said["state"] == "running" and now - said["at"] > _LANDING_SILENT_AFTER
+    return {**said, "state": "silent"} if silent else said
 
 
 def _state(lease: LeaseView | None, said: Status | None, now: int) -> str:
@@ -219,6 +248,9 @@ def _print_one(report: dict[str, Any]) -> None:
     if sources:
         columns = ["source", "status", "frontier", "read", "released", "late", "more waiting"]
         output.table(columns, [_source_row(name, s) for name, s in sources.items()])
+    if report["landings"]:
+        columns = ["landing", "state", "on", "rows landed", "newest batch", "landed at"]
+        output.table(columns, [_landing_row(name, one) for name, one in report["landings"].items()])
     if report["attachments"]:
         rows = [
             (name, one["status"], one["cursor"], _failure_words(one["failure"])) for name, one in report["attachments"].items()
@@ -236,6 +268,17 @@ def _source_row(name: str, source: dict[str, Any]) -> tuple[object, ...]:
     rows, waiting = source["rows"], "yes" if source["pending"] else "no"
     counts = [rows.get(kind, 0) for kind in ("read", "released", "late")]
     return name, source["status"], output.instant(source["frontier"]), *counts, waiting
+
+
+def _landing_row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
+    state = f"{one['state']} ({one['why']})" if one["why"] else one["state"]
+    if one["state"] == "silent":
+        state = f"silent: heard of {output.age(one['at'])} ago; is its process running?"
+    if "pid" not in one:
+        return name, state, "", "", "", ""
+    batch = "" if one["batch"] is None else f"{one['batch']} ({one['rows']:,} rows)"
+    at = "" if one["landed_at"] is None else output.instant(one["landed_at"])
+    return name, state, f"{one['host']}, pid {one['pid']}", one["landed"], batch, at
 
 
 def _failure_words(failure: dict[str, Any] | None) -> str:

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["POINTS", "Faults", "KillAt", "NoFaults", "faults_from_environment"]
+__all__ = ["LANDING", "POINTS", "Faults", "KillAt", "NoFaults", "faults_from_environment"]
 
 POINTS: Final = (
     "plan",
@@ -28,6 +28,9 @@ POINTS: Final = (
     "report",
 )
 """In the order of the epoch. ``seal.sent``: the slot is filled, but nobody in this process knows yet."""
+
+LANDING: Final = ("land.written",)
+"""Of a landing query: the object is there, and Spark's checkpoint does not know."""
 
 
 class Faults(Protocol):
@@ -49,11 +52,11 @@ class KillAt:
     """SIGKILL to the own process at the n-th time a point is reached: no handler, no finally, no flush."""
 
     def __init__(self, point: str, nth: int = 1) -> None:
-        if point not in POINTS or nth < 1:
+        if point not in (*POINTS, *LANDING) or nth < 1:
             raise ConfigurationError(
                 f"no fault point {point!r} (n-th: {nth})",
                 code="faults.unknown",
-                advice=f"TIDEGATE_FAULT=POINT:N with POINT one of {', '.join(POINTS)}",
+                advice=f"TIDEGATE_FAULT=POINT:N with POINT one of {', '.join((*POINTS, *LANDING))}",
             )
         self._point, self._nth, self._seen = point, nth, Counter[str]()
 

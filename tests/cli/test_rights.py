@@ -20,7 +20,7 @@ from tidegate.infra.minio import Credentials
 from tidegate.infra.policies import Role, policy
 from tidegate.infra.provision import grant
 from tidegate.jobs.driver.backfill import batch_spec
-from tidegate.jobs.driver.landing import Landing
+from tidegate.jobs.driver.landing_log import Landing
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.operators.maintain import MaintainOperator
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.cli.conftest import Cli, seal
 
@@ -10,6 +12,8 @@ from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.requests import pending
 from tidegate.checkpoints.status import Status, write_status
+from tidegate.jobs.driver.landing_log import Landing
+from tidegate.jobs.spec.loader import load_spec
 
 
 def say(log: SlotLog, lease: Lease, state: str, *, ago: float = 0.0, **body: object) -> None:
@@ -152,3 +156,40 @@ def test_sinks_that_are_behind_are_named(cli: Cli, log: SlotLog) -> None:
     lease = Lease.acquire(log.store, "flights", Holder.this_process())
     say(log, lease, "running", sinks={"iceberg": 0, "warehouse": 7})
     assert "iceberg up to date, warehouse 7 behind" in cli("status", "flights").out
+
+
+LANDED = """\
+apiVersion: tidegate/v1
+name: flights
+sources:
+  EWR:
+    path: inbox/EWR
+    schema: {sched: timestamp, carrier: string}
+    event_time: sched
+    lag: 1h
+    landing: {format: rate}
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "ago", "state"), [("running", 5.0, "running"), ("running", 60.0, "silent"), ("failed", 60.0, "failed")]
+)
+def test_landings_are_told(
+    cli: Cli, log: SlotLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, ago: float, state: str
+) -> None:
+    """Who lands a source, what came last, and whether the process that should be running was heard of."""
+    (tmp_path / "flights.yaml").write_text(LANDED)
+    source = load_spec(tmp_path / "flights.yaml").sources["EWR"]
+    assert cli("status", "flights.yaml", "--json").data["landings"] == {"EWR": {"state": "never ran", "why": None}}
+    now = SYSTEM_CLOCK.ticks()
+    monkeypatch.setattr(SYSTEM_CLOCK, "ticks", lambda: now - int(ago * 1_000_000))
+    landing = Landing("EWR", source, log.store, tmp_path / "checkpoint")
+    landing.land(7, b"x", 1_200)
+    landing.say(word, "a value" if word == "failed" else None)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    found = cli("status", "flights.yaml", "--json").data["landings"]["EWR"]
+    assert (found["state"], found["batch"], found["rows"]) == (state, 7, 1_200)
+    out = cli("status", "flights.yaml").out
+    assert "7 (1,200 rows)" in out
+    assert ("is its process running?" in " ".join(out.split())) == (state == "silent")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,15 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pydantic import ValidationError
 
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.driver.landing import Landing, run_queries
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.jobs.driver.landing import bounded, failure_of, run_queries
+from tidegate.jobs.driver.landing_log import Landing, read_landing
 from tidegate.jobs.driver.metrics import LandingMetrics
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.sources.view import InputView
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TidegateError, TransientError
+from tidegate.jobs.spec.inputs import LandingOptions
 from tidegate.jobs.spec.pipeline import Limits, PipelineSpec, SourceSpec
 
 RATE = {"format": "rate", "columns": {"at": "timestamp", "n": "value"}}
@@ -80,6 +84,112 @@ def test_a_full_address_is_where_the_pipeline_reads(tmp_path: Path) -> None:
     pipeline = PipelineSpec.model_validate({"name": "p", "sources": {"a": source}})
     reader = ObjectSource("a", source, InputView(store, pipeline, tmp_path / "scratch"))
     assert [part["rows"] for part in reader.plan(Member("a"), None, Limits()).parts] == [1]
+
+
+def noted(folder: Path, batch: int, offsets: str) -> None:
+    """Spark writes down what a batch is to hold."""
+    (folder / "spark" / "offsets").mkdir(parents=True, exist_ok=True)
+    (folder / "spark" / "offsets" / str(batch)).write_text(offsets)
+
+
+def test_the_newest_batch_comes_again_as_it_was(tmp_path: Path) -> None:
+    """Noted offsets are those of the first time: it is the same batch, whether its object was written before the end or not."""
+    store = MemoryStore()
+    noted(tmp_path, 4, "10 to 20")
+    Landing("a", spec(), store, tmp_path)._begin(4)  # and the process dies
+    assert Landing("a", spec(), store, tmp_path).land(4, b"x", 1)
+    assert not Landing("a", spec(), store, tmp_path).land(4, b"x", 1)
+
+
+@pytest.mark.parametrize(("batch", "offsets"), [(4, "10 to 30"), (3, "5 to 20"), (3, "5 to 10")])
+def test_a_folder_that_went_back_is_refused(tmp_path: Path, batch: int, offsets: str) -> None:
+    """From a backup, or without its newest files, Spark numbers other rows like landed ones: they are not dropped as landed."""
+    store = MemoryStore()
+    for number, what in ((3, "5 to 10"), (4, "10 to 20")):
+        noted(tmp_path, number, what)
+        Landing("a", spec(), store, tmp_path).land(number, b"x", 1)
+    noted(tmp_path, batch, offsets)
+    with pytest.raises(ConfigurationError, match="went back"):
+        Landing("a", spec(), store, tmp_path).land(batch, b"y", 1)
+    assert len(keys(store)) == 2
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["between two batches", "in the middle of one"])
+def test_nothing_is_written_behind_a_new_generation(tmp_path: Path, begun: bool) -> None:
+    """A process that was taken for dead writes no object whose key sorts before what may have been read."""
+    store = MemoryStore()
+    old = Landing("a", spec(), store, tmp_path / "old")
+    old.land(0, b"x", 1)
+    if begun:
+        old._begin(1)
+    Landing("a", spec(), store, tmp_path / "new", new_generation=True).land(0, b"y", 1)
+    before = {key: store.get(f"inbox/a/{key}").data for key in keys(store)}
+    if begun:
+        assert not old.land(1, b"z", 1)
+        assert pq.read_table(io.BytesIO(before["0001-000000000001.parquet"])).num_rows == 0
+    with pytest.raises(FencedError, match="another process began a generation"):
+        old.land(2, b"z", 1)
+    assert {key: store.get(f"inbox/a/{key}").data for key in keys(store)} == before
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.NO_EFFECT, Fault.LATE])
+def test_a_lost_answer_is_no_fence(tmp_path: Path, fault: Fault) -> None:
+    """A note or an object whose write is not known to have happened is read back: the batch is there, once."""
+    bucket, asked = MemoryBucket(), Counter[str]()
+    Landing("a", spec(), MemoryStore(bucket), tmp_path)
+
+    def once(request: Request) -> Fault | None:
+        asked[request.verb] += 1
+        return fault if request.verb in ("swap", "create") and asked[request.verb] == 1 else None
+
+    landing = Landing("a", spec(), MemoryStore(bucket, hook=once), tmp_path)
+    landing.land(0, b"x", 1)
+    while bucket.held:
+        bucket.deliver()
+    assert landing.land(1, b"y", 1)
+    assert [bucket.objects[f"inbox/a/{key}"] for key in keys(MemoryStore(bucket))] == [b"x", b"y"]
+
+
+@pytest.mark.parametrize(
+    ("landing", "bound"),
+    [
+        ({"format": "kafka"}, {"maxOffsetsPerTrigger": "200000"}),
+        ({"format": "kafka", "options": {"maxoffsetspertrigger": "7"}}, {"maxoffsetspertrigger": "7"}),
+        ({"format": "json"}, {"maxFilesPerTrigger": "100"}),
+        ({"format": "rate"}, {}),
+    ],
+)
+def test_a_batch_is_bounded(landing: dict[str, Any], bound: dict[str, str]) -> None:
+    """The first batch of a topic or a folder is not all there is: it passes through the driver's memory."""
+    assert bounded(LandingOptions.model_validate(landing)) == bound
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "code"),
+    [
+        ("Python: Traceback\n[CAST_INVALID_INPUT] 'x' is no BIGINT. SQLSTATE: 22018", PoisonError, "landing.bad_value"),
+        ("connection refused", TransientError, "landing.failed"),
+    ],
+)
+def test_whose_failure_it_is(tmp_path: Path, said: str, error: type[TidegateError], code: str) -> None:
+    """A value that an expression cannot take fails every time; what Spark says of the world may pass; our own words stay."""
+    landing = Landing("a", spec(), MemoryStore(), tmp_path)
+    found = failure_of(landing, RuntimeError(said))
+    assert (type(found), found.code) == (error, code)
+    landing.failure = ConfigurationError("ours", code="x")
+    assert failure_of(landing, RuntimeError(said)) is landing.failure
+
+
+def test_the_process_leaves_word(tmp_path: Path) -> None:
+    """What it landed last and when, which process it is, and how it ended."""
+    store = MemoryStore()
+    landing = Landing("a", spec(), store, tmp_path)
+    assert read_landing("a", spec(), store) is None
+    landing.land(3, b"x", 5)
+    landing.say("failed", "no more")
+    found = read_landing("a", spec(), store)
+    assert found is not None
+    assert [found[k] for k in ("state", "why", "batch", "rows", "landed", "pid")] == ["failed", "no more", 3, 5, 5, os.getpid()]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +257,8 @@ def test_a_query_that_got_on_is_started_again(tmp_path: Path, runs: list[tuple[i
         return queries[-1]
 
     failed = run_queries(start, landing, threading.Event(), until_idle=0.5)
-    assert (len(queries), None if failed is None else str(failed)) == (len(runs), end)
+    said = None if failed is None else failed.message
+    assert (len(queries), said) == (len(runs), None if end is None else f"the landing query of a failed: {end}")
     assert [query.stopped for query in queries] == [1] * len(runs)
     data = reader.get_metrics_data()
     assert data is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import shutil
 import socket
 import ssl
@@ -92,6 +93,22 @@ def test_systemd_restarts_what_can_be_helped() -> None:
     assert "Restart=always\n" in unit
     assert "RestartPreventExitStatus=1 2\n" in unit
     assert re.search(r"^ExecStart=.* --standby ", unit, re.MULTILINE)
+
+
+def test_systemd_lands_the_source_that_the_instance_names() -> None:
+    """`tidegate-land@shop:my-ticks` is the source my-ticks of the pipeline shop, with a checkpoint folder of its own."""
+    unit = (DEPLOY / "systemd" / "tidegate-land@.service").read_text()
+    assert "RestartPreventExitStatus=1 2 4\n" in unit
+    (line,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
+    line = (
+        line.replace("%i", "shop:my-ticks")
+        .replace("%%", "%")
+        .replace("$$", "$")
+        .replace("/opt/tidegate/bin/tidegate", "/bin/echo")
+    )
+    done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=60, check=True)
+    folder = "/var/lib/tidegate/landing/shop/my-ticks"
+    assert done.stdout.split() == ["land", "/etc/tidegate/pipelines/shop.yaml", "my-ticks", "--checkpoint", folder]
 
 
 def test_chart_is_balanced() -> None:
