@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Final
+from typing import Any, Final, cast
 
 from pyspark.sql import SparkSession
 
@@ -57,6 +57,8 @@ _ON_ONE_HOST: Final[dict[str, str]] = {"spark.driver.host": "127.0.0.1", "spark.
 # A new JVM spends most of its first minute compiling what a small epoch runs only a few times.
 _QUICK_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_CONNECT_RETRIES: Final = 6
+"""Of a request to a Connect server, about 20 s: then it is gone, and what it held is gone with it. The default is ten minutes."""
 
 
 def open_session(spec: PipelineSpec) -> SparkSession:
@@ -80,11 +82,14 @@ def _classic(spark: SparkSpec, name: str) -> SparkSession:
 
 
 def _connect(spark: SparkSpec) -> SparkSession:
-    session: SparkSession = SparkSession.builder.remote(spark.master).getOrCreate()
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    session: Any = SparkSession.builder.remote(spark.master).getOrCreate()
+    session.client.set_retry_policies([DefaultPolicy(max_retries=_CONNECT_RETRIES)])
     for key, value in {**SETTINGS, **spark.conf}.items():
         if key.startswith("spark.sql."):
             session.conf.set(key, value)
-    return session
+    return cast(SparkSession, session)
 
 
 def on_one_host(spark: SparkSpec) -> bool:
