@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,16 @@ class KafkaClient:
         if transactional:
             producer.commitTransaction()
 
+    def transaction(self, name: str, topic: str, values: Sequence[str]) -> Any:
+        """Write into a transaction of a producer of its own; whoever asked for it ends it, for example by `abortTransaction`."""
+        producer = self._open(transactional_id=name)
+        producer.initTransactions()
+        producer.beginTransaction()
+        for value in values:
+            producer.send(self.kafka.clients.producer.ProducerRecord(topic, 0, None, value.encode()))
+        producer.flush()
+        return producer
+
     def flush(self) -> None:
         """Wait until everything is written."""
         for producer in self._producers.values():
@@ -89,14 +99,16 @@ class KafkaClient:
 
     def _producer(self, transactional: bool) -> Any:
         if transactional not in self._producers:
-            raw = "org.apache.kafka.common.serialization.ByteArraySerializer"
-            own = {"transactional_id": "tests"} if transactional else {}
-            properties = self._properties(key_serializer=raw, value_serializer=raw, linger_ms="5", **own)
-            producer = self.kafka.clients.producer.KafkaProducer(properties)
+            producer = self._open(**({"transactional_id": "tests"} if transactional else {}))
             if transactional:
                 producer.initTransactions()
             self._producers[transactional] = producer
         return self._producers[transactional]
+
+    def _open(self, **own: str) -> Any:
+        raw = "org.apache.kafka.common.serialization.ByteArraySerializer"
+        properties = self._properties(key_serializer=raw, value_serializer=raw, linger_ms="5", **own)
+        return self.kafka.clients.producer.KafkaProducer(properties)
 
     def _short(self, number: int) -> Any:
         return self.jvm.java.lang.Short.valueOf(str(number))

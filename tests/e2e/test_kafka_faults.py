@@ -233,6 +233,15 @@ def test_expired_certificate(jars: tuple[list[Path], list[Path]], tmp_path: Path
     client.close()
 
 
+def test_a_name_that_dns_does_not_know(jars: tuple[list[Path], list[Path]]) -> None:
+    """Not now, perhaps: a name server that is away says the same, so it is waited for."""
+    client = KafkaClient(jars[0], "127.0.0.1:9")
+    offsets = JvmOffsets(KafkaOptions(servers="broker.invalid:9092", topic="t"), lambda: client.jvm)
+    with pytest.raises(TransientError, match="could not be reached"):
+        offsets.ask()
+    client.close()
+
+
 def keytool(folder: Path, command: str) -> None:
     """One command of Java's keytool; every store has the same password."""
     words = ["keytool", *command.split(), "-storepass", "secret"]
