@@ -241,8 +241,14 @@ def _patient(*arguments: Any) -> dict[str, str]:
 
 
 @contextmanager
-def cockpit_of(folder: Path, specs: Mapping[str, str]) -> Iterator[Cockpit]:
-    """A stack with these pipelines (name -> YAML), their drivers and checks fake; the environment names its store."""
+def cockpit_of(folder: Path, specs: Mapping[str, str], more: Mapping[str, str] | None = None) -> Iterator[Cockpit]:
+    """A stack with these pipelines (name -> YAML), their drivers and checks fake; the environment names its store.
+
+    Args:
+        folder: of the stack and its DAGs.
+        specs: of the pipelines.
+        more: settings of Airflow's.
+    """
     dags = folder / "dags"
     (dags / "pipelines").mkdir(parents=True)
     shutil.copy(_REPOSITORY / "dags" / "tidegate_dags.py", dags)
@@ -252,7 +258,7 @@ def cockpit_of(folder: Path, specs: Mapping[str, str]) -> Iterator[Cockpit]:
     with pytest.MonkeyPatch.context() as patch:
         for variable, program in (("TIDEGATE_DRIVER", "fake_driver.py"), ("TIDEGATE_CHECKS", "fake_checks.py")):
             patch.setenv(variable, f"{sys.executable} {Path(__file__).with_name(program)}")
-        patch.setattr(airflow, "airflow_settings", _patient)
+        patch.setattr(airflow, "airflow_settings", lambda *arguments: {**_patient(*arguments), **(more or {})})
         try:
             stack.up(print)
             for key, value in stack.environment().items():
