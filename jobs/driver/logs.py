@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 from structlog.typing import Processor
@@ -32,6 +32,18 @@ def standing(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mut
     return {**event, **{name: value for name, value in _standing.items() if name not in event}}
 
 
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what is stderr at the moment: it may be replaced, and the replaced one closed."""
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: TextIO) -> None:
+        pass
+
+
 def configure_logs(*, json: bool) -> None:
     """Send structlog's events to stderr, with time and level; the libraries' own logs and warnings only from WARNING on."""
     renderer = structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
@@ -48,7 +60,7 @@ def configure_logs(*, json: bool) -> None:
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # asked each time: stderr may be replaced
         cache_logger_on_first_use=False,
     )
-    libraries = logging.StreamHandler(sys.stderr)
+    libraries = _Stderr()
     libraries.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],

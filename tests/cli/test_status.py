@@ -182,12 +182,11 @@ def test_landings_are_told(
     source = load_spec(tmp_path / "flights.yaml").sources["EWR"]
     assert cli("status", "flights.yaml", "--json").data["landings"] == {"EWR": {"state": "never ran", "why": None}}
     now = SYSTEM_CLOCK.ticks()
-    monkeypatch.setattr(SYSTEM_CLOCK, "ticks", lambda: now - int(ago * 1_000_000))
-    landing = Landing("EWR", source, log.store, tmp_path / "checkpoint")
-    landing.land(7, b"x", 1_200)
-    landing.say(word, "a value" if word == "failed" else None)
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(SYSTEM_CLOCK, "ticks", lambda: now - int(ago * 1_000_000))
+        landing = Landing("EWR", source, log.store, tmp_path / "checkpoint")
+        landing.land(7, b"x", 1_200)
+        landing.say(word, "a value" if word == "failed" else None)
     found = cli("status", "flights.yaml", "--json").data["landings"]["EWR"]
     assert (found["state"], found["batch"], found["rows"]) == (state, 7, 1_200)
     out = cli("status", "flights.yaml").out
