@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,9 @@ def test_an_expired_certificate_is_waited_for(tmp_path: Path, monkeypatch: pytes
             store.put("p/x", b"1")
         stop.set()
         thread.join()
+
+
+def test_executors_have_the_drivers_spark() -> None:
+    """The image of the chart's executors is of the version that is locked."""
+    values = YAML(typ="safe").load(DEPLOY / "helm" / "tidegate" / "values.yaml")
+    assert values["executors"]["image"] == f"apache/spark:{version('pyspark')}"

@@ -84,10 +84,21 @@ def test_an_api_server_takes_the_manifests(values: dict[str, Any], tmp_path: Pat
     assert said(tool("deploycheck"), "manifests", given=rendered(tmp_path, values)) == (0, "")
 
 
-@pytest.mark.parametrize("name", ["pod.yaml", "spark.yaml"])
-def test_an_api_server_takes_what_executors_need(name: str) -> None:
-    """The pod template of drivers and executors, and the rights of a driver that makes pods."""
-    assert said(tool("deploycheck"), "manifests", given=(DEPLOY / "kubernetes" / name).read_text()) == (0, "")
+def test_an_api_server_takes_what_executors_need(tmp_path: Path) -> None:
+    """The rights of a driver that makes pods, its token, and the template of those pods, which its settings name."""
+    values = {"executors": {"enabled": True, "conf": {"spark.executor.instances": 4}}, "pipelines": as_given(*SPECS)}
+    text = rendered(tmp_path, values)
+    assert said(tool("deploycheck"), "manifests", given=text) == (0, "")
+    (config,) = (found for found in made(text, "ConfigMap") if "pod.yaml" in found["data"])
+    assert said(tool("deploycheck"), "manifests", given=config["data"]["pod.yaml"]) == (0, "")
+    settings = dict(line.split(" ", 1) for line in config["data"]["spark-defaults.conf"].splitlines())
+    assert settings["spark.executor.instances"] == "4"
+    pod = made(text, "Deployment")[0]["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"]
+    (mount,) = (found for found in pod["containers"][0]["volumeMounts"] if found["name"] == "executors")
+    assert settings["spark.kubernetes.executor.podTemplateFile"] == f"{mount['mountPath']}/pod.yaml"
+    (role,) = made(text, "Role")
+    assert "create" in role["rules"][0]["verbs"]
 
 
 def test_chart_makes_what_a_pipeline_needs(tmp_path: Path) -> None:
