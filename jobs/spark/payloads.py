@@ -7,7 +7,7 @@ values are cast like JSON's: Spark's own package for it is not to be had everywh
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -38,7 +38,11 @@ STRANGER: Final = "_schema"
 _WHOLE: Final = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
 _ZONED: Final = r"(Z|z|[T ].*[+-][0-9]{2}(:?[0-9]{2})?)\\z"  # the end of a plain date is no zone
 _UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
-_STRICT: Final = "map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false')"  # JSON as it is written down, and no more
+_BAD: Final = "_tidegate_bad"
+_STRICT: Final = f"map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false', 'columnNameOfCorruptRecord', '{_BAD}')"
+"""JSON as it is written down, and no more."""
+_READ: Final = {"int": "int", "long": "bigint", "double": "double", "boolean": "boolean"}
+"""Kinds that JSON has as well, as they are read from it; all others are taken as texts and cast."""
 _HEADER: Final = 5  # a zero byte and four of the schema's number, in front of what a registry's serializer writes
 
 
@@ -153,27 +157,53 @@ def _taken(source: SourceSpec) -> tuple[dict[str, str], list[tuple[str, str]]]:
 
 
 def _json(messages: DataFrame, source: SourceSpec, payload: dict[str, str], _known: Mapping[int, bytes]) -> _Decoded:
-    """A JSON object per message: every field is taken as text first, so that one bad value is told from a bad message.
+    """A JSON object per message, read straight into values.
 
-    One pass over the text gives the keys and the texts, as a map. Only where the map has more entries than wanted keys (a key
-    twice, of which the last one counts, or one that is not in the schema) the text is parsed once more.
+    Where one is not of its column's kind, the message is read once more, with its fields as texts, so that one bad value is told
+    from a bad message. Where the text does not show that all its keys are in the schema, they are listed.
     """
-    # A schema needs a field, also where all columns come from beside the payload.
-    names = [*payload, *source.evolution.renamed] or ["_none"]
-    schema = ", ".join(f"{quote(name)} string" for name in names)
-    keys = [text(name) for name in names]
+    old = {new: before for before, new in source.evolution.renamed.items()}
+    kinds = {**payload, **{before: payload.get(new, "string") for new, before in old.items()}}
+    read = {name: own for name, kind in kinds.items() if (own := _READ.get(kind))}
     frame = messages.withColumn("_s", F.expr("CAST(value AS string)"))
-    frame = frame.withColumn("_m", F.expr(f"from_json(_s, 'map<string,string>', {_STRICT})"))
-    present = " + ".join(f"CAST(map_contains_key(_m, {key}) AS int)" for key in keys) or "0"
-    frame = frame.withColumn("_more", F.expr(f"size(_m) > {present}"))
-    texts = ", ".join(f"{key}, try_element_at(_m, {key})" for key in keys)
-    frame = frame.withColumn("_j", F.expr(f"CASE WHEN _more THEN from_json(_s, {text(schema)}) ELSE named_struct({texts}) END"))
-    why = "CASE WHEN value IS NOT NULL AND _m IS NULL THEN 'the message is not a JSON object' END"
+    frame = frame.withColumn("_f", F.expr(_from_json({name: read.get(name, "string") for name in kinds})))
+    # 1e999 is an infinity as a number and nothing as a text.
+    finite = [f"coalesce(abs(_f.{quote(n)}) < double('Infinity'), true)" for n, own in read.items() if own == "double"]
+    frame = frame.withColumn("_fits", F.expr(f"coalesce({' AND '.join([f'_f.{_BAD} IS NULL', *finite])}, false)"))
+    frame = frame.withColumn("_plain", F.expr(f"coalesce(_fits AND {_no_other_key(kinds, source)}, false)"))
+    frame = frame.withColumn("_k", F.expr("CASE WHEN NOT _plain THEN json_object_keys(_s) END"))
+    frame = frame.withColumn("_j", F.expr(f"CASE WHEN NOT _fits THEN {_from_json(dict.fromkeys(read, 'string'))} END"))
+    no_object = f"NOT _plain AND (_k IS NULL OR _j.{_BAD} IS NOT NULL)"
+    why = f"CASE WHEN value IS NOT NULL AND {no_object} THEN 'the message is not a JSON object' END"
     if source.evolution.added == "dead_letter":
-        strange = f"array_except(map_keys(_m), array({', '.join(keys)}))"
-        added = f"CASE WHEN _more AND size({strange}) > 0 THEN concat('not in the schema: ', array_join({strange}, ', ')) END"
-        why = f"coalesce({why}, {added})"
-    return _of_texts(frame, source, payload, why, lambda name: f"_j.{quote(name)}")
+        strange = f"array_except(_k, array({', '.join(map(text, kinds))}))"
+        why = (
+            f"coalesce({why}, CASE WHEN size({strange}) > 0 THEN concat('not in the schema: ', array_join({strange}, ', ')) END)"
+        )
+    found = _of_texts(frame, source, payload, why, lambda name: f"{'_j' if name in read else '_f'}.{quote(name)}")
+    for name in (name for name in payload if name in read):
+        own = ", ".join(f"_f.{quote(n)}" for n in (name, old.get(name)) if n is not None)
+        found.values[name] = f"CASE WHEN _fits THEN coalesce({own}) ELSE {found.values[name]} END"
+    return found
+
+
+def _from_json(fields: Mapping[str, str]) -> str:
+    """The fields of an object; `_BAD` has a value where it is none, or where a field is not of its type."""
+    schema = ", ".join(f"{quote(name)} {own}" for name, own in {**fields, _BAD: "string"}.items())
+    return f"from_json(_s, {text(schema)}, {_STRICT})"
+
+
+def _no_other_key(names: Iterable[str], source: SourceSpec) -> str:
+    """A condition that only an object fulfils; and of which all keys are wanted, unless others may be there.
+
+    Every key ends with a quote and a colon, if no blank is between them. As many of these as there are fields with a value: then
+    there is no other key. A null, an object inside or a text like that spoils the count, and the keys have to be listed.
+    """
+    if source.evolution.added == "ignore":
+        return "startswith(_s, '{')"
+    present = " + ".join(f"CAST(_f.{quote(name)} IS NOT NULL AS int)" for name in names) or "0"
+    blanks = " AND ".join(f"NOT contains(_s, '{blank}:')" for blank in (" ", r"\t", r"\n", r"\r"))
+    return f"""startswith(_s, '{{') AND {blanks} AND octet_length(_s) - octet_length(replace(_s, '":', '"')) = {present}"""
 
 
 def _of_texts(frame: DataFrame, source: SourceSpec, payload: dict[str, str], why: str, text_of: Callable[[str], str]) -> _Decoded:
