@@ -22,6 +22,7 @@ AIRFLOWS = {  # end-to-end tests of which each starts an Airflow of its own
     "tests/e2e/test_demo.py",
     "tests/infra/test_stack.py",
     "tests/operators/test_airflow_actions.py",
+    "tests/operators/test_airflow_metrics.py",
     "tests/operators/test_airflow_splice.py",
 }
 

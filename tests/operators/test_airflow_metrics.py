@@ -11,7 +11,7 @@ from tidegate.operators.metrics import NAMES
 
 from .conftest import cockpit_of, spec_of
 
-pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]  # the first test starts Airflow; a slow machine is no failure
+pytestmark = [pytest.mark.airflow, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def test_a_lost_driver_is_measured(tmp_path: Path) -> None:
