@@ -35,7 +35,7 @@ class Desired(Document):
     @property
     def keeps_drivers_away(self) -> bool:
         """Whether somebody has said that nothing may drive now."""
-        return self.at != 0 and self.state is not DesiredState.RUN
+        return self.who != "" and self.state is not DesiredState.RUN
 
 
 def read_desired(store: Store, pipeline: str) -> Desired:

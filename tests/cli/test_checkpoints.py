@@ -81,6 +81,12 @@ def test_a_stopped_pipeline_stays_stopped_through_a_restore_until_it_is_started(
     assert read_desired(log.store, "flights").state is DesiredState.RUN
 
 
+def test_a_restore_alone_keeps_no_driver_away(cli: Cli, log: SlotLog) -> None:
+    """Where nobody ever said whether the pipeline should run, whoever starts a driver afterwards has one."""
+    assert cli("checkpoints", "restore", "flights", "t0-000001", "--yes").exit_code == 0
+    assert not read_desired(log.store, "flights").keeps_drivers_away
+
+
 def test_nobody_starts_a_pipeline_in_the_middle_of_a_restore(cli: Cli, log: SlotLog) -> None:
     """As long as the one who restores lives; what a dead one left behind may be started."""
     set_desired(log.store, "flights", DesiredState.RECOVERING, who="ann")
