@@ -75,7 +75,9 @@ def _measure(server: Counted, folder: Path) -> None:
         # Its own log is asked, which costs the bucket nothing.
         wait_for(lambda: f'"epoch": {_EPOCHS},' in pipeline.log_text(), driver)
         while b'"unpublished":0' not in store.get("steady/status.json").data:
-            time.sleep(5)
+            if driver.poll() is not None:
+                raise SystemExit(f"the driver ended before it had published all: {pipeline.log_text()[-2000:]}")
+            time.sleep(5)  # each look is a request
         middle, worked = server.counts(), time.monotonic()
         time.sleep(_QUIET)
         after, ended = server.counts(), time.monotonic()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.kafka_client import KafkaClient
 from tidegate.infra.jars import BROKER, CONNECTOR, ensure_jars, spark_jars
+from tidegate.infra.kafka import KafkaServer
 from tidegate.jobs.spec.errors import TransientError
 
 
@@ -17,3 +20,20 @@ def jars() -> tuple[list[Path], list[Path]]:
         return ensure_jars("kafka-broker", BROKER), spark_jars("spark-kafka", CONNECTOR)
     except TransientError as error:
         pytest.skip(f"no registry with Kafka's jars: {error.message}")
+
+
+@pytest.fixture
+def broker(jars: tuple[list[Path], list[Path]], tmp_path: Path) -> Iterator[KafkaServer]:
+    """A broker of the test's own."""
+    server = KafkaServer(jars[0], tmp_path / "broker")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(jars: tuple[list[Path], list[Path]], broker: KafkaServer) -> Iterator[KafkaClient]:
+    """A client of that broker."""
+    found = KafkaClient(jars[0], broker.servers)
+    yield found
+    found.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -47,21 +46,6 @@ windows:
 checkpoint: {{idle_interval: 100ms}}
 spark: {{driver_memory: 1g, jvm: quick}}
 """
-
-
-@pytest.fixture
-def broker(jars: tuple[list[Path], list[Path]], tmp_path: Path) -> Iterator[KafkaServer]:
-    server = KafkaServer(jars[0], tmp_path / "broker")
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def client(jars: tuple[list[Path], list[Path]], broker: KafkaServer) -> Iterator[KafkaClient]:
-    found = KafkaClient(jars[0], broker.servers)
-    yield found
-    found.close()
 
 
 def message(number: int) -> str:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-
-import pytest
 
 from tests.e2e.drivers import Piped, wait_for
 from tests.e2e.kafka_client import KafkaClient
@@ -34,21 +31,6 @@ release: {{mode: pass_through}}
 checkpoint: {{idle_interval: 100ms}}
 spark: {{driver_memory: 1g, jvm: quick}}
 """
-
-
-@pytest.fixture
-def broker(jars: tuple[list[Path], list[Path]], tmp_path: Path) -> Iterator[KafkaServer]:
-    server = KafkaServer(jars[0], tmp_path / "broker")
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def client(jars: tuple[list[Path], list[Path]], broker: KafkaServer) -> Iterator[KafkaClient]:
-    found = KafkaClient(jars[0], broker.servers)
-    yield found
-    found.close()
 
 
 def message(n: int) -> str:

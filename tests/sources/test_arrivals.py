@@ -176,8 +176,8 @@ def test_an_end_in_the_middle_of_a_listing(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(listed) == 1, "behind the greatest name, and no more"
 
 
-def test_what_is_known_takes_sixteen_bytes() -> None:
-    """A million names fit into little memory, none is forgotten, and none is taken for known."""
+def test_what_is_known_takes_little_memory() -> None:
+    """Less than 24 bytes a name; none is forgotten, and none is taken for known."""
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     seen = _Seen()
