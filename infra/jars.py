@@ -12,19 +12,12 @@ from typing import Final
 
 from tidegate.infra.minio_build import cache_folder
 from tidegate.jobs.spec.errors import TransientError
+from tidegate.jobs.spec.packages import AVRO, KAFKA, S3A
 
 __all__ = ["BROKER", "CONNECTOR", "S3A", "ensure_jars", "spark_jars"]
 
 BROKER: Final = ("org.apache.kafka:kafka_2.13:4.3.1",)
-CONNECTOR: Final = (
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
-    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
-    "org.apache.spark:spark-avro_2.13:4.1.1",
-)
-S3A: Final = (
-    "org.apache.hadoop:hadoop-aws:3.4.2",
-    *(f"software.amazon.awssdk:{name}:2.29.52" for name in ("s3", "s3-transfer-manager", "sts")),
-)
+CONNECTOR: Final = (*KAFKA, AVRO)
 _NOT_WITH_THEM: Final = ("org.apache.spark:*", "org.apache.hadoop:*", "org.wildfly.openssl:*", "software.amazon.awssdk:bundle")
 _VERSION: Final = re.compile(r"-\d.*\.jar$")
 _FETCH_SECONDS: Final = 420

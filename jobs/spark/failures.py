@@ -12,11 +12,17 @@ from pyspark.errors import PySparkException
 
 from tidegate.jobs.spec.errors import TransientError
 
-__all__ = ["SPARK_FAILED", "executors_lost", "said"]
+__all__ = ["SPARK_FAILED", "executors_lost", "lines", "said"]
 
 SPARK_FAILED: Final = (PySparkException, Py4JJavaError)
 """For `except`."""
 _LOST: Final = ("ExecutorLostFailure", "FetchFailed", "Python worker exited unexpectedly", "worker lost")
+
+
+def lines(error: BaseException) -> list[str]:
+    """What the error and Java's errors behind it say, without stack frames."""
+    found = f"{error}\n{getattr(error, '_stackTrace', None) or ''}".splitlines()
+    return [line.strip() for line in found if line.strip() and not line.lstrip().startswith("at ")]
 
 
 def said(error: BaseException) -> str:
@@ -25,21 +31,23 @@ def said(error: BaseException) -> str:
     >>> said(PySparkException("bad\n\tat org.x\nCaused by: java.io.IOException: gone"))
     'java.io.IOException: gone'
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    own = [line.removeprefix(": ") for line in lines if not line.startswith("An error occurred while calling")]
+    found = lines(error)
+    causes = [line.removeprefix("Caused by: ") for line in found if line.startswith("Caused by: ")]
+    own = [line.removeprefix(": ") for line in found if not line.startswith("An error occurred while calling")]
     return (causes[-1:] or own[:1] or [type(error).__name__])[0][:500]
 
 
-def executors_lost(pipeline: str, error: BaseException) -> TransientError | None:
-    """The error for a job that lost too many of its executors; None when it was something else."""
-    mark = next((mark for mark in _LOST if mark in str(error)), None)
+def executors_lost(what: str, error: BaseException) -> TransientError | None:
+    """The error for a job that lost too many of its executors or their Python; None when it was something else.
+
+    `what` names the pipeline, or the source that was read.
+    """
+    mark = next((mark for mark in _LOST for line in lines(error) if mark in line), None)
     if mark is None:
         return None
     return TransientError(
-        f"{pipeline}: Spark lost the executors of this epoch ({mark})",
+        f"{what}: Spark lost the executors of this epoch ({mark})",
         code="spark.executors_lost",
-        pipeline=pipeline,
         kept="everything sealed; this epoch is done again",
         advice="tidegate tries again; if it goes on, look at the executors' memory and hosts",
         retry_after=1.0,

@@ -18,8 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import structlog
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.jobs.engine.columns import arrow_type
@@ -28,6 +26,7 @@ from tidegate.jobs.sources.decode import TEXT, WHY
 from tidegate.jobs.sources.kafka import PLACE, changed, unreachable
 from tidegate.jobs.sources.kafka_admin import client_settings
 from tidegate.jobs.sources.registry import Schemas, opened
+from tidegate.jobs.spark.failures import SPARK_FAILED, executors_lost, lines, said
 from tidegate.jobs.spark.payloads import PARTITION, STRANGER, decoded
 from tidegate.jobs.spark.staging import Staging
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TidegateError, TransientError
@@ -39,7 +38,6 @@ __all__ = ["stage_kafka"]
 _log = structlog.get_logger("tidegate.driver")
 _BROKERS: Final = ("org.apache.kafka.", "[KAFKA_", "Cannot fetch record")
 """What stands in a failed job's error when the connector's client failed it; stack frames do not count."""
-_WORKER: Final = "Python worker exited unexpectedly"
 _GONE: Final = ("KAFKA_DATA_LOSS", "OffsetOutOfRangeException")
 
 
@@ -76,7 +74,7 @@ def _stage(
         files = _by_partition(found)
         for part in parts:
             _keep(name, source, part, files.get(part["kafka"]["partition"], []), folder)
-    except (PySparkException, Py4JJavaError) as error:
+    except SPARK_FAILED as error:
         raise _told(name, source, error) from error
     finally:
         staging.forget(fetched)
@@ -89,19 +87,17 @@ def _told(name: str, source: SourceSpec, error: Exception) -> TidegateError:
     A full disk is found behind it by who tells errors to people (jobs/driver/troubles.py).
     """
     assert source.kafka is not None  # noqa: S101
-    words = f"{error}\n{getattr(error, '_stackTrace', '')}"
-    lines = [line.strip() for line in words.splitlines() if not line.lstrip().startswith("at ")]
-    if any(mark in line for line in lines for mark in _GONE):
+    found = lines(error)
+    if any(mark in line for line in found for mark in _GONE):
         return changed(name, f"messages of {source.kafka.topic} were removed")
-    said = [line for line in lines if any(mark in line for mark in _BROKERS)]
-    if said:
-        return unreachable(source.kafka.servers, said[-1][:300])
-    causes = [line for line in lines if line.startswith("Caused by: ")] or lines[:1]
-    what, kept = f"source {name}: Spark could not read its messages: {causes[-1][:500]}", "everything sealed so far"
-    if any(_WORKER in line for line in lines):
-        return TransientError(what, code="spark.worker_lost", kept=kept, advice="tidegate tries again; is there memory enough?")
-    return PoisonError(
-        what, code="spark.failed", kept=kept, advice="mend what it names; if it names nothing of yours, it is a defect"
+    brokers = [line for line in found if any(mark in line for mark in _BROKERS)]
+    if brokers:
+        return unreachable(source.kafka.servers, brokers[-1][:300])
+    return executors_lost(f"source {name}", error) or PoisonError(
+        f"source {name}: Spark could not read its messages: {said(error)}",
+        code="spark.failed",
+        kept="everything sealed so far",
+        advice="mend what it names; if it names nothing of yours, it is a defect",
     )
 
 

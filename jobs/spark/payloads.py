@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, DataType, MapType, NumericType, StringType, StructType
@@ -22,6 +20,7 @@ from tidegate.jobs.sources.decode import TEXT, WHY
 from tidegate.jobs.sources.kafka import PLACE
 from tidegate.jobs.sources.registry import Unfit
 from tidegate.jobs.spark.cast import fitted, text
+from tidegate.jobs.spark.failures import SPARK_FAILED, said
 from tidegate.jobs.spark.protobuf import message_index, reader_of, require_message
 from tidegate.jobs.spark.schema import arrow_of_spark, quote, spark_of_declared
 from tidegate.jobs.spec.errors import ConfigurationError
@@ -282,9 +281,8 @@ def _require_record(schema: bytes) -> None:
         raise ConfigurationError(f"no Avro record schema: {schema[:200]!r}: {error}", code="kafka.bad_schema") from error
     try:
         _ = SparkSession.active().range(1).select(from_avro(F.lit("").cast("binary"), schema.decode())).schema
-    except (PySparkException, Py4JJavaError) as error:
-        why = str(error).strip().splitlines()[-1 if isinstance(error, PySparkException) else 1][:300]
-        raise ConfigurationError(f"Spark cannot read the Avro schema: {why}", code="kafka.bad_schema") from error
+    except SPARK_FAILED as error:
+        raise ConfigurationError(f"Spark cannot read the Avro schema: {said(error)[:300]}", code="kafka.bad_schema") from error
 
 
 def _types(record: DataType) -> dict[str, DataType]:

@@ -7,15 +7,14 @@ from typing import Final
 
 from tidegate.jobs.spec.pipeline import PipelineSpec, SparkSpec
 
-__all__ = ["with_connectors"]
+__all__ = ["AVRO", "KAFKA", "S3A", "with_connectors"]
 
-_CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1"
 _TOKENS: Final = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
-_AVRO: Final = "org.apache.spark:spark-avro_2.13:4.1.1"
-_PACKAGES: Final = (_CONNECTOR, f"{_TOKENS}:4.0.0")
+AVRO: Final = "org.apache.spark:spark-avro_2.13:4.1.1"
+KAFKA: Final = ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1", f"{_TOKENS}:4.0.0")
 """The token provider of the connector's own version is missing in some registries; 4.0.0 has the same classes."""
 _SDK: Final = "software.amazon.awssdk"
-_S3A: Final = (
+S3A: Final = (
     "org.apache.hadoop:hadoop-aws:3.4.2",
     *(f"{_SDK}:{name}:2.29.52" for name in ("s3", "s3-transfer-manager", "sts")),
 )
@@ -34,7 +33,7 @@ def with_connectors(spec: PipelineSpec) -> SparkSpec:
     """
     wanted, left_out = _kafka(spec)
     if spec.spark.staging == "bucket":
-        wanted, left_out = [*wanted, *_S3A], [*left_out, *_BESIDE_S3A]
+        wanted, left_out = [*wanted, *S3A], [*left_out, *_BESIDE_S3A]
     if not wanted or {"spark.jars", "spark.jars.packages"} & set(spec.spark.conf):
         return spec.spark
     files = os.environ.get("TIDEGATE_SPARK_JARS")
@@ -49,4 +48,4 @@ def _kafka(spec: PipelineSpec) -> tuple[list[str], list[str]]:
     landed = any(source.landing is not None and source.landing.format == "kafka" for source in spec.sources.values())
     if not (topics or into or landed):
         return [], []
-    return [*_PACKAGES, *([_AVRO] if any(kafka.payload == "avro" for kafka in topics) else [])], [_TOKENS]
+    return [*KAFKA, *([AVRO] if any(kafka.payload == "avro" for kafka in topics) else [])], [_TOKENS]
