@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["canonical_bytes", "parse_json", "sha256_of_bytes", "sha256_of_file"]
 
-_READ_BYTES = 1 << 20  # 1 MiB: large enough to hide call overhead, small enough for any executor
+_CHUNK_BYTES = 1 << 20  # 1 MiB: large enough to hide call overhead, small enough for any executor
 
 
 def canonical_bytes(value: Any) -> bytes:
@@ -39,7 +39,7 @@ def sha256_of_file(path: Path) -> str:
     """Hex SHA-256 of a file, read in pieces."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
+        while piece := file.read(_CHUNK_BYTES):
             digest.update(piece)
     return digest.hexdigest()
 

@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tidegate.checkpoints.health import healthy as quality_healthy
-from tidegate.checkpoints.index import WORKERS, SlotIndex, Summary
+from tidegate.checkpoints.health import build_health_check
+from tidegate.checkpoints.index import READ_WORKERS, SlotIndex, SlotSummary
 from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.log import SlotLog, Stretch
+from tidegate.checkpoints.log import SlotLog, LineageSegment
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.roots import Roots, RootsFile
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["Catalog", "Listed"]
+__all__ = ["CheckpointCatalog", "ListedCheckpoint"]
 
-Listed = Summary  # a row of a listing: a summary with pins, condemnation and lineage filled in
+ListedCheckpoint = SlotSummary  # a row of a listing: a summary with pins, condemnation and lineage filled in
 
 
-class Catalog:
+class CheckpointCatalog:
     """The checkpoints of one pipeline."""
 
-    def __init__(self, log: SlotLog, *, workers: int = WORKERS) -> None:
+    def __init__(self, log: SlotLog, *, workers: int = READ_WORKERS) -> None:
         self.log = log
         self.index = SlotIndex(log, workers=workers)
 
-    def listing(self, *, all_timelines: bool = False, kinds: Iterable[str] = ("epoch",)) -> list[Summary]:
+    def list_checkpoints(self, *, all_timelines: bool = False, kinds: Iterable[str] = ("epoch",)) -> list[SlotSummary]:
         """Checkpoints, newest first: those of the current lineage, or of all timelines."""
         roots = RootsFile(self.log.store, self.log.pipeline).read()
         head = self.log.head()
         lineage = self.log.lineage(head.timeline)
         wanted = set(kinds)
-        rows = [row for timeline in range(head.timeline + 1) for row in self.index.rows(timeline) if row.kind in wanted]
-        listed = _annotated(rows, roots, lineage)
+        rows = [row for timeline in range(head.timeline + 1) for row in self.index.summaries_of(timeline) if row.kind in wanted]
+        listed = _annotate_summaries(rows, roots, lineage)
         chosen = [row for row in listed if all_timelines or row.on_lineage]
         return sorted(chosen, key=lambda row: (row.slot, row.timeline), reverse=True)
 
@@ -50,37 +50,37 @@ class Catalog:
         if text == "latest":
             checkpoint = self.log.head().checkpoint
             if checkpoint is None:
-                raise self._nothing(text, "nothing was sealed yet")
+                raise self._unknown_checkpoint_error(text, "nothing was sealed yet")
             return checkpoint
         if text == "latest_healthy":
-            return self._latest_healthy(healthy or quality_healthy(self.log.store, self.log.pipeline))
+            return self._find_latest_healthy(healthy or build_health_check(self.log.store, self.log.pipeline))
         pin = RootsFile(self.log.store, self.log.pipeline).read().pins.get(text)
         if pin is not None:
             return CheckpointId.parse(pin.checkpoint)
-        return self._by_prefix(text)
+        return self._find_by_prefix(text)
 
-    def show(self, checkpoint: CheckpointId) -> Manifest:
+    def read_manifest(self, checkpoint: CheckpointId) -> Manifest:
         """The manifest of a checkpoint. Raises PoisonError when it was retired."""
-        return self.log.open(checkpoint).epoch
+        return self.log.open_checkpoint(checkpoint).epoch
 
-    def _latest_healthy(self, healthy: Callable[[CheckpointId], bool]) -> CheckpointId:
+    def _find_latest_healthy(self, healthy: Callable[[CheckpointId], bool]) -> CheckpointId:
         condemned = RootsFile(self.log.store, self.log.pipeline).read().condemned
         for stretch in reversed(self.log.lineage(self.log.head().timeline)):
-            for row in self.index.newest_first(stretch.timeline):
-                if row.kind == "epoch" and row.id and stretch.holds(row.slot) and row.id not in condemned:
+            for row in self.index.iterate_newest_first(stretch.timeline):
+                if row.kind == "epoch" and row.id and stretch.contains(row.slot) and row.id not in condemned:
                     checkpoint = CheckpointId.parse(row.id)
                     if healthy(checkpoint):
                         return checkpoint
-        raise self._nothing("latest_healthy", "every checkpoint is damaged or retired")
+        raise self._unknown_checkpoint_error("latest_healthy", "every checkpoint is damaged or retired")
 
-    def _by_prefix(self, text: str) -> CheckpointId:
-        fitting = [row.id for row in self.listing(all_timelines=True) if row.id is not None and row.id.startswith(text)]
+    def _find_by_prefix(self, text: str) -> CheckpointId:
+        fitting = [row.id for row in self.list_checkpoints(all_timelines=True) if row.id is not None and row.id.startswith(text)]
         if len(fitting) == 1:
             return CheckpointId.parse(fitting[0])
         shown = ", ".join(fitting[:5]) + (" ..." if len(fitting) > 5 else "")
-        raise self._nothing(text, f"it could be {shown}" if fitting else "there is no such checkpoint or pin")
+        raise self._unknown_checkpoint_error(text, f"it could be {shown}" if fitting else "there is no such checkpoint or pin")
 
-    def _nothing(self, text: str, why: str) -> ConfigurationError:
+    def _unknown_checkpoint_error(self, text: str, why: str) -> ConfigurationError:
         return ConfigurationError(
             f"{text!r} does not name a checkpoint of {self.log.pipeline}: {why}",
             code="checkpoint.unknown",
@@ -89,7 +89,7 @@ class Catalog:
         )
 
 
-def _annotated(rows: Iterable[Summary], roots: Roots, lineage: list[Stretch]) -> list[Summary]:
+def _annotate_summaries(rows: Iterable[SlotSummary], roots: Roots, lineage: list[LineageSegment]) -> list[SlotSummary]:
     """The rows with pins, condemnations and lineage filled in; most rows have nothing to fill in and stay as they are."""
     pins: dict[str, list[str]] = {}
     for name, pin in sorted(roots.pins.items()):
@@ -103,7 +103,7 @@ def _annotated(rows: Iterable[Summary], roots: Roots, lineage: list[Stretch]) ->
             change["pins"] = tuple(pins[row.id])
         if row.id in condemned:
             change["condemned"] = condemned[row.id]
-        if stretch is None or not stretch.holds(row.slot):
+        if stretch is None or not stretch.contains(row.slot):
             change["on_lineage"] = False
         listed.append(row.model_copy(update=change) if change else row)
     return listed

@@ -15,11 +15,11 @@ __all__ = ["SYSTEM_CLOCK", "Clock", "ManualClock", "SystemClock"]
 class Clock(Protocol):
     """What the bucket side needs of time."""
 
-    def now(self) -> float:
+    def monotonic(self) -> float:
         """Seconds on a clock that never goes back and keeps running while the host sleeps."""
         ...
 
-    def ticks(self) -> int:
+    def wall_ticks(self) -> int:
         """Wall-clock time in microseconds UTC. For records shown to people, never for a decision between hosts."""
         ...
 
@@ -31,12 +31,12 @@ class Clock(Protocol):
 class SystemClock:
     """CLOCK_BOOTTIME where the platform has it: a suspended laptop must not believe that its lease is still young."""
 
-    def now(self) -> float:
+    def monotonic(self) -> float:
         """Seconds since boot, suspend included."""
         clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
         return time.clock_gettime(clock)
 
-    def ticks(self) -> int:
+    def wall_ticks(self) -> int:
         """Microseconds since 1970 UTC."""
         return time.time_ns() // 1000
 
@@ -53,14 +53,14 @@ class ManualClock:
         self._wall_offset = wall_ticks - int(start * 1_000_000)
         self._lock = threading.Lock()
 
-    def now(self) -> float:
+    def monotonic(self) -> float:
         """The current reading."""
         with self._lock:
             return self._now
 
-    def ticks(self) -> int:
+    def wall_ticks(self) -> int:
         """The wall clock moves with the reading."""
-        return int(self.now() * 1_000_000) + self._wall_offset
+        return int(self.monotonic() * 1_000_000) + self._wall_offset
 
     def sleep(self, seconds: float) -> None:
         """Move forward at once."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 from enum import StrEnum
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.documents import Document, change, read
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.documents import SharedDocument, change_document, read_document
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["Desired", "DesiredState", "read_desired", "set_desired"]
+__all__ = ["DesiredDocument", "DesiredState", "read_desired_state", "set_desired_state"]
 
 
 class DesiredState(StrEnum):
@@ -24,7 +24,7 @@ class DesiredState(StrEnum):
     RECOVERING = "recovering"  # a restore is under way; nothing else may start it
 
 
-class Desired(Document):
+class DesiredDocument(SharedDocument):
     """The bytes of `desired.json`. A pipeline nobody ever started is stopped."""
 
     state: DesiredState = DesiredState.STOPPED
@@ -38,13 +38,13 @@ class Desired(Document):
         return self.who != "" and self.state is not DesiredState.RUN
 
 
-def read_desired(store: Store, pipeline: str) -> Desired:
+def read_desired_state(store: Store, pipeline: str) -> DesiredDocument:
     """What is wanted now."""
-    found, _ = read(store, Layout(pipeline).desired, Desired)
-    return found or Desired()
+    found, _ = read_document(store, BucketLayout(pipeline).desired_key, DesiredDocument)
+    return found or DesiredDocument()
 
 
-def set_desired(
+def set_desired_state(
     store: Store,
     pipeline: str,
     state: DesiredState,
@@ -53,7 +53,7 @@ def set_desired(
     why: str = "",
     only_from: DesiredState | None = None,
     clock: Clock = SYSTEM_CLOCK,
-) -> Desired:
+) -> DesiredDocument:
     """Say what is wanted, by compare-and-swap.
 
     With `only_from`, refuse when something else is wanted in the meantime.
@@ -62,7 +62,7 @@ def set_desired(
         ConfigurationError: `only_from` no longer holds.
     """
 
-    def step(before: Desired) -> Desired:
+    def apply_state(before: DesiredDocument) -> DesiredDocument:
         if before.state is state and before.who == who and before.why == why:
             return before
         if only_from is not None and before.state is not only_from:
@@ -73,6 +73,6 @@ def set_desired(
                 kept="the wish as it was",
                 advice=f"look again with: tidegate status {pipeline}",
             )
-        return before.model_copy(update={"state": state, "who": who, "why": why, "at": clock.ticks()})
+        return before.model_copy(update={"state": state, "who": who, "why": why, "at": clock.wall_ticks()})
 
-    return change(store, Layout(pipeline).desired, Desired(), step)
+    return change_document(store, BucketLayout(pipeline).desired_key, DesiredDocument(), apply_state)

@@ -8,10 +8,10 @@ from pydantic import BaseModel, ConfigDict
 
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 
-__all__ = ["CheckpointDiff", "Pair", "diff"]
+__all__ = ["CheckpointDiff", "DifferingPair", "diff_checkpoints"]
 
 
-class Pair(BaseModel):
+class DifferingPair(BaseModel):
     """One thing on both sides; None where a side does not have it."""
 
     model_config = ConfigDict(frozen=True)
@@ -39,19 +39,19 @@ class CheckpointDiff(BaseModel):
     same: bool
     spec_changed: bool
     counters: dict[str, int]
-    positions: dict[str, Pair]
-    decider: dict[str, Pair]
-    state: dict[str, Pair]
-    tables: dict[str, Pair]
+    positions: dict[str, DifferingPair]
+    decider: dict[str, DifferingPair]
+    state: dict[str, DifferingPair]
+    tables: dict[str, DifferingPair]
 
 
-def diff(left: Manifest, right: Manifest) -> CheckpointDiff:
+def diff_checkpoints(left: Manifest, right: Manifest) -> CheckpointDiff:
     """Compare two checkpoints of one pipeline."""
-    counters = _subtract(_flat(left.counters), _flat(right.counters))
-    positions = _differing(_positions(left.cut), _positions(right.cut))
-    decider = _differing(_leaves(left.decider), _leaves(right.decider))
-    state = _differing(_rows_by_kind(left.segments), _rows_by_kind(right.segments))
-    tables = _differing(*({table: _rows(files) for table, files in side.files.items()} for side in (left, right)))
+    counters = _subtract_counters(_flatten_counters(left.counters), _flatten_counters(right.counters))
+    positions = _pair_differences(_extract_positions(left.cut), _extract_positions(right.cut))
+    decider = _pair_differences(_flatten_tree(left.decider), _flatten_tree(right.decider))
+    state = _pair_differences(_sum_rows_by_kind(left.segments), _sum_rows_by_kind(right.segments))
+    tables = _pair_differences(*({table: _sum_file_rows(files) for table, files in side.files.items()} for side in (left, right)))
     return CheckpointDiff(
         left=str(left.id),
         right=str(right.id),
@@ -65,38 +65,38 @@ def diff(left: Manifest, right: Manifest) -> CheckpointDiff:
     )
 
 
-def _flat(counters: Counters) -> dict[str, int]:
+def _flatten_counters(counters: Counters) -> dict[str, int]:
     plain = {name: value for name, value in dict(counters).items() if isinstance(value, int)}
     return plain | {f"dropped.{reason}": count for reason, count in counters.dropped.items()}
 
 
-def _subtract(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
+def _subtract_counters(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
     names = sorted({*left, *right})
     return {name: change for name in names if (change := right.get(name, 0) - left.get(name, 0))}
 
 
-def _differing(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Pair]:
+def _pair_differences(left: dict[str, Any], right: dict[str, Any]) -> dict[str, DifferingPair]:
     names = sorted({*left, *right})
-    return {name: Pair(left=left.get(name), right=right.get(name)) for name in names if left.get(name) != right.get(name)}
+    return {name: DifferingPair(left=left.get(name), right=right.get(name)) for name in names if left.get(name) != right.get(name)}
 
 
-def _positions(cut: dict[str, Any]) -> dict[str, Any]:
+def _extract_positions(cut: dict[str, Any]) -> dict[str, Any]:
     """The end of each slice where the cut has one, else the whole entry."""
     return {member: part["end"] if isinstance(part, dict) and "end" in part else part for member, part in cut.items()}
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten_tree(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dictionaries as dotted names."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {prefix + name: value}
+        flat |= _flatten_tree(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {prefix + name: value}
     return flat
 
 
-def _rows(files: list[FileRef]) -> int:
+def _sum_file_rows(files: list[FileRef]) -> int:
     return sum(file.rows for file in files)
 
 
-def _rows_by_kind(files: list[FileRef]) -> dict[str, int]:
+def _sum_rows_by_kind(files: list[FileRef]) -> dict[str, int]:
     kinds = sorted({file.kind for file in files})
-    return {kind: _rows([file for file in files if file.kind == kind]) for kind in kinds}
+    return {kind: _sum_file_rows([file for file in files if file.kind == kind]) for kind in kinds}

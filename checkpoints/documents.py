@@ -15,12 +15,12 @@ from tidegate.checkpoints.canonical import canonical_bytes, parse_json
 from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError, Store
 from tidegate.jobs.spec.errors import PoisonError, TransientError
 
-__all__ = ["Document", "change", "read"]
+__all__ = ["SharedDocument", "change_document", "read_document"]
 
 _TRIES = 16  # each lost round means that somebody else got through
 
 
-class Document(BaseModel):
+class SharedDocument(BaseModel):
     """Base of all documents changed by compare-and-swap."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,10 +33,10 @@ class Document(BaseModel):
         return canonical_bytes(self.model_dump(mode="json"))
 
 
-D = TypeVar("D", bound=Document)
+D = TypeVar("D", bound=SharedDocument)
 
 
-def read(store: Store, key: str, kind: type[D]) -> tuple[D | None, str]:
+def read_document(store: Store, key: str, kind: type[D]) -> tuple[D | None, str]:
     """The document and its ETag; (None, "") where there is none."""
     try:
         found = store.get(key)
@@ -52,7 +52,7 @@ def read(store: Store, key: str, kind: type[D]) -> tuple[D | None, str]:
         ) from error
 
 
-def change(store: Store, key: str, empty: D, step: Callable[[D], D]) -> D:
+def change_document(store: Store, key: str, empty: D, step: Callable[[D], D]) -> D:
     """Apply `step` to the document until the result lies in the bucket, and return it.
 
     `step` may be called several times, must not change what it already changed, and may raise to refuse. Returning the
@@ -62,13 +62,13 @@ def change(store: Store, key: str, empty: D, step: Callable[[D], D]) -> D:
         TransientError: too many others were faster, or nobody answered.
     """
     for _ in range(_TRIES):
-        before, etag = read(store, key, type(empty))
+        before, etag = read_document(store, key, type(empty))
         after = step(before or empty)
         if after == before:
             return after
         after = after.model_copy(update={"revision": (before or empty).revision + 1})
         try:
-            _ = store.create(key, after.to_bytes()) if before is None else store.swap(key, after.to_bytes(), etag)
+            _ = store.create(key, after.to_bytes()) if before is None else store.compare_and_swap(key, after.to_bytes(), etag)
         except (PreconditionFailedError, OutcomeUnknownError):
             continue  # read again: either it arrived, and the step finds nothing to do, or it is tried again
         return after

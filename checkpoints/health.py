@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidegate.checkpoints.canonical import parse_json
-from tidegate.checkpoints.layout import CheckpointId, Layout
+from tidegate.checkpoints.layout import CheckpointId, BucketLayout
 from tidegate.checkpoints.store import NotFoundError, Store
 
-__all__ = ["healthy"]
+__all__ = ["build_health_check"]
 
 
-def healthy(store: Store, pipeline: str) -> Callable[[CheckpointId], bool]:
+def build_health_check(store: Store, pipeline: str) -> Callable[[CheckpointId], bool]:
     """A judge of checkpoints, from the history of quality runs as it is now.
 
     A run looks at everything up to its checkpoint. So a run without a critical failure speaks for that checkpoint and
@@ -20,20 +20,20 @@ def healthy(store: Store, pipeline: str) -> Callable[[CheckpointId], bool]:
     """
     well: dict[int, int] = {}
     ill: dict[int, int] = {}
-    for checkpoint, verdict in _runs(store, pipeline):
+    for checkpoint, verdict in _read_quality_runs(store, pipeline):
         noted = ill if verdict == "fail" else well
         noted[checkpoint.timeline] = max(noted.get(checkpoint.timeline, 0), checkpoint.slot)
 
-    def judge(checkpoint: CheckpointId) -> bool:
+    def is_healthy(checkpoint: CheckpointId) -> bool:
         spoken_for = well.get(checkpoint.timeline, 0)
         return checkpoint.slot <= spoken_for or ill.get(checkpoint.timeline, 0) <= spoken_for
 
-    return judge
+    return is_healthy
 
 
-def _runs(store: Store, pipeline: str) -> list[tuple[CheckpointId, str]]:
+def _read_quality_runs(store: Store, pipeline: str) -> list[tuple[CheckpointId, str]]:
     try:
-        runs = parse_json(store.get(f"{Layout(pipeline).quality}history.json").data)["runs"]
+        runs = parse_json(store.get(f"{BucketLayout(pipeline).quality_prefix}history.json").data)["runs"]
     except (NotFoundError, ValueError, KeyError):
         return []
     return [(CheckpointId.parse(run["checkpoint"]), run["verdict"]) for run in runs if run["checkpoint"]]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Holder"]
+__all__ = ["ProcessIdentity"]
 
 
-class Holder(BaseModel):
+class ProcessIdentity(BaseModel):
     """A process, named so that another process on the same host can prove it dead.
 
     Attributes:
@@ -31,21 +31,21 @@ class Holder(BaseModel):
     start_ticks: int
 
     @classmethod
-    def this_process(cls, driver: str | None = None) -> Holder:
+    def this_process(cls, driver: str | None = None) -> ProcessIdentity:
         """Describe the calling process; `driver` is a random name unless given."""
         pid = os.getpid()
         return cls(
             driver=driver or secrets.token_hex(6),
             host=socket.gethostname(),
-            boot=_boot_id(),
-            namespace=_pid_namespace(),
+            boot=_read_boot_id(),
+            namespace=_read_pid_namespace(),
             pid=pid,
-            start_ticks=_start_ticks(pid) or 0,
+            start_ticks=_read_start_ticks(pid) or 0,
         )
 
-    def proven_dead(self) -> bool:
+    def is_proven_dead(self) -> bool:
         """Whether this very process certainly no longer runs. False whenever that cannot be known from here."""
-        here = (self.host, self.boot, self.namespace) == (socket.gethostname(), _boot_id(), _pid_namespace())
+        here = (self.host, self.boot, self.namespace) == (socket.gethostname(), _read_boot_id(), _read_pid_namespace())
         if not here or not self.boot or not self.namespace:
             return False
         try:
@@ -54,25 +54,25 @@ class Holder(BaseModel):
             return True
         except PermissionError:
             pass  # it runs under another user; the start ticks may still tell
-        ticks = _start_ticks(self.pid)
+        ticks = _read_start_ticks(self.pid)
         return ticks is not None and ticks != self.start_ticks
 
 
-def _boot_id() -> str:
+def _read_boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""  # not Linux: nobody can be proven dead
 
 
-def _pid_namespace() -> str:
+def _read_pid_namespace() -> str:
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""
 
 
-def _start_ticks(pid: int) -> int | None:
+def _read_start_ticks(pid: int) -> int | None:
     """Start time of a live process; -1 for a zombie, None when it cannot be read."""
     try:
         # The second field is the command in parentheses and may hold anything, also parentheses.

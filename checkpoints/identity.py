@@ -10,31 +10,31 @@ import secrets
 from typing import NamedTuple
 
 from tidegate.checkpoints.canonical import canonical_bytes, parse_json
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError, Store
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 
-__all__ = ["ensure_identity", "read_identity", "require_identity", "require_original", "rewrite_identity"]
+__all__ = ["ensure_identity", "read_identity", "require_identity", "refuse_copied_store", "rewrite_identity"]
 
 _TRIES = 5  # lost answers in a row before giving the store up as ill
 
 
 def read_identity(store: Store, pipeline: str) -> str | None:
     """The pipeline's uid, or None where the pipeline has never run. Also in a copy, which may be looked at."""
-    found = _read(store, pipeline)
+    found = _read_identity_record(store, pipeline)
     return found.uid if found else None
 
 
-def require_original(store: Store, pipeline: str) -> None:
+def refuse_copied_store(store: Store, pipeline: str) -> None:
     """Refuse to write for a pipeline whose store was copied from elsewhere; nothing to refuse before it has run.
 
     Raises:
         ConfigurationError: it is a copy.
     """
-    found = _read(store, pipeline)
-    if found is not None and found.address not in (None, _address(store, pipeline)):
+    found = _read_identity_record(store, pipeline)
+    if found is not None and found.address not in (None, _locate_identity(store, pipeline)):
         raise ConfigurationError(
-            f"{_address(store, pipeline)} is a copy of {found.address}: driven from here, {pipeline} would write into the "
+            f"{_locate_identity(store, pipeline)} is a copy of {found.address}: driven from here, {pipeline} would write into the "
             "tables of the original",
             code="identity.copied",
             pipeline=pipeline,
@@ -46,8 +46,8 @@ def require_original(store: Store, pipeline: str) -> None:
 
 def rewrite_identity(store: Store, pipeline: str) -> str:
     """Give a copy a uid and an address of its own; whoever knew the old uid refuses it from now on."""
-    found, uid = store.get(Layout(pipeline).identity), secrets.token_hex(16)
-    store.swap(found.key, _bytes(store, pipeline, uid), found.etag)
+    found, uid = store.get(BucketLayout(pipeline).identity_key), secrets.token_hex(16)
+    store.compare_and_swap(found.key, _encode_identity(store, pipeline, uid), found.etag)
     return uid
 
 
@@ -57,18 +57,18 @@ def ensure_identity(store: Store, pipeline: str, uid: str | None = None) -> str:
     Raises:
         ConfigurationError: the store is a copy of another one.
     """
-    require_original(store, pipeline)
+    refuse_copied_store(store, pipeline)
     wanted = uid or secrets.token_hex(16)
     for _ in range(_TRIES):
         found = read_identity(store, pipeline)
         if found is not None:
             return found
         try:
-            store.create(Layout(pipeline).identity, _bytes(store, pipeline, wanted))
+            store.create(BucketLayout(pipeline).identity_key, _encode_identity(store, pipeline, wanted))
         except (PreconditionFailedError, OutcomeUnknownError):
             continue  # decided by what lies there
         return wanted
-    raise OutcomeUnknownError.at(store.uri(Layout(pipeline).identity), "no answer several times in a row")
+    raise OutcomeUnknownError.for_uri(store.uri(BucketLayout(pipeline).identity_key), "no answer several times in a row")
 
 
 def require_identity(store: Store, pipeline: str, uid: str) -> None:
@@ -80,7 +80,7 @@ def require_identity(store: Store, pipeline: str, uid: str) -> None:
     found = read_identity(store, pipeline)
     if found != uid:
         raise ConfigurationError(
-            f"{store.uri(Layout(pipeline).identity)} says {found or 'nothing'}, but {uid} was expected",
+            f"{store.uri(BucketLayout(pipeline).identity_key)} says {found or 'nothing'}, but {uid} was expected",
             code="identity.mismatch",
             pipeline=pipeline,
             kept="everything on both sides; nothing was changed",
@@ -88,26 +88,26 @@ def require_identity(store: Store, pipeline: str, uid: str) -> None:
         )
 
 
-class _Identity(NamedTuple):
+class _IdentityRecord(NamedTuple):
     uid: str
     address: str | None  # None: written before addresses were
 
 
-def _read(store: Store, pipeline: str) -> _Identity | None:
+def _read_identity_record(store: Store, pipeline: str) -> _IdentityRecord | None:
     try:
-        found = store.get(Layout(pipeline).identity)
+        found = store.get(BucketLayout(pipeline).identity_key)
     except NotFoundError:
         return None
     try:
         said = parse_json(found.data)
-        return _Identity(str(said["uid"]), said.get("address"))
+        return _IdentityRecord(str(said["uid"]), said.get("address"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PoisonError(f"{store.uri(found.key)} is not an identity", code="identity.malformed", pipeline=pipeline) from error
 
 
-def _bytes(store: Store, pipeline: str, uid: str) -> bytes:
-    return canonical_bytes({"format_version": 1, "pipeline": pipeline, "uid": uid, "address": _address(store, pipeline)})
+def _encode_identity(store: Store, pipeline: str, uid: str) -> bytes:
+    return canonical_bytes({"format_version": 1, "pipeline": pipeline, "uid": uid, "address": _locate_identity(store, pipeline)})
 
 
-def _address(store: Store, pipeline: str) -> str:
-    return store.uri(Layout(pipeline).identity)
+def _locate_identity(store: Store, pipeline: str) -> str:
+    return store.uri(BucketLayout(pipeline).identity_key)

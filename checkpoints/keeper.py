@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.lease import RENEW_EVERY, Lease
+from tidegate.checkpoints.lease import LEASE_RENEW_INTERVAL, Lease
 from tidegate.jobs.spec.errors import FencedError, TidegateError
 
-__all__ = ["LeaseKeeper"]
+__all__ = ["LeaseRenewer"]
 
 
-class LeaseKeeper:
+class LeaseRenewer:
     """Renews a lease every `every` seconds while the current step is within its deadline.
 
     The driver announces each step with a deadline. When the deadline passes, renewals stop and the lease runs out, although this
@@ -23,29 +23,29 @@ class LeaseKeeper:
         trouble: why the last renewal failed although the lease is not lost, for status.
     """
 
-    def __init__(self, lease: Lease, *, every: float = RENEW_EVERY, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, lease: Lease, *, every: float = LEASE_RENEW_INTERVAL, clock: Clock = SYSTEM_CLOCK) -> None:
         self.lease = lease
         self.lost = threading.Event()
         self.error: FencedError | None = None
         self.trouble: TidegateError | None = None
         self.step_name = "starting"
         self._every, self._clock = every, clock
-        self._deadline = clock.now() + 60.0  # a driver that has announced nothing yet gets a minute to start
+        self._deadline = clock.monotonic() + 60.0  # a driver that has announced nothing yet gets a minute to start
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tidegate-lease", daemon=True)
+        self._thread = threading.Thread(target=self._renew_until_stopped, name="tidegate-lease", daemon=True)
 
-    def step(self, name: str, deadline_seconds: float) -> None:
+    def announce_step(self, name: str, deadline_seconds: float) -> None:
         """Announce a step and how long it may take."""
-        self.step_name, self._deadline = name, self._clock.now() + deadline_seconds
+        self.step_name, self._deadline = name, self._clock.monotonic() + deadline_seconds
 
     @property
-    def overdue(self) -> bool:
+    def is_overdue(self) -> bool:
         """Whether the current step has passed its deadline."""
-        return self._clock.now() > self._deadline
+        return self._clock.monotonic() > self._deadline
 
-    def tick(self) -> None:
+    def renew_once(self) -> None:
         """What the thread does each time: renew, unless the step is overdue."""
-        if self.overdue or self.lost.is_set():
+        if self.is_overdue or self.lost.is_set():
             return
         try:
             self.lease.renew()
@@ -57,7 +57,7 @@ class LeaseKeeper:
         else:
             self.trouble = None
 
-    def start(self) -> LeaseKeeper:
+    def start(self) -> LeaseRenewer:
         """Start the thread."""
         self._thread.start()
         return self
@@ -68,12 +68,12 @@ class LeaseKeeper:
         if self._thread.is_alive():
             self._thread.join()
 
-    def __enter__(self) -> LeaseKeeper:
+    def __enter__(self) -> LeaseRenewer:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _run(self) -> None:
+    def _renew_until_stopped(self) -> None:
         while not self._stop.wait(self._every) and not self.lost.is_set():
-            self.tick()
+            self.renew_once()

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["CheckpointId", "Layout", "new_attempt", "require_name"]
+__all__ = ["CheckpointId", "BucketLayout", "generate_attempt_id", "require_name"]
 
 LAST_SLOT = 9_999_999_999  # ten digits: one epoch a second for three centuries
-_PIPELINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+-]{0,199}")
-_CHECKPOINT = re.compile(r"t(\d+)-(\d+)-([0-9a-f]{6,32})")
-_ATTEMPT_FOLDER = re.compile(r"timelines/(\d+)/(?:state|tables/[^/]+)/(\d+)-([0-9a-f]{6,32})/")
+_PIPELINE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+-]{0,199}")
+_CHECKPOINT_PATTERN = re.compile(r"t(\d+)-(\d+)-([0-9a-f]{6,32})")
+_ATTEMPT_FOLDER_PATTERN = re.compile(r"timelines/(\d+)/(?:state|tables/[^/]+)/(\d+)-([0-9a-f]{6,32})/")
 
 
-def new_attempt() -> str:
+def generate_attempt_id() -> str:
     """A fresh attempt id. 48 random bits: two attempts of one slot must never share a folder."""
     return secrets.token_hex(6)
 
@@ -53,7 +53,7 @@ class CheckpointId:
         Raises:
             ConfigurationError: `text` is not a checkpoint id.
         """
-        match = _CHECKPOINT.fullmatch(text)
+        match = _CHECKPOINT_PATTERN.fullmatch(text)
         if match is None:
             raise ConfigurationError(
                 f"{text!r} is not a checkpoint id; ids look like t0-000123-ab12cd",
@@ -64,149 +64,149 @@ class CheckpointId:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BucketLayout:
     """The keys of one pipeline."""
 
     pipeline: str
 
     def __post_init__(self) -> None:
-        _require(_PIPELINE, self.pipeline, "pipeline name")
+        _require_match(_PIPELINE_PATTERN, self.pipeline, "pipeline name")
 
     @property
-    def root(self) -> str:
+    def pipeline_prefix(self) -> str:
         """Prefix of everything this pipeline owns."""
         return f"{self.pipeline}/"
 
     @property
-    def identity(self) -> str:
+    def identity_key(self) -> str:
         """Put-if-absent: the pipeline's random uid."""
         return f"{self.pipeline}/identity.json"
 
     @property
-    def lease(self) -> str:
+    def lease_key(self) -> str:
         """Who drives; swapped by ETag."""
         return f"{self.pipeline}/lease.json"
 
     @property
-    def desired(self) -> str:
+    def desired_key(self) -> str:
         """Whether the pipeline should run; swapped by ETag."""
         return f"{self.pipeline}/desired.json"
 
     @property
-    def roots(self) -> str:
+    def roots_key(self) -> str:
         """Pins, condemned set, restore claims; swapped by ETag."""
         return f"{self.pipeline}/roots.json"
 
     @property
-    def status(self) -> str:
+    def status_key(self) -> str:
         """Last writer wins; never trusted for data."""
         return f"{self.pipeline}/status.json"
 
     @property
-    def timelines(self) -> str:
+    def timelines_prefix(self) -> str:
         """Prefix of all timelines."""
         return f"{self.pipeline}/timelines/"
 
     @property
-    def requests(self) -> str:
+    def requests_prefix(self) -> str:
         """Prefix of all requests."""
         return f"{self.pipeline}/requests/"
 
     @property
-    def acks(self) -> str:
+    def acks_prefix(self) -> str:
         """Prefix of all acknowledgements."""
         return f"{self.pipeline}/acks/"
 
     @property
-    def index(self) -> str:
+    def index_prefix(self) -> str:
         """Prefix of the catalog's pages: a cache, rebuildable."""
         return f"{self.pipeline}/index/"
 
     @property
-    def quality(self) -> str:
+    def quality_prefix(self) -> str:
         """Prefix of Great Expectations results and Data Docs."""
         return f"{self.pipeline}/quality/"
 
     @property
-    def trail(self) -> str:
+    def restore_audit_prefix(self) -> str:
         """Prefix of the restores' histories: who asked, who approved, what came of it."""
         return f"{self.pipeline}/trail/"
 
     @property
-    def staging(self) -> str:
+    def staging_prefix(self) -> str:
         """Prefix of what drivers and Spark's tasks hand each other, where they share no disk: gone with its epoch."""
         return f"{self.pipeline}/staging/"
 
     @property
-    def logs(self) -> str:
+    def logs_prefix(self) -> str:
         """Prefix of the drivers' logs."""
         return f"{self.pipeline}/logs/"
 
     @property
-    def splices(self) -> str:
+    def splice_requests_prefix(self) -> str:
         """Prefix of all splice requests."""
         return f"{self.pipeline}/splices/"
 
-    def timeline(self, timeline: int) -> str:
+    def timeline_prefix(self, timeline: int) -> str:
         """Prefix of one timeline."""
-        return f"{self.timelines}{timeline}/"
+        return f"{self.timelines_prefix}{timeline}/"
 
-    def slots(self, timeline: int) -> str:
+    def slots_prefix(self, timeline: int) -> str:
         """Prefix of the slots of one timeline."""
-        return f"{self.timelines}{timeline}/slots/"
+        return f"{self.timelines_prefix}{timeline}/slots/"
 
-    def slot(self, timeline: int, slot: int) -> str:
+    def slot_key(self, timeline: int, slot: int) -> str:
         """Key of one slot; the newest sorts first."""
         if not 0 < slot <= LAST_SLOT:
             raise ValueError(f"slots are 1 to {LAST_SLOT}; got {slot}")
-        return f"{self.slots(timeline)}{LAST_SLOT - slot:010d}.json"
+        return f"{self.slots_prefix(timeline)}{LAST_SLOT - slot:010d}.json"
 
-    def slot_of(self, key: str) -> tuple[int, int] | None:
+    def parse_slot_key(self, key: str) -> tuple[int, int] | None:
         """The (timeline, slot) a slot key names, or None for any other key."""
-        match = re.fullmatch(re.escape(self.timelines) + r"(\d+)/slots/(\d{10})\.json", key)
+        match = re.fullmatch(re.escape(self.timelines_prefix) + r"(\d+)/slots/(\d{10})\.json", key)
         return (int(match[1]), LAST_SLOT - int(match[2])) if match else None
 
-    def state(self, attempt: CheckpointId) -> str:
+    def state_prefix(self, attempt: CheckpointId) -> str:
         """Folder of the state segments of one attempt."""
-        return f"{self.timeline(attempt.timeline)}state/{attempt.slot:06d}-{attempt.attempt}/"
+        return f"{self.timeline_prefix(attempt.timeline)}state/{attempt.slot:06d}-{attempt.attempt}/"
 
-    def table(self, table: str, attempt: CheckpointId) -> str:
+    def table_prefix(self, table: str, attempt: CheckpointId) -> str:
         """Folder of the files of one table written by one attempt."""
         require_name(table, "table name")
-        return f"{self.timeline(attempt.timeline)}tables/{table}/{attempt.slot:06d}-{attempt.attempt}/"
+        return f"{self.timeline_prefix(attempt.timeline)}tables/{table}/{attempt.slot:06d}-{attempt.attempt}/"
 
-    def attempt_of(self, key: str) -> CheckpointId | None:
+    def parse_attempt(self, key: str) -> CheckpointId | None:
         """The attempt whose folder a data key lies in, or None for any other key."""
-        match = _ATTEMPT_FOLDER.match(key, len(self.root)) if key.startswith(self.root) else None
+        match = _ATTEMPT_FOLDER_PATTERN.match(key, len(self.pipeline_prefix)) if key.startswith(self.pipeline_prefix) else None
         return CheckpointId(int(match[1]), int(match[2]), match[3]) if match else None
 
-    def request(self, request_id: str) -> str:
+    def request_key(self, request_id: str) -> str:
         """Key of one request."""
-        return f"{self.requests}{require_name(request_id, 'request id')}.json"
+        return f"{self.requests_prefix}{require_name(request_id, 'request id')}.json"
 
-    def ack(self, request_id: str) -> str:
+    def ack_key(self, request_id: str) -> str:
         """Key of the acknowledgement of one request."""
-        return f"{self.acks}{require_name(request_id, 'request id')}.json"
+        return f"{self.acks_prefix}{require_name(request_id, 'request id')}.json"
 
-    def splice(self, request_id: str) -> str:
+    def splice_request_key(self, request_id: str) -> str:
         """Key of one splice request."""
-        return f"{self.splices}{require_name(request_id, 'splice request id')}.json"
+        return f"{self.splice_requests_prefix}{require_name(request_id, 'splice request id')}.json"
 
-    def splice_folder(self, request_id: str) -> str:
+    def splice_request_prefix(self, request_id: str) -> str:
         """Folder of the rows and reports of one splice request."""
-        return f"{self.splices}{require_name(request_id, 'splice request id')}/"
+        return f"{self.splice_requests_prefix}{require_name(request_id, 'splice request id')}/"
 
-    def index_page(self, name: str) -> str:
+    def index_page_key(self, name: str) -> str:
         """Key of one index page."""
-        return f"{self.index}{require_name(name, 'index page')}.json"
+        return f"{self.index_prefix}{require_name(name, 'index page')}.json"
 
 
 def require_name(text: str, what: str) -> str:
     """Check that `text` can be a part of a key and of a command; `what` it is stands in the error."""
-    return _require(_NAME, text, what)
+    return _require_match(_NAME_PATTERN, text, what)
 
 
-def _require(pattern: re.Pattern[str], text: str, what: str) -> str:
+def _require_match(pattern: re.Pattern[str], text: str, what: str) -> str:
     if not pattern.fullmatch(text):
         raise ConfigurationError(
             f"{text!r} cannot be a {what}: letters, digits and _.- only, starting with a letter or digit",

@@ -22,27 +22,27 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tidegate.checkpoints.canonical import canonical_bytes, parse_json
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.holder import Holder
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.holder import ProcessIdentity
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError, Store
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError
 
 __all__ = [
-    "RENEW_EVERY",
-    "TTL",
-    "Holder",
+    "LEASE_RENEW_INTERVAL",
+    "LEASE_TTL",
+    "ProcessIdentity",
     "Lease",
     "LeaseHeldError",
     "LeaseLostError",
     "LeaseView",
-    "LeaseWatch",
-    "evict",
+    "LeaseObserver",
+    "evict_lease_holder",
     "read_lease",
 ]
 
-TTL = 6.0  # seconds; three renewals may fail in a row, and a loss is still seen well under 15 s
-RENEW_EVERY = 2.0  # seconds
-_LOOK_EVERY = 0.5  # seconds between looks at a foreign lease
+LEASE_TTL = 6.0  # seconds; three renewals may fail in a row, and a loss is still seen well under 15 s
+LEASE_RENEW_INTERVAL = 2.0  # seconds
+_OBSERVE_INTERVAL = 0.5  # seconds between looks at a foreign lease
 _TRIES = 8  # lost answers in a row before giving the store up as ill
 
 
@@ -65,12 +65,12 @@ class LeaseRecord(BaseModel):
     token: int
     nonce: str
     ttl: float
-    holder: Holder | None
+    holder: ProcessIdentity | None
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """What an observer sees. There is no age here: how long a lease has been silent is for `LeaseWatch` to measure."""
+    """What an observer sees. There is no age here: how long a lease has been silent is for `LeaseObserver` to measure."""
 
     record: LeaseRecord
     etag: str
@@ -81,19 +81,19 @@ class LeaseView:
         return self.record.token
 
     @property
-    def holder(self) -> Holder | None:
+    def holder(self) -> ProcessIdentity | None:
         """The driver, or None when the lease is free."""
         return self.record.holder
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         """Nobody holds it, or the holder is proven dead."""
-        return self.holder is None or self.holder.proven_dead()
+        return self.holder is None or self.holder.is_proven_dead()
 
 
 def read_lease(store: Store, pipeline: str) -> LeaseView | None:
     """The lease as it lies in the bucket, or None if the pipeline never had one."""
-    key = Layout(pipeline).lease
+    key = BucketLayout(pipeline).lease_key
     try:
         found = store.get(key)
     except NotFoundError:
@@ -104,37 +104,37 @@ def read_lease(store: Store, pipeline: str) -> LeaseView | None:
         raise PoisonError(f"{store.uri(key)} is not a lease", code="lease.malformed", pipeline=pipeline) from error
 
 
-class LeaseWatch:
+class LeaseObserver:
     """An observer: how long has this lease shown no sign of life, on my clock?"""
 
     def __init__(self, store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store, self._pipeline, self._clock = store, pipeline, clock
         self._etag: str | None = None
-        self._since = self._asked = clock.now()
+        self._since = self._asked = clock.monotonic()
         self.renewals_seen = 0
 
-    def look(self) -> LeaseView | None:
+    def observe(self) -> LeaseView | None:
         """Read the lease and note whether it changed. Call it about once a second."""
-        self._asked = self._clock.now()
+        self._asked = self._clock.monotonic()
         view = read_lease(self._store, self._pipeline)
         if view is not None and view.etag != self._etag:
             self.renewals_seen += self._etag is not None
-            self._etag, self._since = view.etag, self._clock.now()
+            self._etag, self._since = view.etag, self._clock.monotonic()
         elif view is None:
             self._etag, self._since = None, self._asked
         return view
 
     @property
-    def silent_for(self) -> float:
+    def silent_seconds(self) -> float:
         """Seconds from when the current version was first seen to when it was last asked for.
 
         What happened since then is not known: a store that is slow to answer, or an observer that is held up, is no silence.
         """
         return max(0.0, self._asked - self._since)
 
-    def expired(self, view: LeaseView | None) -> bool:
+    def is_expired(self, view: LeaseView | None) -> bool:
         """Whether the lease just looked at may be taken: absent, free, proven dead, or silent for longer than its TTL."""
-        return view is None or view.free or self.silent_for > view.record.ttl
+        return view is None or view.is_free or self.silent_seconds > view.record.ttl
 
 
 class Lease:
@@ -143,7 +143,7 @@ class Lease:
     def __init__(self, store: Store, record: LeaseRecord, etag: str, sent: float, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._record, self._etag = record, etag
-        self._key = Layout(record.pipeline).lease
+        self._key = BucketLayout(record.pipeline).lease_key
         self._valid_until = sent + record.ttl
         self._sent: dict[str, float] = {}  # nonces whose answer was lost, with the time they were sent
         self._lost: str | None = None
@@ -154,9 +154,9 @@ class Lease:
         cls,
         store: Store,
         pipeline: str,
-        holder: Holder,
+        holder: ProcessIdentity,
         *,
-        ttl: float = TTL,
+        ttl: float = LEASE_TTL,
         clock: Clock = SYSTEM_CLOCK,
         uid: str | None = None,
         standby: bool = False,
@@ -174,26 +174,26 @@ class Lease:
             ConfigurationError: the lease in the bucket belongs to another pipeline uid.
             LeaseHeldError: the holder renewed while we watched (not with `standby`), or `stop` said so.
         """
-        watch = LeaseWatch(store, pipeline, clock)
+        watch = LeaseObserver(store, pipeline, clock)
         lost_answers: dict[str, LeaseRecord] = {}
         while True:
-            view = watch.look()
-            _require_uid(view, pipeline, uid)
+            view = watch.observe()
+            _require_same_uid(view, pipeline, uid)
             if view is not None and view.record.nonce in lost_answers:
-                return cls(store, view.record, view.etag, clock.now() - ttl, clock)._renewed()
-            if watch.expired(view) and may():
+                return cls(store, view.record, view.etag, clock.monotonic() - ttl, clock)._renew_and_return()
+            if watch.is_expired(view) and may():
                 token = view.token + 1 if view else 1
-                record = LeaseRecord(pipeline=pipeline, uid=uid, token=token, nonce=_nonce(), ttl=ttl, holder=holder)
-                taken = _take(store, record, view, clock)
+                record = LeaseRecord(pipeline=pipeline, uid=uid, token=token, nonce=_make_nonce(), ttl=ttl, holder=holder)
+                taken = _try_acquire(store, record, view, clock)
                 if taken is not None:
                     return taken
                 lost_answers[record.nonce] = record
                 if len(lost_answers) > _TRIES:
-                    raise OutcomeUnknownError.at(store.uri(Layout(pipeline).lease), "no answer several times in a row")
+                    raise OutcomeUnknownError.for_uri(store.uri(BucketLayout(pipeline).lease_key), "no answer several times in a row")
                 continue
             if stop() or (watch.renewals_seen and not standby):
-                raise _held(pipeline, view)
-            clock.sleep(_LOOK_EVERY)
+                raise _lease_held_error(pipeline, view)
+            clock.sleep(_OBSERVE_INTERVAL)
 
     @property
     def token(self) -> int:
@@ -201,22 +201,22 @@ class Lease:
         return self._record.token
 
     @property
-    def holder(self) -> Holder:
+    def holder(self) -> ProcessIdentity:
         """This process."""
         assert self._record.holder is not None  # noqa: S101 - by construction
         return self._record.holder
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether the lease is known to be somebody else's."""
         return self._lost is not None
 
     @property
-    def remaining(self) -> float:
+    def remaining_seconds(self) -> float:
         """Seconds for which an observer must still wait; negative when it need not."""
-        return self._valid_until - self._clock.now()
+        return self._valid_until - self._clock.monotonic()
 
-    def check(self) -> None:
+    def ensure_held(self) -> None:
         """Make sure the lease is still ours, renewing it when its time ran out in between (a sleep, a slow store).
 
         Raises:
@@ -225,8 +225,8 @@ class Lease:
         """
         with self._lock:
             if self._lost is not None:
-                raise self._lost_error()
-            if self.remaining <= 0:
+                raise self._lease_lost_error()
+            if self.remaining_seconds <= 0:
                 self.renew()
 
     def renew(self) -> None:
@@ -238,11 +238,11 @@ class Lease:
         """
         with self._lock:
             if self._lost is not None:
-                raise self._lost_error()
+                raise self._lease_lost_error()
             for _ in range(2):  # a second swap is needed only when a lost renewal turns out to have arrived
-                if self._swap(self._record.model_copy(update={"nonce": _nonce()})):
+                if self._try_renewal(self._record.model_copy(update={"nonce": _make_nonce()})):
                     return
-            raise OutcomeUnknownError.at(self._store.uri(self._key), "renewals overtook each other")
+            raise OutcomeUnknownError.for_uri(self._store.uri(self._key), "renewals overtook each other")
 
     def release(self) -> None:
         """Let the next driver start at once. Silent when the lease is lost already.
@@ -253,48 +253,48 @@ class Lease:
         with self._lock:
             if self._lost is None:
                 self._lost = "released by this driver"  # before sending: an answer that is lost must not leave it valid here
-                free = self._record.model_copy(update={"nonce": _nonce(), "holder": None})
+                free = self._record.model_copy(update={"nonce": _make_nonce(), "holder": None})
                 # A refusal means: taken over, or a lost renewal arrived. Then the lease ends by itself.
                 with suppress(PreconditionFailedError):
-                    self._store.swap(self._key, canonical_bytes(free.model_dump(mode="json")), self._etag)
+                    self._store.compare_and_swap(self._key, canonical_bytes(free.model_dump(mode="json")), self._etag)
 
-    def _renewed(self) -> Lease:
+    def _renew_and_return(self) -> Lease:
         self.renew()
         return self
 
-    def _swap(self, record: LeaseRecord) -> bool:
+    def _try_renewal(self, record: LeaseRecord) -> bool:
         """One renewal; False when an earlier one with a lost answer turned out to be in place."""
-        sent = self._clock.now()
+        sent = self._clock.monotonic()
         self._sent[record.nonce] = sent
         try:
-            etag = self._store.swap(self._key, canonical_bytes(record.model_dump(mode="json")), self._etag)
+            etag = self._store.compare_and_swap(self._key, canonical_bytes(record.model_dump(mode="json")), self._etag)
         except PreconditionFailedError:
-            return self._adopt()
+            return self._read_back_renewal()
         except OutcomeUnknownError:
-            if self._adopt():
+            if self._read_back_renewal():
                 return True
             raise
-        self._hold(record, etag, sent)
+        self._accept_renewal(record, etag, sent)
         return True
 
-    def _adopt(self) -> bool:
+    def _read_back_renewal(self) -> bool:
         """Read the lease back: mine (True if newer than what I knew), or lost."""
         view = read_lease(self._store, self._record.pipeline)
         if view is not None and view.record.nonce in self._sent:
-            self._hold(view.record, view.etag, self._sent[view.record.nonce])
+            self._accept_renewal(view.record, view.etag, self._sent[view.record.nonce])
             return True
         if view is not None and view.etag == self._etag:
             return False  # unchanged: the renewal has not arrived (yet)
-        self._lost = f"token {view.token} is held by {_name(view)}" if view else "the lease is gone"
-        raise self._lost_error()
+        self._lost = f"token {view.token} is held by {_describe_holder(view)}" if view else "the lease is gone"
+        raise self._lease_lost_error()
 
-    def _hold(self, record: LeaseRecord, etag: str, sent: float) -> None:
+    def _accept_renewal(self, record: LeaseRecord, etag: str, sent: float) -> None:
         self._record, self._etag = record, etag
         self._valid_until = sent + record.ttl
         # Older renewals were conditioned on older versions and can no longer arrive.
         self._sent = {}
 
-    def _lost_error(self) -> LeaseLostError:
+    def _lease_lost_error(self) -> LeaseLostError:
         return LeaseLostError(
             f"the lease of {self._record.pipeline} (token {self.token}) is no longer held here: {self._lost}",
             code="lease.lost",
@@ -304,7 +304,7 @@ class Lease:
         )
 
 
-def evict(store: Store, pipeline: str, *, expected_token: int | None = None) -> int:
+def evict_lease_holder(store: Store, pipeline: str, *, expected_token: int | None = None) -> int:
     """Take the lease away from whoever holds it, by swapping in a free one with a higher token; return that token.
 
     With `expected_token` only that holder is evicted; a successor is left alone and its token returned.
@@ -318,27 +318,27 @@ def evict(store: Store, pipeline: str, *, expected_token: int | None = None) -> 
             return 0
         if expected_token is not None and view.token != expected_token:
             return view.token
-        free = view.record.model_copy(update={"token": view.token + 1, "nonce": _nonce(), "holder": None})
+        free = view.record.model_copy(update={"token": view.token + 1, "nonce": _make_nonce(), "holder": None})
         try:
-            store.swap(Layout(pipeline).lease, canonical_bytes(free.model_dump(mode="json")), view.etag)
+            store.compare_and_swap(BucketLayout(pipeline).lease_key, canonical_bytes(free.model_dump(mode="json")), view.etag)
         except (PreconditionFailedError, OutcomeUnknownError):
             continue  # a renewal came in between, or no answer: look again
         return free.token
-    raise PreconditionFailedError.at(store.uri(Layout(pipeline).lease), "a quiet moment", "a renewal each time")
+    raise PreconditionFailedError.for_uri(store.uri(BucketLayout(pipeline).lease_key), "a quiet moment", "a renewal each time")
 
 
-def _take(store: Store, record: LeaseRecord, view: LeaseView | None, clock: Clock) -> Lease | None:
+def _try_acquire(store: Store, record: LeaseRecord, view: LeaseView | None, clock: Clock) -> Lease | None:
     """One try to take the lease; None when somebody was faster or nobody answered."""
-    data, sent = canonical_bytes(record.model_dump(mode="json")), clock.now()
-    key = Layout(record.pipeline).lease
+    data, sent = canonical_bytes(record.model_dump(mode="json")), clock.monotonic()
+    key = BucketLayout(record.pipeline).lease_key
     try:
-        etag = store.create(key, data) if view is None else store.swap(key, data, view.etag)
+        etag = store.create(key, data) if view is None else store.compare_and_swap(key, data, view.etag)
     except (PreconditionFailedError, OutcomeUnknownError):
         return None
     return Lease(store, record, etag, sent, clock)
 
 
-def _require_uid(view: LeaseView | None, pipeline: str, uid: str | None) -> None:
+def _require_same_uid(view: LeaseView | None, pipeline: str, uid: str | None) -> None:
     if view is not None and uid is not None and view.record.uid not in (None, uid):
         raise ConfigurationError(
             f"the lease of {pipeline} belongs to the pipeline with uid {view.record.uid}, not {uid}",
@@ -349,9 +349,9 @@ def _require_uid(view: LeaseView | None, pipeline: str, uid: str | None) -> None
         )
 
 
-def _held(pipeline: str, view: LeaseView | None) -> LeaseHeldError:
+def _lease_held_error(pipeline: str, view: LeaseView | None) -> LeaseHeldError:
     return LeaseHeldError(
-        f"{pipeline} is driven by {_name(view)}",
+        f"{pipeline} is driven by {_describe_holder(view)}",
         code="lease.held",
         pipeline=pipeline,
         kept="the running stream, untouched",
@@ -359,11 +359,11 @@ def _held(pipeline: str, view: LeaseView | None) -> LeaseHeldError:
     )
 
 
-def _name(view: LeaseView | None) -> str:
+def _describe_holder(view: LeaseView | None) -> str:
     if view is None or view.holder is None:
         return "nobody"
     return f"{view.holder.driver} (pid {view.holder.pid} on {view.holder.host})"
 
 
-def _nonce() -> str:
+def _make_nonce() -> str:
     return secrets.token_hex(8)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from tidegate.jobs.spec.errors import PoisonError
 
-__all__ = ["Attempt", "CheckpointState"]
+__all__ = ["AttemptLifecycle", "CheckpointState"]
 
 
 class CheckpointState(StrEnum):
@@ -20,7 +20,7 @@ class CheckpointState(StrEnum):
     ABORTED = "aborted"  # the PUT was never sent, or another attempt fills the slot
 
 
-_NEXT = {
+_ALLOWED_NEXT = {
     CheckpointState.TRIGGERED: {CheckpointState.SNAPSHOT, CheckpointState.ABORTED},
     CheckpointState.SNAPSHOT: {CheckpointState.PERSISTED, CheckpointState.ABORTED},
     CheckpointState.PERSISTED: {CheckpointState.ACKNOWLEDGED, CheckpointState.ABORTED},
@@ -30,7 +30,7 @@ _NEXT = {
 }
 
 
-class Attempt:
+class AttemptLifecycle:
     """The guard: one attempt's state, which only moves along the allowed edges.
 
     From ACKNOWLEDGED on, only evidence from the slot may move it: pass `slot_holds_other=True` to abort, because an attempt
@@ -41,14 +41,14 @@ class Attempt:
         self.checkpoint = checkpoint
         self.state = CheckpointState.TRIGGERED
 
-    def to(self, state: CheckpointState, *, slot_holds_other: bool = False) -> None:
+    def move_to(self, state: CheckpointState, *, slot_holds_other: bool = False) -> None:
         """Move on.
 
         Raises:
             PoisonError: the edge is not allowed; a defect of the caller.
         """
         sent = self.state is CheckpointState.ACKNOWLEDGED
-        if state not in _NEXT[self.state] or (sent and state is CheckpointState.ABORTED and not slot_holds_other):
+        if state not in _ALLOWED_NEXT[self.state] or (sent and state is CheckpointState.ABORTED and not slot_holds_other):
             raise PoisonError(
                 f"checkpoint {self.checkpoint} cannot go from {self.state} to {state}",
                 code="checkpoint.bad_transition",
@@ -56,6 +56,6 @@ class Attempt:
         self.state = state
 
     @property
-    def decided(self) -> bool:
+    def is_decided(self) -> bool:
         """Whether the fate is known."""
-        return not _NEXT[self.state]
+        return not _ALLOWED_NEXT[self.state]

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.layout import CheckpointId, Layout
-from tidegate.checkpoints.manifest import ForkRecord, Manifest, SlotRecord, Stub, parse_record
+from tidegate.checkpoints.layout import CheckpointId, BucketLayout
+from tidegate.checkpoints.manifest import ForkRecord, Manifest, SlotRecord, RetiredEpoch, parse_record
 from tidegate.checkpoints.store import (
     NotFoundError,
     OutcomeUnknownError,
@@ -27,16 +27,16 @@ from tidegate.checkpoints.store import (
 )
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 
-__all__ = ["Filled", "Head", "Lost", "SealUndecidedError", "Sealed", "SlotLog", "Stretch"]
+__all__ = ["SlotContents", "LogHead", "SlotTaken", "SealUndecidedError", "Sealed", "SlotLog", "LineageSegment"]
 
 SEAL_BUDGET = 30.0  # seconds; five lease lifetimes: after that somebody else drives, and the slot decides without us
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between tries, doubling, jittered
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 2.0  # seconds between tries, doubling, jittered
 
 Record = TypeVar("Record", Manifest, ForkRecord)
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class SlotContents:
     """One filled slot.
 
     Attributes:
@@ -65,7 +65,7 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class LogHead:
     """Where the log stands.
 
     Attributes:
@@ -106,7 +106,7 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class SlotTaken:
     """Another record fills the slot: this attempt is ABORTED. Leave its files to GC, reload the head, go on or stop."""
 
     other: SlotRecord
@@ -115,19 +115,19 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class LineageSegment:
     """Slots `first` to `last` (None: open end) of one timeline, as a part of a lineage."""
 
     timeline: int
     first: int
     last: int | None
 
-    def holds(self, slot: int) -> bool:
+    def contains(self, slot: int) -> bool:
         """Whether `slot` lies in this stretch."""
         return self.first <= slot and (self.last is None or slot <= self.last)
 
 
-_Opened = tuple[ForkRecord, Filled]
+_OpenedFork = tuple[ForkRecord, SlotContents]
 
 
 class SealUndecidedError(OutcomeUnknownError):
@@ -147,50 +147,50 @@ class SlotLog:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.store = store
-        self.layout = Layout(pipeline)
+        self.layout = BucketLayout(pipeline)
         self.pipeline = pipeline
         self._clock = clock
         self._seal_budget = seal_budget
         self._jitter = jitter
-        self._forks: tuple[_Opened, ...] = ()  # forks are immutable: what was once followed needs no second look
-        self._newest: Filled | None = None  # read already, as long as a listing names the same bytes: a stub may take its place
+        self._forks: tuple[_OpenedFork, ...] = ()  # forks are immutable: what was once followed needs no second look
+        self._newest: SlotContents | None = None  # read already, as long as a listing names the same bytes: a stub may take its place
 
-    def head(self) -> Head:
+    def head(self) -> LogHead:
         """Where the log stands now: one LIST of one key, and one GET if it names a record that was not read last time."""
         while True:
             timeline = len(self._forks)
-            newest = self.newest(timeline)
+            newest = self.newest_record(timeline)
             if newest is None:
                 return self._head_after_fork()
             if not isinstance(newest.record, ForkRecord):
                 epoch = newest.epoch
-                return Head(timeline, epoch.slot, epoch, newest.sha256, newest.etag)
+                return LogHead(timeline, epoch.slot, epoch, newest.sha256, newest.etag)
             self._forks = (*self._forks[:timeline], (newest.record, newest))
 
-    def newest(self, timeline: int) -> Filled | None:
+    def newest_record(self, timeline: int) -> SlotContents | None:
         """The newest record of one timeline, or None while it is empty."""
-        entry = next(self.store.list(self.layout.slots(timeline), limit=1), None)
+        entry = next(self.store.list_objects(self.layout.slots_prefix(timeline), limit=1), None)
         if entry is None:
             return None
         known = self._newest
         if known is None or not entry.etag or (known.key, known.etag) != (entry.key, entry.etag):
-            known = self._newest = self._open(self.store.get(entry.key))
+            known = self._newest = self._parse_slot(self.store.get(entry.key))
         return known
 
-    def read(self, timeline: int, slot: int) -> Filled | None:
+    def read_slot(self, timeline: int, slot: int) -> SlotContents | None:
         """What fills one slot, or None while it is empty."""
         try:
-            return self._open(self.store.get(self.layout.slot(timeline, slot)))
+            return self._parse_slot(self.store.get(self.layout.slot_key(timeline, slot)))
         except NotFoundError:
             return None
 
-    def open(self, checkpoint: CheckpointId) -> Filled:
+    def open_checkpoint(self, checkpoint: CheckpointId) -> SlotContents:
         """The slot of one complete checkpoint.
 
         Raises:
             ConfigurationError: no such checkpoint was ever completed.
         """
-        filled = self.read(checkpoint.timeline, checkpoint.slot)
+        filled = self.read_slot(checkpoint.timeline, checkpoint.slot)
         if filled is None or isinstance(filled.record, ForkRecord) or filled.record.id != checkpoint:
             raise ConfigurationError(
                 f"{checkpoint} is not a completed checkpoint of {self.pipeline}",
@@ -200,7 +200,7 @@ class SlotLog:
             )
         return filled
 
-    def seal(self, record: Manifest | ForkRecord) -> Sealed | Lost:
+    def seal(self, record: Manifest | ForkRecord) -> Sealed | SlotTaken:
         """Fill the record's slot with it, and stay until it is known who fills it.
 
         1. Send the bytes, on the condition that the slot is empty. An answer 200 seals.
@@ -213,33 +213,33 @@ class SlotLog:
             SealUndecidedError: nobody answered in time; the fate is open.
             PoisonError: the manifest's counters do not add up; nothing was sent.
         """
-        self._refuse_unconserved(record)
+        self._refuse_unconserved_rows(record)
         data = record.to_bytes()
-        key = self.layout.slot(record.timeline, record.slot)
-        deadline = self._clock.now() + self._seal_budget
-        pause = _FIRST_PAUSE
+        key = self.layout.slot_key(record.timeline, record.slot)
+        deadline = self._clock.monotonic() + self._seal_budget
+        pause = _FIRST_PAUSE_SECONDS
         while True:
-            etag = self._send(key, data)
+            etag = self._send_record(key, data)
             if etag is not None:
                 return Sealed(record.timeline, record.slot, sha256_of_bytes(data), etag)
-            filled = self._look(key)
+            filled = self._read_back_slot(key)
             if filled is not None:
-                return self._compare(record, sha256_of_bytes(data), filled)
-            if self._clock.now() + pause > deadline:
-                raise self._undecided(key)
+                return self._decide_outcome(record, sha256_of_bytes(data), filled)
+            if self._clock.monotonic() + pause > deadline:
+                raise self._seal_undecided_error(key)
             self._clock.sleep(pause * (0.5 + self._jitter() / 2))
-            pause = min(_LONGEST_PAUSE, 2 * pause)
+            pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause)
 
     def fork(
-        self, head: Head, recover_to: CheckpointId | None, *, request_id: str, who: str, why: str, at: int | None = None
-    ) -> Sealed | Lost:
+        self, head: LogHead, recover_to: CheckpointId | None, *, request_id: str, who: str, why: str, at: int | None = None
+    ) -> Sealed | SlotTaken:
         """Restore: end the current timeline after `head` and open the next one after `recover_to` (None: the beginning).
 
         Raises:
             ConfigurationError: `recover_to` was never completed.
             PoisonError: it was retired.
         """
-        target = self.open(recover_to) if recover_to else None
+        target = self.open_checkpoint(recover_to) if recover_to else None
         record = ForkRecord(
             timeline=head.timeline,
             slot=head.next_slot,
@@ -249,90 +249,90 @@ class SlotLog:
             request_id=request_id,
             who=who,
             why=why,
-            at=self._clock.ticks() if at is None else at,
+            at=self._clock.wall_ticks() if at is None else at,
             recover_to=str(recover_to) if recover_to else None,
             recover_to_sha256=target.sha256 if target else None,
         )
         return self.seal(record)
 
-    def forks(self) -> list[ForkRecord]:
+    def list_forks(self) -> list[ForkRecord]:
         """All restores so far, oldest first; the n-th opened timeline n + 1."""
         self.head()
         return [fork for fork, _ in self._forks]
 
-    def lineage(self, timeline: int) -> list[Stretch]:
+    def lineage(self, timeline: int) -> list[LineageSegment]:
         """Where the epochs of a timeline's history lie, oldest first; the last stretch is its own."""
-        return _lineage(timeline, self.forks())
+        return _build_lineage(timeline, self.list_forks())
 
-    def epochs(self, timeline: int, first: int, last: int) -> Iterator[Filled]:
+    def epochs_between(self, timeline: int, first: int, last: int) -> Iterator[SlotContents]:
         """The epochs at positions `first` to `last` on the lineage of a timeline, in order; ends early at an empty slot."""
         stretches = self.lineage(timeline)
         for slot in range(first, last + 1):
-            home = next((s.timeline for s in stretches if s.holds(slot)), None)
-            filled = self.read(home, slot) if home is not None else None
+            home = next((s.timeline for s in stretches if s.contains(slot)), None)
+            filled = self.read_slot(home, slot) if home is not None else None
             if filled is None:
                 return
             yield filled
 
-    def iter_back(self, start: CheckpointId | None) -> Iterator[Filled]:
+    def iterate_ancestors(self, start: CheckpointId | None) -> Iterator[SlotContents]:
         """Epochs and stubs from `start` back to the first, across forks, one GET each."""
         while start is not None:
-            filled = self.open(start)
+            filled = self.open_checkpoint(start)
             yield filled
             record = filled.record
             parent = None if isinstance(record, ForkRecord) else record.parent
             start = CheckpointId.parse(parent) if parent else None
 
-    def _head_after_fork(self) -> Head:
+    def _head_after_fork(self) -> LogHead:
         """The head of a timeline in which nothing was sealed yet."""
         if not self._forks:
-            return Head(0, 0, None, None, None)
+            return LogHead(0, 0, None, None, None)
         fork, opened = self._forks[-1]
-        epoch = self.open(CheckpointId.parse(fork.recover_to)).epoch if fork.recover_to else None
-        return Head(fork.new_timeline, fork.fork_slot, epoch, opened.sha256, opened.etag, fork)
+        epoch = self.open_checkpoint(CheckpointId.parse(fork.recover_to)).epoch if fork.recover_to else None
+        return LogHead(fork.new_timeline, fork.fork_slot, epoch, opened.sha256, opened.etag, fork)
 
-    def _send(self, key: str, data: bytes) -> str | None:
+    def _send_record(self, key: str, data: bytes) -> str | None:
         """One PUT. None means: the slot has to be asked."""
         try:
             return self.store.create(key, data)
         except (PreconditionFailedError, OutcomeUnknownError, StoreUnavailableError):
             return None
 
-    def _look(self, key: str) -> Filled | None:
+    def _read_back_slot(self, key: str) -> SlotContents | None:
         try:
-            return self._open(self.store.get(key))
+            return self._parse_slot(self.store.get(key))
         except (NotFoundError, TransientError):
             return None  # empty, or no answer: either way the same bytes are sent again
 
-    def _compare(self, record: Manifest | ForkRecord, mine: str, filled: Filled) -> Sealed | Lost:
+    def _decide_outcome(self, record: Manifest | ForkRecord, mine: str, filled: SlotContents) -> Sealed | SlotTaken:
         """Content decides: equal bytes (or the stub of equal bytes) are mine, whoever's request brought them there."""
         if filled.sha256 == mine:
             return Sealed(record.timeline, record.slot, mine, filled.etag)
-        return Lost(filled.record, filled.sha256, filled.etag)
+        return SlotTaken(filled.record, filled.sha256, filled.etag)
 
-    def _open(self, stored: StoredObject) -> Filled:
+    def _parse_slot(self, stored: StoredObject) -> SlotContents:
         record = parse_record(stored.data, self.store.uri(stored.key))
-        if self.layout.slot(record.timeline, record.slot) != stored.key:
+        if self.layout.slot_key(record.timeline, record.slot) != stored.key:
             raise PoisonError(
                 f"{self.store.uri(stored.key)} holds the record of slot {record.slot} of timeline {record.timeline}",
                 code="log.misplaced",
                 pipeline=self.pipeline,
                 advice="somebody copied objects by hand; restore the bucket from a backup",
             )
-        sha256 = record.original_sha256 if isinstance(record, Stub) else sha256_of_bytes(stored.data)
-        return Filled(record, sha256, stored.etag, stored.key)
+        sha256 = record.original_sha256 if isinstance(record, RetiredEpoch) else sha256_of_bytes(stored.data)
+        return SlotContents(record, sha256, stored.etag, stored.key)
 
-    def _refuse_unconserved(self, record: Manifest | ForkRecord) -> None:
-        if isinstance(record, Manifest) and not record.counters.conserved():
+    def _refuse_unconserved_rows(self, record: Manifest | ForkRecord) -> None:
+        if isinstance(record, Manifest) and not record.counters.is_conserved():
             raise PoisonError(
-                f"epoch {record.id} read {record.counters.read} rows but accounts for {record.counters.accounted()}",
+                f"epoch {record.id} read {record.counters.read} rows but accounts for {record.counters.accounted_rows()}",
                 code="manifest.not_conserved",
                 pipeline=self.pipeline,
                 kept="the previous checkpoint; this epoch was not sealed",
                 advice="report this with the manifest in the message; it is a defect of tidegate",
             )
 
-    def _undecided(self, key: str) -> SealUndecidedError:
+    def _seal_undecided_error(self, key: str) -> SealUndecidedError:
         return SealUndecidedError(
             f"{self.store.uri(key)} gave no answer for {self._seal_budget:.0f} s; whether the epoch is sealed is not known",
             code="log.seal_undecided",
@@ -343,15 +343,15 @@ class SlotLog:
         )
 
 
-def _lineage(timeline: int, forks: list[ForkRecord]) -> list[Stretch]:
+def _build_lineage(timeline: int, forks: list[ForkRecord]) -> list[LineageSegment]:
     last = forks[timeline].slot - 1 if timeline < len(forks) else None
     if timeline == 0:
-        return [Stretch(0, 1, last)]
+        return [LineageSegment(0, 1, last)]
     opened = forks[timeline - 1]
-    below = _lineage(CheckpointId.parse(opened.recover_to).timeline, forks) if opened.recover_to else []
-    kept = [Stretch(s.timeline, s.first, _least(s.last, opened.fork_slot)) for s in below]
-    return [*(s for s in kept if s.holds(s.first)), Stretch(timeline, opened.fork_slot + 1, last)]
+    below = _build_lineage(CheckpointId.parse(opened.recover_to).timeline, forks) if opened.recover_to else []
+    kept = [LineageSegment(s.timeline, s.first, _find_earlier_end(s.last, opened.fork_slot)) for s in below]
+    return [*(s for s in kept if s.contains(s.first)), LineageSegment(timeline, opened.fork_slot + 1, last)]
 
 
-def _least(last: int | None, bound: int) -> int:
+def _find_earlier_end(last: int | None, bound: int) -> int:
     return bound if last is None else min(last, bound)

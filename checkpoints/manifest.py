@@ -15,12 +15,12 @@ from tidegate.checkpoints.canonical import canonical_bytes, parse_json
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 
-__all__ = ["FORMAT_VERSION", "Counters", "FileRef", "ForkRecord", "Manifest", "SlotRecord", "Stub", "parse_record"]
+__all__ = ["FORMAT_VERSION", "Counters", "FileRef", "ForkRecord", "Manifest", "SlotRecord", "RetiredEpoch", "parse_record"]
 
 FORMAT_VERSION = 1
 
 
-class _Record(BaseModel):
+class _RecordModel(BaseModel):
     # Unknown fields are refused: dropping what a newer writer meant would be silent; it has to raise the format version.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
 
@@ -29,7 +29,7 @@ class _Record(BaseModel):
         return canonical_bytes(self.model_dump(mode="json"))
 
 
-class FileRef(_Record):
+class FileRef(_RecordModel):
     """One immutable data file.
 
     Attributes:
@@ -49,7 +49,7 @@ class FileRef(_Record):
     extra: dict[str, Any] = Field(default_factory=dict)
 
 
-class Counters(_Record):
+class Counters(_RecordModel):
     """The row equation of the events output, **cumulative** along the lineage up to and including this epoch.
 
     `retained` is what waits in order and commit buffers after the epoch. Cumulative, so that any two checkpoints of a
@@ -65,22 +65,22 @@ class Counters(_Record):
     retained: int = 0
     per_source: dict[str, dict[str, int]] = Field(default_factory=dict)
 
-    def accounted(self) -> int:
+    def accounted_rows(self) -> int:
         """Rows with a disposition."""
         return self.released + self.late + sum(self.dropped.values()) + self.rejected + self.dead_lettered + self.retained
 
-    def conserved(self) -> bool:
+    def is_conserved(self) -> bool:
         """Whether every row read has exactly one disposition."""
-        return self.read == self.accounted()
+        return self.read == self.accounted_rows()
 
 
-class _InSlot(_Record):
+class _SlotRecordModel(_RecordModel):
     format_version: int = FORMAT_VERSION
     timeline: int
     slot: int
 
 
-class Manifest(_InSlot):
+class Manifest(_SlotRecordModel):
     """A sealed epoch: everything needed to go on after it, and to check it.
 
     Attributes:
@@ -129,7 +129,7 @@ class Manifest(_InSlot):
         return [*self.segments, *(file for files in self.files.values() for file in files)]
 
 
-class ForkRecord(_InSlot):
+class ForkRecord(_SlotRecordModel):
     """A restore: the timeline of this slot ends here; `new_timeline` goes on after `fork_slot`.
 
     Attributes:
@@ -150,7 +150,7 @@ class ForkRecord(_InSlot):
     recover_to_sha256: str | None
 
 
-class Stub(_InSlot):
+class RetiredEpoch(_SlotRecordModel):
     """What stays of a retired epoch: enough to decide an attempt's fate and to follow the chain."""
 
     kind: Literal["stub"] = "stub"
@@ -167,8 +167,8 @@ class Stub(_InSlot):
         return CheckpointId(self.timeline, self.slot, self.attempt)
 
 
-SlotRecord = Manifest | ForkRecord | Stub
-_KINDS: dict[str, type[Manifest] | type[ForkRecord] | type[Stub]] = {"epoch": Manifest, "fork": ForkRecord, "stub": Stub}
+SlotRecord = Manifest | ForkRecord | RetiredEpoch
+_RECORD_TYPES: dict[str, type[Manifest] | type[ForkRecord] | type[RetiredEpoch]] = {"epoch": Manifest, "fork": ForkRecord, "stub": RetiredEpoch}
 
 
 def parse_record(data: bytes, where: str = "a slot") -> SlotRecord:
@@ -184,9 +184,9 @@ def parse_record(data: bytes, where: str = "a slot") -> SlotRecord:
     """
     try:
         raw = parse_json(data)
-        version, kind = raw["format_version"], _KINDS.get(raw["kind"])
+        version, kind = raw["format_version"], _RECORD_TYPES.get(raw["kind"])
     except (ValueError, KeyError, TypeError) as error:
-        raise _malformed(where, repr(error)) from error
+        raise _malformed_record_error(where, repr(error)) from error
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise ConfigurationError(
             f"{where} was written in format {version}; this tidegate reads up to {FORMAT_VERSION}",
@@ -195,14 +195,14 @@ def parse_record(data: bytes, where: str = "a slot") -> SlotRecord:
             advice="run the tidegate version that wrote it, or a newer one",
         )
     if kind is None:
-        raise _malformed(where, f"unknown kind {raw['kind']!r}")
+        raise _malformed_record_error(where, f"unknown kind {raw['kind']!r}")
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        raise _malformed(where, f"{error.error_count()} bad fields, first: {error.errors()[0]['loc']}") from error
+        raise _malformed_record_error(where, f"{error.error_count()} bad fields, first: {error.errors()[0]['loc']}") from error
 
 
-def _malformed(where: str, cause: str) -> PoisonError:
+def _malformed_record_error(where: str, cause: str) -> PoisonError:
     return PoisonError(
         f"{where} is not a readable record: {cause}",
         code="manifest.malformed",

@@ -16,19 +16,19 @@ from pathlib import Path
 
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.store import (
-    Entry,
+    ObjectInfo,
     NotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,
     StoredObject,
     StoreUnavailableError,
-    Written,
+    UploadedObject,
     check_key,
 )
 
-__all__ = ["Fault", "MemoryBucket", "MemoryStore", "Request"]
+__all__ = ["Fault", "MemoryBucket", "MemoryStore", "StoreRequest"]
 
-_Names = list[str]
+_FolderNames = list[str]
 
 
 class Fault(Enum):
@@ -42,7 +42,7 @@ class Fault(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StoreRequest:
     """One request as the hook sees it."""
 
     verb: str
@@ -51,12 +51,12 @@ class Request:
     etag: str | None = None  # of a swap
 
     @property
-    def writes(self) -> bool:
+    def is_write(self) -> bool:
         """Whether the request would change the bucket."""
         return self.verb in {"create", "swap", "put", "delete"}
 
 
-Hook = Callable[[Request], Fault | None]
+FaultHook = Callable[[StoreRequest], Fault | None]
 
 
 @dataclass
@@ -64,10 +64,10 @@ class MemoryBucket:
     """The objects, and the writes that are still on their way."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
-    held: list[Request] = field(default_factory=list)
+    held: list[StoreRequest] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def apply(self, request: Request) -> str:
+    def apply(self, request: StoreRequest) -> str:
         """Let a write take effect as the bucket stands now."""
         key, data = request.key, request.data or b""
         with self.lock:
@@ -76,13 +76,13 @@ class MemoryBucket:
                 self.objects.pop(key, None)
                 return ""
             if request.verb == "create" and there is not None:
-                raise PreconditionFailedError.at(key, "nothing", etag_of(there))
-            if request.verb == "swap" and (there is None or etag_of(there) != request.etag):
-                raise PreconditionFailedError.at(key, str(request.etag), etag_of(there) if there is not None else "nothing")
+                raise PreconditionFailedError.for_uri(key, "nothing", compute_etag(there))
+            if request.verb == "swap" and (there is None or compute_etag(there) != request.etag):
+                raise PreconditionFailedError.for_uri(key, str(request.etag), compute_etag(there) if there is not None else "nothing")
             self.objects[key] = data
-            return etag_of(data)
+            return compute_etag(data)
 
-    def deliver(self, number: int = 0) -> bool:
+    def deliver_held(self, number: int = 0) -> bool:
         """Let a held write arrive. True when it took effect, False when its condition no longer held."""
         with self.lock:
             request = self.held.pop(number)
@@ -96,66 +96,66 @@ class MemoryBucket:
 class MemoryStore:
     """One client's view of a bucket in memory."""
 
-    def __init__(self, bucket: MemoryBucket | None = None, *, name: str = "test", hook: Hook | None = None) -> None:
+    def __init__(self, bucket: MemoryBucket | None = None, *, name: str = "test", hook: FaultHook | None = None) -> None:
         self.bucket = bucket if bucket is not None else MemoryBucket()
         self.hook = hook
         self.url = f"memory://{name}"
 
     def get(self, key: str) -> StoredObject:
         """Read one object. Raises NotFoundError when there is none."""
-        self._read("get", key)
+        self._begin_read("get", key)
         with self.bucket.lock:
             data = self.bucket.objects.get(key)
         if data is None:
-            raise NotFoundError.at(self.uri(key))
-        return StoredObject(key, data, etag_of(data))
+            raise NotFoundError.for_uri(self.uri(key))
+        return StoredObject(key, data, compute_etag(data))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Read a part of one object."""
         return self.get(key).data[start : start + length]
 
-    def head(self, key: str) -> Entry | None:
+    def stat(self, key: str) -> ObjectInfo | None:
         """Describe one object, or None when there is none."""
-        self._read("head", key)
+        self._begin_read("head", key)
         with self.bucket.lock:
             data = self.bucket.objects.get(key)
-        return None if data is None else Entry(key, len(data), etag_of(data), None)
+        return None if data is None else ObjectInfo(key, len(data), compute_etag(data), None)
 
     def create(self, key: str, data: bytes) -> str:
         """Write a new object."""
-        return self._write(Request("create", check_key(key), bytes(data)))
+        return self._send_write(StoreRequest("create", check_key(key), bytes(data)))
 
-    def swap(self, key: str, data: bytes, etag: str) -> str:
+    def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:
         """Replace exactly one version."""
-        return self._write(Request("swap", check_key(key), bytes(data), etag))
+        return self._send_write(StoreRequest("swap", check_key(key), bytes(data), etag))
 
     def put(self, key: str, data: bytes) -> str:
         """Write without any condition."""
-        return self._write(Request("put", check_key(key), bytes(data)))
+        return self._send_write(StoreRequest("put", check_key(key), bytes(data)))
 
     def delete(self, key: str) -> None:
         """Remove an object; silent when there is none."""
-        self._write(Request("delete", check_key(key)))
+        self._send_write(StoreRequest("delete", check_key(key)))
 
-    def list(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[Entry]:
+    def list_objects(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[ObjectInfo]:
         """Objects under `prefix` in key order, as they stand when the listing starts."""
-        self._read("list", prefix)
+        self._begin_read("list", prefix)
         with self.bucket.lock:
             keys = sorted(k for k in self.bucket.objects if k.startswith(prefix) and k > (start_after or ""))[:limit]
-            found = [Entry(k, len(self.bucket.objects[k]), etag_of(self.bucket.objects[k]), None) for k in keys]
+            found = [ObjectInfo(k, len(self.bucket.objects[k]), compute_etag(self.bucket.objects[k]), None) for k in keys]
         return iter(found)
 
-    def list_folders(self, prefix: str) -> _Names:
+    def list_folders(self, prefix: str) -> _FolderNames:
         """Folder names directly under `prefix`."""
-        self._read("list", prefix)
+        self._begin_read("list", prefix)
         with self.bucket.lock:
             rest = [k[len(prefix) :] for k in self.bucket.objects if k.startswith(prefix)]
         return sorted({r.split("/", 1)[0] for r in rest if "/" in r})
 
-    def upload(self, path: Path, key: str) -> Written:
+    def upload(self, path: Path, key: str) -> UploadedObject:
         """Store a file."""
         data = path.read_bytes()
-        return Written(key, self.put(key, data), len(data), sha256_of_bytes(data))
+        return UploadedObject(key, self.put(key, data), len(data), sha256_of_bytes(data))
 
     def download(self, key: str, path: Path) -> None:
         """Copy an object into a file."""
@@ -172,19 +172,19 @@ class MemoryStore:
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def _fault(self, request: Request) -> Fault | None:
+    def _ask_hook(self, request: StoreRequest) -> Fault | None:
         return self.hook(request) if self.hook else None
 
-    def _read(self, verb: str, key: str) -> None:
-        if self._fault(Request(verb, key)) is not None:
-            raise StoreUnavailableError.at(self.uri(key), "fault script")
+    def _begin_read(self, verb: str, key: str) -> None:
+        if self._ask_hook(StoreRequest(verb, key)) is not None:
+            raise StoreUnavailableError.for_uri(self.uri(key), "fault script")
 
-    def _write(self, request: Request) -> str:
-        fault = self._fault(request)
+    def _send_write(self, request: StoreRequest) -> str:
+        fault = self._ask_hook(request)
         if fault is None:
             return self.bucket.apply(request)
         if fault is Fault.REFUSED:
-            raise StoreUnavailableError.at(self.uri(request.key), "fault script")
+            raise StoreUnavailableError.for_uri(self.uri(request.key), "fault script")
         if fault is Fault.TWICE:
             etag = self.bucket.apply(request)
             self.bucket.held.append(request)
@@ -192,14 +192,14 @@ class MemoryStore:
         if fault is Fault.LATE:
             self.bucket.held.append(request)
         elif fault is Fault.LOST_ANSWER:
-            self._apply_silently(request)
-        raise OutcomeUnknownError.at(self.uri(request.key), fault.name)
+            self._apply_ignoring_refusal(request)
+        raise OutcomeUnknownError.for_uri(self.uri(request.key), fault.name)
 
-    def _apply_silently(self, request: Request) -> None:
+    def _apply_ignoring_refusal(self, request: StoreRequest) -> None:
         with suppress(PreconditionFailedError):  # the refusal is the answer that got lost
             self.bucket.apply(request)
 
 
-def etag_of(data: bytes) -> str:
+def compute_etag(data: bytes) -> str:
     """Content decides the ETag, as in S3: equal bytes have equal ETags."""
     return sha256_of_bytes(data)[:32]

@@ -12,7 +12,7 @@ from tidegate.jobs.spec.errors import ConfigurationError
 
 __all__ = ["open_store"]
 
-_BUCKETS: dict[str, MemoryBucket] = {}  # memory://name means the same bucket everywhere in one process
+_MEMORY_BUCKETS: dict[str, MemoryBucket] = {}  # memory://name means the same bucket everywhere in one process
 
 
 def open_store(url: str) -> Store:
@@ -29,7 +29,7 @@ def open_store(url: str) -> Store:
     if parts.scheme == "file" and not parts.netloc and parts.path:
         return LocalStore(unquote(parts.path))
     if parts.scheme == "memory" and parts.netloc:
-        return MemoryStore(_BUCKETS.setdefault(parts.netloc, MemoryBucket()), name=parts.netloc)
+        return MemoryStore(_MEMORY_BUCKETS.setdefault(parts.netloc, MemoryBucket()), name=parts.netloc)
     raise ConfigurationError(
         f"{url!r} is not the address of a store",
         code="store.bad_url",

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, Store
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["ProbeResult", "probe", "require_honest"]
+__all__ = ["ProbeResult", "probe_store", "require_honest_store"]
 
 
 class ProbeResult(BaseModel):
@@ -27,17 +27,17 @@ class ProbeResult(BaseModel):
     reads_own_writes: bool
 
     @property
-    def broken(self) -> list[str]:
+    def broken_promises(self) -> list[str]:
         """The promises this store does not keep."""
         return [name for name, kept in self.model_dump(exclude={"url"}).items() if not kept]
 
     @property
-    def honest(self) -> bool:
+    def is_honest(self) -> bool:
         """Whether every promise was kept."""
-        return not self.broken
+        return not self.broken_promises
 
 
-def probe(store: Store) -> ProbeResult:
+def probe_store(store: Store) -> ProbeResult:
     """Try each conditional write once, on a key of its own, and remove it."""
     key = f"tidegate-probe/{secrets.token_hex(8)}"
     first, second = b"first " + secrets.token_bytes(8).hex().encode(), b"second"
@@ -47,12 +47,12 @@ def probe(store: Store) -> ProbeResult:
         store.delete(key)  # only then may there be something to remove: a store that is away is reported at once
         raise
     try:
-        refuses_second = _refused(lambda: store.create(key, second))
-        swapped = not _refused(lambda: store.swap(key, second, stale))
-        reads = store.get(key).data == second and [e.key for e in store.list(key)] == [key]
-        refuses_stale = _refused(lambda: store.swap(key, b"third", stale))
+        refuses_second = _is_write_refused(lambda: store.create(key, second))
+        swapped = not _is_write_refused(lambda: store.compare_and_swap(key, second, stale))
+        reads = store.get(key).data == second and [e.key for e in store.list_objects(key)] == [key]
+        refuses_stale = _is_write_refused(lambda: store.compare_and_swap(key, b"third", stale))
         store.delete(key)
-        refuses_missing = _refused(lambda: store.swap(key, second, stale)) and store.head(key) is None
+        refuses_missing = _is_write_refused(lambda: store.compare_and_swap(key, second, stale)) and store.stat(key) is None
     finally:
         store.delete(key)
     return ProbeResult(
@@ -66,23 +66,23 @@ def probe(store: Store) -> ProbeResult:
     )
 
 
-def require_honest(store: Store) -> ProbeResult:
+def require_honest_store(store: Store) -> ProbeResult:
     """Probe the store.
 
     Raises:
         ConfigurationError: it does not keep every promise.
     """
-    result = probe(store)
-    if not result.honest:
+    result = probe_store(store)
+    if not result.is_honest:
         raise ConfigurationError(
-            f"{store.url} does not keep its promises on conditional writes: {', '.join(result.broken)}",
+            f"{store.url} does not keep its promises on conditional writes: {', '.join(result.broken_promises)}",
             code="store.dishonest",
             advice="use a server that honours If-None-Match and If-Match on PUT (AWS S3, MinIO, versitygw), or a local folder",
         )
     return result
 
 
-def _refused(write: Callable[[], str]) -> bool:
+def _is_write_refused(write: Callable[[], str]) -> bool:
     try:
         write()
     except PreconditionFailedError:

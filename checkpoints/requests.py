@@ -15,17 +15,17 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from tidegate.checkpoints.canonical import canonical_bytes, parse_json
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError, Store
 from tidegate.jobs.spec.errors import PoisonError, TransientError
 
-__all__ = ["Ack", "AckOutcome", "Kind", "Request", "acknowledge", "forget_acknowledged", "pending", "read_ack", "submit"]
+__all__ = ["Ack", "AckOutcome", "RequestKind", "DriverRequest", "acknowledge_request", "delete_acknowledged_requests", "list_pending_requests", "read_ack", "submit_request"]
 
 _TRIES = 8
 DAY = 24 * 3600.0  # seconds
 
 
-class Kind(StrEnum):
+class RequestKind(StrEnum):
     """What can be asked for."""
 
     STOP = "stop"  # seal nothing more, end now
@@ -47,7 +47,7 @@ class AckOutcome(StrEnum):
     EXPIRED = "expired"
 
 
-class _Message(BaseModel):
+class _RequestMessage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format_version: int = 1
@@ -58,10 +58,10 @@ class _Message(BaseModel):
         return canonical_bytes(self.model_dump(mode="json"))
 
 
-class Request(_Message):
+class DriverRequest(_RequestMessage):
     """One request. `expires_at` and `at` are wall-clock microseconds of the asking host: a courtesy, not a guard."""
 
-    kind: Kind
+    kind: RequestKind
     who: str
     why: str = ""
     at: int
@@ -71,31 +71,31 @@ class Request(_Message):
     name: str | None = None
 
     @model_validator(mode="after")
-    def _names_its_target(self) -> Self:
+    def _require_target(self) -> Self:
         needed = {
-            Kind.STOP: ("token", self.token),
-            Kind.DRAIN: ("token", self.token),
-            Kind.ABORT_BARRIER: ("barrier", self.barrier),
-            Kind.SAVEPOINT: ("name", self.name),
-            Kind.PIN: ("name", self.name),
-            Kind.ATTACH: ("name", self.name),
-            Kind.DETACH: ("name", self.name),
-            Kind.RESUME: ("name", self.name),
-            Kind.HOLD: ("name", self.name),
+            RequestKind.STOP: ("token", self.token),
+            RequestKind.DRAIN: ("token", self.token),
+            RequestKind.ABORT_BARRIER: ("barrier", self.barrier),
+            RequestKind.SAVEPOINT: ("name", self.name),
+            RequestKind.PIN: ("name", self.name),
+            RequestKind.ATTACH: ("name", self.name),
+            RequestKind.DETACH: ("name", self.name),
+            RequestKind.RESUME: ("name", self.name),
+            RequestKind.HOLD: ("name", self.name),
         }
         field, value = needed[self.kind]
         if value is None:
             raise ValueError(f"a {self.kind} request names its {field}")
         return self
 
-    def unfit(self, token: int, now: int) -> AckOutcome | None:
+    def refusal_outcome(self, token: int, now: int) -> AckOutcome | None:
         """Why the driver with `token` must not apply it at `now`; None when it may."""
         if self.token is not None and self.token != token:
             return AckOutcome.REFUSED
         return AckOutcome.EXPIRED if now >= self.expires_at else None
 
 
-class Ack(_Message):
+class Ack(_RequestMessage):
     """What became of the request with the same id."""
 
     outcome: AckOutcome
@@ -105,10 +105,10 @@ class Ack(_Message):
     at: int
 
 
-def submit(
+def submit_request(
     store: Store,
     pipeline: str,
-    kind: Kind,
+    kind: RequestKind,
     *,
     who: str,
     why: str = "",
@@ -118,10 +118,10 @@ def submit(
     ttl: float = DAY,
     request_id: str | None = None,
     clock: Clock = SYSTEM_CLOCK,
-) -> Request:
+) -> DriverRequest:
     """Put a request. Submitting the same `request_id` again is harmless and returns the first one."""
-    now = clock.ticks()
-    request = Request(
+    now = clock.wall_ticks()
+    request = DriverRequest(
         id=request_id or secrets.token_hex(8),
         kind=kind,
         who=who,
@@ -132,64 +132,64 @@ def submit(
         barrier=barrier,
         name=name,
     )
-    return _put_once(store, Layout(pipeline).request(request.id), request)
+    return _put_message_once(store, BucketLayout(pipeline).request_key(request.id), request)
 
 
-def pending(store: Store, pipeline: str, *, applied: Collection[str] = ()) -> list[Request]:
+def list_pending_requests(store: Store, pipeline: str, *, applied: Collection[str] = ()) -> list[DriverRequest]:
     """Requests without an acknowledgement, oldest first. `applied` are ids that stand in manifests but were not acked yet.
 
     One LIST when there is nothing: a driver asks at every turn of its loop.
     """
-    layout = Layout(pipeline)
-    asked = [entry.key for entry in store.list(layout.requests)]
-    done = {entry.key[len(layout.acks) :] for entry in store.list(layout.acks)} if asked else set()
-    keys = [key for key in asked if key[len(layout.requests) :] not in done]
-    found = [request for key in keys if (request := _read(store, key, Request)) and request.id not in applied]
+    layout = BucketLayout(pipeline)
+    asked = [entry.key for entry in store.list_objects(layout.requests_prefix)]
+    done = {entry.key[len(layout.acks_prefix) :] for entry in store.list_objects(layout.acks_prefix)} if asked else set()
+    keys = [key for key in asked if key[len(layout.requests_prefix) :] not in done]
+    found = [request for key in keys if (request := _read_message(store, key, DriverRequest)) and request.id not in applied]
     return sorted(found, key=lambda request: (request.at, request.id))
 
 
-def acknowledge(store: Store, pipeline: str, ack: Ack) -> Ack:
+def acknowledge_request(store: Store, pipeline: str, ack: Ack) -> Ack:
     """Say what became of a request; the first acknowledgement is final and is returned."""
-    return _put_once(store, Layout(pipeline).ack(ack.id), ack)
+    return _put_message_once(store, BucketLayout(pipeline).ack_key(ack.id), ack)
 
 
 def read_ack(store: Store, pipeline: str, request_id: str) -> Ack | None:
     """What became of a request, or None while it is open."""
-    return _read(store, Layout(pipeline).ack(request_id), Ack)
+    return _read_message(store, BucketLayout(pipeline).ack_key(request_id), Ack)
 
 
-def forget_acknowledged(store: Store, pipeline: str, *, now: int) -> int:
+def delete_acknowledged_requests(store: Store, pipeline: str, *, now: int) -> int:
     """Delete requests that are acknowledged and past their expiry, with their acks; return how many.
 
     Past its expiry, because a request that comes back (a late PUT) must be one that nobody applies.
     """
-    layout, count = Layout(pipeline), 0
-    for entry in list(store.list(layout.acks)):
-        name = entry.key[len(layout.acks) :]
-        request = _read(store, layout.requests + name, Request)
+    layout, count = BucketLayout(pipeline), 0
+    for entry in list(store.list_objects(layout.acks_prefix)):
+        name = entry.key[len(layout.acks_prefix) :]
+        request = _read_message(store, layout.requests_prefix + name, DriverRequest)
         if request is None or now >= request.expires_at:
-            store.delete(layout.requests + name)
+            store.delete(layout.requests_prefix + name)
             store.delete(entry.key)
             count += 1
     return count
 
 
-M = TypeVar("M", Request, Ack)
+M = TypeVar("M", DriverRequest, Ack)
 
 
-def _put_once(store: Store, key: str, message: M) -> M:
+def _put_message_once(store: Store, key: str, message: M) -> M:
     for _ in range(_TRIES):
         try:
             store.create(key, message.to_bytes())
             return message
         except (PreconditionFailedError, OutcomeUnknownError):
-            found = _read(store, key, type(message))
+            found = _read_message(store, key, type(message))
             if found is not None:
                 return found
     raise TransientError(f"{store.uri(key)} could not be written", code="request.undecided", retry_after=2.0)
 
 
-def _read(store: Store, key: str, kind: type[M]) -> M | None:
+def _read_message(store: Store, key: str, kind: type[M]) -> M | None:
     try:
         found = store.get(key)
     except NotFoundError:

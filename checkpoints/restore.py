@@ -13,11 +13,11 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict
 
-from tidegate.checkpoints.catalog import Catalog
-from tidegate.checkpoints.index import Summary
+from tidegate.checkpoints.catalog import CheckpointCatalog
+from tidegate.checkpoints.index import SlotSummary
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.log import Head, Lost, Sealed, SlotLog, Stretch
+from tidegate.checkpoints.log import LogHead, SlotTaken, Sealed, SlotLog, LineageSegment
 from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest
 from tidegate.checkpoints.roots import RootsFile
 from tidegate.jobs.spec.errors import TransientError
@@ -60,7 +60,7 @@ class RestorePlan(BaseModel):
     spec_changed: bool
 
 
-def plan_restore(log: SlotLog, target: CheckpointId | None, *, catalog: Catalog | None = None) -> RestorePlan:
+def plan_restore(log: SlotLog, target: CheckpointId | None, *, catalog: CheckpointCatalog | None = None) -> RestorePlan:
     """Say what going back to `target` would take back. Changes nothing (but may fill the catalog's index).
 
     Raises:
@@ -68,9 +68,9 @@ def plan_restore(log: SlotLog, target: CheckpointId | None, *, catalog: Catalog 
         PoisonError: it was retired.
     """
     head = log.head()
-    manifest = log.open(target).epoch if target else None
-    shared = _shared_until(log, head, target)
-    leaving = _epochs_after(catalog or Catalog(log), log.lineage(head.timeline), shared, head.slot)
+    manifest = log.open_checkpoint(target).epoch if target else None
+    shared = _find_common_position(log, head, target)
+    leaving = _list_epochs_after(catalog or CheckpointCatalog(log), log.lineage(head.timeline), shared, head.slot)
     counters = head.record.counters if head.record else Counters()
     return RestorePlan(
         pipeline=log.pipeline,
@@ -81,11 +81,11 @@ def plan_restore(log: SlotLog, target: CheckpointId | None, *, catalog: Catalog 
         head=str(head.checkpoint) if head.checkpoint else None,
         epochs_rewound=len(leaving),
         epochs_regained=(manifest.slot if manifest else 0) - shared,
-        rows=_taken_back(counters, manifest.counters if manifest else Counters()),
-        tables=_summed(row.tables for row in leaving),
-        windows=_summed(row.windows for row in leaving),
+        rows=_count_rows_taken_back(counters, manifest.counters if manifest else Counters()),
+        tables=_sum_by_name(row.tables for row in leaving),
+        windows=_sum_by_name(row.windows for row in leaving),
         since=manifest.created_at if manifest else None,
-        spec_changed=_spec_changed(head.record, manifest),
+        spec_changed=_is_spec_changed(head.record, manifest),
     )
 
 
@@ -97,31 +97,31 @@ def commit_restore(log: SlotLog, lease: Lease, plan: RestorePlan, *, request_id:
         ConfigurationError, PoisonError: the target is condemned, or was retired meanwhile.
         SealUndecidedError: nobody answered; call again with the same `request_id` and plan: the slot decides.
     """
-    lease.check()
-    done = _already_done(log, plan, request_id)
+    lease.ensure_held()
+    done = _find_earlier_commit(log, plan, request_id)
     if done is not None:
         return done
     head, target = log.head(), CheckpointId.parse(plan.target) if plan.target else None
     if (head.timeline, head.slot, head.sha256) != (plan.timeline, plan.slot, plan.sha256):
-        raise _moved(plan, head)
+        raise _head_moved_error(plan, head)
     if target is not None:
         RootsFile(log.store, log.pipeline).claim(request_id, target, timeline=head.timeline, slot=head.next_slot, who=who)
-    lease.check()
+    lease.ensure_held()
     outcome = log.fork(head, target, request_id=request_id, who=who, why=why)
-    if isinstance(outcome, Lost):
-        raise _moved(plan, log.head())
+    if isinstance(outcome, SlotTaken):
+        raise _head_moved_error(plan, log.head())
     return outcome
 
 
-def _already_done(log: SlotLog, plan: RestorePlan, request_id: str) -> Sealed | None:
+def _find_earlier_commit(log: SlotLog, plan: RestorePlan, request_id: str) -> Sealed | None:
     """An earlier call whose answer was lost may have won the slot."""
-    filled = log.read(plan.timeline, plan.slot + 1)
+    filled = log.read_slot(plan.timeline, plan.slot + 1)
     if filled is None or not isinstance(filled.record, ForkRecord) or filled.record.request_id != request_id:
         return None
     return Sealed(plan.timeline, plan.slot + 1, filled.sha256, filled.etag)
 
 
-def _shared_until(log: SlotLog, head: Head, target: CheckpointId | None) -> int:
+def _find_common_position(log: SlotLog, head: LogHead, target: CheckpointId | None) -> int:
     """The last position that the current lineage and the target's have in common."""
     if target is None:
         return 0
@@ -138,24 +138,24 @@ def _shared_until(log: SlotLog, head: Head, target: CheckpointId | None) -> int:
     return shared
 
 
-def _epochs_after(catalog: Catalog, lineage: list[Stretch], position: int, head_slot: int) -> list[Summary]:
+def _list_epochs_after(catalog: CheckpointCatalog, lineage: list[LineageSegment], position: int, head_slot: int) -> list[SlotSummary]:
     """Summaries of the lineage's epochs after a position."""
-    rows: list[Summary] = []
+    rows: list[SlotSummary] = []
     for stretch in lineage:
         if stretch.last is None or stretch.last > position:
             last = head_slot if stretch.last is None else stretch.last
-            found = catalog.index.rows(stretch.timeline)
-            rows += [row for row in found if row.kind != "fork" and position < row.slot <= last and stretch.holds(row.slot)]
+            found = catalog.index.summaries_of(stretch.timeline)
+            rows += [row for row in found if row.kind != "fork" and position < row.slot <= last and stretch.contains(row.slot)]
     return rows
 
 
-def _taken_back(head: Counters, target: Counters) -> dict[str, int]:
+def _count_rows_taken_back(head: Counters, target: Counters) -> dict[str, int]:
     names = ("read", "released", "late", "rejected", "dead_lettered", "retained")
     rows = {name: getattr(head, name) - getattr(target, name) for name in names}
     return rows | {"dropped": sum(head.dropped.values()) - sum(target.dropped.values())}
 
 
-def _summed(parts: Iterable[dict[str, int]]) -> dict[str, int]:
+def _sum_by_name(parts: Iterable[dict[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}
     for part in parts:
         for name, count in part.items():
@@ -163,11 +163,11 @@ def _summed(parts: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def _spec_changed(head: Manifest | None, target: Manifest | None) -> bool:
+def _is_spec_changed(head: Manifest | None, target: Manifest | None) -> bool:
     return head is not None and target is not None and head.spec_digest != target.spec_digest
 
 
-def _moved(plan: RestorePlan, head: Head) -> HeadMovedError:
+def _head_moved_error(plan: RestorePlan, head: LogHead) -> HeadMovedError:
     return HeadMovedError(
         f"the restore was planned at slot {plan.slot} of timeline {plan.timeline}; the log is at {head.slot} of {head.timeline}",
         code="restore.head_moved",

@@ -25,20 +25,20 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.index import SlotIndex, Summary
+from tidegate.checkpoints.index import SlotIndex, SlotSummary
 from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.log import Head, SlotLog
-from tidegate.checkpoints.manifest import Manifest, Stub
+from tidegate.checkpoints.log import LogHead, SlotLog
+from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.roots import Roots, RootsFile
-from tidegate.checkpoints.store import Entry, PreconditionFailedError
+from tidegate.checkpoints.store import ObjectInfo, PreconditionFailedError
 from tidegate.jobs.spec.errors import PoisonError
 
-__all__ = ["Policy", "Retention", "StorageReport", "SweepReport"]
+__all__ = ["RetentionPolicy", "Retention", "StorageReport", "SweepReport"]
 
 HOUR = 3600.0  # seconds
 
 
-class Policy(BaseModel):
+class RetentionPolicy(BaseModel):
     """What to keep. A checkpoint goes only when it is beyond *both* bounds.
 
     Attributes:
@@ -76,7 +76,7 @@ class StorageReport(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class _Marked:
+class _MarkedFiles:
     """The outcome of the mark phase: bounds per timeline, every key and every attempt's folder that must stay."""
 
     bounds: dict[int, int]
@@ -101,7 +101,7 @@ class Retention:
     def __init__(
         self,
         log: SlotLog,
-        policy: Policy | None = None,
+        policy: RetentionPolicy | None = None,
         *,
         external: Callable[[], Iterable[str]],
         published_upto: Callable[[], int] | None = None,
@@ -110,7 +110,7 @@ class Retention:
         workers: int = 8,
     ) -> None:
         self._log, self._store = log, log.store
-        self._policy = policy or Policy()
+        self._policy = policy or RetentionPolicy()
         self._external = external
         self._published_upto = published_upto
         self._rewound = rewound
@@ -123,63 +123,63 @@ class Retention:
         """Steps 1 to 5; with `dry_run` only say what they would do."""
         if dry_run:
             roots = self._roots.read()
-            going = self._decide(roots)[0] - roots.kept
-            return self._sweep(self._mark(going), sorted(going), dry_run=True)
-        going = self._roots.condemn_retired(self._decide).retiring
+            going = self._select_expired(roots)[0] - roots.protected_checkpoints
+            return self._sweep_unmarked(self._mark_needed_files(going), sorted(going), dry_run=True)
+        going = self._roots.condemn_retired(self._select_expired).retiring_checkpoints
         stubs = [CheckpointId.parse(name) for name in sorted(going)]
         for checkpoint in stubs:
-            self._put_stub(checkpoint)
-        self._index.note_stubs(stubs)
-        report = self._sweep(self._mark(frozenset()), sorted(going), dry_run=False)
+            self._retire_slot(checkpoint)
+        self._index.note_retired(stubs)
+        report = self._sweep_unmarked(self._mark_needed_files(frozenset()), sorted(going), dry_run=False)
         if going:
-            self._roots.acquit(going)
+            self._roots.clear_condemned(going)
         return report
 
-    def storage(self) -> StorageReport:
+    def storage_report(self) -> StorageReport:
         """Count what lies in the bucket."""
         objects: dict[str, int] = {}
         size: dict[str, int] = {}
-        for entry in self._store.list(self._log.layout.root):
-            kind = self._kind(entry.key)
+        for entry in self._store.list_objects(self._log.layout.pipeline_prefix):
+            kind = self._storage_kind(entry.key)
             objects[kind] = objects.get(kind, 0) + 1
             size[kind] = size.get(kind, 0) + entry.size
         return StorageReport(objects=objects, bytes=size)
 
-    def _decide(self, roots: Roots) -> tuple[set[str], set[str]]:
+    def _select_expired(self, roots: Roots) -> tuple[set[str], set[str]]:
         """Step 1. Claims are judged before the head is read: a restore that won meanwhile is then the head."""
-        void = {request for request, claim in roots.claims.items() if self._log.read(claim.timeline, claim.slot) is not None}
+        void = {request for request, claim in roots.claims.items() if self._log.read_slot(claim.timeline, claim.slot) is not None}
         head = self._log.head()
         published = head.slot if self._published_upto is None else self._published_upto()
-        kept = {str(head.checkpoint)} | {row.id for row in self._newest(head)[: self._policy.keep_last]}
+        kept = {str(head.checkpoint)} | {row.id for row in self._newest_on_lineage(head)[: self._policy.keep_last]}
         rewound = self._rewound is None or self._rewound()
-        young = self._clock.ticks() - int(self._policy.keep_for * 1_000_000)
+        young = self._clock.wall_ticks() - int(self._policy.keep_for * 1_000_000)
         lineage = self._log.lineage(head.timeline)
         going: set[str] = set()
-        for row in self._all_rows(head):
-            on_lineage = any(s.timeline == row.timeline and s.holds(row.slot) for s in lineage)
+        for row in self._all_summaries(head):
+            on_lineage = any(s.timeline == row.timeline and s.contains(row.slot) for s in lineage)
             done_with = row.slot <= published if on_lineage else rewound
             if row.kind == "epoch" and row.id and row.id not in kept and row.created_at < young and done_with:
                 going.add(row.id)
         return going, void
 
-    def _newest(self, head: Head) -> list[Summary]:
+    def _newest_on_lineage(self, head: LogHead) -> list[SlotSummary]:
         """Retained epochs of the current lineage, newest first."""
         lineage = self._log.lineage(head.timeline)
-        rows = [row for row in self._all_rows(head) if row.kind == "epoch"]
-        on = [row for row in rows if any(s.timeline == row.timeline and s.holds(row.slot) for s in lineage)]
+        rows = [row for row in self._all_summaries(head) if row.kind == "epoch"]
+        on = [row for row in rows if any(s.timeline == row.timeline and s.contains(row.slot) for s in lineage)]
         return sorted(on, key=lambda row: row.slot, reverse=True)
 
-    def _all_rows(self, head: Head) -> Iterator[Summary]:
+    def _all_summaries(self, head: LogHead) -> Iterator[SlotSummary]:
         for timeline in range(head.timeline + 1):
-            yield from self._index.rows(timeline)
+            yield from self._index.summaries_of(timeline)
 
-    def _put_stub(self, checkpoint: CheckpointId) -> None:
+    def _retire_slot(self, checkpoint: CheckpointId) -> None:
         """Step 2. Repeatable: a slot that holds the stub already stays as it is."""
-        filled = self._log.read(checkpoint.timeline, checkpoint.slot)
+        filled = self._log.read_slot(checkpoint.timeline, checkpoint.slot)
         if filled is None or not isinstance(filled.record, Manifest) or filled.record.id != checkpoint:
             return
         manifest = filled.record
-        stub = Stub(
+        stub = RetiredEpoch(
             timeline=manifest.timeline,
             slot=manifest.slot,
             attempt=manifest.attempt,
@@ -187,35 +187,35 @@ class Retention:
             parent_sha256=manifest.parent_sha256,
             original_sha256=filled.sha256,
             created_at=manifest.created_at,
-            retired_at=self._clock.ticks(),
+            retired_at=self._clock.wall_ticks(),
         )
         try:
-            self._store.swap(filled.key, stub.to_bytes(), filled.etag)
+            self._store.compare_and_swap(filled.key, stub.to_bytes(), filled.etag)
         except PreconditionFailedError:
             return  # another retention run was faster
 
-    def _mark(self, leaving: Iterable[str]) -> _Marked:
+    def _mark_needed_files(self, leaving: Iterable[str]) -> _MarkedFiles:
         """Step 3. Bounds first: what is sealed later is above them."""
         head = self._log.head()
         bounds: dict[int, int] = {}
         for timeline in range(head.timeline + 1):
-            newest = self._log.newest(timeline)
+            newest = self._log.newest_record(timeline)
             if newest is not None:
                 bounds[timeline] = newest.record.slot
         gone = set(leaving)
-        staying = [row for row in self._all_rows(head) if row.kind in ("epoch", "missing") and row.id not in gone]
+        staying = [row for row in self._all_summaries(head) if row.kind in ("epoch", "missing") and row.id not in gone]
         with ThreadPoolExecutor(self._workers) as pool:
-            keys = set[str]().union(*pool.map(self._needed, staying))
+            keys = set[str]().union(*pool.map(self._keys_needed_by, staying))
         attempts = frozenset(CheckpointId.parse(row.id) for row in staying if row.id)
-        return _Marked(bounds, frozenset(keys | set(self._keys_of(self._external()))), attempts)
+        return _MarkedFiles(bounds, frozenset(keys | set(self._catalog_keys(self._external()))), attempts)
 
-    def _needed(self, row: Summary) -> set[str]:
-        filled = self._log.read(row.timeline, row.slot)
+    def _keys_needed_by(self, row: SlotSummary) -> set[str]:
+        filled = self._log.read_slot(row.timeline, row.slot)
         if filled is None:
-            raise self._unknown(row)
+            raise self._missing_slot_error(row)
         return {file.key for file in filled.record.all_files()} if isinstance(filled.record, Manifest) else set()
 
-    def _unknown(self, row: Summary) -> PoisonError:
+    def _missing_slot_error(self, row: SlotSummary) -> PoisonError:
         return PoisonError(
             f"slot {row.slot} of timeline {row.timeline} is missing, so it is not known which files it needs",
             code="retention.missing_slot",
@@ -224,7 +224,7 @@ class Retention:
             advice="restore the object from a backup, or remove the timeline by hand",
         )
 
-    def _keys_of(self, uris: Iterable[str]) -> Iterator[str]:
+    def _catalog_keys(self, uris: Iterable[str]) -> Iterator[str]:
         """Addresses of a table catalog, as keys; `file:` and `s3a:` forms mean the same object."""
         base = self._store.uri("")
         for uri in uris:
@@ -232,12 +232,12 @@ class Retention:
             if plain.startswith(base):
                 yield plain[len(base) :].lstrip("/")
 
-    def _sweep(self, marked: _Marked, retired: list[str], *, dry_run: bool) -> SweepReport:
+    def _sweep_unmarked(self, marked: _MarkedFiles, retired: list[str], *, dry_run: bool) -> SweepReport:
         """Step 4."""
-        deleted: list[Entry] = []
+        deleted: list[ObjectInfo] = []
         young = 0
-        for entry in self._garbage(marked):
-            if self._is_young(entry):
+        for entry in self._unmarked_entries(marked):
+            if self._is_within_grace(entry):
                 young += 1
                 continue
             if not dry_run:
@@ -251,18 +251,18 @@ class Retention:
             kept_by_grace=young,
         )
 
-    def _garbage(self, marked: _Marked) -> Iterator[Entry]:
+    def _unmarked_entries(self, marked: _MarkedFiles) -> Iterator[ObjectInfo]:
         for timeline, bound in marked.bounds.items():
-            for entry in self._store.list(self._log.layout.timeline(timeline)):
-                attempt = self._log.layout.attempt_of(entry.key)
+            for entry in self._store.list_objects(self._log.layout.timeline_prefix(timeline)):
+                attempt = self._log.layout.parse_attempt(entry.key)
                 if attempt is None or attempt.slot > bound or attempt in marked.attempts or entry.key in marked.keys:
                     continue
                 yield entry
 
-    def _is_young(self, entry: Entry) -> bool:
-        return entry.modified is not None and self._clock.ticks() / 1_000_000 - entry.modified < self._policy.grace
+    def _is_within_grace(self, entry: ObjectInfo) -> bool:
+        return entry.modified is not None and self._clock.wall_ticks() / 1_000_000 - entry.modified < self._policy.grace
 
-    def _kind(self, key: str) -> str:
+    def _storage_kind(self, key: str) -> str:
         parts = key.split("/")
         kind = parts[3] if len(parts) > 4 and parts[1] == "timelines" else parts[1]
         return kind if kind in {"slots", "state", "tables", "index", "requests", "acks", "quality"} else "other"

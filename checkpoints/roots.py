@@ -16,23 +16,23 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.documents import Document, change, read
-from tidegate.checkpoints.layout import CheckpointId, Layout, require_name
+from tidegate.checkpoints.documents import SharedDocument, change_document, read_document
+from tidegate.checkpoints.layout import CheckpointId, BucketLayout, require_name
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 
-__all__ = ["Claim", "Condemned", "Pin", "Reason", "Roots", "RootsFile", "pin_checkpoint"]
+__all__ = ["RestoreClaim", "CondemnedCheckpoint", "Pin", "CondemnReason", "Roots", "RootsFile", "pin_checkpoint"]
 
 
 V = TypeVar("V")
 
 
-class _Part(BaseModel):
+class _RootsModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Pin(_Part):
+class Pin(_RootsModel):
     """A name somebody gave to a checkpoint to keep it."""
 
     checkpoint: str
@@ -41,7 +41,7 @@ class Pin(_Part):
     at: int
 
 
-class Claim(_Part):
+class RestoreClaim(_RootsModel):
     """A restore under way: its fork record goes into `slot` of `timeline`."""
 
     checkpoint: str
@@ -51,42 +51,42 @@ class Claim(_Part):
     at: int
 
 
-class Reason(StrEnum):
+class CondemnReason(StrEnum):
     """Why a checkpoint must not be restored."""
 
     DAMAGED = "damaged"  # definite evidence of `verify`
     RETIRED = "retired"  # by retention; the entry goes once the slot holds its stub
 
 
-class Condemned(_Part):
+class CondemnedCheckpoint(_RootsModel):
     """A checkpoint that must not be restored or pinned."""
 
-    reason: Reason
+    reason: CondemnReason
     detail: str
     at: int
 
 
-class Roots(Document):
+class Roots(SharedDocument):
     """The bytes of `roots.json`."""
 
     pins: dict[str, Pin] = Field(default_factory=dict)
-    claims: dict[str, Claim] = Field(default_factory=dict)
-    condemned: dict[str, Condemned] = Field(default_factory=dict)
+    claims: dict[str, RestoreClaim] = Field(default_factory=dict)
+    condemned: dict[str, CondemnedCheckpoint] = Field(default_factory=dict)
 
     @property
-    def kept(self) -> set[str]:
+    def protected_checkpoints(self) -> set[str]:
         """Checkpoints that retention must leave alone."""
         return {pin.checkpoint for pin in self.pins.values()} | {claim.checkpoint for claim in self.claims.values()}
 
     @property
-    def retiring(self) -> set[str]:
+    def retiring_checkpoints(self) -> set[str]:
         """Checkpoints condemned by retention whose stub may not be in place yet."""
-        return {name for name, entry in self.condemned.items() if entry.reason is Reason.RETIRED}
+        return {name for name, entry in self.condemned.items() if entry.reason is CondemnReason.RETIRED}
 
     @property
-    def damaged(self) -> set[str]:
+    def damaged_checkpoints(self) -> set[str]:
         """Checkpoints with definite evidence against them."""
-        return set(self.condemned) - self.retiring
+        return set(self.condemned) - self.retiring_checkpoints
 
 
 class RootsFile:
@@ -94,11 +94,11 @@ class RootsFile:
 
     def __init__(self, store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store, self._pipeline, self._clock = store, pipeline, clock
-        self._key = Layout(pipeline).roots
+        self._key = BucketLayout(pipeline).roots_key
 
     def read(self) -> Roots:
         """The document as it is."""
-        found, _ = read(self._store, self._key, Roots)
+        found, _ = read_document(self._store, self._key, Roots)
         return found or Roots()
 
     def pin(self, name: str, checkpoint: CheckpointId, *, who: str, why: str = "") -> Roots:
@@ -108,22 +108,22 @@ class RootsFile:
             ConfigurationError: it is condemned, or the name is taken by another checkpoint.
         """
         require_name(name, "name of a pin")
-        pin = Pin(checkpoint=str(checkpoint), who=who, why=why, at=self._clock.ticks())
+        pin = Pin(checkpoint=str(checkpoint), who=who, why=why, at=self._clock.wall_ticks())
 
-        def step(roots: Roots) -> Roots:
+        def add_pin(roots: Roots) -> Roots:
             there = roots.pins.get(name)
             if there is not None and there.checkpoint == pin.checkpoint:
                 return roots
             if there is not None:
-                raise self._refused(f"pin {name!r} already names {there.checkpoint}", "choose another name, or unpin it first")
-            self._require_restorable(roots, checkpoint)
+                raise self._roots_refused_error(f"pin {name!r} already names {there.checkpoint}", "choose another name, or unpin it first")
+            self._require_not_condemned(roots, checkpoint)
             return roots.model_copy(update={"pins": roots.pins | {name: pin}})
 
-        return self._change(step)
+        return self._change_roots(add_pin)
 
     def unpin(self, name: str) -> Roots:
         """Give up a pin; silent when there is none."""
-        return self._change(lambda roots: roots.model_copy(update={"pins": _without(roots.pins, {name})}))
+        return self._change_roots(lambda roots: roots.model_copy(update={"pins": _drop_entries(roots.pins, {name})}))
 
     def claim(self, request_id: str, checkpoint: CheckpointId, *, timeline: int, slot: int, who: str) -> Roots:
         """Protect a checkpoint for a restore whose fork record goes into `slot` of `timeline`.
@@ -131,27 +131,27 @@ class RootsFile:
         Raises:
             ConfigurationError: it is condemned.
         """
-        claim = Claim(checkpoint=str(checkpoint), timeline=timeline, slot=slot, who=who, at=self._clock.ticks())
+        claim = RestoreClaim(checkpoint=str(checkpoint), timeline=timeline, slot=slot, who=who, at=self._clock.wall_ticks())
 
-        def step(roots: Roots) -> Roots:
+        def add_claim(roots: Roots) -> Roots:
             there = roots.claims.get(request_id)
             if there is not None and (there.checkpoint, there.timeline, there.slot) == (str(checkpoint), timeline, slot):
                 return roots
-            self._require_restorable(roots, checkpoint)
+            self._require_not_condemned(roots, checkpoint)
             return roots.model_copy(update={"claims": roots.claims | {request_id: claim}})
 
-        return self._change(step)
+        return self._change_roots(add_claim)
 
     def condemn_damaged(self, checkpoint: CheckpointId, detail: str) -> Roots:
         """Note definite evidence against a checkpoint. Pins stay: a person may still want to look at it."""
-        entry = Condemned(reason=Reason.DAMAGED, detail=detail, at=self._clock.ticks())
+        entry = CondemnedCheckpoint(reason=CondemnReason.DAMAGED, detail=detail, at=self._clock.wall_ticks())
 
-        def step(roots: Roots) -> Roots:
+        def add_condemned(roots: Roots) -> Roots:
             if str(checkpoint) in roots.condemned:
                 return roots
             return roots.model_copy(update={"condemned": roots.condemned | {str(checkpoint): entry}})
 
-        return self._change(step)
+        return self._change_roots(add_condemned)
 
     def condemn_retired(self, decide: Callable[[Roots], tuple[set[str], set[str]]]) -> Roots:
         """Drop void claims and condemn checkpoints to retire, in one step.
@@ -160,31 +160,31 @@ class RootsFile:
         claims). If the document changes meanwhile, it is asked again: a claim that came in between is never missed.
         Checkpoints that are pinned or under a valid claim are left out whatever it says.
         """
-        now = self._clock.ticks()
+        now = self._clock.wall_ticks()
 
-        def step(roots: Roots) -> Roots:
+        def condemn_unprotected(roots: Roots) -> Roots:
             wanted, void = decide(roots)
-            claims = _without(roots.claims, void)
-            kept = roots.model_copy(update={"claims": claims}).kept
-            new = {name: Condemned(reason=Reason.RETIRED, detail="retention", at=now) for name in wanted - kept - roots.retiring}
+            claims = _drop_entries(roots.claims, void)
+            kept = roots.model_copy(update={"claims": claims}).protected_checkpoints
+            new = {name: CondemnedCheckpoint(reason=CondemnReason.RETIRED, detail="retention", at=now) for name in wanted - kept - roots.retiring_checkpoints}
             return roots.model_copy(update={"claims": claims, "condemned": roots.condemned | new})
 
-        return self._change(step)
+        return self._change_roots(condemn_unprotected)
 
-    def acquit(self, checkpoints: Iterable[str]) -> Roots:
+    def clear_condemned(self, checkpoints: Iterable[str]) -> Roots:
         """Take entries out: retired ones whose stub is in place, or damaged ones that were mended by hand."""
         gone = set(checkpoints)
-        return self._change(lambda roots: roots.model_copy(update={"condemned": _without(roots.condemned, gone)}))
+        return self._change_roots(lambda roots: roots.model_copy(update={"condemned": _drop_entries(roots.condemned, gone)}))
 
-    def _change(self, step: Callable[[Roots], Roots]) -> Roots:
-        return change(self._store, self._key, Roots(), step)
+    def _change_roots(self, step: Callable[[Roots], Roots]) -> Roots:
+        return change_document(self._store, self._key, Roots(), step)
 
-    def _require_restorable(self, roots: Roots, checkpoint: CheckpointId) -> None:
+    def _require_not_condemned(self, roots: Roots, checkpoint: CheckpointId) -> None:
         entry = roots.condemned.get(str(checkpoint))
         if entry is not None:
-            raise self._refused(f"{checkpoint} is {entry.reason}: {entry.detail}", "choose another: tidegate checkpoints list")
+            raise self._roots_refused_error(f"{checkpoint} is {entry.reason}: {entry.detail}", "choose another: tidegate checkpoints list")
 
-    def _refused(self, message: str, advice: str) -> ConfigurationError:
+    def _roots_refused_error(self, message: str, advice: str) -> ConfigurationError:
         return ConfigurationError(
             message, code="roots.refused", pipeline=self._pipeline, kept="all pins and checkpoints", advice=advice
         )
@@ -197,15 +197,15 @@ def pin_checkpoint(log: SlotLog, name: str, checkpoint: CheckpointId, *, who: st
         ConfigurationError: it was never completed, is condemned, or the name is taken.
         PoisonError: it was retired.
     """
-    log.open(checkpoint)
+    log.open_checkpoint(checkpoint)
     roots = RootsFile(log.store, log.pipeline)
     roots.pin(name, checkpoint, who=who, why=why)
     try:
-        _ = log.open(checkpoint).epoch
+        _ = log.open_checkpoint(checkpoint).epoch
     except PoisonError:
         roots.unpin(name)
         raise
 
 
-def _without(entries: dict[str, V], gone: set[str]) -> dict[str, V]:
+def _drop_entries(entries: dict[str, V], gone: set[str]) -> dict[str, V]:
     return {name: entry for name, entry in entries.items() if name not in gone}

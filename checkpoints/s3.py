@@ -18,14 +18,14 @@ from pydantic import BaseModel, ConfigDict, SecretStr
 
 from tidegate.checkpoints.canonical import sha256_of_file
 from tidegate.checkpoints.store import (
-    Entry,
+    ObjectInfo,
     NotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,
     StoreDeniedError,
     StoredObject,
     StoreUnavailableError,
-    Written,
+    UploadedObject,
     check_key,
 )
 from tidegate.jobs.spec.errors import TidegateError
@@ -33,8 +33,8 @@ from tidegate.jobs.spec.errors import TidegateError
 __all__ = ["S3Settings", "S3Store"]
 
 _MULTIPART_FROM = 64 << 20  # bytes; below, one PUT is faster and its checksum covers the whole object
-_PAGE = 1000  # the most one LIST answers
-_Names = list[str]
+_MAX_LIST_KEYS = 1000  # the most one LIST answers
+_FolderNames = list[str]
 T = TypeVar("T")
 
 
@@ -85,48 +85,48 @@ class S3Store:
 
     def get(self, key: str) -> StoredObject:
         """Read one object; boto3 checks the stored checksum. Raises NotFoundError when there is none."""
-        return self._patiently(lambda: self._get(key))
+        return self._retry_within_budget(lambda: self._get_once(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Read a part of one object."""
-        return self._patiently(lambda: self._get_range(key, start, length))
+        return self._retry_within_budget(lambda: self._get_range_once(key, start, length))
 
-    def head(self, key: str) -> Entry | None:
+    def stat(self, key: str) -> ObjectInfo | None:
         """Describe one object, or None when there is none."""
-        return self._patiently(lambda: self._head(key))
+        return self._retry_within_budget(lambda: self._stat_once(key))
 
     def create(self, key: str, data: bytes) -> str:
         """PUT If-None-Match: *, sent once."""
-        return self._put(key, data, IfNoneMatch="*")
+        return self._put_object(key, data, IfNoneMatch="*")
 
-    def swap(self, key: str, data: bytes, etag: str) -> str:
+    def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:
         """PUT If-Match, sent once."""
-        return self._put(key, data, IfMatch=f'"{etag}"')
+        return self._put_object(key, data, IfMatch=f'"{etag}"')
 
     def put(self, key: str, data: bytes) -> str:
         """PUT without any condition."""
-        return self._patiently(lambda: self._put(key, data))
+        return self._retry_within_budget(lambda: self._put_object(key, data))
 
-    def list(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[Entry]:
+    def list_objects(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[ObjectInfo]:
         """Objects under `prefix`, a page at a time."""
         left = limit
-        arguments: dict[str, Any] = {"StartAfter": self._full(start_after)} if start_after else {}
+        arguments: dict[str, Any] = {"StartAfter": self._full_key(start_after)} if start_after else {}
         while left is None or left > 0:
-            page = self._page(prefix, arguments, MaxKeys=_PAGE if left is None else min(left, _PAGE))
+            page = self._list_one_page(prefix, arguments, MaxKeys=_MAX_LIST_KEYS if left is None else min(left, _MAX_LIST_KEYS))
             # After exactly 1,000 keys comes one more page, without Contents.
-            entries = [self._entry(item) for item in page.get("Contents", [])]
+            entries = [self._to_object_info(item) for item in page.get("Contents", [])]
             yield from entries
             left = None if left is None else left - len(entries)
             if not page.get("IsTruncated"):
                 return
             arguments = {"ContinuationToken": page["NextContinuationToken"]}
 
-    def list_folders(self, prefix: str) -> _Names:
+    def list_folders(self, prefix: str) -> _FolderNames:
         """Folder names directly under `prefix`."""
-        names: _Names = []
+        names: _FolderNames = []
         arguments: dict[str, Any] = {}
         while True:
-            page = self._page(prefix, arguments, Delimiter="/")
+            page = self._list_one_page(prefix, arguments, Delimiter="/")
             names += [item["Prefix"][len(self._prefix + prefix) : -1] for item in page.get("CommonPrefixes", [])]
             if not page.get("IsTruncated"):
                 return sorted(names)
@@ -134,20 +134,20 @@ class S3Store:
 
     def delete(self, key: str) -> None:
         """Remove an object; silent when there is none."""
-        self._patiently(lambda: self._call("delete_object", key, writes=True))
+        self._retry_within_budget(lambda: self._call_api("delete_object", key, writes=True))
 
-    def upload(self, path: Path, key: str) -> Written:
+    def upload(self, path: Path, key: str) -> UploadedObject:
         """Store a file; large ones in parts."""
         digest, size = sha256_of_file(path), path.stat().st_size
-        self._patiently(lambda: self._upload(path, key))
-        stored = self.head(key)
+        self._retry_within_budget(lambda: self._upload_once(path, key))
+        stored = self.stat(key)
         if stored is None or stored.size != size:
-            raise OutcomeUnknownError.at(self.uri(key), f"{stored.size if stored else 'nothing'} of {size} bytes arrived")
-        return Written(key, stored.etag, size, digest)
+            raise OutcomeUnknownError.for_uri(self.uri(key), f"{stored.size if stored else 'nothing'} of {size} bytes arrived")
+        return UploadedObject(key, stored.etag, size, digest)
 
     def download(self, key: str, path: Path) -> None:
         """Copy an object into a file, which appears whole or not at all."""
-        self._patiently(lambda: self._download(key, path))
+        self._retry_within_budget(lambda: self._download_once(key, path))
 
     def local_path(self, key: str) -> Path | None:
         """A bucket has no paths."""
@@ -155,7 +155,7 @@ class S3Store:
 
     def uri(self, key: str) -> str:
         """`s3://bucket/prefix/key`."""
-        return f"s3://{self.settings.bucket}/{self._full(key)}"
+        return f"s3://{self.settings.bucket}/{self._full_key(key)}"
 
     def close(self) -> None:
         """Close the connections."""
@@ -164,75 +164,75 @@ class S3Store:
                 client.close()
             self._clients.clear()
 
-    def _full(self, key: str) -> str:
+    def _full_key(self, key: str) -> str:
         return self._prefix + key
 
-    def _get(self, key: str) -> StoredObject:
-        def read() -> StoredObject:
-            answer = self._client().get_object(Bucket=self.settings.bucket, Key=self._full(check_key(key)))
+    def _get_once(self, key: str) -> StoredObject:
+        def read_object() -> StoredObject:
+            answer = self._get_client().get_object(Bucket=self.settings.bucket, Key=self._full_key(check_key(key)))
             return StoredObject(key, answer["Body"].read(), answer["ETag"].strip('"'))
 
-        return self._translated(read, key)
+        return self._run_translated(read_object, key)
 
-    def _get_range(self, key: str, start: int, length: int) -> bytes:
-        def read() -> bytes:
+    def _get_range_once(self, key: str, start: int, length: int) -> bytes:
+        def read_range() -> bytes:
             wanted = f"bytes={start}-{start + length - 1}"
-            answer = self._client().get_object(Bucket=self.settings.bucket, Key=self._full(check_key(key)), Range=wanted)
+            answer = self._get_client().get_object(Bucket=self.settings.bucket, Key=self._full_key(check_key(key)), Range=wanted)
             return bytes(answer["Body"].read())
 
-        return self._translated(read, key)
+        return self._run_translated(read_range, key)
 
-    def _head(self, key: str) -> Entry | None:
+    def _stat_once(self, key: str) -> ObjectInfo | None:
         try:
-            answer = self._call("head_object", key)
+            answer = self._call_api("head_object", key)
         except NotFoundError:
             return None
-        return Entry(key, answer["ContentLength"], answer["ETag"].strip('"'), answer["LastModified"].timestamp())
+        return ObjectInfo(key, answer["ContentLength"], answer["ETag"].strip('"'), answer["LastModified"].timestamp())
 
-    def _put(self, key: str, data: bytes, **condition: str) -> str:
-        answer = self._call("put_object", key, writes=True, Body=data, **condition)
+    def _put_object(self, key: str, data: bytes, **condition: str) -> str:
+        answer = self._call_api("put_object", key, writes=True, Body=data, **condition)
         return str(answer["ETag"]).strip('"')
 
-    def _page(self, prefix: str, arguments: dict[str, Any], **more: Any) -> dict[str, Any]:
-        def ask() -> dict[str, Any]:
-            client = self._client()
-            answer = client.list_objects_v2(Bucket=self.settings.bucket, Prefix=self._full(prefix), **arguments, **more)
+    def _list_one_page(self, prefix: str, arguments: dict[str, Any], **more: Any) -> dict[str, Any]:
+        def request_page() -> dict[str, Any]:
+            client = self._get_client()
+            answer = client.list_objects_v2(Bucket=self.settings.bucket, Prefix=self._full_key(prefix), **arguments, **more)
             return dict(answer)
 
-        return self._patiently(lambda: self._translated(ask, prefix))
+        return self._retry_within_budget(lambda: self._run_translated(request_page, prefix))
 
-    def _entry(self, item: dict[str, Any]) -> Entry:
+    def _to_object_info(self, item: dict[str, Any]) -> ObjectInfo:
         key = item["Key"][len(self._prefix) :]
-        return Entry(key, item["Size"], item["ETag"].strip('"'), item["LastModified"].timestamp())
+        return ObjectInfo(key, item["Size"], item["ETag"].strip('"'), item["LastModified"].timestamp())
 
-    def _upload(self, path: Path, key: str) -> None:
+    def _upload_once(self, path: Path, key: str) -> None:
         from boto3.s3.transfer import TransferConfig
 
         arguments = {
             "Filename": str(path),
             "Bucket": self.settings.bucket,
-            "Key": self._full(check_key(key)),
+            "Key": self._full_key(check_key(key)),
             "Config": TransferConfig(multipart_threshold=_MULTIPART_FROM, multipart_chunksize=_MULTIPART_FROM // 2),
         }
-        self._translated(lambda: self._client(attempts=3).upload_file(**arguments), key, writes=True)
+        self._run_translated(lambda: self._get_client(attempts=3).upload_file(**arguments), key, writes=True)
 
-    def _download(self, key: str, path: Path) -> None:
+    def _download_once(self, key: str, path: Path) -> None:
         part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         try:
-            client = self._client(attempts=3)
-            self._translated(lambda: client.download_file(self.settings.bucket, self._full(check_key(key)), str(part)), key)
+            client = self._get_client(attempts=3)
+            self._run_translated(lambda: client.download_file(self.settings.bucket, self._full_key(check_key(key)), str(part)), key)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
 
-    def _call(self, name: str, key: str, *, writes: bool = False, **arguments: Any) -> dict[str, Any]:
-        def ask() -> dict[str, Any]:
-            method = getattr(self._client(), name)
-            return dict(method(Bucket=self.settings.bucket, Key=self._full(check_key(key)), **arguments))
+    def _call_api(self, name: str, key: str, *, writes: bool = False, **arguments: Any) -> dict[str, Any]:
+        def call_method() -> dict[str, Any]:
+            method = getattr(self._get_client(), name)
+            return dict(method(Bucket=self.settings.bucket, Key=self._full_key(check_key(key)), **arguments))
 
-        return self._translated(ask, key, writes=writes)
+        return self._run_translated(call_method, key, writes=writes)
 
-    def _translated(self, ask: Callable[[], T], key: str, *, writes: bool = False) -> T:
+    def _run_translated(self, ask: Callable[[], T], key: str, *, writes: bool = False) -> T:
         """Run one request and turn what botocore raises into our errors."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
@@ -241,9 +241,9 @@ class S3Store:
             return ask()
         except (BotoCoreError, ClientError, Boto3Error) as error:
             cause = error.__context__ if isinstance(error, Boto3Error) and error.__context__ else error
-            raise self._translate(cause, key, writes) from error
+            raise self._translate_error(cause, key, writes) from error
 
-    def _translate(self, error: BaseException, key: str, writes: bool) -> TidegateError:
+    def _translate_error(self, error: BaseException, key: str, writes: bool) -> TidegateError:
         from botocore.exceptions import (
             ClientError,
             ConnectTimeoutError,
@@ -254,47 +254,47 @@ class S3Store:
         )
 
         if isinstance(error, ClientError):
-            return self._translate_answer(error.response, key, writes)
+            return self._translate_response(error.response, key, writes)
         if isinstance(error, NoCredentialsError | PartialCredentialsError):
-            return self._denied(str(error))
+            return self._denied_error(str(error))
         if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
-            return StoreUnavailableError.at(self._place(), "cannot connect")  # nothing was sent, so nothing is unknown
+            return StoreUnavailableError.for_uri(self._describe_location(), "cannot connect")  # nothing was sent, so nothing is unknown
         if isinstance(error, SSLError) and "certificate verify failed" in str(error).lower():  # refused before anything was sent
             why = str(error).partition("certificate verify failed:")[2].partition("(")[0].strip() or "it cannot be verified"
-            return StoreUnavailableError.at(self._place(), f"its certificate: {why}; AWS_CA_BUNDLE names a private CA's file")
+            return StoreUnavailableError.for_uri(self._describe_location(), f"its certificate: {why}; AWS_CA_BUNDLE names a private CA's file")
         kind = OutcomeUnknownError if writes else StoreUnavailableError
-        return kind.at(self.uri(key), type(error).__name__)
+        return kind.for_uri(self.uri(key), type(error).__name__)
 
-    def _translate_answer(self, response: dict[str, Any], key: str, writes: bool) -> TidegateError:
+    def _translate_response(self, response: dict[str, Any], key: str, writes: bool) -> TidegateError:
         """Sort the server's answers: definite ones by their code, busy and broken ones as unknown for writes."""
         code = str(response.get("Error", {}).get("Code", ""))
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if code == "NoSuchBucket" or (status == 404 and key == ""):
-            return self._denied(f"bucket {self.settings.bucket} does not exist")
+            return self._denied_error(f"bucket {self.settings.bucket} does not exist")
         if status == 412 or (status == 404 and writes):  # MinIO answers a swap of a missing key with 404
-            return PreconditionFailedError.at(self.uri(key), "the version asked for", code or str(status))
+            return PreconditionFailedError.for_uri(self.uri(key), "the version asked for", code or str(status))
         if status == 404:
-            return NotFoundError.at(self.uri(key))
+            return NotFoundError.for_uri(self.uri(key))
         if status in (301, 307, 400, 401, 403) and code not in ("RequestTimeout", "SlowDown"):
-            return self._denied(f"{code or status}: {response.get('Error', {}).get('Message', '')}")
+            return self._denied_error(f"{code or status}: {response.get('Error', {}).get('Message', '')}")
         if status == 507 or code == "XMinioStorageFull":
-            return StoreUnavailableError.full(self.uri(key), f"{status} {code}")
+            return StoreUnavailableError.for_full_disk(self.uri(key), f"{status} {code}")
         # 409 (a conflicting write under way), 408, 429, 5xx: it may or may not have happened.
         kind = OutcomeUnknownError if writes else StoreUnavailableError
-        return kind.at(self.uri(key), f"{status} {code}")
+        return kind.for_uri(self.uri(key), f"{status} {code}")
 
-    def _denied(self, cause: str) -> StoreDeniedError:
+    def _denied_error(self, cause: str) -> StoreDeniedError:
         return StoreDeniedError(
-            f"{self._place()} refuses: {cause}",
+            f"{self._describe_location()} refuses: {cause}",
             code="store.denied",
             kept="everything in the bucket",
             advice="check TIDEGATE_S3_ENDPOINT, TIDEGATE_S3_ACCESS_KEY, TIDEGATE_S3_SECRET_KEY, the region and the bucket's name",
         )
 
-    def _place(self) -> str:
+    def _describe_location(self) -> str:
         return f"{self.url} at {self.settings.endpoint or 'AWS'}"
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
+    def _retry_within_budget(self, ask: Callable[[], T]) -> T:
         from tenacity import Retrying, retry_if_exception_type, stop_before_delay, wait_random_exponential
 
         retrying = Retrying(
@@ -305,15 +305,15 @@ class S3Store:
         )
         return retrying(ask)
 
-    def _client(self, attempts: int = 1) -> Any:
+    def _get_client(self, attempts: int = 1) -> Any:
         """A boto3 client; `attempts` above 1 only for transfers in parts, which are not conditional."""
         with self._lock:
             if attempts not in self._clients:
-                self._clients[attempts] = _make_client(self.settings, attempts)
+                self._clients[attempts] = _make_s3_client(self.settings, attempts)
             return self._clients[attempts]
 
 
-def _make_client(settings: S3Settings, attempts: int) -> Any:
+def _make_s3_client(settings: S3Settings, attempts: int) -> Any:
     import boto3
     from botocore.config import Config
 

@@ -13,22 +13,22 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tidegate.checkpoints.documents import Document, change
-from tidegate.checkpoints.documents import read as read_document
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.documents import SharedDocument, change_document
+from tidegate.checkpoints.documents import read_document
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, Store
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 
-__all__ = ["OPEN", "SpliceRequest", "create", "decide", "forget", "listing", "new_request_id", "note", "read", "rows_key"]
+__all__ = ["OPEN_STATES", "SpliceRequest", "create_splice_request", "decide_splice_request", "delete_splice_request", "list_splice_requests", "generate_splice_request_id", "note_splice_event", "read_splice_request", "build_rows_key"]
 
-State = Literal["created", "approved", "merged", "rejected", "expired"]
-OPEN: tuple[State, ...] = ("created", "approved")
+SpliceState = Literal["created", "approved", "merged", "rejected", "expired"]
+OPEN_STATES: tuple[SpliceState, ...] = ("created", "approved")
 _TRIES = 8
-_TRAIL = 200  # entries kept: a request that is tried more often than this tells nothing new
+_MAX_TRAIL_ENTRIES = 200  # entries kept: a request that is tried more often than this tells nothing new
 
 
-class SpliceRequest(Document):
+class SpliceRequest(SharedDocument):
     """One request.
 
     Attributes:
@@ -50,7 +50,7 @@ class SpliceRequest(Document):
     row_count: int
     min_time: int | None = None
     max_time: int | None = None
-    state: State = "created"
+    state: SpliceState = "created"
     created_at: int
     expires_at: int | None = None
     who: str
@@ -62,32 +62,32 @@ class SpliceRequest(Document):
     approved_digest: str | None = None
     trail: list[dict[str, Any]] = Field(default_factory=list)
 
-    def files(self) -> list[FileRef]:
+    def row_files(self) -> list[FileRef]:
         """The files with the rows."""
         return [FileRef.model_validate(raw) for raw in self.rows]
 
-    def expired(self, now: int) -> bool:
+    def is_expired(self, now: int) -> bool:
         """Whether nobody decided in time."""
-        return self.state == "expired" or (self.state in OPEN and self.expires_at is not None and now >= self.expires_at)
+        return self.state == "expired" or (self.state in OPEN_STATES and self.expires_at is not None and now >= self.expires_at)
 
 
-def new_request_id() -> str:
+def generate_splice_request_id() -> str:
     """A fresh id, short enough to type."""
     return f"s{secrets.token_hex(4)}"
 
 
-def rows_key(pipeline: str, request_id: str) -> str:
+def build_rows_key(pipeline: str, request_id: str) -> str:
     """Key of the rows of a request."""
-    return f"{Layout(pipeline).splice_folder(request_id)}rows.parquet"
+    return f"{BucketLayout(pipeline).splice_request_prefix(request_id)}rows.parquet"
 
 
-def create(store: Store, request: SpliceRequest) -> SpliceRequest:
+def create_splice_request(store: Store, request: SpliceRequest) -> SpliceRequest:
     """Put a request; if one with this id lies there already, that one is returned.
 
     Raises:
         TransientError: nobody answered; call again with the same id.
     """
-    key = Layout(request.pipeline).splice(request.id)
+    key = BucketLayout(request.pipeline).splice_request_key(request.id)
     for _ in range(_TRIES):
         try:
             store.create(key, request.to_bytes())
@@ -99,13 +99,13 @@ def create(store: Store, request: SpliceRequest) -> SpliceRequest:
     raise TransientError(f"{store.uri(key)} could not be written", code="splice.undecided", retry_after=2.0)
 
 
-def read(store: Store, pipeline: str, request_id: str) -> SpliceRequest:
+def read_splice_request(store: Store, pipeline: str, request_id: str) -> SpliceRequest:
     """One request.
 
     Raises:
         ConfigurationError: there is none.
     """
-    found, _etag = read_document(store, Layout(pipeline).splice(request_id), SpliceRequest)
+    found, _etag = read_document(store, BucketLayout(pipeline).splice_request_key(request_id), SpliceRequest)
     if found is None:
         raise ConfigurationError(
             f"{pipeline} has no splice request {request_id!r}",
@@ -116,34 +116,34 @@ def read(store: Store, pipeline: str, request_id: str) -> SpliceRequest:
     return found
 
 
-def listing(store: Store, pipeline: str) -> list[SpliceRequest]:
+def list_splice_requests(store: Store, pipeline: str) -> list[SpliceRequest]:
     """All requests, oldest first."""
-    prefix = Layout(pipeline).splices
-    names = [entry.key[len(prefix) :] for entry in store.list(prefix)]
-    found = [read(store, pipeline, name.removesuffix(".json")) for name in names if name.endswith(".json") and "/" not in name]
+    prefix = BucketLayout(pipeline).splice_requests_prefix
+    names = [entry.key[len(prefix) :] for entry in store.list_objects(prefix)]
+    found = [read_splice_request(store, pipeline, name.removesuffix(".json")) for name in names if name.endswith(".json") and "/" not in name]
     return sorted(found, key=lambda request: (request.created_at, request.id))
 
 
-def note(store: Store, pipeline: str, request_id: str, what: str, *, who: str, at: int, **more: Any) -> SpliceRequest:
+def note_splice_event(store: Store, pipeline: str, request_id: str, what: str, *, who: str, at: int, **more: Any) -> SpliceRequest:
     """Write one line into the trail; `more` with the name of a field of the request sets that field as well.
 
     Whoever tries again after a crash says the same again: the trail has it once.
     """
 
-    def step(request: SpliceRequest) -> SpliceRequest:
+    def add_trail_line(request: SpliceRequest) -> SpliceRequest:
         fields = {name: value for name, value in more.items() if name in SpliceRequest.model_fields}
         facts = {name: value for name, value in more.items() if name not in fields}
         line = {"at": at, "who": who, "what": what, **facts}
         said_before = request.trail and {**request.trail[-1], "at": at} == line
         if said_before and all(getattr(request, name) == value for name, value in fields.items() if not name.endswith("_at")):
             return request
-        return request.model_copy(update={**fields, "trail": [*request.trail, line][-_TRAIL:]})
+        return request.model_copy(update={**fields, "trail": [*request.trail, line][-_MAX_TRAIL_ENTRIES:]})
 
-    return _changed(store, pipeline, request_id, step)
+    return _change_splice_request(store, pipeline, request_id, add_trail_line)
 
 
-def decide(
-    store: Store, pipeline: str, request_id: str, state: State, *, who: str, why: str, at: int, digest: str | None = None
+def decide_splice_request(
+    store: Store, pipeline: str, request_id: str, state: SpliceState, *, who: str, why: str, at: int, digest: str | None = None
 ) -> SpliceRequest:
     """Approve, reject or expire an open request; who, why and when are kept. Deciding the same again changes nothing.
 
@@ -151,10 +151,10 @@ def decide(
         ConfigurationError: it is not open any more.
     """
 
-    def step(request: SpliceRequest) -> SpliceRequest:
+    def apply_decision(request: SpliceRequest) -> SpliceRequest:
         if (request.state, request.decided_by, request.decided_why, request.approved_digest) == (state, who, why, digest):
             return request
-        if request.state not in OPEN:
+        if request.state not in OPEN_STATES:
             raise ConfigurationError(
                 f"splice request {request_id} is {request.state} already, by {request.decided_by}: "
                 f"{request.decided_why or 'no reason given'}",
@@ -165,14 +165,14 @@ def decide(
             )
         line = {"at": at, "who": who, "what": state, "why": why, "digest": digest}
         update = {"state": state, "decided_by": who, "decided_why": why, "decided_at": at, "approved_digest": digest}
-        return request.model_copy(update={**update, "trail": [*request.trail, line][-_TRAIL:]})
+        return request.model_copy(update={**update, "trail": [*request.trail, line][-_MAX_TRAIL_ENTRIES:]})
 
-    return _changed(store, pipeline, request_id, step)
+    return _change_splice_request(store, pipeline, request_id, apply_decision)
 
 
-def forget(store: Store, pipeline: str, request_id: str) -> None:
+def delete_splice_request(store: Store, pipeline: str, request_id: str) -> None:
     """Delete the rows and the document of a request that was rejected or has expired."""
-    request = read(store, pipeline, request_id)
+    request = read_splice_request(store, pipeline, request_id)
     if request.state not in ("rejected", "expired"):
         raise ConfigurationError(
             f"splice request {request_id} is {request.state}; only rejected and expired ones are forgotten",
@@ -180,10 +180,10 @@ def forget(store: Store, pipeline: str, request_id: str) -> None:
             pipeline=pipeline,
             advice=f"reject it first: tidegate splice reject {pipeline} {request_id}",
         )
-    for file in request.files():
+    for file in request.row_files():
         store.delete(file.key)
-    store.delete(Layout(pipeline).splice(request_id))
+    store.delete(BucketLayout(pipeline).splice_request_key(request_id))
 
 
-def _changed(store: Store, pipeline: str, request_id: str, step: Callable[[SpliceRequest], SpliceRequest]) -> SpliceRequest:
-    return change(store, Layout(pipeline).splice(request_id), read(store, pipeline, request_id), step)
+def _change_splice_request(store: Store, pipeline: str, request_id: str, step: Callable[[SpliceRequest], SpliceRequest]) -> SpliceRequest:
+    return change_document(store, BucketLayout(pipeline).splice_request_key(request_id), read_splice_request(store, pipeline, request_id), step)

@@ -8,13 +8,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from tidegate.checkpoints.canonical import canonical_bytes, parse_json
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.store import NotFoundError, Store
 
-__all__ = ["Status", "read_status", "waiting_messages", "write_status"]
+__all__ = ["DriverStatus", "read_status", "count_waiting_messages", "write_status"]
 
 
-class Status(BaseModel):
+class DriverStatus(BaseModel):
     """One report.
 
     Attributes:
@@ -34,12 +34,12 @@ class Status(BaseModel):
     body: dict[str, Any] = Field(default_factory=dict)
 
 
-def write_status(store: Store, pipeline: str, status: Status) -> None:
+def write_status(store: Store, pipeline: str, status: DriverStatus) -> None:
     """Overwrite the report."""
-    store.put(Layout(pipeline).status, canonical_bytes(status.model_dump(mode="json")))
+    store.put(BucketLayout(pipeline).status_key, canonical_bytes(status.model_dump(mode="json")))
 
 
-def waiting_messages(body: Mapping[str, Any]) -> dict[str, int]:
+def count_waiting_messages(body: Mapping[str, Any]) -> dict[str, int]:
     """Messages that a driver has not planned to read yet, by source; only of sources that are behind."""
     found: dict[str, int] = {}
     for member, count in (body.get("lag") or {}).items():
@@ -48,10 +48,10 @@ def waiting_messages(body: Mapping[str, Any]) -> dict[str, int]:
     return {source: count for source, count in found.items() if count}
 
 
-def read_status(store: Store, pipeline: str, *, token: int | None = None) -> Status | None:
+def read_status(store: Store, pipeline: str, *, token: int | None = None) -> DriverStatus | None:
     """The report, or None if there is none, if it cannot be read, or if it is not by the driver with `token`."""
     try:
-        status = Status.model_validate(parse_json(store.get(Layout(pipeline).status).data))
+        status = DriverStatus.model_validate(parse_json(store.get(BucketLayout(pipeline).status_key).data))
     except (NotFoundError, ValueError):
         return None
     return status if token is None or status.token == token else None

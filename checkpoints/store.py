@@ -2,8 +2,8 @@
 
 Guarantees every store gives (checked at start-up by `probe`):
 
-* `create` and `swap` are atomic: of any number of racers exactly one wins, and a reader sees old or new bytes, never a mixture.
-* What was acknowledged is durable and visible to every later `get`, `head` and `list`.
+* `create` and `compare_and_swap` are atomic: of any number of racers exactly one wins, and a reader sees old or new bytes, never a mixture.
+* What was acknowledged is durable and visible to every later `get`, `stat` and `list_objects`.
 * `PreconditionFailedError` means *did not commit*; `OutcomeUnknownError` means *do not know*, and the effect may still come.
 
 Not promised: conditional deletes or copies (MinIO ignores the condition), or anything about a request that is still under way.
@@ -19,7 +19,7 @@ from typing import Protocol
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 
 __all__ = [
-    "Entry",
+    "ObjectInfo",
     "NotFoundError",
     "OutcomeUnknownError",
     "PreconditionFailedError",
@@ -27,11 +27,11 @@ __all__ = [
     "StoreDeniedError",
     "StoreUnavailableError",
     "StoredObject",
-    "Written",
+    "UploadedObject",
     "check_key",
 ]
 
-_Names = list[str]  # inside the class body the name `list` is the method
+_FolderNames = list[str]  # inside the class body the name `list_objects` is the method
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class StoredObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ObjectInfo:
     """One object without its bytes.
 
     Attributes:
-        etag: empty where a listing would have to read the object to know it (local store); `head` always knows.
+        etag: empty where a listing would have to read the object to know it (local store); `stat` always knows.
         modified: seconds since 1970 as the store reports it, for display and grace times only.
     """
 
@@ -59,7 +59,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class UploadedObject:
     """What an upload stored; `sha256` was taken while the bytes were read."""
 
     key: str
@@ -72,7 +72,7 @@ class NotFoundError(PoisonError):
     """There is no such object, and the store is otherwise well: definite evidence."""
 
     @classmethod
-    def at(cls, uri: str) -> NotFoundError:
+    def for_uri(cls, uri: str) -> NotFoundError:
         """The error for one address."""
         return cls(f"{uri} does not exist", code="store.not_found", advice="check with: tidegate checkpoints verify")
 
@@ -81,7 +81,7 @@ class PreconditionFailedError(TransientError):
     """The conditional write did not commit: somebody else's object is there. Read again before deciding."""
 
     @classmethod
-    def at(cls, uri: str, expected: str, found: str) -> PreconditionFailedError:
+    def for_uri(cls, uri: str, expected: str, found: str) -> PreconditionFailedError:
         """The error for one address, with both sides."""
         return cls(f"{uri} was not written: expected {expected}, found {found}", code="store.precondition_failed")
 
@@ -90,7 +90,7 @@ class OutcomeUnknownError(TransientError):
     """The answer to a write was lost: it may have happened, or may still happen. Read back and compare before acting."""
 
     @classmethod
-    def at(cls, uri: str, cause: str) -> OutcomeUnknownError:
+    def for_uri(cls, uri: str, cause: str) -> OutcomeUnknownError:
         """The error for one address."""
         return cls(f"no answer to the write of {uri} ({cause})", code="store.outcome_unknown", retry_after=1.0)
 
@@ -99,7 +99,7 @@ class StoreUnavailableError(TransientError):
     """The store cannot be reached or says it is busy. Says nothing about any object."""
 
     @classmethod
-    def at(cls, uri: str, cause: str) -> StoreUnavailableError:
+    def for_uri(cls, uri: str, cause: str) -> StoreUnavailableError:
         """The error for one address."""
         return cls(
             f"{uri} could not be reached ({cause})",
@@ -110,7 +110,7 @@ class StoreUnavailableError(TransientError):
         )
 
     @classmethod
-    def full(cls, uri: str, cause: str) -> StoreUnavailableError:
+    def for_full_disk(cls, uri: str, cause: str) -> StoreUnavailableError:
         """The error for one address on a disk without room."""
         return cls(
             f"{uri} could not be written: the store's disk is full ({cause})",
@@ -142,7 +142,7 @@ class Store(Protocol):
         """Read a part of one object, shorter when the object ends first. Raises NotFoundError when there is none."""
         ...
 
-    def head(self, key: str) -> Entry | None:
+    def stat(self, key: str) -> ObjectInfo | None:
         """Describe one object, or None when there is none."""
         ...
 
@@ -156,7 +156,7 @@ class Store(Protocol):
         """
         ...
 
-    def swap(self, key: str, data: bytes, etag: str) -> str:
+    def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:
         """Replace exactly the version `etag` and return the new ETag.
 
         Raises:
@@ -169,11 +169,11 @@ class Store(Protocol):
         """Write without any condition; the last writer wins."""
         ...
 
-    def list(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[Entry]:
+    def list_objects(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[ObjectInfo]:
         """Objects whose key starts with `prefix` and sorts after `start_after`, in key order (by code point)."""
         ...
 
-    def list_folders(self, prefix: str) -> _Names:
+    def list_folders(self, prefix: str) -> _FolderNames:
         """Names of the folders directly under `prefix` (which ends with a slash or is empty), sorted, without slashes."""
         ...
 
@@ -181,7 +181,7 @@ class Store(Protocol):
         """Remove an object; silent when there is none. Never conditional."""
         ...
 
-    def upload(self, path: Path, key: str) -> Written:
+    def upload(self, path: Path, key: str) -> UploadedObject:
         """Store a file durably under a key nobody else writes (an attempt's own folder)."""
         ...
 

@@ -11,14 +11,14 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.documents import Document, change, read
-from tidegate.checkpoints.layout import Layout, require_name
+from tidegate.checkpoints.documents import SharedDocument, change_document, read_document
+from tidegate.checkpoints.layout import BucketLayout, require_name
 from tidegate.checkpoints.store import Store
 
-__all__ = ["Step", "Trail", "What", "note", "read_trails"]
+__all__ = ["RestoreAuditEntry", "RestoreAudit", "RestoreEvent", "record_restore_event", "read_restore_audits"]
 
 
-class What(StrEnum):
+class RestoreEvent(StrEnum):
     """What happened."""
 
     ASKED = "asked"
@@ -29,18 +29,18 @@ class What(StrEnum):
     FAILED = "failed"
 
 
-class Step(BaseModel):
+class RestoreAuditEntry(BaseModel):
     """One thing that happened; `at` is wall-clock microseconds, for people."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    what: What
+    what: RestoreEvent
     who: str
     at: int
     detail: str = ""
 
 
-class Trail(Document):
+class RestoreAudit(SharedDocument):
     """The bytes of `trail/<request>.json`.
 
     Attributes:
@@ -53,14 +53,14 @@ class Trail(Document):
     target: str = ""
     head: str = ""
     why: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RestoreAuditEntry, ...] = ()
 
 
-def note(
+def record_restore_event(
     store: Store,
     pipeline: str,
     request: str,
-    what: What,
+    what: RestoreEvent,
     *,
     who: str,
     detail: str = "",
@@ -68,25 +68,25 @@ def note(
     head: str | None = None,
     why: str = "",
     clock: Clock = SYSTEM_CLOCK,
-) -> Trail:
+) -> RestoreAudit:
     """Add a step; one that is there already (a task was tried again) is not added twice. The first step names the target."""
 
-    def step(before: Trail) -> Trail:
+    def add_entry(before: RestoreAudit) -> RestoreAudit:
         if any((s.what, s.who) == (what, who) for s in before.steps):
             return before
         facts = {"target": target or before.target, "head": before.head or head or "", "why": before.why or why}
-        return before.model_copy(update={**facts, "steps": (*before.steps, Step(what=what, who=who, at=at, detail=detail))})
+        return before.model_copy(update={**facts, "steps": (*before.steps, RestoreAuditEntry(what=what, who=who, at=at, detail=detail))})
 
-    at = clock.ticks()
-    return change(store, _key(pipeline, request), Trail(request=request), step)
+    at = clock.wall_ticks()
+    return change_document(store, _build_audit_key(pipeline, request), RestoreAudit(request=request), add_entry)
 
 
-def read_trails(store: Store, pipeline: str, most: int = 50) -> list[Trail]:
+def read_restore_audits(store: Store, pipeline: str, most: int = 50) -> list[RestoreAudit]:
     """The newest trails, newest first."""
-    keys = [entry.key for entry in store.list(Layout(pipeline).trail)]
-    found = [trail for trail, _ in (read(store, key, Trail) for key in keys[-4 * most :]) if trail is not None and trail.steps]
+    keys = [entry.key for entry in store.list_objects(BucketLayout(pipeline).restore_audit_prefix)]
+    found = [trail for trail, _ in (read_document(store, key, RestoreAudit) for key in keys[-4 * most :]) if trail is not None and trail.steps]
     return sorted(found, key=lambda trail: trail.steps[0].at, reverse=True)[:most]
 
 
-def _key(pipeline: str, request: str) -> str:
-    return f"{Layout(pipeline).trail}{require_name(request, 'request id')}.json"
+def _build_audit_key(pipeline: str, request: str) -> str:
+    return f"{BucketLayout(pipeline).restore_audit_prefix}{require_name(request, 'request id')}.json"

@@ -17,22 +17,22 @@ from pydantic import BaseModel, ConfigDict
 
 from tidegate.checkpoints.canonical import sha256_of_file
 from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.log import Filled, SlotLog
-from tidegate.checkpoints.manifest import FileRef, Manifest, Stub
-from tidegate.checkpoints.presence import listed_sizes
+from tidegate.checkpoints.log import SlotContents, SlotLog
+from tidegate.checkpoints.manifest import FileRef, Manifest, RetiredEpoch
+from tidegate.checkpoints.presence import list_object_sizes
 from tidegate.checkpoints.roots import RootsFile
 from tidegate.checkpoints.store import NotFoundError, Store, StoreDeniedError
 from tidegate.jobs.spec.errors import PoisonError, TransientError
 
-__all__ = ["Deep", "Finding", "Problem", "Verdict", "Verification", "condemn", "scrub", "verify"]
+__all__ = ["DeepCheck", "VerificationFinding", "ObjectProblem", "CheckpointVerdict", "Verification", "condemn_if_damaged", "scrub_checkpoints", "verify_checkpoint"]
 
-WORKERS = 8
+VERIFY_WORKERS = 8
 
-Deep = Callable[[Manifest], Sequence["Finding"]]
+DeepCheck = Callable[[Manifest], Sequence["VerificationFinding"]]
 """Re-reads the segments of a manifest and recounts; belongs to whoever can read Parquet."""
 
 
-class Problem(StrEnum):
+class ObjectProblem(StrEnum):
     """What is wrong with one object."""
 
     MISSING = "missing"
@@ -44,7 +44,7 @@ class Problem(StrEnum):
     UNKNOWN = "unknown"  # the store did not answer, or refused: evidence of nothing
 
 
-class Verdict(StrEnum):
+class CheckpointVerdict(StrEnum):
     """What the findings add up to."""
 
     HEALTHY = "healthy"
@@ -53,13 +53,13 @@ class Verdict(StrEnum):
     RETIRED = "retired"
 
 
-class Finding(BaseModel):
+class VerificationFinding(BaseModel):
     """One problem with one object."""
 
     model_config = ConfigDict(frozen=True)
 
     key: str
-    problem: Problem
+    problem: ObjectProblem
     detail: str
 
 
@@ -69,16 +69,16 @@ class Verification(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     checkpoint: str
-    verdict: Verdict
-    findings: tuple[Finding, ...]
+    verdict: CheckpointVerdict
+    findings: tuple[VerificationFinding, ...]
     objects: int
     bytes: int
     checksums: bool
     deep: bool
 
 
-def verify(
-    log: SlotLog, checkpoint: CheckpointId, *, checksums: bool = True, deep: Deep | None = None, workers: int = WORKERS
+def verify_checkpoint(
+    log: SlotLog, checkpoint: CheckpointId, *, checksums: bool = True, deep: DeepCheck | None = None, workers: int = VERIFY_WORKERS
 ) -> Verification:
     """Check one checkpoint. Without `checksums` only presence and size of the objects are looked at.
 
@@ -87,34 +87,34 @@ def verify(
 
     Never raises for the state of the bucket: what could not be found out is a finding of kind `unknown`.
     """
-    key = log.layout.slot(checkpoint.timeline, checkpoint.slot)
+    key = log.layout.slot_key(checkpoint.timeline, checkpoint.slot)
     try:
-        filled = log.read(checkpoint.timeline, checkpoint.slot)
-        successor = log.read(checkpoint.timeline, checkpoint.slot + 1)
+        filled = log.read_slot(checkpoint.timeline, checkpoint.slot)
+        successor = log.read_slot(checkpoint.timeline, checkpoint.slot + 1)
     except (TransientError, StoreDeniedError) as error:
-        return _result(checkpoint, [Finding(key=key, problem=Problem.UNKNOWN, detail=error.message)])
+        return _build_verification(checkpoint, [VerificationFinding(key=key, problem=ObjectProblem.UNKNOWN, detail=error.message)])
     except PoisonError as error:
-        return _after_unreadable(log, checkpoint, key, error)
+        return _judge_unreadable_record(log, checkpoint, key, error)
     if filled is None:
-        return _result(checkpoint, [_missing(log.store, key)])
-    if isinstance(filled.record, Stub):
-        return _result(checkpoint, [], verdict=Verdict.RETIRED)
+        return _build_verification(checkpoint, [_confirm_missing(log.store, key)])
+    if isinstance(filled.record, RetiredEpoch):
+        return _build_verification(checkpoint, [], verdict=CheckpointVerdict.RETIRED)
     return _verify_epoch(log, checkpoint, filled, successor, checksums, deep, workers)
 
 
-def scrub(
-    log: SlotLog, checkpoints: Iterable[CheckpointId], *, checksums: bool = True, deep: Deep | None = None, workers: int = WORKERS
+def scrub_checkpoints(
+    log: SlotLog, checkpoints: Iterable[CheckpointId], *, checksums: bool = True, deep: DeepCheck | None = None, workers: int = VERIFY_WORKERS
 ) -> Iterator[Verification]:
     """Verify many checkpoints, one result at a time, so that the caller can show progress, stop, and go on later."""
     for checkpoint in checkpoints:
-        yield verify(log, checkpoint, checksums=checksums, deep=deep, workers=workers)
+        yield verify_checkpoint(log, checkpoint, checksums=checksums, deep=deep, workers=workers)
 
 
-def condemn(log: SlotLog, result: Verification) -> bool:
+def condemn_if_damaged(log: SlotLog, result: Verification) -> bool:
     """Note a damaged checkpoint in `roots.json`, so that nobody restores it. False, and nothing noted, for any other verdict."""
-    if result.verdict is not Verdict.DAMAGED:
+    if result.verdict is not CheckpointVerdict.DAMAGED:
         return False
-    first = next(f for f in result.findings if f.problem is not Problem.UNKNOWN)
+    first = next(f for f in result.findings if f.problem is not ObjectProblem.UNKNOWN)
     roots = RootsFile(log.store, log.pipeline)
     roots.condemn_damaged(CheckpointId.parse(result.checkpoint), f"{first.problem}: {first.key} {first.detail}")
     return True
@@ -123,74 +123,74 @@ def condemn(log: SlotLog, result: Verification) -> bool:
 def _verify_epoch(
     log: SlotLog,
     checkpoint: CheckpointId,
-    filled: Filled,
-    successor: Filled | None,
+    filled: SlotContents,
+    successor: SlotContents | None,
     checksums: bool,
-    deep: Deep | None,
+    deep: DeepCheck | None,
     workers: int,
 ) -> Verification:
     manifest = filled.record
     if not isinstance(manifest, Manifest) or manifest.id != checkpoint:
         detail = f"holds {manifest.id if isinstance(manifest, Manifest) else 'a fork'}"
-        return _result(checkpoint, [Finding(key=filled.key, problem=Problem.CHAIN, detail=detail)])
-    findings = [*_chain(filled, successor)]
+        return _build_verification(checkpoint, [VerificationFinding(key=filled.key, problem=ObjectProblem.CHAIN, detail=detail)])
+    findings = [*_check_chain(filled, successor)]
     files = [*{file.key: file for file in manifest.all_files()}.values()]
-    doubtful = files if checksums else _doubtful(log.store, files)
+    doubtful = files if checksums else _select_doubtful_files(log.store, files)
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        findings += [found for found in pool.map(lambda file: _file(log.store, file, checksums), doubtful) if found]
+        findings += [found for found in pool.map(lambda file: _check_file(log.store, file, checksums), doubtful) if found]
     if deep is not None and not findings:
         findings += deep(manifest)
     size = sum(file.bytes for file in files)
-    return _result(checkpoint, findings, objects=1 + len(files), size=size, checksums=checksums, deep=deep is not None)
+    return _build_verification(checkpoint, findings, objects=1 + len(files), size=size, checksums=checksums, deep=deep is not None)
 
 
-def _after_unreadable(log: SlotLog, checkpoint: CheckpointId, key: str, error: PoisonError) -> Verification:
+def _judge_unreadable_record(log: SlotLog, checkpoint: CheckpointId, key: str, error: PoisonError) -> Verification:
     """One of the two records cannot be parsed: find out which. A broken successor is no evidence against this one."""
     try:
-        log.read(checkpoint.timeline, checkpoint.slot)
+        log.read_slot(checkpoint.timeline, checkpoint.slot)
     except PoisonError:
-        return _result(checkpoint, [Finding(key=key, problem=Problem.UNREADABLE, detail=error.message)])
-    return _result(checkpoint, [Finding(key=key, problem=Problem.UNKNOWN, detail=f"its successor: {error.message}")])
+        return _build_verification(checkpoint, [VerificationFinding(key=key, problem=ObjectProblem.UNREADABLE, detail=error.message)])
+    return _build_verification(checkpoint, [VerificationFinding(key=key, problem=ObjectProblem.UNKNOWN, detail=f"its successor: {error.message}")])
 
 
-def _chain(filled: Filled, successor: Filled | None) -> Iterator[Finding]:
+def _check_chain(filled: SlotContents, successor: SlotContents | None) -> Iterator[VerificationFinding]:
     if successor is not None and successor.record.parent_sha256 != filled.sha256:
         detail = f"has {filled.sha256}, but slot {successor.record.slot} names {successor.record.parent_sha256}"
-        yield Finding(key=filled.key, problem=Problem.CHAIN, detail=detail)
+        yield VerificationFinding(key=filled.key, problem=ObjectProblem.CHAIN, detail=detail)
 
 
-def _doubtful(store: Store, files: list[FileRef]) -> list[FileRef]:
+def _select_doubtful_files(store: Store, files: list[FileRef]) -> list[FileRef]:
     """Files that no listing shows with the right size. A local store needs none: asking for a file's size is no request."""
-    listed = listed_sizes(store, [file.key for file in files if store.local_path(file.key) is None])
+    listed = list_object_sizes(store, [file.key for file in files if store.local_path(file.key) is None])
     return [file for file in files if listed.get(file.key) != file.bytes]
 
 
-def _file(store: Store, file: FileRef, checksums: bool) -> Finding | None:
+def _check_file(store: Store, file: FileRef, checksums: bool) -> VerificationFinding | None:
     try:
-        size = _size(store, file.key)
+        size = _read_object_size(store, file.key)
         if size is None:
-            return _missing(store, file.key)
+            return _confirm_missing(store, file.key)
         if size != file.bytes:
-            return Finding(key=file.key, problem=Problem.SIZE, detail=f"has {size} bytes instead of {file.bytes}")
-        digest = _digest(store, file.key) if checksums else file.sha256
+            return VerificationFinding(key=file.key, problem=ObjectProblem.SIZE, detail=f"has {size} bytes instead of {file.bytes}")
+        digest = _compute_object_digest(store, file.key) if checksums else file.sha256
     except NotFoundError:
-        return _missing(store, file.key)
+        return _confirm_missing(store, file.key)
     except (TransientError, StoreDeniedError) as error:
-        return Finding(key=file.key, problem=Problem.UNKNOWN, detail=error.message)
+        return VerificationFinding(key=file.key, problem=ObjectProblem.UNKNOWN, detail=error.message)
     if digest != file.sha256:
-        return Finding(key=file.key, problem=Problem.CHECKSUM, detail=f"is {digest} instead of {file.sha256}")
+        return VerificationFinding(key=file.key, problem=ObjectProblem.CHECKSUM, detail=f"is {digest} instead of {file.sha256}")
     return None
 
 
-def _size(store: Store, key: str) -> int | None:
+def _read_object_size(store: Store, key: str) -> int | None:
     path = store.local_path(key)
     if path is not None:  # the local store's `head` would read the whole file for its ETag
         return path.stat().st_size if path.is_file() else None
-    found = store.head(key)
+    found = store.stat(key)
     return None if found is None else found.size
 
 
-def _digest(store: Store, key: str) -> str:
+def _compute_object_digest(store: Store, key: str) -> str:
     path = store.local_path(key)
     if path is not None and path.is_file():
         return sha256_of_file(path)
@@ -200,22 +200,22 @@ def _digest(store: Store, key: str) -> str:
         return sha256_of_file(copy)
 
 
-def _missing(store: Store, key: str) -> Finding:
+def _confirm_missing(store: Store, key: str) -> VerificationFinding:
     """A 404 counts only while the store lists well and does not list the object either."""
     try:
-        listed = any(entry.key == key for entry in store.list(key, limit=1))
+        listed = any(entry.key == key for entry in store.list_objects(key, limit=1))
     except (TransientError, StoreDeniedError) as error:
-        return Finding(key=key, problem=Problem.UNKNOWN, detail=f"not found, but listing fails: {error.message}")
+        return VerificationFinding(key=key, problem=ObjectProblem.UNKNOWN, detail=f"not found, but listing fails: {error.message}")
     if listed:
-        return Finding(key=key, problem=Problem.UNKNOWN, detail="not found, but listed")
-    return Finding(key=key, problem=Problem.MISSING, detail="does not exist")
+        return VerificationFinding(key=key, problem=ObjectProblem.UNKNOWN, detail="not found, but listed")
+    return VerificationFinding(key=key, problem=ObjectProblem.MISSING, detail="does not exist")
 
 
-def _result(
+def _build_verification(
     checkpoint: CheckpointId,
-    findings: list[Finding],
+    findings: list[VerificationFinding],
     *,
-    verdict: Verdict | None = None,
+    verdict: CheckpointVerdict | None = None,
     objects: int = 1,
     size: int = 0,
     checksums: bool = False,
@@ -223,7 +223,7 @@ def _result(
 ) -> Verification:
     return Verification(
         checkpoint=str(checkpoint),
-        verdict=verdict or _verdict(findings),
+        verdict=verdict or _derive_verdict(findings),
         findings=tuple(findings),
         objects=objects,
         bytes=size,
@@ -232,8 +232,8 @@ def _result(
     )
 
 
-def _verdict(findings: list[Finding]) -> Verdict:
+def _derive_verdict(findings: list[VerificationFinding]) -> CheckpointVerdict:
     if not findings:
-        return Verdict.HEALTHY
-    definite = any(finding.problem is not Problem.UNKNOWN for finding in findings)
-    return Verdict.DAMAGED if definite else Verdict.UNKNOWN
+        return CheckpointVerdict.HEALTHY
+    definite = any(finding.problem is not ObjectProblem.UNKNOWN for finding in findings)
+    return CheckpointVerdict.DAMAGED if definite else CheckpointVerdict.UNKNOWN

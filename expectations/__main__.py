@@ -21,12 +21,12 @@ from tidegate.expectations.quality import SCHEMA_VERSION, check_quality
 from tidegate.jobs.spec.errors import TidegateError
 from tidegate.jobs.spec.loader import load_spec
 
-__all__ = ["main", "report"]
+__all__ = ["main", "format_report"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    options = _parser().parse_args(arguments)
+    options = _build_quality_parser().parse_args(arguments)
     try:
         spec, store = load_spec(options.spec), open_store(options.store)
         result = check_quality(spec, store)
@@ -36,12 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps({"schema_version": SCHEMA_VERSION, "kind": "quality", "data": result}))  # noqa: T201
     else:
-        print(report(result, store.uri(result["docs"])))  # noqa: T201
+        print(format_report(result, store.uri(result["docs"])))  # noqa: T201
         print(result["key"])  # noqa: T201
     return 1 if result["verdict"] == "fail" else 0
 
 
-def report(result: dict[str, Any], docs: str) -> str:
+def format_report(result: dict[str, Any], docs: str) -> str:
     """The result for people: the verdict, every failed check with what was seen, where to read on."""
     failed = result["failed"]
     lines = [f"{result['pipeline']}: {result['verdict']} ({len(result['checks'])} checks, {len(failed)} failed)"]
@@ -53,7 +53,7 @@ def report(result: dict[str, Any], docs: str) -> str:
     return "\n".join(lines)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_quality_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tidegate.expectations", description="Quality checks of a pipeline.")
     run = parser.add_subparsers(required=True, metavar="COMMAND").add_parser("run", help="run all suites over the tables")
     run.add_argument("spec", metavar="SPEC.yaml", help="the pipeline's spec")

@@ -16,17 +16,17 @@ from ruamel.yaml.error import YAMLError
 
 from tidegate.expectations.summaries import SUMMARIES
 from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.jobs.spec.options import Model
+from tidegate.jobs.spec.options import SpecModel
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.quality import QualityLimits, QualitySpec, Severity
 
 __all__ = ["Check", "Suite", "limit_values", "load_suites"]
 
-_DURATIONS = {"lateness_p99", "barrier_waited_p99", "checkpoint_age", "seal_p95"}
+_DURATION_LIMITS = {"lateness_p99", "barrier_waited_p99", "checkpoint_age", "seal_p95"}
 _TICKS_PER_SECOND = 1_000_000
 
 
-class Check(Model):
+class Check(SpecModel):
     """One expectation of a suite."""
 
     id: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -41,7 +41,7 @@ class Check(Model):
     """What holds when it passes, as a sentence for people; ``{NAME}`` shows a limit."""
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
+    def _refuse_unknown_names(self) -> Self:
         if self.summary not in SUMMARIES:
             raise ValueError(f"no summary {self.summary!r}; there are: {', '.join(SUMMARIES)}")
         for value in self.kwargs.values():
@@ -49,12 +49,12 @@ class Check(Model):
                 raise ValueError(f"no limit {value['limit']!r}; there are: {', '.join(QualityLimits.model_fields)}")
         return self
 
-    def resolved(self, limits: dict[str, float]) -> dict[str, Any]:
+    def resolve_kwargs(self, limits: dict[str, float]) -> dict[str, Any]:
         """The arguments with the limits filled in."""
         return {k: limits[v["limit"]] if isinstance(v, dict) and "limit" in v else v for k, v in self.kwargs.items()}
 
 
-class Suite(Model):
+class Suite(SpecModel):
     """One suite file."""
 
     suite: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -65,7 +65,7 @@ class Suite(Model):
 def limit_values(limits: QualityLimits) -> dict[str, float]:
     """The limits as plain numbers, durations in seconds."""
     plain: dict[str, float] = limits.model_dump()
-    return {k: v / _TICKS_PER_SECOND if k in _DURATIONS else v for k, v in plain.items()}
+    return {k: v / _TICKS_PER_SECOND if k in _DURATION_LIMITS else v for k, v in plain.items()}
 
 
 def load_suites(spec: PipelineSpec) -> list[Suite]:
@@ -75,7 +75,7 @@ def load_suites(spec: PipelineSpec) -> list[Suite]:
         ConfigurationError: a suite file is wrong, or `quality` names a folder or a check that does not exist.
     """
     quality = spec.quality
-    files: dict[str, Traversable] = {f.name: f for f in _yaml_in(resources.files("tidegate.expectations") / "suites")}
+    files: dict[str, Traversable] = {f.name: f for f in _list_suite_files(resources.files("tidegate.expectations") / "suites")}
     if quality.suites is not None:
         folder = Path(quality.suites)
         if not folder.is_dir():
@@ -85,30 +85,30 @@ def load_suites(spec: PipelineSpec) -> list[Suite]:
                 pipeline=spec.name,
                 advice="give a folder of *.yaml suites, relative to the folder you run in",
             )
-        files |= {f.name: f for f in _yaml_in(folder)}
-    suites = [_load(file) for _, file in sorted(files.items())]
+        files |= {f.name: f for f in _list_suite_files(folder)}
+    suites = [_load_suite(file) for _, file in sorted(files.items())]
     _refuse_unknown_ids(spec, suites)
-    return [s for s in (_with_severities(suite, quality) for suite in suites) if s is not None]
+    return [s for s in (_apply_severities(suite, quality) for suite in suites) if s is not None]
 
 
-def _yaml_in(folder: Traversable) -> list[Traversable]:
+def _list_suite_files(folder: Traversable) -> list[Traversable]:
     return [f for f in folder.iterdir() if f.name.endswith((".yaml", ".yml"))]
 
 
-def _load(file: Traversable) -> Suite:
+def _load_suite(file: Traversable) -> Suite:
     try:
         suite = Suite.model_validate(YAML(typ="safe").load(file.read_text(encoding="utf-8")))
         for check in suite.checks:
             check.says.format(**limit_values(QualityLimits()))
     except ValidationError as error:
         lines = [f"{file}: {'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()]
-        raise _bad("\n".join(lines)) from error
+        raise _make_suite_error("\n".join(lines)) from error
     except (YAMLError, KeyError, ValueError) as error:
-        raise _bad(f"{file}: {error}") from error
+        raise _make_suite_error(f"{file}: {error}") from error
     return suite
 
 
-def _bad(message: str) -> ConfigurationError:
+def _make_suite_error(message: str) -> ConfigurationError:
     return ConfigurationError(message, code="quality.bad_suite", kept="the stream, untouched", advice="mend the suite file")
 
 
@@ -126,7 +126,7 @@ def _refuse_unknown_ids(spec: PipelineSpec, suites: list[Suite]) -> None:
         )
 
 
-def _with_severities(suite: Suite, quality: QualitySpec) -> Suite | None:
+def _apply_severities(suite: Suite, quality: QualitySpec) -> Suite | None:
     """The suite with the pipeline's severities, without what is off; None when nothing is left."""
     wanted = [c.model_copy(update={"severity": quality.severity.get(c.id, c.severity)}) for c in suite.checks]
     kept = tuple(c for c in wanted if c.severity != "off")

@@ -23,87 +23,87 @@ import jinja2
 import pandas as pd
 
 from tidegate.checkpoints.canonical import canonical_bytes, parse_json
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.store import NotFoundError, Store
-from tidegate.expectations.runner import RunResult, number
+from tidegate.expectations.runner import RunResult, format_number
 
-__all__ = ["publish"]
+__all__ = ["publish_data_docs"]
 
 _RUNS_KEPT = 100  # runs listed and kept as Data Docs; about 0.3 MB each. Results are kept for ever
-_WRITERS = 8  # pages are written side by side: a PUT is mostly waiting
+_WRITER_THREADS = 8  # pages are written side by side: a PUT is mostly waiting
 _ROWS_SHOWN = 50  # rows of a summary on the run's page
-_TRENDS = {"late_ratio": "Late rows, share of all", "seal_p95_s": "Seal p95, seconds", "unpublished": "Unpublished epochs"}
+_TREND_TITLES = {"late_ratio": "Late rows, share of all", "seal_p95_s": "Seal p95, seconds", "unpublished": "Unpublished epochs"}
 
 _SCRIPTS = re.compile(r"<script\b.*?</script>", re.DOTALL)
 _REMOTE = re.compile(r"<link\b[^>]*>")
 _STYLES = re.compile(r"<style\b.*?</style>", re.DOTALL)
-_CHROME = re.compile(r'<nav class="navbar.*?</nav>\s*</div>\s*</nav>|<footer>.*?</footer>', re.DOTALL)
+_NAVIGATION = re.compile(r'<nav class="navbar.*?</nav>\s*</div>\s*</nav>|<footer>.*?</footer>', re.DOTALL)
 _SIDEBAR = re.compile(r'<div class="col-lg-2.*?(?=<div class="col-md-10)', re.DOTALL)
 _SNIPPET = re.compile(r'<p class="m-0">\s*<a data-toggle="collapse".*?</a>\s*</p>|<code\s*>\s*df\.filter.*?</code>', re.DOTALL)
 _NO_ASSET = re.compile(r"Data asset: None<br>")
 _SUITE_LINK = re.compile(r'<a href="[./]*expectations/[^"]*"\s*>(.*?)</a>', re.DOTALL)
 
 
-def publish(store: Store, result: Mapping[str, Any], run: RunResult) -> str:
+def publish_data_docs(store: Store, result: Mapping[str, Any], run: RunResult) -> str:
     """Put pages and results into the store; what is read last is written last. Returns the key of the result."""
-    quality = Layout(result["pipeline"]).quality
+    quality = BucketLayout(result["pipeline"]).quality_prefix
     folder = f"{quality}docs/{result['id']}/"
-    with ThreadPoolExecutor(_WRITERS) as pool:
-        written = [pool.submit(store.put, f"{folder}{name}.html", page.encode()) for name, page in _pages(result, run).items()]
+    with ThreadPoolExecutor(_WRITER_THREADS) as pool:
+        written = [pool.submit(store.put, f"{folder}{name}.html", page.encode()) for name, page in _render_run_pages(result, run).items()]
         for page in written:
             page.result()
     key = f"{quality}results/{result['id']}.json"
     data = canonical_bytes(dict(result))
     store.put(key, data)
-    runs = _remember(store, quality, result, run)
-    store.put(f"{quality}docs/index.html", _index(result["pipeline"], runs).encode())
+    runs = _add_run_to_history(store, quality, result, run)
+    store.put(f"{quality}docs/index.html", _render_runs_index(result["pipeline"], runs).encode())
     store.put(f"{quality}results/latest.json", data)
     return key
 
 
-def _pages(result: Mapping[str, Any], run: RunResult) -> dict[str, str]:
+def _render_run_pages(result: Mapping[str, Any], run: RunResult) -> dict[str, str]:
     """File name (without .html) -> page of one run."""
     from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
     from great_expectations.render.view.view import DefaultJinjaPageView
 
     view: Any = DefaultJinjaPageView()  # untyped; one for all pages, since it compiles its templates anew each time
     renderer = ValidationResultsPageRenderer(run_info_at_end=True)
-    pages = {"index": _run_page(result, run)}
+    pages = {"index": _render_run_index(result, run)}
     for name, validation in run.validations.items():
         validation.meta["run_id"] = {"run_name": result["pipeline"], "run_time": result["at"]}
-        pages[name] = _tidy(view.render(renderer.render(validation)), f"{result['pipeline']}: {name}", result["at"])
+        pages[name] = _clean_gx_page(view.render(renderer.render(validation)), f"{result['pipeline']}: {name}", result["at"])
     return pages
 
 
-def _tidy(page: str, title: str, at: str) -> str:
+def _clean_gx_page(page: str, title: str, at: str) -> str:
     """GX's page without what needs the network, scripts, or GX's own site around it."""
     body = page[page.index("<body>") + len("<body>") : page.rindex("</body>")]
-    for noise in (_SCRIPTS, _REMOTE, _STYLES, _CHROME, _SIDEBAR, _SNIPPET, _NO_ASSET):
+    for noise in (_SCRIPTS, _REMOTE, _STYLES, _NAVIGATION, _SIDEBAR, _SNIPPET, _NO_ASSET):
         body = noise.sub("", body)
     body = _SUITE_LINK.sub(r"\1", body)
     trail = f'<p class="trail"><a href="index.html">quality run of {at}</a></p>'
-    return _render("page.html", title=title).replace("<body>", f"<body>\n{trail}\n<h1>{title}</h1>\n{body}")
+    return _render_template("page.html", title=title).replace("<body>", f"<body>\n{trail}\n<h1>{title}</h1>\n{body}")
 
 
-def _run_page(result: Mapping[str, Any], run: RunResult) -> str:
+def _render_run_index(result: Mapping[str, Any], run: RunResult) -> str:
     title = f"Quality of {result['pipeline']}: {result['verdict']}"
-    frames = {name: _shown(frame) for name, frame in run.frames.items()}
-    return _render("run.html", title=title, result=result, titles=run.titles, frames=frames)
+    frames = {name: _select_shown_rows(frame) for name, frame in run.frames.items()}
+    return _render_template("run.html", title=title, result=result, titles=run.titles, frames=frames)
 
 
-def _shown(frame: pd.DataFrame) -> dict[str, Any]:
+def _select_shown_rows(frame: pd.DataFrame) -> dict[str, Any]:
     newest = frame.tail(_ROWS_SHOWN).iloc[::-1] if len(frame) > _ROWS_SHOWN else frame
-    rows = [[_cell(value) for value in row] for row in newest.itertuples(index=False)]
+    rows = [[_format_frame_cell(value) for value in row] for row in newest.itertuples(index=False)]
     return {"columns": list(frame.columns), "rows": rows, "more": len(frame) - len(rows)}
 
 
-def _cell(value: Any) -> str:
+def _format_frame_cell(value: Any) -> str:
     if isinstance(value, float):
-        return "–" if math.isnan(value) else number(value)
+        return "–" if math.isnan(value) else format_number(value)
     return str(value)
 
 
-def _remember(store: Store, quality: str, result: Mapping[str, Any], run: RunResult) -> list[dict[str, Any]]:
+def _add_run_to_history(store: Store, quality: str, result: Mapping[str, Any], run: RunResult) -> list[dict[str, Any]]:
     """Add the run to the history and drop the pages of what falls out of it. Of two runs at once one may be missing there."""
     key = f"{quality}history.json"
     try:
@@ -111,16 +111,16 @@ def _remember(store: Store, quality: str, result: Mapping[str, Any], run: RunRes
     except (NotFoundError, ValueError, KeyError, TypeError):
         before = []
     entry = {k: result[k] for k in ("id", "at", "verdict", "checkpoint")}
-    runs = [entry | {"failed": [c["id"] for c in result["failed"]], "trend": _trend(run)}, *before]
+    runs = [entry | {"failed": [c["id"] for c in result["failed"]], "trend": _extract_trend(run)}, *before]
     for old in runs[_RUNS_KEPT:]:
-        for page in list(store.list(f"{quality}docs/{old['id']}/")):
+        for page in list(store.list_objects(f"{quality}docs/{old['id']}/")):
             store.delete(page.key)
     runs = runs[:_RUNS_KEPT]
     store.put(key, canonical_bytes({"format_version": 1, "runs": runs}))
     return runs
 
 
-def _trend(run: RunResult) -> dict[str, float]:
+def _extract_trend(run: RunResult) -> dict[str, float]:
     """The few numbers that are drawn over time."""
     numbers: dict[str, Any] = {}
     late = run.frames.get("late_by_source")
@@ -132,12 +132,12 @@ def _trend(run: RunResult) -> dict[str, float]:
     return {name: float(value) for name, value in numbers.items() if not pd.isna(value)}
 
 
-def _index(pipeline: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    trends = [t for t in (_line(name, title, runs) for name, title in _TRENDS.items()) if t is not None]
-    return _render("index.html", title=f"Quality of {pipeline}", pipeline=pipeline, runs=runs, trends=trends)
+def _render_runs_index(pipeline: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    trends = [t for t in (_draw_trend_line(name, title, runs) for name, title in _TREND_TITLES.items()) if t is not None]
+    return _render_template("index.html", title=f"Quality of {pipeline}", pipeline=pipeline, runs=runs, trends=trends)
 
 
-def _line(name: str, title: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
+def _draw_trend_line(name: str, title: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
     """A polyline over the runs, oldest left; None with fewer than two points."""
     values = [run["trend"][name] for run in reversed(runs) if name in run["trend"]]
     if len(values) < 2:
@@ -148,7 +148,7 @@ def _line(name: str, title: str, runs: Sequence[Mapping[str, Any]]) -> dict[str,
     return {"title": title, "points": points, "low": f"{low:.4g}", "high": f"{high:.4g}"}
 
 
-def _render(template: str, **values: Any) -> str:
+def _render_template(template: str, **values: Any) -> str:
     package = resources.files("tidegate.expectations")
     loader = jinja2.FunctionLoader(lambda name: (package / "templates" / name).read_text(encoding="utf-8"))
     css = (package / "docs.css").read_text(encoding="utf-8")

@@ -10,18 +10,18 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.store import Store
 from tidegate.expectations import docs
-from tidegate.expectations.evidence import TableReader, gather
-from tidegate.expectations.runner import CheckResult, load_library, run_suites
+from tidegate.expectations.evidence import TableReader, gather_evidence
+from tidegate.expectations.runner import CheckResult, load_great_expectations, run_suites
 from tidegate.expectations.summaries import LATE_COLUMNS, event_columns
 from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
 
 __all__ = ["SCHEMA_VERSION", "check_quality"]
 
 SCHEMA_VERSION = 1
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def check_quality(
@@ -36,13 +36,13 @@ def check_quality(
         ConfigurationError: a suite is wrong.
         TransientError: the store or the catalog cannot be reached now.
     """
-    read = read or _table_reader(spec, store)
-    load_library()  # like pyiceberg's import above a part of the process's start, not of the check
+    read = read or _make_table_reader(spec, store)
+    load_great_expectations()  # like pyiceberg's import above a part of the process's start, not of the check
     begun = time.monotonic()
-    evidence = gather(spec, store, read, clock=clock)
+    evidence = gather_evidence(spec, store, read, clock=clock)
     run = run_suites(evidence)
-    at = _EPOCH + timedelta(microseconds=evidence.now)
-    name, quality = at.strftime("%Y%m%dT%H%M%S.%fZ"), Layout(spec.name).quality
+    at = _UNIX_EPOCH + timedelta(microseconds=evidence.now)
+    name, quality = at.strftime("%Y%m%dT%H%M%S.%fZ"), BucketLayout(spec.name).quality_prefix
     head = evidence.head
     result: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -56,26 +56,26 @@ def check_quality(
         "timeline": head.timeline if head else None,
         "epoch": head.slot if head else None,
         "verdict": run.verdict,
-        "failed": [_record(c) for c in run.failed],
-        "checks": [_record(c) for c in run.checks],
+        "failed": [_dump_check(c) for c in run.failed_checks],
+        "checks": [_dump_check(c) for c in run.checks],
         "seconds": round(time.monotonic() - begun, 3),
     }
-    docs.publish(store, result, run)
+    docs.publish_data_docs(store, result, run)
     return result
 
 
-def _record(check: CheckResult) -> dict[str, Any]:
-    return asdict(check) | {"offenders": list(check.offenders), "page": check.page}
+def _dump_check(check: CheckResult) -> dict[str, Any]:
+    return asdict(check) | {"offenders": list(check.offenders), "page": check.page_name}
 
 
-def _table_reader(spec: PipelineSpec, store: Store) -> TableReader:
+def _make_table_reader(spec: PipelineSpec, store: Store) -> TableReader:
     from tidegate.jobs.sinks.tables import read_table  # pyiceberg takes a second to import
 
     # The two tables that may be large are read without the user's columns.
     narrow = {EVENTS: event_columns(spec), LATE: LATE_COLUMNS}
 
-    def read(name: str, *, since: int = 0) -> pa.Table:
+    def read_run_rows(name: str, *, since: int = 0) -> pa.Table:
         # What was merged in later is not the run's doing: the checks judge the run.
         return read_table(spec, store, name, since=since, columns=narrow.get(name), spliced=False)
 
-    return read
+    return read_run_rows

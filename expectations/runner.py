@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     )
     from great_expectations.data_context.data_context.abstract_data_context import AbstractDataContext
 
-__all__ = ["CheckResult", "RunResult", "load_library", "number", "run_suites"]
+__all__ = ["CheckResult", "RunResult", "load_great_expectations", "format_number", "run_suites"]
 
-_SHOWN = 5  # offenders named per check; the Data Docs list all of them
+_OFFENDERS_SHOWN = 5  # offenders named per check; the Data Docs list all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class CheckResult:
     expected: dict[str, Any]
 
     @property
-    def page(self) -> str:
+    def page_name(self) -> str:
         """Name of its Data Docs page."""
         return f"{self.suite}.{self.summary}"
 
@@ -72,16 +72,16 @@ class RunResult:
     validations: Mapping[str, Any]
 
     @property
-    def failed(self) -> tuple[CheckResult, ...]:
+    def failed_checks(self) -> tuple[CheckResult, ...]:
         """Failed checks, critical ones first."""
         return tuple(sorted((c for c in self.checks if not c.passed), key=lambda c: c.severity))
 
     @property
     def verdict(self) -> str:
         """``pass``; ``warn``: something failed, nothing critical; ``fail``."""
-        if any(c.severity == "critical" for c in self.failed):
+        if any(c.severity == "critical" for c in self.failed_checks):
             return "fail"
-        return "warn" if self.failed else "pass"
+        return "warn" if self.failed_checks else "pass"
 
 
 def run_suites(evidence: Evidence) -> RunResult:
@@ -98,17 +98,17 @@ def run_suites(evidence: Evidence) -> RunResult:
     validations: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # GX and its dependencies warn about themselves; our own code has run by now
-        source = _context().data_sources.add_pandas("summaries")
+        source = _make_gx_context().data_sources.add_pandas("summaries")
         for suite in suites:
             for summary in dict.fromkeys(c.summary for c in suite.checks):
                 part = [c for c in suite.checks if c.summary == summary]
                 page = f"{suite.suite}.{summary}"
-                validations[page] = _validate(source, page, summary, part, frames[summary], limits)
-                checks += _results(suite.suite, part, validations[page], frames[summary], limits)
+                validations[page] = _validate_summary(source, page, summary, part, frames[summary], limits)
+                checks += _collect_check_results(suite.suite, part, validations[page], frames[summary], limits)
     return RunResult(tuple(checks), frames, {s.suite: s.title for s in suites}, validations)
 
 
-def load_library() -> None:
+def load_great_expectations() -> None:
     """Import Great Expectations, with its analytics off. Takes 3 s on a quiet machine."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     with warnings.catch_warnings():
@@ -116,9 +116,9 @@ def load_library() -> None:
         import great_expectations  # noqa: F401
 
 
-def _context() -> AbstractDataContext:
+def _make_gx_context() -> AbstractDataContext:
     """A context in memory; no analytics, no progress bars, no network, no files."""
-    load_library()
+    load_great_expectations()
     import great_expectations as gx
     from great_expectations.data_context.types.base import DataContextConfig, InMemoryStoreBackendDefaults, ProgressBarsConfig
 
@@ -131,13 +131,13 @@ def _context() -> AbstractDataContext:
     return gx.get_context(mode="ephemeral", project_config=config)
 
 
-def _validate(
+def _validate_summary(
     source: Any, page: str, summary: str, checks: Sequence[Check], frame: pd.DataFrame, limits: dict[str, float]
 ) -> ExpectationSuiteValidationResult:
     """One GX validation of the checks that a suite makes on one summary."""
     import great_expectations as gx
 
-    expectations = [_expectation(gx.expectations, check, limits) for check in checks]
+    expectations = [_build_expectation(gx.expectations, check, limits) for check in checks]
     asset = source.add_dataframe_asset(page)
     batch = asset.add_batch_definition_whole_dataframe(summary).get_batch(batch_parameters={"dataframe": frame})
     validation: ExpectationSuiteValidationResult = batch.validate(
@@ -147,7 +147,7 @@ def _validate(
     return validation
 
 
-def _results(
+def _collect_check_results(
     suite: str,
     checks: Sequence[Check],
     validation: ExpectationSuiteValidationResult,
@@ -155,31 +155,31 @@ def _results(
     limits: dict[str, float],
 ) -> list[CheckResult]:
     by_id = {r.expectation_config.meta["check"]: r for r in validation.results if r.expectation_config is not None}
-    return [_result(suite, check, by_id[check.id], frame, limits) for check in checks]
+    return [_interpret_validation(suite, check, by_id[check.id], frame, limits) for check in checks]
 
 
-def _expectation(library: Any, check: Check, limits: dict[str, float]) -> Any:
+def _build_expectation(library: Any, check: Check, limits: dict[str, float]) -> Any:
     """The GX object of a check."""
     kind = getattr(library, "".join(part.title() for part in check.expect.split("_")), None)
     if kind is None:
-        raise _broken(check, f"Great Expectations has no {check.expect}")
+        raise _make_check_error(check, f"Great Expectations has no {check.expect}")
     severity = {"critical": "critical", "warn": "warning"}[check.severity]
     try:
         return kind(
-            **check.resolved(limits), description=check.says.format(**limits), severity=severity, meta={"check": check.id}
+            **check.resolve_kwargs(limits), description=check.says.format(**limits), severity=severity, meta={"check": check.id}
         )
     except (TypeError, ValueError) as error:
-        raise _broken(check, str(error)) from error
+        raise _make_check_error(check, str(error)) from error
 
 
-def _result(
+def _interpret_validation(
     suite: str, check: Check, found: ExpectationValidationResult, frame: pd.DataFrame, limits: dict[str, float]
 ) -> CheckResult:
     if found.exception_info.get("raised_exception") or any(
         isinstance(v, dict) and v.get("raised_exception") for v in found.exception_info.values()
     ):
-        raise _broken(check, _first_message(found.exception_info))
-    offenders = _offenders(found, frame, check)
+        raise _make_check_error(check, _find_error_message(found.exception_info))
+    offenders = _list_offenders(found, frame, check)
     return CheckResult(
         id=check.id,
         suite=suite,
@@ -187,54 +187,54 @@ def _result(
         severity=check.severity,
         says=check.says.format(**limits),
         passed=bool(found.success),
-        observed=_observed(found, frame, check, offenders),
+        observed=_describe_observed(found, frame, check, offenders),
         offenders=offenders,
-        expected=check.resolved(limits),
+        expected=check.resolve_kwargs(limits),
     )
 
 
-def _offenders(found: ExpectationValidationResult, frame: pd.DataFrame, check: Check) -> tuple[str, ...]:
+def _list_offenders(found: ExpectationValidationResult, frame: pd.DataFrame, check: Check) -> tuple[str, ...]:
     """`first column: value` of every row that broke the check."""
     key, column = str(frame.columns[0]), check.kwargs.get("column")
     rows = found.result.get("unexpected_index_list") or []
     named = [(row[key], row[column]) for row in rows if key in row and column in row]
     alone = key in (column, "pipeline")  # a frame of one row has nobody else to name
-    return tuple(number(value) if alone else f"{name}: {number(value)}" for name, value in named)
+    return tuple(format_number(value) if alone else f"{name}: {format_number(value)}" for name, value in named)
 
 
-def _observed(found: ExpectationValidationResult, frame: pd.DataFrame, check: Check, offenders: tuple[str, ...]) -> str:
+def _describe_observed(found: ExpectationValidationResult, frame: pd.DataFrame, check: Check, offenders: tuple[str, ...]) -> str:
     if offenders:
-        more = f" and {len(offenders) - _SHOWN} more" if len(offenders) > _SHOWN else ""
-        return ", ".join(offenders[:_SHOWN]) + more
+        more = f" and {len(offenders) - _OFFENDERS_SHOWN} more" if len(offenders) > _OFFENDERS_SHOWN else ""
+        return ", ".join(offenders[:_OFFENDERS_SHOWN]) + more
     if "observed_value" in found.result:
-        return number(found.result["observed_value"])
+        return format_number(found.result["observed_value"])
     column = check.kwargs.get("column")
     values = frame[column].dropna() if column in frame else pd.Series(dtype="float64")
     distinct = sorted(set(values))
     if not distinct:
         return "nothing to check"
     numeric = pd.api.types.is_numeric_dtype(values)
-    if len(distinct) <= (2 if numeric else _SHOWN):
-        return ", ".join(number(v) for v in distinct)
+    if len(distinct) <= (2 if numeric else _OFFENDERS_SHOWN):
+        return ", ".join(format_number(v) for v in distinct)
     if not numeric:
         return f"{len(distinct)} different ones"
-    return f"{number(distinct[0])} to {number(distinct[-1])}"
+    return f"{format_number(distinct[0])} to {format_number(distinct[-1])}"
 
 
-def number(value: Any) -> str:
+def format_number(value: Any) -> str:
     """A value as people read it."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _first_message(info: Mapping[str, Any]) -> str:
+def _find_error_message(info: Mapping[str, Any]) -> str:
     nested = [v for v in info.values() if isinstance(v, dict)]
     messages = [v.get("exception_message") for v in [info, *nested]]
     return next((str(m) for m in messages if m), "it could not be computed")
 
 
-def _broken(check: Check, cause: str) -> ConfigurationError:
+def _make_check_error(check: Check, cause: str) -> ConfigurationError:
     return ConfigurationError(
         f"check {check.id} cannot run on summary {check.summary}: {cause}",
         code="quality.bad_check",

@@ -23,8 +23,8 @@ __all__ = ["LATE_COLUMNS", "SUMMARIES", "Evidence", "event_columns"]
 LATE_COLUMNS: Final = ("output", "reason", "lateness_us", "_source", "_epoch")
 """The columns of the late table that the checks need."""
 
-_SECOND: Final = 1_000_000
-_KEPT: Final = {LatePolicy.SIDE_OUTPUT, LatePolicy.REJECT_TO_ORIGIN}  # policies under which every late row reaches the late table
+_TICKS_PER_SECOND: Final = 1_000_000
+_LATE_TABLE_POLICIES: Final = {LatePolicy.SIDE_OUTPUT, LatePolicy.REJECT_TO_ORIGIN}  # policies under which every late row reaches the late table
 _DISPOSITIONS: Final = ["rows_released", "rows_late", "rows_dropped", "rows_rejected", "rows_dead", "rows_retained"]
 
 
@@ -64,35 +64,35 @@ class Evidence:
     verified: str
 
 
-def late_by_source(evidence: Evidence) -> pd.DataFrame:
+def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
     """One row per source: late rows of the events output as the manifests count them, and their lateness."""
     late = evidence.late.select(["output", "_source", "lateness_us"]).to_pandas()
     late = late[late["output"] == EVENTS]
-    counted = _per_source(evidence.head)
-    past = _per_source(evidence.past)
-    complete = evidence.spec.release.on_late in _KEPT
+    counted = _get_source_counters(evidence.head)
+    past = _get_source_counters(evidence.past)
+    complete = evidence.spec.release.on_late in _LATE_TABLE_POLICIES
     rows = []
     for source in [*evidence.spec.sources, *sorted(set(late["_source"]) - set(evidence.spec.sources))]:
-        lateness = late.loc[late["_source"] == source, "lateness_us"].to_numpy(dtype="float64", na_value=np.nan) / _SECOND
+        lateness = late.loc[late["_source"] == source, "lateness_us"].to_numpy(dtype="float64", na_value=np.nan) / _TICKS_PER_SECOND
         now, before = counted.get(source, {}), past.get(source, {})
         rows.append(
             {
                 "source": source,
                 "source_in_spec": "yes" if source in evidence.spec.sources else "no",
                 "rows_read": now.get("read", 0),
-                "rows_late": _late(now),
-                "late_ratio": _ratio(_late(now), now.get("read", 0)),
-                "late_ratio_rise": _rise(now, before),
-                "lateness_p50_s": _quantile(lateness, 0.50),
-                "lateness_p99_s": _quantile(lateness, 0.99),
-                "lateness_max_s": _quantile(lateness, 1.0),
-                "late_rows_missing": float(_late(now) - len(lateness)) if complete else np.nan,
+                "rows_late": _count_late_rows(now),
+                "late_ratio": _compute_ratio(_count_late_rows(now), now.get("read", 0)),
+                "late_ratio_rise": _compute_late_rise(now, before),
+                "lateness_p50_s": _compute_quantile(lateness, 0.50),
+                "lateness_p99_s": _compute_quantile(lateness, 0.99),
+                "lateness_max_s": _compute_quantile(lateness, 1.0),
+                "late_rows_missing": float(_count_late_rows(now) - len(lateness)) if complete else np.nan,
             }
         )
     return pd.DataFrame(rows)
 
 
-def late_by_reason(evidence: Evidence) -> pd.DataFrame:
+def summarize_late_by_reason(evidence: Evidence) -> pd.DataFrame:
     """One row per output and reason."""
     late = evidence.late.select(["output", "reason", "lateness_us"]).to_pandas()
     grouped = late.groupby(["output", "reason"], sort=True)["lateness_us"]
@@ -100,11 +100,11 @@ def late_by_reason(evidence: Evidence) -> pd.DataFrame:
     judged = found["reason"].isin(["late_order", "late_window"])  # the others are late for another cause than the frontier
     frame = pd.DataFrame({"reason": found["reason"], "output": found["output"], "rows": found["size"]})
     for name in ("min", "median", "max"):
-        frame[f"lateness_{name}_s"] = (found[name].astype("float64") / _SECOND).where(judged)
+        frame[f"lateness_{name}_s"] = (found[name].astype("float64") / _TICKS_PER_SECOND).where(judged)
     return frame
 
 
-def barriers(evidence: Evidence) -> pd.DataFrame:
+def summarize_barriers(evidence: Evidence) -> pd.DataFrame:
     """One row per closed barrier."""
     table = evidence.barriers
     return pd.DataFrame(
@@ -116,29 +116,29 @@ def barriers(evidence: Evidence) -> pd.DataFrame:
             "missing": [", ".join(m or ()) for m in table["missing"].to_pylist()],
             "missing_members": [len(m or ()) for m in table["missing"].to_pylist()],
             "tardy_members": [len(t or ()) for t in table["tardy"].to_pylist()],
-            "waited_s": [(w or 0) / _SECOND for w in table["waited_us"].to_pylist()],
+            "waited_s": [(w or 0) / _TICKS_PER_SECOND for w in table["waited_us"].to_pylist()],
         }
     )
 
 
-def barrier_health(evidence: Evidence) -> pd.DataFrame:
+def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
     """One row over all barriers."""
-    closed = barriers(evidence)
+    closed = summarize_barriers(evidence)
     ids = set(closed["barrier_id"])
-    return _one(
+    return _make_single_row(
         {
             "pipeline": evidence.spec.name,
             "barriers": len(closed),
             "complete": int((closed["outcome"] == "complete").sum()),
-            "complete_ratio": _ratio(int((closed["outcome"] == "complete").sum()), len(closed)),
-            "waited_p50_s": _quantile(closed["waited_s"].to_numpy("float64"), 0.50),
-            "waited_p99_s": _quantile(closed["waited_s"].to_numpy("float64"), 0.99),
+            "complete_ratio": _compute_ratio(int((closed["outcome"] == "complete").sum()), len(closed)),
+            "waited_p50_s": _compute_quantile(closed["waited_s"].to_numpy("float64"), 0.50),
+            "waited_p99_s": _compute_quantile(closed["waited_s"].to_numpy("float64"), 0.99),
             "ids_missing": max(ids) - min(ids) + 1 - len(ids) if ids else 0,
         }
     )
 
 
-def checkpoints(evidence: Evidence) -> pd.DataFrame:
+def summarize_checkpoints(evidence: Evidence) -> pd.DataFrame:
     """One row per published checkpoint, oldest first."""
     table = evidence.checkpoints.to_pandas().sort_values("_epoch", ignore_index=True)
     retained_before = table["rows_retained"].shift(1, fill_value=0)
@@ -157,26 +157,26 @@ def checkpoints(evidence: Evidence) -> pd.DataFrame:
     )
 
 
-def checkpoint_health(evidence: Evidence) -> pd.DataFrame:
+def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
     """One row over all checkpoints."""
-    table = checkpoints(evidence)
+    table = summarize_checkpoints(evidence)
     head = evidence.head
-    age = (evidence.now - head.created_at) / _SECOND if head and evidence.wanted else np.nan
-    return _one(
+    age = (evidence.now - head.created_at) / _TICKS_PER_SECOND if head and evidence.wanted else np.nan
+    return _make_single_row(
         {
             "pipeline": evidence.spec.name,
             "checkpoints": len(table),
             "newest": str(head.id) if head else "none",
             "verified": evidence.verified,
             "age_s": age,
-            "epoch_p95_s": _quantile(table["epoch_s"].to_numpy("float64"), 0.95),
-            "seal_p95_s": _quantile(table["seal_s"].to_numpy("float64"), 0.95),
+            "epoch_p95_s": _compute_quantile(table["epoch_s"].to_numpy("float64"), 0.95),
+            "seal_p95_s": _compute_quantile(table["seal_s"].to_numpy("float64"), 0.95),
             "unpublished": evidence.sealed - (head.slot if head else 0),
         }
     )
 
 
-def dead_letters(evidence: Evidence) -> pd.DataFrame:
+def summarize_dead_letters(evidence: Evidence) -> pd.DataFrame:
     """One row per reason and source; `objects` were unreadable as a whole."""
     table = evidence.dead_letters.select(["reason", "_source", "row"]).to_pandas()
     whole = table["row"].isna()
@@ -185,22 +185,22 @@ def dead_letters(evidence: Evidence) -> pd.DataFrame:
     return frame
 
 
-def dead_letter_health(evidence: Evidence) -> pd.DataFrame:
+def summarize_dead_letter_health(evidence: Evidence) -> pd.DataFrame:
     """One row over all dead letters."""
-    found = dead_letters(evidence)
+    found = summarize_dead_letters(evidence)
     rows, read = int(found["rows"].sum()), evidence.head.counters.read if evidence.head else 0
-    return _one(
+    return _make_single_row(
         {
             "pipeline": evidence.spec.name,
             "rows_read": read,
             "dead_rows": rows,
-            "dead_ratio": _ratio(rows, read),
+            "dead_ratio": _compute_ratio(rows, read),
             "dead_objects": int(found["objects"].sum()),
         }
     )
 
 
-def release(evidence: Evidence) -> pd.DataFrame:
+def summarize_release(evidence: Evidence) -> pd.DataFrame:
     """One row over the events table."""
     event_time = event_columns(evidence.spec)[-1]
     events = evidence.events.sort_by("position")
@@ -208,14 +208,14 @@ def release(evidence: Evidence) -> pd.DataFrame:
     rows = len(position)
     distinct = int((np.diff(position) != 0).sum()) + 1 if rows else 0
     origin = events.group_by(["_source", "_partition", "_seq"]).aggregate([])
-    return _one(
+    return _make_single_row(
         {
             "pipeline": evidence.spec.name,
             "events": rows,
-            "positions_missing": _positions_expected(evidence, position) - distinct,
+            "positions_missing": _count_expected_positions(evidence, position) - distinct,
             "positions_doubled": rows - distinct,
             "rows_doubled": rows - origin.num_rows,
-            "rows_out_of_order": _out_of_order(events, event_time)
+            "rows_out_of_order": _count_out_of_order(events, event_time)
             if evidence.spec.release.mode is not ReleaseMode.PASS_THROUGH
             else np.nan,
         }
@@ -223,20 +223,20 @@ def release(evidence: Evidence) -> pd.DataFrame:
 
 
 SUMMARIES: Final[Mapping[str, Callable[[Evidence], pd.DataFrame]]] = {
-    "late_by_source": late_by_source,
-    "late_by_reason": late_by_reason,
-    "barriers": barriers,
-    "barrier_health": barrier_health,
-    "checkpoints": checkpoints,
-    "checkpoint_health": checkpoint_health,
-    "dead_letters": dead_letters,
-    "dead_letter_health": dead_letter_health,
-    "release": release,
+    "late_by_source": summarize_late_by_source,
+    "late_by_reason": summarize_late_by_reason,
+    "barriers": summarize_barriers,
+    "barrier_health": summarize_barrier_health,
+    "checkpoints": summarize_checkpoints,
+    "checkpoint_health": summarize_checkpoint_health,
+    "dead_letters": summarize_dead_letters,
+    "dead_letter_health": summarize_dead_letter_health,
+    "release": summarize_release,
 }
 """Name of a summary in a suite file -> how it is built. The first column names the row."""
 
 
-def _positions_expected(evidence: Evidence, position: np.ndarray[Any, Any]) -> int:
+def _count_expected_positions(evidence: Evidence, position: np.ndarray[Any, Any]) -> int:
     """Positions that should be taken: up to what the manifest has given out, from 0 or from where the events begin."""
     noted = evidence.head.notes.get("next_position", 0) if evidence.head else 0
     if not len(position):
@@ -245,7 +245,7 @@ def _positions_expected(evidence: Evidence, position: np.ndarray[Any, Any]) -> i
     return max(int(position[-1]) + 1, int(noted)) - first
 
 
-def _out_of_order(events: pa.Table, event_time: str) -> int:
+def _count_out_of_order(events: pa.Table, event_time: str) -> int:
     """Rows that left after a later one of their section; rows flagged late left out of turn by design."""
     flagged = events["_late"].fill_null(False).to_numpy()
     section = events["section"].to_numpy()[~flagged]
@@ -254,30 +254,30 @@ def _out_of_order(events: pa.Table, event_time: str) -> int:
     return int(before.sum())
 
 
-def _one(row: dict[str, Any]) -> pd.DataFrame:
+def _make_single_row(row: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame([row])
 
 
-def _per_source(manifest: Manifest | None) -> dict[str, dict[str, int]]:
+def _get_source_counters(manifest: Manifest | None) -> dict[str, dict[str, int]]:
     return manifest.counters.per_source if manifest else {}
 
 
-def _late(counters: Mapping[str, int]) -> int:
+def _count_late_rows(counters: Mapping[str, int]) -> int:
     return counters.get("late", 0) + counters.get("rejected", 0)
 
 
-def _rise(now: Mapping[str, int], before: Mapping[str, int]) -> float:
+def _compute_late_rise(now: Mapping[str, int], before: Mapping[str, int]) -> float:
     """Late share of what came since `before`, less that of what came up to it; null without enough of both."""
     recent_read = now.get("read", 0) - before.get("read", 0)
     if not before.get("read") or recent_read <= 0:
         return np.nan
-    return (_late(now) - _late(before)) / recent_read - _late(before) / before["read"]
+    return (_count_late_rows(now) - _count_late_rows(before)) / recent_read - _count_late_rows(before) / before["read"]
 
 
-def _ratio(part: int, whole: int) -> float:
+def _compute_ratio(part: int, whole: int) -> float:
     return part / whole if whole else np.nan
 
 
-def _quantile(values: np.ndarray[Any, Any], q: float) -> float:
+def _compute_quantile(values: np.ndarray[Any, Any], q: float) -> float:
     known = values[~np.isnan(values)]
     return float(np.quantile(known, q)) if len(known) else np.nan

@@ -16,16 +16,16 @@ from tidegate.infra.ports import LOOPBACK
 from tidegate.infra.stack_state import AIRFLOW_USERS, StackSecrets
 
 __all__ = [
-    "COMPONENTS",
+    "AIRFLOW_COMPONENTS",
     "IMPATIENT",
     "PATIENT",
-    "airflow_command",
-    "airflow_settings",
-    "child_environment",
-    "component_settings",
-    "digest",
-    "passwords_file",
-    "url",
+    "build_airflow_command",
+    "build_airflow_settings",
+    "build_process_environment",
+    "build_component_settings",
+    "hash_settings",
+    "locate_passwords_file",
+    "build_airflow_url",
 ]
 
 #: Seconds Airflow's processes wait for each other's writes; the default of 5 is too short on a busy machine.
@@ -35,7 +35,7 @@ PATIENT = {"timeout": 60}
 IMPATIENT = {"timeout": 8}
 
 #: Process name -> arguments of `airflow`, in the order of starting.
-COMPONENTS: dict[str, tuple[str, ...]] = {
+AIRFLOW_COMPONENTS: dict[str, tuple[str, ...]] = {
     "api-server": ("api-server",),
     "scheduler": ("scheduler", "--skip-serve-logs"),
     "dag-processor": ("dag-processor",),
@@ -43,17 +43,17 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def airflow_command(*arguments: str) -> list[str]:
+def build_airflow_command(*arguments: str) -> list[str]:
     """The command line of `airflow`, from the environment this Python runs in."""
     return [sys.executable, "-m", "airflow", *arguments]
 
 
-def url(port: int) -> str:
+def build_airflow_url(port: int) -> str:
     """Where a browser finds Airflow."""
     return f"http://{LOOPBACK}:{port}"
 
 
-def airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets) -> dict[str, str]:
+def build_airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets) -> dict[str, str]:
     """Airflow's configuration, as environment variables.
 
     Args:
@@ -69,14 +69,14 @@ def airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets) -> d
         "CORE__PARALLELISM": "4",
         "CORE__FERNET_KEY": keys.fernet_key,
         "CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{user}:{role}" for user, role in AIRFLOW_USERS.items()),
-        "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords_file(home)),
-        "CORE__EXECUTION_API_SERVER_URL": f"{url(port)}/execution/",
+        "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(locate_passwords_file(home)),
+        "CORE__EXECUTION_API_SERVER_URL": f"{build_airflow_url(port)}/execution/",
         "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
-        **_waiting("PATIENT"),
+        **_build_connect_args("PATIENT"),
         "LOGGING__BASE_LOG_FOLDER": str(home / "logs"),
         "API__HOST": LOOPBACK,
         "API__PORT": str(port),
-        "API__BASE_URL": url(port),
+        "API__BASE_URL": build_airflow_url(port),
         "API__WORKERS": "1",
         # The processes are started one by one; without these each would make up keys of its own.
         "API__SECRET_KEY": keys.api_secret_key,
@@ -103,23 +103,23 @@ def airflow_settings(home: Path, dags: Path, port: int, keys: StackSecrets) -> d
     return {"AIRFLOW_HOME": str(home), **{f"AIRFLOW__{key}": value for key, value in settings.items()}}
 
 
-def component_settings(name: str) -> dict[str, str]:
-    """What one of `COMPONENTS` is told beside `airflow_settings`, as environment variables."""
-    return {f"AIRFLOW__{key}": value for key, value in _waiting("IMPATIENT").items()} if name == "api-server" else {}
+def build_component_settings(name: str) -> dict[str, str]:
+    """What one of `AIRFLOW_COMPONENTS` is told beside `build_airflow_settings`, as environment variables."""
+    return {f"AIRFLOW__{key}": value for key, value in _build_connect_args("IMPATIENT").items()} if name == "api-server" else {}
 
 
-def _waiting(arguments: str) -> dict[str, str]:
+def _build_connect_args(arguments: str) -> dict[str, str]:
     return dict.fromkeys(
         ("DATABASE__SQL_ALCHEMY_CONNECT_ARGS", "DATABASE__SQL_ALCHEMY_CONNECT_ARGS_ASYNC"), f"{__name__}.{arguments}"
     )
 
 
-def passwords_file(home: Path) -> Path:
+def locate_passwords_file(home: Path) -> Path:
     """Where Airflow's simple login reads its passwords."""
     return home / "passwords.json"
 
 
-def child_environment(own: Mapping[str, str], inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+def build_process_environment(own: Mapping[str, str], inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment of a child: ours, the user's without foreign Airflow settings, this Python's programs first on PATH."""
     programs = str(Path(sys.executable).parent)
     # PYTHONPATH could make the top-level folders importable under a second name.
@@ -127,6 +127,6 @@ def child_environment(own: Mapping[str, str], inherited: Mapping[str, str] = os.
     return {**kept, "PATH": f"{programs}:{inherited.get('PATH', os.defpath)}", **own}
 
 
-def digest(environment: Mapping[str, str]) -> str:
+def hash_settings(environment: Mapping[str, str]) -> str:
     """Fingerprint of settings: tells whether a running Airflow was started with these."""
     return hashlib.sha256(json.dumps(sorted(environment.items())).encode()).hexdigest()[:16]

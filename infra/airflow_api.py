@@ -16,11 +16,11 @@ from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random_
 
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 
-__all__ = ["AirflowApi", "AirflowApiError", "health"]
+__all__ = ["AirflowApi", "AirflowApiError", "fetch_health"]
 
-_TIMEOUT = 120.0  # seconds; a busy machine takes its time
-_ENDED = frozenset({"success", "failed"})
-_ATTEMPTS = 6  # of a call that Airflow answered with 500 and above
+_REQUEST_TIMEOUT = 120.0  # seconds; a busy machine takes its time
+_ENDED_RUN_STATES = frozenset({"success", "failed"})
+_MAX_ATTEMPTS = 6  # of a call that Airflow answered with 500 and above
 
 
 class AirflowApiError(ConfigurationError):
@@ -35,7 +35,7 @@ class AirflowApiError(ConfigurationError):
         self.status = status
 
 
-def health(base_url: str) -> dict[str, str]:
+def fetch_health(base_url: str) -> dict[str, str]:
     """Component -> status, with the names of the processes; empty while the API server does not answer."""
     try:
         with urllib.request.urlopen(f"{base_url}/api/v2/monitor/health", timeout=20) as answer:  # noqa: S310 - http on loopback
@@ -46,13 +46,13 @@ def health(base_url: str) -> dict[str, str]:
     return {"api-server": "healthy", **statuses}
 
 
-def _is_a_fault_of_the_server(error: BaseException) -> bool:
+def _is_server_error(error: BaseException) -> bool:
     return isinstance(error, AirflowApiError) and error.status >= 500
 
 
-_patiently = retry(
-    retry=retry_if_exception(_is_a_fault_of_the_server),
-    stop=stop_after_attempt(_ATTEMPTS),
+_retry_server_errors = retry(
+    retry=retry_if_exception(_is_server_error),
+    stop=stop_after_attempt(_MAX_ATTEMPTS),
     wait=wait_random_exponential(0.2, max=3),
     reraise=True,
 )
@@ -82,7 +82,7 @@ class AirflowApi:
         """
         if self._token is None:
             self._log_in()
-        call = self._call if method == "POST" else _patiently(self._call)
+        call = self._send_request if method == "POST" else _retry_server_errors(self._send_request)
         try:
             return call(method, f"/api/v2{path}", body)
         except AirflowApiError as error:
@@ -91,10 +91,10 @@ class AirflowApi:
             self._log_in()
             return call(method, f"/api/v2{path}", body)
 
-    def dag(self, dag_id: str) -> dict[str, Any] | None:
+    def get_dag(self, dag_id: str) -> dict[str, Any] | None:
         """The DAG, or None while Airflow has not parsed it."""
         try:
-            found: dict[str, Any] = self.request("GET", f"/dags/{_quote(dag_id)}")
+            found: dict[str, Any] = self.request("GET", f"/dags/{_quote_segment(dag_id)}")
         except AirflowApiError as error:
             if error.status == 404:
                 return None
@@ -107,7 +107,7 @@ class AirflowApi:
         Raises:
             TransientError: it has not appeared in time; the import errors are in the message.
         """
-        return _poll(lambda: self.dag(dag_id), timeout, lambda: f"no DAG {dag_id}; import errors: {self.import_errors()}")
+        return _poll_until(lambda: self.get_dag(dag_id), timeout, lambda: f"no DAG {dag_id}; import errors: {self.import_errors()}")
 
     def import_errors(self) -> dict[str, str]:
         """File -> traceback of DAG files that could not be parsed."""
@@ -116,39 +116,39 @@ class AirflowApi:
 
     def pause(self, dag_id: str, paused: bool = True) -> None:
         """Pause or unpause a DAG."""
-        self.request("PATCH", f"/dags/{_quote(dag_id)}", {"is_paused": paused})
+        self.request("PATCH", f"/dags/{_quote_segment(dag_id)}", {"is_paused": paused})
 
     def unpause(self, dag_id: str) -> None:
         """Let a DAG run."""
         self.pause(dag_id, paused=False)
 
-    def trigger(self, dag_id: str, conf: dict[str, Any] | None = None, run_id: str | None = None) -> str:
+    def trigger_dag(self, dag_id: str, conf: dict[str, Any] | None = None, run_id: str | None = None) -> str:
         """Start a run with these params and return its id."""
         run = run_id or f"manual__{datetime.now(UTC).isoformat()}__{secrets.token_hex(4)}"
         body = {"logical_date": None, "conf": conf or {}, "dag_run_id": run}
         try:
-            _patiently(self.request)("POST", f"/dags/{_quote(dag_id)}/dagRuns", body)
+            _retry_server_errors(self.request)("POST", f"/dags/{_quote_segment(dag_id)}/dagRuns", body)
         except AirflowApiError as error:
             # Nobody else knows an id of our making: the run exists because an earlier call succeeded that said 500.
             if error.status != 409 or run_id is not None:
                 raise
         return run
 
-    def clear(self, dag_id: str, run_id: str, task_id: str) -> None:
+    def clear_task(self, dag_id: str, run_id: str, task_id: str) -> None:
         """Let a task run again, whatever it is doing; once more does no harm."""
         wanted = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True, "task_ids": [task_id]}
-        _patiently(self.request)("POST", f"/dags/{_quote(dag_id)}/clearTaskInstances", wanted)
+        _retry_server_errors(self.request)("POST", f"/dags/{_quote_segment(dag_id)}/clearTaskInstances", wanted)
 
-    def runs(self, dag_id: str) -> list[dict[str, Any]]:
+    def list_runs(self, dag_id: str) -> list[dict[str, Any]]:
         """The newest runs of a DAG, newest first."""
-        found: list[dict[str, Any]] = self.request("GET", f"/dags/{_quote(dag_id)}/dagRuns?order_by=-run_after&limit=50")[
+        found: list[dict[str, Any]] = self.request("GET", f"/dags/{_quote_segment(dag_id)}/dagRuns?order_by=-run_after&limit=50")[
             "dag_runs"
         ]
         return found
 
-    def run(self, dag_id: str, run_id: str) -> dict[str, Any]:
+    def get_run(self, dag_id: str, run_id: str) -> dict[str, Any]:
         """One run; its `state` is queued, running, success or failed."""
-        found: dict[str, Any] = self.request("GET", _run_path(dag_id, run_id))
+        found: dict[str, Any] = self.request("GET", _build_run_path(dag_id, run_id))
         return found
 
     def wait_for_run(self, dag_id: str, run_id: str, timeout: float) -> dict[str, Any]:
@@ -158,45 +158,45 @@ class AirflowApi:
             TransientError: it still runs after this time.
         """
 
-        def ended() -> dict[str, Any] | None:
-            run = self.run(dag_id, run_id)
-            return run if run["state"] in _ENDED else None
+        def fetch_ended_run() -> dict[str, Any] | None:
+            run = self.get_run(dag_id, run_id)
+            return run if run["state"] in _ENDED_RUN_STATES else None
 
-        return _poll(ended, timeout, lambda: f"{dag_id} run {run_id} is {self.run(dag_id, run_id)['state']}")
+        return _poll_until(fetch_ended_run, timeout, lambda: f"{dag_id} run {run_id} is {self.get_run(dag_id, run_id)['state']}")
 
     def task_instances(self, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
         """Task id -> task instance of one run."""
-        found = self.request("GET", f"{_run_path(dag_id, run_id)}/taskInstances")["task_instances"]
+        found = self.request("GET", f"{_build_run_path(dag_id, run_id)}/taskInstances")["task_instances"]
         return {task["task_id"]: task for task in found}
 
-    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
+    def read_task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
         """The task's log as text, one line per event."""
-        path = f"{_run_path(dag_id, run_id)}/taskInstances/{_quote(task_id)}/logs/{try_number}?full_content=true"
+        path = f"{_build_run_path(dag_id, run_id)}/taskInstances/{_quote_segment(task_id)}/logs/{try_number}?full_content=true"
         events = self.request("GET", path)["content"]
-        return "\n".join(_log_line(event) for event in events)
+        return "\n".join(_format_log_line(event) for event in events)
 
-    def answer(self, dag_id: str, run_id: str, task_id: str, chosen: list[str], params: dict[str, Any] | None = None) -> None:
+    def answer_question(self, dag_id: str, run_id: str, task_id: str, chosen: list[str], params: dict[str, Any] | None = None) -> None:
         """Answer a task that waits for a person, for example with `["Approve"]`.
 
         Wait 3 s after it began to wait: an answer within 0.2 s fails the task although Airflow accepts it.
         """
-        path = f"{_run_path(dag_id, run_id)}/taskInstances/{_quote(task_id)}/-1/hitlDetails"
+        path = f"{_build_run_path(dag_id, run_id)}/taskInstances/{_quote_segment(task_id)}/-1/hitlDetails"
         self.request("PATCH", path, {"chosen_options": chosen, "params_input": params or {}})
 
     def _log_in(self) -> None:
         self._token = None
-        self._token = _patiently(self._call)("POST", "/auth/token", {"username": self.user, "password": self._password})[
+        self._token = _retry_server_errors(self._send_request)("POST", "/auth/token", {"username": self.user, "password": self._password})[
             "access_token"
         ]
 
-    def _call(self, method: str, path: str, body: object) -> Any:
+    def _send_request(self, method: str, path: str, body: object) -> Any:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.base_url + path, data=data, headers=headers, method=method)  # noqa: S310 - http on loopback
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310 - http on loopback
+            with urllib.request.urlopen(request, timeout=_REQUEST_TIMEOUT) as answer:  # noqa: S310 - http on loopback
                 content = answer.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -207,22 +207,22 @@ class AirflowApi:
         return json.loads(content) if content else None
 
 
-def _run_path(dag_id: str, run_id: str) -> str:
-    return f"/dags/{_quote(dag_id)}/dagRuns/{_quote(run_id)}"
+def _build_run_path(dag_id: str, run_id: str) -> str:
+    return f"/dags/{_quote_segment(dag_id)}/dagRuns/{_quote_segment(run_id)}"
 
 
-def _quote(part: str) -> str:
+def _quote_segment(part: str) -> str:
     return urllib.parse.quote(part, safe="")
 
 
-def _log_line(event: dict[str, Any] | str) -> str:
+def _format_log_line(event: dict[str, Any] | str) -> str:
     if isinstance(event, str):
         return event
     extra = {key: value for key, value in event.items() if key not in ("timestamp", "event", "level", "logger")}
     return " ".join(str(part) for part in (event.get("timestamp"), event.get("level"), event.get("event"), extra or None) if part)
 
 
-def _poll(ask: Callable[[], dict[str, Any] | None], timeout: float, complaint: Callable[[], str]) -> dict[str, Any]:
+def _poll_until(ask: Callable[[], dict[str, Any] | None], timeout: float, complaint: Callable[[], str]) -> dict[str, Any]:
     deadline = time.monotonic() + timeout
     while (found := ask()) is None:
         if time.monotonic() > deadline:

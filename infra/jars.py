@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Final
 
-from tidegate.infra.minio_build import cache_folder
+from tidegate.infra.minio_build import locate_cache_folder
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.packages import AVRO, KAFKA, S3A
 
@@ -29,7 +29,7 @@ def ensure_jars(name: str, artifacts: tuple[str, ...]) -> list[Path]:
     Raises:
         TransientError: Maven is not there, or its registry cannot be reached.
     """
-    folder = cache_folder() / "jars" / name
+    folder = locate_cache_folder() / "jars" / name
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(mkdtemp(prefix=".fetch-", dir=folder.parent))

@@ -14,8 +14,8 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
 
-from tidegate.infra.ports import LOOPBACK, free_port
-from tidegate.infra.processes import ProcessMark, is_alive, kill, spawn, stop
+from tidegate.infra.ports import LOOPBACK, choose_free_port
+from tidegate.infra.processes import ProcessId, is_process_alive, kill_processes, spawn_process, stop_processes
 from tidegate.jobs.spec.errors import TransientError
 
 __all__ = ["KafkaServer"]
@@ -35,7 +35,7 @@ class KafkaServer:
         self._class_path = os.pathsep.join(map(str, jars))
         self.folder = folder
         self.log = folder / "kafka.log"
-        self.mark: ProcessMark | None = None
+        self.mark: ProcessId | None = None
         self._ports: tuple[int, int, int] | None = None
 
     @property
@@ -53,26 +53,26 @@ class KafkaServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = self.folder / "server.properties"
         if self._ports is None:
-            self._ports = (free_port(), free_port(), free_port())
+            self._ports = (choose_free_port(), choose_free_port(), choose_free_port())
             settings.write_text(self._settings())
             self._java("kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(settings))
         command = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", self._class_path, "kafka.Kafka", str(settings)]
-        self.mark = spawn(command, log=self.log, env=dict(os.environ), cwd=self.folder)
+        self.mark = spawn_process(command, log=self.log, env=dict(os.environ), cwd=self.folder)
         deadline = time.monotonic() + timeout
         while not self._listens():
-            if not is_alive(self.mark) or time.monotonic() > deadline:
+            if not is_process_alive(self.mark) or time.monotonic() > deadline:
                 raise TransientError(f"Kafka did not start on {self.servers}", code="infra.kafka", advice=f"read {self.log}")
             time.sleep(0.1)
 
     def kill(self) -> None:
         """End with kill -9."""
         if self.mark is not None:
-            kill([self.mark])
+            kill_processes([self.mark])
 
     def stop(self) -> None:
         """End it in an orderly way, or at least end it."""
         if self.mark is not None:
-            stop([self.mark], 10.0)
+            stop_processes([self.mark], 10.0)
 
     def _listens(self) -> bool:
         assert self._ports is not None  # noqa: S101

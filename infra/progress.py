@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["Progress", "Timed"]
+__all__ = ["Progress", "TimedProgress"]
 
 #: Takes one line of plain text.
 Progress = Callable[[str], None]
 
 
-class Timed:
+class TimedProgress:
     """Put the seconds since its making in front of every line."""
 
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:

@@ -22,10 +22,10 @@ import typer
 
 from tidegate.jobs.spec.errors import ConfigurationError, TidegateError, TransientError
 
-__all__ = ["REGION", "Credentials", "bucket_policy", "grant"]
+__all__ = ["REGION", "Credentials", "build_bucket_policy", "grant_policy"]
 
 REGION = "us-east-1"
-_VARIABLES = (
+_REQUIRED_VARIABLES = (
     "TIDEGATE_STORE",
     "TIDEGATE_S3_ENDPOINT",
     "MINIO_ROOT_USER",
@@ -43,12 +43,12 @@ class Credentials:
     secret_key: str = field(repr=False)
 
     @classmethod
-    def random(cls, prefix: str) -> Credentials:
+    def generate(cls, prefix: str) -> Credentials:
         """New keys; the access key begins with the prefix, so that a person can tell them apart."""
         return cls(f"{prefix}-{secrets.token_hex(4)}", secrets.token_urlsafe(30))
 
 
-def grant(
+def grant_policy(
     endpoint: str, root: Credentials, bucket: str, user: Credentials, rights: Mapping[str, Any], *, only: bool = False
 ) -> int:
     """Make the bucket and the user, and give the user a policy. Safe to repeat.
@@ -102,7 +102,7 @@ def grant(
         raise ConfigurationError(f"{endpoint} refused: {error}", code="infra.minio_refused") from error
 
 
-def bucket_policy(bucket: str) -> dict[str, Any]:
+def build_bucket_policy(bucket: str) -> dict[str, Any]:
     """Reading, writing and listing all of one bucket: for whoever runs all of its pipelines."""
     on_bucket = [
         "s3:GetBucketLocation",
@@ -132,7 +132,7 @@ def main(
 ) -> None:
     """Make the bucket and the user that the environment names, on the MinIO that it names, and give the user rights."""
     try:
-        bucket, access_key, kept = _from_environment(os.environ, policy, only)
+        bucket, access_key, kept = _provision_from_environment(os.environ, policy, only)
     except TidegateError as error:
         typer.echo(error, err=True)
         sys.exit(error.failure_class.exit_code)
@@ -140,20 +140,20 @@ def main(
     typer.echo(f"bucket {bucket}: {access_key} has " + (f"the rights of {policy}" if policy else "all of it") + more)
 
 
-def _from_environment(given: Mapping[str, str], policy: Path | None, only: bool) -> tuple[str, str, int]:
-    missing = [name for name in _VARIABLES if not given.get(name)]
+def _provision_from_environment(given: Mapping[str, str], policy: Path | None, only: bool) -> tuple[str, str, int]:
+    missing = [name for name in _REQUIRED_VARIABLES if not given.get(name)]
     if missing:
         raise ConfigurationError(f"not set: {', '.join(missing)}", code="infra.variables", advice="set them, then run it again")
-    store, endpoint, *keys = (given[name] for name in _VARIABLES)
+    store, endpoint, *keys = (given[name] for name in _REQUIRED_VARIABLES)
     bucket = urlsplit(store).netloc
     if not store.startswith("s3://") or not bucket:
         raise ConfigurationError(f"TIDEGATE_STORE is {store!r}, not s3://bucket", code="infra.variables")
     try:
-        rights = json.loads(policy.read_text(encoding="utf-8")) if policy else bucket_policy(bucket)
+        rights = json.loads(policy.read_text(encoding="utf-8")) if policy else build_bucket_policy(bucket)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{policy} holds no policy: {error}", code="infra.policy") from error
     user = Credentials(keys[2], keys[3])
-    return bucket, user.access_key, grant(endpoint, Credentials(keys[0], keys[1]), bucket, user, rights, only=only)
+    return bucket, user.access_key, grant_policy(endpoint, Credentials(keys[0], keys[1]), bucket, user, rights, only=only)
 
 
 if __name__ == "__main__":

@@ -14,21 +14,21 @@ from pathlib import Path
 
 from tidegate.infra import airflow
 from tidegate.infra.airflow_api import AirflowApi
-from tidegate.infra.airflow_processes import AirflowProcesses, unwell
-from tidegate.infra.minio import REGION, MinioServer, provision
+from tidegate.infra.airflow_processes import AirflowProcesses, list_unhealthy_components
+from tidegate.infra.minio import REGION, MinioServer, provision_bucket
 from tidegate.infra.minio_build import ensure_minio
-from tidegate.infra.ports import free_port
-from tidegate.infra.processes import is_alive, kill, marked_with, program, stop
-from tidegate.infra.progress import Progress, Timed
-from tidegate.infra.stack_state import StackSecrets, StackState, exclusive, write_private
+from tidegate.infra.ports import choose_free_port
+from tidegate.infra.processes import is_process_alive, kill_processes, find_processes_with, read_program_name, stop_processes
+from tidegate.infra.progress import Progress, TimedProgress
+from tidegate.infra.stack_state import StackSecrets, StackState, lock_stack, write_private_json
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["Stack", "StackSettings", "StackStatus", "default_dags"]
+__all__ = ["Stack", "StackSettings", "StackStatus", "find_default_dags"]
 
 _DRIVER_GRACE = 20.0  # a driver seals its epoch before it ends
 
 
-def default_dags() -> Path:
+def find_default_dags() -> Path:
     """`dags/` of the current folder, else of the checkout this code runs from."""
     own = Path(__file__).resolve().parents[1] / "dags"
     here = Path.cwd() / "dags"
@@ -47,7 +47,7 @@ class StackSettings:
     """
 
     home: Path = field(default_factory=lambda: Path.cwd() / ".tidegate")
-    dags: Path = field(default_factory=default_dags)
+    dags: Path = field(default_factory=find_default_dags)
     pipelines: Path | None = None
     bucket: str = "tidegate"
 
@@ -91,8 +91,8 @@ class Stack:
             raise ConfigurationError(
                 f"no DAGs folder at {self.settings.dags}", code="infra.dags", advice="run in the project's folder, or name one"
             )
-        say = Timed(progress)
-        with exclusive(self.home / "stack.lock"):
+        say = TimedProgress(progress)
+        with lock_stack(self.home / "stack.lock"):
             self._start_minio(say)
             self._start_airflow(say)
         say(f"the stack is up: Airflow {self.airflow_url}, MinIO {self.minio_endpoint}")
@@ -100,24 +100,24 @@ class Stack:
 
     def down(self, progress: Progress) -> None:
         """Stop everything this stack started, also streaming drivers; data and addresses stay."""
-        say = Timed(progress)
-        with exclusive(self.home / "stack.lock"):
+        say = TimedProgress(progress)
+        with lock_stack(self.home / "stack.lock"):
             state = self._state
             minio = state.processes.pop("minio", None)
             say("stopping Airflow")
-            stop(state.processes.values(), grace=15.0)
+            stop_processes(state.processes.values(), grace=15.0)
             # Only now: a supervising task would start its driver again. And before MinIO: a driver seals what it has.
             known = {mark.pid for mark in (*state.processes.values(), *([minio] if minio else []))}
-            ours = [mark for mark in marked_with("TIDEGATE_STACK_ID", state.stack_id) if mark.pid not in known]
+            ours = [mark for mark in find_processes_with("TIDEGATE_STACK_ID", state.stack_id) if mark.pid not in known]
             # A JVM ends with its driver; told to end first, it would take the epoch with it.
-            drivers = [mark for mark in ours if program(mark) != "java"]
+            drivers = [mark for mark in ours if read_program_name(mark) != "java"]
             if drivers:
                 say(f"stopping {len(drivers)} process(es) that Airflow had started")
-                stop(drivers, grace=_DRIVER_GRACE)
-                kill(ours)
+                stop_processes(drivers, grace=_DRIVER_GRACE)
+                kill_processes(ours)
             if minio:
                 say("stopping MinIO")
-                stop([minio])
+                stop_processes([minio])
             state.processes = {}
             state.save(self._file)
         say("the stack is down; its data stays in " + str(self.home))
@@ -125,29 +125,29 @@ class Stack:
     def status(self) -> StackStatus:
         """Look at the processes and ask the servers how they are."""
         state = self._state
-        names = ("minio", *airflow.COMPONENTS)
-        alive = {name: name in state.processes and is_alive(state.processes[name]) for name in names}
-        healthy = all(alive.values()) and self.minio().healthy() and not unwell(state.ports["airflow"])
+        names = ("minio", *airflow.AIRFLOW_COMPONENTS)
+        alive = {name: name in state.processes and is_process_alive(state.processes[name]) for name in names}
+        healthy = all(alive.values()) and self.minio_server().is_healthy() and not list_unhealthy_components(state.ports["airflow"])
         return StackStatus(
             processes={name: "running" if runs else "stopped" for name, runs in alive.items()},
             healthy=healthy,
-            airflow_url=airflow.url(state.ports["airflow"]) if "airflow" in state.ports else None,
-            minio_endpoint=self.minio().endpoint if "minio" in state.ports else None,
+            airflow_url=airflow.build_airflow_url(state.ports["airflow"]) if "airflow" in state.ports else None,
+            minio_endpoint=self.minio_server().endpoint if "minio" in state.ports else None,
             credentials_file=self.credentials_file,
         )
 
     @property
     def airflow_url(self) -> str:
         """Where a browser finds Airflow; only for a stack that was up."""
-        return airflow.url(self._port("airflow"))
+        return airflow.build_airflow_url(self._read_port("airflow"))
 
     @property
     def minio_endpoint(self) -> str:
         """Where an S3 client finds MinIO; only for a stack that was up."""
-        return f"http://127.0.0.1:{self._port('minio')}"
+        return f"http://127.0.0.1:{self._read_port('minio')}"
 
     @property
-    def store(self) -> str:
+    def store_url(self) -> str:
         """The bucket as a store URL."""
         return f"s3://{self.settings.bucket}"
 
@@ -157,7 +157,7 @@ class Stack:
         pipelines = self.settings.pipelines or self.settings.dags / "pipelines"
         return {
             "TIDEGATE_HOME": str(self.home),
-            "TIDEGATE_STORE": self.store,
+            "TIDEGATE_STORE": self.store_url,
             "TIDEGATE_S3_ENDPOINT": self.minio_endpoint,
             "TIDEGATE_S3_ACCESS_KEY": app.access_key,
             "TIDEGATE_S3_SECRET_KEY": app.secret_key,
@@ -172,14 +172,14 @@ class Stack:
         that a shell with these variables is never taken for a part of the stack.
         """
         dags = self.settings.dags.absolute()
-        settings = airflow.airflow_settings(self.home / "airflow", dags, self._port("airflow"), self._secrets)
+        settings = airflow.build_airflow_settings(self.home / "airflow", dags, self._read_port("airflow"), self._secrets)
         return settings | self.environment() | {"TIDEGATE_STACK_ID": self._state.stack_id}
 
-    def api(self, user: str = "admin") -> AirflowApi:
+    def airflow_api(self, user: str = "admin") -> AirflowApi:
         """A client of Airflow's API, logged in as one of `admin`, `olga`, `uwe`, `vic`."""
         return AirflowApi(self.airflow_url, user, self._secrets.airflow_passwords[user])
 
-    def minio(self) -> MinioServer:
+    def minio_server(self) -> MinioServer:
         """The stack's MinIO, running or not."""
         state = self._state
         return MinioServer(
@@ -199,32 +199,32 @@ class Stack:
     def _secrets(self) -> StackSecrets:
         return StackSecrets.load_or_make(self.credentials_file)
 
-    def _port(self, server: str) -> int:
+    def _read_port(self, server: str) -> int:
         ports = self._state.ports
         if server not in ports:
             raise ConfigurationError(f"the stack in {self.home} was never up", code="infra.not_up", advice="tidegate up")
         return ports[server]
 
-    def _start_minio(self, say: Timed) -> None:
-        state, server = self._state, self.minio()
+    def _start_minio(self, say: TimedProgress) -> None:
+        state, server = self._state, self.minio_server()
         adopted = server.alive
         server.program = ensure_minio(say)
-        state.processes["minio"] = server.launch()
+        state.processes["minio"] = server.start_process()
         state.ports["minio"] = server.port
         state.save(self._file)
         server.wait_until_healthy()
-        provision(server, self.settings.bucket, self._secrets.minio_app)
+        provision_bucket(server, self.settings.bucket, self._secrets.minio_app)
         say(f"MinIO {'runs already' if adopted else 'is up'} at {server.endpoint}, bucket {self.settings.bucket}")
 
-    def _start_airflow(self, say: Timed) -> None:
+    def _start_airflow(self, say: TimedProgress) -> None:
         state = self._state
         server = state.processes.get("api-server")
-        if server is None or not is_alive(server):
-            state.ports["airflow"] = free_port(state.ports.get("airflow"))
+        if server is None or not is_process_alive(server):
+            state.ports["airflow"] = choose_free_port(state.ports.get("airflow"))
             state.save(self._file)
-        write_private(airflow.passwords_file(self.home / "airflow"), self._secrets.airflow_passwords)
+        write_private_json(airflow.locate_passwords_file(self.home / "airflow"), self._secrets.airflow_passwords)
         processes = AirflowProcesses(self.home, self.airflow_environment(), state, lambda: state.save(self._file), say)
         processes.restart_if_changed()
-        processes.migrate()
+        processes.migrate_database()
         processes.start()
-        processes.wait_until_well()
+        processes.wait_until_healthy()

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.infra.minio import Credentials
-from tidegate.infra.processes import ProcessMark
+from tidegate.infra.processes import ProcessId
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["AIRFLOW_USERS", "StackSecrets", "StackState", "exclusive", "write_private"]
+__all__ = ["AIRFLOW_USERS", "StackSecrets", "StackState", "lock_stack", "write_private_json"]
 
 #: Every role Airflow's simple login knows, so that permissions can be tried out.
 AIRFLOW_USERS = {"admin": "admin", "olga": "op", "uwe": "user", "vic": "viewer"}
 
-_FORMAT = 1
+_STATE_FORMAT = 1
 
 
 @dataclass
@@ -40,9 +40,9 @@ class StackState:
     """
 
     stack_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    boot_id: str = field(default_factory=lambda: _boot_id())
+    boot_id: str = field(default_factory=lambda: _read_boot_id())
     ports: dict[str, int] = field(default_factory=dict)
-    processes: dict[str, ProcessMark] = field(default_factory=dict)
+    processes: dict[str, ProcessId] = field(default_factory=dict)
     airflow_digest: str = ""
     migrated: str = ""
 
@@ -55,21 +55,21 @@ class StackState:
         """
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
-            if data.pop("format") != _FORMAT:
-                raise ValueError(f"format {_FORMAT} expected")
-            processes = {name: ProcessMark(**mark) for name, mark in data.pop("processes").items()}
+            if data.pop("format") != _STATE_FORMAT:
+                raise ValueError(f"format {_STATE_FORMAT} expected")
+            processes = {name: ProcessId(**mark) for name, mark in data.pop("processes").items()}
             state = cls(**data, processes=processes)
         except FileNotFoundError:
             return cls()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _unreadable(file, error) from error
-        if state.boot_id != _boot_id():
-            state.boot_id, state.processes = _boot_id(), {}
+            raise _build_file_error(file, error) from error
+        if state.boot_id != _read_boot_id():
+            state.boot_id, state.processes = _read_boot_id(), {}
         return state
 
     def save(self, file: Path) -> None:
         """Replace the file in one step."""
-        write_private(file, {"format": _FORMAT, **asdict(self)})
+        write_private_json(file, {"format": _STATE_FORMAT, **asdict(self)})
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class StackSecrets:
     fernet_key: str = field(repr=False)
 
     @classmethod
-    def random(cls) -> StackSecrets:
+    def generate(cls) -> StackSecrets:
         """New ones."""
         return cls(
-            minio_root=Credentials.random("root"),
-            minio_app=Credentials.random("app"),
+            minio_root=Credentials.generate("root"),
+            minio_app=Credentials.generate("app"),
             airflow_passwords={user: secrets.token_urlsafe(12) for user in AIRFLOW_USERS},
             jwt_secret=secrets.token_urlsafe(48),
             api_secret_key=secrets.token_urlsafe(32),
@@ -107,14 +107,14 @@ class StackSecrets:
             root, app = Credentials(**data.pop("minio_root")), Credentials(**data.pop("minio_app"))
             return cls(minio_root=root, minio_app=app, **data)
         except FileNotFoundError:
-            made = cls.random()
-            write_private(file, asdict(made))
+            made = cls.generate()
+            write_private_json(file, asdict(made))
             return made
         except (ValueError, KeyError, TypeError) as error:
-            raise _unreadable(file, error) from error
+            raise _build_file_error(file, error) from error
 
 
-def write_private(file: Path, data: object) -> None:
+def write_private_json(file: Path, data: object) -> None:
     """Write JSON that only its owner may read; a reader sees the old or the new file, never half of one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}.{os.getpid()}")
@@ -126,7 +126,7 @@ def write_private(file: Path, data: object) -> None:
 
 
 @contextmanager
-def exclusive(lock: Path) -> Iterator[None]:
+def lock_stack(lock: Path) -> Iterator[None]:
     """Hold a stack for one command; a second one waits.
 
     The lock goes with the process, so a killed command leaves nothing to clean up.
@@ -137,11 +137,11 @@ def exclusive(lock: Path) -> Iterator[None]:
         yield
 
 
-def _boot_id() -> str:
+def _read_boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-def _unreadable(file: Path, error: Exception) -> ConfigurationError:
+def _build_file_error(file: Path, error: Exception) -> ConfigurationError:
     return ConfigurationError(
         f"{file} cannot be read as a file of a tidegate stack: {type(error).__name__}",
         code="infra.stack_file",

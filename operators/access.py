@@ -14,7 +14,7 @@ from tidegate.checkpoints.s3 import S3Settings, S3Store
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["StoreAccess", "child_environment", "home"]
+__all__ = ["StoreAccess", "build_child_environment", "get_tidegate_home"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class StoreAccess:
         if conn_id is not None:
             from airflow.sdk import Connection
 
-            return cls.of(Connection.get(conn_id))
+            return cls.from_connection(Connection.get(conn_id))
         url = os.environ.get("TIDEGATE_STORE")
         if not url:
             raise ConfigurationError(
@@ -53,7 +53,7 @@ class StoreAccess:
         return cls(url)
 
     @classmethod
-    def of(cls, found: Any) -> StoreAccess:
+    def from_connection(cls, found: Any) -> StoreAccess:
         """From a connection, however it was found: tasks and the API server find theirs in different ways.
 
         Raises:
@@ -84,22 +84,22 @@ class StoreAccess:
         found = {key: self.environment.get(f"TIDEGATE_S3_{name}") for key, name in names.items()}
         return S3Store(S3Settings.model_validate(settings | {key: value for key, value in found.items() if value}))
 
-    def shared(self) -> Store:
+    def open_shared(self) -> Store:
         """The same store for everybody in this process who asks for it: each S3 client of its own costs 10 MB."""
-        return _shared(self.url, tuple(sorted(self.environment.items())))
+        return _open_cached_store(self.url, tuple(sorted(self.environment.items())))
 
 
 @cache
-def _shared(url: str, environment: tuple[tuple[str, str], ...]) -> Store:
+def _open_cached_store(url: str, environment: tuple[tuple[str, str], ...]) -> Store:
     return StoreAccess(url, dict(environment)).open()
 
 
-def child_environment(access: StoreAccess, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+def build_child_environment(access: StoreAccess, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment of a driver or check: the caller's without Airflow's own settings and secrets, plus the store's keys."""
     kept = {key: value for key, value in inherited.items() if "AIRFLOW" not in key and key != "PYTHONPATH"}
     return {**kept, "TIDEGATE_STORE": access.url, "PYTHONUNBUFFERED": "1", **access.environment}
 
 
-def home() -> Path:
+def get_tidegate_home() -> Path:
     """`TIDEGATE_HOME`: logs of drivers and whatever else must outlive a task."""
     return Path(os.environ.get("TIDEGATE_HOME") or Path.home() / ".tidegate").absolute()

@@ -15,13 +15,13 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.restore import plan_restore
-from tidegate.checkpoints.trail import What, note
+from tidegate.checkpoints.trail import RestoreEvent, record_restore_event
 from tidegate.operators.access import StoreAccess
-from tidegate.operators.recover import DRIFT, choose, report, who_of
+from tidegate.operators.recover import MAX_APPROVAL_DRIFT, choose_checkpoint, format_impact_report, get_requester
 
 __all__ = ["ApproveRestoreOperator", "ReportRestoreOperator"]
 
-REPORT: Final = "report"
+REPORT_TASK_ID: Final = "report"
 
 
 class ReportRestoreOperator(BaseOperator):
@@ -55,16 +55,16 @@ class ReportRestoreOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """Plan; the text for the question and the head it is bound to are the task's result."""
         log = SlotLog(StoreAccess.resolve(self.conn_id).open(), self.pipeline)
-        target = choose(log, self.checkpoint)
+        target = choose_checkpoint(log, self.checkpoint)
         plan = plan_restore(log, target)
-        text = report(plan)
+        text = format_impact_report(plan)
         self.log.info("%s", text)
         if self.dry_run_only == "True":
             raise AirflowSkipException("dry run: nothing was changed, nobody is asked")
-        who, request = who_of(context), str(context["run_id"])
-        note(log.store, self.pipeline, request, What.ASKED, who=who, target=plan.target, head=plan.head, why=self.reason)
+        who, request = get_requester(context), str(context["run_id"])
+        record_restore_event(log.store, self.pipeline, request, RestoreEvent.ASKED, who=who, target=plan.target, head=plan.head, why=self.reason)
         bound = {"timeline": plan.timeline, "slot": plan.slot, "sha256": plan.sha256}
-        return {"text": _question(text, who, self.reason), "target": str(target), "bound": bound, "who": who}
+        return {"text": _format_approval_question(text, who, self.reason), "target": str(target), "bound": bound, "who": who}
 
 
 class ApproveRestoreOperator(ApprovalOperator):
@@ -77,8 +77,8 @@ class ApproveRestoreOperator(ApprovalOperator):
     def __init__(self, *, pipeline: str, approvers: tuple[str, ...] = (), conn_id: str | None = None, **kwargs: Any) -> None:
         self.pipeline, self.conn_id = pipeline, conn_id
         super().__init__(
-            subject=f"Restore {pipeline} to {{{{ ti.xcom_pull(task_ids='{REPORT}')['target'] }}}}?",
-            body=f"{{{{ ti.xcom_pull(task_ids='{REPORT}')['text'] }}}}",
+            subject=f"Restore {pipeline} to {{{{ ti.xcom_pull(task_ids='{REPORT_TASK_ID}')['target'] }}}}?",
+            body=f"{{{{ ti.xcom_pull(task_ids='{REPORT_TASK_ID}')['text'] }}}}",
             assigned_users=[{"id": user, "name": user} for user in approvers] or None,
             **kwargs,
         )
@@ -87,13 +87,13 @@ class ApproveRestoreOperator(ApprovalOperator):
         """Keep the answer, then do what Airflow does with it."""
         if "error" not in event:
             person, chosen = event.get("responded_by_user") or {}, event["chosen_options"]
-            what = What.APPROVED if chosen == [self.APPROVE] else What.REJECTED
+            what = RestoreEvent.APPROVED if chosen == [self.APPROVE] else RestoreEvent.REJECTED
             store = StoreAccess.resolve(self.conn_id).open()
-            note(store, self.pipeline, str(context["run_id"]), what, who=str(person.get("id") or "nobody"))
+            record_restore_event(store, self.pipeline, str(context["run_id"]), what, who=str(person.get("id") or "nobody"))
         return super().execute_complete(context=context, event=event)
 
 
-def _question(text: str, who: str, reason: str) -> str:
+def _format_approval_question(text: str, who: str, reason: str) -> str:
     told = f"**{who}** asks for this restore: {reason or 'no reason given'}"
-    binding = f"The approval holds for this checkpoint and timeline, and for up to {DRIFT} further epochs; then ask again."
+    binding = f"The approval holds for this checkpoint and timeline, and for up to {MAX_APPROVAL_DRIFT} further epochs; then ask again."
     return f"{told}\n\n```\n{text}\n```\n\n{binding}"

@@ -14,9 +14,9 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.jobs.spec.errors import TidegateError
 from tidegate.operators.access import StoreAccess
 
-__all__ = ["SealTrigger", "is_event", "stream_asset"]
+__all__ = ["SealTrigger", "has_new_event", "stream_asset"]
 
-_POLL = 5.0  # seconds
+_SEAL_POLL_SECONDS = 5.0  # seconds
 
 
 def stream_asset(pipeline: str, kind: str, every: float, conn_id: str | None = None) -> Asset:
@@ -53,41 +53,41 @@ class SealTrigger(BaseEventTrigger):
         return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        log = await asyncio.to_thread(self._open)
-        before = await asyncio.to_thread(self._recall)
+        log = await asyncio.to_thread(self._open_log)
+        before = await asyncio.to_thread(self._load_last_position)
         while True:
             await asyncio.sleep(self.every)  # first: a stream that has just begun has nothing to check yet
-            newest = await asyncio.to_thread(_newest, log)
-            while newest is None or not is_event(self.kind, newest, before):
-                await asyncio.sleep(_POLL)
-                newest = await asyncio.to_thread(_newest, log)
-            before = _mark(newest)
-            await asyncio.to_thread(self._remember, before)
+            newest = await asyncio.to_thread(_read_newest_manifest, log)
+            while newest is None or not has_new_event(self.kind, newest, before):
+                await asyncio.sleep(_SEAL_POLL_SECONDS)
+                newest = await asyncio.to_thread(_read_newest_manifest, log)
+            before = _extract_event_position(newest)
+            await asyncio.to_thread(self._save_last_position, before)
             yield TriggerEvent({"pipeline": self.pipeline, "checkpoint": str(newest.id), "kind": self.kind})  # type: ignore[no-untyped-call]
 
-    def _open(self) -> SlotLog:
-        return SlotLog(StoreAccess.resolve(self.conn_id).shared(), self.pipeline)
+    def _open_log(self) -> SlotLog:
+        return SlotLog(StoreAccess.resolve(self.conn_id).open_shared(), self.pipeline)
 
-    def _recall(self) -> dict[str, Any] | None:
+    def _load_last_position(self) -> dict[str, Any] | None:
         store = self.asset_state_store
         found = store.get(self.kind) if store is not None else None
         return found if isinstance(found, dict) else None
 
-    def _remember(self, mark: dict[str, Any]) -> None:
+    def _save_last_position(self, mark: dict[str, Any]) -> None:
         if self.asset_state_store is not None:
             self.asset_state_store.set(self.kind, mark)
 
 
-def is_event(kind: str, newest: Manifest, before: dict[str, Any] | None) -> bool:
+def has_new_event(kind: str, newest: Manifest, before: dict[str, Any] | None) -> bool:
     """Whether the newest checkpoint brings something of this kind since the mark; counters are cumulative."""
-    mark = _mark(newest)
+    mark = _extract_event_position(newest)
     if before is None or before["timeline"] != mark["timeline"]:
         before = {"timeline": mark["timeline"], "slot": 0, "late": 0, "barrier": 0, "frontier": 0}
     field = "slot" if kind == "sealed" else kind
     return bool(mark[field] > before.get(field, 0))
 
 
-def _mark(manifest: Manifest) -> dict[str, Any]:
+def _extract_event_position(manifest: Manifest) -> dict[str, Any]:
     troubled = [b for b in manifest.barriers if b.get("outcome") in ("incomplete", "aborted")]
     return {
         "timeline": manifest.timeline,
@@ -98,7 +98,7 @@ def _mark(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _newest(log: SlotLog) -> Manifest | None:
+def _read_newest_manifest(log: SlotLog) -> Manifest | None:
     try:
         return log.head().record
     except TidegateError:

@@ -17,15 +17,15 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import DagRunTriggerException
 
 from tidegate.checkpoints.canonical import parse_json
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.operators.access import StoreAccess, child_environment
+from tidegate.operators.access import StoreAccess, build_child_environment
 from tidegate.operators.command import run_tidegate
-from tidegate.operators.failures import class_of_exit, failure_of
+from tidegate.operators.failures import classify_exit_code, rebuild_error
 
 __all__ = ["BackfillOperator"]
 
-_KINDS: Final = ("different", "only_stream", "only_batch")
+_DIFFERENCE_KINDS: Final = ("different", "only_stream", "only_batch")
 
 
 class BackfillOperator(BaseOperator):
@@ -75,16 +75,16 @@ class BackfillOperator(BaseOperator):
         access = StoreAccess.resolve(self.conn_id)
         command = [sys.executable, "-m", "tidegate.jobs.driver.backfill", self.spec, "--store", access.url]
         command += ["--start", str(self.start), "--end", str(self.end)]
-        done = subprocess.run(command, env=child_environment(access), capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=build_child_environment(access), capture_output=True, text=True, check=False)
         self.log.info("%s", "\n".join(done.stderr.splitlines()[-40:]))
         key = (done.stdout.strip().splitlines() or [""])[-1].strip()
-        if done.returncode != 0 or not key.startswith(Layout(self.pipeline).root):
-            raise self._not_made(done)
+        if done.returncode != 0 or not key.startswith(BucketLayout(self.pipeline).pipeline_prefix):
+            raise self._build_batch_error(done)
         found: dict[str, Any] = parse_json(access.open().get(key).data)
         for name, window in found["windows"].items():
-            self.log.info("%s: %s equal, %s", name, window["equal"], ", ".join(f"{window[k]} {k}" for k in _KINDS))
+            self.log.info("%s: %s equal, %s", name, window["equal"], ", ".join(f"{window[k]} {k}" for k in _DIFFERENCE_KINDS))
         if not found["equal"] and self.replace == "True":
-            self._replace(context, access, {**found, "key": key})
+            self._request_merge(context, access, {**found, "key": key})
         if not found["equal"] and self.fail == "True":
             raise PoisonError(
                 f"stream and batch differ between {self.start} and {self.end}",
@@ -95,9 +95,9 @@ class BackfillOperator(BaseOperator):
             )
         return {**found, "key": key}
 
-    def _replace(self, context: Any, access: StoreAccess, found: dict[str, Any]) -> None:
+    def _request_merge(self, context: Any, access: StoreAccess, found: dict[str, Any]) -> None:
         """Hand the late rows of the windows that differ to the splice; without such rows there is nothing to merge."""
-        differing = [name for name, window in found["windows"].items() if any(window[kind] for kind in _KINDS)]
+        differing = [name for name, window in found["windows"].items() if any(window[kind] for kind in _DIFFERENCE_KINDS)]
         outputs = [part for name in differing for part in ("--output", name)]
         span = ("--since", str(self.start), "--until", str(self.end))
         why = f"the backfill of {self.start} to {self.end} found a difference"
@@ -122,9 +122,9 @@ class BackfillOperator(BaseOperator):
             note=why,
         )
 
-    def _not_made(self, done: subprocess.CompletedProcess[str]) -> Exception:
+    def _build_batch_error(self, done: subprocess.CompletedProcess[str]) -> Exception:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1][:1000]
-        kind = class_of_exit(done.returncode)
+        kind = classify_exit_code(done.returncode)
         if kind is None:
             return TransientError(f"the batch run ended with code {done.returncode}: {last}", code="backfill.crashed")
-        return failure_of({"class": kind.value, "code": "backfill.not_run", "message": last, "pipeline": self.pipeline})
+        return rebuild_error({"class": kind.value, "code": "backfill.not_run", "message": last, "pipeline": self.pipeline})

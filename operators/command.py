@@ -8,13 +8,13 @@ import sys
 from typing import Any, Final
 
 from tidegate.jobs.spec.errors import TransientError
-from tidegate.operators.access import StoreAccess, child_environment
-from tidegate.operators.failures import class_of_exit, failure_of
+from tidegate.operators.access import StoreAccess, build_child_environment
+from tidegate.operators.failures import classify_exit_code, rebuild_error
 
 __all__ = ["run_tidegate"]
 
-_CRASHED: Final = "airflow.command_crashed"
-_TIME_OUT: Final = 3600.0  # seconds; a merge reads what its windows touch, which may be a large part of the events
+_CRASH_CODE: Final = "airflow.command_crashed"
+_COMMAND_TIMEOUT: Final = 3600.0  # seconds; a merge reads what its windows touch, which may be a large part of the events
 
 
 def run_tidegate(access: StoreAccess, pipeline: str, *arguments: str, nothing: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -24,8 +24,8 @@ def run_tidegate(access: StoreAccess, pipeline: str, *arguments: str, nothing: t
         TidegateError: as the command said, or transient when it ended without a word.
     """
     command = [sys.executable, "-m", "tidegate.jobs.cli", *arguments, "--store", access.url, "--json"]
-    environment = child_environment(access)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIME_OUT, check=False)
+    environment = build_child_environment(access)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT, check=False)
     ended = f"tidegate {arguments[0]} ended with code {done.returncode}"
     try:
         said = json.loads(done.stdout.strip().splitlines()[-1])
@@ -36,7 +36,7 @@ def run_tidegate(access: StoreAccess, pipeline: str, *arguments: str, nothing: t
         return data
     if data.get("code") in nothing:
         return {}
-    kind = class_of_exit(done.returncode)
+    kind = classify_exit_code(done.returncode)
     if kind is None:
-        raise TransientError(f"{ended}: {data.get('message')}", code=_CRASHED)
-    raise failure_of({"code": _CRASHED, **data, "class": kind.value, "pipeline": pipeline})
+        raise TransientError(f"{ended}: {data.get('message')}", code=_CRASH_CODE)
+    raise rebuild_error({"code": _CRASH_CODE, **data, "class": kind.value, "pipeline": pipeline})

@@ -16,23 +16,23 @@ from typing import Final
 
 from tidegate.checkpoints.canonical import parse_json
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.layout import Layout
-from tidegate.checkpoints.lease import Holder, LeaseWatch, evict
-from tidegate.checkpoints.requests import Kind, Request, submit
+from tidegate.checkpoints.layout import BucketLayout
+from tidegate.checkpoints.lease import ProcessIdentity, LeaseObserver, evict_lease_holder
+from tidegate.checkpoints.requests import RequestKind, DriverRequest, submit_request
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.operators.launch import send_signal
 
-__all__ = ["OVER", "Patience", "asked_to_stop", "remove_driver", "stop_driver"]
+__all__ = ["ENDED_TASK_STATES", "StopTimeouts", "find_stop_request", "terminate_driver", "stop_driver"]
 
 # What a person, or a time-out, made of a task; anything else means that a new try is on its way or has adopted the driver.
-OVER: Final = frozenset({"success", "failed", "removed", "skipped", "upstream_failed"})
+ENDED_TASK_STATES: Final = frozenset({"success", "failed", "removed", "skipped", "upstream_failed"})
 
-_LOOK_EVERY = 0.5  # seconds
-_OURS = "hold-"  # requests that only clear the way for a moment; what shall be afterwards stands in desired.json
+_STOP_POLL_SECONDS = 0.5  # seconds
+_HOLD_PREFIX = "hold-"  # requests that only clear the way for a moment; what shall be afterwards stands in desired.json
 
 
 @dataclass(frozen=True)
-class Patience:
+class StopTimeouts:
     """Seconds to wait after each step of a stop."""
 
     request: float = 60.0
@@ -40,28 +40,28 @@ class Patience:
     kill: float = 5.0
 
 
-class _Stopper:
+class _DriverStop:
     def __init__(self, store: Store, pipeline: str, clock: Clock, token: int | None = None) -> None:
         self._clock = clock
-        self._watch = LeaseWatch(store, pipeline, clock)
-        self.view = self._watch.look()
+        self._watch = LeaseObserver(store, pipeline, clock)
+        self.view = self._watch.observe()
         self.token = token if token is not None else self.view.token if self.view else 0
 
-    def gone(self) -> bool:
+    def has_ended(self) -> bool:
         """The driver that was there at the beginning no longer drives."""
-        view = self._watch.look()
-        return self._watch.expired(view) or (view is not None and view.token != self.token)
+        view = self._watch.observe()
+        return self._watch.is_expired(view) or (view is not None and view.token != self.token)
 
-    def wait(self, seconds: float) -> bool:
-        deadline = self._clock.now() + seconds
-        while not self.gone():
-            if self._clock.now() >= deadline:
+    def wait_until_ended(self, seconds: float) -> bool:
+        deadline = self._clock.monotonic() + seconds
+        while not self.has_ended():
+            if self._clock.monotonic() >= deadline:
                 return False
-            self._clock.sleep(_LOOK_EVERY)
+            self._clock.sleep(_STOP_POLL_SECONDS)
         return True
 
     @property
-    def holder(self) -> Holder | None:
+    def driver_process(self) -> ProcessIdentity | None:
         return self.view.holder if self.view else None
 
 
@@ -71,7 +71,7 @@ def stop_driver(
     *,
     who: str,
     why: str,
-    patience: Patience | None = None,
+    patience: StopTimeouts | None = None,
     token: int | None = None,
     asker: str | None = None,
     clock: Clock = SYSTEM_CLOCK,
@@ -90,70 +90,70 @@ def stop_driver(
         clock: for waiting.
         say: told about every step.
     """
-    patience = patience or Patience()
-    stopper = _Stopper(store, pipeline, clock, token)
-    if stopper.gone():
+    patience = patience or StopTimeouts()
+    stopper = _DriverStop(store, pipeline, clock, token)
+    if stopper.has_ended():
         return "no driver was running"
     say(f"asking the driver with token {stopper.token} to drain and stop")
-    submit(
+    submit_request(
         store,
         pipeline,
-        Kind.DRAIN,
+        RequestKind.DRAIN,
         who=who,
         why=why,
         token=stopper.token,
         ttl=patience.request,
-        request_id=f"{_OURS}{f'{asker}-{stopper.token}' if asker else secrets.token_hex(8)}",
+        request_id=f"{_HOLD_PREFIX}{f'{asker}-{stopper.token}' if asker else secrets.token_hex(8)}",
         clock=clock,
     )
-    if stopper.wait(patience.request):
+    if stopper.wait_until_ended(patience.request):
         return "the driver drained and stopped by itself"
-    return _harder(store, pipeline, stopper, patience, say)
+    return _escalate_stop(store, pipeline, stopper, patience, say)
 
 
-def asked_to_stop(store: Store, pipeline: str, token: int) -> Request | None:
+def find_stop_request(store: Store, pipeline: str, token: int) -> DriverRequest | None:
     """The request by which somebody outside asked the driver with this token to end, if there was one."""
-    layout = Layout(pipeline)
-    for entry in store.list(layout.requests):
-        if entry.key.removeprefix(layout.requests).startswith(_OURS):
+    layout = BucketLayout(pipeline)
+    for entry in store.list_objects(layout.requests_prefix):
+        if entry.key.removeprefix(layout.requests_prefix).startswith(_HOLD_PREFIX):
             continue
-        request = _request(store, entry.key)
-        if request is not None and request.kind in (Kind.STOP, Kind.DRAIN) and request.token == token:
+        request = _read_stop_request(store, entry.key)
+        if request is not None and request.kind in (RequestKind.STOP, RequestKind.DRAIN) and request.token == token:
             return request
     return None
 
 
-def remove_driver(
+def terminate_driver(
     store: Store,
     pipeline: str,
     *,
-    patience: Patience | None = None,
+    patience: StopTimeouts | None = None,
     clock: Clock = SYSTEM_CLOCK,
     say: Callable[[str], None] = lambda text: None,
 ) -> str:
     """As `stop_driver` for a driver that no longer listens: begins with SIGTERM."""
-    stopper = _Stopper(store, pipeline, clock)
-    if stopper.gone():
+    stopper = _DriverStop(store, pipeline, clock)
+    if stopper.has_ended():
         return "no driver was running"
-    return _harder(store, pipeline, stopper, patience or Patience(terminate=5.0), say)
+    return _escalate_stop(store, pipeline, stopper, patience or StopTimeouts(terminate=5.0), say)
 
 
-def _harder(store: Store, pipeline: str, stopper: _Stopper, patience: Patience, say: Callable[[str], None]) -> str:
-    holder = stopper.holder
+def _escalate_stop(store: Store, pipeline: str, stopper: _DriverStop, patience: StopTimeouts, say: Callable[[str], None]) -> str:
+    holder = stopper.driver_process
     for number, seconds in ((signal.SIGTERM, patience.terminate), (signal.SIGKILL, patience.kill)):
         if holder is None or not send_signal(holder, number):
             break
         say(f"sent {number.name} to pid {holder.pid}")
-        if stopper.wait(seconds):
+        if stopper.wait_until_ended(seconds):
             return f"the driver ended after {number.name}"
-    if stopper.gone():
+    if stopper.has_ended():
         return "the driver ended"
-    evict(store, pipeline, expected_token=stopper.token)
+    evict_lease_holder(store, pipeline, expected_token=stopper.token)
     return "the lease was taken away; the driver stops at its next step"
 
 
-def _request(store: Store, key: str) -> Request | None:
+def _read_stop_request(store: Store, key: str) -> DriverRequest | None:
     try:
-        return Request.model_validate(parse_json(store.get(key).data))
+        return DriverRequest.model_validate(parse_json(store.get(key).data))
     except (NotFoundError, ValueError):
         return None

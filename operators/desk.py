@@ -22,36 +22,36 @@ from sqlalchemy.orm import selectinload
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.operators.access import StoreAccess
-from tidegate.operators.control import OVER
-from tidegate.operators.factory import STORE_TAG
+from tidegate.operators.control import ENDED_TASK_STATES
+from tidegate.operators.factory import STORE_TAG_PREFIX
 
 if TYPE_CHECKING:
-    from tidegate.operators.marks import Mark
+    from tidegate.operators.marks import MarkedTask
 
-__all__ = ["ACTIONS", "STREAM", "Desk"]
+__all__ = ["ACTION_DAG_KINDS", "STREAM_DAG_SUFFIX", "AirflowQueries"]
 
-STREAM: Final = ".stream"
-TAG: Final = "tidegate"
-ACTIONS: Final = ("recover", "pin", "splice", "backfill", "maintain")  # kinds of DAGs by which a person acts on a stream
-_RUNS: Final = 8
-_ACTIVE: Final = ("queued", "running")
-_ONE_PARSE: Final = timedelta(minutes=1)  # in which Airflow notes all DAGs of a file; a hundred pipelines take seconds
-_JUST_ENDED: Final = timedelta(minutes=1)  # more than the clocks of two hosts differ
+STREAM_DAG_SUFFIX: Final = ".stream"
+TIDEGATE_TAG: Final = "tidegate"
+ACTION_DAG_KINDS: Final = ("recover", "pin", "splice", "backfill", "maintain")  # kinds of DAGs by which a person acts on a stream
+_RUNS_SHOWN: Final = 8
+_ACTIVE_RUN_STATES: Final = ("queued", "running")
+_PARSE_WINDOW: Final = timedelta(minutes=1)  # in which Airflow notes all DAGs of a file; a hundred pipelines take seconds
+_CLOCK_TOLERANCE: Final = timedelta(minutes=1)  # more than the clocks of two hosts differ
 
 
-class Desk:
+class AirflowQueries:
     """Reads Airflow's own database. One instance serves every request."""
 
-    def streams(self, user: Any) -> list[dict[str, Any]]:
+    def list_streams(self, user: Any) -> list[dict[str, Any]]:
         """The streams somebody may see, by name."""
-        seen = self._readable(user)
-        return [stream for stream in self._streams() if stream["dag_id"] in seen]
+        seen = self._readable_dag_ids(user)
+        return [stream for stream in self._query_streams() if stream["dag_id"] in seen]
 
-    def stream(self, dag_id: str) -> dict[str, Any] | None:
+    def find_stream(self, dag_id: str) -> dict[str, Any] | None:
         """One of them, or None. The caller has asked whether it may be seen."""
-        return next((stream for stream in self._streams() if stream["dag_id"] == dag_id), None)
+        return next((stream for stream in self._query_streams() if stream["dag_id"] == dag_id), None)
 
-    def store(self, conn_id: str | None) -> Store:
+    def open_store(self, conn_id: str | None) -> Store:
         """Open the store that an Airflow connection names; None for the environment's. As the API server finds connections.
 
         Raises:
@@ -67,46 +67,46 @@ class Desk:
                 code="airflow.no_connection",
                 advice="make it in Airflow (Admin > Connections), or correct conn_id in build_dags(...)",
             ) from error
-        return StoreAccess.of(found).open()
+        return StoreAccess.from_connection(found).open()
 
-    def store_of(self, dag_id: str) -> Store | None:
+    def open_stream_store(self, dag_id: str) -> Store | None:
         """The store of a stream, also of one that Airflow no longer finds; None when the DAG is none of ours."""
         with create_session() as session:
             wanted = select(DagModel).options(selectinload(DagModel.tags)).where(DagModel.dag_id == dag_id)
             dag = session.scalar(wanted)
             tags = [tag.name for tag in dag.tags] if dag is not None else []
-        return self.store(_conn_id(tags)) if TAG in tags else None
+        return self.open_store(_find_store_connection(tags)) if TIDEGATE_TAG in tags else None
 
-    def objection(self, mark: Mark) -> str | None:
+    def find_objection(self, mark: MarkedTask) -> str | None:
         """Why a person's mark of a stream's task does not concern the driver (any more); None while it does."""
         with create_session() as session:
             of_run = (TaskInstance.dag_id == mark.dag_id, TaskInstance.run_id == mark.run_id)
             tasks = session.execute(select(TaskInstance.id, TaskInstance.state).where(*of_run, TaskInstance.task_id == "stream"))
             task = tasks.first()  # None: the run was deleted after the mark
             ended = session.scalar(select(DagRun.end_date).where(DagRun.dag_id == mark.dag_id, DagRun.run_id == mark.run_id))
-            of_others = (DagRun.dag_id == mark.dag_id, DagRun.run_id != mark.run_id, DagRun.state.in_(_ACTIVE))
+            of_others = (DagRun.dag_id == mark.dag_id, DagRun.run_id != mark.run_id, DagRun.state.in_(_ACTIVE_RUN_STATES))
             others = session.scalar(select(func.count()).select_from(DagRun).where(*of_others))
         if task is not None and str(task.id) != mark.try_id:
             return "the task was cleared since"
-        if task is not None and str(task.state) not in OVER:
+        if task is not None and str(task.state) not in ENDED_TASK_STATES:
             return f"the task is {task.state}"
-        if ended is not None and mark.at - ended > _JUST_ENDED:
+        if ended is not None and mark.at - ended > _CLOCK_TOLERANCE:
             return "its run had ended long before"
         return "another run waits or has begun, and adopts the driver" if others else None
 
-    def actions(self, user: Any, pipeline: str) -> list[str]:
+    def list_startable_actions(self, user: Any, pipeline: str) -> list[str]:
         """The kinds of action DAGs of a pipeline that this user may start."""
         with create_session() as session:
-            ids = [f"{pipeline}.{kind}" for kind in ACTIONS]
+            ids = [f"{pipeline}.{kind}" for kind in ACTION_DAG_KINDS]
             there = session.scalars(select(DagModel.dag_id).where(DagModel.dag_id.in_(ids), ~DagModel.is_stale)).all()
         return [dag_id.rpartition(".")[2] for dag_id in there if self._may_start(user, dag_id)]
 
-    def runs(self, user: Any, pipeline: str) -> list[dict[str, Any]]:
+    def list_action_runs(self, user: Any, pipeline: str) -> list[dict[str, Any]]:
         """The newest runs of the action DAGs, newest first, with their unfinished tasks and what they wait for."""
-        seen = self._readable(user)
-        ids = [f"{pipeline}.{kind}" for kind in ACTIONS if f"{pipeline}.{kind}" in seen]
+        seen = self._readable_dag_ids(user)
+        ids = [f"{pipeline}.{kind}" for kind in ACTION_DAG_KINDS if f"{pipeline}.{kind}" in seen]
         with create_session() as session:
-            newest = select(DagRun).where(DagRun.dag_id.in_(ids)).order_by(DagRun.run_after.desc()).limit(_RUNS)
+            newest = select(DagRun).where(DagRun.dag_id.in_(ids)).order_by(DagRun.run_after.desc()).limit(_RUNS_SHOWN)
             runs = session.scalars(newest).all()
             tasks = session.execute(
                 select(TaskInstance.dag_id, TaskInstance.run_id, TaskInstance.task_id, TaskInstance.state, HITLDetail)
@@ -114,9 +114,9 @@ class Desk:
                 .where(TaskInstance.dag_id.in_(ids), TaskInstance.run_id.in_([run.run_id for run in runs]))
                 .order_by(TaskInstance.start_date)
             ).all()
-            return [_run(run, [task for task in tasks if task[:2] == (run.dag_id, run.run_id)]) for run in runs]
+            return [_describe_run(run, [task for task in tasks if task[:2] == (run.dag_id, run.run_id)]) for run in runs]
 
-    def _readable(self, user: Any) -> set[str]:
+    def _readable_dag_ids(self, user: Any) -> set[str]:
         return set(get_auth_manager().get_authorized_dag_ids(user=user, method="GET"))
 
     def _may_start(self, user: Any, dag_id: str) -> bool:
@@ -125,13 +125,13 @@ class Desk:
             get_auth_manager().is_authorized_dag(method="POST", access_entity=DagAccessEntity.RUN, details=details, user=user)
         )
 
-    def _streams(self) -> list[dict[str, Any]]:
-        """Every stream that Airflow finds, and of the others those that were not removed on purpose: see `_unread`."""
+    def _query_streams(self) -> list[dict[str, Any]]:
+        """Every stream that Airflow finds, and of the others those that were not removed on purpose: see `_explain_stale_dag`."""
         with create_session() as session:
             found = session.scalars(
                 select(DagModel)
                 .options(selectinload(DagModel.tags))
-                .where(DagModel.dag_id.endswith(STREAM), DagModel.tags.any(name=TAG))
+                .where(DagModel.dag_id.endswith(STREAM_DAG_SUFFIX), DagModel.tags.any(name=TIDEGATE_TAG))
                 .order_by(DagModel.dag_id)
             ).all()
             of = (DagModel.bundle_name, DagModel.relative_fileloc)
@@ -139,18 +139,18 @@ class Desk:
                 tuple(row[:2]): row[2] for row in session.execute(select(*of, func.max(DagModel.last_parsed_time)).group_by(*of))
             }
             broken = {tuple(row) for row in session.execute(select(ParseImportError.bundle_name, ParseImportError.filename))}
-            active = select(DagRun.dag_id, func.count()).where(DagRun.state.in_(_ACTIVE)).group_by(DagRun.dag_id)
+            active = select(DagRun.dag_id, func.count()).where(DagRun.state.in_(_ACTIVE_RUN_STATES)).group_by(DagRun.dag_id)
             runs = {dag_id: int(count) for dag_id, count in session.execute(active)}
             streams = []
             for dag in found:
-                unread = _unread(dag, runs.get(dag.dag_id, 0), newest, broken) if dag.is_stale else None
+                unread = _explain_stale_dag(dag, runs.get(dag.dag_id, 0), newest, broken) if dag.is_stale else None
                 if unread is not None or not dag.is_stale:
                     known = {"dag_id": dag.dag_id, "paused": bool(dag.is_paused), "runs": runs.get(dag.dag_id, 0)}
-                    streams.append({**known, "conn_id": _conn_id(tag.name for tag in dag.tags), "unread": unread})
+                    streams.append({**known, "conn_id": _find_store_connection(tag.name for tag in dag.tags), "unread": unread})
         return streams
 
 
-def _unread(
+def _explain_stale_dag(
     dag: DagModel, runs: int, newest: Mapping[tuple[Any, ...], datetime | None], broken: set[tuple[Any, ...]]
 ) -> str | None:
     """How a DAG that Airflow calls stale came to be so: `errors` in its file, or `missing` under a run; None: removed.
@@ -161,17 +161,17 @@ def _unread(
     """
     file = (dag.bundle_name, dag.relative_fileloc)
     last = newest.get(file)
-    if file in broken and last is not None and dag.last_parsed_time is not None and last - dag.last_parsed_time < _ONE_PARSE:
+    if file in broken and last is not None and dag.last_parsed_time is not None and last - dag.last_parsed_time < _PARSE_WINDOW:
         return "errors"
     return "missing" if runs else None
 
 
-def _conn_id(tags: Iterable[str]) -> str | None:
+def _find_store_connection(tags: Iterable[str]) -> str | None:
     """The connection of the stream's store, as the factory noted it."""
-    return next((tag.removeprefix(STORE_TAG) for tag in tags if tag.startswith(STORE_TAG)), None)
+    return next((tag.removeprefix(STORE_TAG_PREFIX) for tag in tags if tag.startswith(STORE_TAG_PREFIX)), None)
 
 
-def _run(run: DagRun, tasks: Iterable[Any]) -> dict[str, Any]:
+def _describe_run(run: DagRun, tasks: Iterable[Any]) -> dict[str, Any]:
     tasks = list(tasks)
     return {
         "kind": run.dag_id.rpartition(".")[2],
@@ -179,26 +179,26 @@ def _run(run: DagRun, tasks: Iterable[Any]) -> dict[str, Any]:
         "run_id": run.run_id,
         "state": str(run.state),
         "who": run.triggering_user_name,
-        "at": _ms(run.run_after),
-        "ended": _ms(run.end_date),
+        "at": _convert_to_milliseconds(run.run_after),
+        "ended": _convert_to_milliseconds(run.end_date),
         "conf": {name: value for name, value in (run.conf or {}).items() if isinstance(value, str | bool | int)},
         "tasks": [{"task": task, "state": str(state) if state else None} for _, _, task, state, _ in tasks],
         "question": next(
-            (_question(task, asked) for _, _, task, _, asked in tasks if asked and asked.responded_at is None), None
+            (_describe_question(task, asked) for _, _, task, _, asked in tasks if asked and asked.responded_at is None), None
         ),
     }
 
 
-def _question(task: str, asked: HITLDetail) -> dict[str, Any]:
+def _describe_question(task: str, asked: HITLDetail) -> dict[str, Any]:
     return {
         "task": task,
         "subject": asked.subject,
         "body": asked.body,
         "options": list(asked.options),
         "assigned": [person["id"] for person in asked.assignees or []],
-        "since": _ms(asked.created_at),
+        "since": _convert_to_milliseconds(asked.created_at),
     }
 
 
-def _ms(at: Any) -> int | None:
+def _convert_to_milliseconds(at: Any) -> int | None:
     return None if at is None else int(at.timestamp() * 1000)

@@ -35,22 +35,22 @@ from tidegate.operators.stream import StreamOperator
 from tidegate.operators.sweep import SweepOperator
 from tidegate.operators.windows import ClosedWindowsOperator
 
-__all__ = ["STORE_TAG", "build_dags", "check_specs"]
+__all__ = ["STORE_TAG_PREFIX", "build_dags", "check_specs"]
 
-STORE_TAG: Final = "store:"  # and the Airflow connection of the store
-SWEEP: Final = "tidegate.sweep"
-BROKEN: Final = "tidegate.broken_specs"
-_TELL_BROKEN: Final = "*/15 * * * *"
-QUALITY_EVERY: Final = 600.0  # seconds; a check costs about ten seconds of one core, most of it importing Great Expectations
-ANNOUNCE_EVERY: Final = 10.0  # seconds, or a tenth of the period by the clock: nobody waits for an hour's end by the second
-_SINCE: Final = datetime(2026, 1, 1, tzinfo=UTC)
+STORE_TAG_PREFIX: Final = "store:"  # and the Airflow connection of the store
+SWEEP_DAG_ID: Final = "tidegate.sweep"
+BROKEN_SPECS_DAG_ID: Final = "tidegate.broken_specs"
+_BROKEN_SPECS_CRON: Final = "*/15 * * * *"
+QUALITY_EVERY_SECONDS: Final = 600.0  # seconds; a check costs about ten seconds of one core, most of it importing Great Expectations
+ANNOUNCE_EVERY_SECONDS: Final = 10.0  # seconds, or a tenth of the period by the clock: nobody waits for an hour's end by the second
+_START_DATE: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def build_dags(
     folder: str | Path,
     *,
     conn_id: str | None = None,
-    quality_every: float = QUALITY_EVERY,
+    quality_every: float = QUALITY_EVERY_SECONDS,
     on_failure: Sequence[Callable[[Any], Any]] = (),
 ) -> dict[str, DAG]:
     """All DAGs for the specs in a folder, by id.
@@ -61,11 +61,11 @@ def build_dags(
         quality_every: at most one check of a pipeline in so many seconds.
         on_failure: Airflow's notifiers, or functions of a context, called when a task of any of these DAGs fails.
     """
-    specs, findings = _read(folder)
-    dags = [dag for spec, path in specs.values() for dag in _pipeline_dags(spec, str(path.absolute()), conn_id, quality_every)]
-    dags += _sweeps([spec for spec, _ in specs.values()], conn_id)
+    specs, findings = _read_specs(folder)
+    dags = [dag for spec, path in specs.values() for dag in _build_pipeline_dags(spec, str(path.absolute()), conn_id, quality_every)]
+    dags += _build_sweep_dags([spec for spec, _ in specs.values()], conn_id)
     if findings:
-        dags.append(_broken_specs(findings))
+        dags.append(_build_broken_specs_dag(findings))
     for task in (task for dag in dags for task in dag.tasks if isinstance(task, BaseOperator)):
         task.on_failure_callback = list(on_failure)
     return {dag.dag_id: dag for dag in dags}
@@ -82,19 +82,19 @@ def check_specs(folder: str | Path) -> None:
     Raises:
         ConfigurationError: file, line and field of each mistake.
     """
-    _, findings = _read(folder)
+    _, findings = _read_specs(folder)
     if findings:
-        raise _invalid(findings)
+        raise _build_spec_error(findings)
 
 
-def _read(folder: str | Path) -> tuple[dict[str, tuple[PipelineSpec, Path]], list[str]]:
+def _read_specs(folder: str | Path) -> tuple[dict[str, tuple[PipelineSpec, Path]], list[str]]:
     """The good specs by name, and what is wrong with the others."""
     specs: dict[str, tuple[PipelineSpec, Path]] = {}
     findings = []
     for path in sorted(Path(folder).glob("*.yaml")):
         try:
             spec = load_spec(path)
-            _refuse_second(spec, path, specs)
+            _refuse_duplicate_name(spec, path, specs)
         except ConfigurationError as error:
             findings.append(error.message)
         else:
@@ -102,7 +102,7 @@ def _read(folder: str | Path) -> tuple[dict[str, tuple[PipelineSpec, Path]], lis
     return specs, findings
 
 
-def _invalid(findings: Sequence[str]) -> ConfigurationError:
+def _build_spec_error(findings: Sequence[str]) -> ConfigurationError:
     return ConfigurationError(
         "\n".join(findings),
         code="spec.invalid",
@@ -111,7 +111,7 @@ def _invalid(findings: Sequence[str]) -> ConfigurationError:
     )
 
 
-def _refuse_second(spec: PipelineSpec, path: Path, taken: dict[str, tuple[PipelineSpec, Path]]) -> None:
+def _refuse_duplicate_name(spec: PipelineSpec, path: Path, taken: dict[str, tuple[PipelineSpec, Path]]) -> None:
     if spec.name in taken:
         raise ConfigurationError(
             f"{path}:1: name: {spec.name!r} is taken by {taken[spec.name][1]}; names are unique in a folder",
@@ -119,26 +119,26 @@ def _refuse_second(spec: PipelineSpec, path: Path, taken: dict[str, tuple[Pipeli
         )
 
 
-def _pipeline_dags(spec: PipelineSpec, path: str, conn_id: str | None, quality_every: float) -> Iterable[DAG]:
-    yield _stream(spec, path, conn_id)
-    yield _recover(spec, path, conn_id)
-    yield _pin(spec, conn_id)
-    yield _quality(spec, path, conn_id, quality_every)
-    yield _maintain(spec, path, conn_id)
+def _build_pipeline_dags(spec: PipelineSpec, path: str, conn_id: str | None, quality_every: float) -> Iterable[DAG]:
+    yield _build_stream_dag(spec, path, conn_id)
+    yield _build_recover_dag(spec, path, conn_id)
+    yield _build_pin_dag(spec, conn_id)
+    yield _build_quality_dag(spec, path, conn_id, quality_every)
+    yield _build_maintain_dag(spec, path, conn_id)
     if spec.windows:
-        yield _backfill(spec, path, conn_id)
+        yield _build_backfill_dag(spec, path, conn_id)
     if spec.windows or spec.splice.offer_rows is not None:
-        yield _splice(spec, path, conn_id)
+        yield _build_splice_dag(spec, path, conn_id)
     if spec.supervision.announce is not None and spec.windows:
-        yield _windows(spec, spec.supervision.announce, conn_id)
+        yield _build_windows_dag(spec, spec.supervision.announce, conn_id)
 
 
-def _stream(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
+def _build_stream_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     supervision = spec.supervision
     what = "Runs the stream: adopts a live driver or launches one, and stays with it."
     # The page knows a DAG as Airflow's database has it, and that has no arguments of operators.
-    tags = [] if conn_id is None else [f"{STORE_TAG}{conn_id}"]
-    with _dag(spec, "stream", what, tags=tags) as dag:
+    tags = [] if conn_id is None else [f"{STORE_TAG_PREFIX}{conn_id}"]
+    with _make_dag(spec, "stream", what, tags=tags) as dag:
         StreamOperator(
             task_id="stream",
             pipeline=spec.name,
@@ -147,7 +147,7 @@ def _stream(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
             conn_id=conn_id,
             stall_after=supervision.stall_after / 1e6,
             start_timeout=supervision.start_timeout / 1e6,
-            submit=_submit(spec),
+            submit=_dump_submit_settings(spec),
             rotate_after=None if supervision.rotate_after is None else supervision.rotate_after / 1e6,
             retries=supervision.retries,
             retry_delay=timedelta(microseconds=supervision.retry_delay),
@@ -155,12 +155,12 @@ def _stream(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     return dag
 
 
-def _submit(spec: PipelineSpec) -> dict[str, Any] | None:
+def _dump_submit_settings(spec: PipelineSpec) -> dict[str, Any] | None:
     submit = spec.supervision.submit
     return None if submit is None else submit.model_dump()
 
 
-def _recover(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
+def _build_recover_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     params = {
         "checkpoint": Param(
             "latest",
@@ -171,8 +171,8 @@ def _recover(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
         "reason": Param("", type="string", title="Reason", description="Kept with the restore, for whoever asks later."),
         "dry_run": Param(False, type="boolean", title="Dry run", description="Verify and report only; nothing is changed."),
     }
-    with _dag(spec, "recover", "Goes back to a checkpoint: verify, report, stop, restore, start again.", params=params) as dag:
-        approval = _approval(spec, conn_id) if spec.supervision.approval else None
+    with _make_dag(spec, "recover", "Goes back to a checkpoint: verify, report, stop, restore, start again.", params=params) as dag:
+        approval = _add_approval_tasks(spec, conn_id) if spec.supervision.approval else None
         ids = None if approval is None else (approval.task_id, *approval.upstream_task_ids)
         recover = RecoverOperator(
             task_id="recover",
@@ -180,7 +180,7 @@ def _recover(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
             spec=path,
             stream_dag=f"{spec.name}.stream",
             approval=ids,
-            submit=_submit(spec),
+            submit=_dump_submit_settings(spec),
             conn_id=conn_id,
         )
         if approval is not None:
@@ -188,12 +188,12 @@ def _recover(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     return dag
 
 
-def _approval(spec: PipelineSpec, conn_id: str | None) -> Any:
+def _add_approval_tasks(spec: PipelineSpec, conn_id: str | None) -> Any:
     # Imported by those who want it only: it costs every parse a tenth of a second.
-    from tidegate.operators.approve import REPORT, ApproveRestoreOperator, ReportRestoreOperator
+    from tidegate.operators.approve import REPORT_TASK_ID, ApproveRestoreOperator, ReportRestoreOperator
 
     supervision = spec.supervision
-    asked = ReportRestoreOperator(task_id=REPORT, pipeline=spec.name, conn_id=conn_id)
+    asked = ReportRestoreOperator(task_id=REPORT_TASK_ID, pipeline=spec.name, conn_id=conn_id)
     patience = supervision.approval_timeout
     approve = ApproveRestoreOperator(
         task_id="approve",
@@ -208,34 +208,34 @@ def _approval(spec: PipelineSpec, conn_id: str | None) -> Any:
     return approve
 
 
-def _pin(spec: PipelineSpec, conn_id: str | None) -> DAG:
+def _build_pin_dag(spec: PipelineSpec, conn_id: str | None) -> DAG:
     params = {
         "action": Param("pin", type="string", enum=["pin", "unpin"], title="Action"),
         "checkpoint": Param("latest", type="string", title="Checkpoint", description="`latest`, a pin, or an id; for `pin`."),
         "name": Param("", type="string", title="Name", description="The pin's name, by which the checkpoint can be restored."),
         "reason": Param("", type="string", title="Reason", description="Kept with the pin."),
     }
-    with _dag(spec, "pin", "Keeps a checkpoint under a name, or gives the name up.", params=params) as dag:
+    with _make_dag(spec, "pin", "Keeps a checkpoint under a name, or gives the name up.", params=params) as dag:
         PinOperator(task_id="pin", pipeline=spec.name, conn_id=conn_id, retries=2, retry_delay=timedelta(seconds=5))
     return dag
 
 
-def _quality(spec: PipelineSpec, path: str, conn_id: str | None, every: float) -> DAG:
+def _build_quality_dag(spec: PipelineSpec, path: str, conn_id: str | None, every: float) -> DAG:
     # One asset, so that there is one throttle: late rows and troubled barriers come with a sealed checkpoint anyway.
     due = [stream_asset(spec.name, "sealed", every, conn_id)]
-    with _dag(spec, "quality", "Checks late rows, barriers and checkpoints.", schedule=due) as dag:
+    with _make_dag(spec, "quality", "Checks late rows, barriers and checkpoints.", schedule=due) as dag:
         QualityOperator(task_id="quality", pipeline=spec.name, spec=path, conn_id=conn_id)
     return dag
 
 
-def _maintain(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
+def _build_maintain_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     what = "Retires old checkpoints, reads a share of the others, keeps the index fresh."
-    with _dag(spec, "maintain", what, schedule=spec.supervision.maintain) as dag:
+    with _make_dag(spec, "maintain", what, schedule=spec.supervision.maintain) as dag:
         MaintainOperator(task_id="maintain", pipeline=spec.name, spec=path, conn_id=conn_id)
     return dag
 
 
-def _backfill(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
+def _build_backfill_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     when = "An instant with its offset, 2026-01-31T00:00:00Z; empty in a scheduled run: its data interval."
     params = {
         "start": Param("", type="string", title="First window start", description=when),
@@ -246,20 +246,20 @@ def _backfill(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     cron = spec.supervision.backfill
     schedule = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
     what = "Runs the pipeline over a past range as a batch and compares its windows with the stream's."
-    with _dag(spec, "backfill", what, schedule=schedule, params=params) as dag:
+    with _make_dag(spec, "backfill", what, schedule=schedule, params=params) as dag:
         BackfillOperator(task_id="backfill", pipeline=spec.name, spec=path, conn_id=conn_id)
     return dag
 
 
-def _splice(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
-    from tidegate.operators.splice import splice_tasks  # with the human-in-the-loop, as in `_approval`
+def _build_splice_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
+    from tidegate.operators.splice import add_splice_tasks  # with the human-in-the-loop, as in `_add_approval_tasks`
 
     wanted, title = spec.splice, "Splice request"
     params = {"request": Param("", type="string", title=title, description="Its id; empty: the late rows are offered as one.")}
     schedule = wanted.offer_at if wanted.offer_rows is not None else None
     what = "Merges late rows and dead letters back, after a person has seen the exact effect."
-    with _dag(spec, "splice", what, schedule=schedule, params=params) as dag:
-        splice_tasks(
+    with _make_dag(spec, "splice", what, schedule=schedule, params=params) as dag:
+        add_splice_tasks(
             pipeline=spec.name,
             spec=path,
             at_least=wanted.offer_rows or 1,
@@ -270,21 +270,21 @@ def _splice(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     return dag
 
 
-def _windows(spec: PipelineSpec, period: int, conn_id: str | None) -> DAG:
-    moved = [stream_asset(spec.name, "frontier", max(ANNOUNCE_EVERY, period / 1e7), conn_id)]
-    with _dag(spec, "windows", "Announces closed periods as partitions of the windows' assets.", schedule=moved) as dag:
+def _build_windows_dag(spec: PipelineSpec, period: int, conn_id: str | None) -> DAG:
+    moved = [stream_asset(spec.name, "frontier", max(ANNOUNCE_EVERY_SECONDS, period / 1e7), conn_id)]
+    with _make_dag(spec, "windows", "Announces closed periods as partitions of the windows' assets.", schedule=moved) as dag:
         ClosedWindowsOperator(
             task_id="windows", pipeline=spec.name, windows=list(spec.windows), period=period, conn_id=conn_id, retries=2
         )
     return dag
 
 
-def _dag(spec: PipelineSpec, kind: str, what: str, *, tags: Sequence[str] = (), **kwargs: Any) -> DAG:
+def _make_dag(spec: PipelineSpec, kind: str, what: str, *, tags: Sequence[str] = (), **kwargs: Any) -> DAG:
     return DAG(
         dag_id=f"{spec.name}.{kind}",
         description=what,
         doc_md=spec.description or None,
-        start_date=_SINCE,
+        start_date=_START_DATE,
         catchup=False,
         max_active_runs=1,
         is_paused_upon_creation=False,
@@ -294,20 +294,20 @@ def _dag(spec: PipelineSpec, kind: str, what: str, *, tags: Sequence[str] = (), 
     )
 
 
-def _sweeps(specs: Sequence[PipelineSpec], conn_id: str | None) -> list[DAG]:
+def _build_sweep_dags(specs: Sequence[PipelineSpec], conn_id: str | None) -> list[DAG]:
     """One sweep for all pipelines with the same cron: a process per pipeline would cost more than what it guards."""
     groups: dict[str, list[PipelineSpec]] = defaultdict(list)
     for spec in specs:
         groups[spec.supervision.sweep].append(spec)
     usual = max(groups, key=lambda cron: len(groups[cron]), default="")
-    return [_sweep(SWEEP if cron == usual else f"{SWEEP}.{_slug(cron)}", cron, group, conn_id) for cron, group in groups.items()]
+    return [_build_sweep_dag(SWEEP_DAG_ID if cron == usual else f"{SWEEP_DAG_ID}.{_slugify_cron(cron)}", cron, group, conn_id) for cron, group in groups.items()]
 
 
-def _sweep(dag_id: str, cron: str, specs: Sequence[PipelineSpec], conn_id: str | None) -> DAG:
+def _build_sweep_dag(dag_id: str, cron: str, specs: Sequence[PipelineSpec], conn_id: str | None) -> DAG:
     with DAG(
         dag_id=dag_id,
         description="Starts every stream that should run and has no driver.",
-        start_date=_SINCE,
+        start_date=_START_DATE,
         schedule=cron,
         catchup=False,
         max_active_runs=1,
@@ -319,18 +319,18 @@ def _sweep(dag_id: str, cron: str, specs: Sequence[PipelineSpec], conn_id: str |
     return dag
 
 
-def _slug(cron: str) -> str:
+def _slugify_cron(cron: str) -> str:
     return re.sub(r"[^0-9a-z]+", "_", cron.lower().replace("*", "x")).strip("_")
 
 
-def _broken_specs(findings: list[str]) -> DAG:
+def _build_broken_specs_dag(findings: list[str]) -> DAG:
     """Fails and says why. Not an import error: by one of those Airflow makes every DAG of the file stale, and starts none."""
     with DAG(
-        dag_id=BROKEN,
+        dag_id=BROKEN_SPECS_DAG_ID,
         description=findings[0],
         doc_md="\n".join(f"- {finding}" for finding in findings),
-        start_date=_SINCE,
-        schedule=_TELL_BROKEN,
+        start_date=_START_DATE,
+        schedule=_BROKEN_SPECS_CRON,
         catchup=False,
         max_active_runs=1,
         is_paused_upon_creation=False,
@@ -355,4 +355,4 @@ class BrokenSpecsOperator(BaseOperator):
 
     def execute(self, context: Any) -> None:
         """Say it, in the log and to notifiers."""
-        raise _invalid(self.findings)
+        raise _build_spec_error(self.findings)

@@ -20,33 +20,33 @@ from tidegate.jobs.spec.errors import (
     TransientError,
 )
 
-__all__ = ["DriverLostError", "class_of_exit", "failure_of", "retry_policy"]
+__all__ = ["DriverLostError", "classify_exit_code", "rebuild_error", "build_retry_policy"]
 
-_ERRORS: Final[dict[FailureClass, type[TidegateError]]] = {
+_ERROR_TYPES: Final[dict[FailureClass, type[TidegateError]]] = {
     FailureClass.TRANSIENT: TransientError,
     FailureClass.FENCED: FencedError,
     FailureClass.POISON: PoisonError,
     FailureClass.CONFIGURATION: ConfigurationError,
 }
-_BY_EXIT: Final = {kind.exit_code: kind for kind in FailureClass}
+_CLASS_BY_EXIT_CODE: Final = {kind.exit_code: kind for kind in FailureClass}
 
 
 class DriverLostError(TransientError):
     """The driver vanished again and again without sealing anything. Airflow tries again with its own back-off."""
 
 
-def class_of_exit(code: int) -> FailureClass | None:
+def classify_exit_code(code: int) -> FailureClass | None:
     """The failure class of a driver's exit code; None for 0 and for codes no driver chooses (a signal, out of memory)."""
-    return _BY_EXIT.get(code)
+    return _CLASS_BY_EXIT_CODE.get(code)
 
 
-def failure_of(error: Mapping[str, Any]) -> TidegateError:
+def rebuild_error(error: Mapping[str, Any]) -> TidegateError:
     """Rebuild the error that a driver reported (the shape of `TidegateError.as_dict`)."""
     try:
         kind = FailureClass(error.get("class", ""))
     except ValueError:
         kind = FailureClass.TRANSIENT  # a newer driver may know more classes; trying again does no harm
-    return _ERRORS[kind](
+    return _ERROR_TYPES[kind](
         str(error.get("message") or "the driver failed without a message"),
         code=str(error.get("code") or "driver.failed"),
         pipeline=error.get("pipeline"),
@@ -56,7 +56,7 @@ def failure_of(error: Mapping[str, Any]) -> TidegateError:
     )
 
 
-def retry_policy(delay: timedelta) -> ExceptionRetryPolicy:
+def build_retry_policy(delay: timedelta) -> ExceptionRetryPolicy:
     """Poison and configuration wait for a person; everything else is tried again after `delay`."""
     final = [f"{kind.__module__}.{kind.__name__}" for kind in (PoisonError, ConfigurationError)]
     return ExceptionRetryPolicy(

@@ -20,21 +20,21 @@ from typing import Any, Final
 
 from airflow.sdk import BaseOperator
 
-from tidegate.checkpoints.catalog import Catalog
-from tidegate.checkpoints.driver_logs import forget_old_logs
-from tidegate.checkpoints.index import Summary
+from tidegate.checkpoints.catalog import CheckpointCatalog
+from tidegate.checkpoints.driver_logs import delete_old_logs
+from tidegate.checkpoints.index import SlotSummary
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.verify import Verdict, Verification, condemn, scrub
+from tidegate.checkpoints.verify import CheckpointVerdict, Verification, condemn_if_damaged, scrub_checkpoints
 from tidegate.jobs.spec.errors import PoisonError, TransientError
-from tidegate.operators.access import StoreAccess, child_environment
-from tidegate.operators.failures import class_of_exit, failure_of
+from tidegate.operators.access import StoreAccess, build_child_environment
+from tidegate.operators.failures import classify_exit_code, rebuild_error
 
-__all__ = ["SHARES", "MaintainOperator", "due_for_scrub"]
+__all__ = ["SCRUB_SHARES", "MaintainOperator", "select_for_scrub"]
 
-SHARES: Final = 7  # runs until every checkpoint was read once
-_TIME_OUT: Final = 3600.0  # seconds
-_CLI: Final = (sys.executable, "-P", "-c", "from tidegate.jobs.cli.main import main; main()")
+SCRUB_SHARES: Final = 7  # runs until every checkpoint was read once
+_RETENTION_TIMEOUT: Final = 3600.0  # seconds
+_CLI_COMMAND: Final = (sys.executable, "-P", "-c", "from tidegate.jobs.cli.main import main; main()")
 
 
 class MaintainOperator(BaseOperator):
@@ -62,20 +62,20 @@ class MaintainOperator(BaseOperator):
         """
         access = StoreAccess.resolve(self.conn_id)
         store = access.open()
-        catalog = Catalog(SlotLog(store, self.pipeline))
+        catalog = CheckpointCatalog(SlotLog(store, self.pipeline))
         if catalog.log.head().record is None:
             self.log.info("nothing was sealed yet")
             return {"pipeline": self.pipeline}
         catalog.index.refresh()
-        retired = self._retention(access)
+        retired = self._run_retention(access)
         self.log.info("retired %s checkpoints, deleted %s files", len(retired["retired"]), len(retired["deleted"]))
         before, after = (sum(table[when] for table in retired["compacted"].values()) for when in ("before", "after"))
         self.log.info("the tables' %s data files became %s", before, after)
-        results = list(self._scrub(catalog))
-        forgotten = forget_old_logs(store, self.pipeline)
-        damaged = [r for r in results if r.verdict is Verdict.DAMAGED]
+        results = list(self._scrub_checkpoints(catalog))
+        forgotten = delete_old_logs(store, self.pipeline)
+        damaged = [r for r in results if r.verdict is CheckpointVerdict.DAMAGED]
         if damaged:
-            raise self._damaged(damaged)
+            raise self._build_damage_error(damaged)
         return {
             "pipeline": self.pipeline,
             "retired": len(retired["retired"]),
@@ -87,35 +87,35 @@ class MaintainOperator(BaseOperator):
             "logs_forgotten": len(forgotten),
         }
 
-    def _retention(self, access: StoreAccess) -> Mapping[str, Any]:
+    def _run_retention(self, access: StoreAccess) -> Mapping[str, Any]:
         options = ["--store", access.url, "--keep-hours", str(self.keep_hours), "--json"]
         done = subprocess.run(
-            [*_CLI, "gc", self.spec, *options],
-            env=child_environment(access),
+            [*_CLI_COMMAND, "gc", self.spec, *options],
+            env=build_child_environment(access),
             capture_output=True,
             text=True,
-            timeout=_TIME_OUT,
+            timeout=_RETENTION_TIMEOUT,
             check=False,
         )
         if done.returncode == 0:
             found: dict[str, Any] = json.loads(done.stdout)["data"]
             return found
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        kind = class_of_exit(done.returncode)
+        kind = classify_exit_code(done.returncode)
         if kind is None:
             raise TransientError(f"the retention ended with code {done.returncode}: {last}", code="maintain.crashed")
-        raise failure_of({"class": kind.value, "code": "maintain.not_run", "message": last, "pipeline": self.pipeline})
+        raise rebuild_error({"class": kind.value, "code": "maintain.not_run", "message": last, "pipeline": self.pipeline})
 
-    def _scrub(self, catalog: Catalog) -> Iterator[Verification]:
-        chosen = due_for_scrub(catalog.listing(), datetime.now(UTC).toordinal())
-        for result in scrub(catalog.log, chosen):
-            condemn(catalog.log, result)
-            if result.verdict is not Verdict.HEALTHY:
-                self.log.warning("%s is %s: %s", result.checkpoint, result.verdict.value, _findings(result))
+    def _scrub_checkpoints(self, catalog: CheckpointCatalog) -> Iterator[Verification]:
+        chosen = select_for_scrub(catalog.list_checkpoints(), datetime.now(UTC).toordinal())
+        for result in scrub_checkpoints(catalog.log, chosen):
+            condemn_if_damaged(catalog.log, result)
+            if result.verdict is not CheckpointVerdict.HEALTHY:
+                self.log.warning("%s is %s: %s", result.checkpoint, result.verdict.value, _format_findings(result))
             yield result
 
-    def _damaged(self, damaged: list[Verification]) -> PoisonError:
-        names = "; ".join(f"{result.checkpoint} ({_findings(result)})" for result in damaged)
+    def _build_damage_error(self, damaged: list[Verification]) -> PoisonError:
+        names = "; ".join(f"{result.checkpoint} ({_format_findings(result)})" for result in damaged)
         return PoisonError(
             f"{len(damaged)} checkpoint(s) of {self.pipeline} are damaged: {names}",
             code="maintain.damaged",
@@ -125,12 +125,12 @@ class MaintainOperator(BaseOperator):
         )
 
 
-def due_for_scrub(rows: list[Summary], day: int) -> list[CheckpointId]:
+def select_for_scrub(rows: list[SlotSummary], day: int) -> list[CheckpointId]:
     """The newest, the pinned ones, and the share of this day of all others; what is condemned or retired is not read again."""
-    whole = [row for row in rows if row.restorable and row.id]
-    wanted = [row for number, row in enumerate(whole) if number == 0 or row.pins or row.slot % SHARES == day % SHARES]
+    whole = [row for row in rows if row.is_restorable and row.id]
+    wanted = [row for number, row in enumerate(whole) if number == 0 or row.pins or row.slot % SCRUB_SHARES == day % SCRUB_SHARES]
     return [CheckpointId.parse(str(row.id)) for row in wanted]
 
 
-def _findings(result: Verification) -> str:
+def _format_findings(result: Verification) -> str:
     return "; ".join(f"{f.problem.value}: {f.key}" for f in result.findings[:3])

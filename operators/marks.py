@@ -28,26 +28,26 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import object_session
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.desired import Desired, DesiredState, read_desired, set_desired
+from tidegate.checkpoints.desired import DesiredDocument, DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.operators.control import stop_driver
 
-__all__ = ["Mark", "Obedience", "hear"]
+__all__ = ["MarkedTask", "StopOnMark", "on_task_marked"]
 
-_WHO: Final = "airflow"
-_TRY_FOR: Final = 300.0  # seconds, while store or database do not answer
+_ACTOR: Final = "airflow"
+_RETRY_SECONDS: Final = 300.0  # seconds, while store or database do not answer
 _RETRY_AFTER: Final = 5.0
 # A worker hears with its next heartbeat that its task was ended (a minute by default); a driver has its lease soon after.
-_LOOK_AFTER: Final = 120.0
-_LOOK_EVERY: Final = 3.0
+_AWAKE_TASK_SECONDS: Final = 120.0
+_LEASE_POLL_SECONDS: Final = 3.0
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Mark:
+class MarkedTask:
     """What a person did.
 
     Attributes:
@@ -77,36 +77,36 @@ class Mark:
         return f"the task was set to {self.state} in Airflow"
 
 
-def hear(task: Any, state: str) -> None:
+def on_task_marked(task: Any, state: str) -> None:
     """Called by Airflow inside the request that marks the task. Returns at once; acts when the request is committed."""
-    mark = Mark(str(task.id), task.dag_id, task.run_id, state, task.trigger_id is not None, datetime.now(UTC))
+    mark = MarkedTask(str(task.id), task.dag_id, task.run_id, state, task.trigger_id is not None, datetime.now(UTC))
     session = object_session(task)
     if session is None:
-        _begin(mark)
+        _start_stop_thread(mark)
     else:
-        event.listen(session, "after_commit", lambda _: _begin(mark), once=True)
+        event.listen(session, "after_commit", lambda _: _start_stop_thread(mark), once=True)
 
 
-def _begin(mark: Mark) -> None:
-    threading.Thread(target=_obey, args=(mark,), name=f"mark {mark.dag_id}", daemon=True).start()
+def _start_stop_thread(mark: MarkedTask) -> None:
+    threading.Thread(target=_stop_marked_driver, args=(mark,), name=f"mark {mark.dag_id}", daemon=True).start()
 
 
-def _obey(mark: Mark) -> None:
+def _stop_marked_driver(mark: MarkedTask) -> None:
     """What the thread does. Nobody waits for it, so it says everything in the API server's log."""
-    from tidegate.operators.desk import Desk
+    from tidegate.operators.desk import AirflowQueries
 
-    desk = Desk()
+    desk = AirflowQueries()
 
-    def say(text: str) -> None:
+    def log_step(text: str) -> None:
         _log.info("%s of %s: %s: %s", mark.run_id, mark.dag_id, mark.why, text)
 
     try:
-        Obedience(mark, lambda: desk.store_of(mark.dag_id), lambda: desk.objection(mark), say=say).run()
+        StopOnMark(mark, lambda: desk.open_stream_store(mark.dag_id), lambda: desk.find_objection(mark), say=log_step).run()
     except Exception:
         _log.exception("%s of %s: %s, and the driver may go on", mark.run_id, mark.dag_id, mark.why)
 
 
-class Obedience:
+class StopOnMark:
     """Brings one mark to the driver.
 
     Args:
@@ -119,7 +119,7 @@ class Obedience:
 
     def __init__(
         self,
-        mark: Mark,
+        mark: MarkedTask,
         store: Callable[[], Store | None],
         objection: Callable[[], str | None],
         *,
@@ -131,56 +131,56 @@ class Obedience:
 
     def run(self) -> None:
         """Until the driver is gone and no other can come, or the mark no longer holds."""
-        begun = self._clock.now()
-        awake_until = begun if self._mark.asleep else begun + _LOOK_AFTER
+        begun = self._clock.monotonic()
+        awake_until = begun if self._mark.asleep else begun + _AWAKE_TASK_SECONDS
         first = True
         while True:
             try:
                 store = self._open()
-                if store is None or not self._round(store, first):
+                if store is None or not self._apply_mark(store, first):
                     return
                 first = False
             except (TransientError, SQLAlchemyError) as error:
-                if self._clock.now() - begun > _TRY_FOR:
+                if self._clock.monotonic() - begun > _RETRY_SECONDS:
                     self._say(f"given up, the driver may go on: {error}")
                     return
                 self._say(f"once more in {_RETRY_AFTER:.0f} s: {error}")
                 self._clock.sleep(_RETRY_AFTER)
                 continue
-            if self._clock.now() >= awake_until:
+            if self._clock.monotonic() >= awake_until:
                 return
-            self._clock.sleep(_LOOK_EVERY)
+            self._clock.sleep(_LEASE_POLL_SECONDS)
 
-    def _round(self, store: Store, first: bool) -> bool:
+    def _apply_mark(self, store: Store, first: bool) -> bool:
         """Whether the mark holds; then the driver that was there is gone, and the stream is said to be stopped."""
         pipeline, mark = self._mark.pipeline, self._mark
-        before, lease = read_desired(store, pipeline), read_lease(store, pipeline)
-        token = None if lease is None or lease.free else lease.token
-        if not first and not self._came_after(before, token):
+        before, lease = read_desired_state(store, pipeline), read_lease(store, pipeline)
+        token = None if lease is None or lease.is_free else lease.token
+        if not first and not self._was_undone_by_run(before, token):
             return True
         objection = self._objection()
         if objection is None and before.state is DesiredState.RECOVERING:
             objection = "a restore is under way, and says itself what shall be"
         if objection is None and before.state is DesiredState.RUN:
-            set_desired(store, pipeline, DesiredState.STOPPED, who=_WHO, why=mark.why)
+            set_desired_state(store, pipeline, DesiredState.STOPPED, who=_ACTOR, why=mark.why)
             objection = self._objection()
             if objection is not None:
                 with suppress(ConfigurationError):  # somebody else has said by now what shall be
-                    set_desired(store, pipeline, before.state, who=before.who, why=before.why, only_from=DesiredState.STOPPED)
+                    set_desired_state(store, pipeline, before.state, who=before.who, why=before.why, only_from=DesiredState.STOPPED)
         if objection is not None:
             self._say(f"{objection}: the driver stays")
             return False
         if token is not None:
             self._asked.add(token)
             stopped = stop_driver(
-                store, pipeline, who=_WHO, why=mark.why, token=token, asker=mark.try_id, clock=self._clock, say=self._say
+                store, pipeline, who=_ACTOR, why=mark.why, token=token, asker=mark.try_id, clock=self._clock, say=self._say
             )
             self._say(stopped)
         elif first:
             self._say("nobody drives")
         return True
 
-    def _came_after(self, now: Desired, token: int | None) -> bool:
+    def _was_undone_by_run(self, now: DesiredDocument, token: int | None) -> bool:
         """Whether the marked run itself has undone the mark before its worker heard of it."""
         if now.state is DesiredState.RUN:
             return now.why == f"run {self._mark.run_id}"

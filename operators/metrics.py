@@ -11,11 +11,11 @@ from typing import Final
 from airflow.sdk.observability import stats
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.operators.watch import Sighting, StreamState
+from tidegate.operators.watch import LivenessSample, StreamLiveness
 
-__all__ = ["NAMES", "adopted", "ended", "launched", "looked", "unwatched"]
+__all__ = ["METRIC_DESCRIPTIONS", "record_adoption", "record_stream_end", "record_launch", "record_look", "record_unwatched"]
 
-NAMES: Final = {
+METRIC_DESCRIPTIONS: Final = {
     "tidegate.stream.watched": "1 while a trigger of this triggerer watches the stream",
     "tidegate.stream.looks": "looks at lease and status that the store answered",
     "tidegate.stream.looks.unanswered": "looks that it did not",
@@ -25,10 +25,10 @@ NAMES: Final = {
     "tidegate.driver.launched": "drivers started, by why: start, or replacement of one that is gone",
     "tidegate.driver.adopted": "drivers that ran already when their task began",
 }
-_TICKS: Final = 1_000_000
+_TICKS_PER_SECOND: Final = 1_000_000
 
 
-def looked(pipeline: str, seen: Sighting | None) -> None:
+def record_look(pipeline: str, seen: LivenessSample | None) -> None:
     """One look of a trigger; None when the store did not answer."""
     tags = {"pipeline": pipeline}
     stats.gauge("tidegate.stream.watched", 1, tags=tags)
@@ -39,25 +39,25 @@ def looked(pipeline: str, seen: Sighting | None) -> None:
     stats.gauge("tidegate.stream.heartbeat.age", seen.silent_for, tags=tags)
     sealed_at = (seen.status or {}).get("sealed_at")
     if sealed_at is not None:
-        stats.gauge("tidegate.stream.seal.age", (SYSTEM_CLOCK.ticks() - sealed_at) / _TICKS, tags=tags)
+        stats.gauge("tidegate.stream.seal.age", (SYSTEM_CLOCK.wall_ticks() - sealed_at) / _TICKS_PER_SECOND, tags=tags)
 
 
-def ended(pipeline: str, state: StreamState) -> None:
+def record_stream_end(pipeline: str, state: StreamLiveness) -> None:
     """A trigger reports that its stream is not live any more."""
     stats.incr("tidegate.stream.ended", tags={"pipeline": pipeline, "state": state.value})
 
 
-def unwatched(pipeline: str) -> None:
+def record_unwatched(pipeline: str) -> None:
     """A trigger ends, whatever ended it. The ages would stand still from here on: they are of nobody's looking."""
     stats.gauge("tidegate.stream.watched", 0, tags={"pipeline": pipeline})
 
 
-def launched(pipeline: str, *, replaces: bool) -> None:
+def record_launch(pipeline: str, *, replaces: bool) -> None:
     """A task started a driver."""
     why = "replacement" if replaces else "start"
     stats.incr("tidegate.driver.launched", tags={"pipeline": pipeline, "why": why})
 
 
-def adopted(pipeline: str) -> None:
+def record_adoption(pipeline: str) -> None:
     """A task found its driver running."""
     stats.incr("tidegate.driver.adopted", tags={"pipeline": pipeline})

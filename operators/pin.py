@@ -6,12 +6,12 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.catalog import CheckpointCatalog
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.roots import RootsFile, pin_checkpoint
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.operators.access import StoreAccess
-from tidegate.operators.recover import who_of
+from tidegate.operators.recover import get_requester
 
 __all__ = ["PinOperator"]
 
@@ -63,7 +63,7 @@ class PinOperator(BaseOperator):
             roots.unpin(self.name)
             self.log.info("%s is no pin any more", self.name)
         else:
-            target = Catalog(log).resolve(self.checkpoint)
-            pin_checkpoint(log, self.name, target, who=who_of(context), why=self.reason)
+            target = CheckpointCatalog(log).resolve(self.checkpoint)
+            pin_checkpoint(log, self.name, target, who=get_requester(context), why=self.reason)
             self.log.info("%s is kept as %s", target, self.name)
         return {"pipeline": self.pipeline, "pins": {name: pin.checkpoint for name, pin in roots.read().pins.items()}}

@@ -27,36 +27,36 @@ class _LazyApp:
 _hookimpl = pluggy.HookimplMarker("airflow")
 
 
-class _Ears:
+class _TaskStateListener:
     """Hears when a person ends a stream's task. Only the API server calls without a previous state, and only for a person."""
 
     @_hookimpl
     def on_task_instance_success(self, previous_state: Any, task_instance: Any) -> None:
         """Marked success."""
-        _heard(previous_state, task_instance, "success")
+        _forward_mark(previous_state, task_instance, "success")
 
     @_hookimpl
     def on_task_instance_failed(self, previous_state: Any, task_instance: Any) -> None:
         """Marked failed."""
-        _heard(previous_state, task_instance, "failed")
+        _forward_mark(previous_state, task_instance, "failed")
 
     @_hookimpl
     def on_task_instance_skipped(self, previous_state: Any, task_instance: Any) -> None:
         """Marked skipped."""
-        _heard(previous_state, task_instance, "skipped")
+        _forward_mark(previous_state, task_instance, "skipped")
 
 
-def _heard(previous_state: Any, task: Any, state: str) -> None:
+def _forward_mark(previous_state: Any, task: Any, state: str) -> None:
     if previous_state is None and task.task_id == "stream" and task.dag_id.endswith(".stream"):
-        from tidegate.operators.marks import hear
+        from tidegate.operators.marks import on_task_marked
 
-        hear(task, state)
-
-
-_EARS = _Ears()
+        on_task_marked(task, state)
 
 
-class _Listening:
+_LISTENER = _TaskStateListener()
+
+
+class _ListenerMiddleware:
     """Middleware that changes no request: by it only API servers listen. A listener elsewhere would forbid DAGs of others.
 
     Airflow's DAG processor refuses tasks with `end_from_trigger` as soon as any plugin names a listener.
@@ -66,7 +66,7 @@ class _Listening:
         from airflow.listeners.listener import get_listener_manager
 
         self._app = app
-        get_listener_manager().add_listener(_EARS)  # type: ignore[no-untyped-call]  # Airflow's
+        get_listener_manager().add_listener(_LISTENER)  # type: ignore[no-untyped-call]  # Airflow's
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._app(scope, receive, send)
@@ -77,7 +77,7 @@ class TidegatePlugin(AirflowPlugin):
 
     name = "tidegate"
     fastapi_root_middlewares = [  # noqa: RUF012 - declared so by Airflow
-        {"middleware": _Listening, "args": [], "kwargs": {}, "name": "tidegate"}
+        {"middleware": _ListenerMiddleware, "args": [], "kwargs": {}, "name": "tidegate"}
     ]
     fastapi_apps = [  # noqa: RUF012 - declared so by Airflow
         {"app": _LazyApp(), "url_prefix": "/tidegate", "name": "tidegate"}

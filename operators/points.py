@@ -9,20 +9,20 @@ from typing import Any, Final
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
-__all__ = ["lateness", "milliseconds", "point_of", "sketches_of", "unfinished"]
+__all__ = ["build_lateness_charts", "to_milliseconds", "build_epoch_point", "read_sketches", "list_open_barriers"]
 
-_SECOND: Final = 1_000_000  # ticks
+_TICKS_PER_SECOND: Final = 1_000_000  # ticks
 # Bounds of the histogram's bars, in seconds: words that people use for lateness.
-_BARS: Final = (1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800)
-_TARGETS: Final = (0.01, 0.001)  # shares of late rows people ask for
+_BAR_BOUNDS: Final = (1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800)
+_LATE_SHARE_TARGETS: Final = (0.01, 0.001)  # shares of late rows people ask for
 
 
-def milliseconds(ticks: Any) -> int | None:
+def to_milliseconds(ticks: Any) -> int | None:
     """Milliseconds, or None for no instant and for both infinities."""
     return ticks // 1000 if isinstance(ticks, int) and TICK_MIN < ticks < TICK_MAX else None
 
 
-def point_of(manifest: Manifest) -> dict[str, Any]:
+def build_epoch_point(manifest: Manifest) -> dict[str, Any]:
     """One epoch in the charts."""
     decision, inputs = manifest.decision, manifest.decider.get("output", {}).get("inputs", {})
     counters = manifest.counters
@@ -31,10 +31,10 @@ def point_of(manifest: Manifest) -> dict[str, Any]:
         "timeline": manifest.timeline,
         "slot": manifest.slot,
         "at": manifest.created_at // 1000,
-        "frontier": milliseconds(decision.get("frontier_after")),
+        "frontier": to_milliseconds(decision.get("frontier_after")),
         "final": decision.get("frontier_after") == TICK_MAX,
         "holder": (decision.get("holder") or {}).get("member"),
-        "members": {name: milliseconds(state["frontier"]) for name, state in inputs.items()},
+        "members": {name: to_milliseconds(state["frontier"]) for name, state in inputs.items()},
         "statuses": {name: state["status"] for name, state in inputs.items()},
         "read": counters.read,
         "released": counters.released,
@@ -44,11 +44,11 @@ def point_of(manifest: Manifest) -> dict[str, Any]:
         "sources": counters.per_source,
         "seconds": round(sum(manifest.timings.values()), 3),
         "steps": manifest.timings,
-        "barriers": [_barrier(b, str(manifest.id)) for b in manifest.barriers],
+        "barriers": [_describe_barrier(b, str(manifest.id)) for b in manifest.barriers],
     }
 
 
-def _barrier(row: Mapping[str, Any], checkpoint: str) -> dict[str, Any]:
+def _describe_barrier(row: Mapping[str, Any], checkpoint: str) -> dict[str, Any]:
     """One closed barrier. Its times are on the pipeline's clock, which is the wall clock of the driver."""
     opened, closed = int(row.get("opened") or 0), int(row.get("closed") or 0)
     arrivals = {member: part[0] // 1000 for member, part in (row.get("participants") or {}).items()}
@@ -63,25 +63,25 @@ def _barrier(row: Mapping[str, Any], checkpoint: str) -> dict[str, Any]:
     }
 
 
-def unfinished(manifest: Manifest) -> list[dict[str, Any]]:
+def list_open_barriers(manifest: Manifest) -> list[dict[str, Any]]:
     """Barriers that are open after this epoch: who has arrived, since when they wait."""
     found = []
     for barrier in (manifest.decider.get("barriers") or {}).get("open") or []:
         arrivals = {member: part["at"] // 1000 for member, part in (barrier.get("arrivals") or {}).items()}
-        found.append({"id": barrier.get("id"), "arrivals": arrivals, "opened": milliseconds(barrier.get("opened"))})
+        found.append({"id": barrier.get("id"), "arrivals": arrivals, "opened": to_milliseconds(barrier.get("opened"))})
     return found
 
 
-Sketches = Mapping[str, Mapping[str, Any]]
+LatenessSketches = Mapping[str, Mapping[str, Any]]
 
 
-def sketches_of(manifest: Manifest) -> Sketches:
+def read_sketches(manifest: Manifest) -> LatenessSketches:
     """Source -> lateness sketch of the rows this epoch read."""
-    found: Sketches = manifest.notes.get("sketches") or {}
+    found: LatenessSketches = manifest.notes.get("sketches") or {}
     return found
 
 
-def lateness(epochs: Iterable[Sketches]) -> dict[str, Any]:
+def build_lateness_charts(epochs: Iterable[LatenessSketches]) -> dict[str, Any]:
     """Histogram of lateness per source, and the advisor's curve: share of rows that would be late at each lag.
 
     A bucket `i > 0` of a sketch holds rows that came up to `gamma ** (i - 1)` ticks behind the newest row of their
@@ -92,27 +92,27 @@ def lateness(epochs: Iterable[Sketches]) -> dict[str, Any]:
         for source, sketch in sketches.items():
             own = rows.setdefault(source, {})
             for bucket, count in sketch["buckets"].items():
-                behind = 0.0 if int(bucket) <= 0 else sketch["gamma"] ** (int(bucket) - 1) / _SECOND
+                behind = 0.0 if int(bucket) <= 0 else sketch["gamma"] ** (int(bucket) - 1) / _TICKS_PER_SECOND
                 own[behind] = own.get(behind, 0) + count
-    return {"bars": list(_BARS), "sources": {source: _late_of(own) for source, own in sorted(rows.items())}}
+    return {"bars": list(_BAR_BOUNDS), "sources": {source: _build_lateness_histogram(own) for source, own in sorted(rows.items())}}
 
 
-def _late_of(rows: Mapping[float, int]) -> dict[str, Any]:
+def _build_lateness_histogram(rows: Mapping[float, int]) -> dict[str, Any]:
     total = sum(rows.values())
-    bars = [0] * (len(_BARS) + 1)
+    bars = [0] * (len(_BAR_BOUNDS) + 1)
     for behind, count in rows.items():
         if behind > 0:
-            bars[next((i for i, bound in enumerate(_BARS) if behind <= bound), len(_BARS))] += count
+            bars[next((i for i, bound in enumerate(_BAR_BOUNDS) if behind <= bound), len(_BAR_BOUNDS))] += count
     return {
         "rows": total,
         "in_order": rows.get(0.0, 0),
         "bars": bars,
-        "curve": _curve(rows, total),
-        "targets": _targets(rows, total),
+        "curve": _build_lag_curve(rows, total),
+        "targets": _find_target_lags(rows, total),
     }
 
 
-def _curve(rows: Mapping[float, int], total: int) -> list[tuple[float, float]]:
+def _build_lag_curve(rows: Mapping[float, int], total: int) -> list[tuple[float, float]]:
     """(lag in seconds, share of late rows), at most a few dozen points: neighbours closer than 15 % are joined."""
     left, last, found = total, None, []
     for behind, count in sorted(rows.items()):
@@ -125,10 +125,10 @@ def _curve(rows: Mapping[float, int], total: int) -> list[tuple[float, float]]:
     return found
 
 
-def _targets(rows: Mapping[float, int], total: int) -> list[dict[str, float]]:
+def _find_target_lags(rows: Mapping[float, int], total: int) -> list[dict[str, float]]:
     """The least lag that leaves at most so many rows late."""
     found = []
-    for share in _TARGETS:
+    for share in _LATE_SHARE_TARGETS:
         late, lag = 0, 0.0
         for behind, count in sorted(rows.items(), reverse=True):
             if late + count > share * total:

@@ -12,15 +12,15 @@ from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.configuration import conf
 
 from tidegate.checkpoints.canonical import parse_json
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import PoisonError, TransientError
-from tidegate.operators.access import StoreAccess, child_environment
-from tidegate.operators.failures import class_of_exit, failure_of
+from tidegate.operators.access import StoreAccess, build_child_environment
+from tidegate.operators.failures import classify_exit_code, rebuild_error
 
 __all__ = ["DataDocsLink", "QualityFailedError", "QualityOperator"]
 
-_TIME_OUT = 900.0  # seconds; the checks take one, importing Great Expectations up to ten on a busy machine
+_CHECKS_TIMEOUT = 900.0  # seconds; the checks take one, importing Great Expectations up to ten on a busy machine
 
 
 class QualityFailedError(PoisonError):
@@ -34,10 +34,10 @@ class DataDocsLink(BaseOperatorLink):
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """Called once, on the worker, when the task has ended; without a result it leads to the newest one."""
-        return docs_url(operator.pipeline, getattr(operator, "docs_key", None))
+        return build_docs_url(operator.pipeline, getattr(operator, "docs_key", None))
 
 
-def docs_url(pipeline: str, key: str | None) -> str:
+def build_docs_url(pipeline: str, key: str | None) -> str:
     """Where the plugin serves a page of the Data Docs; the index without a key."""
     page = key.partition("/quality/docs/")[2] if key else "index.html"
     return f"{conf.get('api', 'base_url', fallback='').rstrip('/')}/tidegate/docs/{pipeline}.quality/{page}"
@@ -71,36 +71,36 @@ class QualityOperator(BaseOperator):
         own = shlex.split(os.environ.get("TIDEGATE_CHECKS", ""))
         command = [*(own or [sys.executable, "-m", "tidegate.expectations"]), "run", self.spec, "--store", access.url]
         done = subprocess.run(
-            command, env=child_environment(access), capture_output=True, text=True, timeout=_TIME_OUT, check=False
+            command, env=build_child_environment(access), capture_output=True, text=True, timeout=_CHECKS_TIMEOUT, check=False
         )
         self.log.info("%s", "\n".join([*done.stderr.splitlines()[-40:], *done.stdout.splitlines()]))
-        result = self._result(access.open(), done.stdout)
+        result = self._load_result(access.open(), done.stdout)
         if done.returncode not in (0, 1) or result is None:
-            raise self._could_not_run(done)
+            raise self._build_run_error(done)
         self.docs_key = str(result["docs"])
         if done.returncode == 1:
-            raise self._failed(result)
-        return {"pipeline": self.pipeline, "verdict": result["verdict"], "docs": docs_url(self.pipeline, self.docs_key)}
+            raise self._build_quality_error(result)
+        return {"pipeline": self.pipeline, "verdict": result["verdict"], "docs": build_docs_url(self.pipeline, self.docs_key)}
 
-    def _result(self, store: Store, output: str) -> dict[str, Any] | None:
+    def _load_result(self, store: Store, output: str) -> dict[str, Any] | None:
         """The result whose key stands on the last line of the output."""
         key = (output.strip().splitlines() or [""])[-1].strip()
-        if not key.startswith(Layout(self.pipeline).quality):
+        if not key.startswith(BucketLayout(self.pipeline).quality_prefix):
             return None
         found: dict[str, Any] = parse_json(store.get(key).data)
         return found
 
-    def _could_not_run(self, done: subprocess.CompletedProcess[str]) -> Exception:
-        kind = class_of_exit(done.returncode)
+    def _build_run_error(self, done: subprocess.CompletedProcess[str]) -> Exception:
+        kind = classify_exit_code(done.returncode)
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         if kind is None or done.returncode == 1:
             return TransientError(
                 f"the checks ended with code {done.returncode}: {last}", code="quality.crashed", pipeline=self.pipeline
             )
-        return failure_of({"class": kind.value, "code": "quality.not_run", "message": last, "pipeline": self.pipeline})
+        return rebuild_error({"class": kind.value, "code": "quality.not_run", "message": last, "pipeline": self.pipeline})
 
-    def _failed(self, result: dict[str, Any]) -> QualityFailedError:
-        names = failed_checks(result)
+    def _build_quality_error(self, result: dict[str, Any]) -> QualityFailedError:
+        names = list_failed_checks(result)
         for name in names:
             self.log.error("failed expectation: %s", name)
         return QualityFailedError(
@@ -108,11 +108,11 @@ class QualityOperator(BaseOperator):
             code="quality.failed",
             pipeline=self.pipeline,
             kept="the stream runs on; nothing was rolled back",
-            advice=f"see the Data Docs: {docs_url(self.pipeline, str(result['docs']))}",
+            advice=f"see the Data Docs: {build_docs_url(self.pipeline, str(result['docs']))}",
         )
 
 
-def failed_checks(result: dict[str, Any]) -> list[str]:
+def list_failed_checks(result: dict[str, Any]) -> list[str]:
     """One line per failed critical check of a result; warnings are in the log, but do not fail the run."""
     bad = [check for check in result.get("failed", []) if check.get("severity") == "critical"]
     return [f"{check['suite']}.{check['id']}: {check['says']} (seen: {check['observed']})" for check in bad]

@@ -17,29 +17,29 @@ from typing import Any, Final
 
 from airflow.sdk import BaseOperator
 
-from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.catalog import CheckpointCatalog
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
-from tidegate.checkpoints.keeper import LeaseKeeper
+from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.keeper import LeaseRenewer
 from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.lease import ProcessIdentity, Lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import ForkRecord
 from tidegate.checkpoints.restore import RestorePlan, commit_restore, plan_restore
 from tidegate.checkpoints.store import Store
-from tidegate.checkpoints.trail import What, note
-from tidegate.checkpoints.verify import Verdict, verify
+from tidegate.checkpoints.trail import RestoreEvent, record_restore_event
+from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.control import stop_driver
-from tidegate.operators.launch import launcher
+from tidegate.operators.launch import make_launcher
 
-__all__ = ["DRIFT", "RecoverOperator", "choose", "report", "who_of"]
+__all__ = ["MAX_APPROVAL_DRIFT", "RecoverOperator", "choose_checkpoint", "format_impact_report", "get_requester"]
 
-DRIFT: Final = 500  # epochs sealed between an impact report and its approval, beyond which the report is no longer about it
+MAX_APPROVAL_DRIFT: Final = 500  # epochs sealed between an impact report and its approval, beyond which the report is no longer about it
 
-_LOOK_EVERY = 1.0  # seconds
-_ACTIVE = ["queued", "running"]
+_EPOCH_POLL_SECONDS = 1.0  # seconds
+_ACTIVE_DAG_RUN_STATES = ["queued", "running"]
 
 
 class RecoverOperator(BaseOperator):
@@ -86,42 +86,42 @@ class RecoverOperator(BaseOperator):
         access = StoreAccess.resolve(self.conn_id)
         store = access.open()
         log = SlotLog(store, self.pipeline)
-        request, who = str(context["run_id"]), who_of(context)
-        fork = _fork(log, request)
+        request, who = str(context["run_id"]), get_requester(context)
+        fork = _find_fork_of_run(log, request)
         if fork is not None:  # a retry after the PUT must not restore twice
-            self._make_up(store, fork)
+            self._finish_interrupted_restore(store, fork)
         else:
             # Step 1.
-            asked = self._approved(context, log, who) if self.approval else None
-            target = choose(log, asked["target"] if asked else self.checkpoint)
+            asked = self._check_approval(context, log, who) if self.approval else None
+            target = choose_checkpoint(log, asked["target"] if asked else self.checkpoint)
             self.log.info("%s verified: everything it needs is there and whole", target)
             plan = plan_restore(log, target)
-            self.log.info("%s", report(plan))
+            self.log.info("%s", format_impact_report(plan))
             if self.dry_run_only == "True":
                 self.log.info("dry run: nothing was changed")
                 return {"pipeline": self.pipeline, "dry_run": True, "plan": plan.model_dump()}
-            note(store, self.pipeline, request, What.ASKED, who=who, target=plan.target, head=plan.head, why=self.reason)
+            record_restore_event(store, self.pipeline, request, RestoreEvent.ASKED, who=who, target=plan.target, head=plan.head, why=self.reason)
             why = " ".join([self.reason or f"run {request}", *([f"(approved by {asked['by']})"] if asked else [])])
             self._restore_and_note(store, log, target, request, who, why)
         # Steps 5 and 6.
         head = log.head()
-        if context["ti"].get_dr_count(dag_id=self.stream_dag, states=_ACTIVE) == 0:
-            launched = launcher(self.submit).launch(self.pipeline, self.spec, access, "latest")
+        if context["ti"].get_dr_count(dag_id=self.stream_dag, states=_ACTIVE_DAG_RUN_STATES) == 0:
+            launched = make_launcher(self.submit).launch(self.pipeline, self.spec, access, "latest")
             self.log.info("no run of %s is active: launched a driver here, log %s", self.stream_dag, launched.log)
         seconds = self._await_first_epoch(log, head.timeline)
-        fork = fork or _fork(log, request)
+        fork = fork or _find_fork_of_run(log, request)
         slot = fork.fork_slot if fork else None
         return {"pipeline": self.pipeline, "timeline": head.timeline, "fork_slot": slot, "seconds": seconds}
 
-    def _approved(self, context: Any, log: SlotLog, who: str) -> dict[str, Any]:
+    def _check_approval(self, context: Any, log: SlotLog, who: str) -> dict[str, Any]:
         """What was asked and who approved it, if that approval is good for what the stream is now."""
         assert self.approval is not None  # noqa: S101 - the caller has looked
         answer, reported = (context["ti"].xcom_pull(task_ids=task) for task in self.approval)
         person = (answer or {}).get("responded_by_user") or {}
         by = str(person.get("id") or "")
-        refused = _refusal(log, reported["bound"], who, by)
+        refused = _find_refusal_reason(log, reported["bound"], who, by)
         if refused is not None:
-            note(log.store, self.pipeline, str(context["run_id"]), What.REFUSED, who="tidegate", detail=refused)
+            record_restore_event(log.store, self.pipeline, str(context["run_id"]), RestoreEvent.REFUSED, who="tidegate", detail=refused)
             raise ConfigurationError(
                 f"the restore is not approved: {refused}",
                 code="recover.not_approved",
@@ -134,32 +134,32 @@ class RecoverOperator(BaseOperator):
 
     def _restore_and_note(self, store: Store, log: SlotLog, target: CheckpointId, request: str, who: str, why: str) -> None:
         try:
-            self._restore(store, log, target, request, who, why)
+            self._restore_checkpoint(store, log, target, request, who, why)
         except Exception as error:
-            note(store, self.pipeline, request, What.FAILED, who=who, detail=str(error)[:1000])
+            record_restore_event(store, self.pipeline, request, RestoreEvent.FAILED, who=who, detail=str(error)[:1000])
             raise
-        note(store, self.pipeline, request, What.RESTORED, who=who, detail=why)
+        record_restore_event(store, self.pipeline, request, RestoreEvent.RESTORED, who=who, detail=why)
 
-    def _make_up(self, store: Store, fork: ForkRecord) -> None:
+    def _finish_interrupted_restore(self, store: Store, fork: ForkRecord) -> None:
         """What a try that was killed after the PUT did not come to: its recovery would stand for a quarter of an hour."""
-        before = read_desired(store, self.pipeline)
+        before = read_desired_state(store, self.pipeline)
         if (before.state, before.who, before.why) == (DesiredState.RECOVERING, fork.who, fork.why):
-            set_desired(store, self.pipeline, DesiredState.RUN, who=fork.who, why=fork.why)
-        note(store, self.pipeline, fork.request_id, What.RESTORED, who=fork.who, detail=fork.why)
+            set_desired_state(store, self.pipeline, DesiredState.RUN, who=fork.who, why=fork.why)
+        record_restore_event(store, self.pipeline, fork.request_id, RestoreEvent.RESTORED, who=fork.who, detail=fork.why)
 
-    def _restore(self, store: Store, log: SlotLog, target: CheckpointId, request: str, who: str, why: str) -> None:
+    def _restore_checkpoint(self, store: Store, log: SlotLog, target: CheckpointId, request: str, who: str, why: str) -> None:
         # Step 2.
-        before = read_desired(store, self.pipeline).state
+        before = read_desired_state(store, self.pipeline).state
         after = DesiredState.STOPPED if before is DesiredState.STOPPED else DesiredState.RUN
-        set_desired(store, self.pipeline, DesiredState.RECOVERING, who=who, why=why)
+        set_desired_state(store, self.pipeline, DesiredState.RECOVERING, who=who, why=why)
         try:
             # Step 3.
             self.log.info("%s", stop_driver(store, self.pipeline, who=who, why=why, say=self.log.info))
             # Step 4: the driver may have sealed more while it drained, so the plan is made anew before it is carried out.
-            lease = Lease.acquire(store, self.pipeline, Holder.this_process(f"recover-{request}"[:60]))
+            lease = Lease.acquire(store, self.pipeline, ProcessIdentity.this_process(f"recover-{request}"[:60]))
             try:
-                with LeaseKeeper(lease) as keeper:
-                    keeper.step("restore", 300.0)
+                with LeaseRenewer(lease) as keeper:
+                    keeper.announce_step("restore", 300.0)
                     sealed = commit_restore(log, lease, plan_restore(log, target), request_id=request, who=who, why=why)
             finally:
                 lease.release()
@@ -167,17 +167,17 @@ class RecoverOperator(BaseOperator):
             after = DesiredState.RUN
         finally:
             # After a failure it is as before: a running stream goes on where it stood instead of staying down unattended.
-            set_desired(store, self.pipeline, after, who=who, why=why)
+            set_desired_state(store, self.pipeline, after, who=who, why=why)
 
     def _await_first_epoch(self, log: SlotLog, timeline: int) -> float:
-        begun = SYSTEM_CLOCK.now()
-        while SYSTEM_CLOCK.now() - begun < self.first_epoch_timeout:
+        begun = SYSTEM_CLOCK.monotonic()
+        while SYSTEM_CLOCK.monotonic() - begun < self.first_epoch_timeout:
             head = log.head()
             if head.timeline > timeline or (head.timeline == timeline and head.fork is None):
-                seconds = SYSTEM_CLOCK.now() - begun
+                seconds = SYSTEM_CLOCK.monotonic() - begun
                 self.log.info("first epoch of timeline %s sealed after %.1f s: %s", timeline, seconds, head.checkpoint)
                 return round(seconds, 1)
-            SYSTEM_CLOCK.sleep(_LOOK_EVERY)
+            SYSTEM_CLOCK.sleep(_EPOCH_POLL_SECONDS)
         raise TransientError(
             f"restored, but no epoch was sealed within {self.first_epoch_timeout:.0f} s",
             code="recover.no_epoch",
@@ -187,18 +187,18 @@ class RecoverOperator(BaseOperator):
         )
 
 
-def choose(log: SlotLog, text: str) -> CheckpointId:
+def choose_checkpoint(log: SlotLog, text: str) -> CheckpointId:
     """The checkpoint somebody named, verified.
 
     Raises:
         ConfigurationError: it names none.
         PoisonError, TransientError: it is damaged; the store could not say.
     """
-    checkpoint = Catalog(log).resolve(text)
-    result = verify(log, checkpoint)
-    if result.verdict is not Verdict.HEALTHY:
+    checkpoint = CheckpointCatalog(log).resolve(text)
+    result = verify_checkpoint(log, checkpoint)
+    if result.verdict is not CheckpointVerdict.HEALTHY:
         found = "; ".join(f"{f.key}: {f.problem.value}" for f in result.findings[:5])
-        kind = TransientError if result.verdict is Verdict.UNKNOWN else PoisonError
+        kind = TransientError if result.verdict is CheckpointVerdict.UNKNOWN else PoisonError
         raise kind(
             f"{checkpoint} is {result.verdict.value}: {found}",
             code="recover.unfit",
@@ -209,36 +209,36 @@ def choose(log: SlotLog, text: str) -> CheckpointId:
     return checkpoint
 
 
-def who_of(context: Any) -> str:
+def get_requester(context: Any) -> str:
     """Who started the run."""
     return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")
 
 
-def report(plan: RestorePlan) -> str:
+def format_impact_report(plan: RestorePlan) -> str:
     """The impact report, for the task log and for whoever approves."""
     lines = [
         f"Impact of restoring {plan.pipeline} to {plan.target or 'the beginning'}",
         f"  head now         {plan.head} (slot {plan.slot} of timeline {plan.timeline})",
         f"  epochs rewound   {plan.epochs_rewound}" + (f", regained {plan.epochs_regained}" if plan.epochs_regained else ""),
-        f"  rows taken back  {_counts(plan.rows)}",
-        f"  per table        {_counts(plan.tables)}",
-        f"  window results   {_counts(plan.windows)}",
+        f"  rows taken back  {_format_counts(plan.rows)}",
+        f"  per table        {_format_counts(plan.tables)}",
+        f"  window results   {_format_counts(plan.windows)}",
     ]
     if plan.spec_changed:
         lines.append("  note             the spec has changed since that checkpoint")
     return "\n".join(lines)
 
 
-def _counts(counts: dict[str, int]) -> str:
+def _format_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count) or "none"
 
 
-def _fork(log: SlotLog, request: str) -> ForkRecord | None:
+def _find_fork_of_run(log: SlotLog, request: str) -> ForkRecord | None:
     """The record of the restore that this run made."""
-    return next((fork for fork in log.forks() if fork.request_id == request), None)
+    return next((fork for fork in log.list_forks() if fork.request_id == request), None)
 
 
-def _refusal(log: SlotLog, bound: dict[str, Any], who: str, by: str) -> str | None:
+def _find_refusal_reason(log: SlotLog, bound: dict[str, Any], who: str, by: str) -> str | None:
     """Why an approval does not count; None when it does."""
     if not by:
         return "nobody has answered"
@@ -247,6 +247,6 @@ def _refusal(log: SlotLog, bound: dict[str, Any], who: str, by: str) -> str | No
     head = log.head()
     if head.timeline != bound["timeline"]:
         return "the stream was restored to something else after the report"
-    if head.slot - bound["slot"] > DRIFT:
-        return f"{head.slot - bound['slot']} epochs were sealed after the report, it holds for {DRIFT}"
+    if head.slot - bound["slot"] > MAX_APPROVAL_DRIFT:
+        return f"{head.slot - bound['slot']} epochs were sealed after the report, it holds for {MAX_APPROVAL_DRIFT}"
     return None

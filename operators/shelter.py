@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tidegate.operators.access import home
-from tidegate.operators.launch import Launched, is_here, send_signal
+from tidegate.operators.access import get_tidegate_home
+from tidegate.operators.launch import LaunchedDriver, is_on_this_host, send_signal
 
 __all__ = ["drain_drivers", "main"]
 
-_PATIENCE = 120.0  # seconds for the epoch under way; what is not sealed by then, the next driver reads again
-_LOOK_EVERY = 0.2
+_DRAIN_TIMEOUT = 120.0  # seconds for the epoch under way; what is not sealed by then, the next driver reads again
+_DRAIN_POLL_SECONDS = 0.2
 
 
 def main(command: Sequence[str]) -> int:
@@ -30,27 +30,27 @@ def main(command: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: child.send_signal(number))
     code = child.wait()
-    left = drain_drivers(home() / "drivers")
+    left = drain_drivers(get_tidegate_home() / "drivers")
     if left:
         sys.stderr.write(f"drivers that have not ended in time: {', '.join(one.attempt for one in left)}\n")
     return code
 
 
-def drain_drivers(folder: Path, patience: float = _PATIENCE) -> list[Launched]:
+def drain_drivers(folder: Path, patience: float = _DRAIN_TIMEOUT) -> list[LaunchedDriver]:
     """Ask every driver that was launched on this host and lives to drain; returns those that did not end in time."""
-    living = [one for path in folder.glob("*/*.json") if (one := _launched(path)) and is_here(one.leader) and one.alive()]
+    living = [one for path in folder.glob("*/*.json") if (one := _read_launch_record(path)) and is_on_this_host(one.leader) and one.is_alive()]
     for one in living:
         send_signal(one.leader, signal.SIGTERM, group=True)
     deadline = time.monotonic() + patience
     while living and time.monotonic() < deadline:
-        time.sleep(_LOOK_EVERY)
-        living = [one for one in living if one.alive()]
+        time.sleep(_DRAIN_POLL_SECONDS)
+        living = [one for one in living if one.is_alive()]
     return living
 
 
-def _launched(path: Path) -> Launched | None:
+def _read_launch_record(path: Path) -> LaunchedDriver | None:
     with suppress(OSError, ValueError, KeyError, TypeError):  # being written in this moment, or no driver's
-        return Launched.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return LaunchedDriver.from_dict(json.loads(path.read_text(encoding="utf-8")))
     return None
 
 

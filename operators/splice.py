@@ -20,15 +20,15 @@ from airflow.sdk import BaseOperator, Param
 from airflow.sdk.exceptions import AirflowSkipException
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.splices import OPEN, decide, note, read
+from tidegate.checkpoints.splices import OPEN_STATES, decide_splice_request, note_splice_event, read_splice_request
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.command import run_tidegate
-from tidegate.operators.recover import who_of
+from tidegate.operators.recover import get_requester
 
-__all__ = ["ApproveSpliceOperator", "MergeSpliceOperator", "ReportSpliceOperator", "splice_tasks"]
+__all__ = ["ApproveSpliceOperator", "MergeSpliceOperator", "ReportSpliceOperator", "add_splice_tasks"]
 
-_CHOICE: Final = {
+_PART_PARAMS: Final = {
     "part_until": "Part: event time before, ISO 8601",
     "part_since": "Part: event time from, ISO 8601",
     "part_source": "Part: only rows of these sources, with commas",
@@ -67,7 +67,7 @@ class ReportSpliceOperator(BaseOperator):
     def execute(self, context: Any) -> dict[str, Any]:
         """The question's text, the request and the digest of the effect are the task's result."""
         access = StoreAccess.resolve(self.conn_id)
-        who, request = who_of(context), self.request or self._offer(access)
+        who, request = get_requester(context), self.request or self._offer_late_rows(access)
         shown = run_tidegate(access, self.pipeline, "splice", "show", self.spec, request)
         if "impact" not in shown:
             raise AirflowSkipException(f"splice request {request} was merged before, in {shown['checkpoint']}")
@@ -76,13 +76,13 @@ class ReportSpliceOperator(BaseOperator):
             raise AirflowSkipException(f"splice request {request} has nothing left to merge")
         store = access.open()
         facts = {"digest": impact["digest"], "run": str(context["run_id"])}
-        note(store, self.pipeline, request, "reported", who=who, at=SYSTEM_CLOCK.ticks(), **facts)
-        text = _text(impact, shown["request"])
+        note_splice_event(store, self.pipeline, request, "reported", who=who, at=SYSTEM_CLOCK.wall_ticks(), **facts)
+        text = _format_impact(impact, shown["request"])
         self.log.info("%s", text)
         askers = sorted({asked_by, who} - {"airflow"})
         return {"request": request, "digest": impact["digest"], "text": f"```\n{text}\n```", "who": askers}
 
-    def _offer(self, access: StoreAccess) -> str:
+    def _offer_late_rows(self, access: StoreAccess) -> str:
         """The id of a request of the late rows."""
         command = (
             "splice",
@@ -118,7 +118,7 @@ class ApproveSpliceOperator(ApprovalOperator):
             subject=f"Merge splice request {{{{ ti.xcom_pull(task_ids='{REPORT}')['request'] }}}} into {pipeline}?",
             body=f"{{{{ ti.xcom_pull(task_ids='{REPORT}')['text'] }}}}",
             assigned_users=[{"id": user, "name": user} for user in approvers] or None,
-            params={name: Param("", type="string", title=title) for name, title in _CHOICE.items()},
+            params={name: Param("", type="string", title=title) for name, title in _PART_PARAMS.items()},
             **kwargs,
         )
         self.options = [self.APPROVE, self.PART, self.REJECT]
@@ -127,21 +127,21 @@ class ApproveSpliceOperator(ApprovalOperator):
         """Keep the answer, then do what Airflow does with it."""
         if "error" not in event:
             # Airflow's form sends every field; whoever answers through its API sends those that they mean.
-            event = {**event, "params_input": {**dict.fromkeys(_CHOICE, ""), **(event.get("params_input") or {})}}
+            event = {**event, "params_input": {**dict.fromkeys(_PART_PARAMS, ""), **(event.get("params_input") or {})}}
             self.validate_params_input(event["params_input"])  # before anything is done
             reported, chosen = context["ti"].xcom_pull(task_ids=REPORT), event["chosen_options"]
             who = str((event.get("responded_by_user") or {}).get("id") or "nobody")
             if chosen == [self.PART]:
-                self._split(reported["request"], event["params_input"], who)
+                self._split_request(reported["request"], event["params_input"], who)
             else:
-                self._keep(reported, chosen == [self.APPROVE], who)
+                self._record_answer(reported, chosen == [self.APPROVE], who)
         return super().execute_complete(context=context, event=event)
 
-    def _split(self, request: str, choice: Mapping[str, str], who: str) -> None:
+    def _split_request(self, request: str, choice: Mapping[str, str], who: str) -> None:
         """Two requests of one, by what the person has filled in."""
         options = [
             word
-            for name in _CHOICE
+            for name in _PART_PARAMS
             for value in str(choice.get(name) or "").split(",")
             if value.strip()
             for word in (f"--{name.removeprefix('part_')}", value.strip())
@@ -151,15 +151,15 @@ class ApproveSpliceOperator(ApprovalOperator):
         self.log.info("%s is %s (%s rows) and %s (%s rows) now: start %s again with one of them", request, made["request"],
                       made["rows"], made["rest"], made["rest_rows"], self.dag_id)  # fmt: skip
 
-    def _keep(self, reported: dict[str, Any], approved: bool, who: str) -> None:
-        store, request, now = StoreAccess.resolve(self.conn_id).open(), reported["request"], SYSTEM_CLOCK.ticks()
+    def _record_answer(self, reported: dict[str, Any], approved: bool, who: str) -> None:
+        store, request, now = StoreAccess.resolve(self.conn_id).open(), reported["request"], SYSTEM_CLOCK.wall_ticks()
         if approved and who in reported["who"]:
-            note(store, self.pipeline, request, "refused", who="tidegate", at=now, because=f"{who} asked for it")
-        elif approved and read(store, self.pipeline, request).state in OPEN:
+            note_splice_event(store, self.pipeline, request, "refused", who="tidegate", at=now, because=f"{who} asked for it")
+        elif approved and read_splice_request(store, self.pipeline, request).state in OPEN_STATES:
             facts = {"state": "approved", "decided_by": who, "decided_at": now, "approved_digest": reported["digest"]}
-            note(store, self.pipeline, request, "approved", who=who, at=now, **facts)
+            note_splice_event(store, self.pipeline, request, "approved", who=who, at=now, **facts)
         elif not approved:
-            decide(store, self.pipeline, request, "rejected", who=who, why="rejected in Airflow", at=now)
+            decide_splice_request(store, self.pipeline, request, "rejected", who=who, why="rejected in Airflow", at=now)
 
 
 class MergeSpliceOperator(BaseOperator):
@@ -183,7 +183,7 @@ class MergeSpliceOperator(BaseOperator):
         rejected = by and answer["chosen_options"] != [ApprovalOperator.APPROVE]
         if not by or rejected or by in reported["who"]:
             raise ConfigurationError(
-                f"the merge is not approved: {_why_not(by, bool(rejected))}",
+                f"the merge is not approved: {_explain_refusal(by, bool(rejected))}",
                 code="splice.not_approved",
                 pipeline=self.pipeline,
                 kept="the request; nothing was merged",
@@ -196,7 +196,7 @@ class MergeSpliceOperator(BaseOperator):
         return {name: merged[name] for name in ("request", "checkpoint", "promised", "actual", "again")}
 
 
-def splice_tasks(
+def add_splice_tasks(
     *, pipeline: str, spec: str, at_least: int, approvers: tuple[str, ...], patience: float, conn_id: str | None
 ) -> None:
     """The three tasks, in the DAG that is being built; `patience` in seconds."""
@@ -215,13 +215,13 @@ def splice_tasks(
     report >> approve >> MergeSpliceOperator(task_id=MERGE, pipeline=pipeline, spec=spec, conn_id=conn_id, **retry)
 
 
-def _why_not(by: str, rejected: bool) -> str:
+def _explain_refusal(by: str, rejected: bool) -> str:
     if not by:
         return "nobody has answered"
     return f"{by} has rejected it" if rejected else f"{by} has asked for it"
 
 
-def _text(impact: dict[str, Any], request: dict[str, Any]) -> str:
+def _format_impact(impact: dict[str, Any], request: dict[str, Any]) -> str:
     """The report in a few lines, and the first changes."""
     origin = request["origin"].replace("_", " ")
     lines = [f"{impact['rows']:,} rows from {origin}, asked for by {request['who']}: {request['why'] or 'no reason given'}"]
@@ -229,12 +229,12 @@ def _text(impact: dict[str, Any], request: dict[str, Any]) -> str:
         counts = ", ".join(f"{table[word]:,} {word}" for word in ("added", "changed", "removed", "moved") if table[word])
         lines.append(f"{table['table']}: {counts or 'nothing changes'}, {table['first']} to {table['last']}")
         shown = [c for c in table["changes"] if c["old"]][:5]
-        lines += [f"    {_what(c)}: {json.dumps(c['old'])} -> {json.dumps(c['new'])}" for c in shown]
+        lines += [f"    {_identify_change(c)}: {json.dumps(c['old'])} -> {json.dumps(c['new'])}" for c in shown]
     cost = impact["cost"]
     lines.append(f"cost: {cost['rows_read']:,.0f} rows read, {cost['rows_written']:,.0f} written, {cost['seconds']:.1f} s")
     return "\n".join(lines)
 
 
-def _what(change: dict[str, Any]) -> str:
+def _identify_change(change: dict[str, Any]) -> str:
     """A result by its key and window, a row of a stream by who it is."""
     return str(change["id"]) if "id" in change else f"{json.dumps(change['key'])} {change['window_start']}"

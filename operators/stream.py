@@ -27,32 +27,32 @@ from airflow.sdk.exceptions import DagRunTriggerException
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.desired import Desired, DesiredState, read_desired, set_desired
-from tidegate.checkpoints.documents import read
-from tidegate.checkpoints.driver_logs import DriverLog, forget_old_logs, tail_of
+from tidegate.checkpoints.desired import DesiredDocument, DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.documents import read_document
+from tidegate.checkpoints.driver_logs import DriverLog, delete_old_logs, read_log_tail
 from tidegate.checkpoints.identity import read_identity
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.operators import metrics
 from tidegate.operators.access import StoreAccess
-from tidegate.operators.control import asked_to_stop, remove_driver
-from tidegate.operators.failures import DriverLostError, failure_of, retry_policy
-from tidegate.operators.launch import Launched, launcher, send_signal, tail
+from tidegate.operators.control import find_stop_request, terminate_driver
+from tidegate.operators.failures import DriverLostError, rebuild_error, build_retry_policy
+from tidegate.operators.launch import LaunchedDriver, make_launcher, send_signal, tail_log_file
 from tidegate.operators.trigger import StreamTrigger
-from tidegate.operators.watch import Observation, Rules, StreamState, is_final
+from tidegate.operators.watch import Observation, LivenessLimits, StreamLiveness, needs_person
 
-__all__ = ["Budget", "Past", "StreamOperator"]
+__all__ = ["RelaunchBudget", "RunMemory", "StreamOperator"]
 
-_SAID = "said_run"  # key in the task state store
+_RUN_DECLARED_KEY = "said_run"  # key in the task state store
 
-RELAUNCHES = 3  # in a row without a new checkpoint; then Airflow's own retries and their delay take over
+MAX_RELAUNCHES = 3  # in a row without a new checkpoint; then Airflow's own retries and their delay take over
 
 
 @dataclass(frozen=True)
-class Budget:
+class RelaunchBudget:
     """How often the driver was launched since the last progress.
 
     Attributes:
@@ -63,20 +63,20 @@ class Budget:
     checkpoint: str | None = None
     relaunches: int = 0
 
-    def spend(self, newest: str | None) -> Budget:
+    def after_loss(self, newest: str | None) -> RelaunchBudget:
         """The budget after one more loss."""
         if newest != self.checkpoint:
-            return Budget(newest, 1)
+            return RelaunchBudget(newest, 1)
         return replace(self, relaunches=self.relaunches + 1)
 
     @property
     def exhausted(self) -> bool:
         """Launching again by ourselves makes no sense."""
-        return self.relaunches > RELAUNCHES
+        return self.relaunches > MAX_RELAUNCHES
 
 
 @dataclass(frozen=True)
-class Past:
+class RunMemory:
     """What the run knows of itself, through all of its resumes.
 
     Attributes:
@@ -119,7 +119,7 @@ class StreamOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("retry_delay", timedelta(seconds=5))
-        kwargs.setdefault("retry_policy", retry_policy(kwargs["retry_delay"]))
+        kwargs.setdefault("retry_policy", build_retry_policy(kwargs["retry_delay"]))
         super().__init__(**kwargs)
         self.pipeline, self.spec, self.recover_to, self.conn_id = pipeline, spec, recover_to, conn_id
         self.stall_after, self.start_timeout, self.rotate_after = stall_after, start_timeout, rotate_after
@@ -129,16 +129,16 @@ class StreamOperator(BaseOperator):
         """Adopt or launch, then defer."""
         access = StoreAccess.resolve(self.conn_id)
         store = access.open()
-        desired, memory = read_desired(store, self.pipeline).state, context["task_state_store"]
+        desired, memory = read_desired_state(store, self.pipeline).state, context["task_state_store"]
         # A try that Airflow ended before it came here said nothing: then this one is the first.
-        if desired is DesiredState.STOPPED and _is_automatic_retry(context["ti"], self.retries or 0) and memory.get(_SAID):
-            require_its_past(store, self.pipeline, Past())
-            return self._ended("the stream was stopped while this task waited for its retry")
+        if desired is DesiredState.STOPPED and _is_automatic_retry(context["ti"], self.retries or 0) and memory.get(_RUN_DECLARED_KEY):
+            refuse_wiped_bucket(store, self.pipeline, RunMemory())
+            return self._end_run("the stream was stopped while this task waited for its retry")
         if desired is not DesiredState.RECOVERING:
-            set_desired(store, self.pipeline, DesiredState.RUN, who=_who(context), why=f"run {context['run_id']}")
-        memory.set(_SAID, True, retention=NEVER_EXPIRE)
-        due = None if self.rotate_after is None else SYSTEM_CLOCK.ticks() + round(self.rotate_after * 1e6)
-        return self._adopt_or_launch(access, store, Budget(_newest(store, self.pipeline)), Past(due=due))
+            set_desired_state(store, self.pipeline, DesiredState.RUN, who=_get_requester(context), why=f"run {context['run_id']}")
+        memory.set(_RUN_DECLARED_KEY, True, retention=NEVER_EXPIRE)
+        due = None if self.rotate_after is None else SYSTEM_CLOCK.wall_ticks() + round(self.rotate_after * 1e6)
+        return self._adopt_or_launch(access, store, RelaunchBudget(_read_newest_checkpoint(store, self.pipeline)), RunMemory(due=due))
 
     def resume(
         self,
@@ -149,44 +149,44 @@ class StreamOperator(BaseOperator):
         past: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Act on what the trigger saw."""
-        seen, known = Observation.from_dict(event), Past(**(past or {}))
+        seen, known = Observation.from_dict(event), RunMemory(**(past or {}))
         access = StoreAccess.resolve(self.conn_id)
         store = access.open()
         self.log.info("%s: %s", seen.state.value, seen.why)
-        require_its_past(store, self.pipeline, known)
-        if seen.state is StreamState.LIVE:
-            return self._hand_over(context, seen.why)
-        process = Launched.from_dict(launched) if launched else None
-        self._show_log(store, process)
-        if seen.state is StreamState.FINISHED:
-            set_desired(store, self.pipeline, DesiredState.STOPPED, who="airflow", why=seen.why)
-            return self._ended(seen.why)
-        request = asked_to_stop(store, self.pipeline, seen.token) if seen.state is StreamState.STOPPED else None
+        refuse_wiped_bucket(store, self.pipeline, known)
+        if seen.state is StreamLiveness.LIVE:
+            return self._hand_over_driver(context, seen.why)
+        process = LaunchedDriver.from_dict(launched) if launched else None
+        self._show_driver_log(store, process)
+        if seen.state is StreamLiveness.FINISHED:
+            set_desired_state(store, self.pipeline, DesiredState.STOPPED, who="airflow", why=seen.why)
+            return self._end_run(seen.why)
+        request = find_stop_request(store, self.pipeline, seen.token) if seen.state is StreamLiveness.STOPPED else None
         if request is not None:
-            set_desired(store, self.pipeline, DesiredState.STOPPED, who=request.who, why=request.why)
-        if read_desired(store, self.pipeline).state is DesiredState.STOPPED:
-            return self._ended(f"the stream is meant to be stopped, and {seen.why}")
-        if is_final(seen):
-            error = failure_of(seen.error)
+            set_desired_state(store, self.pipeline, DesiredState.STOPPED, who=request.who, why=request.why)
+        if read_desired_state(store, self.pipeline).state is DesiredState.STOPPED:
+            return self._end_run(f"the stream is meant to be stopped, and {seen.why}")
+        if needs_person(seen):
+            error = rebuild_error(seen.error)
             self.log.error("%s", error)
             raise error
-        left = Budget(**budget).spend(_newest(store, self.pipeline))
+        left = RelaunchBudget(**budget).after_loss(_read_newest_checkpoint(store, self.pipeline))
         if left.exhausted:
             raise DriverLostError(
-                f"{seen.why}; launched {RELAUNCHES + 1} times without a new checkpoint",
+                f"{seen.why}; launched {MAX_RELAUNCHES + 1} times without a new checkpoint",
                 code="airflow.driver_lost",
                 pipeline=self.pipeline,
                 kept="everything sealed so far",
                 advice=f"read the driver's log: {process.log if process else 'on the host that ran it'}",
             )
-        if seen.state is not StreamState.FAILED:
-            self._clear_away(store, process)
+        if seen.state is not StreamLiveness.FAILED:
+            self._remove_wedged_driver(store, process)
         return self._adopt_or_launch(access, store, left, known)
 
-    def _hand_over(self, context: Any, why: str) -> dict[str, Any]:
+    def _hand_over_driver(self, context: Any, why: str) -> dict[str, Any]:
         """End this run while the driver goes on: the next run, queued before this one ends, adopts it."""
         if context["ti"].get_dr_count(dag_id=self.dag_id, states=["queued"]) > 0:
-            return self._ended(f"{why}; another run is queued already")
+            return self._end_run(f"{why}; another run is queued already")
         raise DagRunTriggerException(
             trigger_dag_id=self.dag_id,
             dag_run_id=f"rotated__{datetime.now(UTC).isoformat()}",
@@ -201,25 +201,25 @@ class StreamOperator(BaseOperator):
             note=f"{why}: took over from {context['run_id']}",
         )
 
-    def _adopt_or_launch(self, access: StoreAccess, store: Store, budget: Budget, past: Past) -> dict[str, Any]:
+    def _adopt_or_launch(self, access: StoreAccess, store: Store, budget: RelaunchBudget, past: RunMemory) -> dict[str, Any]:
         past = replace(past, uid=past.uid or read_identity(store, self.pipeline))
         lease = read_lease(store, self.pipeline)
-        if lease is not None and not lease.free and lease.holder is not None:
+        if lease is not None and not lease.is_free and lease.holder is not None:
             self.log.info("adopting the driver with pid %s on %s, token %s", lease.holder.pid, lease.holder.host, lease.token)
-            metrics.adopted(self.pipeline)
-            return self._watch(None, lease.token, budget, past)
-        if read_desired(store, self.pipeline).state is DesiredState.RECOVERING:
+            metrics.record_adoption(self.pipeline)
+            return self._defer_to_trigger(None, lease.token, budget, past)
+        if read_desired_state(store, self.pipeline).state is DesiredState.RECOVERING:
             self.log.info("a recovery is under way: waiting for its end")
-            return self._watch(None, lease.token if lease else 0, budget, past)
+            return self._defer_to_trigger(None, lease.token if lease else 0, budget, past)
         self.log.info("launching a driver from %s (recover_to: %s)", budget.checkpoint or "the beginning", self.recover_to)
-        launched = launcher(self.submit).launch(self.pipeline, self.spec, access, self.recover_to)
+        launched = make_launcher(self.submit).launch(self.pipeline, self.spec, access, self.recover_to)
         self.log.info("launched attempt %s, log %s", launched.attempt, launched.log)
-        metrics.launched(self.pipeline, replaces=budget.relaunches > 0)
-        return self._watch(launched, lease.token + 1 if lease else 1, budget, past)
+        metrics.record_launch(self.pipeline, replaces=budget.relaunches > 0)
+        return self._defer_to_trigger(launched, lease.token + 1 if lease else 1, budget, past)
 
-    def _watch(self, launched: Launched | None, floor: int, budget: Budget, past: Past) -> dict[str, Any]:
+    def _defer_to_trigger(self, launched: LaunchedDriver | None, floor: int, budget: RelaunchBudget, past: RunMemory) -> dict[str, Any]:
         process = launched.as_dict() if launched else None
-        rules = asdict(Rules(start_timeout=self.start_timeout, stall_after=self.stall_after))
+        rules = asdict(LivenessLimits(start_timeout=self.start_timeout, stall_after=self.stall_after))
         trigger = StreamTrigger(
             pipeline=self.pipeline, floor=floor, conn_id=self.conn_id, launched=process, rules=rules, due=past.due
         )
@@ -227,37 +227,37 @@ class StreamOperator(BaseOperator):
         self.defer(trigger=trigger, method_name="resume", kwargs=remembered)
         return {}  # never reached: defer leaves by an exception
 
-    def _clear_away(self, store: Store, process: Launched | None) -> None:
+    def _remove_wedged_driver(self, store: Store, process: LaunchedDriver | None) -> None:
         """A wedged driver must be gone before the next one starts, and so must what it left of its process group."""
-        self.log.info("%s", remove_driver(store, self.pipeline, say=self.log.info))
+        self.log.info("%s", terminate_driver(store, self.pipeline, say=self.log.info))
         if process is not None:
             send_signal(process.leader, SIGKILL, group=True)
 
-    def _show_log(self, store: Store, process: Launched | None) -> None:
+    def _show_driver_log(self, store: Store, process: LaunchedDriver | None) -> None:
         """The end of the driver's log for the task's own; what the driver could not send any more is sent by now."""
         if process is None:
             return
-        lines = tail(process.log)
+        lines = tail_log_file(process.log)
         with suppress(TransientError):
-            DriverLog(store, self.pipeline, process.attempt, Path(process.log)).send()
-            forget_old_logs(store, self.pipeline)
-            lines = lines or tail_of(store, self.pipeline, process.attempt, 20)  # it ran on another worker's host
-        where = f"{process.log}, in the bucket {Layout(self.pipeline).logs}{process.attempt}/"
+            DriverLog(store, self.pipeline, process.attempt, Path(process.log)).send_new_pieces()
+            delete_old_logs(store, self.pipeline)
+            lines = lines or read_log_tail(store, self.pipeline, process.attempt, 20)  # it ran on another worker's host
+        where = f"{process.log}, in the bucket {BucketLayout(self.pipeline).logs_prefix}{process.attempt}/"
         self.log.info("end of the driver's log (%s):\n%s", where, "\n".join(lines))
 
-    def _ended(self, why: str) -> dict[str, Any]:
+    def _end_run(self, why: str) -> dict[str, Any]:
         self.log.info("ending: %s", why)
         store = StoreAccess.resolve(self.conn_id).open()
-        return {"pipeline": self.pipeline, "why": why, "checkpoint": _newest(store, self.pipeline)}
+        return {"pipeline": self.pipeline, "why": why, "checkpoint": _read_newest_checkpoint(store, self.pipeline)}
 
 
-def require_its_past(store: Store, pipeline: str, past: Past) -> None:
+def refuse_wiped_bucket(store: Store, pipeline: str, past: RunMemory) -> None:
     """Refuse to go on, and to end green, when the bucket no longer knows a stream that this run has seen running.
 
     Raises:
         ConfigurationError: desired.json, which the run wrote itself, is gone, or the identity is gone or another one.
     """
-    said, _ = read(store, Layout(pipeline).desired, Desired)
+    said, _ = read_document(store, BucketLayout(pipeline).desired_key, DesiredDocument)
     uid = read_identity(store, pipeline)
     if said is not None and past.uid in (None, uid):
         return
@@ -271,12 +271,12 @@ def require_its_past(store: Store, pipeline: str, past: Past) -> None:
     )
 
 
-def _newest(store: Store, pipeline: str) -> str | None:
+def _read_newest_checkpoint(store: Store, pipeline: str) -> str | None:
     checkpoint = SlotLog(store, pipeline).head().checkpoint
     return str(checkpoint) if checkpoint else None
 
 
-def _who(context: Any) -> str:
+def _get_requester(context: Any) -> str:
     return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")
 
 

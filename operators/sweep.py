@@ -11,18 +11,18 @@ from typing import Any
 from airflow.sdk import BaseOperator
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import FailureClass, TransientError
 from tidegate.operators.access import StoreAccess
-from tidegate.operators.observe import status_of
+from tidegate.operators.observe import read_flat_status
 
-__all__ = ["SweepOperator", "end_abandoned_recovery", "verdict"]
+__all__ = ["SweepOperator", "end_abandoned_recovery", "decide_start"]
 
-_ACTIVE = ["queued", "running"]
-_ABANDONED = 15 * 60 * 1_000_000  # ticks
-_FOR_A_PERSON = {FailureClass.POISON.value, FailureClass.CONFIGURATION.value}
+_ACTIVE_RUN_STATES = ["queued", "running"]
+_ABANDONED_AFTER = 15 * 60 * 1_000_000  # ticks
+_FINAL_FAILURE_CLASSES = {FailureClass.POISON.value, FailureClass.CONFIGURATION.value}
 
 
 class SweepOperator(BaseOperator):
@@ -46,11 +46,11 @@ class SweepOperator(BaseOperator):
         for pipeline, dag_id in self.pipelines.items():
             try:
                 watched, recovering = (
-                    context["ti"].get_dr_count(dag_id=f"{pipeline}.{kind}", states=_ACTIVE) > 0 for kind in ("stream", "recover")
+                    context["ti"].get_dr_count(dag_id=f"{pipeline}.{kind}", states=_ACTIVE_RUN_STATES) > 0 for kind in ("stream", "recover")
                 )
                 if not recovering:
                     end_abandoned_recovery(store, pipeline)
-                start, why = verdict(store, pipeline, watched=watched)
+                start, why = decide_start(store, pipeline, watched=watched)
             except TransientError as error:
                 start, why = False, error.message
             self.log.info("%s: %s", pipeline, why)
@@ -64,16 +64,16 @@ def end_abandoned_recovery(store: Store, pipeline: str, clock: Clock = SYSTEM_CL
 
     The restore itself is one PUT, so it either happened or did not; in both cases the next driver knows where to go on.
     """
-    desired = read_desired(store, pipeline)
+    desired = read_desired_state(store, pipeline)
     # Two hosts' clocks are compared, so generously: a restore from the command line has no run, and takes a minute at most.
-    if desired.state is not DesiredState.RECOVERING or clock.ticks() - desired.at < _ABANDONED:
+    if desired.state is not DesiredState.RECOVERING or clock.wall_ticks() - desired.at < _ABANDONED_AFTER:
         return False
     why = f"the recovery said by {desired.who} was abandoned"
-    set_desired(store, pipeline, DesiredState.RUN, who="sweep", why=why, only_from=DesiredState.RECOVERING)
+    set_desired_state(store, pipeline, DesiredState.RUN, who="sweep", why=why, only_from=DesiredState.RECOVERING)
     return True
 
 
-def verdict(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, str]:
+def decide_start(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, str]:
     """Whether the stream needs a run, and why.
 
     Args:
@@ -81,16 +81,16 @@ def verdict(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, str]:
         pipeline: its name.
         watched: a run of its stream DAG is active; it cares for the driver itself.
     """
-    desired = read_desired(store, pipeline)
+    desired = read_desired_state(store, pipeline)
     if desired.state is not DesiredState.RUN:
         return False, f"desired: {desired.state.value}"
     if watched:
         return False, "a run cares for it"
     lease = read_lease(store, pipeline)
-    if lease is not None and not lease.free:
+    if lease is not None and not lease.is_free:
         return True, "a driver runs without a run: giving it one"
-    status = status_of(store, pipeline) or {}
+    status = read_flat_status(store, pipeline) or {}
     kind = (status.get("error") or {}).get("class")
-    if status.get("state") == "failed" and kind in _FOR_A_PERSON:
+    if status.get("state") == "failed" and kind in _FINAL_FAILURE_CLASSES:
         return False, f"waits for a person: {status['error'].get('message')}"
     return True, "should run and does not: starting it"

@@ -10,23 +10,23 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.operators import metrics
 from tidegate.operators.access import StoreAccess
-from tidegate.operators.control import OVER, Patience, stop_driver
-from tidegate.operators.launch import Launched
+from tidegate.operators.control import ENDED_TASK_STATES, StopTimeouts, stop_driver
+from tidegate.operators.launch import LaunchedDriver
 from tidegate.operators.observe import StreamObserver
-from tidegate.operators.watch import Observation, Rules, StreamState
+from tidegate.operators.watch import Observation, LivenessLimits, StreamLiveness
 
 __all__ = ["StreamTrigger"]
 
-_SETTLE = 2.5  # seconds before the first event: an event that races with the parking of its task gets lost
-_ASK_STATE = 10.0  # seconds for Airflow to say what became of the task; once measured at 8.5
+_SETTLE_SECONDS = 2.5  # seconds before the first event: an event that races with the parking of its task gets lost
+_TASK_STATE_TIMEOUT = 10.0  # seconds for Airflow to say what became of the task; once measured at 8.5
 # Airflow gives on_kill 30 s: 10 to ask, then these.
-_KILL_PATIENCE = Patience(request=10.0, terminate=5.0, kill=3.0)
+_ON_KILL_TIMEOUTS = StopTimeouts(request=10.0, terminate=5.0, kill=3.0)
 
 
 class StreamTrigger(BaseTrigger):
@@ -37,7 +37,7 @@ class StreamTrigger(BaseTrigger):
         conn_id: Airflow connection of the store; None for the environment.
         floor: token of the driver to watch, or the least it can get.
         launched: `Launched.as_dict` of the process the task started, if it did.
-        rules: `Rules` as a dict.
+        rules: `LivenessLimits` as a dict.
         poll: seconds between looks.
         due: ticks from which on a live stream is reported as well; None for never.
     """
@@ -55,7 +55,7 @@ class StreamTrigger(BaseTrigger):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Airflow's
         self.pipeline, self.floor, self.conn_id, self.launched = pipeline, floor, conn_id, launched
-        self.rules, self.poll, self.due = rules or asdict(Rules()), poll, due
+        self.rules, self.poll, self.due = rules or asdict(LivenessLimits()), poll, due
         self._seen_token = floor
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -63,21 +63,21 @@ class StreamTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        store = await asyncio.to_thread(self._open)
-        launched = Launched.from_dict(self.launched) if self.launched else None
-        observer = StreamObserver(store, self.pipeline, floor=self.floor, launched=launched, rules=Rules(**self.rules))
-        await asyncio.sleep(_SETTLE)
+        store = await asyncio.to_thread(self._open_store)
+        launched = LaunchedDriver.from_dict(self.launched) if self.launched else None
+        observer = StreamObserver(store, self.pipeline, floor=self.floor, launched=launched, rules=LivenessLimits(**self.rules))
+        await asyncio.sleep(_SETTLE_SECONDS)
         try:
             while True:
-                observation = await asyncio.to_thread(self._look, store, observer)
-                metrics.looked(self.pipeline, observer.seen)
+                observation = await asyncio.to_thread(self._observe_change, store, observer)
+                metrics.record_look(self.pipeline, observer.seen)
                 if observation is not None:
                     break
                 await asyncio.sleep(self.poll)
         finally:
-            metrics.unwatched(self.pipeline)
-        if observation.state is not StreamState.LIVE:
-            metrics.ended(self.pipeline, observation.state)
+            metrics.record_unwatched(self.pipeline)
+        if observation.state is not StreamLiveness.LIVE:
+            metrics.record_stream_end(self.pipeline, observation.state)
         yield TriggerEvent(observation.as_dict())  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
@@ -91,45 +91,45 @@ class StreamTrigger(BaseTrigger):
         if task is None:
             return
         # The state last: whatever was cleared until then is seen.
-        others, state = await asyncio.wait_for(asyncio.to_thread(lambda: (_other_runs(task), _state_of(task))), _ASK_STATE)
-        if state not in OVER:
+        others, state = await asyncio.wait_for(asyncio.to_thread(lambda: (_count_other_runs(task), _read_task_state(task))), _TASK_STATE_TIMEOUT)
+        if state not in ENDED_TASK_STATES:
             self.log.info("the task is %s: its driver stays", state)
             return
         if others:
             self.log.info("another run of %s waits or has begun, and adopts the driver: it stays", task.dag_id)
             return
-        await asyncio.to_thread(self._stop, f"the task was set to {state} in Airflow", str(task.id))
+        await asyncio.to_thread(self._stop_watched_driver, f"the task was set to {state} in Airflow", str(task.id))
 
-    def _open(self) -> Store:
-        return StoreAccess.resolve(self.conn_id).shared()
+    def _open_store(self) -> Store:
+        return StoreAccess.resolve(self.conn_id).open_shared()
 
-    def _look(self, store: Store, observer: StreamObserver) -> Observation | None:
+    def _observe_change(self, store: Store, observer: StreamObserver) -> Observation | None:
         """An observation that needs action, or None."""
-        observation = observer.look()
+        observation = observer.observe()
         if observation is None:
             return None
-        if observation.state is StreamState.LIVE:
+        if observation.state is StreamLiveness.LIVE:
             self._seen_token = observer.floor
-            old = self.due is not None and SYSTEM_CLOCK.ticks() >= self.due
+            old = self.due is not None and SYSTEM_CLOCK.wall_ticks() >= self.due
             return replace(observation, why="this run is old enough") if old else None
         try:
-            recovering = read_desired(store, self.pipeline).state is DesiredState.RECOVERING
+            recovering = read_desired_state(store, self.pipeline).state is DesiredState.RECOVERING
         except TransientError:
             return None
         return None if recovering else observation  # somebody restores the stream and will say when it may run again
 
-    def _stop(self, why: str, asker: str) -> None:
-        store = self._open()
+    def _stop_watched_driver(self, why: str, asker: str) -> None:
+        store = self._open_store()
         lease = read_lease(store, self.pipeline)
         if lease is not None and lease.token > self._seen_token:
             self.log.info("token %s drives now, not the watched %s: it stays", lease.token, self._seen_token)
             return
-        set_desired(store, self.pipeline, DesiredState.STOPPED, who="airflow", why=why)
-        said = stop_driver(store, self.pipeline, who="airflow", why=why, patience=_KILL_PATIENCE, asker=asker, say=self.log.info)
+        set_desired_state(store, self.pipeline, DesiredState.STOPPED, who="airflow", why=why)
+        said = stop_driver(store, self.pipeline, who="airflow", why=why, patience=_ON_KILL_TIMEOUTS, asker=asker, say=self.log.info)
         self.log.info(said)
 
 
-def _other_runs(task: Any) -> int:
+def _count_other_runs(task: Any) -> int:
     """How many other runs of the stream want its driver; the task's own may still count as running for a moment."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
@@ -140,7 +140,7 @@ def _other_runs(task: Any) -> int:
     return every - own
 
 
-def _state_of(task: Any) -> str | None:
+def _read_task_state(task: Any) -> str | None:
     """The task's state as Airflow has it now."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 

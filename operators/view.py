@@ -10,45 +10,45 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from tidegate.checkpoints.canonical import parse_json
-from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.catalog import CheckpointCatalog
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.desired import read_desired
-from tidegate.checkpoints.diff import diff
-from tidegate.checkpoints.health import healthy
-from tidegate.checkpoints.index import SlotIndex, Summary
-from tidegate.checkpoints.layout import CheckpointId, Layout
-from tidegate.checkpoints.lease import LeaseView, LeaseWatch
-from tidegate.checkpoints.log import Filled, Head, SlotLog, Stretch
+from tidegate.checkpoints.desired import read_desired_state
+from tidegate.checkpoints.diff import diff_checkpoints
+from tidegate.checkpoints.health import build_health_check
+from tidegate.checkpoints.index import SlotIndex, SlotSummary
+from tidegate.checkpoints.layout import CheckpointId, BucketLayout
+from tidegate.checkpoints.lease import LeaseView, LeaseObserver
+from tidegate.checkpoints.log import SlotContents, LogHead, SlotLog, LineageSegment
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
-from tidegate.checkpoints.requests import pending
+from tidegate.checkpoints.requests import list_pending_requests
 from tidegate.checkpoints.restore import plan_restore
 from tidegate.checkpoints.roots import RootsFile
-from tidegate.checkpoints.status import waiting_messages
+from tidegate.checkpoints.status import count_waiting_messages
 from tidegate.checkpoints.store import NotFoundError, Store
-from tidegate.checkpoints.trail import read_trails
-from tidegate.checkpoints.verify import verify
+from tidegate.checkpoints.trail import read_restore_audits
+from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.jobs.spec.errors import TidegateError, TransientError
-from tidegate.operators.diagnosis import diagnose, state_word, worst
-from tidegate.operators.observe import status_of
-from tidegate.operators.points import Sketches, lateness, milliseconds, point_of, sketches_of, unfinished
+from tidegate.operators.diagnosis import diagnose_stream, describe_state, pick_worst_tone
+from tidegate.operators.observe import read_flat_status
+from tidegate.operators.points import LatenessSketches, build_lateness_charts, to_milliseconds, build_epoch_point, read_sketches, list_open_barriers
 
-__all__ = ["PAGE", "POINTS", "StreamView", "unknown"]
+__all__ = ["CHECKPOINTS_PER_PAGE", "CHART_POINTS", "StreamView", "build_unknown_row"]
 
-POINTS: Final = 120  # epochs in the charts: more than pixels need, few enough to be read in a moment
-PAGE: Final = 25  # checkpoints in one answer
-WORKERS: Final = 8
-BARRIERS: Final = 60
-_VERDICT: Final = 15.0  # seconds; a verdict is minutes old when it is new
-_LOOK_BACK: Final = 2_000  # epochs searched for barriers when the page is first asked for; four pages of the index
+CHART_POINTS: Final = 120  # epochs in the charts: more than pixels need, few enough to be read in a moment
+CHECKPOINTS_PER_PAGE: Final = 25  # checkpoints in one answer
+READ_WORKERS: Final = 8
+BARRIERS_SHOWN: Final = 60
+_QUALITY_FRESH_SECONDS: Final = 15.0  # seconds; a verdict is minutes old when it is new
+_BARRIER_LOOK_BACK: Final = 2_000  # epochs searched for barriers when the page is first asked for; four pages of the index
 
 T = TypeVar("T")
-_Seen = tuple[dict[str, Any], Summary, Sketches]
+_SeenEpoch = tuple[dict[str, Any], SlotSummary, LatenessSketches]
 
 
-def unknown(pipeline: str, error: TidegateError, paused: bool = False, unread: str | None = None) -> dict[str, Any]:
+def build_unknown_row(pipeline: str, error: TidegateError, paused: bool = False, unread: str | None = None) -> dict[str, Any]:
     """The row of a stream whose store says nothing: that is a state like any other."""
     found = {"pipeline": pipeline, "state": "unknown", "why": error.message, "away": isinstance(error, TransientError)}
-    return _judged({**found, "paused": paused, "unread": unread})
+    return _add_findings({**found, "paused": paused, "unread": unread})
 
 
 class StreamView:
@@ -60,13 +60,13 @@ class StreamView:
     def __init__(self, store: Store, pipeline: str, *, fresh: float = 1.5, clock: Clock = SYSTEM_CLOCK) -> None:
         self.store, self.pipeline = store, pipeline
         self.log = SlotLog(store, pipeline)
-        self._index = SlotIndex(self.log, workers=WORKERS)
-        self._watch = LeaseWatch(store, pipeline, clock)
+        self._index = SlotIndex(self.log, workers=READ_WORKERS)
+        self._watch = LeaseObserver(store, pipeline, clock)
         self._fresh, self._clock = fresh, clock
-        self._seen: dict[tuple[int, int], _Seen | None] = {}
+        self._seen: dict[tuple[int, int], _SeenEpoch | None] = {}
         self._barriers: dict[tuple[int, int], list[dict[str, Any]]] = {}
         self._searched: int | None = None  # the timeline whose past was searched for barriers
-        self._forks: tuple[int, list[Stretch], list[ForkRecord]] | None = None
+        self._forks: tuple[int, list[LineageSegment], list[ForkRecord]] | None = None
         self._verified: dict[str, dict[str, Any]] = {}
         self._kept: dict[str, tuple[float, Any]] = {}
         self._lock = threading.RLock()
@@ -80,16 +80,16 @@ class StreamView:
         """
         try:
             with self._lock:
-                found = self._shared("summary", lambda: self._summary(self.log.head()))
+                found = self._read_shared("summary", lambda: self._read_summary(self.log.head()))
         except TidegateError as error:
-            return unknown(self.pipeline, error, paused, unread)
-        return _judged({**found, "paused": paused, "unread": unread})
+            return build_unknown_row(self.pipeline, error, paused, unread)
+        return _add_findings({**found, "paused": paused, "unread": unread})
 
     def detail(
         self,
         paused: bool = False,
         since: tuple[int, int] | None = None,
-        span: int = POINTS,
+        span: int = CHART_POINTS,
         unread: str | None = None,
     ) -> dict[str, Any]:
         """Everything about the stream but older checkpoints.
@@ -98,18 +98,18 @@ class StreamView:
             paused: whether its DAG is.
             unread: as for `summary`.
             since: (timeline, slot) of the newest point the caller has; only newer ones are sent when it is still good.
-            span: how many epochs back the charts reach, 0 for all; at most `POINTS` of them are drawn.
+            span: how many epochs back the charts reach, 0 for all; at most `CHART_POINTS` of them are drawn.
         """
         with self._lock:
             head = self.log.head()
-            found = self._shared("detail", lambda: self._detail(head))
-            recent = self._recent(head)
-            points = recent if span == POINTS else self._sampled(head, span)
-            partial = since is not None and since[0] == head.timeline and span == POINTS
+            found = self._read_shared("detail", lambda: self._read_detail(head))
+            recent = self._recent_points(head)
+            points = recent if span == CHART_POINTS else self._sampled_points(head, span)
+            partial = since is not None and since[0] == head.timeline and span == CHART_POINTS
             newer = [point for point in points if since is None or not partial or point["slot"] > since[1]]
-            return _judged({**found, "paused": paused, "unread": unread, "points": newer, "partial": partial})
+            return _add_findings({**found, "paused": paused, "unread": unread, "points": newer, "partial": partial})
 
-    def checkpoints(self, before: tuple[int, int] | None = None, *, limit: int = PAGE, abandoned: bool = False) -> dict[str, Any]:
+    def checkpoint_page(self, before: tuple[int, int] | None = None, *, limit: int = CHECKPOINTS_PER_PAGE, abandoned: bool = False) -> dict[str, Any]:
         """A page of the checkpoint table, newest first.
 
         Args:
@@ -119,36 +119,36 @@ class StreamView:
         """
         with self._lock:
             head = self.log.head()
-            source = self._left_behind(head) if abandoned else self._lineage_back(head)
-            rows = list(islice((row for row in source if before is None or _follows(row, before, abandoned)), limit + 1))
-            pins, condemned = self._marks()
-            well = healthy(self.store, self.pipeline) if self._quality() is not None else None
-        shown = [self._row(row, pins, condemned, well, not abandoned) for row in rows[:limit]]
+            source = self._iterate_abandoned(head) if abandoned else self._iterate_lineage(head)
+            rows = list(islice((row for row in source if before is None or _is_past_cursor(row, before, abandoned)), limit + 1))
+            pins, condemned = self._read_pins()
+            well = build_health_check(self.store, self.pipeline) if self._read_quality() is not None else None
+        shown = [self._build_checkpoint_row(row, pins, condemned, well, not abandoned) for row in rows[:limit]]
         more = [rows[limit - 1].timeline, rows[limit - 1].slot] if len(rows) > limit else None
         return {"rows": shown, "next": more, "newest": head.slot}
 
-    def impact(self, checkpoint: str) -> dict[str, Any]:
+    def restore_impact(self, checkpoint: str) -> dict[str, Any]:
         """What a restore to this checkpoint would take back."""
-        plan = plan_restore(self.log, Catalog(self.log).resolve(checkpoint))
-        return {**plan.model_dump(), "since": milliseconds(plan.since)}
+        plan = plan_restore(self.log, CheckpointCatalog(self.log).resolve(checkpoint))
+        return {**plan.model_dump(), "since": to_milliseconds(plan.since)}
 
     def diff(self, left: str, right: str) -> dict[str, Any]:
         """What differs between two checkpoints; names and pins are resolved."""
-        catalog = Catalog(self.log)
-        return diff(*(catalog.show(catalog.resolve(name)) for name in (left, right))).model_dump()
+        catalog = CheckpointCatalog(self.log)
+        return diff_checkpoints(*(catalog.read_manifest(catalog.resolve(name)) for name in (left, right))).model_dump()
 
     def verify(self, checkpoint: str) -> dict[str, Any]:
         """Whether everything a checkpoint needs is there in the right size; checksums are left to the restore itself."""
         target = CheckpointId.parse(checkpoint)
-        result = verify(self.log, target, checksums=False).model_dump(mode="json")
+        result = verify_checkpoint(self.log, target, checksums=False).model_dump(mode="json")
         self._verified[checkpoint] = {"verdict": result["verdict"], "at": time.time_ns() // 1_000_000}
         return result
 
     # What does not change from one second to the next is read once for everybody.
 
-    def _shared(self, name: str, look: Callable[[], T], fresh: float | None = None) -> T:
+    def _read_shared(self, name: str, look: Callable[[], T], fresh: float | None = None) -> T:
         known = self._kept.get(name)
-        now = self._clock.now()
+        now = self._clock.monotonic()
         if known is not None and now - known[0] < (self._fresh if fresh is None else fresh):
             found: T = known[1]
             return found
@@ -156,17 +156,17 @@ class StreamView:
             found = look()
         except TransientError:
             # The drivers could not renew either: their silence must not be counted from before the outage.
-            self._watch = LeaseWatch(self.store, self.pipeline, self._clock)
+            self._watch = LeaseObserver(self.store, self.pipeline, self._clock)
             raise
         self._kept[name] = (now, found)
         return found
 
-    def _summary(self, head: Head) -> dict[str, Any]:
-        lease = self._watch.look()
-        alive = not self._watch.expired(lease)
-        status = status_of(self.store, self.pipeline) or {}
-        desired = read_desired(self.store, self.pipeline)
-        state, why = state_word(desired, alive, lease, status)
+    def _read_summary(self, head: LogHead) -> dict[str, Any]:
+        lease = self._watch.observe()
+        alive = not self._watch.is_expired(lease)
+        status = read_flat_status(self.store, self.pipeline) or {}
+        desired = read_desired_state(self.store, self.pipeline)
+        state, why = describe_state(desired, alive, lease, status)
         manifest = head.record
         current = lease is not None and status.get("token") == lease.token
         return {
@@ -174,43 +174,43 @@ class StreamView:
             "state": state,
             "why": why,
             "desired": {"state": desired.state.value, "who": desired.who, "why": desired.why, "at": desired.at // 1000},
-            "driver": _driver(lease) if alive else None,
+            "driver": _describe_driver(lease) if alive else None,
             "step": status.get("step") if alive else None,
             "unpublished": status.get("unpublished") if current else None,
-            "trouble": _message(status.get("trouble")) if alive and current else None,
+            "trouble": _format_error(status.get("trouble")) if alive and current else None,
             "silent": {name: ticks // 1_000_000 for name, ticks in (status.get("silent") or {}).items()}
             if alive and current
             else {},
-            "lag": waiting_messages(status) if alive and current else {},
+            "lag": count_waiting_messages(status) if alive and current else {},
             "late_uploads": (status.get("late_uploads") or {}) if alive and current else {},
-            "holder": _holder(status, manifest),
+            "holder": _describe_frontier_holder(status, manifest),
             "error": status.get("error") if current else None,
             "checkpoint": str(manifest.id) if manifest else None,
             "timeline": head.timeline,
             "slot": head.slot,
             "sealed_at": manifest.created_at // 1000 if manifest else None,
-            "latest": point_of(manifest) if manifest else None,
-            "quality": self._shared("quality", self._quality, _VERDICT),
+            "latest": build_epoch_point(manifest) if manifest else None,
+            "quality": self._read_shared("quality", self._read_quality, _QUALITY_FRESH_SECONDS),
         }
 
-    def _detail(self, head: Head) -> dict[str, Any]:
-        recent = self._recent(head)
+    def _read_detail(self, head: LogHead) -> dict[str, Any]:
+        recent = self._recent_points(head)
         seen = [self._seen.get((point["timeline"], point["slot"])) for point in recent]
         roots = RootsFile(self.store, self.pipeline).read()
         return {
-            **self._shared("summary", lambda: self._summary(head)),
-            "lateness": lateness(found[2] for found in seen if found),
+            **self._read_shared("summary", lambda: self._read_summary(head)),
+            "lateness": build_lateness_charts(found[2] for found in seen if found),
             "barriers": self._barrier_history(head, recent),
-            "open_barriers": unfinished(head.record) if head.record else [],
-            "requests": [request.model_dump(mode="json") for request in pending(self.store, self.pipeline)],
-            "restores": [_restore(fork.model_dump()) for fork in reversed(self._past(head)[1])],
-            "trail": [trail.model_dump(mode="json") for trail in read_trails(self.store, self.pipeline)],
+            "open_barriers": list_open_barriers(head.record) if head.record else [],
+            "requests": [request.model_dump(mode="json") for request in list_pending_requests(self.store, self.pipeline)],
+            "restores": [_describe_restore(fork.model_dump()) for fork in reversed(self._read_lineage(head)[1])],
+            "trail": [trail.model_dump(mode="json") for trail in read_restore_audits(self.store, self.pipeline)],
             "pins": [{"name": name, **pin.model_dump(), "at": pin.at // 1000} for name, pin in sorted(roots.pins.items())],
         }
 
-    def _quality(self) -> dict[str, Any] | None:
+    def _read_quality(self) -> dict[str, Any] | None:
         try:
-            found = parse_json(self.store.get(f"{Layout(self.pipeline).quality}results/latest.json").data)
+            found = parse_json(self.store.get(f"{BucketLayout(self.pipeline).quality_prefix}results/latest.json").data)
         except (NotFoundError, ValueError):
             return None
         docs = str(found.get("docs") or "").partition("/quality/docs/")[2]
@@ -218,94 +218,94 @@ class StreamView:
 
     # Epochs
 
-    def _recent(self, head: Head) -> list[dict[str, Any]]:
+    def _recent_points(self, head: LogHead) -> list[dict[str, Any]]:
         """The newest epochs of the lineage, oldest first."""
-        slots = range(max(1, head.slot - POINTS + 1), head.slot + 1)
-        wanted = self._homes(head, slots)
-        found = [seen[0] for seen in self._look(wanted) if seen is not None]
+        slots = range(max(1, head.slot - CHART_POINTS + 1), head.slot + 1)
+        wanted = self._locate_slots(head, slots)
+        found = [seen[0] for seen in self._load_epochs(wanted) if seen is not None]
         self._seen = {place: self._seen[place] for place in self._seen if place in {*wanted}}  # forget what left the charts
         return found
 
-    def _sampled(self, head: Head, span: int) -> list[dict[str, Any]]:
-        """At most `POINTS` epochs, evenly spread over the last `span`; always with the newest."""
+    def _sampled_points(self, head: LogHead, span: int) -> list[dict[str, Any]]:
+        """At most `CHART_POINTS` epochs, evenly spread over the last `span`; always with the newest."""
         reach = min(span or head.slot, head.slot)
-        step = max(1, -(-reach // POINTS))
+        step = max(1, -(-reach // CHART_POINTS))
         slots = [*range(head.slot, head.slot - reach, -step)][::-1]
         known = dict(self._seen)
-        found = [seen[0] for seen in self._look(self._homes(head, slots)) if seen is not None]
+        found = [seen[0] for seen in self._load_epochs(self._locate_slots(head, slots)) if seen is not None]
         self._seen = known
         return found
 
-    def _homes(self, head: Head, slots: range | list[int]) -> list[tuple[int, int]]:
-        lineage, _ = self._past(head)
-        homes = ((next((s.timeline for s in lineage if s.holds(slot)), None), slot) for slot in slots)
+    def _locate_slots(self, head: LogHead, slots: range | list[int]) -> list[tuple[int, int]]:
+        lineage, _ = self._read_lineage(head)
+        homes = ((next((s.timeline for s in lineage if s.contains(slot)), None), slot) for slot in slots)
         return [(timeline, slot) for timeline, slot in homes if timeline is not None]
 
-    def _past(self, head: Head) -> tuple[list[Stretch], list[ForkRecord]]:
+    def _read_lineage(self, head: LogHead) -> tuple[list[LineageSegment], list[ForkRecord]]:
         """Lineage and restores as of a head; both change only with its timeline."""
         if self._forks is None or self._forks[0] != head.timeline:
-            forks = self.log.forks()[: head.timeline]
+            forks = self.log.list_forks()[: head.timeline]
             self._forks = head.timeline, self.log.lineage(head.timeline), forks
         return self._forks[1:]
 
-    def _look(self, places: list[tuple[int, int]]) -> list[_Seen | None]:
+    def _load_epochs(self, places: list[tuple[int, int]]) -> list[_SeenEpoch | None]:
         """What was sealed at these places; reads what it has not seen yet, several at once."""
         missing = [place for place in places if place not in self._seen]
         if missing:
-            with ThreadPoolExecutor(WORKERS) as pool:
-                self._seen |= dict(zip(missing, pool.map(lambda place: _seen(self.log.read(*place)), missing), strict=True))
+            with ThreadPoolExecutor(READ_WORKERS) as pool:
+                self._seen |= dict(zip(missing, pool.map(lambda place: _summarize_epoch(self.log.read_slot(*place)), missing), strict=True))
         return [self._seen[place] for place in places]
 
-    def _barrier_history(self, head: Head, recent: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _barrier_history(self, head: LogHead, recent: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The newest closed barriers, newest first; daily ones lie far behind the epochs in the charts."""
         if self._searched != head.timeline:
-            lineage = self._lineage_back(head)
-            older = [row for row in islice(lineage, _LOOK_BACK) if row.barriers][:BARRIERS]
+            lineage = self._iterate_lineage(head)
+            older = [row for row in islice(lineage, _BARRIER_LOOK_BACK) if row.barriers][:BARRIERS_SHOWN]
             places = [(row.timeline, row.slot) for row in older]
-            self._barriers = {p: s[0]["barriers"] for p, s in zip(places, self._look(places), strict=True) if s}
+            self._barriers = {p: s[0]["barriers"] for p, s in zip(places, self._load_epochs(places), strict=True) if s}
             self._searched = head.timeline
         self._barriers |= {(p["timeline"], p["slot"]): p["barriers"] for p in recent if p["barriers"]}
-        newest = sorted(self._barriers, key=lambda place: place[1], reverse=True)[:BARRIERS]
+        newest = sorted(self._barriers, key=lambda place: place[1], reverse=True)[:BARRIERS_SHOWN]
         self._barriers = {place: self._barriers[place] for place in newest}
-        return [barrier for place in newest for barrier in reversed(self._barriers[place])][:BARRIERS]
+        return [barrier for place in newest for barrier in reversed(self._barriers[place])][:BARRIERS_SHOWN]
 
     # Checkpoints
 
-    def _lineage_back(self, head: Head) -> Iterator[Summary]:
+    def _iterate_lineage(self, head: LogHead) -> Iterator[SlotSummary]:
         """Epochs of the current lineage, newest first: from memory as far as the charts reach, then from the index."""
-        recent = self._recent(head)
+        recent = self._recent_points(head)
         for point in reversed(recent):
             seen = self._seen[point["timeline"], point["slot"]]
             if seen is not None:
                 yield seen[1]
-        oldest = max(1, head.slot - POINTS + 1)
-        for stretch in reversed(self._past(head)[0]):
+        oldest = max(1, head.slot - CHART_POINTS + 1)
+        for stretch in reversed(self._read_lineage(head)[0]):
             if stretch.first < oldest:
                 yield from (
-                    row for row in self._index.newest_first(stretch.timeline) if stretch.holds(row.slot) and row.slot < oldest
+                    row for row in self._index.iterate_newest_first(stretch.timeline) if stretch.contains(row.slot) and row.slot < oldest
                 )
 
-    def _left_behind(self, head: Head) -> Iterator[Summary]:
+    def _iterate_abandoned(self, head: LogHead) -> Iterator[SlotSummary]:
         """Epochs that restores have left behind, newest first."""
-        lineage = {stretch.timeline: stretch for stretch in self._past(head)[0]}
+        lineage = {stretch.timeline: stretch for stretch in self._read_lineage(head)[0]}
         for timeline in reversed(range(head.timeline)):
             stretch = lineage.get(timeline)
-            for row in self._index.newest_first(timeline):
-                if stretch is not None and stretch.holds(row.slot):
+            for row in self._index.iterate_newest_first(timeline):
+                if stretch is not None and stretch.contains(row.slot):
                     break
                 if row.kind == "epoch":
                     yield row
 
-    def _marks(self) -> tuple[dict[str, list[str]], dict[str, str]]:
+    def _read_pins(self) -> tuple[dict[str, list[str]], dict[str, str]]:
         roots = RootsFile(self.store, self.pipeline).read()
         pins: dict[str, list[str]] = {}
         for name, pin in sorted(roots.pins.items()):
             pins.setdefault(pin.checkpoint, []).append(name)
         return pins, {name: f"{entry.reason}: {entry.detail}" for name, entry in roots.condemned.items()}
 
-    def _row(
+    def _build_checkpoint_row(
         self,
-        row: Summary,
+        row: SlotSummary,
         pins: dict[str, list[str]],
         condemned: dict[str, str],
         well: Callable[[CheckpointId], bool] | None,
@@ -331,42 +331,42 @@ class StreamView:
         }
 
 
-def _follows(row: Summary, before: tuple[int, int], abandoned: bool) -> bool:
+def _is_past_cursor(row: SlotSummary, before: tuple[int, int], abandoned: bool) -> bool:
     return (row.timeline, row.slot) < before if abandoned else row.slot < before[1]
 
 
-def _seen(filled: Filled | None) -> _Seen | None:
+def _summarize_epoch(filled: SlotContents | None) -> _SeenEpoch | None:
     if filled is None or not isinstance(filled.record, Manifest):
         return None
-    return point_of(filled.record), Summary.of(filled), sketches_of(filled.record)
+    return build_epoch_point(filled.record), SlotSummary.from_slot(filled), read_sketches(filled.record)
 
 
-def _judged(row: dict[str, Any]) -> dict[str, Any]:
-    findings = diagnose(row, time.time_ns() // 1_000_000)
-    return {**row, "findings": findings, "tone": worst(row["state"], findings)}
+def _add_findings(row: dict[str, Any]) -> dict[str, Any]:
+    findings = diagnose_stream(row, time.time_ns() // 1_000_000)
+    return {**row, "findings": findings, "tone": pick_worst_tone(row["state"], findings)}
 
 
-def _restore(fork: dict[str, Any]) -> dict[str, Any]:
+def _describe_restore(fork: dict[str, Any]) -> dict[str, Any]:
     names = ("timeline", "slot", "new_timeline", "fork_slot", "who", "why", "recover_to", "request_id")
     return {**{name: fork[name] for name in names}, "at": fork["at"] // 1000}
 
 
-def _holder(status: dict[str, Any], manifest: Manifest | None) -> dict[str, Any] | None:
+def _describe_frontier_holder(status: dict[str, Any], manifest: Manifest | None) -> dict[str, Any] | None:
     found = status.get("holder") or (manifest.decision.get("holder") if manifest else None)
     if not isinstance(found, dict):
         return None
-    return {"member": found.get("member"), "why": found.get("why"), "since": milliseconds(found.get("since"))}
+    return {"member": found.get("member"), "why": found.get("why"), "since": to_milliseconds(found.get("since"))}
 
 
-def _seconds(ticks: dict[str, int] | None) -> dict[str, int]:
+def _ticks_to_seconds(ticks: dict[str, int] | None) -> dict[str, int]:
     return {name: value // 1_000_000 for name, value in (ticks or {}).items()}
 
 
-def _driver(lease: LeaseView | None) -> dict[str, Any] | None:
+def _describe_driver(lease: LeaseView | None) -> dict[str, Any] | None:
     if lease is None or lease.holder is None:
         return None
     return {"pid": lease.holder.pid, "host": lease.holder.host, "token": lease.token}
 
 
-def _message(error: Any) -> str | None:
+def _format_error(error: Any) -> str | None:
     return str(error.get("message")) if isinstance(error, dict) else str(error) if error else None

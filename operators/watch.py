@@ -18,14 +18,14 @@ from typing import Any, Final
 
 from tidegate.checkpoints.lease import LeaseView
 from tidegate.jobs.spec.errors import FailureClass
-from tidegate.operators.failures import class_of_exit
+from tidegate.operators.failures import classify_exit_code
 
-__all__ = ["Observation", "Rules", "Sighting", "StreamState", "Timer", "is_final", "judge", "progress_of"]
+__all__ = ["Observation", "LivenessLimits", "LivenessSample", "StreamLiveness", "ChangeTimer", "needs_person", "judge_liveness", "extract_progress"]
 
-_ENDED: Final = frozenset({"finished", "stopped", "failed"})
+_FINAL_STATES: Final = frozenset({"finished", "stopped", "failed"})
 
 
-class StreamState(StrEnum):
+class StreamLiveness(StrEnum):
     """What an observer concludes. Only LIVE needs no action."""
 
     LIVE = "live"
@@ -37,7 +37,7 @@ class StreamState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Rules:
+class LivenessLimits:
     """How patient an observer is, in seconds.
 
     Attributes:
@@ -52,7 +52,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Sighting:
+class LivenessSample:
     """What was seen in one look.
 
     Attributes:
@@ -86,7 +86,7 @@ class Observation:
         error: as the driver reported it (`TidegateError.as_dict`), for FAILED.
     """
 
-    state: StreamState
+    state: StreamLiveness
     why: str
     token: int = 0
     error: dict[str, Any] = field(default_factory=dict)
@@ -98,29 +98,29 @@ class Observation:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Observation:
         """Inverse of `as_dict`."""
-        return cls(StreamState(data["state"]), str(data["why"]), int(data["token"]), dict(data["error"]))
+        return cls(StreamLiveness(data["state"]), str(data["why"]), int(data["token"]), dict(data["error"]))
 
 
-class Timer:
+class ChangeTimer:
     """For how long has a value been the same, on the caller's clock?"""
 
     def __init__(self) -> None:
         self._value: object = object()
         self._since = 0.0
 
-    def still_for(self, value: object, now: float) -> float:
+    def seconds_unchanged(self, value: object, now: float) -> float:
         """Note the value and say for how long it has not changed."""
         if value != self._value:
             self._value, self._since = value, now
         return now - self._since
 
 
-def progress_of(status: Mapping[str, Any] | None) -> tuple[Any, ...]:
+def extract_progress(status: Mapping[str, Any] | None) -> tuple[Any, ...]:
     """What changes whenever a driver finishes a step."""
     return tuple((status or {}).get(key) for key in ("token", "state", "step", "step_since", "checkpoint"))
 
 
-def judge(seen: Sighting, rules: Rules) -> Observation:
+def judge_liveness(seen: LivenessSample, rules: LivenessLimits) -> Observation:
     """Conclude from one look.
 
     1. The lease is held and renewed: live, unless nothing moves.
@@ -128,26 +128,26 @@ def judge(seen: Sighting, rules: Rules) -> Observation:
     3. Else it ended: its exit code, then its last words decide; without either it is lost.
     """
     token = seen.lease.token if seen.lease else 0
-    words = _last_words(seen)
-    if _held(seen, rules):
+    words = _read_final_status(seen)
+    if _is_lease_held(seen, rules):
         return _judge_holder(seen, rules, token)
     if seen.process_alive and words is None:
         return _judge_starting(seen, rules, token)
     if words is not None:
-        return _from_words(words, token)
+        return _conclude_from_status(words, token)
     if seen.exit_code is not None:
-        return _from_exit(seen.exit_code, token)
-    return Observation(StreamState.LOST, _why_lost(seen), token)
+        return _conclude_from_exit_code(seen.exit_code, token)
+    return Observation(StreamLiveness.LOST, _explain_loss(seen), token)
 
 
-def _held(seen: Sighting, rules: Rules) -> bool:
+def _is_lease_held(seen: LivenessSample, rules: LivenessLimits) -> bool:
     lease = seen.lease
-    if lease is None or lease.free:
+    if lease is None or lease.is_free:
         return False
     return seen.silent_for <= lease.record.ttl + rules.lease_margin
 
 
-def _judge_holder(seen: Sighting, rules: Rules, token: int) -> Observation:
+def _judge_holder(seen: LivenessSample, rules: LivenessLimits, token: int) -> Observation:
     holder = seen.lease.holder if seen.lease else None
     name = f"pid {holder.pid} on {holder.host}" if holder else "nobody"
     status = seen.status or {}
@@ -155,67 +155,67 @@ def _judge_holder(seen: Sighting, rules: Rules, token: int) -> Observation:
     patience = {"waiting": float("inf"), "starting": rules.start_timeout}.get(str(status.get("state")), rules.stall_after)
     if seen.still_for > max(patience, rules.stall_after):
         step = status.get("step", "an unknown step")
-        return Observation(StreamState.STALLED, f"{name} holds the lease but stands in {step} for {seen.still_for:.0f} s", token)
-    return Observation(StreamState.LIVE, f"{name} drives with token {token}", token)
+        return Observation(StreamLiveness.STALLED, f"{name} holds the lease but stands in {step} for {seen.still_for:.0f} s", token)
+    return Observation(StreamLiveness.LIVE, f"{name} drives with token {token}", token)
 
 
-def _judge_starting(seen: Sighting, rules: Rules, token: int) -> Observation:
+def _judge_starting(seen: LivenessSample, rules: LivenessLimits, token: int) -> Observation:
     if token >= seen.floor:
-        return Observation(StreamState.STALLED, f"the driver runs, but its lease ran out {seen.silent_for:.0f} s ago", token)
+        return Observation(StreamLiveness.STALLED, f"the driver runs, but its lease ran out {seen.silent_for:.0f} s ago", token)
     if seen.launched_for > rules.start_timeout:
-        return Observation(StreamState.STALLED, f"the driver has not taken the lease within {rules.start_timeout:.0f} s", token)
-    return Observation(StreamState.LIVE, f"the driver is starting ({seen.launched_for:.0f} s)", token)
+        return Observation(StreamLiveness.STALLED, f"the driver has not taken the lease within {rules.start_timeout:.0f} s", token)
+    return Observation(StreamLiveness.LIVE, f"the driver is starting ({seen.launched_for:.0f} s)", token)
 
 
-def _last_words(seen: Sighting) -> Mapping[str, Any] | None:
+def _read_final_status(seen: LivenessSample) -> Mapping[str, Any] | None:
     """The status of the watched driver, if it says that it has ended."""
     status = seen.status
-    if status is None or status.get("state") not in _ENDED or int(status.get("token") or 0) < seen.floor:
+    if status is None or status.get("state") not in _FINAL_STATES or int(status.get("token") or 0) < seen.floor:
         return None
     return status
 
 
-def _from_words(status: Mapping[str, Any], token: int) -> Observation:
-    state = StreamState(status["state"])
+def _conclude_from_status(status: Mapping[str, Any], token: int) -> Observation:
+    state = StreamLiveness(status["state"])
     error = dict(status.get("error") or {})
     said = {
-        StreamState.FINISHED: "the driver says that all sources are done",
-        StreamState.STOPPED: "the driver says that it was asked to stop",
-        StreamState.FAILED: f"the driver failed: {error.get('message', 'no message')}",
+        StreamLiveness.FINISHED: "the driver says that all sources are done",
+        StreamLiveness.STOPPED: "the driver says that it was asked to stop",
+        StreamLiveness.FAILED: f"the driver failed: {error.get('message', 'no message')}",
     }
     return Observation(state, said[state], token, error)
 
 
-def _from_exit(code: int, token: int) -> Observation:
+def _conclude_from_exit_code(code: int, token: int) -> Observation:
     if code == 0:
-        return Observation(StreamState.STOPPED, "the driver ended with exit code 0", token)
-    kind = class_of_exit(code)
+        return Observation(StreamLiveness.STOPPED, "the driver ended with exit code 0", token)
+    kind = classify_exit_code(code)
     if kind is None:
-        return Observation(StreamState.LOST, f"the driver ended with code {code}{_signal(code)}", token)
+        return Observation(StreamLiveness.LOST, f"the driver ended with code {code}{_format_signal(code)}", token)
     message = f"the driver ended with exit code {code} ({kind.value}); its log says why"
     return Observation(
-        StreamState.FAILED, message, token, {"class": kind.value, "code": f"driver.exit_{code}", "message": message}
+        StreamLiveness.FAILED, message, token, {"class": kind.value, "code": f"driver.exit_{code}", "message": message}
     )
 
 
-def _signal(code: int) -> str:
+def _format_signal(code: int) -> str:
     return f" (killed by signal {code - 128})" if code > 128 else ""
 
 
-def _why_lost(seen: Sighting) -> str:
+def _explain_loss(seen: LivenessSample) -> str:
     lease = seen.lease
     if lease is None:
         return "nobody ever drove this stream"
     if lease.holder is None:
         return "nobody holds the lease"
-    if lease.holder.proven_dead():
+    if lease.holder.is_proven_dead():
         return f"pid {lease.holder.pid} on {lease.holder.host} is dead"
     return f"the lease of pid {lease.holder.pid} on {lease.holder.host} has not been renewed for {seen.silent_for:.0f} s"
 
 
-def is_final(observation: Observation) -> bool:
+def needs_person(observation: Observation) -> bool:
     """Whether a person has to act before trying again makes sense."""
-    return observation.state is StreamState.FAILED and observation.error.get("class") in (
+    return observation.state is StreamLiveness.FAILED and observation.error.get("class") in (
         FailureClass.POISON.value,
         FailureClass.CONFIGURATION.value,
     )

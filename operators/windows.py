@@ -15,20 +15,20 @@ from typing import Any, Final
 
 from airflow.sdk import Asset, BaseOperator
 
-from tidegate.checkpoints.documents import Document, change, read
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.documents import SharedDocument, change_document, read_document
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 from tidegate.operators.access import StoreAccess
 
-__all__ = ["ClosedWindowsOperator", "closed_periods", "partition_key", "window_asset"]
+__all__ = ["ClosedWindowsOperator", "list_closed_periods", "format_partition_key", "window_asset"]
 
-MOST: Final = 200  # periods announced by one run; a stream that catches up is followed by the next runs
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MAX_PERIODS: Final = 200  # periods announced by one run; a stream that catches up is followed by the next runs
+_UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Announced(Document):
+class AnnouncedPeriods(SharedDocument):
     """The bytes of `announced.json`: all periods before this instant were announced, in ticks; None before the first."""
 
     upto: int | None = None
@@ -64,51 +64,51 @@ class ClosedWindowsOperator(BaseOperator):
     def execute(self, context: Any) -> list[str]:
         """Announce; the partition keys are the task's result."""
         log = SlotLog(StoreAccess.resolve(self.conn_id).open(), self.pipeline)
-        key = f"{Layout(self.pipeline).root}announced.json"
-        before = (read(log.store, key, Announced)[0] or Announced()).upto
-        begin = before if before is not None else _first_frontier(log)
-        periods = closed_periods(begin, _frontier(log.head().record), self.period)
-        keys = [partition_key(start) for start in periods]
+        key = f"{BucketLayout(self.pipeline).pipeline_prefix}announced.json"
+        before = (read_document(log.store, key, AnnouncedPeriods)[0] or AnnouncedPeriods()).upto
+        begin = before if before is not None else _read_first_frontier(log)
+        periods = list_closed_periods(begin, _read_frontier(log.head().record), self.period)
+        keys = [format_partition_key(start) for start in periods]
         for asset in self.assets if keys else ():
             context["outlet_events"][asset].add_partitions(keys)
         self.log.info("closed since the last run: %s", ", ".join(keys) or "none")
-        upto = periods[-1] + self.period if periods else _taken_back(before, _frontier(log.head().record), self.period)
+        upto = periods[-1] + self.period if periods else _rewind_announced(before, _read_frontier(log.head().record), self.period)
         if upto is not None:
-            change(log.store, key, Announced(), lambda found: found.model_copy(update={"upto": upto}))
+            change_document(log.store, key, AnnouncedPeriods(), lambda found: found.model_copy(update={"upto": upto}))
         return keys
 
 
-def closed_periods(begin: int | None, frontier: int | None, period: int) -> list[int]:
-    """Starts of the periods between the two that are over, oldest first, not more than `MOST`."""
+def list_closed_periods(begin: int | None, frontier: int | None, period: int) -> list[int]:
+    """Starts of the periods between the two that are over, oldest first, not more than `MAX_PERIODS`."""
     if begin is None or frontier is None:
         return []
     first, last = begin // period, frontier // period
-    return [number * period for number in range(first, min(last, first + MOST))]
+    return [number * period for number in range(first, min(last, first + MAX_PERIODS))]
 
 
-def partition_key(start: int) -> str:
+def format_partition_key(start: int) -> str:
     """The start of a period in UTC, as Airflow's own partition mappers read it."""
-    return f"{_EPOCH + timedelta(microseconds=start):%Y-%m-%dT%H:%M:%S}"
+    return f"{_UNIX_EPOCH + timedelta(microseconds=start):%Y-%m-%dT%H:%M:%S}"
 
 
-def _taken_back(before: int | None, frontier: int | None, period: int) -> int | None:
+def _rewind_announced(before: int | None, frontier: int | None, period: int) -> int | None:
     """After a restore the frontier stands before what was announced: from there it will be announced again."""
     if before is None or frontier is None or frontier >= before:
         return None
     return frontier // period * period
 
 
-def _first_frontier(log: SlotLog) -> int | None:
+def _read_first_frontier(log: SlotLog) -> int | None:
     """Where the stream began; where it stands when that is no longer known."""
     head = log.head()
-    for found in log.epochs(head.timeline, 1, head.slot):
-        frontier = _frontier(found.record if isinstance(found.record, Manifest) else head.record)
+    for found in log.epochs_between(head.timeline, 1, head.slot):
+        frontier = _read_frontier(found.record if isinstance(found.record, Manifest) else head.record)
         if frontier is not None:
             return frontier
     return None
 
 
-def _frontier(manifest: Manifest | None) -> int | None:
+def _read_frontier(manifest: Manifest | None) -> int | None:
     found = manifest.decision.get("frontier_after") if manifest else None
     if not isinstance(found, int) or found <= TICK_MIN:
         return None

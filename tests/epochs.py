@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.checkpoints.layout import new_attempt
+from tidegate.checkpoints.layout import generate_attempt_id
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Counters, Manifest
 
@@ -24,7 +24,7 @@ def seal_epoch(log: SlotLog, **fields: Any) -> None:
         code_version="c",
         parent=str(head.checkpoint) if head.checkpoint else None,
         parent_sha256=head.sha256,
-        attempt=new_attempt(),
+        attempt=generate_attempt_id(),
         lease_token=1,
         driver="d",
         recorded_now=0,
@@ -36,6 +36,6 @@ def seal_epoch(log: SlotLog, **fields: Any) -> None:
 
 def checkpoint_id(log: SlotLog, slot: int) -> str:
     """The id of the epoch in a slot of the first timeline."""
-    filled = log.read(0, slot)
+    filled = log.read_slot(0, slot)
     assert filled is not None
     return str(filled.epoch.id)

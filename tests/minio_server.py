@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from tidegate.checkpoints.s3 import S3Settings
-from tidegate.infra.minio import REGION, Credentials, MinioServer, provision
+from tidegate.infra.minio import REGION, Credentials, MinioServer, provision_bucket
 from tidegate.infra.minio_build import ensure_minio
 
 __all__ = ["CertifiedMinio", "RealMinio", "certified", "running"]
@@ -45,10 +45,10 @@ class RealMinio:
 @contextmanager
 def running(folder: Path, bucket: str = "tidegate") -> Iterator[RealMinio]:
     """A MinIO with its data in this folder, until the end of the block."""
-    server, app = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log"), Credentials.random("app")
+    server, app = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log"), Credentials.generate("app")
     server.start()
     try:
-        provision(server, bucket, app)
+        provision_bucket(server, bucket, app)
         yield RealMinio(server, app, bucket)
     finally:
         server.stop()
@@ -75,7 +75,7 @@ def certified(folder: Path, bucket: str = "tls") -> Iterator[CertifiedMinio]:
     server = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log")
     ca = _certificate(folder, folder / "minio-certs")
     (folder / "data" / bucket).mkdir(parents=True)  # a folder is a bucket
-    server.launch()
+    server.start_process()
     try:
         deadline = time.monotonic() + 240
         while not _listens(server.port):

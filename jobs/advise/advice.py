@@ -11,26 +11,26 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
 
-from tidegate.jobs.advise.sketch import merged
+from tidegate.jobs.advise.sketch import merge_sketches
 
-__all__ = ["TARGETS", "Advice", "Curve", "Target", "advise"]
+__all__ = ["TARGET_SHARES", "LagAdvice", "LatenessCurve", "LagTarget", "advise_lags"]
 
-TARGETS: Final = (Fraction(1, 100), Fraction(1, 1_000), Fraction(1, 10_000))
+TARGET_SHARES: Final = (Fraction(1, 100), Fraction(1, 1_000), Fraction(1, 10_000))
 """Shares of late rows that people ask for: 1 %, 0.1 %, 0.01 %."""
 
 
-class Curve:
+class LatenessCurve:
     """Late rows over lag, of one source.
 
     Args:
-        rows: greatest disorder of a bucket -> rows in it, as `merged` gives it.
+        rows: greatest disorder of a bucket -> rows in it, as `merge_sketches` gives it.
     """
 
     def __init__(self, rows: Mapping[int, int]) -> None:
         self._rows = dict(sorted(rows.items()))
         self.rows = sum(self._rows.values())
 
-    def late(self, lag: int) -> int:
+    def late_rows_at(self, lag: int) -> int:
         """Rows that are late at this lag, at most."""
         return sum(count for disorder, count in self._rows.items() if disorder > lag)
 
@@ -57,7 +57,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LagTarget:
     """A wanted share of late rows.
 
     Attributes:
@@ -71,7 +71,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class LagAdvice:
     """What is known of one source.
 
     Attributes:
@@ -80,22 +80,22 @@ class Advice:
         present: the lag in force, which is the delay of everything that waits for this source; None: unknown, or none set.
         read: rows read so far; the sketch holds fewer where large epochs were sampled.
         late: rows that were late for the events output so far.
-        targets: by `TARGETS`; empty without rows.
+        targets: by `TARGET_SHARES`; empty without rows.
     """
 
     source: str
-    curve: Curve
+    curve: LatenessCurve
     present: int | None = None
     read: int = 0
     late: int = 0
-    targets: tuple[Target, ...] = field(default=())
+    targets: tuple[LagTarget, ...] = field(default=())
 
     @property
     def present_share(self) -> float | None:
         """Share of the rows that the present lag leaves late, at most; None where it is not known."""
         if self.present is None or not self.curve.rows:
             return None
-        return self.curve.late(self.present) / self.curve.rows
+        return self.curve.late_rows_at(self.present) / self.curve.rows
 
     def as_dict(self) -> dict[str, Any]:
         """As the command line's JSON has it; times in microseconds."""
@@ -112,11 +112,11 @@ class Advice:
         }
 
 
-def advise(
+def advise_lags(
     sketches: Iterable[Mapping[str, Mapping[str, Any]]],
     lags: Mapping[str, int | None],
     counters: Mapping[str, Mapping[str, int]],
-) -> list[Advice]:
+) -> list[LagAdvice]:
     """Advice for every source that has a sketch, a lag or rows.
 
     Args:
@@ -130,12 +130,12 @@ def advise(
             by_source.setdefault(source, []).append(sketch)
     found = []
     for source, own in by_source.items():
-        curve, present, counts = Curve(merged(own)), lags.get(source), counters.get(source, {})
-        targets = tuple(_target(share, curve, present) for share in TARGETS) if curve.rows else ()
-        found.append(Advice(source, curve, present, counts.get("read", 0), counts.get("late", 0), targets))
+        curve, present, counts = LatenessCurve(merge_sketches(own)), lags.get(source), counters.get(source, {})
+        targets = tuple(_compute_lag_target(share, curve, present) for share in TARGET_SHARES) if curve.rows else ()
+        found.append(LagAdvice(source, curve, present, counts.get("read", 0), counts.get("late", 0), targets))
     return found
 
 
-def _target(share: Fraction, curve: Curve, present: int | None) -> Target:
+def _compute_lag_target(share: Fraction, curve: LatenessCurve, present: int | None) -> LagTarget:
     lag = curve.lag_for(share) or 0
-    return Target(share, lag, None if present is None else lag - present)
+    return LagTarget(share, lag, None if present is None else lag - present)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from math import ceil, floor, log
 from typing import Any, Final
 
-__all__ = ["GAMMA", "bound", "bucket_of", "merged"]
+__all__ = ["GAMMA", "bucket_upper_bound", "bucket_of", "merge_sketches"]
 
 GAMMA: Final = 1.01
 """Ratio of neighbouring bounds. A day of microseconds takes 2,500 buckets, of which a real source fills a few hundred."""
@@ -33,20 +33,20 @@ def bucket_of(disorder: int, gamma: float = GAMMA) -> int:
     return 0 if disorder <= 0 else ceil(log(disorder) / log(gamma)) + 1
 
 
-def bound(bucket: int, gamma: float = GAMMA) -> int:
+def bucket_upper_bound(bucket: int, gamma: float = GAMMA) -> int:
     """The greatest disorder that a bucket counts.
 
-    >>> 60_000_000 <= bound(bucket_of(60_000_000)) <= 60_600_000
+    >>> 60_000_000 <= bucket_upper_bound(bucket_of(60_000_000)) <= 60_600_000
     True
     """
     return 0 if bucket <= 0 else floor(gamma ** (bucket - 1))
 
 
-def merged(sketches: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+def merge_sketches(sketches: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     """Several sketches as they stand in manifests, added up: greatest disorder of a bucket -> rows, ascending."""
     rows: dict[int, int] = {}
     for sketch in sketches:
         for bucket, count in sketch["buckets"].items():
-            upper = bound(int(bucket), float(sketch["gamma"]))
+            upper = bucket_upper_bound(int(bucket), float(sketch["gamma"]))
             rows[upper] = rows.get(upper, 0) + int(count)
     return dict(sorted(rows.items()))

@@ -13,14 +13,14 @@ from tidegate.jobs.cli.context import JsonOption, PipelineArgument, StoreOption
 if TYPE_CHECKING:
     from tidegate.checkpoints.log import SlotLog
     from tidegate.checkpoints.manifest import Manifest
-    from tidegate.jobs.advise.advice import Advice
+    from tidegate.jobs.advise.advice import LagAdvice
 
-__all__ = ["advise", "present_lags", "recorded"]
+__all__ = ["show_lag_advice", "read_present_lags", "read_kept_manifests"]
 
-_SECOND, _MINUTES = 1_000_000, 600_000_000
+_TICKS_PER_SECOND, _TEN_MINUTES = 1_000_000, 600_000_000
 
 
-def advise(
+def show_lag_advice(
     pipeline: PipelineArgument,
     store: StoreOption = None,
     epochs: Annotated[
@@ -35,43 +35,43 @@ def advise(
     nothing leaves, and no window closes, before its source has shown a row that much newer.
     """
     log = context.open_log(pipeline, store)
-    from tidegate.jobs.advise.advice import advise as advice_of
+    from tidegate.jobs.advise.advice import advise_lags
 
-    manifests = recorded(log, epochs)
+    manifests = read_kept_manifests(log, epochs)
     counters = manifests[-1].counters.per_source if manifests else {}
-    found = advice_of([m.notes.get("sketches") or {} for m in manifests], present_lags(pipeline), counters)
+    found = advise_lags([m.notes.get("sketches") or {} for m in manifests], read_present_lags(pipeline), counters)
     if plot is not None:
-        from tidegate.jobs.advise.picture import draw
+        from tidegate.jobs.advise.picture import draw_curves
 
-        draw(found, plot, f"{log.pipeline}: late rows over lag, {len(manifests):,} epochs")
+        draw_curves(found, plot, f"{log.pipeline}: late rows over lag, {len(manifests):,} epochs")
     if as_json:
-        output.envelope("advice", _report(log.pipeline, manifests, found, plot))
+        output.print_envelope("advice", _build_advice_report(log.pipeline, manifests, found, plot))
     else:
-        _print(log.pipeline, manifests, found, plot)
+        _print_advice(log.pipeline, manifests, found, plot)
 
 
-def recorded(log: SlotLog, newest: int | None = None) -> list[Manifest]:
+def read_kept_manifests(log: SlotLog, newest: int | None = None) -> list[Manifest]:
     """The sealed epochs on the current lineage that are not retired, oldest first."""
     from tidegate.checkpoints.manifest import Manifest
 
     head = log.head()
     first = 1 if newest is None else max(1, head.slot - newest + 1)
-    records = (filled.record for filled in log.epochs(head.timeline, first, head.slot))
+    records = (filled.record for filled in log.epochs_between(head.timeline, first, head.slot))
     return [record for record in records if isinstance(record, Manifest)]
 
 
-def present_lags(pipeline: str) -> dict[str, int | None]:
+def read_present_lags(pipeline: str) -> dict[str, int | None]:
     """Source -> lag, as the spec has it; nothing where there is no spec of this name here."""
     from tidegate.jobs.spec.errors import ConfigurationError
 
     try:
-        path = context.spec_path(pipeline)
+        path = context.resolve_spec_path(pipeline)
     except ConfigurationError:
         return {}
     return {name: source.lag for name, source in context.find_spec(str(path)).sources.items()}
 
 
-def _report(pipeline: str, manifests: list[Manifest], found: list[Advice], plot: Path | None) -> dict[str, object]:
+def _build_advice_report(pipeline: str, manifests: list[Manifest], found: list[LagAdvice], plot: Path | None) -> dict[str, object]:
     return {
         "pipeline": pipeline,
         "epochs": len(manifests),
@@ -82,8 +82,8 @@ def _report(pipeline: str, manifests: list[Manifest], found: list[Advice], plot:
     }
 
 
-def _print(pipeline: str, manifests: list[Manifest], found: list[Advice], plot: Path | None) -> None:
-    from tidegate.jobs.advise.advice import TARGETS
+def _print_advice(pipeline: str, manifests: list[Manifest], found: list[LagAdvice], plot: Path | None) -> None:
+    from tidegate.jobs.advise.advice import TARGET_SHARES
 
     say = output.console().print
     rows = sum(advice.curve.rows for advice in found)
@@ -92,15 +92,15 @@ def _print(pipeline: str, manifests: list[Manifest], found: list[Advice], plot: 
         return
     columns = [
         "source",
-        *(f"lag for {_share(float(share))} late" for share in TARGETS),
+        *(f"lag for {_format_share(float(share))} late" for share in TARGET_SHARES),
         "lag now",
         "late at it, at most",
         "late so far",
         "rows",
     ]
-    output.table(columns, [_row(advice) for advice in found], title=f"{pipeline}: {rows:,} rows of {len(manifests):,} epochs")
+    output.print_table(columns, [_format_advice_row(advice) for advice in found], title=f"{pipeline}: {rows:,} rows of {len(manifests):,} epochs")
     for advice in found:
-        say(_cost(advice))
+        say(_describe_lag_cost(advice))
     read = sum(advice.read for advice in found)
     if read > rows:
         say(f"{rows:,} of {read:,} rows read are in the sketches looked at")
@@ -108,32 +108,32 @@ def _print(pipeline: str, manifests: list[Manifest], found: list[Advice], plot: 
         say(f"drawn: {plot}")
 
 
-def _row(advice: Advice) -> list[object]:
-    lags = [_length(target.lag) for target in advice.targets] or [""] * 3
+def _format_advice_row(advice: LagAdvice) -> list[object]:
+    lags = [_format_lag(target.lag) for target in advice.targets] or [""] * 3
     share = advice.present_share
-    so_far = _share(advice.late / advice.read) if advice.read else ""
-    now = "unknown" if advice.present is None else _length(advice.present)
-    return [advice.source, *lags, now, "" if share is None else _share(share), so_far, advice.curve.rows]
+    so_far = _format_share(advice.late / advice.read) if advice.read else ""
+    now = "unknown" if advice.present is None else _format_lag(advice.present)
+    return [advice.source, *lags, now, "" if share is None else _format_share(share), so_far, advice.curve.rows]
 
 
-def _cost(advice: Advice) -> str:
+def _describe_lag_cost(advice: LagAdvice) -> str:
     """What the present lag costs, and what another would."""
     if advice.present is None:
         return f"{advice.source}: its lag is not known here; give the path of the spec"
     costs = [
-        f"{_length(abs(t.more_delay or 0))} {'more' if (t.more_delay or 0) > 0 else 'less'} for {_share(float(t.share))} late"
+        f"{_format_lag(abs(t.more_delay or 0))} {'more' if (t.more_delay or 0) > 0 else 'less'} for {_format_share(float(t.share))} late"
         for t in advice.targets
     ]
-    return f"{advice.source}: results wait {_length(advice.present)} for late rows; {', '.join(costs)}"
+    return f"{advice.source}: results wait {_format_lag(advice.present)} for late rows; {', '.join(costs)}"
 
 
-def _share(share: float) -> str:
+def _format_share(share: float) -> str:
     return f"{share * 100:.4g} %" if share >= 0.0001 or share == 0 else f"{share * 100:.1g} %"
 
 
-def _length(ticks: int) -> str:
+def _format_lag(ticks: int) -> str:
     """A duration for people, never too short: whole seconds from ten minutes on, milliseconds from one second on."""
     from tidegate.jobs.spec.time import format_duration
 
-    unit = _SECOND if ticks >= _MINUTES else 1_000 if ticks >= _SECOND else 1
+    unit = _TICKS_PER_SECOND if ticks >= _TEN_MINUTES else 1_000 if ticks >= _TICKS_PER_SECOND else 1
     return format_duration(-(-ticks // unit) * unit)

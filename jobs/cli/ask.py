@@ -11,66 +11,66 @@ from tidegate.jobs.cli.context import PipelineArgument, StoreOption
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.log import SlotLog
-    from tidegate.checkpoints.requests import Request
+    from tidegate.checkpoints.requests import DriverRequest
 
-__all__ = ["abort_barrier", "attach", "detach", "resume", "savepoint"]
+__all__ = ["abort_barrier", "request_attach", "request_detach", "request_resume", "take_savepoint"]
 
-Why = Annotated[str, typer.Option(help="Kept with the request.")]
-Attachment = Annotated[str, typer.Argument(metavar="NAME", help="A pipe or reducer of the spec.")]
-Wait = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the driver's answer.")]
+WhyOption = Annotated[str, typer.Option(help="Kept with the request.")]
+AttachmentArgument = Annotated[str, typer.Argument(metavar="NAME", help="A pipe or reducer of the spec.")]
+WaitOption = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the driver's answer.")]
 
 
 def abort_barrier(
     pipeline: PipelineArgument,
     barrier: Annotated[int, typer.Argument(metavar="ID", help="Id (or ordinal) of the barrier event, open or still to come.")],
     store: StoreOption = None,
-    why: Why = "",
-    wait: Wait = 60.0,
+    why: WhyOption = "",
+    wait: WaitOption = 60.0,
 ) -> None:
     """Close an open barrier event by hand as aborted; what stands behind it flows on."""
-    from tidegate.checkpoints.requests import Kind, submit
+    from tidegate.checkpoints.requests import RequestKind, submit_request
 
     log = context.open_log(pipeline, store)
-    _answered(log, submit(log.store, log.pipeline, Kind.ABORT_BARRIER, who=context.who(), why=why, barrier=barrier), wait)
+    _await_answer(log, submit_request(log.store, log.pipeline, RequestKind.ABORT_BARRIER, who=context.get_user_name(), why=why, barrier=barrier), wait)
 
 
-def savepoint(
+def take_savepoint(
     pipeline: PipelineArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The checkpoint is pinned under this name.")],
     store: StoreOption = None,
-    why: Why = "",
-    wait: Wait = 60.0,
+    why: WhyOption = "",
+    wait: WaitOption = 60.0,
 ) -> None:
     """Have a running driver seal an epoch now and pin it under a name."""
-    from tidegate.checkpoints.requests import Kind, submit
+    from tidegate.checkpoints.requests import RequestKind, submit_request
 
     log = context.open_log(pipeline, store)
-    _answered(log, submit(log.store, log.pipeline, Kind.SAVEPOINT, who=context.who(), why=why, name=name), wait)
+    _await_answer(log, submit_request(log.store, log.pipeline, RequestKind.SAVEPOINT, who=context.get_user_name(), why=why, name=name), wait)
 
 
-def attach(pipeline: PipelineArgument, name: Attachment, store: StoreOption = None, why: Why = "", wait: Wait = 60.0) -> None:
+def request_attach(pipeline: PipelineArgument, name: AttachmentArgument, store: StoreOption = None, why: WhyOption = "", wait: WaitOption = 60.0) -> None:
     """Begin a pipe or reducer: rows that its origin holds already are its backfill. After a detach, anew from the first row."""
-    _ask("attach", pipeline, name, store, why, wait)
+    _request_for_attachment("attach", pipeline, name, store, why, wait)
 
 
-def detach(pipeline: PipelineArgument, name: Attachment, store: StoreOption = None, why: Why = "", wait: Wait = 60.0) -> None:
+def request_detach(pipeline: PipelineArgument, name: AttachmentArgument, store: StoreOption = None, why: WhyOption = "", wait: WaitOption = 60.0) -> None:
     """Dispatch no later row through a pipe or reducer; what it has dispatched stays."""
-    _ask("detach", pipeline, name, store, why, wait)
+    _request_for_attachment("detach", pipeline, name, store, why, wait)
 
 
-def resume(pipeline: PipelineArgument, name: Attachment, store: StoreOption = None, why: Why = "", wait: Wait = 60.0) -> None:
+def request_resume(pipeline: PipelineArgument, name: AttachmentArgument, store: StoreOption = None, why: WhyOption = "", wait: WaitOption = 60.0) -> None:
     """Let a paused pipe or reducer go on with the row it failed at."""
-    _ask("resume", pipeline, name, store, why, wait)
+    _request_for_attachment("resume", pipeline, name, store, why, wait)
 
 
-def _ask(kind: str, pipeline: str, name: str, store: str | None, why: str, wait: float) -> None:
-    from tidegate.checkpoints.requests import Kind, submit
+def _request_for_attachment(kind: str, pipeline: str, name: str, store: str | None, why: str, wait: float) -> None:
+    from tidegate.checkpoints.requests import RequestKind, submit_request
 
     log = context.open_log(pipeline, store)
-    _answered(log, submit(log.store, log.pipeline, Kind(kind), who=context.who(), why=why, name=name), wait)
+    _await_answer(log, submit_request(log.store, log.pipeline, RequestKind(kind), who=context.get_user_name(), why=why, name=name), wait)
 
 
-def _answered(log: SlotLog, request: Request, patience: float) -> None:
+def _await_answer(log: SlotLog, request: DriverRequest, patience: float) -> None:
     """Wait for the acknowledgement and print it.
 
     Raises:
@@ -81,9 +81,9 @@ def _answered(log: SlotLog, request: Request, patience: float) -> None:
     from tidegate.checkpoints.requests import AckOutcome, read_ack
     from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 
-    deadline = SYSTEM_CLOCK.now() + patience
+    deadline = SYSTEM_CLOCK.monotonic() + patience
     while (ack := read_ack(log.store, log.pipeline, request.id)) is None:
-        if SYSTEM_CLOCK.now() >= deadline:
+        if SYSTEM_CLOCK.monotonic() >= deadline:
             raise TransientError(
                 f"no driver of {log.pipeline} has answered within {patience:g} s",
                 code="cli.no_answer",

@@ -32,13 +32,13 @@ def run(
 
     report = run_files(files, engine)
     if as_json:
-        output.envelope("conformance", report.as_dict())
+        output.print_envelope("conformance", report.as_dict())
     else:
         rows = [
             (file.suite, *(file.count(o) for o in ("passed", "failed", "skipped")), f"{file.seconds:.1f}")
             for file in report.files
         ]
-        output.table(["suite", "passed", "failed", "skipped", "seconds"], rows)
+        output.print_table(["suite", "passed", "failed", "skipped", "seconds"], rows)
         for line in report.lines(skips=verbose):
             output.console().print(line, markup=False)
     if report.failed:

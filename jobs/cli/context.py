@@ -21,16 +21,16 @@ __all__ = [
     "SpecArgument",
     "StoreOption",
     "find_spec",
-    "known_pipelines",
+    "list_pipelines",
     "open_log",
-    "open_reading",
-    "spec_path",
-    "store_url",
-    "who",
+    "open_existing_store",
+    "resolve_spec_path",
+    "resolve_store_url",
+    "get_user_name",
 ]
 
-_DEFAULT = Path(".tidegate/store")
-_STACK = Path(".tidegate/stack.json")
+_DEFAULT_STORE = Path(".tidegate/store")
+_STACK_STATE_FILE = Path(".tidegate/stack.json")
 
 StoreOption = Annotated[
     str | None,
@@ -46,19 +46,19 @@ PipelineArgument = Annotated[str, typer.Argument(metavar="PIPELINE", help="Name 
 SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="Path of a pipeline spec, or the name of a known pipeline.")]
 
 
-def store_url(given: str | None) -> str:
+def resolve_store_url(given: str | None) -> str:
     """The store's address: what was given, else the environment, else this folder's store, else the local stack's."""
     chosen = given or os.environ.get("TIDEGATE_STORE")
-    if chosen == "stack" or (chosen is None and not _DEFAULT.is_dir() and _STACK.is_file()):
+    if chosen == "stack" or (chosen is None and not _DEFAULT_STORE.is_dir() and _STACK_STATE_FILE.is_file()):
         from tidegate.infra.stack import Stack
 
         environment = Stack().environment()  # also tells where MinIO listens and with which key
         os.environ.update(environment)
         return environment["TIDEGATE_STORE"]
-    return chosen or str(_DEFAULT)
+    return chosen or str(_DEFAULT_STORE)
 
 
-def open_reading(given: str | None) -> Store:
+def open_existing_store(given: str | None) -> Store:
     """Open the store of a reading command.
 
     Raises:
@@ -67,7 +67,7 @@ def open_reading(given: str | None) -> Store:
     from tidegate.checkpoints.open import open_store
     from tidegate.jobs.spec.errors import ConfigurationError
 
-    url = store_url(given)
+    url = resolve_store_url(given)
     folder = Path(url.removeprefix("file://"))
     if ("://" not in url or url.startswith("file://")) and not folder.is_dir():
         raise ConfigurationError(
@@ -78,18 +78,18 @@ def open_reading(given: str | None) -> Store:
     return open_store(url)
 
 
-def known_pipelines(store: Store) -> list[str]:
+def list_pipelines(store: Store) -> list[str]:
     """Pipelines that ran in this store."""
-    from tidegate.checkpoints.layout import Layout
+    from tidegate.checkpoints.layout import BucketLayout
     from tidegate.jobs.spec.errors import ConfigurationError
 
     found = []
     for name in store.list_folders(""):
         try:
-            key = Layout(name).identity
+            key = BucketLayout(name).identity_key
         except ConfigurationError:
             continue  # a folder of somebody else
-        if store.head(key) is not None:
+        if store.stat(key) is not None:
             found.append(name)
     return found
 
@@ -104,11 +104,11 @@ def open_log(pipeline: str, given: str | None) -> SlotLog:
     from tidegate.checkpoints.log import SlotLog
     from tidegate.jobs.spec.errors import ConfigurationError
 
-    store = open_reading(given)
-    name = find_spec(pipeline).name if _is_path(pipeline) else pipeline
+    store = open_existing_store(given)
+    name = find_spec(pipeline).name if _is_spec_path(pipeline) else pipeline
     log = SlotLog(store, name)
     if read_identity(store, name) is None:
-        known = known_pipelines(store)
+        known = list_pipelines(store)
         close = difflib.get_close_matches(name, known, n=1)
         raise ConfigurationError(
             f"no pipeline {name!r} in {store.url}" + (f"; did you mean {close[0]!r}?" if close else ""),
@@ -118,7 +118,7 @@ def open_log(pipeline: str, given: str | None) -> SlotLog:
     return log
 
 
-def spec_path(spec: str) -> Path:
+def resolve_spec_path(spec: str) -> Path:
     """The file of a spec given by path or by pipeline name.
 
     Names are looked up in $TIDEGATE_PIPELINES, then `dags/pipelines` here.
@@ -128,7 +128,7 @@ def spec_path(spec: str) -> Path:
     """
     from tidegate.jobs.spec.errors import ConfigurationError
 
-    if _is_path(spec):
+    if _is_spec_path(spec):
         return Path(spec)
     places = [Path(p) for p in (os.environ.get("TIDEGATE_PIPELINES"), "dags/pipelines") if p]
     specs = {path.stem: path for place in reversed(places) for path in sorted(place.glob("*.y*ml"))}
@@ -145,10 +145,10 @@ def find_spec(spec: str) -> PipelineSpec:
     """Load a spec given by path or by pipeline name. Raises ConfigurationError."""
     from tidegate.jobs.spec.loader import load_spec
 
-    return load_spec(spec_path(spec))
+    return load_spec(resolve_spec_path(spec))
 
 
-def who() -> str:
+def get_user_name() -> str:
     """Who asks, for the records of restores, pins and stops."""
     try:
         return getpass.getuser()
@@ -156,5 +156,5 @@ def who() -> str:
         return f"uid {os.getuid()}"
 
 
-def _is_path(text: str) -> bool:
+def _is_spec_path(text: str) -> bool:
     return text.endswith((".yaml", ".yml")) or "/" in text

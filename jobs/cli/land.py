@@ -15,12 +15,12 @@ from tidegate.jobs.cli import context, output
 from tidegate.jobs.cli.context import SpecArgument, StoreOption
 
 if TYPE_CHECKING:
-    from tidegate.jobs.driver.landing_log import Landing
+    from tidegate.jobs.driver.landing_log import LandingLog
 
-__all__ = ["land"]
+__all__ = ["land_source"]
 
 
-def land(
+def land_source(
     pipeline: SpecArgument,
     source: Annotated[str, typer.Argument(help="a source with a 'landing' section")],
     store: StoreOption = None,
@@ -30,11 +30,11 @@ def land(
 ) -> None:
     """Run the landing query of one source until it is stopped. Rows land exactly once, whatever is killed when."""
     from tidegate.checkpoints.open import open_store
-    from tidegate.jobs.driver.landing import run_queries, start_query
-    from tidegate.jobs.driver.landing_log import Landing
+    from tidegate.jobs.driver.landing import run_landing_query, start_landing_query
+    from tidegate.jobs.driver.landing_log import LandingLog
     from tidegate.jobs.driver.logs import configure_logs
-    from tidegate.jobs.driver.observe import observed_landing
-    from tidegate.jobs.engine.faults import faults_from_environment
+    from tidegate.jobs.driver.observe import measure_landing
+    from tidegate.jobs.engine.faults import read_faults_from_environment
     from tidegate.jobs.spark.session import open_session
     from tidegate.jobs.spec.errors import ConfigurationError
 
@@ -50,21 +50,21 @@ def land(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with observed_landing(spec.name, source) as metrics:
-        place = open_store(context.store_url(store))
-        landing = Landing(
+    with measure_landing(spec.name, source) as metrics:
+        place = open_store(context.resolve_store_url(store))
+        landing = LandingLog(
             source,
             spec.sources[source],
             place,
             folder,
             new_generation=new_generation,
             metrics=metrics,
-            faults=faults_from_environment(),
+            faults=read_faults_from_environment(),
         )
-        with landing.alone(), _last_word(landing):
+        with landing.lock_folder(), _record_landing_end(landing):
             session = open_session(spec)
             try:
-                failed = run_queries(lambda: start_query(session, spec, landing), landing, stop, until_idle)
+                failed = run_landing_query(lambda: start_landing_query(session, spec, landing), landing, stop, until_idle)
             finally:
                 session.stop()
             if failed is not None:
@@ -74,13 +74,13 @@ def land(
 
 
 @contextmanager
-def _last_word(landing: Landing) -> Iterator[None]:
+def _record_landing_end(landing: LandingLog) -> Iterator[None]:
     """Leave for `tidegate status` how it ended."""
     from tidegate.jobs.spec.errors import TidegateError
 
     try:
         yield
     except Exception as error:
-        landing.say("failed", error.message if isinstance(error, TidegateError) else repr(error)[:400])
+        landing.report_status("failed", error.message if isinstance(error, TidegateError) else repr(error)[:400])
         raise
-    landing.say("stopped")
+    landing.report_status("stopped")

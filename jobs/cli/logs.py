@@ -9,10 +9,10 @@ import typer
 from tidegate.jobs.cli import context, output
 from tidegate.jobs.cli.context import JsonOption, PipelineArgument, StoreOption
 
-__all__ = ["logs"]
+__all__ = ["show_logs"]
 
 
-def logs(
+def show_logs(
     pipeline: PipelineArgument,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="So many of the last lines.")] = 50,
     attempt: Annotated[str | None, typer.Option(metavar="NAME", help="Of which driver. Default: the one started last.")] = None,
@@ -24,11 +24,11 @@ def logs(
 
     Drivers that Airflow starts send theirs every ten seconds; of `tidegate run` the log is what it prints.
     """
-    from tidegate.checkpoints.driver_logs import attempts_of, tail_of
+    from tidegate.checkpoints.driver_logs import list_log_attempts, read_log_tail
     from tidegate.jobs.spec.errors import ConfigurationError
 
     log = context.open_log(pipeline, store)
-    known = attempts_of(log.store, log.pipeline)
+    known = list_log_attempts(log.store, log.pipeline)
     chosen = attempt or (known[0] if known else None)
     if chosen is None or chosen not in known:
         raise ConfigurationError(
@@ -37,8 +37,8 @@ def logs(
             pipeline=log.pipeline,
             advice=f"kept: {', '.join(known)}" if known else "only drivers that Airflow starts send their logs",
         )
-    found = [] if all_attempts else tail_of(log.store, log.pipeline, chosen, lines)
+    found = [] if all_attempts else read_log_tail(log.store, log.pipeline, chosen, lines)
     if as_json:
-        output.envelope("logs", {"attempts": known} if all_attempts else {"attempt": chosen, "lines": found})
+        output.print_envelope("logs", {"attempts": known} if all_attempts else {"attempt": chosen, "lines": found})
     else:
         typer.echo("\n".join(known if all_attempts else found))

@@ -28,13 +28,13 @@ from tidegate.jobs.cli import (
     support_bundle,
     tables,
 )
-from tidegate.jobs.cli.output import Guarded
+from tidegate.jobs.cli.output import ErrorReportingGroup
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="tidegate",
-    cls=Guarded,
+    cls=ErrorReportingGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -45,37 +45,37 @@ app = typer.Typer(
 
 _RUN, _LOOK, _WRITE, _LOCAL = "Run", "Look", "Specs", "Local stack"
 
-app.command("run", rich_help_panel=_RUN)(run.run)
-app.command("land", rich_help_panel=_RUN)(land.land)
-app.command("stop", rich_help_panel=_RUN)(run.stop)
-app.command("start", rich_help_panel=_RUN)(run.start)
+app.command("run", rich_help_panel=_RUN)(run.run_in_foreground)
+app.command("land", rich_help_panel=_RUN)(land.land_source)
+app.command("stop", rich_help_panel=_RUN)(run.stop_pipeline)
+app.command("start", rich_help_panel=_RUN)(run.allow_start)
 app.command("abort-barrier", rich_help_panel=_RUN)(ask.abort_barrier)
-app.command("savepoint", rich_help_panel=_RUN)(ask.savepoint)
-app.command("attach", rich_help_panel=_RUN)(ask.attach)
-app.command("detach", rich_help_panel=_RUN)(ask.detach)
-app.command("resume", rich_help_panel=_RUN)(ask.resume)
-app.command("status", rich_help_panel=_LOOK)(status.status)
-app.command("logs", rich_help_panel=_LOOK)(logs.logs)
+app.command("savepoint", rich_help_panel=_RUN)(ask.take_savepoint)
+app.command("attach", rich_help_panel=_RUN)(ask.request_attach)
+app.command("detach", rich_help_panel=_RUN)(ask.request_detach)
+app.command("resume", rich_help_panel=_RUN)(ask.request_resume)
+app.command("status", rich_help_panel=_LOOK)(status.show_status)
+app.command("logs", rich_help_panel=_LOOK)(logs.show_logs)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=_LOOK)
-app.command("tables", rich_help_panel=_LOOK)(tables.tables)
-app.command("quality", rich_help_panel=_LOOK)(quality.quality)
-app.command("check", rich_help_panel=_LOOK)(proof.check)
-app.command("replay", rich_help_panel=_LOOK)(proof.replay)
-app.command("advise", rich_help_panel=_LOOK)(advise.advise)
-app.command("storage", rich_help_panel=_LOOK)(maintain.storage)
-app.command("support-bundle", rich_help_panel=_LOOK)(support_bundle.support_bundle)
-app.command("gc", rich_help_panel=_RUN)(maintain.gc)
-app.command("row", rich_help_panel=_LOOK)(row.row)
+app.command("tables", rich_help_panel=_LOOK)(tables.show_tables)
+app.command("quality", rich_help_panel=_LOOK)(quality.run_quality_checks)
+app.command("check", rich_help_panel=_LOOK)(proof.check_exactness)
+app.command("replay", rich_help_panel=_LOOK)(proof.replay_sealed_epoch)
+app.command("advise", rich_help_panel=_LOOK)(advise.show_lag_advice)
+app.command("storage", rich_help_panel=_LOOK)(maintain.show_storage)
+app.command("support-bundle", rich_help_panel=_LOOK)(support_bundle.write_support_bundle)
+app.command("gc", rich_help_panel=_RUN)(maintain.collect_garbage)
+app.command("row", rich_help_panel=_LOOK)(row.follow_row)
 app.add_typer(splice.app, name="splice", rich_help_panel=_RUN)
-app.command("validate", rich_help_panel=_WRITE)(spec.validate)
-app.command("schema", rich_help_panel=_WRITE)(spec.schema)
-app.command("infer", rich_help_panel=_WRITE)(spec.infer)
+app.command("validate", rich_help_panel=_WRITE)(spec.validate_specs)
+app.command("schema", rich_help_panel=_WRITE)(spec.print_json_schema)
+app.command("infer", rich_help_panel=_WRITE)(spec.propose_source_schema)
 app.add_typer(conformance.app, name="conformance", rich_help_panel=_WRITE)
-app.command("up", rich_help_panel=_LOCAL)(stack.up)
-app.command("down", rich_help_panel=_LOCAL)(stack.down)
-app.command("warm", rich_help_panel=_LOCAL)(stack.warm)
+app.command("up", rich_help_panel=_LOCAL)(stack.start_stack)
+app.command("down", rich_help_panel=_LOCAL)(stack.stop_stack)
+app.command("warm", rich_help_panel=_LOCAL)(stack.archive_spark_classes)
 app.command("demo", rich_help_panel=_LOCAL, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    stack.demo
+    stack.run_demo
 )
 
 
@@ -88,7 +88,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _root(
+def _accept_global_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,

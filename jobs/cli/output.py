@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from tidegate.jobs.spec.errors import TidegateError
 
-__all__ = ["SCHEMA_VERSION", "Guarded", "age", "console", "envelope", "instant", "print_error", "size", "table"]
+__all__ = ["SCHEMA_VERSION", "ErrorReportingGroup", "format_age", "console", "print_envelope", "format_short_instant", "print_error", "format_size", "print_table"]
 
 SCHEMA_VERSION = 1
-_TICKS = 1_000_000
+_TICKS_PER_SECOND = 1_000_000
 
 
-class Guarded(TyperGroup):
+class ErrorReportingGroup(TyperGroup):
     """The outermost group: turns errors into words and exit codes (0 fine, 1 poison, 2 configuration, 3 transient, 4 fenced)."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -32,7 +32,7 @@ class Guarded(TyperGroup):
         try:
             return super().invoke(ctx)
         except TidegateError as error:
-            if _debug():
+            if _is_debugging():
                 raise
             print_error(error)
             raise typer.Exit(error.failure_class.exit_code) from None
@@ -42,9 +42,9 @@ class Guarded(TyperGroup):
             sys.stderr.close()
             raise typer.Exit(0) from None
         except Exception as error:
-            if _debug() or _click_made(error):
+            if _is_debugging() or _is_usage_error(error):
                 raise
-            print_error(_unexpected(error))
+            print_error(_wrap_unexpected_error(error))
             raise typer.Exit(1) from None
 
 
@@ -57,12 +57,12 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=not stream.isatty(), width=width)
 
 
-def envelope(kind: str, data: Any) -> None:
+def print_envelope(kind: str, data: Any) -> None:
     """Print the one JSON shape that every reading command has."""
     typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, "data": data}, default=str))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, grouped: bool = True) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, grouped: bool = True) -> None:
     """Print a table; numbers stand to the right, with thousands apart if `grouped`. Without names it is a list of facts."""
     from rich.table import Table
 
@@ -73,7 +73,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
         numeric = all(isinstance(row[number], int | float) for row in found) and bool(found)
         grid.add_column(name, justify="right" if numeric else "left", no_wrap=number == 0, overflow="fold")
     for row in found:
-        grid.add_row(*(_cell(value, grouped) for value in row))
+        grid.add_row(*(_format_table_cell(value, grouped) for value in row))
     console().print(grid)
     console().print()
 
@@ -83,7 +83,7 @@ def print_error(error: TidegateError) -> None:
     from rich.text import Text
 
     if "--json" in sys.argv:
-        envelope("error", error.as_dict())
+        print_envelope("error", error.as_dict())
     screen = console(stderr=True)
     screen.print(Text.assemble((f"{error.failure_class.value} error: ", "bold red"), error.message))
     if error.kept:
@@ -92,7 +92,7 @@ def print_error(error: TidegateError) -> None:
         screen.print(Text.assemble(("next: ", "bold"), error.advice))
 
 
-def instant(ticks: int | None) -> str:
+def format_short_instant(ticks: int | None) -> str:
     """An instant for people, to the second where that says enough."""
     from tidegate.jobs.spec.time import format_instant
 
@@ -100,18 +100,18 @@ def instant(ticks: int | None) -> str:
     return text.split(".")[0] + "Z" if "." in text else text
 
 
-def age(ticks: int | None, now: int | None = None) -> str:
+def format_age(ticks: int | None, now: int | None = None) -> str:
     """How long ago, in the two largest units; nothing for no instant."""
     from tidegate.jobs.spec.time import format_duration
 
     if ticks is None:
         return ""
     gone = max(0, (time.time_ns() // 1000 if now is None else now) - ticks)
-    unit = 1_000 if gone < _TICKS else _TICKS if gone < 3600 * _TICKS else 60 * _TICKS
+    unit = 1_000 if gone < _TICKS_PER_SECOND else _TICKS_PER_SECOND if gone < 3600 * _TICKS_PER_SECOND else 60 * _TICKS_PER_SECOND
     return format_duration(gone // unit * unit) if gone >= unit else "0s"
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Bytes as people read them."""
     amount = float(count)
     for unit in ("B", "kB", "MB", "GB"):
@@ -121,22 +121,22 @@ def size(count: int) -> str:
     return f"{amount:.1f} TB"
 
 
-def _cell(value: object, grouped: bool) -> str:
+def _format_table_cell(value: object, grouped: bool) -> str:
     if value is None:
         return ""
     return f"{value:,}" if grouped and isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _debug() -> bool:
+def _is_debugging() -> bool:
     return os.environ.get("TIDEGATE_DEBUG", "") not in ("", "0")
 
 
-def _click_made(error: Exception) -> bool:
+def _is_usage_error(error: Exception) -> bool:
     """Usage errors are worded by the library itself, with exit code 2."""
     return hasattr(error, "exit_code") and hasattr(error, "show")
 
 
-def _unexpected(error: Exception) -> TidegateError:
+def _wrap_unexpected_error(error: Exception) -> TidegateError:
     from tidegate.jobs.spec.errors import PoisonError
 
     return PoisonError(

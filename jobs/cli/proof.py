@@ -14,32 +14,32 @@ from tidegate.jobs.cli.context import JsonOption, SpecArgument, StoreOption
 if TYPE_CHECKING:
     from tidegate.checkpoints.manifest import Manifest
     from tidegate.checkpoints.store import Store
-    from tidegate.jobs.engine.replay import Replay
+    from tidegate.jobs.engine.replay import ReplayResult
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["check", "replay"]
+__all__ = ["check_exactness", "replay_sealed_epoch"]
 
 
-def check(pipeline: SpecArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+def check_exactness(pipeline: SpecArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Compare input, tables and an independent recomputation: is every row in exactly one place?
 
     Reads the input objects again and every table, but no topic. Exit code 1 if something is not exact.
     """
     spec = context.find_spec(pipeline)
     log = context.open_log(spec.name, store)
-    from tidegate.jobs.sinks.exact import check_exact
+    from tidegate.jobs.sinks.exact import audit_exactness
     from tidegate.jobs.sinks.tables import read_table
     from tidegate.jobs.sources.view import InputView
 
     with TemporaryDirectory(prefix="tidegate-check-") as folder:
         view = InputView(log.store, spec, Path(folder))
-        found = check_exact(spec, view, log, lambda name: read_table(spec, log.store, name, current_only=True))
+        found = audit_exactness(spec, view, log, lambda name: read_table(spec, log.store, name, current_only=True))
     if as_json:
-        data = {"exact": found.exact, "rows": found.rows, "windows": found.windows, "problems": found.problems}
-        output.envelope("check", data | {"skipped": found.skipped, "topics": found.topics})
+        data = {"exact": found.is_exact, "rows": found.rows, "windows": found.windows, "problems": found.problems}
+        output.print_envelope("check", data | {"skipped": found.skipped, "topics": found.topics})
     else:
-        columns = sorted({name for places in found.rows.values() for name in places}, key=_read_first)
-        output.table(["source", *columns], [[s, *(p.get(c, 0) for c in columns)] for s, p in found.rows.items()])
+        columns = sorted({name for places in found.rows.values() for name in places}, key=_order_read_first)
+        output.print_table(["source", *columns], [[s, *(p.get(c, 0) for c in columns)] for s, p in found.rows.items()])
         for name in found.topics:
             output.console().print(f"source {name}: a topic, which is not read again; no row of it stands in two places")
         for name, count in found.windows.items():
@@ -51,14 +51,14 @@ def check(pipeline: SpecArgument, store: StoreOption = None, as_json: JsonOption
         )
         for problem in found.problems or [compared]:
             output.console().print(problem)
-    raise typer.Exit(0 if found.exact else 1)
+    raise typer.Exit(0 if found.is_exact else 1)
 
 
-def _read_first(name: str) -> tuple[bool, str]:
+def _order_read_first(name: str) -> tuple[bool, str]:
     return name != "read", name
 
 
-def replay(
+def replay_sealed_epoch(
     pipeline: SpecArgument,
     epoch: Annotated[int | None, typer.Option(metavar="N", min=1, help="Slot of the epoch. Default: the newest.")] = None,
     store: StoreOption = None,
@@ -71,7 +71,7 @@ def replay(
     spec = context.find_spec(pipeline)
     log = context.open_log(spec.name, store)
     head = log.head()
-    slots = list(log.epochs(head.timeline, max(1, (epoch or head.slot) - 1), epoch or head.slot))
+    slots = list(log.epochs_between(head.timeline, max(1, (epoch or head.slot) - 1), epoch or head.slot))
     if not slots or slots[-1].record.slot != (epoch or head.slot):
         from tidegate.jobs.spec.errors import ConfigurationError
 
@@ -89,31 +89,31 @@ def replay(
             advice="name another one with --epoch; what a merge did stands in: tidegate splice list",
         )
     parent = slots[0].epoch if len(slots) == 2 else None
-    found = _replayed(spec, slots[-1].epoch, parent, log.store)
+    found = _replay_in_scratch_store(spec, slots[-1].epoch, parent, log.store)
     if as_json:
-        output.envelope("replay", {"checkpoint": found.checkpoint, "equal": found.equal, "tables": found.tables})
+        output.print_envelope("replay", {"checkpoint": found.checkpoint, "equal": found.is_equal, "tables": found.tables})
     else:
         rows = [[name, *counts] for name, counts in found.tables.items()]
-        output.table(["table", "rows sealed", "rows replayed", "rows that differ"], rows, title=found.checkpoint)
-        output.console().print("equal" if found.equal else "NOT equal")
-    raise typer.Exit(0 if found.equal else 1)
+        output.print_table(["table", "rows sealed", "rows replayed", "rows that differ"], rows, title=found.checkpoint)
+        output.console().print("equal" if found.is_equal else "NOT equal")
+    raise typer.Exit(0 if found.is_equal else 1)
 
 
-def _replayed(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None, sealed: Store) -> Replay:
+def _replay_in_scratch_store(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None, sealed: Store) -> ReplayResult:
     from tidegate.checkpoints.local import LocalStore
     from tidegate.checkpoints.log import SlotLog
-    from tidegate.checkpoints.overlay import OverlayStore
-    from tidegate.jobs.driver.streams import dispatcher_of
+    from tidegate.checkpoints.overlay import ScratchStore
+    from tidegate.jobs.driver.streams import make_dispatcher
     from tidegate.jobs.engine.replay import replay_epoch
     from tidegate.jobs.sources.view import InputView
     from tidegate.jobs.spark.mover import SparkMover
 
     with TemporaryDirectory(prefix="tidegate-replay-") as folder:
         scratch = LocalStore(Path(folder) / "store")
-        overlay = OverlayStore(InputView(sealed, spec, Path(folder)), scratch)
+        overlay = ScratchStore(InputView(sealed, spec, Path(folder)), scratch)
         mover = SparkMover(overlay, spec, Path(folder) / "work")
         try:
-            dispatch = dispatcher_of(spec, overlay, SlotLog(overlay, spec.name), mover, parent)
+            dispatch = make_dispatcher(spec, overlay, SlotLog(overlay, spec.name), mover, parent)
             return replay_epoch(spec, epoch, parent, mover, overlay, scratch, dispatch)
         finally:
             mover.close()

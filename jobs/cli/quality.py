@@ -15,10 +15,10 @@ from tidegate.jobs.cli.context import JsonOption, SpecArgument, StoreOption
 if TYPE_CHECKING:
     from tidegate.checkpoints.log import SlotLog
 
-__all__ = ["quality"]
+__all__ = ["run_quality_checks"]
 
 
-def quality(
+def run_quality_checks(
     spec: SpecArgument,
     store: StoreOption = None,
     docs: Annotated[
@@ -32,20 +32,20 @@ def quality(
     """
     pipeline = context.find_spec(spec)
     log = context.open_log(pipeline.name, store)
-    command = [sys.executable, "-m", "tidegate.expectations", "run", str(context.spec_path(spec)), "--store", log.store.url]
+    command = [sys.executable, "-m", "tidegate.expectations", "run", str(context.resolve_spec_path(spec)), "--store", log.store.url]
     done = subprocess.run([*command, *(["--json"] if as_json else [])], check=False)
     if docs is not None and done.returncode in (0, 1):
-        _copy_docs(log, docs, quiet=as_json)
+        _copy_data_docs(log, docs, quiet=as_json)
     raise typer.Exit(done.returncode)
 
 
-def _copy_docs(log: SlotLog, folder: Path, *, quiet: bool) -> None:
+def _copy_data_docs(log: SlotLog, folder: Path, *, quiet: bool) -> None:
     from tidegate.checkpoints.canonical import parse_json
-    from tidegate.checkpoints.layout import Layout
+    from tidegate.checkpoints.layout import BucketLayout
 
-    latest = parse_json(log.store.get(f"{Layout(log.pipeline).quality}results/latest.json").data)
+    latest = parse_json(log.store.get(f"{BucketLayout(log.pipeline).quality_prefix}results/latest.json").data)
     folder.mkdir(parents=True, exist_ok=True)
-    for page in log.store.list(latest["docs"].removesuffix("index.html")):
+    for page in log.store.list_objects(latest["docs"].removesuffix("index.html")):
         (folder / page.key.rsplit("/", 1)[1]).write_bytes(log.store.get(page.key).data)
     if not quiet:
         output.console().print(f"Data Docs copied: {folder / 'index.html'}")

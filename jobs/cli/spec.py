@@ -14,39 +14,39 @@ from tidegate.jobs.cli.context import JsonOption
 if TYPE_CHECKING:
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["infer", "schema", "validate"]
+__all__ = ["propose_source_schema", "print_json_schema", "validate_specs"]
 
 
-def validate(
+def validate_specs(
     spec: Annotated[list[str], typer.Argument(metavar="SPEC...", help="Paths of pipeline specs, or names of known pipelines.")],
     as_json: JsonOption = False,
 ) -> None:
     """Check pipeline specs. A wrong one names file, line, field, what was found and what is allowed; exit 2."""
     from tidegate.jobs.spec.errors import ConfigurationError
-    from tidegate.jobs.spec.warnings import warnings_of
+    from tidegate.jobs.spec.warnings import list_spec_warnings
 
     reports: list[dict[str, Any]] = []
     for given in spec:
         try:
             pipeline = context.find_spec(given)
-            _check_suites(pipeline)
-            reports.append({"spec": given, "valid": True, "warnings": warnings_of(pipeline), **_summary(pipeline)})
+            _check_quality_suites(pipeline)
+            reports.append({"spec": given, "valid": True, "warnings": list_spec_warnings(pipeline), **_summarize_spec(pipeline)})
         except ConfigurationError as error:
             reports.append({"spec": given, "valid": False, "error": error.as_dict()})
             if not as_json:
                 output.print_error(error)
             continue
         if not as_json:
-            output.console().print(f"{given}: valid; {_words(pipeline)}")
-            for warning in warnings_of(pipeline):
+            output.console().print(f"{given}: valid; {_describe_spec(pipeline)}")
+            for warning in list_spec_warnings(pipeline):
                 output.console().print(f"{given}: warning: {warning}", markup=False)
     if as_json:
-        output.envelope("validation", reports)
+        output.print_envelope("validation", reports)
     if not all(report["valid"] for report in reports):
         raise typer.Exit(2)
 
 
-def schema(
+def print_json_schema(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to a file instead.")] = None,
 ) -> None:
     """Print the JSON Schema of pipeline specs, for editors: every field with its choices and defaults."""
@@ -64,13 +64,13 @@ def schema(
         raise ConfigurationError(f"cannot write {out}: {error}", code="cli.out", advice="choose another file") from error
 
 
-def infer(
+def propose_source_schema(
     address: Annotated[str, typer.Argument(metavar="OBJECT", help="s3://bucket/key, or a file.")],
     form: Annotated[str | None, typer.Option("--format", help="parquet, json, csv, avro or orc; default: by its name.")] = None,
 ) -> None:
     """Propose the schema of a source from one of its objects, to be looked over and put into the spec."""
     from tidegate.checkpoints.open import open_store
-    from tidegate.jobs.sources.infer import infer as look
+    from tidegate.jobs.sources.infer import infer_columns
     from tidegate.jobs.spec.errors import ConfigurationError
 
     folder, _, name = address.rpartition("/")
@@ -80,13 +80,13 @@ def infer(
         raise ConfigurationError(f"{address}: which format?", code="cli.format", advice=f"--format {', '.join(forms)}")
     data = open_store(folder or ".").get(name).data
     try:
-        found = look(name, data, form)
+        found = infer_columns(name, data, form)
     except (ValueError, OSError, EOFError) as error:
         raise ConfigurationError(f"{address} cannot be read as {form}: {error}", code="cli.format") from error
     typer.echo(f"schema: {{{', '.join(f'{json.dumps(column)}: {json.dumps(kind)}' for column, kind in found.items())}}}")
 
 
-def _check_suites(pipeline: PipelineSpec) -> None:
+def _check_quality_suites(pipeline: PipelineSpec) -> None:
     from tidegate.jobs.spec.quality import QualitySpec
 
     if pipeline.quality != QualitySpec():  # reading the suites imports pandas; without a word about quality nothing can be wrong
@@ -95,15 +95,15 @@ def _check_suites(pipeline: PipelineSpec) -> None:
         load_suites(pipeline)
 
 
-def _summary(pipeline: PipelineSpec) -> dict[str, Any]:
+def _summarize_spec(pipeline: PipelineSpec) -> dict[str, Any]:
     return {
         "pipeline": pipeline.name,
         "digest": pipeline.digest(),
         "sources": list(pipeline.sources),
-        "tables": list(pipeline.tables),
+        "tables": list(pipeline.table_names),
     }
 
 
-def _words(pipeline: PipelineSpec) -> str:
+def _describe_spec(pipeline: PipelineSpec) -> str:
     windows = f", windows {', '.join(pipeline.windows)}" if pipeline.windows else ""
     return f"pipeline {pipeline.name}, sources {', '.join(pipeline.sources)}{windows}"

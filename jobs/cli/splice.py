@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.splices import SpliceRequest
     from tidegate.jobs.spec.pipeline import PipelineSpec
     from tidegate.jobs.splice.impact import Impact
-    from tidegate.jobs.splice.requests import Asking, Mend
+    from tidegate.jobs.splice.requests import RequestOptions, RowRepair
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Merge late rows and dead letters back: request, look at the effect, decide.")
 
-Request = Annotated[str, typer.Argument(metavar="REQUEST", help="Id of a splice request.")]
-Why = Annotated[str, typer.Option(help="Kept with the request.")]
-Id = Annotated[
+RequestArgument = Annotated[str, typer.Argument(metavar="REQUEST", help="Id of a splice request.")]
+WhyOption = Annotated[str, typer.Option(help="Kept with the request.")]
+RequestIdOption = Annotated[
     str | None, typer.Option("--id", help="Id of the new request: asking twice under one id makes one. Default: a new one.")
 ]
-Days = Annotated[
+ExpiryOption = Annotated[
     float, typer.Option("--expires", metavar="DAYS", min=0, help="Nobody can merge it after so many days; 0: never.")
 ]
 
 
 @app.command("late")
-def late(
+def request_late_rows(
     pipeline: SpecArgument,
     missed: Annotated[
         list[str] | None, typer.Option("--output", help="Only what the rows missed there: events or a window.")
@@ -49,26 +49,26 @@ def late(
     at_least: Annotated[
         int, typer.Option(metavar="N", min=1, help="Fewer rows are no request: nothing is made, exit code 0.")
     ] = 1,
-    why: Why = "",
-    request_id: Id = None,
-    days: Days = 30,
+    why: WhyOption = "",
+    request_id: RequestIdOption = None,
+    days: ExpiryOption = 30,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Request that late rows are merged into the outputs that they missed. Rows in an open request are not asked for twice."""
-    spec, log = _opened(pipeline, store)
-    from tidegate.jobs.splice.requests import LateFilter, from_late, pending_rows
+    spec, log = _open_spec_and_log(pipeline, store)
+    from tidegate.jobs.splice.requests import LateFilter, create_from_late_rows, list_pending_rows
 
-    which = LateFilter(tuple(missed or ()), tuple(source or ()), _ticks(since), _ticks(until), tuple(reason or ()), skip_rejected)
-    if at_least > 1 and (count := pending_rows(spec, log, which).num_rows) < at_least:
+    which = LateFilter(tuple(missed or ()), tuple(source or ()), _parse_event_time(since), _parse_event_time(until), tuple(reason or ()), skip_rejected)
+    if at_least > 1 and (count := list_pending_rows(spec, log, which).num_rows) < at_least:
         facts = {"request": None, "rows": count, "at_least": at_least}
-        output.envelope("splice", facts) if as_json else output.console().print(f"{count:,} late rows: fewer than {at_least:,}")
+        output.print_envelope("splice", facts) if as_json else output.console().print(f"{count:,} late rows: fewer than {at_least:,}")
         return
-    _made(from_late(spec, log, which, _asking(why, request_id, days)), as_json)
+    _report_new_request(create_from_late_rows(spec, log, which, _build_request_terms(why, request_id, days)), as_json)
 
 
 @app.command("dead-letters")
-def dead_letters(
+def request_dead_letters(
     pipeline: SpecArgument,
     values: Annotated[
         list[str] | None, typer.Option("--set", metavar="COLUMN=VALUE", help="Put this value into every row.")
@@ -78,165 +78,165 @@ def dead_letters(
         typer.Option(metavar="FILE", help="JSON lines with _source, _partition, _seq and the mended columns: only these rows."),
     ] = None,
     reason: Annotated[list[str] | None, typer.Option("--reason", help="Only rows that died of this.")] = None,
-    why: Why = "",
-    request_id: Id = None,
-    days: Days = 30,
+    why: WhyOption = "",
+    request_id: RequestIdOption = None,
+    days: ExpiryOption = 30,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Request that dead letters, mended, are merged into all outputs. They keep their identity."""
-    spec, log = _opened(pipeline, store)
-    from tidegate.jobs.splice.requests import from_dead_letters
+    spec, log = _open_spec_and_log(pipeline, store)
+    from tidegate.jobs.splice.requests import create_from_dead_letters
 
-    found = from_dead_letters(spec, log, _mend(values or [], mend), _asking(why, request_id, days), reasons=reason or ())
-    _made(found, as_json)
+    found = create_from_dead_letters(spec, log, _read_corrections(values or [], mend), _build_request_terms(why, request_id, days), reasons=reason or ())
+    _report_new_request(found, as_json)
 
 
 @app.command("file")
-def file(
+def request_file_rows(
     pipeline: SpecArgument,
     path: Annotated[
         Path, typer.Argument(metavar="FILE", help="Rows with the pipeline's columns: .parquet, .csv, .json or .jsonl.")
     ],
     source: Annotated[str | None, typer.Option(help="The source that the rows belong to.")] = None,
-    why: Why = "",
-    request_id: Id = None,
-    days: Days = 30,
+    why: WhyOption = "",
+    request_id: RequestIdOption = None,
+    days: ExpiryOption = 30,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Request that the rows of a file are merged into all outputs."""
-    spec, log = _opened(pipeline, store)
-    from tidegate.jobs.splice.requests import from_file
+    spec, log = _open_spec_and_log(pipeline, store)
+    from tidegate.jobs.splice.requests import create_from_file
 
-    _made(from_file(spec, log, path, _asking(why, request_id, days), source=source), as_json)
+    _report_new_request(create_from_file(spec, log, path, _build_request_terms(why, request_id, days), source=source), as_json)
 
 
 @app.command("list")
-def list_(pipeline: SpecArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
+def list_requests(pipeline: SpecArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List splice requests, oldest first."""
     from tidegate.checkpoints.clock import SYSTEM_CLOCK
-    from tidegate.checkpoints.splices import listing
-    from tidegate.jobs.splice.requests import state_of
+    from tidegate.checkpoints.splices import list_splice_requests
+    from tidegate.jobs.splice.requests import resolve_request_state
 
-    _, log = _opened(pipeline, store)
-    head, now = log.head(), SYSTEM_CLOCK.ticks()
-    found = [(request, state_of(log, request, head, now)) for request in listing(log.store, log.pipeline)]
+    _, log = _open_spec_and_log(pipeline, store)
+    head, now = log.head(), SYSTEM_CLOCK.wall_ticks()
+    found = [(request, resolve_request_state(log, request, head, now)) for request in list_splice_requests(log.store, log.pipeline)]
     if as_json:
-        output.envelope("splices", [_facts(request) | {"state": state} for request, state in found])
+        output.print_envelope("splices", [_dump_request(request) | {"state": state} for request, state in found])
         return
     columns = ["request", "state", "rows", "from", "event time", "asked by", "age", "why"]
-    output.table(columns, [_row(request, state) for request, state in found])
+    output.print_table(columns, [_format_request_row(request, state) for request, state in found])
 
 
-@app.command()
-def show(
+@app.command("show")
+def show_impact(
     pipeline: SpecArgument,
-    request_id: Request,
+    request_id: RequestArgument,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a page with a picture.")] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show exactly what a merge would change, in every table, before anybody decides. Changes nothing."""
-    from tidegate.checkpoints.splices import read
+    from tidegate.checkpoints.splices import read_splice_request
 
-    spec, log = _opened(pipeline, store)
-    request = read(log.store, spec.name, request_id)
-    from tidegate.jobs.splice.merge import estimate, merged_in
+    spec, log = _open_spec_and_log(pipeline, store)
+    request = read_splice_request(log.store, spec.name, request_id)
+    from tidegate.jobs.splice.merge import estimate_impact, find_merge_checkpoint
 
-    done = merged_in(log, request_id)
+    done = find_merge_checkpoint(log, request_id)
     if done is not None:
-        facts = {"request": _facts(request), "checkpoint": done}
-        output.envelope("splice", facts) if as_json else output.console().print(f"{request_id} was merged in {done}")
+        facts = {"request": _dump_request(request), "checkpoint": done}
+        output.print_envelope("splice", facts) if as_json else output.console().print(f"{request_id} was merged in {done}")
         return
-    _, impact = estimate(spec, log, request)
+    _, impact = estimate_impact(spec, log, request)
     if html is not None:
-        from tidegate.jobs.splice.page import as_html
+        from tidegate.jobs.splice.page import render_html
 
-        html.write_text(as_html(request, impact), encoding="utf-8")
+        html.write_text(render_html(request, impact), encoding="utf-8")
     if as_json:
-        output.envelope("impact", {"request": _facts(request), "impact": impact.model_dump(mode="json")})
+        output.print_envelope("impact", {"request": _dump_request(request), "impact": impact.model_dump(mode="json")})
     else:
         _print_impact(request, impact)
 
 
-@app.command()
-def merge(
+@app.command("merge")
+def merge_request(
     pipeline: SpecArgument,
-    request_id: Request,
+    request_id: RequestArgument,
     digest: Annotated[
         str | None, typer.Option(help="Of the report that was looked at: another effect is refused. Default: ask here.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    why: Why = "",
+    why: WhyOption = "",
     who: Annotated[str | None, typer.Option(help="Who decided. Default: you.")] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Merge a request: one sealed slot, published in one step; a running driver goes on after it."""
-    from tidegate.checkpoints.splices import read
+    from tidegate.checkpoints.splices import read_splice_request
 
-    spec, log = _opened(pipeline, store)
+    spec, log = _open_spec_and_log(pipeline, store)
     from tidegate.jobs.splice import merge as merging
 
-    if digest is None and merging.merged_in(log, request_id) is None:
-        request = read(log.store, spec.name, request_id)
-        _, impact = merging.estimate(spec, log, request)
+    if digest is None and merging.find_merge_checkpoint(log, request_id) is None:
+        request = read_splice_request(log.store, spec.name, request_id)
+        _, impact = merging.estimate_impact(spec, log, request)
         digest = impact.digest
         if not yes:
             _print_impact(request, impact)
             typer.confirm("Merge?", abort=True)
-    outcome = merging.merge(spec, log, request_id, who=who or context.who(), why=why, digest=digest)
-    _publish(spec, log)
+    outcome = merging.merge_request(spec, log, request_id, who=who or context.get_user_name(), why=why, digest=digest)
+    _publish_merged_tables(spec, log)
     facts: dict[str, Any] = {
         "request": request_id,
         "checkpoint": outcome.checkpoint,
-        "promised": outcome.promised,
+        "promised": outcome.reported_digest,
         "actual": outcome.actual,
     }
     facts |= {"again": outcome.again, "slots_lost": outcome.lost, "seconds": round(outcome.seconds, 3)}
     if as_json:
-        output.envelope("merge", facts | {"impact": outcome.impact.model_dump(mode="json") if outcome.impact else None})
+        output.print_envelope("merge", facts | {"impact": outcome.impact.model_dump(mode="json") if outcome.impact else None})
     else:
-        _print_outcome(facts)
+        _print_merge_outcome(facts)
 
 
-@app.command()
-def reject(pipeline: SpecArgument, request_id: Request, why: Why = "", who: str = "", store: StoreOption = None) -> None:
+@app.command("reject")
+def reject_request(pipeline: SpecArgument, request_id: RequestArgument, why: WhyOption = "", who: str = "", store: StoreOption = None) -> None:
     """Reject a request: everything stays as it is; its rows can be asked for again."""
     from tidegate.checkpoints.clock import SYSTEM_CLOCK
-    from tidegate.checkpoints.splices import decide
+    from tidegate.checkpoints.splices import decide_splice_request
 
-    spec, log = _opened(pipeline, store)
-    decide(log.store, spec.name, request_id, "rejected", who=who or context.who(), why=why, at=SYSTEM_CLOCK.ticks())
+    spec, log = _open_spec_and_log(pipeline, store)
+    decide_splice_request(log.store, spec.name, request_id, "rejected", who=who or context.get_user_name(), why=why, at=SYSTEM_CLOCK.wall_ticks())
     output.console().print(f"{request_id} is rejected")
 
 
-@app.command()
-def part(
+@app.command("part")
+def divide_request(
     pipeline: SpecArgument,
-    request_id: Request,
+    request_id: RequestArgument,
     missed: Annotated[list[str] | None, typer.Option("--output", help="Only for these outputs.")] = None,
     source: Annotated[list[str] | None, typer.Option("--source", help="Only rows of this source.")] = None,
     since: Annotated[str | None, typer.Option(metavar="TIME", help="Event time from here on, ISO 8601.")] = None,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="Event time before this, ISO 8601.")] = None,
     reason: Annotated[list[str] | None, typer.Option("--reason", help="Only rows for this reason.")] = None,
-    why: Why = "",
+    why: WhyOption = "",
     who: Annotated[str | None, typer.Option(help="Who decided. Default: you.")] = None,
-    days: Days = 30,
+    days: ExpiryOption = 30,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Decide about a part: make two requests of one, the chosen rows and the rest, each with an effect of its own."""
-    spec, log = _opened(pipeline, store)
-    from tidegate.jobs.splice.part import split
+    spec, log = _open_spec_and_log(pipeline, store)
+    from tidegate.jobs.splice.part import split_request
     from tidegate.jobs.splice.requests import LateFilter
 
-    which = LateFilter(tuple(missed or ()), tuple(source or ()), _ticks(since), _ticks(until), tuple(reason or ()))
-    asking = _asking(why, None, days)
-    chosen, rest = split(spec, log, request_id, which, asking if who is None else replace(asking, who=who))
+    which = LateFilter(tuple(missed or ()), tuple(source or ()), _parse_event_time(since), _parse_event_time(until), tuple(reason or ()))
+    asking = _build_request_terms(why, None, days)
+    chosen, rest = split_request(spec, log, request_id, which, asking if who is None else replace(asking, who=who))
     if as_json:
-        output.envelope("splice", {"request": chosen.id, "rows": chosen.row_count, "rest": rest.id, "rest_rows": rest.row_count})
+        output.print_envelope("splice", {"request": chosen.id, "rows": chosen.row_count, "rest": rest.id, "rest_rows": rest.row_count})
         return
     for made in (chosen, rest):
         output.console().print(
@@ -244,32 +244,32 @@ def part(
         )
 
 
-@app.command()
-def expire(pipeline: SpecArgument, store: StoreOption = None) -> None:
+@app.command("expire")
+def expire_requests(pipeline: SpecArgument, store: StoreOption = None) -> None:
     """Close requests that nobody decided in time."""
     from tidegate.checkpoints.clock import SYSTEM_CLOCK
-    from tidegate.checkpoints.splices import OPEN, decide, listing
+    from tidegate.checkpoints.splices import OPEN_STATES, decide_splice_request, list_splice_requests
 
-    spec, log = _opened(pipeline, store)
-    now = SYSTEM_CLOCK.ticks()
-    due = [r for r in listing(log.store, spec.name) if r.state in OPEN and r.expired(now)]
+    spec, log = _open_spec_and_log(pipeline, store)
+    now = SYSTEM_CLOCK.wall_ticks()
+    due = [r for r in list_splice_requests(log.store, spec.name) if r.state in OPEN_STATES and r.is_expired(now)]
     for request in due:
-        decide(log.store, spec.name, request.id, "expired", who="clock", why="nobody decided in time", at=now)
+        decide_splice_request(log.store, spec.name, request.id, "expired", who="clock", why="nobody decided in time", at=now)
     output.console().print(f"{len(due)} requests have expired")
 
 
-def _opened(pipeline: str, store: str | None) -> tuple[PipelineSpec, SlotLog]:
+def _open_spec_and_log(pipeline: str, store: str | None) -> tuple[PipelineSpec, SlotLog]:
     spec = context.find_spec(pipeline)
     return spec, context.open_log(spec.name, store)
 
 
-def _asking(why: str, request_id: str | None, days: float) -> Asking:
-    from tidegate.jobs.splice.requests import Asking
+def _build_request_terms(why: str, request_id: str | None, days: float) -> RequestOptions:
+    from tidegate.jobs.splice.requests import RequestOptions
 
-    return Asking(context.who(), why, round(days * 24 * 3600 * 1_000_000) or None, request_id)
+    return RequestOptions(context.get_user_name(), why, round(days * 24 * 3600 * 1_000_000) or None, request_id)
 
 
-def _ticks(text: str | None) -> int | None:
+def _parse_event_time(text: str | None) -> int | None:
     from datetime import UTC, datetime
 
     from tidegate.jobs.spec.errors import ConfigurationError
@@ -283,9 +283,9 @@ def _ticks(text: str | None) -> int | None:
     return round((instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp() * 1_000_000)
 
 
-def _mend(values: list[str], path: Path | None) -> Mend:
+def _read_corrections(values: list[str], path: Path | None) -> RowRepair:
     from tidegate.jobs.spec.errors import ConfigurationError
-    from tidegate.jobs.splice.requests import Mend
+    from tidegate.jobs.splice.requests import RowRepair
 
     pairs = [value.partition("=") for value in values]
     rows: dict[tuple[str, str, int], Mapping[str, str]] = {}
@@ -300,45 +300,45 @@ def _mend(values: list[str], path: Path | None) -> Mend:
             code="splice.bad_mend",
             advice='one JSON object per line: {"_source": "a", "_partition": "0", "_seq": 7, "amount": "1.50"}',
         ) from error
-    return Mend({name: text for name, _, text in pairs}, rows)
+    return RowRepair({name: text for name, _, text in pairs}, rows)
 
 
-def _made(request: SpliceRequest, as_json: bool) -> None:
+def _report_new_request(request: SpliceRequest, as_json: bool) -> None:
     if as_json:
-        output.envelope("splice", _facts(request) | {"request": request.id, "rows": request.row_count})
+        output.print_envelope("splice", _dump_request(request) | {"request": request.id, "rows": request.row_count})
         return
-    _print_made(request)
+    _print_new_request(request)
 
 
-def _print_made(request: SpliceRequest) -> None:
+def _print_new_request(request: SpliceRequest) -> None:
     effect = f"look at its effect: tidegate splice show {request.pipeline} {request.id}"
     output.console().print(f"{request.id}: {request.row_count:,} rows; {effect}")
 
 
-def _facts(request: SpliceRequest) -> dict[str, Any]:
+def _dump_request(request: SpliceRequest) -> dict[str, Any]:
     return request.model_dump(mode="json", exclude={"rows", "format_version", "revision"})
 
 
-def _row(request: SpliceRequest, state: str) -> tuple[object, ...]:
-    times = f"{output.instant(request.min_time)} to {output.instant(request.max_time)}"
-    return request.id, state, request.row_count, request.origin, times, request.who, output.age(request.created_at), request.why
+def _format_request_row(request: SpliceRequest, state: str) -> tuple[object, ...]:
+    times = f"{output.format_short_instant(request.min_time)} to {output.format_short_instant(request.max_time)}"
+    return request.id, state, request.row_count, request.origin, times, request.who, output.format_age(request.created_at), request.why
 
 
 def _print_impact(request: SpliceRequest, impact: Impact) -> None:
-    from tidegate.jobs.splice.page import SHOWN, as_text, change_line, listed
+    from tidegate.jobs.splice.page import MAX_SHOWN_CHANGES, render_text, format_change, select_listable_changes
 
     screen = output.console()
-    screen.print(as_text(request, impact))
+    screen.print(render_text(request, impact))
     for table in impact.tables:
-        lines = [change_line(change) for change in listed(table)]
-        for line in lines[:SHOWN]:
+        lines = [format_change(change) for change in select_listable_changes(table)]
+        for line in lines[:MAX_SHOWN_CHANGES]:
             screen.print(f"    {table.table}  {line}")
-        more = table.added + table.changed + table.removed - SHOWN
-        if len(lines) > SHOWN:
+        more = table.added + table.changed + table.removed - MAX_SHOWN_CHANGES
+        if len(lines) > MAX_SHOWN_CHANGES:
             screen.print(f"    {table.table}  and {more:,} more: --json or --html FILE")
 
 
-def _print_outcome(facts: Mapping[str, Any]) -> None:
+def _print_merge_outcome(facts: Mapping[str, Any]) -> None:
     screen = output.console()
     if facts["checkpoint"] is None:
         screen.print(f"{facts['request']}: nothing was left to merge")
@@ -349,7 +349,7 @@ def _print_outcome(facts: Mapping[str, Any]) -> None:
         screen.print(f"{facts['request']} is merged in {facts['checkpoint']}: {same} ({facts['seconds']:.1f} s)")
 
 
-def _publish(spec: PipelineSpec, log: SlotLog) -> None:
+def _publish_merged_tables(spec: PipelineSpec, log: SlotLog) -> None:
     """Bring the tables to the head: nobody else may be running. Two publishers disturb each other as little as two drivers."""
     from tidegate.checkpoints.identity import ensure_identity
     from tidegate.jobs.sinks.iceberg import IcebergSink

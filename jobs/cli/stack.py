@@ -13,7 +13,7 @@ from tidegate.jobs.cli.context import JsonOption
 if TYPE_CHECKING:
     from tidegate.infra.stack import Stack
 
-__all__ = ["demo", "down", "up", "warm"]
+__all__ = ["run_demo", "stop_stack", "start_stack", "archive_spark_classes"]
 
 HomeOption = Annotated[
     Path | None,
@@ -22,13 +22,13 @@ HomeOption = Annotated[
 DagsOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="The DAGs folder. Default: dags here.")]
 
 
-def up(home: HomeOption = None, dags: DagsOption = None, as_json: JsonOption = False) -> None:
+def start_stack(home: HomeOption = None, dags: DagsOption = None, as_json: JsonOption = False) -> None:
     """Start MinIO and Airflow on this machine and leave them running. Repeating it starts what has died."""
-    stack = _stack(home, dags)
-    found = stack.up(_say)
+    stack = _configure_stack(home, dags)
+    found = stack.up(_print_progress)
     if as_json:
         data = {"airflow": found.airflow_url, "minio": found.minio_endpoint, "credentials": str(found.credentials_file)}
-        output.envelope("stack", data | {"healthy": found.healthy, "processes": found.processes})
+        output.print_envelope("stack", data | {"healthy": found.healthy, "processes": found.processes})
         return
     screen = output.console()
     screen.print(f"Airflow   {found.airflow_url}")
@@ -38,25 +38,25 @@ def up(home: HomeOption = None, dags: DagsOption = None, as_json: JsonOption = F
     screen.print("stop      tidegate down")
 
 
-def down(home: HomeOption = None) -> None:
+def stop_stack(home: HomeOption = None) -> None:
     """Stop what `tidegate up` started; drivers seal what they have first. Data and addresses stay."""
-    _stack(home, None).down(_say)
+    _configure_stack(home, None).down(_print_progress)
 
 
-def warm(
+def archive_spark_classes(
     again: Annotated[bool, typer.Option(help="Make it anew, even if there is one.")] = False, as_json: JsonOption = False
 ) -> None:
     """Archive the classes Spark loads (about a minute, 160 MB, once per machine): then drivers start faster."""
-    from tidegate.jobs.driver.warm import warm as make
+    from tidegate.jobs.driver.warm import build_class_archive
 
-    archive, made = make(again)
+    archive, made = build_class_archive(again)
     if as_json:
-        output.envelope("warm", {"archive": str(archive), "made": made})
+        output.print_envelope("warm", {"archive": str(archive), "made": made})
     else:
         output.console().print(f"{archive}: {'made' if made else 'is there already'}", soft_wrap=True)
 
 
-def demo(
+def run_demo(
     ctx: typer.Context,
     start: Annotated[str | None, typer.Option(metavar="DATE", help="First day fed. Default: 2013-01-06.")] = None,
     days: Annotated[int | None, typer.Option(min=1, help="Days fed. Default: 7.")] = None,
@@ -73,7 +73,7 @@ def demo(
     raise typer.Exit(main([*known, *ctx.args]))
 
 
-def _stack(home: Path | None, dags: Path | None) -> Stack:
+def _configure_stack(home: Path | None, dags: Path | None) -> Stack:
     import os
 
     from tidegate.infra.stack import Stack, StackSettings
@@ -83,5 +83,5 @@ def _stack(home: Path | None, dags: Path | None) -> Stack:
     return Stack(StackSettings(home=chosen or settings.home, dags=dags or settings.dags))
 
 
-def _say(line: str) -> None:
+def _print_progress(line: str) -> None:
     output.console(stderr=True).print(line)

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.lease import LeaseView
     from tidegate.checkpoints.log import SlotLog
     from tidegate.checkpoints.manifest import Manifest
-    from tidegate.checkpoints.status import Status
+    from tidegate.checkpoints.status import DriverStatus
     from tidegate.checkpoints.store import Store
     from tidegate.jobs.spec.pipeline import SourceSpec
 
-__all__ = ["describe", "status"]
+__all__ = ["describe_pipeline", "show_status"]
 
 _LANDING_SILENT_AFTER = 40_000_000  # ticks; a landing leaves word every 10 s
 _SILENT_AFTER = 15_000_000  # ticks; a driver writes its status every 2 s, and a loss is to be seen in under 15 s
 
 
-def status(
+def show_status(
     pipeline: Annotated[
         str | None, typer.Argument(metavar="PIPELINE", help="Name of a pipeline, or the path of its spec. Default: all.")
     ] = None,
@@ -35,48 +35,48 @@ def status(
 
     if pipeline is not None:
         log = context.open_log(pipeline, store)
-        report = describe(log) | {"landings": _landings(pipeline, log.store), "store": _probe(log.store)}
-        output.envelope("status", report) if as_json else _print_one(report)
+        report = describe_pipeline(log) | {"landings": _describe_landings(pipeline, log.store), "store": _probe_store(log.store)}
+        output.print_envelope("status", report) if as_json else _print_pipeline_status(report)
         return
-    place = context.open_reading(store)
-    reports = [describe(SlotLog(place, name)) for name in context.known_pipelines(place)]
+    place = context.open_existing_store(store)
+    reports = [describe_pipeline(SlotLog(place, name)) for name in context.list_pipelines(place)]
     if as_json:
-        output.envelope("statuses", {"store": _probe(place), "pipelines": reports})
+        output.print_envelope("statuses", {"store": _probe_store(place), "pipelines": reports})
     else:
-        _print_all(place, reports)
+        _print_all_pipelines(place, reports)
 
 
-def describe(log: SlotLog) -> dict[str, Any]:
+def describe_pipeline(log: SlotLog) -> dict[str, Any]:
     """One pipeline as JSON-ready data. Data comes from the log; the driver's own word is used only for how it feels."""
     from tidegate.checkpoints.clock import SYSTEM_CLOCK
-    from tidegate.checkpoints.desired import read_desired
+    from tidegate.checkpoints.desired import read_desired_state
     from tidegate.checkpoints.lease import read_lease
     from tidegate.checkpoints.status import read_status
 
     lease, said = read_lease(log.store, log.pipeline), read_status(log.store, log.pipeline)
-    head, now, wish = log.head(), SYSTEM_CLOCK.ticks(), read_desired(log.store, log.pipeline)
+    head, now, wish = log.head(), SYSTEM_CLOCK.wall_ticks(), read_desired_state(log.store, log.pipeline)
     body: dict[str, Any] = said.body if said and lease and said.token == lease.token else {}
     return {
         "pipeline": log.pipeline,
-        "state": _state(lease, said, now) if lease or head.record is None else "stopped",
+        "state": _classify_state(lease, said, now) if lease or head.record is None else "stopped",
         "why": body.get("why"),
         "desired": {"state": wish.state.value, "who": wish.who, "why": wish.why} if wish.at else None,
-        "driver": _driver(lease, said, now),
-        "checkpoint": _checkpoint(head.record, now),
+        "driver": _describe_driver(lease, said, now),
+        "checkpoint": _describe_checkpoint(head.record, now),
         "timeline": head.timeline,
         "restores": head.timeline,
-        "unpublished": _unpublished(log.store, log.pipeline, head.timeline, head.slot),
+        "unpublished": _count_unpublished(log.store, log.pipeline, head.timeline, head.slot),
         "sinks": body.get("sinks", {}),
         "error": body.get("error"),
         "trouble": body.get("trouble"),
         "silent": {name: ticks // 1_000_000 for name, ticks in (body.get("silent") or {}).items()},
         "lag": body.get("lag") or {},
         "late_uploads": body.get("late_uploads") or {},
-        **_progress(head.record),
+        **_describe_progress(head.record),
     }
 
 
-def _landings(pipeline: str, store: Store) -> dict[str, dict[str, Any]]:
+def _describe_landings(pipeline: str, store: Store) -> dict[str, dict[str, Any]]:
     """What the processes say that land this pipeline's sources, as far as its spec is at hand."""
     from tidegate.checkpoints.clock import SYSTEM_CLOCK
     from tidegate.jobs.spec.errors import TidegateError
@@ -85,16 +85,16 @@ def _landings(pipeline: str, store: Store) -> dict[str, dict[str, Any]]:
         sources = {name: source for name, source in context.find_spec(pipeline).sources.items() if source.landing is not None}
     except TidegateError:
         return {}
-    return {name: _landing(name, source, store, SYSTEM_CLOCK.ticks()) for name, source in sources.items()}
+    return {name: _describe_landing(name, source, store, SYSTEM_CLOCK.wall_ticks()) for name, source in sources.items()}
 
 
-def _landing(name: str, source: SourceSpec, store: Store, now: int) -> dict[str, Any]:
+def _describe_landing(name: str, source: SourceSpec, store: Store, now: int) -> dict[str, Any]:
     """One of them. `silent`: it should speak every ten seconds and does not."""
-    from tidegate.jobs.driver.landing_log import read_landing
+    from tidegate.jobs.driver.landing_log import read_landing_status
     from tidegate.jobs.spec.errors import TidegateError
 
     try:
-        said = read_landing(name, source, store)
+        said = read_landing_status(name, source, store)
     except TidegateError as error:
         return {"state": "unknown", "why": error.message}
     if said is None:
@@ -103,21 +103,21 @@ def _landing(name: str, source: SourceSpec, store: Store, now: int) -> dict[str,
     return {**said, "state": "silent"} if silent else said
 
 
-def _state(lease: LeaseView | None, said: Status | None, now: int) -> str:
+def _classify_state(lease: LeaseView | None, said: DriverStatus | None, now: int) -> str:
     """One word. `lost`: the driver died without a word; `silent`: it should speak every two seconds and does not."""
     if lease is None:
         return "never ran"
     word = str(said.body.get("state", "starting")) if said and said.token == lease.token else "starting"
     if lease.holder is None:
         return word if word in ("stopped", "finished", "failed") else "stopped"
-    if lease.holder.proven_dead():
+    if lease.holder.is_proven_dead():
         return "lost"
     if said is not None and said.token == lease.token and now - said.at > _SILENT_AFTER:
         return "silent"
     return word
 
 
-def _driver(lease: LeaseView | None, said: Status | None, now: int) -> dict[str, Any] | None:
+def _describe_driver(lease: LeaseView | None, said: DriverStatus | None, now: int) -> dict[str, Any] | None:
     if lease is None or lease.holder is None:
         return None
     own = said if said is not None and said.token == lease.token else None
@@ -132,7 +132,7 @@ def _driver(lease: LeaseView | None, said: Status | None, now: int) -> dict[str,
     }
 
 
-def _checkpoint(manifest: Manifest | None, now: int) -> dict[str, Any] | None:
+def _describe_checkpoint(manifest: Manifest | None, now: int) -> dict[str, Any] | None:
     if manifest is None:
         return None
     return {
@@ -143,7 +143,7 @@ def _checkpoint(manifest: Manifest | None, now: int) -> dict[str, Any] | None:
     }
 
 
-def _progress(manifest: Manifest | None) -> dict[str, Any]:
+def _describe_progress(manifest: Manifest | None) -> dict[str, Any]:
     """Frontiers and rows as of the newest sealed epoch."""
     if manifest is None:
         return {"frontier": None, "sources": {}, "holder": None, "rows": None, "open_barriers": [], "attachments": {}}
@@ -169,7 +169,7 @@ def _progress(manifest: Manifest | None) -> dict[str, Any]:
     }
 
 
-def _unpublished(store: Store, pipeline: str, timeline: int, slot: int) -> int | None:
+def _count_unpublished(store: Store, pipeline: str, timeline: int, slot: int) -> int | None:
     """Sealed epochs that the tables do not show; None while they still stand on an older timeline."""
     from tidegate.checkpoints.canonical import parse_json
     from tidegate.checkpoints.store import NotFoundError
@@ -182,19 +182,19 @@ def _unpublished(store: Store, pipeline: str, timeline: int, slot: int) -> int |
     return slot - int(pointer["upto"]) if pointer["timeline"] == timeline else None
 
 
-def _probe(store: Store) -> dict[str, Any]:
+def _probe_store(store: Store) -> dict[str, Any]:
     """Whether the store keeps its promises; a reader without the right to write learns just that."""
-    from tidegate.checkpoints.probe import probe
+    from tidegate.checkpoints.probe import probe_store
     from tidegate.jobs.spec.errors import TidegateError
 
     try:
-        found = probe(store)
+        found = probe_store(store)
     except TidegateError as error:
         return {"url": store.url, "honest": None, "detail": error.message}
-    return {"url": store.url, "honest": found.honest, "detail": ", ".join(found.broken) or "all conditional writes honoured"}
+    return {"url": store.url, "honest": found.is_honest, "detail": ", ".join(found.broken_promises) or "all conditional writes honoured"}
 
 
-def _print_all(store: Store, reports: list[dict[str, Any]]) -> None:
+def _print_all_pipelines(store: Store, reports: list[dict[str, Any]]) -> None:
     if not reports:
         output.console().print(f"no pipeline ran in {store.url} yet")
         return
@@ -202,29 +202,29 @@ def _print_all(store: Store, reports: list[dict[str, Any]]) -> None:
         (
             r["pipeline"],
             r["state"],
-            output.instant(r["frontier"]),
+            output.format_short_instant(r["frontier"]),
             r["checkpoint"]["id"] if r["checkpoint"] else "none",
-            output.age(r["checkpoint"]["sealed_at"]) if r["checkpoint"] else "",
+            output.format_age(r["checkpoint"]["sealed_at"]) if r["checkpoint"] else "",
             "restore under way" if r["unpublished"] is None else r["unpublished"],
-            _trouble(r) or "",
+            _format_trouble(r) or "",
         )
         for r in reports
     ]
-    output.table(["pipeline", "state", "frontier", "checkpoint", "age", "unpublished", "trouble"], rows)
+    output.print_table(["pipeline", "state", "frontier", "checkpoint", "age", "unpublished", "trouble"], rows)
 
 
-def _print_one(report: dict[str, Any]) -> None:
-    from tidegate.checkpoints.status import waiting_messages
+def _print_pipeline_status(report: dict[str, Any]) -> None:
+    from tidegate.checkpoints.status import count_waiting_messages
 
     facts: list[tuple[str, object]] = [
         ("pipeline", report["pipeline"]),
-        ("state", _state_words(report)),
-        ("driver", _driver_words(report["driver"])),
-        ("checkpoint", _checkpoint_words(report["checkpoint"])),
+        ("state", _format_state(report)),
+        ("driver", _format_driver(report["driver"])),
+        ("checkpoint", _format_checkpoint(report["checkpoint"])),
         ("unpublished", "the tables still have to follow a restore" if report["unpublished"] is None else report["unpublished"]),
-        ("frontier", output.instant(report["frontier"])),
-        ("held by", _holder_words(report["holder"])),
-        ("rows", _row_words(report["rows"])),
+        ("frontier", output.format_short_instant(report["frontier"])),
+        ("held by", _format_frontier_holder(report["holder"])),
+        ("rows", _format_row_counts(report["rows"])),
         ("store", f"{report['store']['url']}: {report['store']['detail']}"),
     ]
     if len(report["sinks"]) > 1:
@@ -236,79 +236,79 @@ def _print_one(report: dict[str, Any]) -> None:
         )
     if report["silent"]:
         facts.append(("silent", ", ".join(f"{name} for {seconds:,} s" for name, seconds in sorted(report["silent"].items()))))
-    if waiting := waiting_messages(report):
+    if waiting := count_waiting_messages(report):
         facts.append(("behind", ", ".join(f"{name} by {count:,} messages" for name, count in sorted(waiting.items()))))
     if report["late_uploads"]:
         late = sorted(report["late_uploads"].items())
         facts.append(("late uploads", ", ".join(f"{name} {count:,}" for name, count in late)))
-    if trouble := _trouble(report):
+    if trouble := _format_trouble(report):
         facts.append(("trouble", trouble))
-    output.table(["", ""], [(f"{name}:", value) for name, value in facts])
+    output.print_table(["", ""], [(f"{name}:", value) for name, value in facts])
     sources = report["sources"]
     if sources:
         columns = ["source", "status", "frontier", "read", "released", "late", "more waiting"]
-        output.table(columns, [_source_row(name, s) for name, s in sources.items()])
+        output.print_table(columns, [_format_source_row(name, s) for name, s in sources.items()])
     if report["landings"]:
         columns = ["landing", "state", "on", "rows landed", "newest batch", "landed at"]
-        output.table(columns, [_landing_row(name, one) for name, one in report["landings"].items()])
+        output.print_table(columns, [_format_landing_row(name, one) for name, one in report["landings"].items()])
     if report["attachments"]:
         rows = [
-            (name, one["status"], one["cursor"], _failure_words(one["failure"])) for name, one in report["attachments"].items()
+            (name, one["status"], one["cursor"], _format_failure(one["failure"])) for name, one in report["attachments"].items()
         ]
-        output.table(["pipe or reducer", "status", "next row", "paused by"], rows)
+        output.print_table(["pipe or reducer", "status", "next row", "paused by"], rows)
 
 
-def _state_words(report: dict[str, Any]) -> str:
+def _format_state(report: dict[str, Any]) -> str:
     why, wish = report["why"], report["desired"]
     said = f"; {wish['who']} wants: {wish['state']}" + (f" ({wish['why']})" if wish["why"] else "") if wish else ""
     return f"{report['state']}{f' ({why})' if why else ''}{said}"
 
 
-def _source_row(name: str, source: dict[str, Any]) -> tuple[object, ...]:
+def _format_source_row(name: str, source: dict[str, Any]) -> tuple[object, ...]:
     rows, waiting = source["rows"], "yes" if source["pending"] else "no"
     counts = [rows.get(kind, 0) for kind in ("read", "released", "late")]
-    return name, source["status"], output.instant(source["frontier"]), *counts, waiting
+    return name, source["status"], output.format_short_instant(source["frontier"]), *counts, waiting
 
 
-def _landing_row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
+def _format_landing_row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
     state = f"{one['state']} ({one['why']})" if one["why"] else one["state"]
     if one["state"] == "silent":
-        state = f"silent: heard of {output.age(one['at'])} ago; is its process running?"
+        state = f"silent: heard of {output.format_age(one['at'])} ago; is its process running?"
     if "pid" not in one:
         return name, state, "", "", "", ""
     batch = "" if one["batch"] is None else f"{one['batch']} ({one['rows']:,} rows)"
-    at = "" if one["landed_at"] is None else output.instant(one["landed_at"])
+    at = "" if one["landed_at"] is None else output.format_short_instant(one["landed_at"])
     return name, state, f"{one['host']}, pid {one['pid']}", one["landed"], batch, at
 
 
-def _failure_words(failure: dict[str, Any] | None) -> str:
+def _format_failure(failure: dict[str, Any] | None) -> str:
     return "" if failure is None else f"{failure['id']} (row {failure['position']}): {failure['error']}"
 
 
-def _driver_words(driver: dict[str, Any] | None) -> str:
+def _format_driver(driver: dict[str, Any] | None) -> str:
     if driver is None:
         return "none"
     heard = "" if driver["heard_of"] is None else f", heard of {driver['heard_of']:.0f} s ago"
     return f"{driver['name']}, pid {driver['pid']} on {driver['host']}, token {driver['token']}, step {driver['step']}{heard}"
 
 
-def _checkpoint_words(checkpoint: dict[str, Any] | None) -> str:
+def _format_checkpoint(checkpoint: dict[str, Any] | None) -> str:
     if checkpoint is None:
         return "none sealed yet"
-    return f"{checkpoint['id']}, {output.age(checkpoint['sealed_at'])} ago, epoch took {checkpoint['epoch_seconds']:g} s"
+    return f"{checkpoint['id']}, {output.format_age(checkpoint['sealed_at'])} ago, epoch took {checkpoint['epoch_seconds']:g} s"
 
 
-def _holder_words(holder: dict[str, Any] | None) -> str:
-    return "nobody" if holder is None else f"{holder['member']} since {output.instant(holder['since'])}: {holder['why']}"
+def _format_frontier_holder(holder: dict[str, Any] | None) -> str:
+    return "nobody" if holder is None else f"{holder['member']} since {output.format_short_instant(holder['since'])}: {holder['why']}"
 
 
-def _row_words(rows: dict[str, Any] | None) -> str:
+def _format_row_counts(rows: dict[str, Any] | None) -> str:
     if rows is None:
         return "none"
     parts = [f"{rows[k]:,} {k.replace('_', '-')}" for k in ("released", "late", "rejected", "dead_lettered", "retained")]
     return f"{rows['read']:,} read = " + " + ".join([*parts, f"{sum(rows['dropped'].values()):,} dropped"])
 
 
-def _trouble(report: dict[str, Any]) -> str | None:
+def _format_trouble(report: dict[str, Any]) -> str | None:
     error = report["error"] or report["trouble"]
     return f"{error['class']}: {error['message']}" if error else None

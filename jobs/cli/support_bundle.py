@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.log import SlotLog
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Masker", "support_bundle"]
+__all__ = ["SecretMasker", "write_support_bundle"]
 
 _MASK: Final = "***"
 _SECRET_NAME: Final = re.compile(
     r"secret|password|passwd|login|token|credential|private|api_?key|access_?key|jaas|sasl|fernet|authorization|signature",
     re.IGNORECASE,
 )
-_OURS: Final = ("TIDEGATE_", "OTEL_", "OPENLINEAGE_", "AWS_", "AIRFLOW__", "SPARK_", "JAVA_")
-_NAMED: Final = re.compile(  # also in JSON inside of JSON, with its backslashes
+_SETTING_PREFIXES: Final = ("TIDEGATE_", "OTEL_", "OPENLINEAGE_", "AWS_", "AIRFLOW__", "SPARK_", "JAVA_")
+_NAMED_SECRET: Final = re.compile(  # also in JSON inside of JSON, with its backslashes
     r"""((?:(?:secret|password|passwd|login|token|credential|(?:api|private)_?key|jaas|fernet)[\w.\-]*|authorization|signature)"""
     r"""(?:[\\"'\s+]*(?:[=:]|\\+u003[AD])|\\*["'][\\"'\s+]*,)).+""",
     re.IGNORECASE,
@@ -48,7 +48,7 @@ _USERINFO: Final = re.compile(r"""(:\\*/\\*/)(?:[^\s":/@]*:[^\s"]*|[^\s"/@]+)@""
 _BEARER: Final = re.compile(r"(bearer[\s+]+)\S+", re.IGNORECASE)
 _PRIVATE_KEY: Final = re.compile(r"-----BEGIN[A-Z +]*PRIVATE[ +]KEY-----.*?(?:-----END[A-Z +]*PRIVATE[ +]KEY-----|\Z)", re.DOTALL)
 _WORD: Final = re.compile(r"\S+")
-_ENVIRONMENT: Final = re.compile(r'"env:([^"]+)"')
+_ENVIRONMENT_REFERENCE: Final = re.compile(r'"env:([^"]+)"')
 _ENCODERS: Final[tuple[Callable[[str], str], ...]] = (
     lambda text: json.dumps(text)[1:-1],
     lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
@@ -58,15 +58,15 @@ _ENCODERS: Final[tuple[Callable[[str], str], ...]] = (
     lambda text: quote(text, safe=""),
     quote_plus,
 )
-_DEPTH: Final = 3  # encodings inside of each other: an address in JSON in a line of JSON
-_SHORTEST: Final = 6  # a shorter value is masked by its name only: it may well be an ordinary word elsewhere
-_MANIFESTS: Final = 20
+_ENCODING_DEPTH: Final = 3  # encodings inside of each other: an address in JSON in a line of JSON
+_SHORTEST_SECRET: Final = 6  # a shorter value is masked by its name only: it may well be an ordinary word elsewhere
+_MANIFEST_LIMIT: Final = 20
 _LOG_BYTES: Final = 2 << 20  # of each log, from its end
-_LOGS: Final = 10
+_LOG_LIMIT: Final = 10
 _PACKAGES: Final = ("pyspark", "apache-airflow", "pyiceberg", "pyarrow", "boto3", "duckdb", "great-expectations", "pydantic")
 
 
-class Masker:
+class SecretMasker:
     """Takes secrets out of text: rather too much than too little.
 
     Args:
@@ -76,50 +76,50 @@ class Masker:
 
     def __init__(self, environment: Mapping[str, str], named: Collection[str] = ()) -> None:
         secret = (value for name, value in environment.items() if name in named or _SECRET_NAME.search(name))
-        known = {form for value in secret if len(value) >= _SHORTEST for form in _forms(value)}
+        known = {form for value in secret if len(value) >= _SHORTEST_SECRET for form in _encode_secret(value)}
         self._known = sorted(known, key=len, reverse=True)
 
-    def text(self, text: str) -> str:
+    def mask_text(self, text: str) -> str:
         """Known secrets, private keys, passwords in addresses, and what stands behind a secret's name to the end of its line."""
         for secret in self._known:
             text = text.replace(secret, _MASK)
-        return "\n".join(map(self._line, _PRIVATE_KEY.sub(_MASK, text).split("\n")))
+        return "\n".join(map(self._mask_line, _PRIVATE_KEY.sub(_MASK, text).split("\n")))
 
-    def document(self, value: Any, name: str = "") -> Any:
+    def mask_document(self, value: Any, name: str = "") -> Any:
         """JSON-ready data with every text under a secret's name masked, and every other one looked through."""
         secret = _SECRET_NAME.search(name)
         if isinstance(value, Mapping):
-            return {self.text(str(key)): self.document(item, name if secret else str(key)) for key, item in value.items()}
+            return {self.mask_text(str(key)): self.mask_document(item, name if secret else str(key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self.document(item, name) for item in value]
+            return [self.mask_document(item, name) for item in value]
         if isinstance(value, str):
-            return _MASK if secret and not value.startswith("env:") else self.text(value)
+            return _MASK if secret and not value.startswith("env:") else self.mask_text(value)
         return value
 
-    def _line(self, line: str) -> str:
+    def _mask_line(self, line: str) -> str:
         """Within JSON the names and the ends of values are known; in any other line only where a secret begins."""
         if line.lstrip()[:1] in ("{", "["):
             with suppress(ValueError, RecursionError):
-                return json.dumps(self.document(json.loads(line)))
-        masked = _BEARER.sub(rf"\1{_MASK}", _NAMED.sub(rf"\1{_MASK}", _USERINFO.sub(rf"\1{_MASK}@", line)))
-        return _WORD.sub(self._decoded, masked) if "%" in masked else masked
+                return json.dumps(self.mask_document(json.loads(line)))
+        masked = _BEARER.sub(rf"\1{_MASK}", _NAMED_SECRET.sub(rf"\1{_MASK}", _USERINFO.sub(rf"\1{_MASK}@", line)))
+        return _WORD.sub(self._mask_encoded_word, masked) if "%" in masked else masked
 
-    def _decoded(self, found: re.Match[str]) -> str:
+    def _mask_encoded_word(self, found: re.Match[str]) -> str:
         """A word: as it is, unless it is an encoded address with something to mask in it."""
         plain = unquote(found[0])
-        masked = plain if plain == found[0] else self.text(plain)
+        masked = plain if plain == found[0] else self.mask_text(plain)
         return found[0] if masked == plain else masked
 
 
-def _forms(secret: str) -> set[str]:
+def _encode_secret(secret: str) -> set[str]:
     """A secret as it may stand in JSON, in an address, in JSON inside of JSON..."""
     found = {secret}
-    for _ in range(_DEPTH):
+    for _ in range(_ENCODING_DEPTH):
         found |= {encode(form) for form in found for encode in _ENCODERS}
     return found
 
 
-def support_bundle(
+def write_support_bundle(
     pipeline: SpecArgument,
     store: StoreOption = None,
     out: Annotated[
@@ -129,31 +129,31 @@ def support_bundle(
     """Gather what a helper has to see in one zip file: no rows, no secrets. Look into it before you send it."""
     spec = context.find_spec(pipeline)
     log = context.open_log(spec.name, store)
-    masker = Masker(os.environ, _ENVIRONMENT.findall(spec.canonical()))
+    masker = SecretMasker(os.environ, _ENVIRONMENT_REFERENCE.findall(spec.canonical_json()))
     target = out or Path(f"{spec.name}-support.zip")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as bundle:
-        for name, text in _contents(spec, log, masker):
+        for name, text in _collect_contents(spec, log, masker):
             bundle.writestr(name, text)
     target.write_bytes(buffer.getvalue())
-    output.console().print(f"{target}: {output.size(len(buffer.getvalue()))}. No rows and no known secrets; look into it first.")
+    output.console().print(f"{target}: {output.format_size(len(buffer.getvalue()))}. No rows and no known secrets; look into it first.")
 
 
-def _contents(spec: PipelineSpec, log: SlotLog, masker: Masker) -> Iterator[tuple[str, str]]:
-    yield "versions.json", _json(_versions())
-    yield "environment.json", _json(_environment(os.environ, masker))
-    yield "spec.json", _json(masker.document(json.loads(spec.canonical())))
+def _collect_contents(spec: PipelineSpec, log: SlotLog, masker: SecretMasker) -> Iterator[tuple[str, str]]:
+    yield "versions.json", _dump_json(_collect_versions())
+    yield "environment.json", _dump_json(_collect_environment(os.environ, masker))
+    yield "spec.json", _dump_json(masker.mask_document(json.loads(spec.canonical_json())))
     layout = log.layout
-    for key in (layout.status, layout.lease, layout.desired, layout.roots, layout.identity):
-        yield from _document(log, key, masker)
-    for prefix in (layout.requests, layout.acks):
-        for entry in islice(log.store.list(prefix), 200):
-            yield from _document(log, entry.key, masker)
-    yield from _manifests(log, masker)
-    yield from _logs(log, masker)
+    for key in (layout.status_key, layout.lease_key, layout.desired_key, layout.roots_key, layout.identity_key):
+        yield from _collect_document(log, key, masker)
+    for prefix in (layout.requests_prefix, layout.acks_prefix):
+        for entry in islice(log.store.list_objects(prefix), 200):
+            yield from _collect_document(log, entry.key, masker)
+    yield from _collect_manifests(log, masker)
+    yield from _collect_logs(log, masker)
 
 
-def _document(log: SlotLog, key: str, masker: Masker) -> Iterator[tuple[str, str]]:
+def _collect_document(log: SlotLog, key: str, masker: SecretMasker) -> Iterator[tuple[str, str]]:
     from tidegate.checkpoints.store import NotFoundError
 
     try:
@@ -161,46 +161,46 @@ def _document(log: SlotLog, key: str, masker: Masker) -> Iterator[tuple[str, str
     except NotFoundError:
         return
     try:
-        yield key, _json(masker.document(json.loads(data)))
+        yield key, _dump_json(masker.mask_document(json.loads(data)))
     except ValueError:
         yield key, f"not JSON: {len(data)} bytes"
 
 
-def _manifests(log: SlotLog, masker: Masker) -> Iterator[tuple[str, str]]:
+def _collect_manifests(log: SlotLog, masker: SecretMasker) -> Iterator[tuple[str, str]]:
     """The newest slots as they stand: cuts, decisions, counters, timings, names of files; no rows."""
-    for filled in islice(log.iter_back(log.head().checkpoint), _MANIFESTS):
+    for filled in islice(log.iterate_ancestors(log.head().checkpoint), _MANIFEST_LIMIT):
         record = filled.record
-        yield f"slots/{record.slot:010d}.json", _json(masker.document(record.model_dump(mode="json")))
+        yield f"slots/{record.slot:010d}.json", _dump_json(masker.mask_document(record.model_dump(mode="json")))
 
 
-def _logs(log: SlotLog, masker: Masker) -> Iterator[tuple[str, str]]:
-    newest = sorted(log.store.list(log.layout.logs), key=lambda entry: entry.modified or 0.0)[-_LOGS:]
+def _collect_logs(log: SlotLog, masker: SecretMasker) -> Iterator[tuple[str, str]]:
+    newest = sorted(log.store.list_objects(log.layout.logs_prefix), key=lambda entry: entry.modified or 0.0)[-_LOG_LIMIT:]
     for entry in newest:
         start = max(0, entry.size - _LOG_BYTES)
         text = log.store.get_range(entry.key, start, entry.size - start).decode("utf-8", "replace")
-        yield entry.key, masker.text(text)
+        yield entry.key, masker.mask_text(text)
 
 
-def _versions() -> dict[str, Any]:
+def _collect_versions() -> dict[str, Any]:
     from importlib.metadata import PackageNotFoundError, version
 
     from tidegate import __version__
 
-    def of(name: str) -> str:
+    def find_version(name: str) -> str:
         try:
             return version(name)
         except PackageNotFoundError:
             return "not installed"
 
     system = {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()}
-    return {"tidegate": __version__, "python": sys.version, **system, "packages": {name: of(name) for name in _PACKAGES}}
+    return {"tidegate": __version__, "python": sys.version, **system, "packages": {name: find_version(name) for name in _PACKAGES}}
 
 
-def _environment(environment: Mapping[str, str], masker: Masker) -> dict[str, Any]:
+def _collect_environment(environment: Mapping[str, str], masker: SecretMasker) -> dict[str, Any]:
     """Settings of tidegate and of what it runs on; of all other variables not even the names."""
-    ours: Iterable[str] = sorted(name for name in environment if name.startswith(_OURS))
-    return {name: masker.document(environment[name], name) for name in ours}
+    ours: Iterable[str] = sorted(name for name in environment if name.startswith(_SETTING_PREFIXES))
+    return {name: masker.mask_document(environment[name], name) for name in ours}
 
 
-def _json(value: Any) -> str:
+def _dump_json(value: Any) -> str:
     return json.dumps(value, indent=2, sort_keys=True, default=str)

@@ -10,10 +10,10 @@ import typer
 from tidegate.jobs.cli import context, output
 from tidegate.jobs.cli.context import JsonOption, StoreOption
 
-__all__ = ["tables"]
+__all__ = ["show_tables"]
 
 
-def tables(
+def show_tables(
     pipeline: Annotated[
         str, typer.Argument(metavar="PIPELINE", help="Path of the pipeline's spec, or the name of a known pipeline.")
     ],
@@ -30,33 +30,33 @@ def tables(
     """List the tables of a pipeline, show one, or write it to a file."""
     spec = context.find_spec(pipeline)
     log = context.open_log(spec.name, store)
-    from tidegate.jobs.sinks.tables import export, read_table
+    from tidegate.jobs.sinks.tables import export_table, read_table
 
     if name is None:
-        counts = [(table, read_table(spec, log.store, table, columns=("_epoch",)).num_rows) for table in spec.tables]
+        counts = [(table, read_table(spec, log.store, table, columns=("_epoch",)).num_rows) for table in spec.table_names]
         if as_json:
-            output.envelope("tables", [{"table": table, "rows": rows} for table, rows in counts])
+            output.print_envelope("tables", [{"table": table, "rows": rows} for table, rows in counts])
         else:
-            output.table(["table", "rows"], counts)
+            output.print_table(["table", "rows"], counts)
         return
     found = read_table(spec, log.store, name, current_only=current, at=at)
     if out is not None:
-        export(found, out)
+        export_table(found, out)
         written = {"table": name, "rows": found.num_rows, "file": str(out)}
-        output.envelope("export", written) if as_json else output.console().print(f"{found.num_rows:,} rows of {name} in {out}")
+        output.print_envelope("export", written) if as_json else output.console().print(f"{found.num_rows:,} rows of {name} in {out}")
     elif as_json:
-        output.envelope("table", {"table": name, "rows": found.to_pylist()})
+        output.print_envelope("table", {"table": name, "rows": found.to_pylist()})
     else:
-        _show(name, found, limit)
+        _print_newest_rows(name, found, limit)
 
 
-def _show(name: str, found: Any, limit: int) -> None:
+def _print_newest_rows(name: str, found: Any, limit: int) -> None:
     newest = found.slice(max(0, found.num_rows - limit))
-    output.table(newest.column_names, [[_cell(v) for v in row.values()] for row in newest.to_pylist()], grouped=False)
+    output.print_table(newest.column_names, [[_format_column_value(v) for v in row.values()] for row in newest.to_pylist()], grouped=False)
     output.console().print(f"{newest.num_rows:,} of {found.num_rows:,} rows of {name}")
 
 
-def _cell(value: Any) -> Any:
+def _format_column_value(value: Any) -> Any:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return value.isoformat().replace("+00:00", "Z") if hasattr(value, "isoformat") else value

@@ -9,8 +9,8 @@ from tidegate.jobs.conformance.frontier_suites import Suite, step_by_step
 from tidegate.jobs.conformance.model_feed import ModelStep, feed_on
 from tidegate.jobs.conformance.result import CaseResult
 from tidegate.jobs.conformance.vocabulary import MalformedCaseError, UnknownFeatureError
-from tidegate.jobs.eventtime.barriers import Barriers, Closed
-from tidegate.jobs.eventtime.types import BarrierOutcome, BarrierRow, Status
+from tidegate.jobs.eventtime.barriers import Barriers, ClosedBarrier
+from tidegate.jobs.eventtime.types import BarrierOutcome, BarrierRow, MemberStatus
 from tidegate.jobs.spec.errors import TidegateError
 from tidegate.jobs.spec.options import BarrierOptions
 
@@ -38,16 +38,16 @@ def flink_barrier_alignment(header: Case, case: Case, engine: str) -> CaseResult
 class _Alignment:
     def __init__(self, case: Case) -> None:
         self.barriers = Barriers(BarrierOptions(identity="id", overtake="subsume"), None)
-        self.barriers.roster = {str(channel): Status.ACTIVE.value for channel in range(case["channels"])}
+        self.barriers.roster = {str(channel): MemberStatus.ACTIVE.value for channel in range(case["channels"])}
         self.aborts_at_end = case.get("checkpoints_after_a_channel_ended") is False
-        self.closed: list[Closed] = []
+        self.closed: list[ClosedBarrier] = []
         self.clock = 0
 
     def differs(self, step: Case) -> str | None:
         self.clock += 1
         self._signal(step["op"], str(step["channel"]), step.get("id"))
-        self.barriers.settle(self.clock, ())
-        self.closed += self.barriers.take()
+        self.barriers.close_ready(self.clock, ())
+        self.closed += self.barriers.take_closed()
         return self.facts_differ(step.get("after", {}))
 
     def _signal(self, op: str, channel: str, id_: int | None) -> None:
@@ -55,13 +55,13 @@ class _Alignment:
         if channel not in barriers.roster:
             raise MalformedCaseError(f"{op}: there is no channel {channel}")
         if op == "barrier":
-            barriers.arrive(channel, BarrierRow(self.clock, "checkpoint", id_, 0), self.clock)
+            barriers.record_arrival(channel, BarrierRow(self.clock, "checkpoint", id_, 0), self.clock)
         elif op == "cancel" and id_ is not None:
-            barriers.cancel(id_, self.clock)
+            barriers.cancel_up_to(id_, self.clock)
         elif op == "end":
             if self.aborts_at_end and barriers.open:  # that configuration means: an ended channel declines what is pending
                 barriers.abort(barriers.open[0]["id"], self.clock)
-            barriers.roster = {**barriers.roster, channel: Status.DONE.value}
+            barriers.roster = {**barriers.roster, channel: MemberStatus.DONE.value}
 
     def facts_differ(self, expected: Case) -> str | None:
         facts = self._facts()
@@ -75,7 +75,7 @@ class _Alignment:
         completed = [c.health.id for c in self.closed if c.health.outcome is BarrierOutcome.COMPLETE]
         aborted = [c for c in self.closed if c.health.outcome is BarrierOutcome.ABORTED]
         return {
-            "blocked": sorted(int(channel) for channel in self.barriers.blocked()),
+            "blocked": sorted(int(channel) for channel in self.barriers.blocked_members()),
             "latest_id": self.barriers.latest,
             "completed_upto": max(completed, default=0),
             "completed_ids": completed,

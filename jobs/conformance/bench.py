@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.jobs.conformance.spark_bench import SparkRoom, open_room
-from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Slice
-from tidegate.jobs.eventtime.decider import blocked, decide, initial_state
-from tidegate.jobs.eventtime.types import Decision, Mark, Member
+from tidegate.jobs.engine.interfaces import Cut, MoveResult, MoveOrder, Slice
+from tidegate.jobs.eventtime.decider import list_blocked_members, decide, create_initial_state
+from tidegate.jobs.eventtime.types import Decision, ReleaseMark, Member
 from tidegate.jobs.reference.memory_source import MemorySource
 from tidegate.jobs.reference.model import Model, Offer
 from tidegate.jobs.reference.mover import ReferenceMover
@@ -142,10 +142,10 @@ class DeciderBench:
         self.store = MemoryStore()
         self.sources = {name: MemorySource(name) for name in spec.sources}
         self.mover = ReferenceMover(self.store, spec, self.sources)
-        self.state = initial_state(spec)
+        self.state = create_initial_state(spec)
         self.resume: dict[Member, dict[str, Any]] = {}
         self.segments: tuple[FileRef, ...] = ()
-        self.released: Mark | None = None
+        self.released: ReleaseMark | None = None
         self.position = 0
         self.buffered = 0
         self.epochs = 0
@@ -158,16 +158,16 @@ class DeciderBench:
         for name in end:
             self.sources[name].end()
         self.now += 1
-        waiting = blocked(self.state)
+        waiting = list_blocked_members(self.state)
         slices = []
         for name, source in self.sources.items():
-            for member in source.members():
+            for member in source.list_members():
                 limits = self.spec.sources[name].limits
                 slices.append(source.plan(member, self.resume.get(member), limits, blocked=member in waiting))
         decision, moved, _ = self.run(Cut(tuple(slices)), self.now)
         return _played(self.spec, decision, moved, self.table)
 
-    def run(self, cut: Cut, now: int, *, run_start: bool = False, aborts: tuple[int, ...] = ()) -> tuple[Decision, Moved, Cut]:
+    def run(self, cut: Cut, now: int, *, run_start: bool = False, aborts: tuple[int, ...] = ()) -> tuple[Decision, MoveResult, Cut]:
         """One epoch over a given cut, which is trimmed at barriers."""
         survey = self.mover.survey(cut, self.state)
         for found in survey.members:
@@ -183,7 +183,7 @@ class DeciderBench:
         moved = self.mover.move(
             MoveOrder(cut, decision, self.segments, "bench/0", tag, 0, self.epochs, self.position, self.state)
         )
-        if not moved.counters.conserved():
+        if not moved.counters.is_conserved():
             raise AssertionError(f"rows do not add up: {moved.counters}")
         self._take(cut.slices, decision, moved)
         return decision, moved, cut
@@ -193,11 +193,11 @@ class DeciderBench:
         self.state = json.loads(json.dumps(self.state))
         self.mover = ReferenceMover(self.store, self.spec, self.sources)
 
-    def table(self, moved: Moved, name: str) -> list[dict[str, Any]]:
+    def table(self, moved: MoveResult, name: str) -> list[dict[str, Any]]:
         """Rows that an epoch wrote to a table."""
         return [row for ref in moved.files.get(name, ()) for row in read_rows_of(self.store, ref)]
 
-    def _take(self, slices: Sequence[Slice], decision: Decision, moved: Moved) -> None:
+    def _take(self, slices: Sequence[Slice], decision: Decision, moved: MoveResult) -> None:
         self.state = decision.after
         self.resume |= {part.member: part.resume for part in slices}
         self.segments, self.position, self.buffered = moved.segments, moved.next_position, moved.buffered_rows
@@ -222,7 +222,7 @@ class SparkSide:
         self.real.restore()
 
 
-def _played(spec: PipelineSpec, decision: Decision, moved: Moved, table: Callable[[Moved, str], list[dict[str, Any]]]) -> Play:
+def _played(spec: PipelineSpec, decision: Decision, moved: MoveResult, table: Callable[[MoveResult, str], list[dict[str, Any]]]) -> Play:
     play = Play(decision.frontier_before, decision.frontier_after)
     play.windows = {name: table(moved, name) for name in spec.windows}
     play.late, play.events = table(moved, "late"), table(moved, "events")

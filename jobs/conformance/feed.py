@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tidegate.jobs.engine.interfaces import Slice
-from tidegate.jobs.eventtime.decider import blocked, decide, initial_state
-from tidegate.jobs.eventtime.types import BarrierOutcome, Decision, Mark, Member, MemberSurvey, Survey
+from tidegate.jobs.eventtime.decider import list_blocked_members, decide, create_initial_state
+from tidegate.jobs.eventtime.types import BarrierOutcome, Decision, ReleaseMark, Member, MemberSurvey, Survey
 from tidegate.jobs.reference.rows import RawRow, read_rows
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
@@ -148,14 +148,14 @@ class Feed(Queues):
 
     def __init__(self, spec: PipelineSpec, *, empty: bool = False) -> None:
         super().__init__(spec, empty=empty)
-        self.state = initial_state(spec)
+        self.state = create_initial_state(spec)
         self._rank = {name: number for number, name in enumerate(spec.sources)}
         self._buffer: list[tuple[int, int, int, str, int, Point]] = []
-        self._released_max: Mark | None = None
+        self._released_max: ReleaseMark | None = None
 
     def blocked(self, source: str, partition: str = "0") -> bool:
         """Whether the queue stands at an open barrier."""
-        return Member(source, partition) in blocked(self.state)
+        return Member(source, partition) in list_blocked_members(self.state)
 
     @property
     def buffered(self) -> list[int]:
@@ -174,7 +174,7 @@ class Feed(Queues):
 
         `watch` is shown the survey; `more` are further fields of it.
         """
-        standing = blocked(self.state)
+        standing = list_blocked_members(self.state)
         read: list[tuple[Member, int, Point]] = []
         surveys = []
         for member in sorted(self._queues, key=lambda m: (self._rank[m.source], m.partition)):
@@ -229,7 +229,7 @@ class Feed(Queues):
         leaving = [e for e in self._buffer if (e[0], e[1]) < decision.release_after]
         self._buffer = self._buffer[len(leaving) :]
         if leaving:
-            newest = Mark(leaving[-1][0], leaving[-1][1])
+            newest = ReleaseMark(leaving[-1][0], leaving[-1][1])
             self._released_max = newest if self._released_max is None else max(newest, self._released_max)
         return Step(decision, [*flagged, *(e[5] for e in leaving)], late, [e[:5] for e in leaving])
 

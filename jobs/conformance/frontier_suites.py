@@ -80,9 +80,9 @@ def _signal(coalescer: Coalescer, op: str, name: str, value: int | None) -> None
     if name not in coalescer.inputs:
         raise MalformedCaseError(f"{op}: there is no input {name!r}")
     if op == "watermark" and value is not None:
-        coalescer.frontier(name, value)
+        coalescer.signal_frontier(name, value)
     else:
-        {"idle": coalescer.idle, "active": coalescer.active, "event": coalescer.active, "done": coalescer.done}[op](name)
+        {"idle": coalescer.signal_idle, "active": coalescer.signal_active, "event": coalescer.signal_active, "done": coalescer.signal_done}[op](name)
 
 
 # ---------------------------------------------------------------------- hazelcast_coalescer
@@ -112,7 +112,7 @@ def hazelcast_coalescer(header: Case, case: Case, engine: str) -> CaseResult:
 
 def _coalescer_state(coalescer: Coalescer, step: Case) -> str | None:
     value = coalescer.value if coalescer.value > TICK_MIN else None
-    return _unequal((step["top_observed"], step["coalesced"]), (coalescer.top(), value))
+    return _unequal((step["top_observed"], step["coalesced"]), (coalescer.latest_time_frontier(), value))
 
 
 # ---------------------------------------------------------------------- flink_source_multiplexer

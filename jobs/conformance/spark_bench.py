@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Slice, seq_of, split_seq
-from tidegate.jobs.eventtime.decider import blocked, decide, initial_state
-from tidegate.jobs.eventtime.types import Decision, Mark, Member
+from tidegate.jobs.engine.interfaces import Cut, MoveResult, MoveOrder, Slice, join_seq, split_seq
+from tidegate.jobs.eventtime.decider import list_blocked_members, decide, create_initial_state
+from tidegate.jobs.eventtime.types import Decision, ReleaseMark, Member
 from tidegate.jobs.reference.tables import read_rows_of, user_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -80,9 +80,9 @@ class SparkBench:
         self.folder = folder
         self.store = LocalStore(folder / "store")
         self.mover = self._mover()
-        self.state = initial_state(spec)
+        self.state = create_initial_state(spec)
         self.segments: tuple[FileRef, ...] = ()
-        self.released: Mark | None = None
+        self.released: ReleaseMark | None = None
         self.position = 0
         self.buffered = 0
         self.epochs = 0
@@ -91,7 +91,7 @@ class SparkBench:
         self.waiting: dict[str, list[dict[str, Any]]] = {name: [] for name in spec.sources}
         self.ended: set[str] = set()
 
-    def epoch(self, rows: Mapping[str, Sequence[Values]], end: Collection[str] = ()) -> tuple[Decision, Moved]:
+    def epoch(self, rows: Mapping[str, Sequence[Values]], end: Collection[str] = ()) -> tuple[Decision, MoveResult]:
         """One epoch over everything that has arrived: an object for each source that brought rows.
 
         Raises:
@@ -102,7 +102,7 @@ class SparkBench:
                 self._put(name, given)
         self.ended |= set(end)
         self.epochs += 1
-        standing = blocked(self.state)
+        standing = list_blocked_members(self.state)
         cut = Cut(tuple(self._slice(name, blocked=Member(name) in standing) for name in self.spec.sources))
         survey = self.mover.survey(cut, self.state)
         for found in survey.members:
@@ -115,13 +115,13 @@ class SparkBench:
         order = MoveOrder(
             cut, decision, self.segments, "bench/0", f"{self.epochs:06d}-bench", 0, self.epochs, self.position, self.state
         )
-        moved: Moved = self.mover.move(order)
-        if not moved.counters.conserved():
+        moved: MoveResult = self.mover.move(order)
+        if not moved.counters.is_conserved():
             raise AssertionError(f"rows do not add up: {moved.counters}")
         self._take(cut, decision, moved)
         return decision, moved
 
-    def table(self, moved: Moved, name: str) -> list[dict[str, Any]]:
+    def table(self, moved: MoveResult, name: str) -> list[dict[str, Any]]:
         """Rows that an epoch wrote to a table; positions count a source's rows from zero, as on the other benches."""
         rows = [row for ref in moved.files.get(name, ()) for row in read_rows_of(self.store, ref)]
         return [row if "_seq" not in row else {**row, "_seq": self._number(row["_source"], row["_seq"])} for row in rows]
@@ -156,29 +156,29 @@ class SparkBench:
         path.parent.mkdir(parents=True, exist_ok=True)
         table = pa.table({column: _array([row.get(column) for row in rows], kind) for column, kind in user_schema(self.spec)})
         pq.write_table(table, path)
-        found = self.store.head(key)
+        found = self.store.stat(key)
         assert found is not None  # noqa: S101 - it was just written
         own = {"key": key, "etag": found.etag, "size": found.size, "ordinal": ordinal, "rows": len(rows)}
         columns = {column.name: str(column.type) for column in table.schema}
         self.waiting[name].append({**own, "row_start": 0, "row_end": len(rows), "columns": columns})
 
     def _slice(self, name: str, *, blocked: bool) -> Slice:
-        parts, next_seq = tuple(self.waiting[name]), seq_of(self.ordinals[name], 0)
+        parts, next_seq = tuple(self.waiting[name]), join_seq(self.ordinals[name], 0)
         if blocked or not parts:
-            start = seq_of(parts[0]["ordinal"], parts[0]["row_start"]) if parts else next_seq
+            start = join_seq(parts[0]["ordinal"], parts[0]["row_start"]) if parts else next_seq
             return Slice(Member(name), start, start, pending=bool(parts), done=not parts and name in self.ended)
-        start = seq_of(parts[0]["ordinal"], parts[0]["row_start"])
+        start = join_seq(parts[0]["ordinal"], parts[0]["row_start"])
         return Slice(Member(name), start, next_seq, parts, done=name in self.ended)
 
     def _trimmed(self, part: Slice, end: int) -> Slice:
         kept = []
         for piece in part.parts:
-            start = seq_of(piece["ordinal"], piece["row_start"])
+            start = join_seq(piece["ordinal"], piece["row_start"])
             if start < end:
                 kept.append({**piece, "row_end": min(piece["row_end"], piece["row_start"] + end - start)})
         return replace(part, end=end, parts=tuple(kept), pending=True, done=False)
 
-    def _take(self, cut: Cut, decision: Decision, moved: Moved) -> None:
+    def _take(self, cut: Cut, decision: Decision, moved: MoveResult) -> None:
         self.state = decision.after
         self.segments, self.position, self.buffered = moved.segments, moved.next_position, moved.buffered_rows
         if moved.released_max is not None:
@@ -190,7 +190,7 @@ class SparkBench:
 
 def _rest(piece: dict[str, Any], end: int) -> dict[str, Any]:
     """What a cut that ends here leaves of an object."""
-    read = max(0, end - seq_of(piece["ordinal"], 0))
+    read = max(0, end - join_seq(piece["ordinal"], 0))
     return {**piece, "row_start": min(max(piece["row_start"], read), piece["row_end"])}
 
 

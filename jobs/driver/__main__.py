@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from tidegate.jobs.driver.logs import configure_logs
-from tidegate.jobs.driver.loop import Until
+from tidegate.jobs.driver.loop import EndConditions
 from tidegate.jobs.driver.process import RunOptions, run_pipeline
-from tidegate.jobs.driver.ship import shipped_log
+from tidegate.jobs.driver.ship import ship_log
 from tidegate.jobs.spec.errors import TidegateError
 from tidegate.jobs.spec.loader import load_spec
 
 
-def main(
+def drive_pipeline(
     spec: Annotated[Path, typer.Argument(help="the pipeline's YAML file")],
     store: Annotated[str, typer.Option(help="s3://bucket/prefix or a folder", envvar="TIDEGATE_STORE")],
     recover_to: Annotated[str, typer.Option(help="latest, latest_healthy or a checkpoint id")] = "latest",
@@ -31,11 +31,11 @@ def main(
     except TidegateError as error:
         typer.echo(error, err=True)
         raise typer.Exit(error.failure_class.exit_code) from None
-    options = RunOptions(store_url=store, until=Until(until_idle, epochs), recover_to=recover_to, standby=standby, work=work)
-    with shipped_log(store, pipeline.name):
+    options = RunOptions(store_url=store, until=EndConditions(until_idle, epochs), recover_to=recover_to, standby=standby, work=work)
+    with ship_log(store, pipeline.name):
         code = run_pipeline(pipeline, options)
     raise typer.Exit(code)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(drive_pipeline)

@@ -23,29 +23,29 @@ import structlog
 import typer
 
 from tidegate.checkpoints.canonical import canonical_bytes
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.driver.logs import configure_logs
-from tidegate.jobs.driver.loop import Until
+from tidegate.jobs.driver.loop import EndConditions
 from tidegate.jobs.driver.process import RunOptions, run_pipeline
 from tidegate.jobs.spec.errors import ConfigurationError, TidegateError
 from tidegate.jobs.spec.loader import load_spec
-from tidegate.jobs.spec.pipeline import Limits, PipelineSpec
+from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec
 from tidegate.jobs.spec.windows import WindowSpec
 
-__all__ = ["batch_spec", "compare", "differences"]
+__all__ = ["make_batch_spec", "compare_windows", "compare_results"]
 
 _log = structlog.get_logger("tidegate.backfill")
 
-_QUIET: Final = 3.0  # seconds without a row: a stream's sources need not end
-_ALL_OF_IT: Final = Limits(objects=1_000_000, rows=2**31 - 1)  # a source without limits has those of an epoch of a stream
-_SHOWN: Final = 10  # differences of each kind that are named; all are counted
-_CLOSE: Final = 1e-9  # sums of floats depend on their order
+_IDLE_SECONDS: Final = 3.0  # seconds without a row: a stream's sources need not end
+_UNLIMITED_EPOCH: Final = ReadLimits(objects=1_000_000, rows=2**31 - 1)  # a source without limits has those of an epoch of a stream
+_MAX_EXAMPLES: Final = 10  # differences of each kind that are named; all are counted
+_FLOAT_TOLERANCE: Final = 1e-9  # sums of floats depend on their order
 
 
-def main(
+def run_backfill(
     spec: Annotated[Path, typer.Argument(help="the pipeline's YAML file")],
     store: Annotated[str, typer.Option(help="s3://bucket/prefix or a folder", envvar="TIDEGATE_STORE")],
     start: Annotated[str, typer.Option(help="first window start, ISO, with its offset from UTC")],
@@ -55,47 +55,47 @@ def main(
     """Run and compare; exit code 0 says that this was done, the result says what was found."""
     configure_logs(json=True)
     try:
-        pipeline, bounds = load_spec(spec), (_instant("start", start), _instant("end", end))
+        pipeline, bounds = load_spec(spec), (_parse_range_instant("start", start), _parse_range_instant("end", end))
         with TemporaryDirectory(prefix="tidegate-backfill-") as folder:
-            key = _run(pipeline, store, bounds, keep, Path(folder))
+            key = _run_and_compare(pipeline, store, bounds, keep, Path(folder))
     except TidegateError as error:
         typer.echo(error, err=True)
         raise typer.Exit(error.failure_class.exit_code) from None
     sys.stdout.write(f"{key}\n")
 
 
-def batch_spec(spec: PipelineSpec, bounds: tuple[datetime, datetime], folder: Path) -> PipelineSpec:
+def make_batch_spec(spec: PipelineSpec, bounds: tuple[datetime, datetime], folder: Path) -> PipelineSpec:
     """The same pipeline with a name of its own, whose first epoch takes all there is, so that nothing of it is late.
 
     Nothing of it reaches the outside: it has no sinks, and registers its tables in a catalog in this folder.
     """
     mark = hashlib.sha256(f"{bounds[0].isoformat()} {bounds[1].isoformat()}".encode()).hexdigest()[:8]
-    sources = {name: source.model_copy(update={"limits": _ALL_OF_IT}) for name, source in spec.sources.items()}
+    sources = {name: source.model_copy(update={"limits": _UNLIMITED_EPOCH}) for name, source in spec.sources.items()}
     own: dict[str, object] = {"catalog": f"sqlite:///{folder / 'catalog.sqlite'}", "catalog_options": {}, "namespace": None}
     outputs = spec.outputs.model_copy(update=own)
     return spec.model_copy(update={"name": f"{spec.name[:50]}__bf_{mark}", "sources": sources, "outputs": outputs, "sinks": {}})
 
 
-def compare(spec: PipelineSpec, batch: PipelineSpec, store: Store, bounds: tuple[datetime, datetime]) -> dict[str, Any]:
+def compare_windows(spec: PipelineSpec, batch: PipelineSpec, store: Store, bounds: tuple[datetime, datetime]) -> dict[str, Any]:
     """Per window of the spec: how many results are equal, and which are not."""
     from tidegate.jobs.sinks.tables import read_table
 
     found = {}
     for name, window in spec.windows.items():
         sides = [read_table(side, store, name, current_only=True).to_pylist() for side in (spec, batch)]
-        found[name] = differences(window, *(list(_within(rows, bounds)) for rows in sides))
+        found[name] = compare_results(window, *(list(_select_rows_within(rows, bounds)) for rows in sides))
     return found
 
 
-def differences(window: WindowSpec, stream: list[dict[str, Any]], batch: list[dict[str, Any]]) -> dict[str, Any]:
+def compare_results(window: WindowSpec, stream: list[dict[str, Any]], batch: list[dict[str, Any]]) -> dict[str, Any]:
     """Results by key and span, in both and in one of them only.
 
     A result after the last one that the other side has closed is not compared: there it may still come.
     """
-    closed = min((max((row["window_end"] for row in rows), default=None) for rows in (stream, batch)), key=_earliest)
-    ours, theirs = ({_key(window, row): row for row in rows if _closed(row, closed)} for rows in (stream, batch))
+    closed = min((max((row["window_end"] for row in rows), default=None) for rows in (stream, batch)), key=_to_sortable_time)
+    ours, theirs = ({_make_result_key(window, row): row for row in rows if _is_result_closed(row, closed)} for rows in (stream, batch))
     both = ours.keys() & theirs.keys()
-    different = sorted(key for key in both if not _same(window, ours[key], theirs[key]))
+    different = sorted(key for key in both if not _has_same_aggregates(window, ours[key], theirs[key]))
     only_stream, only_batch = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
     return {
         "equal": len(both) - len(different),
@@ -104,22 +104,22 @@ def differences(window: WindowSpec, stream: list[dict[str, Any]], batch: list[di
         "only_batch": len(only_batch),
         "examples": {
             "different": [
-                {"window": key, "stream": _values(window, ours[key]), "batch": _values(window, theirs[key])}
-                for key in different[:_SHOWN]
+                {"window": key, "stream": _format_aggregates(window, ours[key]), "batch": _format_aggregates(window, theirs[key])}
+                for key in different[:_MAX_EXAMPLES]
             ],
-            "only_stream": only_stream[:_SHOWN],
-            "only_batch": only_batch[:_SHOWN],
+            "only_stream": only_stream[:_MAX_EXAMPLES],
+            "only_batch": only_batch[:_MAX_EXAMPLES],
         },
     }
 
 
-def _run(spec: PipelineSpec, url: str, bounds: tuple[datetime, datetime], keep: bool, folder: Path) -> str:
-    batch, store = batch_spec(spec, bounds, folder), open_store(url)
-    _forget(store, batch.name)  # of an earlier try
-    code = run_pipeline(batch, RunOptions(store_url=url, until=Until(idle=_QUIET)))
+def _run_and_compare(spec: PipelineSpec, url: str, bounds: tuple[datetime, datetime], keep: bool, folder: Path) -> str:
+    batch, store = make_batch_spec(spec, bounds, folder), open_store(url)
+    _delete_pipeline_state(store, batch.name)  # of an earlier try
+    code = run_pipeline(batch, RunOptions(store_url=url, until=EndConditions(idle=_IDLE_SECONDS)))
     if code != 0:
         raise typer.Exit(code)
-    found = compare(spec, batch, store, bounds)
+    found = compare_windows(spec, batch, store, bounds)
     exact = all(not any(w[kind] for kind in ("different", "only_stream", "only_batch")) for w in found.values())
     head, own = SlotLog(store, spec.name).head().checkpoint, SlotLog(store, batch.name).head().record
     result = {
@@ -131,50 +131,50 @@ def _run(spec: PipelineSpec, url: str, bounds: tuple[datetime, datetime], keep: 
         "late_in_batch": own.counters.late if own is not None else 0,  # rows that came while it ran, or beyond all limits
         "windows": found,
     }
-    key = f"{Layout(spec.name).root}backfills/{batch.name}.json"
+    key = f"{BucketLayout(spec.name).pipeline_prefix}backfills/{batch.name}.json"
     store.put(key, canonical_bytes(result))
     if not keep:
-        _forget(store, batch.name)
+        _delete_pipeline_state(store, batch.name)
     _log.info("compared", pipeline=spec.name, equal=exact, key=key)
     return key
 
 
-def _forget(store: Store, pipeline: str) -> None:
-    for entry in list(store.list(Layout(pipeline).root)):
+def _delete_pipeline_state(store: Store, pipeline: str) -> None:
+    for entry in list(store.list_objects(BucketLayout(pipeline).pipeline_prefix)):
         store.delete(entry.key)
 
 
-def _within(rows: list[dict[str, Any]], bounds: tuple[datetime, datetime]) -> Iterator[dict[str, Any]]:
+def _select_rows_within(rows: list[dict[str, Any]], bounds: tuple[datetime, datetime]) -> Iterator[dict[str, Any]]:
     return (row for row in rows if bounds[0] <= row["window_start"] and row["window_end"] <= bounds[1])
 
 
-def _earliest(instant: datetime | None) -> float:
+def _to_sortable_time(instant: datetime | None) -> float:
     return -math.inf if instant is None else instant.timestamp()
 
 
-def _closed(row: Mapping[str, Any], closed: datetime | None) -> bool:
+def _is_result_closed(row: Mapping[str, Any], closed: datetime | None) -> bool:
     return closed is not None and row["window_end"] <= closed
 
 
-def _key(window: WindowSpec, row: Mapping[str, Any]) -> tuple[str, ...]:
+def _make_result_key(window: WindowSpec, row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(row[column]) for column in ("window_start", "window_end", *window.keys))
 
 
-def _values(window: WindowSpec, row: Mapping[str, Any]) -> dict[str, str]:
+def _format_aggregates(window: WindowSpec, row: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(row[name]) for name in window.aggregates}
 
 
-def _same(window: WindowSpec, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    return all(_equal(left[name], right[name]) for name in window.aggregates)
+def _has_same_aggregates(window: WindowSpec, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    return all(_are_values_equal(left[name], right[name]) for name in window.aggregates)
 
 
-def _equal(left: Any, right: Any) -> bool:
+def _are_values_equal(left: Any, right: Any) -> bool:
     if isinstance(left, float) and isinstance(right, float):
-        return math.isclose(left, right, rel_tol=_CLOSE) or (math.isnan(left) and math.isnan(right))
+        return math.isclose(left, right, rel_tol=_FLOAT_TOLERANCE) or (math.isnan(left) and math.isnan(right))
     return bool(left == right)
 
 
-def _instant(name: str, text: str) -> datetime:
+def _parse_range_instant(name: str, text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -187,4 +187,4 @@ def _instant(name: str, text: str) -> datetime:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(run_backfill)

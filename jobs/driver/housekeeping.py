@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from tidegate.checkpoints.identity import require_original
+from tidegate.checkpoints.identity import refuse_copied_store
 from tidegate.checkpoints.index import SlotIndex
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.retention import HOUR, Policy, Retention, SweepReport
-from tidegate.jobs.sinks.catalog import is_shared
-from tidegate.jobs.sinks.compaction import Compacted, compact_tables, delete_unnamed
-from tidegate.jobs.sinks.tables import published_upto, referenced_files, rewound
+from tidegate.checkpoints.retention import HOUR, RetentionPolicy, Retention, SweepReport
+from tidegate.jobs.sinks.catalog import has_shared_catalog
+from tidegate.jobs.sinks.compaction import CompactionResult, compact_tables, delete_orphan_files
+from tidegate.jobs.sinks.tables import find_published_slot, list_referenced_files, have_followers_rewound
 from tidegate.jobs.spec.errors import TidegateError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Housekeeper", "Maintenance", "maintain", "retention_of"]
+__all__ = ["Housekeeper", "MaintenanceReport", "maintain_bucket", "make_retention"]
 
 _LOOK_EVERY = 60.0  # seconds between looks at the head: one LIST and one GET
 _INDEX_AFTER = 250  # slots; half a page: whoever lists then reads at most so many manifests by itself
@@ -30,7 +30,7 @@ _INDEX_AFTER = 250  # slots; half a page: whoever lists then reads at most so ma
 _log = structlog.get_logger("tidegate.driver")
 
 
-def retention_of(spec: PipelineSpec, log: SlotLog, keep_for: float | None = None) -> Retention:
+def make_retention(spec: PipelineSpec, log: SlotLog, keep_for: float | None = None) -> Retention:
     """Retention as the spec has it, with everything that follows the log taken into account.
 
     Args:
@@ -40,15 +40,15 @@ def retention_of(spec: PipelineSpec, log: SlotLog, keep_for: float | None = None
     """
     return Retention(
         log,
-        Policy(keep_last=spec.checkpoint.retain, keep_for=spec.checkpoint.retain_for / 1e6 if keep_for is None else keep_for),
-        external=lambda: referenced_files(spec, log.store),
-        published_upto=lambda: published_upto(spec, log),
-        rewound=lambda: rewound(spec, log),
+        RetentionPolicy(keep_last=spec.checkpoint.retain, keep_for=spec.checkpoint.retain_for / 1e6 if keep_for is None else keep_for),
+        external=lambda: list_referenced_files(spec, log.store),
+        published_upto=lambda: find_published_slot(spec, log),
+        rewound=lambda: have_followers_rewound(spec, log),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Maintenance:
+class MaintenanceReport:
     """What a run did.
 
     Attributes:
@@ -58,38 +58,38 @@ class Maintenance:
     """
 
     swept: SweepReport
-    compacted: Mapping[str, Compacted] = field(default_factory=dict)
-    left: str = ""
+    compacted: Mapping[str, CompactionResult] = field(default_factory=dict)
+    compaction_obstacle: str = ""
 
 
-def maintain(spec: PipelineSpec, log: SlotLog, keep_for: float | None = None, *, dry_run: bool = False) -> Maintenance:
+def maintain_bucket(spec: PipelineSpec, log: SlotLog, keep_for: float | None = None, *, dry_run: bool = False) -> MaintenanceReport:
     """Compact the tables, then retire and delete. A catalog that is away costs the compaction, not the retention.
 
     Args:
         spec: the pipeline.
         log: its log.
-        keep_for: see `retention_of`.
+        keep_for: see `make_retention`.
         dry_run: only say what would be retired and deleted; nothing is compacted.
 
     Raises:
         ConfigurationError: the store is a copy, whose tables are the original's.
     """
-    require_original(log.store, spec.name)
+    refuse_copied_store(log.store, spec.name)
     compacted, left = {}, ""
-    if spec.outputs.compact and not is_shared(spec, log.store):
+    if spec.outputs.compact and not has_shared_catalog(spec, log.store):
         left = "each driver keeps a catalog of its own here; set outputs.catalog to one that all share"
     elif not dry_run:
         try:
             compacted = compact_tables(spec, log.store)
         except TidegateError as error:  # also without the catalog's credentials, which retention does not need
             left = error.message
-    swept = retention_of(spec, log, keep_for).run(dry_run=dry_run)
-    unnamed = delete_unnamed(spec, log.store, grace=HOUR, dry_run=dry_run)
+    swept = make_retention(spec, log, keep_for).run(dry_run=dry_run)
+    unnamed = delete_orphan_files(spec, log.store, grace=HOUR, dry_run=dry_run)
     more = {
         "deleted": (*swept.deleted, *(entry.key for entry in unnamed)),
         "deleted_bytes": swept.deleted_bytes + sum(entry.size for entry in unnamed),
     }
-    return Maintenance(swept.model_copy(update=more), compacted, left)
+    return MaintenanceReport(swept.model_copy(update=more), compacted, left)
 
 
 class Housekeeper:
@@ -100,7 +100,7 @@ class Housekeeper:
         self._indexed: tuple[int, int] = (0, 0)
         self._retained = monotonic()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tidegate-housekeeping", daemon=True)
+        self._thread = threading.Thread(target=self._run_rounds, name="tidegate-housekeeping", daemon=True)
 
     def start(self) -> Housekeeper:
         """Begin."""
@@ -113,27 +113,27 @@ class Housekeeper:
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
 
-    def look(self) -> None:
+    def run_round(self) -> None:
         """One round."""
         try:
-            self._index()
-            self._retire()
+            self._refresh_index()
+            self._maintain_if_due()
         except TidegateError as error:
             _log.warning("housekeeping_failed", code=error.code, error=error.message)
 
-    def _index(self) -> None:
+    def _refresh_index(self) -> None:
         head = self._pipeline_log.head()
         timeline, slot = self._indexed
         if head.timeline != timeline or head.slot - slot >= _INDEX_AFTER:
             SlotIndex(self._pipeline_log, workers=2).refresh()  # two: the epochs go first
             self._indexed = (head.timeline, head.slot)
 
-    def _retire(self) -> None:
+    def _maintain_if_due(self) -> None:
         every = self._spec.checkpoint.maintain_every
         if every is None or self._monotonic() - self._retained < every / 1e6:
             return
         self._retained = self._monotonic()
-        done = maintain(self._spec, self._pipeline_log)
+        done = maintain_bucket(self._spec, self._pipeline_log)
         if done.swept.retired or done.swept.deleted:
             _log.info(
                 "retention", retired=len(done.swept.retired), deleted=len(done.swept.deleted), bytes=done.swept.deleted_bytes
@@ -141,9 +141,9 @@ class Housekeeper:
         for table, files in done.compacted.items():
             if files.before != files.after:
                 _log.info("compaction", table=table, files_before=files.before, files_after=files.after)
-        if done.left:
-            _log.info("compaction_left", why=done.left)
+        if done.compaction_obstacle:
+            _log.info("compaction_left", why=done.compaction_obstacle)
 
-    def _run(self) -> None:
+    def _run_rounds(self) -> None:
         while not self._stop.wait(_LOOK_EVERY):
-            self.look()
+            self.run_round()

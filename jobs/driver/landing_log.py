@@ -37,22 +37,22 @@ from tidegate.checkpoints.clock import SYSTEM_CLOCK
 from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError, Store
 from tidegate.jobs.driver.metrics import LandingMetrics
 from tidegate.jobs.engine.faults import Faults, NoFaults
-from tidegate.jobs.sources.view import home_of
+from tidegate.jobs.sources.view import locate_source
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import SourceSpec
 
-__all__ = ["Landing", "read_landing"]
+__all__ = ["LandingLog", "read_landing_status"]
 
 _log = structlog.get_logger("tidegate.landing")
 
-_ID: Final = "tidegate-landing.json"  # in the checkpoint folder
-_FORGETFUL: Final = ("socket",)  # formats whose offsets mean nothing to the next process
-_TRIES: Final = 10  # of one write whose outcome is not known
-_STATUS: Final = "_landing/status.json"
+_ID_FILE: Final = "tidegate-landing.json"  # in the checkpoint folder
+_FORMATS_WITHOUT_OFFSETS: Final = ("socket",)  # formats whose offsets mean nothing to the next process
+_WRITE_ATTEMPTS: Final = 10  # of one write whose outcome is not known
+_STATUS_KEY: Final = "_landing/status.json"
 
 
 @dataclass(frozen=True, slots=True)
-class _Note:
+class _GenerationNote:
     """A generation, as it stands in the bucket.
 
     Attributes:
@@ -67,16 +67,16 @@ class _Note:
     offsets: str = ""
     closed: bool = False
 
-    def data(self) -> bytes:
+    def to_bytes(self) -> bytes:
         return json.dumps({"id": self.id, "batch": self.batch, "offsets": self.offsets, "closed": self.closed}).encode()
 
     @classmethod
-    def read(cls, data: bytes) -> _Note:
+    def from_bytes(cls, data: bytes) -> _GenerationNote:
         raw = json.loads(data)
         return cls(raw["id"], raw["batch"], raw["offsets"], raw["closed"])
 
 
-class Landing:
+class LandingLog:
     """The log that one source's landing query writes.
 
     Args:
@@ -105,56 +105,56 @@ class Landing:
     ) -> None:
         self.name, self.checkpoint, self.metrics = name, checkpoint, metrics
         self._source, self._faults = source, faults or NoFaults()
-        self._store, self._folder = home_of(name, source, store)
+        self._store, self._folder = locate_source(name, source, store)
         checkpoint.mkdir(parents=True, exist_ok=True)
-        forgetful = source.landing is not None and source.landing.format in _FORGETFUL
-        self.generation, self._note, self._etag = self._claim(new_generation, forgetful)
+        forgetful = source.landing is not None and source.landing.format in _FORMATS_WITHOUT_OFFSETS
+        self.generation, self._note, self._etag = self._claim_generation(new_generation, forgetful)
         self.spark_folder = checkpoint / (f"spark-{self.generation:04d}" if forgetful else "spark")
         self.landed = 0
         self.failure: TidegateError | None = None
         """Why the last batch could not be written, in our own words."""
         self._newest: dict[str, Any] = {"batch": None, "rows": None, "landed_at": None}
 
-    def land(self, batch: int, rows: bytes, count: int) -> bool:
+    def land_batch(self, batch: int, rows: bytes, count: int) -> bool:
         """Write a batch, unless it is there. Returns whether this call wrote it.
 
         Raises:
             ConfigurationError: the checkpoint folder is older than what was landed.
             FencedError: another process began a new generation.
         """
-        self._begin(batch)
-        written = self._create(self._key(self.generation, batch), rows)
+        self._note_batch(batch)
+        written = self._create_object(self._batch_key(self.generation, batch), rows)
         if written:
             self.landed += count
             if self.metrics is not None:
-                self.metrics.landed(count)
+                self.metrics.record_batch(count)
         else:
             _log.info("landed_before", source=self.name, batch=batch)
-        self._newest = {"batch": batch, "rows": count, "landed_at": SYSTEM_CLOCK.ticks()}
+        self._newest = {"batch": batch, "rows": count, "landed_at": SYSTEM_CLOCK.wall_ticks()}
         self._faults.reach("land.written")
         return written
 
-    def committed(self) -> int:
+    def newest_committed_batch(self) -> int:
         """The newest batch that Spark's checkpoint knows to be done; -1 for none."""
         return max((int(file.name) for file in (self.spark_folder / "commits").glob("[0-9]*")), default=-1)
 
-    def say(self, state: str, why: str | None = None) -> None:
+    def report_status(self, state: str, why: str | None = None) -> None:
         """Leave word for `tidegate status`. Nothing depends on it, so a store that is away is no matter."""
         own = {"state": state, "why": why, "generation": self.generation, "landed": self.landed, **self._newest}
-        body = {**own, "at": SYSTEM_CLOCK.ticks(), "host": socket.gethostname(), "pid": os.getpid()}
+        body = {**own, "at": SYSTEM_CLOCK.wall_ticks(), "host": socket.gethostname(), "pid": os.getpid()}
         try:
-            self._store.put(self._folder + _STATUS, json.dumps(body).encode())
+            self._store.put(self._folder + _STATUS_KEY, json.dumps(body).encode())
         except TransientError as error:
             _log.warning("status_not_written", source=self.name, why=error.message)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def lock_folder(self) -> Iterator[None]:
         """Hold the checkpoint folder: two queries on one folder would undo each other's progress.
 
         Raises:
             ConfigurationError: another process holds it.
         """
-        with (self.checkpoint / f"{_ID}.lock").open("w") as lock:
+        with (self.checkpoint / f"{_ID_FILE}.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -168,9 +168,9 @@ class Landing:
 
     # Batches
 
-    def _begin(self, batch: int) -> None:
+    def _note_batch(self, batch: int) -> None:
         """Note that a batch is about to be written, unless it is the newest and comes again."""
-        offsets = self._offsets(batch)
+        offsets = self._digest_offsets(batch)
         if batch < self._note.batch or (batch == self._note.batch and offsets != self._note.offsets):
             raise ConfigurationError(
                 f"source {self.name}: the checkpoint folder {self.checkpoint} went back: batch {batch} comes again, with other "
@@ -181,30 +181,30 @@ class Landing:
                 "(docs/production.md says what the origin gives then)",
             )
         if batch > self._note.batch:
-            self._swap(_Note(self._note.id, batch, offsets))
+            self._swap_note(_GenerationNote(self._note.id, batch, offsets))
 
-    def _offsets(self, batch: int) -> str:
+    def _digest_offsets(self, batch: int) -> str:
         """A digest of what Spark wrote down before it ran the batch."""
         file = self.spark_folder / "offsets" / str(batch)
         return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
 
-    def _swap(self, note: _Note) -> None:
+    def _swap_note(self, note: _GenerationNote) -> None:
         key = self._note_key(self.generation)
-        for _ in range(_TRIES):
+        for _ in range(_WRITE_ATTEMPTS):
             try:
-                self._etag = self._store.swap(key, note.data(), self._etag)
+                self._etag = self._store.compare_and_swap(key, note.to_bytes(), self._etag)
                 self._note = note
                 return
             except (OutcomeUnknownError, PreconditionFailedError):
                 found = self._store.get(key)  # an answer that was lost on its way is there to be read
-            if _Note.read(found.data) == note:
+            if _GenerationNote.from_bytes(found.data) == note:
                 self._note, self._etag = note, found.etag
                 return
             if found.etag != self._etag:
-                raise self._fenced()
-        raise OutcomeUnknownError.at(self._store.uri(key), f"{_TRIES} tries")
+                raise self._fenced_error()
+        raise OutcomeUnknownError.for_uri(self._store.uri(key), f"{_WRITE_ATTEMPTS} tries")
 
-    def _fenced(self) -> FencedError:
+    def _fenced_error(self) -> FencedError:
         return FencedError(
             f"source {self.name}: another process began a generation behind {self.generation}",
             code="landing.fenced",
@@ -212,8 +212,8 @@ class Landing:
             advice="one process per source; this one has ended",
         )
 
-    def _create(self, key: str, data: bytes) -> bool:
-        for _ in range(_TRIES):
+    def _create_object(self, key: str, data: bytes) -> bool:
+        for _ in range(_WRITE_ATTEMPTS):
             try:
                 self._store.create(key, data)
             except PreconditionFailedError:
@@ -224,7 +224,7 @@ class Landing:
         self._store.create(key, data)
         return True
 
-    def _key(self, generation: int, batch: int) -> str:
+    def _batch_key(self, generation: int, batch: int) -> str:
         return f"{self._folder}{generation:04d}-{batch:012d}.parquet"
 
     # Generations
@@ -232,21 +232,21 @@ class Landing:
     def _note_key(self, generation: int) -> str:
         return f"{self._folder}_landing/{generation:04d}.json"
 
-    def _claim(self, new_generation: bool, forgetful: bool) -> tuple[int, _Note, str]:
-        own, newest = self._own_id(), self._last_generation()
+    def _claim_generation(self, new_generation: bool, forgetful: bool) -> tuple[int, _GenerationNote, str]:
+        own, newest = self._read_or_create_id(), self._find_last_generation()
         if newest:
             found = self._store.get(self._note_key(newest))
-            note = _Note.read(found.data)
+            note = _GenerationNote.from_bytes(found.data)
             mine = note.id == own and not note.closed
             if mine and not forgetful:
                 return newest, note, found.etag
             if not mine and not new_generation and not forgetful:
-                raise self._of_another_folder()
-            self._close(newest)
-        note = _Note(own)
-        return newest + 1, note, self._store.create(self._note_key(newest + 1), note.data())
+                raise self._other_folder_error()
+            self._close_generation(newest)
+        note = _GenerationNote(own)
+        return newest + 1, note, self._store.create(self._note_key(newest + 1), note.to_bytes())
 
-    def _of_another_folder(self) -> ConfigurationError:
+    def _other_folder_error(self) -> ConfigurationError:
         return ConfigurationError(
             f"source {self.name} was landed from another checkpoint folder than {self.checkpoint}: this one does not know "
             "what was landed already",
@@ -257,51 +257,51 @@ class Landing:
             "are missing (Kafka's latest, which is its default)",
         )
 
-    def _close(self, generation: int) -> None:
+    def _close_generation(self, generation: int) -> None:
         """End a generation for good: no batch can be noted any more, and the noted one has an object."""
         key = self._note_key(generation)
         while True:
             found = self._store.get(key)
-            note = _Note.read(found.data)
+            note = _GenerationNote.from_bytes(found.data)
             if note.closed:
                 break
             try:
-                self._store.swap(key, _Note(note.id, note.batch, note.offsets, closed=True).data(), found.etag)
+                self._store.compare_and_swap(key, _GenerationNote(note.id, note.batch, note.offsets, closed=True).to_bytes(), found.etag)
             except (PreconditionFailedError, OutcomeUnknownError):
                 continue  # it landed a batch meanwhile, or it is closed: look again
         if note.batch >= 0:
-            self._create(self._key(generation, note.batch), _no_rows(self._source))
+            self._create_object(self._batch_key(generation, note.batch), _make_empty_object(self._source))
 
-    def _last_generation(self) -> int:
-        names = (entry.key[-9:-5] for entry in self._store.list(f"{self._folder}_landing/"))
+    def _find_last_generation(self) -> int:
+        names = (entry.key[-9:-5] for entry in self._store.list_objects(f"{self._folder}_landing/"))
         return max((int(name) for name in names if name.isdigit()), default=0)
 
-    def _own_id(self) -> str:
-        place = self.checkpoint / _ID
+    def _read_or_create_id(self) -> str:
+        place = self.checkpoint / _ID_FILE
         if not place.exists():
-            fresh = self.checkpoint / f"{_ID}.{secrets.token_hex(4)}"
+            fresh = self.checkpoint / f"{_ID_FILE}.{secrets.token_hex(4)}"
             fresh.write_text(secrets.token_hex(16))
             fresh.rename(place)
         return place.read_text()
 
 
-def read_landing(name: str, source: SourceSpec, store: Store) -> dict[str, Any] | None:
+def read_landing_status(name: str, source: SourceSpec, store: Store) -> dict[str, Any] | None:
     """What the process that lands a source said last; None before the first word."""
-    home, folder = home_of(name, source, store)
+    home, folder = locate_source(name, source, store)
     try:
-        found: dict[str, Any] = json.loads(home.get(folder + _STATUS).data)
+        found: dict[str, Any] = json.loads(home.get(folder + _STATUS_KEY).data)
     except (NotFoundError, ValueError):
         return None
     return found
 
 
-def _no_rows(source: SourceSpec) -> bytes:
+def _make_empty_object(source: SourceSpec) -> bytes:
     """An object of the source's columns without a row."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from tidegate.jobs.engine.columns import arrow_type
+    from tidegate.jobs.engine.columns import to_arrow_type
 
     sink = io.BytesIO()
-    pq.write_table(pa.schema({name: arrow_type(kind) for name, kind in source.columns.items()}).empty_table(), sink)
+    pq.write_table(pa.schema({name: to_arrow_type(kind) for name, kind in source.columns.items()}).empty_table(), sink)
     return sink.getvalue()

@@ -13,26 +13,26 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import Processor
 
-__all__ = ["configure_logs", "stand", "standing"]
+__all__ = ["configure_logs", "bind_log_context", "add_log_context"]
 
-_standing: dict[str, Any] = {}
+_log_context: dict[str, Any] = {}
 
 
-def stand(**facts: Any) -> None:
+def bind_log_context(**facts: Any) -> None:
     """Let every later line of this process carry these, whatever thread writes it; None takes one away.
 
     A driver is a process of one pipeline, and half of its lines come from threads and pools that no context variable reaches.
     """
-    global _standing  # replaced, never changed: a thread that writes meanwhile sees the one or the other
-    _standing = {name: value for name, value in {**_standing, **facts}.items() if value is not None}
+    global _log_context  # replaced, never changed: a thread that writes meanwhile sees the one or the other
+    _log_context = {name: value for name, value in {**_log_context, **facts}.items() if value is not None}
 
 
-def standing(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def add_log_context(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """The processor that adds them; what a line says itself goes first."""
-    return {**event, **{name: value for name, value in _standing.items() if name not in event}}
+    return {**event, **{name: value for name, value in _log_context.items() if name not in event}}
 
 
-class _Stderr(logging.StreamHandler[TextIO]):
+class _CurrentStderr(logging.StreamHandler[TextIO]):
     """Writes to what is stderr at the moment: it may be replaced, and the replaced one closed."""
 
     @property
@@ -48,7 +48,7 @@ def configure_logs(*, json: bool) -> None:
     """Send structlog's events to stderr, with time and level; the libraries' own logs and warnings only from WARNING on."""
     renderer = structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     shared: list[Processor] = [
-        standing,
+        add_log_context,
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -60,7 +60,7 @@ def configure_logs(*, json: bool) -> None:
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),  # asked each time: stderr may be replaced
         cache_logger_on_first_use=False,
     )
-    libraries = _Stderr()
+    libraries = _CurrentStderr()
     libraries.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],

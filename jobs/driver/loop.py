@@ -9,27 +9,27 @@ from dataclasses import dataclass
 
 import structlog
 
-from tidegate.checkpoints.keeper import LeaseKeeper
-from tidegate.jobs.driver.inbox import Inbox
+from tidegate.checkpoints.keeper import LeaseRenewer
+from tidegate.jobs.driver.inbox import RequestInbox
 from tidegate.jobs.driver.status import StatusReporter
 from tidegate.jobs.driver.steps import DriverSteps
-from tidegate.jobs.driver.troubles import disk_full
-from tidegate.jobs.engine.epoch import Asked, Engine, EpochReport
+from tidegate.jobs.driver.troubles import detect_full_disk
+from tidegate.jobs.engine.epoch import EpochRequests, Engine, EpochReport
 from tidegate.jobs.engine.faults import Faults
-from tidegate.jobs.engine.publisher import Publishers
+from tidegate.jobs.engine.publisher import PublisherGroup
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Ended", "Loop", "Until"]
+__all__ = ["RunOutcome", "EpochLoop", "EndConditions"]
 
 _log = structlog.get_logger("tidegate.driver")
 
-_LOOK_AGAIN = 0.2  # seconds, while a merge has the next slot
+_HOLD_POLL_INTERVAL = 0.2  # seconds, while a merge has the next slot
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 15.0  # seconds, doubling; the store's own budget of 30 s comes on top
 
 
 @dataclass(frozen=True, slots=True)
-class Until:
+class EndConditions:
     """What ends a run by itself.
 
     Attributes:
@@ -42,28 +42,28 @@ class Until:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RunOutcome:
     """Why the loop ended: the state for ``status.json`` and a sentence."""
 
     state: str
     why: str
 
 
-class Loop:
+class EpochLoop:
     """Runs until stopped, finished, or an error that is not transient."""
 
     def __init__(
         self,
         spec: PipelineSpec,
         engine: Engine,
-        publisher: Publishers,
-        keeper: LeaseKeeper,
+        publisher: PublisherGroup,
+        keeper: LeaseRenewer,
         steps: DriverSteps,
         status: StatusReporter,
-        inbox: Inbox,
+        inbox: RequestInbox,
         faults: Faults,
         stop: threading.Event,
-        until: Until,
+        until: EndConditions,
         on_epoch: Callable[[EpochReport, float], None],
     ) -> None:
         self._spec, self._engine, self._publisher = spec, engine, publisher
@@ -74,89 +74,89 @@ class Loop:
         self._quiet_since = time.monotonic()
         self._backoff = _FIRST_BACKOFF
 
-    def run(self) -> Ended:
+    def run(self) -> RunOutcome:
         """Epoch after epoch.
 
         Raises:
             TidegateError: fenced, poison or configuration; transient ones are waited out.
         """
-        self._status.set("running")
+        self._status.set_state("running")
         while True:
-            ended = self._asked_to_end()
+            ended = self._check_end_conditions()
             if ended is not None:
                 return ended
             begun = time.monotonic()
             try:
-                report = self._epoch()
+                report = self._run_epoch()
             except Exception as error:
-                self._wait_out(_worth_waiting(self._spec.name, error))
+                self._wait_and_reload(_require_transient(self._spec.name, error))
                 continue
-            self._after(report, time.monotonic() - begun)
+            self._record_outcome(report, time.monotonic() - begun)
             if report.ended and not report.pending:
-                return Ended("finished", "every source is bounded and read to its end")
-            self._pause(report, begun)
+                return RunOutcome("finished", "every source is bounded and read to its end")
+            self._pause_between_epochs(report, begun)
 
-    def _asked_to_end(self) -> Ended | None:
+    def _check_end_conditions(self) -> RunOutcome | None:
         if self._keeper.lost.is_set():
             raise self._keeper.error or RuntimeError("lease lost without an error")
         if self._stop.is_set():
-            return Ended("stopped", "a signal or a request asked for it")
+            return RunOutcome("stopped", "a signal or a request asked for it")
         if self._until.epochs is not None and self._sealed >= self._until.epochs:
-            return Ended("stopped", f"{self._sealed} epochs were asked for")
+            return RunOutcome("stopped", f"{self._sealed} epochs were asked for")
         quiet = time.monotonic() - self._quiet_since
         if self._until.idle is not None and quiet >= self._until.idle:
-            return Ended("stopped", f"no row for {self._until.idle:g} s")
+            return RunOutcome("stopped", f"no row for {self._until.idle:g} s")
         return None
 
-    def _epoch(self) -> EpochReport:
+    def _run_epoch(self) -> EpochReport:
         self._steps.begin_epoch()
-        self._hold_for_publisher()
-        report = self._engine.run_epoch(self._asked())
+        self._wait_for_publisher()
+        report = self._engine.run_epoch(self._collect_requests())
         if report.lost:
             _log.warning("slot_lost", advice="another driver or a restore filled it; going on after it")
         if report.sealed:
-            self._publisher.sealed(report.sealed.slot)
-            self._inbox.applied(report)
+            self._publisher.note_sealed(report.sealed.slot)
+            self._inbox.acknowledge_applied(report)
         self._faults.reach("report")
         return report
 
-    def _asked(self) -> Asked:
+    def _collect_requests(self) -> EpochRequests:
         """What people ask of the coming epoch; a merge that asks for the next slot gets it first."""
         asked = self._inbox.collect()
         while self._inbox.held is not None and not self._stop.is_set():
             merge = self._inbox.held
             self._steps.enter("wait")
-            self._status.set("waiting", why=f"{merge.who} merges splice request {merge.name}, which has the next slot")
-            self._stop.wait(_LOOK_AGAIN)
+            self._status.set_state("waiting", why=f"{merge.who} merges splice request {merge.name}, which has the next slot")
+            self._stop.wait(_HOLD_POLL_INTERVAL)
             asked = self._inbox.collect()
         return asked
 
-    def _hold_for_publisher(self) -> None:
+    def _wait_for_publisher(self) -> None:
         limit = self._spec.outputs.max_unpublished
         while not self._publisher.wait_below(limit, timeout=2.0):
             trouble = self._publisher.trouble
             self._steps.enter("wait")
-            self._status.set(
-                "waiting", error=trouble, why=f"{self._publisher.unpublished} epochs are sealed but not in the tables yet"
+            self._status.set_state(
+                "waiting", error=trouble, why=f"{self._publisher.unpublished_count} epochs are sealed but not in the tables yet"
             )
             if self._stop.is_set():
                 return
         if self._status.state == "waiting":
-            self._status.set("running")
+            self._status.set_state("running")
 
-    def _after(self, report: EpochReport, seconds: float) -> None:
+    def _record_outcome(self, report: EpochReport, seconds: float) -> None:
         self._backoff = _FIRST_BACKOFF
-        self._status.decision(report.decision)
+        self._status.record_decision(report.decision)
         if report.manifest is not None:
             self._sealed += 1
-            self._status.epoch(report.manifest, seconds)
+            self._status.record_epoch(report.manifest, seconds)
         if report.rows or report.pending:
             self._quiet_since = time.monotonic()
         if self._status.state != "running":
-            self._status.set("running")
+            self._status.set_state("running")
         self._on_epoch(report, seconds)
 
-    def _pause(self, report: EpochReport, begun: float) -> None:
+    def _pause_between_epochs(self, report: EpochReport, begun: float) -> None:
         checkpoint = self._spec.checkpoint
         rest = checkpoint.min_interval / 1e6 - (time.monotonic() - begun)
         if not report.rows and not report.pending and not report.lost:
@@ -165,11 +165,11 @@ class Loop:
         if rest > 0:
             self._stop.wait(rest)
 
-    def _wait_out(self, error: TransientError) -> None:
+    def _wait_and_reload(self, error: TransientError) -> None:
         """Say what is wrong, wait, stand where the log stands now, try again."""
         _log.warning("transient", code=error.code, error=error.message, again_in=self._backoff)
         self._steps.enter("wait")
-        self._status.set("waiting", error=error, why="trying again by itself")
+        self._status.set_state("waiting", error=error, why="trying again by itself")
         self._stop.wait(max(self._backoff, error.retry_after or 0.0))
         self._backoff = min(_LONGEST_BACKOFF, 2 * self._backoff)
         try:
@@ -179,9 +179,9 @@ class Loop:
         self._status.write()  # while the store was away nobody could be told
 
 
-def _worth_waiting(pipeline: str, error: Exception) -> TransientError:
+def _require_transient(pipeline: str, error: Exception) -> TransientError:
     """The error, if this very process can outlive it; any other is raised on."""
-    known = error if isinstance(error, TransientError) else disk_full(pipeline, error)
+    known = error if isinstance(error, TransientError) else detect_full_disk(pipeline, error)
     if known is None:
         raise error
     return known

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
     from opentelemetry.sdk.metrics import MeterProvider
 
-__all__ = ["NAMES", "STATES", "DriverMetrics", "LandingMetrics", "provider_from_environment"]
+__all__ = ["METRICS", "DRIVER_STATES", "DriverMetrics", "LandingMetrics", "create_meter_provider"]
 
-NAMES: Final = {
+METRICS: Final = {
     "tidegate.epochs": "epochs sealed by this driver",
     "tidegate.epochs.lost": "epochs whose slot another driver or a restore filled",
     "tidegate.epoch.duration": "from plan to sealed",
@@ -51,11 +51,11 @@ NAMES: Final = {
     "tidegate.landing.batch.age": "since this process landed a batch (or its start)",
     "tidegate.landing.state": "1 for the state the landing is in, 0 for the others",
 }
-STATES: Final = ("starting", "running", "waiting", "draining", "stopped", "finished", "failed")
+DRIVER_STATES: Final = ("starting", "running", "waiting", "draining", "stopped", "finished", "failed")
 _SECONDS: Final = "s"
 _ITEMS: Final = "{item}"  # an annotation: a unit of "1" would become the suffix _ratio in Prometheus
-_TICKS: Final = 1_000_000
-_EVERY_MILLIS: Final = 10_000
+_TICKS_PER_SECOND: Final = 1_000_000
+_EXPORT_INTERVAL_MILLIS: Final = 10_000
 
 _Value = tuple[float, dict[str, str]]  # and what stands on it beside the pipeline
 
@@ -86,18 +86,18 @@ class DriverMetrics:
         self._report: EpochReport | None = None
         self._buffered = 0
 
-        def counter(name: str, unit: str = _ITEMS) -> Any:
-            return meter.create_counter(name, unit, NAMES[name])
+        def create_counter(name: str, unit: str = _ITEMS) -> Any:
+            return meter.create_counter(name, unit, METRICS[name])
 
-        self._epochs, self._lost = counter("tidegate.epochs"), counter("tidegate.epochs.lost")
-        self._rows, self._late = counter("tidegate.rows"), counter("tidegate.rows.late")
-        self._windows, self._barriers = counter("tidegate.windows.emitted"), counter("tidegate.barriers")
+        self._epochs, self._lost = create_counter("tidegate.epochs"), create_counter("tidegate.epochs.lost")
+        self._rows, self._late = create_counter("tidegate.rows"), create_counter("tidegate.rows.late")
+        self._windows, self._barriers = create_counter("tidegate.windows.emitted"), create_counter("tidegate.barriers")
         durations = ("tidegate.epoch.duration", "tidegate.step.duration")
-        self._epoch_seconds, self._step_seconds = (meter.create_histogram(n, _SECONDS, NAMES[n]) for n in durations)
-        for name, unit, read in self._gauges():
-            _gauge(meter, self._own, name, unit, read)
+        self._epoch_seconds, self._step_seconds = (meter.create_histogram(n, _SECONDS, METRICS[n]) for n in durations)
+        for name, unit, read in self._define_gauges():
+            _register_gauge(meter, self._own, name, unit, read)
 
-    def epoch(self, report: EpochReport, seconds: float) -> None:
+    def record_epoch(self, report: EpochReport, seconds: float) -> None:
         """Count one turn of the loop."""
         self._report, self._turned_at = report, self._seconds()
         if report.lost:
@@ -109,11 +109,11 @@ class DriverMetrics:
         self._epoch_seconds.record(seconds, self._own)
         for step, took in report.manifest.timings.items():
             self._step_seconds.record(took, {**self._own, "step": step})
-        self._count(report.manifest.notes["epoch"])
+        self._count_rows(report.manifest.notes["epoch"])
         for barrier in report.decision.barriers:
             self._barriers.add(1, {**self._own, "outcome": str(barrier.outcome.value)})
 
-    def _count(self, epoch: Mapping[str, Any]) -> None:
+    def _count_rows(self, epoch: Mapping[str, Any]) -> None:
         self._buffered = epoch["retained"]
         for source, places in epoch["per_source"].items():
             for place, rows in places.items():
@@ -124,51 +124,51 @@ class DriverMetrics:
         for window, rows in epoch["windows"].items():
             self._windows.add(rows, {**self._own, "window": window})
 
-    def _gauges(self) -> list[tuple[str, str, Callable[[], Iterable[_Value]]]]:
+    def _define_gauges(self) -> list[tuple[str, str, Callable[[], Iterable[_Value]]]]:
         return [
-            ("tidegate.driver.state", _ITEMS, lambda: _one_of(STATES, self._facts()["state"])),
-            ("tidegate.driver.error", _ITEMS, self._error),
+            ("tidegate.driver.state", _ITEMS, lambda: _encode_state(DRIVER_STATES, self._facts()["state"])),
+            ("tidegate.driver.error", _ITEMS, self._read_errors),
             ("tidegate.loop.age", _SECONDS, lambda: [(self._seconds() - self._turned_at, {})]),
-            ("tidegate.frontier.lag", _SECONDS, self._frontier),
-            ("tidegate.member.frontier.lag", _SECONDS, self._members),
+            ("tidegate.frontier.lag", _SECONDS, self._read_frontier_lag),
+            ("tidegate.member.frontier.lag", _SECONDS, self._read_member_lags),
             ("tidegate.barriers.blocked", _ITEMS, lambda: [(len(self._report.decision.blocked) if self._report else 0, {})]),
             ("tidegate.checkpoint.age", _SECONDS, lambda: [(self._seconds() - self._sealed_at, {})]),
             ("tidegate.buffered.rows", _ITEMS, lambda: [(self._buffered, {})]),
             ("tidegate.unpublished", _ITEMS, lambda: [(self._facts().get("unpublished", 0), {})]),
-            ("tidegate.sink.lag", _ITEMS, self._each("sinks", "sink")),
-            ("tidegate.publish.duration", _SECONDS, self._each("published_in", "sink")),
-            ("tidegate.source.lag", _ITEMS, self._each("lag", "member")),
-            ("tidegate.source.backlog", _ITEMS, self._each("backlog", "member")),
-            ("tidegate.source.silent", _SECONDS, lambda: [(t / _TICKS, at) for t, at in self._each("silent", "source")()]),
-            ("tidegate.late_uploads", _ITEMS, self._each("late_uploads", "source")),
+            ("tidegate.sink.lag", _ITEMS, self._make_fact_reader("sinks", "sink")),
+            ("tidegate.publish.duration", _SECONDS, self._make_fact_reader("published_in", "sink")),
+            ("tidegate.source.lag", _ITEMS, self._make_fact_reader("lag", "member")),
+            ("tidegate.source.backlog", _ITEMS, self._make_fact_reader("backlog", "member")),
+            ("tidegate.source.silent", _SECONDS, lambda: [(t / _TICKS_PER_SECOND, at) for t, at in self._make_fact_reader("silent", "source")()]),
+            ("tidegate.late_uploads", _ITEMS, self._make_fact_reader("late_uploads", "source")),
             ("tidegate.trouble", _ITEMS, lambda: [(int(self._facts().get("trouble") is not None), {})]),
         ]
 
-    def _each(self, fact: str, label: str) -> Callable[[], list[_Value]]:
+    def _make_fact_reader(self, fact: str, label: str) -> Callable[[], list[_Value]]:
         """A fact that is a mapping of numbers, by the names in it."""
         return lambda: [(value, {label: name}) for name, value in self._facts().get(fact, {}).items()]
 
-    def _error(self) -> Iterable[_Value]:
+    def _read_errors(self) -> Iterable[_Value]:
         """What was once is told as over: a series that only ends looks the same for minutes."""
         found = (self._facts().get("error"), self._facts().get("trouble"))
         now = {(str(error["class"]), str(error["code"])) for error in found if error}
         self._errors |= now
         return [(int(one in now), {"class": one[0], "code": one[1]}) for one in sorted(self._errors)]
 
-    def _frontier(self) -> Iterable[_Value]:
-        return [] if self._report is None else self._behind({"": self._report.decision.frontier_after}, "")
+    def _read_frontier_lag(self) -> Iterable[_Value]:
+        return [] if self._report is None else self._compute_lags({"": self._report.decision.frontier_after}, "")
 
-    def _members(self) -> Iterable[_Value]:
+    def _read_member_lags(self) -> Iterable[_Value]:
         if self._report is None:
             return []
         sources = self._report.decision.after.get("sources", {})
-        return self._behind({m: known["frontier"] for s in sources.values() for m, known in s["inputs"].items()}, "member")
+        return self._compute_lags({m: known["frontier"] for s in sources.values() for m, known in s["inputs"].items()}, "member")
 
-    def _behind(self, frontiers: Mapping[str, int | None], label: str) -> list[_Value]:
+    def _compute_lags(self, frontiers: Mapping[str, int | None], label: str) -> list[_Value]:
         """No value before the first frontier, and none after the last."""
-        now = self._clock.ticks()
+        now = self._clock.wall_ticks()
         real = {name: f for name, f in frontiers.items() if f is not None and TICK_MIN < f < TICK_MAX}
-        return [((now - f) / _TICKS, {label: name} if label else {}) for name, f in real.items()]
+        return [((now - f) / _TICKS_PER_SECOND, {label: name} if label else {}) for name, f in real.items()]
 
 
 class LandingMetrics:
@@ -189,37 +189,37 @@ class LandingMetrics:
         self._seconds, self._landed_at = seconds, seconds()
         self.state = "running"
         names = ("tidegate.landing.rows", "tidegate.landing.batches", "tidegate.landing.restarts")
-        self._rows, self._batches, self._restarts = (meter.create_counter(name, _ITEMS, NAMES[name]) for name in names)
-        _gauge(meter, self._own, "tidegate.landing.batch.age", _SECONDS, lambda: [(self._seconds() - self._landed_at, {})])
+        self._rows, self._batches, self._restarts = (meter.create_counter(name, _ITEMS, METRICS[name]) for name in names)
+        _register_gauge(meter, self._own, "tidegate.landing.batch.age", _SECONDS, lambda: [(self._seconds() - self._landed_at, {})])
         states = ("running", "stopped", "failed")
-        _gauge(meter, self._own, "tidegate.landing.state", _ITEMS, lambda: _one_of(states, self.state))
+        _register_gauge(meter, self._own, "tidegate.landing.state", _ITEMS, lambda: _encode_state(states, self.state))
 
-    def landed(self, rows: int) -> None:
+    def record_batch(self, rows: int) -> None:
         """A batch lies in the bucket."""
         self._landed_at = self._seconds()
         self._rows.add(rows, self._own)
         self._batches.add(1, self._own)
 
-    def again(self) -> None:
+    def record_restart(self) -> None:
         """A query failed and is started again."""
         self._restarts.add(1, self._own)
 
 
-def _gauge(meter: Meter, own: Mapping[str, str], name: str, unit: str, read: Callable[[], Iterable[_Value]]) -> None:
+def _register_gauge(meter: Meter, own: Mapping[str, str], name: str, unit: str, read: Callable[[], Iterable[_Value]]) -> None:
     from opentelemetry.metrics import Observation
 
-    def observe(_options: CallbackOptions) -> Iterable[Observation]:
+    def observe_values(_options: CallbackOptions) -> Iterable[Observation]:
         return [Observation(value, {**own, **more}) for value, more in read()]
 
-    meter.create_observable_gauge(name, [observe], unit, NAMES[name])
+    meter.create_observable_gauge(name, [observe_values], unit, METRICS[name])
 
 
-def _one_of(states: Iterable[str], now: str) -> list[_Value]:
+def _encode_state(states: Iterable[str], now: str) -> list[_Value]:
     """All states, so that the one that was is told as over."""
     return [(int(state == now), {"state": state}) for state in states]
 
 
-def provider_from_environment(environment: Mapping[str, str], instance: str) -> MeterProvider | None:
+def create_meter_provider(environment: Mapping[str, str], instance: str) -> MeterProvider | None:
     """Sends by OTLP over HTTP every ten seconds; None unless an endpoint is named. Shut it down at the end."""
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
     if not any(environment.get(name) for name in names) or environment.get("OTEL_SDK_DISABLED") == "true":
@@ -230,5 +230,5 @@ def provider_from_environment(environment: Mapping[str, str], instance: str) -> 
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import Resource
 
-    reader = PeriodicExportingMetricReader(OTLPMetricExporter(), export_interval_millis=_EVERY_MILLIS)
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter(), export_interval_millis=_EXPORT_INTERVAL_MILLIS)
     return MeterProvider([reader], resource=Resource.create({"service.name": "tidegate", "service.instance.id": instance}))

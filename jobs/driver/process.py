@@ -32,30 +32,30 @@ from tenacity.nap import sleep_using_event
 
 from tidegate import __version__
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.desired import DesiredState, set_desired
+from tidegate.checkpoints.desired import DesiredState, set_desired_state
 from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.keeper import LeaseKeeper
+from tidegate.checkpoints.keeper import LeaseRenewer
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.probe import require_honest
+from tidegate.checkpoints.probe import require_honest_store
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.driver.housekeeping import Housekeeper
-from tidegate.jobs.driver.inbox import Inbox
-from tidegate.jobs.driver.loop import Ended, Loop, Until
-from tidegate.jobs.driver.observe import Observers
-from tidegate.jobs.driver.recovery import settle_head
+from tidegate.jobs.driver.inbox import RequestInbox
+from tidegate.jobs.driver.loop import RunOutcome, EpochLoop, EndConditions
+from tidegate.jobs.driver.observe import EpochListeners
+from tidegate.jobs.driver.recovery import select_start_checkpoint
 from tidegate.jobs.driver.status import StatusReporter
 from tidegate.jobs.driver.steps import DriverSteps
-from tidegate.jobs.driver.streams import dispatcher_of, followers
-from tidegate.jobs.driver.troubles import known_error
-from tidegate.jobs.driver.turn import ALIVE, Turn, beat
-from tidegate.jobs.engine.epoch import Author, Engine, EpochReport
-from tidegate.jobs.engine.faults import faults_from_environment
+from tidegate.jobs.driver.streams import make_dispatcher, make_followers
+from tidegate.jobs.driver.troubles import classify_error
+from tidegate.jobs.driver.turn import ALIVE_FILE, LeaderElection, touch_alive_file
+from tidegate.jobs.engine.epoch import ManifestAuthor, Engine, EpochReport
+from tidegate.jobs.engine.faults import read_faults_from_environment
 from tidegate.jobs.engine.interfaces import Mover
-from tidegate.jobs.engine.publisher import Publishers
-from tidegate.jobs.sinks.small import SmallTables
-from tidegate.jobs.sources.make import Sources
+from tidegate.jobs.engine.publisher import PublisherGroup
+from tidegate.jobs.sinks.small import DriverTables
+from tidegate.jobs.sources.make import PipelineSources
 from tidegate.jobs.sources.view import InputView
 from tidegate.jobs.spec.errors import TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -65,7 +65,7 @@ __all__ = ["RunOptions", "run_pipeline"]
 _log = structlog.get_logger("tidegate.driver")
 
 _START_PATIENCE = 600.0  # seconds; then exit as transient and let the supervisor decide
-_NEVER_DROVE = Ended("stopped", "a signal asked for it, before it was this one's turn to drive")
+_ENDED_BEFORE_LEASE = RunOutcome("stopped", "a signal asked for it, before it was this one's turn to drive")
 _DRAIN_SECONDS = 60.0  # publishing what is sealed already; the log keeps the rest for the next driver
 
 
@@ -84,7 +84,7 @@ class RunOptions:
     """
 
     store_url: str
-    until: Until = field(default_factory=Until)
+    until: EndConditions = field(default_factory=EndConditions)
     recover_to: str = "latest"
     standby: bool = False
     asked_by: str | None = None
@@ -100,51 +100,51 @@ def run_pipeline(spec: PipelineSpec, options: RunOptions) -> int:
     """
     stop = threading.Event()
     try:
-        with _signals(stop), _workdir(options.work) as work:
-            ended = _run(spec, options, work, stop)
+        with _stop_on_signals(stop), _open_work_folder(options.work) as work:
+            ended = _run_when_wanted(spec, options, work, stop)
     except Exception as error:
-        known = known_error(spec.name, error)
+        known = classify_error(spec.name, error)
         _log.error("ended", **{**known.as_dict(), "pipeline": spec.name})
         return known.failure_class.exit_code
     _log.info("ended", pipeline=spec.name, state=ended.state, why=ended.why)
     return 0
 
 
-def _run(spec: PipelineSpec, options: RunOptions, work: Path, stop: threading.Event) -> Ended:
-    patiently = _patience(spec.name, stop)
+def _run_when_wanted(spec: PipelineSpec, options: RunOptions, work: Path, stop: threading.Event) -> RunOutcome:
+    patiently = _make_startup_retry(spec.name, stop)
     store = patiently(open_store, options.store_url)
     with contextlib.closing(store):
-        turn = Turn(store, spec.name, stop, patiently, standby=options.standby, alive=work / ALIVE)
+        turn = LeaderElection(store, spec.name, stop, patiently, standby=options.standby, alive=work / ALIVE_FILE)
         if options.asked_by is not None:
-            turn.ask(options.asked_by)
-        return _drive(spec, options, store, turn, work) if turn.comes() else _NEVER_DROVE
+            turn.clear_stop(options.asked_by)
+        return _drive_with_lease(spec, options, store, turn, work) if turn.wait_until_wanted() else _ENDED_BEFORE_LEASE
 
 
-def _drive(spec: PipelineSpec, options: RunOptions, store: Store, turn: Turn, work: Path) -> Ended:
+def _drive_with_lease(spec: PipelineSpec, options: RunOptions, store: Store, turn: LeaderElection, work: Path) -> RunOutcome:
     patiently, view = turn.patiently, InputView(store, spec, work)
     with ThreadPoolExecutor(1, thread_name_prefix="spark-start") as pool:
         warm = pool.submit(_start_mover, view, spec, work)
         try:
-            patiently(require_honest, store)
+            patiently(require_honest_store, store)
             uid = patiently(ensure_identity, store, spec.name)
             if options.standby:
                 warm.result()
                 _log.info("standing_by", pipeline=spec.name)
-            lease = turn.take_lease(uid)
+            lease = turn.acquire_lease(uid)
             if lease is None:
-                return _NEVER_DROVE
-            with contextlib.closing(_Run(spec, store, view, uid, lease, work, turn.stop, options)) as run:
-                return run.go(warm.result, patiently)
+                return _ENDED_BEFORE_LEASE
+            with contextlib.closing(_DriverSession(spec, store, view, uid, lease, work, turn.stop, options)) as run:
+                return run.run_to_end(warm.result, patiently)
         finally:
             if not warm.cancel() and warm.exception() is None:
                 warm.result().close()
             view.close()
 
 
-def _patience(pipeline: str, stop: threading.Event) -> Retrying:
+def _make_startup_retry(pipeline: str, stop: threading.Event) -> Retrying:
     """A store that is away when the driver starts is waited for, audibly; there is no status to write it to."""
 
-    def say(state: RetryCallState) -> None:
+    def log_store_away(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         wait = state.next_action.sleep if state.next_action else 0.0
         _log.warning("store_away", pipeline=pipeline, error=str(error), again_in=round(wait, 1))
@@ -154,7 +154,7 @@ def _patience(pipeline: str, stop: threading.Event) -> Retrying:
         wait=wait_exponential_jitter(multiplier=1.0, max=15.0),
         stop=stop_after_delay(_START_PATIENCE) | stop_when_event_set(stop),
         sleep=sleep_using_event(stop),
-        before_sleep=say,
+        before_sleep=log_store_away,
         reraise=True,
     )
 
@@ -166,7 +166,7 @@ def _start_mover(store: Store, spec: PipelineSpec, work: Path) -> Mover:
     return SparkMover(store, spec, work)
 
 
-class _Run:
+class _DriverSession:
     """What lives while the lease is held."""
 
     def __init__(
@@ -181,68 +181,68 @@ class _Run:
         options: RunOptions,
     ) -> None:
         self.spec, self.store, self.uid, self.lease, self.stop, self.options = spec, store, uid, lease, stop, options
-        self.alive = work / ALIVE
-        self.sources = Sources(spec, store, view)
+        self.alive = work / ALIVE_FILE
+        self.sources = PipelineSources(spec, store, view)
         self.log = SlotLog(store, spec.name)
-        self.keeper = LeaseKeeper(lease).start()
+        self.keeper = LeaseRenewer(lease).start()
         self.steps = DriverSteps(self.keeper)
-        self.faults = faults_from_environment()
+        self.faults = read_faults_from_environment()
         self.housekeeper = Housekeeper(spec, self.log).start()
-        self.publisher = Publishers(followers(spec, store, uid, work), self.log, self.faults, group=spec.outputs.publish_every)
+        self.publisher = PublisherGroup(make_followers(spec, store, uid, work), self.log, self.faults, group=spec.outputs.publish_every)
         facts = {"pipeline": spec.name, "pid": os.getpid(), "code_version": __version__, "spec_digest": spec.digest()}
         self.status = StatusReporter(store, lease, self.steps, facts, silent_after=spec.supervision.silent_after)
-        self.observers = Observers(spec, store, self.status.snapshot, options.on_epoch)
+        self.observers = EpochListeners(spec, store, self.status.snapshot, options.on_epoch)
 
-    def go(self, mover: Callable[[], Mover], patiently: Retrying) -> Ended:
+    def run_to_end(self, mover: Callable[[], Mover], patiently: Retrying) -> RunOutcome:
         """Settle the head, run the loop, drain; the status says how it ended."""
-        self.status.start(self._beside)
+        self.status.start(self._collect_live_facts)
         try:
-            patiently(settle_head, self.spec, self.log, self.lease, self.options.recover_to)
+            patiently(select_start_checkpoint, self.spec, self.log, self.lease, self.options.recover_to)
             self.publisher.start(patiently(self.log.head).slot)
-            ended = patiently(self._loop, mover()).run()
-            self.status.set("draining", why=ended.why)
+            ended = patiently(self._make_loop, mover()).run()
+            self.status.set_state("draining", why=ended.why)
             self.steps.enter("publish")
             self.publisher.drain(_DRAIN_SECONDS)
             if self.options.standby and ended.state == "finished":  # or the next one would begin, and finish, for ever
-                set_desired(self.store, self.spec.name, DesiredState.STOPPED, who="driver", why=ended.why)
+                set_desired_state(self.store, self.spec.name, DesiredState.STOPPED, who="driver", why=ended.why)
         except Exception as error:
-            known = known_error(self.spec.name, error)
-            self.status.set("failed", error=known)
-            self.observers.failed(known)
+            known = classify_error(self.spec.name, error)
+            self.status.set_state("failed", error=known)
+            self.observers.on_failure(known)
             raise known from error
-        self.status.set(ended.state, why=ended.why)
+        self.status.set_state(ended.state, why=ended.why)
         return ended
 
-    def _beside(self) -> dict[str, object]:
+    def _collect_live_facts(self) -> dict[str, object]:
         """How the sinks and sources are, for the status."""
-        if not self.keeper.overdue:
-            beat(self.alive)
+        if not self.keeper.is_overdue:
+            touch_alive_file(self.alive)
         publisher = self.publisher
-        sinks = {"unpublished": publisher.unpublished, "sinks": publisher.lags, "published_in": publisher.took}
-        return {**sinks, "trouble": _as_dict(publisher.trouble), **self.sources.facts()}
+        sinks = {"unpublished": publisher.unpublished_count, "sinks": publisher.lags, "published_in": publisher.publish_seconds}
+        return {**sinks, "trouble": _describe_error(publisher.trouble), **self.sources.collect_status()}
 
-    def _loop(self, mover: Mover) -> Loop:
+    def _make_loop(self, mover: Mover) -> EpochLoop:
         engine = Engine(
             self.spec,
             self.log,
             self.sources.all,
             mover,
-            author=Author(self.uid, self.lease.holder.driver, __version__),
+            author=ManifestAuthor(self.uid, self.lease.holder.driver, __version__),
             steps=self.steps,
             clock=SYSTEM_CLOCK,
             faults=self.faults,
-            small_tables=SmallTables(self.store).write,
-            dispatch=dispatcher_of(self.spec, self.store, self.log, mover),
+            small_tables=DriverTables(self.store).write,
+            dispatch=make_dispatcher(self.spec, self.store, self.log, mover),
         )
-        inbox = Inbox(
+        inbox = RequestInbox(
             self.store,
             self.spec.name,
             lambda: self.lease.token,
             self.stop,
             lambda: engine.standing.head.record,
-            attachments=self.spec.graph.attachments,
+            attachments=self.spec.stream_graph.attachments,
         )
-        return Loop(
+        return EpochLoop(
             self.spec,
             engine,
             self.publisher,
@@ -253,7 +253,7 @@ class _Run:
             self.faults,
             self.stop,
             self.options.until,
-            self.observers.epoch,
+            self.observers.on_epoch,
         )
 
     def close(self) -> None:
@@ -268,23 +268,23 @@ class _Run:
         self.observers.close()  # last: a collector that does not answer must not keep the next driver waiting
 
 
-def _as_dict(error: TidegateError | None) -> dict[str, object] | None:
+def _describe_error(error: TidegateError | None) -> dict[str, object] | None:
     return error.as_dict() if error else None
 
 
 @contextlib.contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
+def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
     """SIGTERM and SIGINT ask for a drain; a second SIGINT ends at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def ask(number: int, _frame: object) -> None:
+    def request_stop(number: int, _frame: object) -> None:
         if number == signal.SIGINT and stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
@@ -293,7 +293,7 @@ def _signals(stop: threading.Event) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _workdir(given: Path | None) -> Iterator[Path]:
+def _open_work_folder(given: Path | None) -> Iterator[Path]:
     if given is not None:
         given.mkdir(parents=True, exist_ok=True)
         yield given

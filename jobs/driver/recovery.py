@@ -10,23 +10,23 @@ import secrets
 
 import structlog
 
-from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.catalog import CheckpointCatalog
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.restore import commit_restore, plan_restore
-from tidegate.checkpoints.specs import require_fit, spec_changes, write_spec
-from tidegate.checkpoints.verify import Verdict, Verification, condemn, verify
+from tidegate.checkpoints.specs import require_compatible_spec, compare_spec_with_checkpoint, write_spec
+from tidegate.checkpoints.verify import CheckpointVerdict, Verification, condemn_if_damaged, verify_checkpoint
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["settle_head"]
+__all__ = ["select_start_checkpoint"]
 
 _log = structlog.get_logger("tidegate.driver")
 
 
-def settle_head(spec: PipelineSpec, log: SlotLog, lease: Lease, recover_to: str) -> None:
+def select_start_checkpoint(spec: PipelineSpec, log: SlotLog, lease: Lease, recover_to: str) -> None:
     """Leave the log with a head that is whole and is what `recover_to` asks for.
 
     Raises:
@@ -38,32 +38,32 @@ def settle_head(spec: PipelineSpec, log: SlotLog, lease: Lease, recover_to: str)
     if head.record is None or head.checkpoint is None:
         return
     if recover_to == "latest":
-        found = verify(log, head.checkpoint, checksums=False)
-        if found.verdict is not Verdict.DAMAGED:  # whole, or the store could not say: only definite evidence condemns
-            _fit(spec, log, head.record)
+        found = verify_checkpoint(log, head.checkpoint, checksums=False)
+        if found.verdict is not CheckpointVerdict.DAMAGED:  # whole, or the store could not say: only definite evidence condemns
+            _require_spec_fit(spec, log, head.record)
             return
-        target, why = _past_the_damage(spec, log, found), f"{head.checkpoint} is damaged"
+        target, why = _find_undamaged_checkpoint(spec, log, found), f"{head.checkpoint} is damaged"
     else:
-        target, why = Catalog(log).resolve(recover_to), f"started with recover_to={recover_to}"
-    _fit(spec, log, log.open(target).epoch)
+        target, why = CheckpointCatalog(log).resolve(recover_to), f"started with recover_to={recover_to}"
+    _require_spec_fit(spec, log, log.open_checkpoint(target).epoch)
     if target != head.checkpoint:
         plan = plan_restore(log, target)
         commit_restore(log, lease, plan, request_id=secrets.token_hex(8), who=f"driver {lease.holder.driver}", why=why)
         _log.warning("restored", pipeline=spec.name, to=str(target), epochs_rewound=plan.epochs_rewound, why=why)
 
 
-def _fit(spec: PipelineSpec, log: SlotLog, manifest: Manifest) -> None:
+def _require_spec_fit(spec: PipelineSpec, log: SlotLog, manifest: Manifest) -> None:
     """Say what a changed spec keeps and drops, before anything is done; refuse what would be misread."""
-    if spec_changes(log.store, spec, manifest) is None:
+    if compare_spec_with_checkpoint(log.store, spec, manifest) is None:
         _log.warning("spec_changed", pipeline=spec.name, what="unknown", why=f"the spec that wrote {manifest.id} was not kept")
         return
-    for change in require_fit(log, spec, manifest):
+    for change in require_compatible_spec(log, spec, manifest):
         _log.warning("spec_changed", pipeline=spec.name, what=change.what, verdict=change.verdict.value, why=change.why)
 
 
-def _past_the_damage(spec: PipelineSpec, log: SlotLog, damaged: Verification) -> CheckpointId:
+def _find_undamaged_checkpoint(spec: PipelineSpec, log: SlotLog, damaged: Verification) -> CheckpointId:
     first = damaged.findings[0]
-    condemn(log, damaged)
+    condemn_if_damaged(log, damaged)
     if spec.checkpoint.on_bad_checkpoint == "stop":
         raise PoisonError(
             f"checkpoint {damaged.checkpoint} of {spec.name} is damaged: {first.problem} {first.key} {first.detail}",
@@ -73,9 +73,9 @@ def _past_the_damage(spec: PipelineSpec, log: SlotLog, damaged: Verification) ->
             advice=f"go back to one that is whole: tidegate checkpoints restore {spec.name} latest_healthy "
             "(or let the driver do it: on_bad_checkpoint: fork)",
         )
-    for row in Catalog(log).listing():
-        candidate = CheckpointId.parse(row.id) if row.restorable and row.id else None
-        if candidate and verify(log, candidate, checksums=False).verdict is Verdict.HEALTHY:
+    for row in CheckpointCatalog(log).list_checkpoints():
+        candidate = CheckpointId.parse(row.id) if row.is_restorable and row.id else None
+        if candidate and verify_checkpoint(log, candidate, checksums=False).verdict is CheckpointVerdict.HEALTHY:
             return candidate
     raise PoisonError(
         f"no checkpoint of {spec.name} is whole",

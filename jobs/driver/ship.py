@@ -13,36 +13,36 @@ from tidegate.checkpoints.driver_logs import DriverLog
 from tidegate.checkpoints.open import open_store
 from tidegate.jobs.spec.errors import TidegateError
 
-__all__ = ["ATTEMPT", "LOG", "shipped_log"]
+__all__ = ["ATTEMPT_VARIABLE", "LOG_VARIABLE", "ship_log"]
 
-LOG: Final = "TIDEGATE_DRIVER_LOG"
-ATTEMPT: Final = "TIDEGATE_ATTEMPT"
-_EVERY: Final = 10.0  # seconds; the last piece is put anew each time, at most 256 KiB
-_LAST_WORDS: Final = 10.0  # seconds; a store that is away must not keep a driver from ending: its task sends the rest
+LOG_VARIABLE: Final = "TIDEGATE_DRIVER_LOG"
+ATTEMPT_VARIABLE: Final = "TIDEGATE_ATTEMPT"
+_SHIP_INTERVAL: Final = 10.0  # seconds; the last piece is put anew each time, at most 256 KiB
+_FINAL_SEND_TIMEOUT: Final = 10.0  # seconds; a store that is away must not keep a driver from ending: its task sends the rest
 
 
 @contextmanager
-def shipped_log(store_url: str, pipeline: str, environment: Mapping[str, str] = os.environ) -> Iterator[None]:
+def ship_log(store_url: str, pipeline: str, environment: Mapping[str, str] = os.environ) -> Iterator[None]:
     """Ship the log the launcher told us of, until the block ends; without one, do nothing."""
-    path, attempt = environment.get(LOG), environment.get(ATTEMPT)
+    path, attempt = environment.get(LOG_VARIABLE), environment.get(ATTEMPT_VARIABLE)
     if not path or not attempt:
         yield
         return
     stop = threading.Event()
 
-    def run() -> None:
+    def send_periodically() -> None:
         log: DriverLog | None = None
         ended = False
         while not ended:
-            ended = stop.wait(_EVERY)
+            ended = stop.wait(_SHIP_INTERVAL)
             with suppress(TidegateError, OSError):  # next time, or by the task that finds the log
                 log = log or DriverLog(open_store(store_url), pipeline, attempt, Path(path))
-                log.send()
+                log.send_new_pieces()
 
-    thread = threading.Thread(target=run, name="tidegate-log", daemon=True)
+    thread = threading.Thread(target=send_periodically, name="tidegate-log", daemon=True)
     thread.start()
     try:
         yield
     finally:
         stop.set()
-        thread.join(_LAST_WORDS)
+        thread.join(_FINAL_SEND_TIMEOUT)

@@ -11,16 +11,16 @@ import structlog
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.status import Status, write_status
+from tidegate.checkpoints.status import DriverStatus, write_status
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.driver.steps import DriverSteps
 from tidegate.jobs.eventtime.types import Decision
 from tidegate.jobs.spec.errors import TidegateError
 from tidegate.jobs.spec.time import format_instant
 
-__all__ = ["BEAT_EVERY", "StatusReporter"]
+__all__ = ["HEARTBEAT_INTERVAL", "StatusReporter"]
 
-BEAT_EVERY = 2.0  # seconds; with the observer's own patience of 6 s a lost driver is seen in under 10 s
+HEARTBEAT_INTERVAL = 2.0  # seconds; with the observer's own patience of 6 s a lost driver is seen in under 10 s
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -45,11 +45,11 @@ class StatusReporter:
     ) -> None:
         self._store, self._lease, self._steps, self._clock = store, lease, steps, clock
         self._silent_after = silent_after
-        self._facts: dict[str, Any] = {"started_at": clock.ticks(), **facts}
+        self._facts: dict[str, Any] = {"started_at": clock.wall_ticks(), **facts}
         self._extra: Callable[[], dict[str, Any]] = dict
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="tidegate-status", daemon=True)
+        self._thread = threading.Thread(target=self._write_periodically, name="tidegate-status", daemon=True)
         self.state = "starting"
 
     def start(self, extra: Callable[[], dict[str, Any]]) -> None:
@@ -57,7 +57,7 @@ class StatusReporter:
         self._extra = extra
         self._thread.start()
 
-    def set(self, state: str, *, error: TidegateError | None = None, why: str | None = None) -> None:
+    def set_state(self, state: str, *, error: TidegateError | None = None, why: str | None = None) -> None:
         """Change the state and write it now."""
         self.state = state
         with self._lock:
@@ -65,7 +65,7 @@ class StatusReporter:
             self._facts["why"] = why
         self.write()
 
-    def epoch(self, manifest: Manifest, seconds: float) -> None:
+    def record_epoch(self, manifest: Manifest, seconds: float) -> None:
         """Note a sealed epoch."""
         with self._lock:
             self._facts |= {
@@ -78,7 +78,7 @@ class StatusReporter:
                 "timings": manifest.timings,
             }
 
-    def decision(self, decision: Decision) -> None:
+    def record_decision(self, decision: Decision) -> None:
         """Note what the last cut meant, sealed or not."""
         with self._lock:
             self._facts |= {
@@ -87,8 +87,8 @@ class StatusReporter:
                 "statuses": decision.statuses,
                 "holder": decision.holder,
                 "blocked": list(decision.blocked),
-                "members": member_frontiers(decision),
-                "silent": silent_sources(decision, self._silent_after),
+                "members": read_member_frontiers(decision),
+                "silent": find_silent_sources(decision, self._silent_after),
             }
 
     def snapshot(self) -> dict[str, Any]:
@@ -98,11 +98,11 @@ class StatusReporter:
 
     def write(self) -> None:
         """Write now. A store that does not answer is not worth stopping for."""
-        status = Status(
+        status = DriverStatus(
             token=self._lease.token,
             driver=self._lease.holder.driver,
             step=self._steps.current,
-            at=self._clock.ticks(),
+            at=self._clock.wall_ticks(),
             body={**self.snapshot(), "holder_process": self._lease.holder.model_dump()},
         )
         try:
@@ -116,12 +116,12 @@ class StatusReporter:
         if self._thread.is_alive():
             self._thread.join(timeout=10.0)
 
-    def _run(self) -> None:
-        while not self._stop.wait(BEAT_EVERY):
+    def _write_periodically(self) -> None:
+        while not self._stop.wait(HEARTBEAT_INTERVAL):
             self.write()
 
 
-def silent_sources(decision: Decision, after: int | None) -> dict[str, int]:
+def find_silent_sources(decision: Decision, after: int | None) -> dict[str, int]:
     """Sources without a word for at least so many ticks, on the pipeline clock, and for how many; none that is done."""
     inputs = decision.after.get("output", {}).get("inputs", {})
     silent = {name: decision.now - at for name, at in decision.after.get("active_at", {}).items()}
@@ -132,7 +132,7 @@ def silent_sources(decision: Decision, after: int | None) -> dict[str, int]:
     }
 
 
-def member_frontiers(decision: Decision) -> dict[str, int | None]:
+def read_member_frontiers(decision: Decision) -> dict[str, int | None]:
     """Frontier per member, as the decider's state has it."""
     sources = decision.after.get("sources", {})
     return {name: known["frontier"] for source in sources.values() for name, known in source["inputs"].items()}

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Final
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.keeper import LeaseKeeper
-from tidegate.jobs.driver.logs import stand
+from tidegate.checkpoints.keeper import LeaseRenewer
+from tidegate.jobs.driver.logs import bind_log_context
 
-__all__ = ["DEADLINES", "DriverSteps"]
+__all__ = ["STEP_DEADLINES", "DriverSteps"]
 
-DEADLINES: Final[Mapping[str, float]] = {
+STEP_DEADLINES: Final[Mapping[str, float]] = {
     "plan": 120.0,  # listing and footers; a slow store answers within its own budget of 30 s per request
     "survey": 1800.0,  # one Spark job over the cut
     "decide": 60.0,
@@ -29,7 +29,7 @@ DEADLINES: Final[Mapping[str, float]] = {
 class DriverSteps:
     """Implements `tidegate.jobs.engine.epoch.Steps` on a lease keeper."""
 
-    def __init__(self, keeper: LeaseKeeper) -> None:
+    def __init__(self, keeper: LeaseRenewer) -> None:
         self._keeper = keeper
         self._timings: dict[str, float] = {}
         self.current = "start"
@@ -38,11 +38,11 @@ class DriverSteps:
 
     def enter(self, name: str) -> None:
         """Announce a step without measuring it."""
-        self.current, self.since = name, SYSTEM_CLOCK.ticks()
-        self._keeper.step(name, DEADLINES[name])
+        self.current, self.since = name, SYSTEM_CLOCK.wall_ticks()
+        self._keeper.announce_step(name, STEP_DEADLINES[name])
 
     @contextmanager
-    def step(self, name: str) -> Iterator[None]:
+    def measure_step(self, name: str) -> Iterator[None]:
         """Announce and measure a step; after it, the driver counts as between steps."""
         self.enter(name)
         begun = time.perf_counter()
@@ -52,13 +52,13 @@ class DriverSteps:
             self._timings[name] = self._timings.get(name, 0.0) + time.perf_counter() - begun
             self.enter("wait")
 
-    def attempt(self, epoch: int, name: str) -> None:
+    def begin_attempt(self, epoch: int, name: str) -> None:
         """Let the log say which attempt is under way."""
-        stand(epoch=epoch, attempt=name)
+        bind_log_context(epoch=epoch, attempt=name)
 
     def require_lease(self) -> int:
         """The token of the lease, checked now. Raises FencedError when it is gone."""
-        self._keeper.lease.check()
+        self._keeper.lease.ensure_held()
         return self._keeper.lease.token
 
     @property

@@ -9,24 +9,24 @@ import structlog
 
 from tidegate.jobs.spec.errors import PoisonError, TidegateError, TransientError
 
-__all__ = ["disk_full", "known_error"]
+__all__ = ["detect_full_disk", "classify_error"]
 
 _log = structlog.get_logger("tidegate.driver")
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_TEXT = ("No space left on device", "Disk quota exceeded")  # what is left of the number behind a JVM
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")  # what is left of the number behind a JVM
 
-_SERVER_GONE = ("StatusCode.UNAVAILABLE", "INVALID_HANDLE.", "RETRIES_EXCEEDED")  # what Spark Connect's client says then
+_CONNECT_LOST_TEXTS = ("StatusCode.UNAVAILABLE", "INVALID_HANDLE.", "RETRIES_EXCEEDED")  # what Spark Connect's client says then
 
 
-def known_error(pipeline: str, error: Exception) -> TidegateError:
+def classify_error(pipeline: str, error: Exception) -> TidegateError:
     """The error as people are told it. A traceback goes to the log, and only for what may be a defect."""
-    gone = disk_full(pipeline, error) or _spark_lost(pipeline, error)
+    gone = detect_full_disk(pipeline, error) or _detect_spark_loss(pipeline, error)
     if gone is not None:
         return gone
     if isinstance(error, TidegateError):
         return error
-    first = _first_line(error)
+    first = _get_first_line(error)
     _log.error("traceback", pipeline=pipeline, exc_info=error)
     return PoisonError(
         f"{pipeline}: {type(error).__name__}: {first}",
@@ -37,18 +37,18 @@ def known_error(pipeline: str, error: Exception) -> TidegateError:
     )
 
 
-def _spark_lost(pipeline: str, error: Exception) -> TransientError | None:
+def _detect_spark_loss(pipeline: str, error: Exception) -> TransientError | None:
     """The error for a JVM or a Spark Connect server that died under the driver: a new driver may find another.
 
     Py4J says it in many ways, also that a class of Spark's does not exist; so the JVM itself is asked.
     """
     if isinstance(error, TidegateError) and not isinstance(error, PoisonError):
         return None
-    what = "JVM" if isinstance(error, ConnectionError | EOFError) else next(filter(None, map(_lost, _causes(error))), None)
+    what = "JVM" if isinstance(error, ConnectionError | EOFError) else next(filter(None, map(_name_lost_process, _iterate_causes(error))), None)
     if what is None:
         return None
     return TransientError(
-        f"{pipeline}: Spark's {what} is gone ({_first_line(error) or type(error).__name__})",
+        f"{pipeline}: Spark's {what} is gone ({_get_first_line(error) or type(error).__name__})",
         code="driver.jvm_lost",
         pipeline=pipeline,
         kept="everything sealed; this epoch was not",
@@ -57,17 +57,17 @@ def _spark_lost(pipeline: str, error: Exception) -> TransientError | None:
     )
 
 
-def _lost(cause: BaseException) -> str | None:
+def _name_lost_process(cause: BaseException) -> str | None:
     """What is gone, if this error says so."""
     room = type(cause).__module__
-    if room.startswith("py4j.") and not _jvm_answers():
+    if room.startswith("py4j.") and not _is_jvm_responding():
         return "JVM"
-    if room.startswith("pyspark.") and any(text in str(cause) for text in _SERVER_GONE):
+    if room.startswith("pyspark.") and any(text in str(cause) for text in _CONNECT_LOST_TEXTS):
         return "Connect server, or its session,"
     return None
 
 
-def _jvm_answers() -> bool:
+def _is_jvm_responding() -> bool:
     from pyspark import SparkContext
 
     try:
@@ -76,23 +76,23 @@ def _jvm_answers() -> bool:
         return False
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0][:500]
 
 
-def disk_full(pipeline: str, error: BaseException) -> TransientError | None:
+def detect_full_disk(pipeline: str, error: BaseException) -> TransientError | None:
     """The error for a scratch disk without room, if that is what it comes from, behind whatever it was wrapped in.
 
     Errors that already say who has to act are left alone; but Spark's word for a failed job is not the last one.
 
-    >>> disk_full("p", OSError(errno.ENOSPC, "No space left on device", "/scratch/x")).message
+    >>> detect_full_disk("p", OSError(errno.ENOSPC, "No space left on device", "/scratch/x")).message
     'p: no space left for scratch files (/scratch/x: No space left on device)'
     """
     if isinstance(error, TidegateError) and not isinstance(error, PoisonError):
         return None
-    for cause in _causes(error):
-        by_number = isinstance(cause, OSError) and cause.errno in _FULL
-        text = next((t for t in _FULL_TEXT if t in str(cause)), None)
+    for cause in _iterate_causes(error):
+        by_number = isinstance(cause, OSError) and cause.errno in _DISK_FULL_ERRNOS
+        text = next((t for t in _DISK_FULL_TEXTS if t in str(cause)), None)
         if by_number or text:
             where = f"{cause.filename}: " if isinstance(cause, OSError) and cause.filename else ""
             return TransientError(
@@ -107,7 +107,7 @@ def disk_full(pipeline: str, error: BaseException) -> TransientError | None:
     return None
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
     """The error and what it was raised from, outermost first."""
     seen: list[BaseException] = []
     current: BaseException | None = error

@@ -13,26 +13,26 @@ from pathlib import Path
 import structlog
 from tenacity import Retrying
 
-from tidegate.checkpoints.desired import Desired, DesiredState, read_desired, set_desired
-from tidegate.checkpoints.lease import Holder, Lease, LeaseHeldError
+from tidegate.checkpoints.desired import DesiredDocument, DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.lease import ProcessIdentity, Lease, LeaseHeldError
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import FencedError
 
-__all__ = ["ALIVE", "Turn", "beat"]
+__all__ = ["ALIVE_FILE", "LeaderElection", "touch_alive_file"]
 
 _log = structlog.get_logger("tidegate.driver")
 
-ALIVE = "alive"  # file in the work folder
+ALIVE_FILE = "alive"  # file in the work folder
 _LOOK_EVERY = 2.0  # seconds between looks whether a stopped pipeline should run again
 
 
-def beat(alive: Path) -> None:
+def touch_alive_file(alive: Path) -> None:
     """Show a supervisor that this process is not stuck: a liveness probe looks at the file's age."""
     with contextlib.suppress(OSError):
         alive.touch()
 
 
-class Turn:
+class LeaderElection:
     """The way to the lease.
 
     Attributes:
@@ -46,15 +46,15 @@ class Turn:
     ) -> None:
         self._store, self._pipeline, self._standby = store, pipeline, standby
         self.stop, self.patiently, self.alive = stop, patiently, alive
-        self._heard = Desired()
+        self._heard = DesiredDocument()
 
-    def ask(self, who: str) -> None:
+    def clear_stop(self, who: str) -> None:
         """A person's own run ends an earlier stop. A restore goes first, and what nobody ever spoke of stays so."""
-        now = self.patiently(read_desired, self._store, self._pipeline)
+        now = self.patiently(read_desired_state, self._store, self._pipeline)
         if now.keeps_drivers_away and now.state is DesiredState.STOPPED:
-            self.patiently(set_desired, self._store, self._pipeline, DesiredState.RUN, who=who, why="tidegate run")
+            self.patiently(set_desired_state, self._store, self._pipeline, DesiredState.RUN, who=who, why="tidegate run")
 
-    def comes(self) -> bool:
+    def wait_until_wanted(self) -> bool:
         """Wait until the pipeline should run; False when asked to end.
 
         This comes before Spark: a stopped pipeline costs a request now and then, and no memory.
@@ -62,12 +62,12 @@ class Turn:
         Raises:
             FencedError: it should not run, and this driver does not stand by.
         """
-        while not self.patiently(self._wanted):
+        while not self.patiently(self._is_wanted):
             if self.stop.wait(_LOOK_EVERY):
                 return False
         return True
 
-    def take_lease(self, uid: str) -> Lease | None:
+    def acquire_lease(self, uid: str) -> Lease | None:
         """The lease, or None when a standby was asked to end.
 
         Raises:
@@ -75,7 +75,7 @@ class Turn:
         """
         while True:
             try:
-                lease = self._acquire(uid)
+                lease = self._acquire_patiently(uid)
             except LeaseHeldError:
                 if self._standby and self.stop.is_set():
                     return None
@@ -83,33 +83,33 @@ class Turn:
             # Who stops a pipeline says so first and looks for a driver then: that one has seen us, or we see the wish here.
             with contextlib.ExitStack() as giving_back:
                 giving_back.callback(lease.release)
-                if self.patiently(self._wanted):
+                if self.patiently(self._is_wanted):
                     giving_back.pop_all()
                     return lease
 
-    def _acquire(self, uid: str) -> Lease:
+    def _acquire_patiently(self, uid: str) -> Lease:
         return self.patiently(
             Lease.acquire,
             self._store,
             self._pipeline,
-            Holder.this_process(),
+            ProcessIdentity.this_process(),
             uid=uid,
             standby=self._standby,
-            stop=self._ended,
-            may=self._wanted,
+            stop=self._beat_and_check_stop,
+            may=self._is_wanted,
         )
 
-    def _ended(self) -> bool:
-        beat(self.alive)
+    def _beat_and_check_stop(self) -> bool:
+        touch_alive_file(self.alive)
         return self.stop.is_set()
 
-    def _wanted(self) -> bool:
+    def _is_wanted(self) -> bool:
         """Whether nobody keeps drivers away."""
-        beat(self.alive)
-        before, self._heard = self._heard, read_desired(self._store, self._pipeline)
+        touch_alive_file(self.alive)
+        before, self._heard = self._heard, read_desired_state(self._store, self._pipeline)
         if not self._heard.keeps_drivers_away:
             return True
-        unwanted = _unwanted(self._pipeline, self._heard)
+        unwanted = _unwanted_error(self._pipeline, self._heard)
         if not self._standby:
             raise unwanted
         if before != self._heard:
@@ -117,7 +117,7 @@ class Turn:
         return False
 
 
-def _unwanted(pipeline: str, wish: Desired) -> FencedError:
+def _unwanted_error(pipeline: str, wish: DesiredDocument) -> FencedError:
     said = f"{wish.who or 'nobody'}{f': {wish.why}' if wish.why else ''}"
     return FencedError(
         f"{pipeline} should be {wish.state} (said by {said})",

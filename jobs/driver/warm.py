@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 
-__all__ = ["warm"]
+__all__ = ["build_class_archive"]
 
-_PATIENCE = 600.0
-_SPEC = """\
+_BUILD_TIMEOUT = 600.0
+_WARMUP_SPEC = """\
 apiVersion: tidegate/v1
 name: warm
 sources:
@@ -42,10 +42,10 @@ windows:
 checkpoint: {idle_interval: 100ms}
 spark: {driver_memory: 1g, jvm: quick}
 """
-_OBJECTS = 3
+_WARMUP_OBJECTS = 3
 
 
-def warm(again: bool = False) -> tuple[Path, bool]:
+def build_class_archive(again: bool = False) -> tuple[Path, bool]:
     """Make this machine's class archive unless it is there.
 
     Args:
@@ -58,9 +58,9 @@ def warm(again: bool = False) -> tuple[Path, bool]:
         ConfigurationError: no Java.
         TransientError: the run that should make it failed; its last lines are in the message.
     """
-    from tidegate.jobs.spark.class_archive import DUMP_VARIABLE, archive_file
+    from tidegate.jobs.spark.class_archive import ARCHIVE_DUMP_VARIABLE, locate_class_archive
 
-    archive = archive_file()
+    archive = locate_class_archive()
     if archive is None:
         raise ConfigurationError("no Java found", code="warm.no_java", advice="install Java 17, or set JAVA_HOME")
     if archive.is_file() and not again:
@@ -70,16 +70,16 @@ def warm(again: bool = False) -> tuple[Path, bool]:
     with TemporaryDirectory(dir=archive.parent) as folder:
         made = Path(folder, "made.jsa")
         spec = Path(folder, "warm.yaml")
-        spec.write_text(_SPEC, encoding="utf-8")
-        _write_feed(Path(folder, "store"))
-        said = _run([str(spec), "--store", f"{folder}/store"], {**os.environ, DUMP_VARIABLE: str(made)})
+        spec.write_text(_WARMUP_SPEC, encoding="utf-8")
+        _write_warmup_feed(Path(folder, "store"))
+        said = _run_warmup_driver([str(spec), "--store", f"{folder}/store"], {**os.environ, ARCHIVE_DUMP_VARIABLE: str(made)})
         if not made.is_file():
             raise TransientError(f"the run that should make the class archive failed:\n{said[-2000:]}", code="warm.failed")
         made.replace(archive)
     return archive, True
 
 
-def _run(arguments: list[str], environment: dict[str, str]) -> str:
+def _run_warmup_driver(arguments: list[str], environment: dict[str, str]) -> str:
     # The JVM writes the archive after Python has ended; it holds the other end of the pipe until then.
     done = subprocess.run(
         [sys.executable, "-m", "tidegate.jobs.driver", *arguments],
@@ -87,18 +87,18 @@ def _run(arguments: list[str], environment: dict[str, str]) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=environment,
-        timeout=_PATIENCE,
+        timeout=_BUILD_TIMEOUT,
         check=False,
     )
     return done.stdout.decode(errors="replace")
 
 
-def _write_feed(store: Path) -> None:
+def _write_warmup_feed(store: Path) -> None:
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     for source in ("one", "two"):
         folder = store / "inbox" / source
         folder.mkdir(parents=True)
-        for number in range(_OBJECTS):
+        for number in range(_WARMUP_OBJECTS):
             minutes = [number, max(0, number - 3), number + 1, number]  # in order, late, ahead; the last one is the barrier
             table = pa.table(
                 {

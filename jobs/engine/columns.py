@@ -7,10 +7,10 @@ from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["TIMESTAMP", "arrow_type"]
+__all__ = ["TIMESTAMP_UTC", "to_arrow_type"]
 
-TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-_TYPES: Final = {
+TIMESTAMP_UTC: Final = pa.timestamp("us", tz="UTC")
+_ARROW_TYPES: Final = {
     "string": pa.string(),
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -18,13 +18,13 @@ _TYPES: Final = {
     "float": pa.float32(),
     "double": pa.float64(),
     "date": pa.date32(),
-    "timestamp": TIMESTAMP,
+    "timestamp": TIMESTAMP_UTC,
     "binary": pa.binary(),
 }
-_DECIMAL: Final = re.compile(r"decimal\((\d+),\s*(\d+)\)\Z")
+_DECIMAL_PATTERN: Final = re.compile(r"decimal\((\d+),\s*(\d+)\)\Z")
 
 
-def arrow_type(declared: str) -> pa.DataType:
+def to_arrow_type(declared: str) -> pa.DataType:
     """The Arrow type of a declared column type, such as `long` or `decimal(10, 2)`; times are microseconds in UTC."""
-    decimal = _DECIMAL.match(declared)
-    return pa.decimal128(int(decimal[1]), int(decimal[2])) if decimal else _TYPES[declared]
+    decimal = _DECIMAL_PATTERN.match(declared)
+    return pa.decimal128(int(decimal[1]), int(decimal[2])) if decimal else _ARROW_TYPES[declared]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tidegate.checkpoints.manifest import Counters
 
-__all__ = ["EpochCounters", "accumulate"]
+__all__ = ["EpochCounters", "accumulate_counters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +41,28 @@ class EpochCounters:
     per_source: dict[str, dict[str, int]] = field(default_factory=dict)
     dead_objects: int = 0
 
-    def conserved(self) -> bool:
+    def is_conserved(self) -> bool:
         """Whether every row read, and every row buffered before, stands in exactly one place."""
         out = self.released + self.late + sum(self.dropped.values()) + self.rejected + self.dead_lettered + self.retained
         return self.read + self.retained_before == out
 
 
-def accumulate(before: Counters, epoch: EpochCounters) -> Counters:
+def accumulate_counters(before: Counters, epoch: EpochCounters) -> Counters:
     """The cumulative counters after one more epoch."""
     return Counters(
         read=before.read + epoch.read,
         released=before.released + epoch.released,
         late=before.late + epoch.late,
-        dropped=_added(before.dropped, epoch.dropped),
+        dropped=_add_counts(before.dropped, epoch.dropped),
         rejected=before.rejected + epoch.rejected,
         dead_lettered=before.dead_lettered + epoch.dead_lettered,
         retained=epoch.retained,
         per_source={
-            source: _added(before.per_source.get(source, {}), epoch.per_source.get(source, {}))
+            source: _add_counts(before.per_source.get(source, {}), epoch.per_source.get(source, {}))
             for source in sorted({*before.per_source, *epoch.per_source})
         },
     )
 
 
-def _added(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+def _add_counts(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
     return {key: left.get(key, 0) + right.get(key, 0) for key in sorted({*left, *right})}

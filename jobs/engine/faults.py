@@ -13,9 +13,9 @@ from typing import Final, Protocol
 
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["LANDING", "POINTS", "Faults", "KillAt", "NoFaults", "faults_from_environment"]
+__all__ = ["LANDING_POINTS", "EPOCH_POINTS", "Faults", "KillAtPoint", "NoFaults", "read_faults_from_environment"]
 
-POINTS: Final = (
+EPOCH_POINTS: Final = (
     "plan",
     "survey",
     "decide",
@@ -29,7 +29,7 @@ POINTS: Final = (
 )
 """In the order of the epoch. ``seal.sent``: the slot is filled, but nobody in this process knows yet."""
 
-LANDING: Final = ("land.written",)
+LANDING_POINTS: Final = ("land.written",)
 """Of a landing query: the object is there, and Spark's checkpoint does not know."""
 
 
@@ -48,15 +48,15 @@ class NoFaults:
         """Go on."""
 
 
-class KillAt:
+class KillAtPoint:
     """SIGKILL to the own process at the n-th time a point is reached: no handler, no finally, no flush."""
 
     def __init__(self, point: str, nth: int = 1) -> None:
-        if point not in (*POINTS, *LANDING) or nth < 1:
+        if point not in (*EPOCH_POINTS, *LANDING_POINTS) or nth < 1:
             raise ConfigurationError(
                 f"no fault point {point!r} (n-th: {nth})",
                 code="faults.unknown",
-                advice=f"TIDEGATE_FAULT=POINT:N with POINT one of {', '.join((*POINTS, *LANDING))}",
+                advice=f"TIDEGATE_FAULT=POINT:N with POINT one of {', '.join((*EPOCH_POINTS, *LANDING_POINTS))}",
             )
         self._point, self._nth, self._seen = point, nth, Counter[str]()
 
@@ -67,10 +67,10 @@ class KillAt:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def faults_from_environment() -> Faults:
+def read_faults_from_environment() -> Faults:
     """The fault that ``TIDEGATE_FAULT`` asks for, or none."""
     text = os.environ.get("TIDEGATE_FAULT", "")
     if not text:
         return NoFaults()
     point, _, nth = text.partition(":")
-    return KillAt(point, int(nth) if nth.isdigit() else 1)
+    return KillAtPoint(point, int(nth) if nth.isdigit() else 1)

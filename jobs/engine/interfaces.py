@@ -13,40 +13,40 @@ from typing import Any, Protocol
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.counters import EpochCounters
-from tidegate.jobs.eventtime.types import Decision, Mark, Member, Survey
+from tidegate.jobs.eventtime.types import Decision, ReleaseMark, Member, Survey
 from tidegate.jobs.spec.errors import PoisonError
-from tidegate.jobs.spec.pipeline import Limits
+from tidegate.jobs.spec.pipeline import ReadLimits
 
 __all__ = [
     "CorruptObjectsError",
     "Cut",
     "DeadObject",
-    "Dispatch",
-    "Dispatched",
+    "RowDispatcher",
+    "DispatchResult",
     "MoveOrder",
-    "Moved",
+    "MoveResult",
     "Mover",
     "Sink",
     "Slice",
     "Source",
-    "seq_of",
+    "join_seq",
     "split_seq",
 ]
 
 _ROW_BITS = 32
 
 
-def seq_of(ordinal: int, row: int) -> int:
+def join_seq(ordinal: int, row: int) -> int:
     """Position of a row of an object source: ordinal of its object in the upper half, row in it in the lower.
 
-    >>> split_seq(seq_of(3, 17))
+    >>> split_seq(join_seq(3, 17))
     (3, 17)
     """
     return ordinal << _ROW_BITS | row
 
 
 def split_seq(seq: int) -> tuple[int, int]:
-    """Inverse of `seq_of`."""
+    """Inverse of `join_seq`."""
     return seq >> _ROW_BITS, seq & (1 << _ROW_BITS) - 1
 
 
@@ -91,7 +91,7 @@ class Slice:
     begins: bool = False
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Nothing to read."""
         return self.start == self.end
 
@@ -103,9 +103,9 @@ class Cut:
     slices: tuple[Slice, ...]
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Nothing to read from any member."""
-        return all(s.empty and not s.dead for s in self.slices)
+        return all(s.is_empty and not s.dead for s in self.slices)
 
     def with_slice(self, new: Slice) -> Cut:
         """The cut with one member's slice replaced."""
@@ -122,7 +122,7 @@ class CorruptObjectsError(PoisonError):
     keys: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, keys: Sequence[str]) -> CorruptObjectsError:
+    def for_keys(cls, keys: Sequence[str]) -> CorruptObjectsError:
         """The error for these objects."""
         error = cls(
             f"the data pages of {', '.join(keys)} cannot be read, although the footer can",
@@ -139,11 +139,11 @@ class Source(Protocol):
 
     name: str
 
-    def members(self) -> Sequence[Member]:
+    def list_members(self) -> Sequence[Member]:
         """Partitions that exist now. Called once an epoch."""
         ...
 
-    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: Limits, *, blocked: bool = False) -> Slice:
+    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: ReadLimits, *, blocked: bool = False) -> Slice:
         """The next slice from `resume` (None: the beginning), at most `limits`.
 
         With `blocked` the slice is empty and only tells `pending`. Bad objects are consumed and named in `dead`.
@@ -157,7 +157,7 @@ class Source(Protocol):
         """The slice cut short to end at `end` (exclusive), with `pending` and `resume` to match."""
         ...
 
-    def changed(self, part: Slice) -> Sequence[DeadObject]:
+    def find_changed_objects(self, part: Slice) -> Sequence[DeadObject]:
         """What a planned slice pinned and is no longer there as it was; asked when its rows were read, before they are sealed.
 
         Raises:
@@ -196,7 +196,7 @@ class MoveOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MoveResult:
     """What a mover did. Files are durable in the store when this is returned; nothing is visible to readers yet.
 
     Attributes:
@@ -214,7 +214,7 @@ class Moved:
     files: dict[str, tuple[FileRef, ...]]
     segments: tuple[FileRef, ...]
     counters: EpochCounters
-    released_max: Mark | None
+    released_max: ReleaseMark | None
     next_position: int
     buffered_rows: int
     sketches: dict[str, Any] = field(default_factory=dict)
@@ -238,7 +238,7 @@ class Mover(Protocol):
         """
         ...
 
-    def move(self, order: MoveOrder) -> Moved:
+    def move(self, order: MoveOrder) -> MoveResult:
         """Write released rows, late rows, window results, dead letters and new state segments."""
         ...
 
@@ -248,8 +248,8 @@ class Mover(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatched:
-    """What an epoch dispatched to streams. As with `Moved`, the files are durable, and visible to nobody yet.
+class DispatchResult:
+    """What an epoch dispatched to streams. As with `MoveResult`, the files are durable, and visible to nobody yet.
 
     Attributes:
         files: stream -> files.
@@ -262,10 +262,10 @@ class Dispatched:
     record: dict[str, Any]
 
 
-class Dispatch(Protocol):
+class RowDispatcher(Protocol):
     """Sends what an epoch released through pipes and reducers into streams. Called by the engine right after `Mover.move`."""
 
-    def run(self, order: MoveOrder, moved: Moved, before: Mapping[str, Any], asked: Sequence[tuple[str, str]] = ()) -> Dispatched:
+    def dispatch_rows(self, order: MoveOrder, moved: MoveResult, before: Mapping[str, Any], asked: Sequence[tuple[str, str]] = ()) -> DispatchResult:
         """Dispatch one epoch. `asked` is what people want of attachments: (attach | detach | resume, name).
 
         Raises:

@@ -19,7 +19,7 @@ from tidegate.jobs.engine.faults import Faults
 from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.spec.errors import PoisonError, TidegateError, TransientError
 
-__all__ = ["Publisher", "Publishers"]
+__all__ = ["Publisher", "PublisherGroup"]
 
 
 class Publisher:
@@ -41,22 +41,22 @@ class Publisher:
         self.error: TidegateError | None = None
         self.trouble: TidegateError | None = None
         self.took: float | None = None
-        self._thread = threading.Thread(target=self._run, name="tidegate-publish", daemon=True)
+        self._thread = threading.Thread(target=self._follow_log, name="tidegate-publish", daemon=True)
 
     def start(self, sealed: int) -> None:
-        """Begin; `sealed` is the head's slot, applied first if the sinks are behind."""
+        """Begin; `note_sealed` is the head's slot, applied first if the sinks are behind."""
         self._sealed = sealed
         self._published = -1
         self._thread.start()
 
-    def sealed(self, slot: int) -> None:
+    def note_sealed(self, slot: int) -> None:
         """An epoch was sealed."""
         with self._wake:
             self._sealed = slot
             self._wake.notify_all()
 
     @property
-    def unpublished(self) -> int:
+    def unpublished_count(self) -> int:
         """Sealed epochs that not every sink shows yet."""
         return max(0, self._sealed - max(self._published, 0))
 
@@ -67,10 +67,10 @@ class Publisher:
             TidegateError: the publisher has stopped for good.
         """
         with self._wake:
-            self._wake.wait_for(lambda: self.unpublished < limit or self.error is not None, timeout)
+            self._wake.wait_for(lambda: self.unpublished_count < limit or self.error is not None, timeout)
         if self.error is not None:
             raise self.error
-        return self.unpublished < limit
+        return self.unpublished_count < limit
 
     def drain(self, timeout: float) -> bool:
         """Publish what is left, groups that are not full too; whether it was done in time."""
@@ -87,38 +87,38 @@ class Publisher:
         if self._thread.is_alive():
             self._thread.join(timeout=30.0)
 
-    def _run(self) -> None:
+    def _follow_log(self) -> None:
         try:
             while not self._stop.is_set():
                 target, flush = self._sealed, self._flush
                 if self._published < target:
                     begun = time.monotonic()
-                    self._follow(flush)
+                    self._follow_sinks(flush)
                     self.took = time.monotonic() - begun
-                    self._mark(target if flush or self._group == 1 else target - self._waiting())
+                    self._record_published(target if flush or self._group == 1 else target - self._count_waiting_slots())
                 with self._wake:
-                    self._wake.wait_for(partial(self._more, target, flush))
+                    self._wake.wait_for(partial(self._has_work, target, flush))
         except Exception as error:
             with self._wake:
-                self.error = error if isinstance(error, TidegateError) else _defect(error)
+                self.error = error if isinstance(error, TidegateError) else _wrap_unexpected_error(error)
                 self._wake.notify_all()
 
-    def _more(self, seen: int, flushed: bool) -> bool:
+    def _has_work(self, seen: int, flushed: bool) -> bool:
         """Something was sealed since, or what waits for its group has to go, or it is time to end."""
         return self._stop.is_set() or self._sealed > seen or (self._flush and not flushed and self._published < self._sealed)
 
-    def _waiting(self) -> int:
+    def _count_waiting_slots(self) -> int:
         """Slots of a group that is not full yet."""
-        retrying = self._patience()
+        retrying = self._build_retrying()
         return max((retrying(sink.lag, self._log) for sink in self._sinks), default=0)
 
-    def _mark(self, target: int) -> None:
+    def _record_published(self, target: int) -> None:
         with self._wake:
             self._published = target
             self.trouble = None
             self._wake.notify_all()
 
-    def _patience(self) -> Retrying:
+    def _build_retrying(self) -> Retrying:
         return Retrying(
             retry=retry_if_exception_type(TransientError),
             wait=wait_exponential_jitter(multiplier=0.5, max=15.0),
@@ -128,42 +128,42 @@ class Publisher:
             reraise=True,
         )
 
-    def _follow(self, flush: bool) -> None:
-        retrying = self._patience()
+    def _follow_sinks(self, flush: bool) -> None:
+        retrying = self._build_retrying()
         for sink in self._sinks:
             self._faults.reach("publish.start")
             retrying(sink.follow, self._log, flush=flush)
             self._faults.reach("publish.done")
 
 
-class Publishers:
+class PublisherGroup:
     """One publisher per sink: one that is away does not keep the others from following."""
 
     def __init__(self, sinks: Sequence[Sink], log: SlotLog, faults: Faults, *, group: int = 1) -> None:
         self._all = {sink.name: Publisher([sink], log, faults, group=group) for sink in sinks}
 
     def start(self, sealed: int) -> None:
-        """Begin; `sealed` is the head's slot."""
+        """Begin; `note_sealed` is the head's slot."""
         for one in self._all.values():
             one.start(sealed)
 
-    def sealed(self, slot: int) -> None:
+    def note_sealed(self, slot: int) -> None:
         """An epoch was sealed."""
         for one in self._all.values():
-            one.sealed(slot)
+            one.note_sealed(slot)
 
     @property
-    def unpublished(self) -> int:
+    def unpublished_count(self) -> int:
         """Sealed epochs that not every sink shows yet."""
-        return max((one.unpublished for one in self._all.values()), default=0)
+        return max((one.unpublished_count for one in self._all.values()), default=0)
 
     @property
     def lags(self) -> dict[str, int]:
         """Sealed epochs that a sink does not show yet, by sink."""
-        return {name: one.unpublished for name, one in self._all.items()}
+        return {name: one.unpublished_count for name, one in self._all.items()}
 
     @property
-    def took(self) -> dict[str, float]:
+    def publish_seconds(self) -> dict[str, float]:
         """Seconds that the last publishing took, by sink."""
         return {name: round(one.took, 3) for name, one in self._all.items() if one.took is not None}
 
@@ -194,7 +194,7 @@ class Publishers:
             one.stop()
 
 
-def _defect(error: Exception) -> PoisonError:
+def _wrap_unexpected_error(error: Exception) -> PoisonError:
     """What no sink should raise. Unseen, it would leave the driver waiting for a thread that has ended."""
     known = PoisonError(
         f"publishing failed with {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:500]}",

@@ -15,24 +15,24 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.interfaces import Cut, DeadObject, Dispatch, Moved, MoveOrder, Mover, Slice
-from tidegate.jobs.engine.standing import SPLICE
-from tidegate.jobs.eventtime.decider import initial_state
-from tidegate.jobs.eventtime.types import BarrierHealth, BarrierOutcome, Decision, Mark, Member
+from tidegate.jobs.engine.interfaces import Cut, DeadObject, RowDispatcher, MoveResult, MoveOrder, Mover, Slice
+from tidegate.jobs.engine.standing import SPLICE_KIND
+from tidegate.jobs.eventtime.decider import create_initial_state
+from tidegate.jobs.eventtime.types import BarrierHealth, BarrierOutcome, Decision, ReleaseMark, Member
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Replay", "cut_of", "decision_of", "order_of", "replay_epoch"]
+__all__ = ["ReplayResult", "cut_from_record", "decision_from_record", "rebuild_move_order", "replay_epoch"]
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayResult:
     """Table -> (rows sealed, rows replayed, rows that differ)."""
 
     checkpoint: str
     tables: dict[str, tuple[int, int, int]]
 
     @property
-    def equal(self) -> bool:
+    def is_equal(self) -> bool:
         """Every table came out the same."""
         return all(difference == 0 for _, _, difference in self.tables.values())
 
@@ -44,8 +44,8 @@ def replay_epoch(
     mover: Mover,
     sealed: Store,
     scratch: Store,
-    dispatch: Dispatch | None = None,
-) -> Replay:
+    dispatch: RowDispatcher | None = None,
+) -> ReplayResult:
     """Move one sealed epoch again and compare its tables.
 
     Args:
@@ -57,46 +57,46 @@ def replay_epoch(
         scratch: where the mover writes.
         dispatch: who sends rows to streams, reading and writing where the mover does; needed if the spec has streams.
     """
-    order = order_of(spec, epoch, parent)
+    order = rebuild_move_order(spec, epoch, parent)
     moved = mover.move(order)
-    files = {**moved.files, **(_dispatched(dispatch, order, moved, epoch, parent) if dispatch else {})}
+    files = {**moved.files, **(_replay_dispatch(dispatch, order, moved, epoch, parent) if dispatch else {})}
     tables = {}
     for table in sorted({*epoch.files, *files} - {"barriers"}):
-        before = _rows(sealed, _data_files(epoch.files.get(table, [])))
-        after = _rows(scratch, files.get(table, ()))
+        before = _read_rows_as_text(sealed, _select_mover_files(epoch.files.get(table, [])))
+        after = _read_rows_as_text(scratch, files.get(table, ()))
         tables[table] = (len(before), len(after), len(before ^ after))
-    return Replay(str(epoch.id), tables)
+    return ReplayResult(str(epoch.id), tables)
 
 
-def _dispatched(
-    dispatch: Dispatch, order: MoveOrder, moved: Moved, epoch: Manifest, parent: Manifest | None
+def _replay_dispatch(
+    dispatch: RowDispatcher, order: MoveOrder, moved: MoveResult, epoch: Manifest, parent: Manifest | None
 ) -> dict[str, tuple[FileRef, ...]]:
     before = parent.notes.get("streams", {}) if parent else {}
     asked = [(verb, name) for verb, name in epoch.notes.get("streams", {}).get("asked", [])]
-    return dispatch.run(order, moved, before, asked).files
+    return dispatch.dispatch_rows(order, moved, before, asked).files
 
 
-def order_of(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None) -> MoveOrder:
+def rebuild_move_order(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None) -> MoveOrder:
     """The order that the mover was given."""
     return MoveOrder(
-        cut=cut_of(epoch.cut),
-        decision=replace(decision_of(epoch.decision), after=epoch.decider),
-        segments=tuple(s for s in parent.segments if s.kind != SPLICE) if parent else (),
+        cut=cut_from_record(epoch.cut),
+        decision=replace(decision_from_record(epoch.decision), after=epoch.decider),
+        segments=tuple(s for s in parent.segments if s.kind != SPLICE_KIND) if parent else (),
         prefix=f"{epoch.pipeline}/timelines/{epoch.timeline}",
         tag=f"{epoch.slot:06d}-{epoch.attempt}",
         timeline=epoch.timeline,
         epoch=epoch.slot,
         next_position=parent.notes["next_position"] if parent else 0,
-        state=parent.decider if parent else initial_state(spec),
+        state=parent.decider if parent else create_initial_state(spec),
     )
 
 
-def cut_of(record: Mapping[str, Any]) -> Cut:
+def cut_from_record(record: Mapping[str, Any]) -> Cut:
     """A cut as its manifest recorded it."""
-    return Cut(tuple(_slice(Member.parse(member), part) for member, part in record.items()))
+    return Cut(tuple(_slice_from_record(Member.parse(member), part) for member, part in record.items()))
 
 
-def _slice(member: Member, part: Mapping[str, Any]) -> Slice:
+def _slice_from_record(member: Member, part: Mapping[str, Any]) -> Slice:
     return Slice(
         member=member,
         start=part["start"],
@@ -109,16 +109,16 @@ def _slice(member: Member, part: Mapping[str, Any]) -> Slice:
     )
 
 
-def decision_of(record: Mapping[str, Any]) -> Decision:
+def decision_from_record(record: Mapping[str, Any]) -> Decision:
     """A decision as its manifest recorded it; without `after`."""
-    mark: Callable[[Any], Mark | None] = lambda value: Mark(*value) if value is not None else None  # noqa: E731
+    mark: Callable[[Any], ReleaseMark | None] = lambda value: ReleaseMark(*value) if value is not None else None  # noqa: E731
     return Decision(
         **{
             **record,
             "order_late": mark(record["order_late"]),
-            "release_before": Mark(*record["release_before"]),
-            "release_after": Mark(*record["release_after"]),
-            "barriers": tuple(_health(b) for b in record["barriers"]),
+            "release_before": ReleaseMark(*record["release_before"]),
+            "release_after": ReleaseMark(*record["release_after"]),
+            "barriers": tuple(_health_from_record(b) for b in record["barriers"]),
             "blocked": tuple(record["blocked"]),
             "emitted": tuple((kind, value) for kind, value in record["emitted"]),
             "recorded": tuple(record["recorded"]),
@@ -126,17 +126,17 @@ def decision_of(record: Mapping[str, Any]) -> Decision:
     )
 
 
-def _health(record: Mapping[str, Any]) -> BarrierHealth:
+def _health_from_record(record: Mapping[str, Any]) -> BarrierHealth:
     listed = {name: tuple(record[name]) for name in ("types", "missing", "ended", "tardy")}
     arrivals = {member: (at, seq, time) for member, (at, seq, time) in record["participants"].items()}
     return BarrierHealth(**{**record, **listed, "outcome": BarrierOutcome(record["outcome"]), "participants": arrivals})
 
 
-def _data_files(files: list[FileRef]) -> list[FileRef]:
+def _select_mover_files(files: list[FileRef]) -> list[FileRef]:
     return [f for f in files if not f.extra.get("small")]  # dead objects are written by the driver, not by the mover
 
 
-def _rows(store: Store, files: Any) -> set[str]:
+def _read_rows_as_text(store: Store, files: Any) -> set[str]:
     """Rows as text: equality of rows, not of files. Provenance is part of a row."""
     rows: set[str] = set()
     for file in files:

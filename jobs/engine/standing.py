@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate.checkpoints.log import Head
+from tidegate.checkpoints.log import LogHead
 from tidegate.checkpoints.manifest import Counters, FileRef
-from tidegate.jobs.eventtime.decider import initial_state
-from tidegate.jobs.eventtime.types import Mark
+from tidegate.jobs.eventtime.decider import create_initial_state
+from tidegate.jobs.eventtime.types import ReleaseMark
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["DISPATCHER_KINDS", "SPLICE", "Standing"]
+__all__ = ["DISPATCHER_KINDS", "SPLICE_KIND", "ResumeState"]
 
-SPLICE = "splice"
+SPLICE_KIND = "splice"
 """Kind of the segments that name merged rows: carried from epoch to epoch, and none of a mover's business."""
 
 DISPATCHER_KINDS = ("reducer:", "buffer:", "splice:")
@@ -21,7 +21,7 @@ DISPATCHER_KINDS = ("reducer:", "buffer:", "splice:")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ResumeState:
     """The state after the newest sealed epoch.
 
     Attributes:
@@ -37,33 +37,33 @@ class Standing:
         streams: where streams and attachments stand; the dispatcher's business.
     """
 
-    head: Head
+    head: LogHead
     decider: dict[str, Any]
     resume: dict[str, dict[str, Any]]
     segments: tuple[FileRef, ...]
     counters: Counters
     next_position: int = 0
-    released_max: Mark | None = None
+    released_max: ReleaseMark | None = None
     buffered_rows: int = 0
     streams: dict[str, Any] = field(default_factory=dict)
     spliced: tuple[FileRef, ...] = ()
 
     @classmethod
-    def at(cls, head: Head, spec: PipelineSpec) -> Standing:
+    def from_head(cls, head: LogHead, spec: PipelineSpec) -> ResumeState:
         """The standing at a head; the beginning, if nothing was sealed yet."""
         manifest = head.record
         if manifest is None:
-            return cls(head, initial_state(spec), {}, (), Counters())
+            return cls(head, create_initial_state(spec), {}, (), Counters())
         released = manifest.notes.get("released_max")
         return cls(
             head=head,
             decider=manifest.decider,
             resume={member: part["resume"] for member, part in manifest.cut.items()},
-            segments=tuple(s for s in manifest.segments if s.kind != SPLICE),
-            spliced=tuple(s for s in manifest.segments if s.kind == SPLICE),
+            segments=tuple(s for s in manifest.segments if s.kind != SPLICE_KIND),
+            spliced=tuple(s for s in manifest.segments if s.kind == SPLICE_KIND),
             counters=manifest.counters,
             next_position=manifest.notes["next_position"],
-            released_max=Mark(*released) if released else None,
+            released_max=ReleaseMark(*released) if released else None,
             buffered_rows=manifest.counters.retained,
             streams=manifest.notes.get("streams", {}),
         )

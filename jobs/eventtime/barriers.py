@@ -1,7 +1,7 @@
 """Barrier events: markers in the data that synchronise members (semantics.md section 3, 4 to 7).
 
 A member that delivered its barrier stands at it until the barrier closes. Open barriers form a queue, oldest first; only
-its head can close. `arrive`, `abort` and `cancel` note what happened; `settle` closes what can be closed.
+its head can close. `record_arrival`, `abort` and `cancel_up_to` note what happened; `close_ready` closes what can be closed.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypedDict
 
-from tidegate.jobs.eventtime.types import BarrierHealth, BarrierOutcome, BarrierRow, Status
+from tidegate.jobs.eventtime.types import BarrierHealth, BarrierOutcome, BarrierRow, MemberStatus
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import BarrierOptions
 
-__all__ = ["Arrival", "Barriers", "Closed", "Open", "health_from_dict", "health_to_dict"]
+__all__ = ["BarrierArrival", "Barriers", "ClosedBarrier", "OpenBarrier", "health_from_dict", "health_to_dict"]
 
-MISSED_KEPT: Final = 64
+MAX_MISSED_BARRIERS: Final = 64
 """Closed barriers remembered per member for resynchronisation: a source that never sends any must not grow the state."""
 
 
-class Arrival(TypedDict):
+class BarrierArrival(TypedDict):
     """One member's barrier row."""
 
     at: int
@@ -29,15 +29,15 @@ class Arrival(TypedDict):
     type: str
 
 
-class Open(TypedDict):
+class OpenBarrier(TypedDict):
     """A barrier that at least one member has delivered."""
 
     id: int
     opened: int
-    arrivals: dict[str, Arrival]
+    arrivals: dict[str, BarrierArrival]
 
 
-class Missed(TypedDict):
+class MissedBarrier(TypedDict):
     """A closed barrier that a member has not delivered."""
 
     id: int
@@ -47,7 +47,7 @@ class Missed(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosedBarrier:
     """A barrier that closed, or a closed one amended by a tardy member, and the cause."""
 
     health: BarrierHealth
@@ -69,25 +69,25 @@ class Barriers:
         latest: greatest id seen.
         last_closed: pipeline clock of the last close.
         aborted: ids aborted before their first arrival.
-        closed: what `settle`, `arrive`, `abort` and `cancel` closed since the last `take`.
+        closed: what `close_ready`, `record_arrival`, `abort` and `cancel_up_to` closed since the last `take_closed`.
     """
 
     options: BarrierOptions
     timeout: int | None
     roster: Mapping[str, str] = field(default_factory=dict)
     section: int = 0
-    open: list[Open] = field(default_factory=list)
-    missed: dict[str, list[Missed]] = field(default_factory=dict)
+    open: list[OpenBarrier] = field(default_factory=list)
+    missed: dict[str, list[MissedBarrier]] = field(default_factory=dict)
     last_id: int | None = None
     latest: int | None = None
     last_closed: int | None = None
     aborted: list[int] = field(default_factory=list)
-    closed: list[Closed] = field(default_factory=list)
+    closed: list[ClosedBarrier] = field(default_factory=list)
 
     @classmethod
     def from_dict(cls, options: BarrierOptions, timeout: int | None, data: Mapping[str, Any]) -> Barriers:
         """Inverse of `to_dict`; the mapping is not changed by later calls."""
-        opened = [Open(id=b["id"], opened=b["opened"], arrivals=dict(b["arrivals"])) for b in data["open"]]
+        opened = [OpenBarrier(id=b["id"], opened=b["opened"], arrivals=dict(b["arrivals"])) for b in data["open"]]
         return cls(
             options,
             timeout,
@@ -108,14 +108,14 @@ class Barriers:
 
     # ------------------------------------------------------------------ questions
 
-    def standing(self) -> set[str]:
+    def members_at_barrier(self) -> set[str]:
         """Members at an open barrier."""
         return {m for b in self.open for m in b["arrivals"]}
 
-    def blocked(self) -> set[str]:
+    def blocked_members(self) -> set[str]:
         """Members not to be read: at an open barrier; under ``pass`` only those already at a second one."""
         if self.options.alignment == "block":
-            return self.standing()
+            return self.members_at_barrier()
         seen: set[str] = set()
         twice: set[str] = set()
         for barrier in self.open:
@@ -123,136 +123,136 @@ class Barriers:
             seen |= barrier["arrivals"].keys()
         return twice
 
-    def due(self) -> int | None:
+    def timeout_at(self) -> int | None:
         """First instant at which the head of the queue is timed out (strictly greater)."""
         if not self.open or self.timeout is None:
             return None
-        return self._since(self.open[0]) + self.timeout + 1
+        return self._waiting_since(self.open[0]) + self.timeout + 1
 
-    def tardy(self) -> set[str]:
-        """Members whose tardy barrier arrived since the last `take`."""
+    def tardy_members(self) -> set[str]:
+        """Members whose tardy barrier arrived since the last `take_closed`."""
         return {closed.health.tardy[-1] for closed in self.closed if closed.cause == "tardy"}
 
-    def take(self) -> list[Closed]:
+    def take_closed(self) -> list[ClosedBarrier]:
         """What closed since the last call, in order."""
         taken, self.closed = self.closed, []
         return taken
 
     # ------------------------------------------------------------------ signals
 
-    def arrive(self, member: str, row: BarrierRow, clock: int) -> bool:
+    def record_arrival(self, member: str, row: BarrierRow, clock: int) -> bool:
         """A member delivers its barrier row; whether it stands at an open barrier now (False: ignored or tardy)."""
-        arrival: Arrival = {"at": clock, "seq": row.seq, "time": row.event_time, "type": row.type}
+        arrival: BarrierArrival = {"at": clock, "seq": row.seq, "time": row.event_time, "type": row.type}
         if self.options.identity == "ordinal":
-            return self._arrive_in_order(member, arrival)
+            return self._arrive_by_ordinal(member, arrival)
         return self._arrive_by_id(member, row, arrival)
 
     def abort(self, id_: int, clock: int, cause: str = "aborted") -> bool:
         """Abort one barrier by hand, open or still to come; whether that changed anything."""
-        found = self._find(id_)
-        if found is None and self._past(id_):
+        found = self._find_open(id_)
+        if found is None and self._is_past(id_):
             return False
-        self.latest = _larger(self.latest, id_)
+        self.latest = _larger_id(self.latest, id_)
         if found is None:
             self.aborted = [*self.aborted, id_]
-            self._record(Open(id=id_, opened=clock, arrivals={}), clock, BarrierOutcome.ABORTED, cause)
+            self._record_closed(OpenBarrier(id=id_, opened=clock, arrivals={}), clock, BarrierOutcome.ABORTED, cause)
         else:
-            self._close(found, clock, BarrierOutcome.ABORTED, cause)
+            self._close_barrier(found, clock, BarrierOutcome.ABORTED, cause)
         return True
 
-    def cancel(self, id_: int, clock: int) -> None:
+    def cancel_up_to(self, id_: int, clock: int) -> None:
         """Abort every barrier up to this id; later arrivals of those are ignored."""
         for barrier in [b for b in self.open if b["id"] < id_]:
-            self._close(barrier, clock, BarrierOutcome.ABORTED, "subsumed")
+            self._close_barrier(barrier, clock, BarrierOutcome.ABORTED, "subsumed")
         self.abort(id_, clock, "cancelled")
-        self._passed(id_)
+        self._pass_ids_up_to(id_)
 
-    def settle(self, clock: int, pending: Collection[str]) -> None:
+    def close_ready(self, clock: int, pending: Collection[str]) -> None:
         """Close the heads that can be closed.
 
         Args:
             clock: pipeline clock of the epoch.
             pending: members that had rows left when the cut was planned: nobody times out waiting for those.
         """
-        while self.open and self._settle_head(self.open[0], clock, pending):
+        while self.open and self._close_head_if_ready(self.open[0], clock, pending):
             pass
 
     # ------------------------------------------------------------------ ids
 
-    def _find(self, id_: int) -> Open | None:
+    def _find_open(self, id_: int) -> OpenBarrier | None:
         return next((b for b in self.open if b["id"] == id_), None)
 
-    def _past(self, id_: int) -> bool:
+    def _is_past(self, id_: int) -> bool:
         """Closed or aborted: later arrivals of it are ignored."""
         return id_ in self.aborted or (self.last_id is not None and id_ <= self.last_id)
 
-    def _passed(self, id_: int) -> None:
+    def _pass_ids_up_to(self, id_: int) -> None:
         """Every id up to this one is past, open ones excepted."""
-        self.last_id = _larger(self.last_id, id_)
+        self.last_id = _larger_id(self.last_id, id_)
         self.aborted = [a for a in self.aborted if a > self.last_id]
 
     # ------------------------------------------------------------------ arrival
 
-    def _arrive_in_order(self, member: str, arrival: Arrival) -> bool:
+    def _arrive_by_ordinal(self, member: str, arrival: BarrierArrival) -> bool:
         """Identity ``ordinal``: the first open barrier without this member, or one that it missed (section 3.5)."""
         candidate = next((b for b in self.open if member not in b["arrivals"]), None)
         missed = self.missed.get(member)
         if missed:
-            chosen = _resync(missed, candidate, arrival)
+            chosen = _match_tardy_arrival(missed, candidate, arrival)
             if chosen is not None:
-                self._tardy(member, chosen)
+                self._record_tardy(member, chosen)
                 return False
             del self.missed[member]  # older candidates are missed for good
         if candidate is None:
             number = max([self.last_id or 0, *(b["id"] for b in self.open)]) + 1
             if number in self.aborted:
-                self._ignore_aborted(number, member, arrival)
+                self._ignore_aborted_ordinal(number, member, arrival)
                 return False
-            candidate = self._opened(number, arrival["at"])
+            candidate = self._open_barrier(number, arrival["at"])
         candidate["arrivals"][member] = arrival
         return True
 
-    def _ignore_aborted(self, number: int, member: str, arrival: Arrival) -> None:
+    def _ignore_aborted_ordinal(self, number: int, member: str, arrival: BarrierArrival) -> None:
         """The first arrival of an ordinal that was aborted beforehand: the others' barriers of it are ignored too."""
-        barrier = Open(id=number, opened=arrival["at"], arrivals={member: arrival})
-        absent = [m for m, s in self.roster.items() if m != member and s != Status.DONE]
-        self._remember_missing(self._health(barrier, arrival["at"], BarrierOutcome.ABORTED, absent))
-        self._passed(number)
+        barrier = OpenBarrier(id=number, opened=arrival["at"], arrivals={member: arrival})
+        absent = [m for m, s in self.roster.items() if m != member and s != MemberStatus.DONE]
+        self._remember_missing(self._build_health(barrier, arrival["at"], BarrierOutcome.ABORTED, absent))
+        self._pass_ids_up_to(number)
 
-    def _arrive_by_id(self, member: str, row: BarrierRow, arrival: Arrival) -> bool:
+    def _arrive_by_id(self, member: str, row: BarrierRow, arrival: BarrierArrival) -> bool:
         if row.id is None:
             raise PoisonError(f"a barrier row of {member} at position {row.seq} has no id", code="eventtime.barrier_without_id")
-        self.latest = _larger(self.latest, row.id)
+        self.latest = _larger_id(self.latest, row.id)
         missed = next((m for m in self.missed.get(member, ()) if m["id"] == row.id), None)
         if missed is not None:
-            self._tardy(member, missed)
+            self._record_tardy(member, missed)
             return False
         self.missed.pop(member, None)  # ids grow: older ones are missed for good
-        found = self._find(row.id)
-        if found is None and self._past(row.id):
+        found = self._find_open(row.id)
+        if found is None and self._is_past(row.id):
             return False
-        if self.options.overtake == "subsume" and not self._subsume(row.id, arrival["at"]):
+        if self.options.overtake == "subsume" and not self._subsume_older(row.id, arrival["at"]):
             return False
-        found = found or self._opened(row.id, arrival["at"])
+        found = found or self._open_barrier(row.id, arrival["at"])
         found["arrivals"].setdefault(member, arrival)
         return True
 
-    def _subsume(self, id_: int, clock: int) -> bool:
+    def _subsume_older(self, id_: int, clock: int) -> bool:
         """Overtake ``subsume``: an older id is ignored, a newer one aborts what is open."""
         if any(b["id"] > id_ for b in self.open):
             return False
         for barrier in [b for b in self.open if b["id"] < id_]:
-            self._close(barrier, clock, BarrierOutcome.ABORTED, "subsumed")
+            self._close_barrier(barrier, clock, BarrierOutcome.ABORTED, "subsumed")
         return True
 
-    def _opened(self, id_: int, clock: int) -> Open:
-        barrier = Open(id=id_, opened=clock, arrivals={})
-        self.latest = _larger(self.latest, id_)
+    def _open_barrier(self, id_: int, clock: int) -> OpenBarrier:
+        barrier = OpenBarrier(id=id_, opened=clock, arrivals={})
+        self.latest = _larger_id(self.latest, id_)
         self.open.append(barrier)
         self.open.sort(key=lambda b: b["id"])
         return barrier
 
-    def _tardy(self, member: str, missed: Missed) -> None:
+    def _record_tardy(self, member: str, missed: MissedBarrier) -> None:
         """Record the tardy member with the barrier it missed; older ones are missed for good."""
         health = missed["health"]
         amended = {**health, "tardy": [*health["tardy"], member]}
@@ -260,49 +260,49 @@ class Barriers:
         if rest:
             self.missed[member] = rest
         for other, entries in self.missed.items():  # the next tardy member of this barrier must not forget this one
-            self.missed[other] = [Missed(**{**e, "health": amended}) if e["id"] == missed["id"] else e for e in entries]
-        self.closed.append(Closed(health_from_dict(amended), "tardy"))
+            self.missed[other] = [MissedBarrier(**{**e, "health": amended}) if e["id"] == missed["id"] else e for e in entries]
+        self.closed.append(ClosedBarrier(health_from_dict(amended), "tardy"))
 
     # ------------------------------------------------------------------ closing
 
-    def _since(self, barrier: Open) -> int:
+    def _waiting_since(self, barrier: OpenBarrier) -> int:
         return barrier["opened"] if self.last_closed is None else max(barrier["opened"], self.last_closed)
 
-    def _settle_head(self, head: Open, clock: int, pending: Collection[str]) -> bool:
+    def _close_head_if_ready(self, head: OpenBarrier, clock: int, pending: Collection[str]) -> bool:
         """Complete, or nobody left to wait for, or timed out (sections 3.4 and 3.5)."""
         skipped = {m for b in self.open[1:] for m in b["arrivals"]}
-        absent = self._absent(head)
-        awaited = [m for m in absent if self.roster[m] != Status.IDLE and m not in skipped]
+        absent = self._absent_members(head)
+        awaited = [m for m in absent if self.roster[m] != MemberStatus.IDLE and m not in skipped]
         gone = BarrierOutcome.INCOMPLETE if self.options.on_timeout == "incomplete" else BarrierOutcome.ABORTED
         if not awaited:
-            self._close(head, clock, gone if absent else BarrierOutcome.COMPLETE, "missing" if absent else "complete")
+            self._close_barrier(head, clock, gone if absent else BarrierOutcome.COMPLETE, "missing" if absent else "complete")
             return True
-        if self.timeout is None or clock - self._since(head) <= self.timeout or any(m in pending for m in awaited):
+        if self.timeout is None or clock - self._waiting_since(head) <= self.timeout or any(m in pending for m in awaited):
             return False
-        self._close(head, clock, gone, "timeout")
+        self._close_barrier(head, clock, gone, "timeout")
         return True
 
-    def _absent(self, barrier: Open) -> list[str]:
-        return [m for m, status in self.roster.items() if m not in barrier["arrivals"] and status != Status.DONE]
+    def _absent_members(self, barrier: OpenBarrier) -> list[str]:
+        return [m for m, status in self.roster.items() if m not in barrier["arrivals"] and status != MemberStatus.DONE]
 
-    def _close(self, barrier: Open, clock: int, outcome: BarrierOutcome, cause: str) -> None:
+    def _close_barrier(self, barrier: OpenBarrier, clock: int, outcome: BarrierOutcome, cause: str) -> None:
         """Close an open barrier: it leaves the queue, its members flow again, the section grows (section 3.4)."""
         head = barrier is self.open[0]
-        self._remember_missing(self._record(barrier, clock, outcome, cause))
+        self._remember_missing(self._record_closed(barrier, clock, outcome, cause))
         self.open.remove(barrier)
         self.section += 1
         self.last_closed = clock
         if head:
-            self._passed(barrier["id"])
+            self._pass_ids_up_to(barrier["id"])
         else:
             self.aborted = [*self.aborted, barrier["id"]]
 
-    def _record(self, barrier: Open, clock: int, outcome: BarrierOutcome, cause: str) -> BarrierHealth:
-        health = self._health(barrier, clock, outcome, self._absent(barrier) if barrier["arrivals"] else ())
-        self.closed.append(Closed(health, cause))
+    def _record_closed(self, barrier: OpenBarrier, clock: int, outcome: BarrierOutcome, cause: str) -> BarrierHealth:
+        health = self._build_health(barrier, clock, outcome, self._absent_members(barrier) if barrier["arrivals"] else ())
+        self.closed.append(ClosedBarrier(health, cause))
         return health
 
-    def _health(self, barrier: Open, clock: int, outcome: BarrierOutcome, absent: Iterable[str]) -> BarrierHealth:
+    def _build_health(self, barrier: OpenBarrier, clock: int, outcome: BarrierOutcome, absent: Iterable[str]) -> BarrierHealth:
         present = barrier["arrivals"]
         order = [m for m in self.roster if m in present]
         arrivals = {m: present[m] for m in (*order, *sorted(present.keys() - set(order)))}
@@ -314,7 +314,7 @@ class Barriers:
             homogeneous=len(set(types)) <= 1,
             participants={m: (a["at"], a["seq"], a["time"]) for m, a in arrivals.items()},
             missing=tuple(absent),
-            ended=tuple(m for m, s in self.roster.items() if s == Status.DONE and m not in arrivals),
+            ended=tuple(m for m, s in self.roster.items() if s == MemberStatus.DONE and m not in arrivals),
             tardy=(),
             opened=barrier["opened"],
             closed=clock,
@@ -327,17 +327,17 @@ class Barriers:
             return  # an aborted id is ignored by its number alone
         for member in health.missing:
             time = min(health.participants.values())[2]
-            entry = Missed(id=health.id, types=sorted(set(health.types)), time=time, health=health_to_dict(health))
-            self.missed[member] = [*self.missed.get(member, ()), entry][-MISSED_KEPT:]
+            entry = MissedBarrier(id=health.id, types=sorted(set(health.types)), time=time, health=health_to_dict(health))
+            self.missed[member] = [*self.missed.get(member, ()), entry][-MAX_MISSED_BARRIERS:]
 
 
-def _larger(known: int | None, value: int) -> int:
+def _larger_id(known: int | None, value: int) -> int:
     return value if known is None else max(known, value)
 
 
-def _resync(missed: list[Missed], candidate: Open | None, arrival: Arrival) -> Missed | None:
+def _match_tardy_arrival(missed: list[MissedBarrier], candidate: OpenBarrier | None, arrival: BarrierArrival) -> MissedBarrier | None:
     """Which barrier a tardy member means: same type, then nearest time, then oldest; None: the open one."""
-    options: list[tuple[bool, int, int, Missed | None]] = [
+    options: list[tuple[bool, int, int, MissedBarrier | None]] = [
         (arrival["type"] not in m["types"], abs(m["time"] - arrival["time"]), m["id"], m) for m in missed
     ]
     if candidate is not None:

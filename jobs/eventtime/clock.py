@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["advance", "expired"]
+__all__ = ["advance_clock", "has_expired"]
 
 
-def advance(clock: int | None, now: int, max_step: int) -> int:
+def advance_clock(clock: int | None, now: int, max_step: int) -> int:
     """The pipeline clock of an epoch: never backward, at most `max_step` forward, so that an outage expires nothing.
 
-    >>> advance(100, 90, 10), advance(100, 105, 10), advance(100, 1_000, 10)
+    >>> advance_clock(100, 90, 10), advance_clock(100, 105, 10), advance_clock(100, 1_000, 10)
     (100, 105, 110)
     """
     if clock is None:
@@ -16,10 +16,10 @@ def advance(clock: int | None, now: int, max_step: int) -> int:
     return min(max(clock, now), clock + max_step)
 
 
-def expired(clock: int, since: int, limit: int | None) -> bool:
+def has_expired(clock: int, since: int, limit: int | None) -> bool:
     """Whether a timer that started at `since` has run out: age >= limit; a limit of None never does.
 
-    >>> expired(10, 0, 10), expired(9, 0, 10), expired(10**9, 0, None)
+    >>> has_expired(10, 0, 10), has_expired(9, 0, 10), has_expired(10**9, 0, None)
     (True, False, False)
     """
     return limit is not None and clock - since >= limit

@@ -1,7 +1,7 @@
 """Coalescing: how the frontiers of several inputs become one (semantics.md sections 1 and 2).
 
-The same `Coalescer` joins the partitions of a source and the sources of a pipeline. Signals (`frontier`, `idle`, `active`,
-`done`, `join`, `remove`) only note what they say; `settle` then moves the output frontier once and returns what is emitted.
+The same `Coalescer` joins the partitions of a source and the sources of a pipeline. Signals (`signal_frontier`, `signal_idle`, `signal_active`,
+`signal_done`, `join`, `remove`) only note what they say; `settle` then moves the output frontier once and returns what is emitted.
 A conformance case settles after every signal, the decider once per epoch.
 """
 
@@ -11,22 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict
 
-from tidegate.jobs.eventtime.types import Status
+from tidegate.jobs.eventtime.types import MemberStatus
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import CoalesceOptions
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
-__all__ = ["Coalescer", "Input", "Signal"]
+__all__ = ["Coalescer", "InputState", "Signal"]
 
-ACTIVE: Final = Status.ACTIVE.value
-IDLE: Final = Status.IDLE.value
-DONE: Final = Status.DONE.value
+ACTIVE: Final = MemberStatus.ACTIVE.value
+IDLE: Final = MemberStatus.IDLE.value
+DONE: Final = MemberStatus.DONE.value
 
 Signal = tuple[str, int | str]
 """``("watermark", F)`` or ``("status", "idle")``: what a coalescer emits."""
 
 
-class Input(TypedDict):
+class InputState(TypedDict):
     """What is known of one input. Replaced, never changed in place: states share unchanged inputs.
 
     A typed dict, not a class: there may be ten thousand, and they go to JSON and back in every epoch.
@@ -52,7 +52,7 @@ class Coalescer:
 
     options: CoalesceOptions
     regress: Literal["ignore", "error"] = "ignore"
-    inputs: dict[str, Input] = field(default_factory=dict)
+    inputs: dict[str, InputState] = field(default_factory=dict)
     value: int = TICK_MIN
     status: str = ACTIVE
     joined: bool = False
@@ -76,7 +76,7 @@ class Coalescer:
         """Forget a member; whether it was one. F is recomputed without it and never falls."""
         return self.inputs.pop(name, None) is not None
 
-    def frontier(self, name: str, value: int) -> None:
+    def signal_frontier(self, name: str, value: int) -> None:
         """A member's frontier; on an idle member it revives it or is ignored (option `on_idle_punctuation`).
 
         Raises:
@@ -84,10 +84,10 @@ class Coalescer:
         """
         known = self.inputs[name]
         if known["status"] != ACTIVE:
-            known = self._live(name, "a frontier")
+            known = self._require_not_done(name, "a frontier")
             if self.options.on_idle_punctuation == "ignore":
                 return
-            known = self._revived(known)
+            known = self._revive_input(known)
         before = known["frontier"]
         if before is not None and value <= before:
             if self.regress == "error":
@@ -97,41 +97,41 @@ class Coalescer:
         aligned = known["aligned"] or value >= self.value
         self.inputs[name] = {"frontier": value, "status": ACTIVE, "aligned": aligned}
 
-    def active(self, name: str) -> None:
+    def signal_active(self, name: str) -> None:
         """A member has data again. Left out of F until it has caught up, unless F is to freeze (option `revived`)."""
-        known = self._live(name, "activity")
+        known = self._require_not_done(name, "activity")
         if known["status"] == IDLE:
-            self.inputs[name] = self._revived(known)
+            self.inputs[name] = self._revive_input(known)
 
-    def idle(self, name: str) -> None:
+    def signal_idle(self, name: str) -> None:
         """A member has gone quiet; it loses its alignment. Repeated signals change nothing."""
-        known = self._live(name, "an idle signal")
+        known = self._require_not_done(name, "an idle signal")
         if known["status"] != IDLE:
             self.inputs[name] = {"frontier": known["frontier"], "status": IDLE, "aligned": False}
 
-    def done(self, name: str) -> None:
+    def signal_done(self, name: str) -> None:
         """A member has ended and leaves F; its last frontier still counts when all the others fall idle."""
-        known = self._live(name, "a second end")
+        known = self._require_not_done(name, "a second end")
         self.inputs[name] = {"frontier": known["frontier"], "status": DONE, "aligned": False}
 
-    def _live(self, name: str, what: str) -> Input:
+    def _require_not_done(self, name: str, what: str) -> InputState:
         known = self.inputs[name]
         if known["status"] == DONE:
             duplicate = "duplicate" if what == "a second end" else "not monotonically increasing"
             raise PoisonError(f"{name} is done but sent {what} ({duplicate})", code="eventtime.signal_after_done")
         return known
 
-    def _revived(self, known: Input) -> Input:
+    def _revive_input(self, known: InputState) -> InputState:
         behind = known["frontier"] is None or known["frontier"] < self.value
         return {"frontier": known["frontier"], "status": ACTIVE, "aligned": not behind or self.options.revived == "freeze"}
 
-    def note(self, name: str, value: int) -> None:
+    def raise_frontier(self, name: str, value: int) -> None:
         """A frontier known without a signal of the member's own (one passed on from a lower level): no revival."""
         known = self.inputs[name]
         if known["frontier"] is None or value > known["frontier"]:
             self.inputs[name] = {"frontier": value, "status": known["status"], "aligned": known["aligned"]}
 
-    def combined(self, instead: Mapping[str, int | None] | None = None, *, catching_up: bool = False) -> int | None:
+    def combine_frontiers(self, instead: Mapping[str, int | None] | None = None, *, catching_up: bool = False) -> int | None:
         """Coalesce the frontiers of the active, aligned members; None while F has to hold.
 
         Args:
@@ -153,7 +153,7 @@ class Coalescer:
             at_least: F by a recorded wall-clock outcome (a residence expiry).
         """
         before = self.value, self.status
-        self.status, candidate = self._outcome()
+        self.status, candidate = self._next_status_and_frontier()
         self.value = max(self.value, at_least, TICK_MIN if candidate is None else candidate)
         signals: list[Signal] = []
         if self.value != before[0]:
@@ -162,17 +162,17 @@ class Coalescer:
             signals.append(("status", self.status))
         return signals
 
-    def _outcome(self) -> tuple[str, int | None]:
+    def _next_status_and_frontier(self) -> tuple[str, int | None]:
         if any(i["status"] == ACTIVE for i in self.inputs.values()):
-            return ACTIVE, self.combined()
+            return ACTIVE, self.combine_frontiers()
         statuses = {i["status"] for i in self.inputs.values()}
         if IDLE in statuses:
-            return IDLE, self.top() if self.options.all_idle == "jump" else None
+            return IDLE, self.latest_time_frontier() if self.options.all_idle == "jump" else None
         if DONE in statuses:
             return DONE, TICK_MAX if self.options.all_done == "infinity" else None
         silent = self.options.no_members == "silent" and not self.joined
         return (self.status if silent else IDLE), None
 
-    def top(self) -> int | None:
+    def latest_time_frontier(self) -> int | None:
         """The largest time frontier seen; +inf of an ended member is no time."""
         return max((f for i in self.inputs.values() if (f := i["frontier"]) is not None and f < TICK_MAX), default=None)

@@ -13,23 +13,23 @@ from typing import Any, NamedTuple
 from tidegate.jobs.eventtime import clock as clocks
 from tidegate.jobs.eventtime import frontier as frontiers
 from tidegate.jobs.eventtime import holder
-from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer, Input, Signal
-from tidegate.jobs.eventtime.members import Members, Rules, partition_timeout, statuses
-from tidegate.jobs.eventtime.state import World
-from tidegate.jobs.eventtime.types import Decision, Mark, Member, Survey
+from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer, InputState, Signal
+from tidegate.jobs.eventtime.members import Members, SourceRules, resolve_partition_timeout, collect_statuses
+from tidegate.jobs.eventtime.state import DeciderState
+from tidegate.jobs.eventtime.types import Decision, ReleaseMark, Member, Survey
 from tidegate.jobs.spec.options import ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
-__all__ = ["blocked", "decide", "hold_back", "initial_state", "next_timer"]
+__all__ = ["list_blocked_members", "decide", "select_members_ahead", "create_initial_state", "find_next_timer"]
 
 
-def initial_state(spec: PipelineSpec) -> dict[str, Any]:
+def create_initial_state(spec: PipelineSpec) -> dict[str, Any]:
     """The state before the first epoch, JSON-ready."""
-    return World.new(spec).to_dict()
+    return DeciderState.initial(spec).to_dict()
 
 
-def blocked(state: dict[str, Any]) -> set[Member]:
+def list_blocked_members(state: dict[str, Any]) -> set[Member]:
     """Members standing at an open barrier: nothing may be read from them in the next epoch."""
     return {Member.parse(name) for name in state["blocked"]}
 
@@ -44,73 +44,73 @@ def decide(spec: PipelineSpec, state: dict[str, Any], survey: Survey) -> Decisio
         PoisonError: a member sent what its declaration forbids (rows after its end, a barrier without an id, a
             punctuation that regresses under ``regress: error``).
     """
-    world = World.from_dict(spec, state)
-    epoch = _Epoch.open(spec, world, survey)
+    world = DeciderState.from_dict(spec, state)
+    epoch = _EpochDecider.begin(spec, world, survey)
     # Step 1. The pipeline clock, who is there, and who has fallen idle by it.
-    epoch.roster()
+    epoch.update_roster()
     # Step 2. Barriers: requests, arrivals, then closes. The rows of this epoch still belong to the section before.
-    epoch.barriers()
+    epoch.advance_barriers()
     # Step 3. Member frontiers, then the sources', then the output's.
-    epoch.frontiers()
+    epoch.advance_frontiers()
     # Step 4. What leaves the order buffer.
-    return epoch.decision()
+    return epoch.build_decision()
 
 
-class _Before(NamedTuple):
+class _StateBefore(NamedTuple):
     """What stood before the epoch."""
 
     clock: int | None
     frontier: int
     section: int
-    released: Mark
-    reach: Mark
+    released: ReleaseMark
+    reach: ReleaseMark
     status: str
 
 
 @dataclass(slots=True)
-class _Epoch:
+class _EpochDecider:
     """One call of `decide`: the world while it changes, and what there is to say about it."""
 
     spec: PipelineSpec
-    world: World
+    world: DeciderState
     survey: Survey
     clock: int
     members: Members
-    before: _Before
+    before: _StateBefore
     recorded: list[dict[str, Any]] = field(default_factory=list)
     emitted: list[Signal] = field(default_factory=list)
     grace: bool = False
-    quiet: set[str] = field(default_factory=set)
+    quiet_sources: set[str] = field(default_factory=set)
 
     @classmethod
-    def open(cls, spec: PipelineSpec, world: World, survey: Survey) -> _Epoch:
+    def begin(cls, spec: PipelineSpec, world: DeciderState, survey: Survey) -> _EpochDecider:
         """The epoch before its first step."""
-        clock = clocks.advance(world.clock, survey.now, spec.checkpoint.max_clock_step)
-        rules = {name: Rules.of(spec, name, coalescer) for name, coalescer in world.sources.items()}
-        members = Members(world, rules, survey.now, clock, world.barriers.standing())
+        clock = clocks.advance_clock(world.clock, survey.now, spec.checkpoint.max_clock_step)
+        rules = {name: SourceRules.from_spec(spec, name, coalescer) for name, coalescer in world.sources.items()}
+        members = Members(world, rules, survey.now, clock, world.barriers.members_at_barrier())
         order, output = world.order, world.output
-        before = _Before(world.clock, output.value, world.barriers.section, order.released, order.reach, output.status)
+        before = _StateBefore(world.clock, output.value, world.barriers.section, order.released, order.reach, output.status)
         return cls(spec, world, survey, clock, members, before)
 
     # ------------------------------------------------------------------ step 1
 
-    def roster(self) -> None:
+    def update_roster(self) -> None:
         """Joins, removals, ends, activity and idleness of members, then of sources."""
         order = self.world.order
         if self.survey.run_start:
             order.start_run()
-        self.members.read(self.survey.members)
+        self.members.apply_surveys(self.survey.members)
         self.recorded += [{"kind": "idle", "member": name} for name in self.members.fallen_idle]
         for name in self.world.sources:
-            self._source_member(name)
+            self._update_source_activity(name)
         was_over = order.grace_over
-        self.grace = order.in_grace(self.clock, events=bool(self.members.heard))
+        self.grace = order.in_grace(self.clock, events=bool(self.members.sources_read))
         if order.grace_over and not was_over:
             self.recorded.append({"kind": "startup_grace_over"})
 
-    def _source_member(self, name: str) -> None:
+    def _update_source_activity(self, name: str) -> None:
         """A source as a member of the output: known from the start or with its first event; quiet by the output's timeout."""
-        output, heard = self.world.output, name in self.members.heard and not self._deaf(name)
+        output, heard = self.world.output, name in self.members.sources_read and not self._ignores_punctuation(name)
         if name not in output.inputs:
             if self.spec.coalesce.members == "discovered" and not heard:
                 return
@@ -118,76 +118,76 @@ class _Epoch:
             self.world.active_at[name] = self.clock
         if heard:
             self.world.active_at[name] = self.clock
-        elif name not in self.members.awake and clocks.expired(
+        elif name not in self.members.sources_with_backlog and clocks.has_expired(
             self.clock, self.world.active_at[name], self.spec.coalesce.idle_timeout
         ):
-            self.quiet.add(name)
+            self.quiet_sources.add(name)
 
-    def _deaf(self, name: str) -> bool:
+    def _ignores_punctuation(self, name: str) -> bool:
         """Whether an idle source stays idle at the output, since only punctuation came of it (`on_idle_punctuation: ignore`)."""
         known = self.world.output.inputs.get(name)
         idle = known is not None and known["status"] == IDLE and self.spec.coalesce.on_idle_punctuation == "ignore"
-        return idle and name not in self.members.brought and name not in self.members.awake
+        return idle and name not in self.members.sources_with_rows and name not in self.members.sources_with_backlog
 
     # ------------------------------------------------------------------ step 2
 
-    def barriers(self) -> None:
+    def advance_barriers(self) -> None:
         """Aborts by hand, arrivals in source order, then what closes; nothing closes during the start-up grace."""
-        barriers, live = self.world.barriers, self.members.live
+        barriers, live = self.world.barriers, self.members.joined
         if not (barriers.open or self.members.arrivals or self.survey.aborts):
             return
-        known = statuses(self.world, self.quiet)
+        known = collect_statuses(self.world, self.quiet_sources)
         barriers.roster = {name: DONE if entry.done else known[name] for name, entry in live.items() if name in known}
         for id_ in self.survey.aborts:
             barriers.abort(id_, self.clock)
         for name in self.members.arrivals:
             row = live[name].barrier
             if row is not None:
-                barriers.arrive(name, row, self.clock)
+                barriers.record_arrival(name, row, self.clock)
         if not self.grace:
-            barriers.settle(self.clock, self.members.pending)
+            barriers.close_ready(self.clock, self.members.pending)
         freed = {name for closed in barriers.closed if closed.cause != "tardy" for name in closed.health.participants}
-        for name in sorted(freed & self.members.standing):
-            self.members.resume(name)
+        for name in sorted(freed & self.members.members_at_barrier):
+            self.members.count_held_rows(name)
 
     # ------------------------------------------------------------------ step 3
 
-    def frontiers(self) -> None:
+    def advance_frontiers(self) -> None:
         """F moves by what was read, then by who ended with it; it stands still during the start-up grace."""
         newest = self.members.newest
         if newest is not None and self.spec.release.mode is not ReleaseMode.PASS_THROUGH:
-            self.world.order.read(self.clock, self.before.section, newest)
-        self._move(expiring=True)
+            self.world.order.note_read(self.clock, self.before.section, newest)
+        self._coalesce_levels(expiring=True)
         if self.members.ended:
-            self.members.finish()
-            self._move(expiring=False)
+            self.members.finish_ended()
+            self._coalesce_levels(expiring=False)
 
-    def _move(self, *, expiring: bool) -> None:
+    def _coalesce_levels(self, *, expiring: bool) -> None:
         """Every source in import order, then the output."""
-        for name in _import_order(self.spec):
-            self._source(name)
+        for name in _sort_by_import(self.spec):
+            self._coalesce_partitions(name)
         for name, coalescer in self.world.sources.items():
             known = self.world.output.inputs.get(name)
             if known is not None and known["status"] != DONE:
                 self._signal_output(name, coalescer)
         if not self.grace:
-            signals = self.world.output.settle(self._expired_residence() if expiring else TICK_MIN)
+            signals = self.world.output.settle(self._expire_residence() if expiring else TICK_MIN)
             last = dict(self.emitted) | dict(signals)
             self.emitted = [(k, last[k]) for k in ("watermark", "status") if k in last and last[k] != self.before.status]
 
-    def _source(self, name: str) -> None:
+    def _coalesce_partitions(self, name: str) -> None:
         """Import, then coalesce the partitions of one source."""
         coalescer = self.world.sources[name]
         punctuation = self.spec.sources[name].punctuation
         if punctuation is not None and punctuation.import_from is not None:
-            imported = self._exported(punctuation.import_from)
+            imported = self._exported_frontier(punctuation.import_from)
             if imported > TICK_MIN:
                 for member, known in list(coalescer.inputs.items()):
                     if known["status"] == ACTIVE and (known["frontier"] is None or imported > known["frontier"]):
-                        coalescer.frontier(member, imported)
+                        coalescer.signal_frontier(member, imported)
         coalescer.settle()
 
-    def _exported(self, name: str) -> int:
+    def _exported_frontier(self, name: str) -> int:
         """A source's frontier for others; the +inf of its mere end promises nothing about them."""
         value, punctuation = self.world.sources[name].value, self.spec.sources[name].punctuation
         ends = punctuation is not None and punctuation.advance_to_end
@@ -196,70 +196,70 @@ class _Epoch:
     def _signal_output(self, name: str, coalescer: Coalescer) -> None:
         output, source = self.world.output, self.spec.sources[name]
         known = output.inputs[name]
-        emitted = frontiers.rounded(coalescer.value if coalescer.value > TICK_MIN else None, source.frame)
+        emitted = frontiers.round_to_frame(coalescer.value if coalescer.value > TICK_MIN else None, source.frame)
         if coalescer.status == DONE:
-            output.done(name)
+            output.signal_done(name)
             return
-        if self._deaf(name):
+        if self._ignores_punctuation(name):
             return
-        idle = coalescer.status == IDLE or name in self.quiet
+        idle = coalescer.status == IDLE or name in self.quiet_sources
         if not idle:
-            output.active(name)
+            output.signal_active(name)
         if emitted is not None and emitted > TICK_MIN:
             if idle:
-                output.note(name, emitted)
+                output.raise_frontier(name, emitted)
             elif known["frontier"] is None or emitted > known["frontier"]:
-                output.frontier(name, emitted)
+                output.signal_frontier(name, emitted)
         if idle and known["status"] != IDLE:
-            output.idle(name)
+            output.signal_idle(name)
             self.recorded.append({"kind": "idle", "source": name})
 
-    def _expired_residence(self) -> int:
+    def _expire_residence(self) -> int:
         """F by the build window: the largest time whose residence has run out (section 2, `build_window`)."""
         order, section = self.world.order, self.world.barriers.section
-        overdue = order.overdue(self.clock, section, self._awaited())
+        overdue = order.latest_expired_time(self.clock, section, self._least_awaited_frontier())
         if overdue is None:
             return TICK_MIN
         self.recorded.append({"kind": "residence_expired", "section": section, "time": overdue})
-        self.world.order.expire(Mark(section, overdue))
-        return min(overdue + _exact(self.spec), self._held_behind_barriers())
+        self.world.order.expire_up_to(ReleaseMark(section, overdue))
+        return min(overdue + _uses_exact_order(self.spec), self._least_frontier_at_barriers())
 
-    def _awaited(self) -> int | None:
+    def _least_awaited_frontier(self) -> int | None:
         """Least frontier of the members F waits for that had rows left: no timer may expire that waits for those."""
         output = self.world.output.inputs
         values = []
-        for name in self.members.pending - self.world.barriers.standing():
-            levels = self._input(name), output.get(self.members.live[name].member.source)
+        for name in self.members.pending - self.world.barriers.members_at_barrier():
+            levels = self._member_input(name), output.get(self.members.joined[name].member.source)
             if all(known is not None and known["status"] == ACTIVE and known["aligned"] for known in levels):
                 frontier = levels[0]["frontier"]
                 values.append(TICK_MIN if frontier is None else frontier)
         return min(values, default=None)
 
-    def _held_behind_barriers(self) -> int:
+    def _least_frontier_at_barriers(self) -> int:
         """F never passes a row held behind a barrier: the least frontier of standing members that had rows left."""
-        standing = self.world.barriers.standing() & self.members.pending
-        values = [TICK_MIN if (f := self._input(name)["frontier"]) is None else f for name in standing]
+        standing = self.world.barriers.members_at_barrier() & self.members.pending
+        values = [TICK_MIN if (f := self._member_input(name)["frontier"]) is None else f for name in standing]
         return min(values, default=TICK_MAX)
 
-    def _input(self, name: str) -> Input:
-        return self.world.sources[self.members.live[name].member.source].inputs[name]
+    def _member_input(self, name: str) -> InputState:
+        return self.world.sources[self.members.joined[name].member.source].inputs[name]
 
     # ------------------------------------------------------------------ step 4
 
-    def decision(self) -> Decision:
+    def build_decision(self) -> Decision:
         """Marks of the ordered release, and everything else a mover or a person wants to know."""
         world, before = self.world, self.before
         release_before = before.released
-        release_after = self._release()
-        flagged = tuple(sorted(world.barriers.tardy()))
-        closed = world.barriers.take()
+        release_after = self._advance_release()
+        flagged = tuple(sorted(world.barriers.tardy_members()))
+        closed = world.barriers.take_closed()
         for one in closed:
             outcome = one.health.outcome.value
             self.recorded.append({"kind": "barrier", "id": one.health.id, "outcome": outcome, "cause": one.cause})
         world.clock = self.clock
         world.buffered_rows = self.survey.buffered_rows
-        world.holder = holder.find(self.spec, world, world.barriers.standing(), self.clock)
-        late, by_time = self._order_late()
+        world.holder = holder.find_frontier_holder(self.spec, world, world.barriers.members_at_barrier(), self.clock)
+        late, by_time = self._order_late_mark()
         after = world.to_dict()
         return Decision(
             now=self.clock,
@@ -274,15 +274,15 @@ class _Epoch:
             barriers=tuple(c.health for c in closed),
             blocked=tuple(after["blocked"]),
             flagged=flagged,
-            statuses=statuses(world, self.quiet),
+            statuses=collect_statuses(world, self.quiet_sources),
             emitted=tuple(self.emitted),
             recorded=tuple(self.recorded),
             holder=world.holder,
-            changed=self._changed(release_before, release_after, after),
+            changed=self._has_changed(release_before, release_after, after),
             after=after,
         )
 
-    def _release(self) -> Mark:
+    def _advance_release(self) -> ReleaseMark:
         """Section 3: up to the section's frontier; a member at its barrier does not hold back the section's rows."""
         mode, order = self.spec.release.mode, self.world.order
         if mode is ReleaseMode.PASS_THROUGH:
@@ -291,10 +291,10 @@ class _Epoch:
         if self.grace:
             return order.released
         reach = self.world.output.value
-        standing = self.world.barriers.standing()
+        standing = self.world.barriers.members_at_barrier()
         if mode is ReleaseMode.ORDERED and standing:
             reach = max(reach, self._section_frontier(standing))
-        return order.release(Mark(section, reach))
+        return order.release(ReleaseMark(section, reach))
 
     def _section_frontier(self, standing: set[str]) -> int:
         """The frontier of the section's rows: standing members as +inf, members that still catch up included."""
@@ -302,12 +302,12 @@ class _Epoch:
         for name, coalescer in self.world.sources.items():
             unbounded: dict[str, int | None] = dict.fromkeys(standing & coalescer.inputs.keys(), TICK_MAX)
             if unbounded:
-                reach = frontiers.rounded(coalescer.combined(unbounded, catching_up=True), self.spec.sources[name].frame)
-                instead[name] = frontiers.highest(reach, coalescer.value if coalescer.value > TICK_MIN else None)
-        reach = self.world.output.combined(instead, catching_up=True)
+                reach = frontiers.round_to_frame(coalescer.combine_frontiers(unbounded, catching_up=True), self.spec.sources[name].frame)
+                instead[name] = frontiers.max_frontier(reach, coalescer.value if coalescer.value > TICK_MIN else None)
+        reach = self.world.output.combine_frontiers(instead, catching_up=True)
         return TICK_MIN if reach is None else reach
 
-    def _order_late(self) -> tuple[Mark | None, bool]:
+    def _order_late_mark(self) -> tuple[ReleaseMark | None, bool]:
         """Section 3.3: below the largest released, or below F.
 
         While a member stands at its barrier the section's frontier may be ahead of F. A row below it breaks its own member's
@@ -316,42 +316,42 @@ class _Epoch:
         mode, before = self.spec.release.mode, self.before
         if mode is ReleaseMode.PASS_THROUGH:
             return None, False
-        if mode is ReleaseMode.ORDERED and _exact(self.spec):
+        if mode is ReleaseMode.ORDERED and _uses_exact_order(self.spec):
             return self.survey.released_max, False
         time = max(before.frontier, before.reach.time if before.reach.section == before.section else TICK_MIN)
-        return (Mark(before.section, time) if time > TICK_MIN else None), True
+        return (ReleaseMark(before.section, time) if time > TICK_MIN else None), True
 
-    def _changed(self, release_before: Mark, release_after: Mark, after: dict[str, Any]) -> bool:
+    def _has_changed(self, release_before: ReleaseMark, release_after: ReleaseMark, after: dict[str, Any]) -> bool:
         """Worth sealing without rows: something moved, or the clock of a running timer has to."""
         before = self.before
         if self.emitted or self.recorded or release_before != release_after or self.world.barriers.section != before.section:
             return True
         stepped = before.clock is None or self.clock - before.clock >= self.spec.checkpoint.max_clock_step
-        return stepped and next_timer(self.spec, after) is not None
+        return stepped and find_next_timer(self.spec, after) is not None
 
 
-def _exact(spec: PipelineSpec) -> bool:
+def _uses_exact_order(spec: PipelineSpec) -> bool:
     """Lag 0 and an inclusive frontier everywhere: the order compares with what was released (section 3.3)."""
     return all(s.lag == 0 and s.frontier == "inclusive" for s in spec.sources.values())
 
 
-def _import_order(spec: PipelineSpec) -> list[str]:
+def _sort_by_import(spec: PipelineSpec) -> list[str]:
     """Sources, each after the one it imports its frontier from; a circle is cut where it is met again."""
     order: list[str] = []
 
-    def visit(name: str, path: tuple[str, ...]) -> None:
+    def visit_source(name: str, path: tuple[str, ...]) -> None:
         punctuation = spec.sources[name].punctuation
         if punctuation is not None and punctuation.import_from is not None and punctuation.import_from not in path:
-            visit(punctuation.import_from, (*path, name))
+            visit_source(punctuation.import_from, (*path, name))
         if name not in order:
             order.append(name)
 
     for name in spec.sources:
-        visit(name, ())
+        visit_source(name, ())
     return order
 
 
-def hold_back(spec: PipelineSpec, state: dict[str, Any], buffered_rows: int | None = None) -> set[Member]:
+def select_members_ahead(spec: PipelineSpec, state: dict[str, Any], buffered_rows: int | None = None) -> set[Member]:
     """Members not to be read in the next epoch because they are too far ahead (back-pressure, section 7.4).
 
     The slowest members are always read, so this never stops a pipeline whose slowest member has rows.
@@ -366,7 +366,7 @@ def hold_back(spec: PipelineSpec, state: dict[str, Any], buffered_rows: int | No
     if not full and release.max_ahead is None:
         return set()
     reach = max(state["output"]["value"], state["order"]["released"][1])
-    ahead = {name: value - reach for name, value in _known_frontiers(state) if value > reach}
+    ahead = {name: value - reach for name, value in _iter_active_frontiers(state) if value > reach}
     held = set(ahead) if full else set()
     if release.max_ahead is not None:
         far = {name for name, distance in ahead.items() if distance > release.max_ahead}
@@ -375,23 +375,23 @@ def hold_back(spec: PipelineSpec, state: dict[str, Any], buffered_rows: int | No
     return {Member.parse(name) for name in held}
 
 
-def _known_frontiers(state: dict[str, Any]) -> Iterator[tuple[str, int]]:
+def _iter_active_frontiers(state: dict[str, Any]) -> Iterator[tuple[str, int]]:
     for source in state["sources"].values():
         for name, known in source["inputs"].items():
             if known["frontier"] is not None and known["status"] == ACTIVE:
                 yield name, known["frontier"]
 
 
-def next_timer(spec: PipelineSpec, state: dict[str, Any]) -> int | None:
+def find_next_timer(spec: PipelineSpec, state: dict[str, Any]) -> int | None:
     """Pipeline-clock instant of the next timer that may change something; None if none is running."""
-    world = World.from_dict(spec, state)
-    timers = [world.order.due(), world.barriers.due(), *_idle_timers(spec, world)]
+    world = DeciderState.from_dict(spec, state)
+    timers = [world.order.next_timer(), world.barriers.timeout_at(), *_iter_idle_timers(spec, world)]
     return min((t for t in timers if t is not None), default=None)
 
 
-def _idle_timers(spec: PipelineSpec, world: World) -> Iterator[int]:
+def _iter_idle_timers(spec: PipelineSpec, world: DeciderState) -> Iterator[int]:
     for name, coalescer in world.sources.items():
-        timeout = partition_timeout(spec, spec.sources[name])
+        timeout = resolve_partition_timeout(spec, spec.sources[name])
         pending = False
         for member, known in coalescer.inputs.items():
             state = world.members[member]

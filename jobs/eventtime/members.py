@@ -13,28 +13,28 @@ from operator import attrgetter
 from typing import Final
 
 from tidegate.jobs.eventtime import frontier as frontiers
-from tidegate.jobs.eventtime.clock import expired
-from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer, Input
-from tidegate.jobs.eventtime.frontier import heuristic, highest
-from tidegate.jobs.eventtime.state import Behind, MemberState, World
+from tidegate.jobs.eventtime.clock import has_expired
+from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer, InputState
+from tidegate.jobs.eventtime.frontier import compute_heuristic_frontier, max_frontier
+from tidegate.jobs.eventtime.state import HeldRows, MemberState, DeciderState
 from tidegate.jobs.eventtime.types import Member, MemberSurvey
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import CoalesceOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
-__all__ = ["Members", "Rules", "partition_timeout", "statuses"]
+__all__ = ["Members", "SourceRules", "resolve_partition_timeout", "collect_statuses"]
 
-_DEFAULT_IDLE: Final = CoalesceOptions().idle_timeout
+_DEFAULT_IDLE_TIMEOUT: Final = CoalesceOptions().idle_timeout
 
 
-def partition_timeout(spec: PipelineSpec, source: SourceSpec) -> int | None:
+def resolve_partition_timeout(spec: PipelineSpec, source: SourceSpec) -> int | None:
     """A source of one partition is that partition: it falls idle by the output's timeout, unless it sets its own."""
     timeout = source.coalesce.idle_timeout
-    return spec.coalesce.idle_timeout if source.partition_by == "source" and timeout == _DEFAULT_IDLE else timeout
+    return spec.coalesce.idle_timeout if source.partition_by == "source" and timeout == _DEFAULT_IDLE_TIMEOUT else timeout
 
 
 @dataclass(slots=True)
-class Rules:
+class SourceRules:
     """The options of one source, worked out for the loop, and its coalescer."""
 
     options: SourceSpec
@@ -47,22 +47,22 @@ class Rules:
     lag_alone: bool
 
     @classmethod
-    def of(cls, spec: PipelineSpec, name: str, coalescer: Coalescer) -> Rules:
+    def from_spec(cls, spec: PipelineSpec, name: str, coalescer: Coalescer) -> SourceRules:
         """Rules of the source `name`."""
         source = spec.sources[name]
         refuses_regression = source.punctuation is not None and source.punctuation.regress == "error"
         return cls(
             options=source,
             coalescer=coalescer,
-            distance=frontiers.distance(source),
-            timeout=partition_timeout(spec, source),
+            distance=frontiers.compute_frontier_lag(source),
+            timeout=resolve_partition_timeout(spec, source),
             discovered=source.coalesce.members == "discovered",
             ignores_idle_punctuation=source.coalesce.on_idle_punctuation == "ignore",
             refuses_regression=refuses_regression,
             lag_alone=source.lag is not None and source.wall_clock is None and not refuses_regression,
         )
 
-    def usual(self, entry: MemberSurvey, state: MemberState, known: Input) -> bool:
+    def is_rows_only(self, entry: MemberSurvey, state: MemberState, known: InputState) -> bool:
         """Whether nothing but rows can speak of an active member: it has no punctuation, no barrier, no end and no wall clock."""
         return (
             self.lag_alone
@@ -74,15 +74,15 @@ class Rules:
             and not entry.done
         )
 
-    def frontier(self, state: MemberState, now: int, newest: int | None, *, clocked: bool) -> int | None:
+    def member_frontier(self, state: MemberState, now: int, newest: int | None, *, clocked: bool) -> int | None:
         """F_i: the greatest of what rows, punctuation and (if `clocked`) the wall clock promise."""
-        value = heuristic(state["seen"], self.distance)
+        value = compute_heuristic_frontier(state["seen"], self.distance)
         if state["punctuation"] is not None:
-            value = highest(value, state["punctuation"])
+            value = max_frontier(value, state["punctuation"])
         wall = self.options.wall_clock
         if wall is not None and clocked:
             inclusive = self.options.frontier == "inclusive"
-            value = highest(value, frontiers.wall_clock(wall, now, newest, inclusive=inclusive))
+            value = max_frontier(value, frontiers.compute_wall_clock_frontier(wall, now, newest, inclusive=inclusive))
         return value
 
 
@@ -105,91 +105,91 @@ class Members:
         punctuations: punctuation of each member before the epoch.
         fallen_idle: members that fell idle by the clock.
         arrivals: members whose slice ends with a barrier row.
-        ended: members that are read to their end by this cut; they count as active until `finish`.
+        ended: members that are read to their end by this cut; they count as active until `finish_ended`.
     """
 
-    world: World
-    rules: dict[str, Rules]
+    world: DeciderState
+    rules: dict[str, SourceRules]
     now: int
     clock: int
-    standing: set[str]
-    live: dict[str, MemberSurvey] = field(default_factory=dict)
+    members_at_barrier: set[str]
+    joined: dict[str, MemberSurvey] = field(default_factory=dict)
     pending: set[str] = field(default_factory=set)
-    awake: set[str] = field(default_factory=set)
-    heard: set[str] = field(default_factory=set)
-    brought: set[str] = field(default_factory=set)
+    sources_with_backlog: set[str] = field(default_factory=set)
+    sources_read: set[str] = field(default_factory=set)
+    sources_with_rows: set[str] = field(default_factory=set)
     newest: int | None = None
     punctuations: dict[str, int] = field(default_factory=dict)
     fallen_idle: list[str] = field(default_factory=list)
     arrivals: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
 
-    def read(self, entries: Iterable[MemberSurvey]) -> None:
+    def apply_surveys(self, entries: Iterable[MemberSurvey]) -> None:
         """The pass: joins, rows, statuses, frontiers and ends; then removals."""
         for source, group in groupby(entries, attrgetter("member.source")):
             found, rules = list(group), self.rules.get(source)
             if rules is None:
                 message = f"the survey names {found[0].member}, a source that the spec does not have"
                 raise PoisonError(message, code="eventtime.unknown_source")
-            self._source(source, rules, found)
-        if len(self.live) != len(self.world.members):
-            for name in self.world.members.keys() - self.live.keys():
-                self._remove(name)
+            self._apply_source(source, rules, found)
+        if len(self.joined) != len(self.world.members):
+            for name in self.world.members.keys() - self.joined.keys():
+                self._remove_member(name)
 
-    def resume(self, name: str) -> None:
+    def count_held_rows(self, name: str) -> None:
         """The member's barrier closed: what was read behind it counts now (alignment ``pass``)."""
-        state, entry = self.world.members.get(name), self.live.get(name)
+        state, entry = self.world.members.get(name), self.joined.get(name)
         if state is None or entry is None or state["behind"] is None:
             return
         behind = state["behind"]
-        seen, punctuation = highest(state["seen"], behind["seen"]), highest(state["punctuation"], behind["punctuation"])
+        seen, punctuation = max_frontier(state["seen"], behind["seen"]), max_frontier(state["punctuation"], behind["punctuation"])
         state = {**state, "seen": seen, "punctuation": punctuation, "behind": None}
         self.world.members[name] = state
         rules = self.rules[entry.member.source]
         known = rules.coalescer.inputs[name]
         if known["status"] == ACTIVE:
-            self._advance(name, rules, known, rules.frontier(state, self.now, None, clocked=False))
+            self._advance_frontier(name, rules, known, rules.member_frontier(state, self.now, None, clocked=False))
 
-    def finish(self) -> None:
+    def finish_ended(self) -> None:
         """The members that ended with this cut leave the frontiers; what they were read to has counted."""
         for name in self.ended:
-            self.rules[self.live[name].member.source].coalescer.done(name)
+            self.rules[self.joined[name].member.source].coalescer.signal_done(name)
 
-    def _source(self, source: str, rules: Rules, entries: list[MemberSurvey]) -> None:
-        """Members of one source. The usual one is read here, by what `_member` would say of it; any other there."""
+    def _apply_source(self, source: str, rules: SourceRules, entries: list[MemberSurvey]) -> None:
+        """Members of one source. The usual one is read here, by what `_apply_member` would say of it; any other there."""
         states, coalescer, times = self.world.members, rules.coalescer, []
         names = [f"{source}/{entry.member.partition}" for entry in entries]
         before = map(states.get, names), map(coalescer.inputs.get, names)
         for name, entry, state, known in zip(names, entries, *before, strict=True):
             time = entry.max_time
-            if time is None or state is None or known is None or name in self.standing or not rules.usual(entry, state, known):
-                self._member(name, rules, entry)
+            if time is None or state is None or known is None or name in self.members_at_barrier or not rules.is_rows_only(entry, state, known):
+                self._apply_member(name, rules, entry)
                 continue
-            self.live[name] = entry
+            self.joined[name] = entry
             times.append(time)
             if entry.pending:
                 self.pending.add(name)
-                self.awake.add(source)
+                self.sources_with_backlog.add(source)
             state = states[name] = state.copy()
             if state["seen"] is None or time > state["seen"]:
                 state["seen"] = time
             state["active_at"], state["pending"] = self.clock, entry.pending
-            self._advance(name, rules, known, heuristic(state["seen"], rules.distance))
+            self._advance_frontier(name, rules, known, compute_heuristic_frontier(state["seen"], rules.distance))
         if times:
-            self.heard.add(source)
-            self.brought.add(source)
-            self.newest = highest(self.newest, max(times))
+            self.sources_read.add(source)
+            self.sources_with_rows.add(source)
+            self.newest = max_frontier(self.newest, max(times))
 
-    def _member(self, name: str, rules: Rules, entry: MemberSurvey) -> None:
+    def _apply_member(self, name: str, rules: SourceRules, entry: MemberSurvey) -> None:
         state = self.world.members.get(name)
         rows = bool(entry.rows or entry.quarantined or entry.dead) or entry.barrier is not None
-        active = rows or (entry.punctuation is not None and _is_news(entry.punctuation, state))
+        active = rows or (entry.punctuation is not None and _is_new_punctuation(entry.punctuation, state))
         if state is None:
             if rules.discovered and not active:
                 return
-            state = self.world.members[name] = _joined(self.clock)
+            state = self.world.members[name] = _new_member_state(self.clock)
             rules.coalescer.join(name)
-        self._note(name, state, entry, active=active, rows=rows)
+        self._note_activity(name, state, entry, active=active, rows=rows)
         known = rules.coalescer.inputs[name]
         status = known["status"]
         if status == DONE:
@@ -201,45 +201,45 @@ class Members:
             message = f"punctuation of {name} went back {entry.regressions} times in this epoch"
             raise PoisonError(message, code="eventtime.punctuation_regress")
         if active or entry.pending != state["pending"] or entry.punctuation_state is not None:
-            state = self.world.members[name] = self._next(name, state, entry, active=active)
+            state = self.world.members[name] = self._next_member_state(name, state, entry, active=active)
         if status == IDLE and not rows and rules.ignores_idle_punctuation:
             active = False
-        status = self._status(name, rules, status, state, wakes=active or entry.pending)
+        status = self._update_member_status(name, rules, status, state, wakes=active or entry.pending)
         if status == ACTIVE and (active or rules.options.wall_clock is not None):
-            clocked = name not in self.standing
-            self._advance(name, rules, known, rules.frontier(state, self.now, entry.max_time, clocked=clocked))
+            clocked = name not in self.members_at_barrier
+            self._advance_frontier(name, rules, known, rules.member_frontier(state, self.now, entry.max_time, clocked=clocked))
         if entry.done:
             self.ended.append(name)
 
-    def _note(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool, rows: bool) -> None:
-        self.live[name] = entry
+    def _note_activity(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool, rows: bool) -> None:
+        self.joined[name] = entry
         if state["punctuation"] is not None:
             self.punctuations[name] = state["punctuation"]
         if active:
-            self.heard.add(entry.member.source)
+            self.sources_read.add(entry.member.source)
         if rows:
-            self.brought.add(entry.member.source)
+            self.sources_with_rows.add(entry.member.source)
         if entry.pending:
             self.pending.add(name)
-            self.awake.add(entry.member.source)
+            self.sources_with_backlog.add(entry.member.source)
         if entry.barrier is not None:
             self.arrivals.append(name)
         if entry.max_time is not None and (self.newest is None or entry.max_time > self.newest):
             self.newest = entry.max_time
 
-    def _next(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool) -> MemberState:
+    def _next_member_state(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool) -> MemberState:
         """What the rows and punctuation of this cut say; behind an open barrier they are only held."""
         seen, punctuation, behind = state["seen"], state["punctuation"], state["behind"]
-        if name in self.standing:
-            held: Behind = behind or {"seen": None, "punctuation": None}
+        if name in self.members_at_barrier:
+            held: HeldRows = behind or {"seen": None, "punctuation": None}
             behind = {
-                "seen": highest(held["seen"], entry.max_time),
-                "punctuation": highest(held["punctuation"], entry.punctuation),
+                "seen": max_frontier(held["seen"], entry.max_time),
+                "punctuation": max_frontier(held["punctuation"], entry.punctuation),
             }
         else:
             if entry.max_time is not None and (seen is None or entry.max_time > seen):
                 seen = entry.max_time
-            punctuation = entry.punctuation if punctuation is None else highest(punctuation, entry.punctuation)
+            punctuation = entry.punctuation if punctuation is None else max_frontier(punctuation, entry.punctuation)
         return {
             "seen": seen,
             "punctuation": punctuation,
@@ -249,24 +249,24 @@ class Members:
             "generator": state["generator"] if entry.punctuation_state is None else entry.punctuation_state,
         }
 
-    def _status(self, name: str, rules: Rules, status: str, state: MemberState, *, wakes: bool) -> str:
+    def _update_member_status(self, name: str, rules: SourceRules, status: str, state: MemberState, *, wakes: bool) -> str:
         """Idle iff nothing is pending and the last activity is `idle_timeout` ago; anything to read revives."""
         if wakes:
             if status == IDLE:
-                rules.coalescer.active(name)
+                rules.coalescer.signal_active(name)
             return ACTIVE
-        if status == ACTIVE and expired(self.clock, state["active_at"], rules.timeout):
-            rules.coalescer.idle(name)
+        if status == ACTIVE and has_expired(self.clock, state["active_at"], rules.timeout):
+            rules.coalescer.signal_idle(name)
             self.fallen_idle.append(name)
             return IDLE
         return status
 
     @staticmethod
-    def _advance(name: str, rules: Rules, known: Input, value: int | None) -> None:
+    def _advance_frontier(name: str, rules: SourceRules, known: InputState, value: int | None) -> None:
         if value is not None and (known["frontier"] is None or value > known["frontier"]):
-            rules.coalescer.frontier(name, value)
+            rules.coalescer.signal_frontier(name, value)
 
-    def _remove(self, name: str) -> None:
+    def _remove_member(self, name: str) -> None:
         del self.world.members[name]
         self.world.barriers.missed.pop(name, None)
         source = self.world.sources.get(Member.parse(name).source)
@@ -274,20 +274,20 @@ class Members:
             source.remove(name)
 
 
-def _is_news(punctuation: int, state: MemberState | None) -> bool:
+def _is_new_punctuation(punctuation: int, state: MemberState | None) -> bool:
     """Surveys repeat the punctuation in force; only a greater one is activity."""
     if state is None:
         return True
     behind = state["behind"]
-    known = highest(state["punctuation"], behind["punctuation"] if behind else None)
+    known = max_frontier(state["punctuation"], behind["punctuation"] if behind else None)
     return known is None or punctuation > known
 
 
-def _joined(clock: int) -> MemberState:
+def _new_member_state(clock: int) -> MemberState:
     return {"seen": None, "punctuation": None, "behind": None, "active_at": clock, "pending": False, "generator": None}
 
 
-def statuses(world: World, quiet: set[str]) -> dict[str, str]:
+def collect_statuses(world: DeciderState, quiet: set[str]) -> dict[str, str]:
     """Status of every member whose source counts: idle also when its whole source is."""
     found: dict[str, str] = {}
     for source, coalescer in world.sources.items():

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate.jobs.eventtime.clock import expired
-from tidegate.jobs.eventtime.types import BEGINNING, Mark
+from tidegate.jobs.eventtime.clock import has_expired
+from tidegate.jobs.eventtime.types import FIRST_RELEASE_MARK, ReleaseMark
 from tidegate.jobs.spec.options import OrderOptions
 
-__all__ = ["Order"]
+__all__ = ["ReleaseOrder"]
 
 
 @dataclass(slots=True)
-class Order:
+class ReleaseOrder:
     """Marks and residence of the order buffer.
 
     Attributes:
@@ -32,16 +32,16 @@ class Order:
     """
 
     options: OrderOptions
-    released: Mark = BEGINNING
-    reach: Mark = BEGINNING
+    released: ReleaseMark = FIRST_RELEASE_MARK
+    reach: ReleaseMark = FIRST_RELEASE_MARK
     entries: list[list[int]] = field(default_factory=list)
     grace_from: int | None = None
     grace_over: bool = False
 
     @classmethod
-    def from_dict(cls, options: OrderOptions, data: Mapping[str, Any]) -> Order:
+    def from_dict(cls, options: OrderOptions, data: Mapping[str, Any]) -> ReleaseOrder:
         """Inverse of `to_dict`."""
-        marks = Mark(*data["released"]), Mark(*data["reach"])
+        marks = ReleaseMark(*data["released"]), ReleaseMark(*data["reach"])
         return cls(options, *marks, list(data["entries"]), data["grace_from"], data["grace_over"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,17 +64,17 @@ class Order:
             return False
         if self.grace_from is None and events:
             self.grace_from = clock
-        self.grace_over = self.grace_from is not None and expired(clock, self.grace_from, self.options.startup_grace)
+        self.grace_over = self.grace_from is not None and has_expired(clock, self.grace_from, self.options.startup_grace)
         return not self.grace_over
 
-    def read(self, clock: int, section: int, max_time: int) -> None:
+    def note_read(self, clock: int, section: int, max_time: int) -> None:
         """Rows up to `max_time` were read in this epoch."""
         if self.options.build_window is None or (section, max_time) < self.released:
             return  # nothing will ever expire, so the list must not grow; or the row is late or leaves at once, and does not stay
         if not self.entries or (section, max_time) > (self.entries[-1][1], self.entries[-1][2]):
             self.entries.append([clock, section, max_time])
 
-    def overdue(self, clock: int, section: int, awaited: int | None) -> int | None:
+    def latest_expired_time(self, clock: int, section: int, awaited: int | None) -> int | None:
         """The largest time in the section whose residence has run out; None if none has.
 
         Args:
@@ -85,18 +85,18 @@ class Order:
         times = [
             time
             for read_at, of, time in self.entries
-            if of == section and expired(clock, read_at, self.options.build_window) and (awaited is None or time < awaited)
+            if of == section and has_expired(clock, read_at, self.options.build_window) and (awaited is None or time < awaited)
         ]
         return max(times, default=None)
 
-    def release(self, mark: Mark) -> Mark:
+    def release(self, mark: ReleaseMark) -> ReleaseMark:
         """Release up to the mark, never backward, and forget entries that have left."""
         self.reach = max(self.reach, mark)
         self.released = max(self.released, mark)
         self.entries = [e for e in self.entries if (e[1], e[2]) >= self.released]
         return self.released
 
-    def due(self) -> int | None:
+    def next_timer(self) -> int | None:
         """The next instant at which the grace or a residence runs out."""
         if self.grace_from is not None and not self.grace_over:
             return self.grace_from + self.options.startup_grace
@@ -104,6 +104,6 @@ class Order:
             return None
         return self.entries[0][0] + self.options.build_window
 
-    def expire(self, mark: Mark) -> None:
+    def expire_up_to(self, mark: ReleaseMark) -> None:
         """Rows up to the mark have stayed long enough: they leave, whatever the frontier may do."""
-        self.released = max(self.released, Mark(mark.section, mark.time + 1))
+        self.released = max(self.released, ReleaseMark(mark.section, mark.time + 1))

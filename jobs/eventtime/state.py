@@ -11,18 +11,18 @@ from typing import Any, Final, TypedDict
 
 from tidegate.jobs.eventtime.barriers import Barriers
 from tidegate.jobs.eventtime.coalesce import Coalescer
-from tidegate.jobs.eventtime.order import Order
+from tidegate.jobs.eventtime.order import ReleaseOrder
 from tidegate.jobs.spec.options import CoalesceOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
-__all__ = ["STATE_VERSION", "Behind", "MemberState", "World"]
+__all__ = ["STATE_VERSION", "HeldRows", "MemberState", "DeciderState"]
 
 STATE_VERSION: Final = 1
-EMPTY: Final = Coalescer(CoalesceOptions()).to_dict()
+EMPTY_COALESCER: Final = Coalescer(CoalesceOptions()).to_dict()
 """State of the coalescer of a source that was added to the spec later."""
 
 
-class Behind(TypedDict):
+class HeldRows(TypedDict):
     """What was read behind a member's open barrier: it counts when the barrier closes (alignment ``pass``)."""
 
     seen: int | None
@@ -39,14 +39,14 @@ class MemberState(TypedDict):
 
     seen: int | None
     punctuation: int | None
-    behind: Behind | None
+    behind: HeldRows | None
     active_at: int
     pending: bool
     generator: dict[str, int] | None
 
 
 @dataclass(slots=True)
-class World:
+class DeciderState:
     """Everything the decider knows between two epochs.
 
     Attributes:
@@ -67,40 +67,40 @@ class World:
     output: Coalescer
     active_at: dict[str, int]
     barriers: Barriers
-    order: Order
+    order: ReleaseOrder
     buffered_rows: int = 0
     holder: dict[str, Any] | None = None
 
     @classmethod
-    def new(cls, spec: PipelineSpec) -> World:
+    def initial(cls, spec: PipelineSpec) -> DeciderState:
         """The beginning: no member, no frontier, section 0."""
         return cls(
             clock=None,
             members={},
-            sources={name: Coalescer(_partition_options(source)) for name, source in spec.sources.items()},
-            output=Coalescer(_output_options(spec)),
+            sources={name: Coalescer(_resolve_partition_options(source)) for name, source in spec.sources.items()},
+            output=Coalescer(_resolve_output_options(spec)),
             active_at={},
             barriers=Barriers(spec.barriers, spec.barrier_timeout),
-            order=Order(spec.release),
+            order=ReleaseOrder(spec.release),
         )
 
     @classmethod
-    def from_dict(cls, spec: PipelineSpec, data: Mapping[str, Any]) -> World:
+    def from_dict(cls, spec: PipelineSpec, data: Mapping[str, Any]) -> DeciderState:
         """Inverse of `to_dict`; sources that the spec has not got any more do not count any more."""
-        output = Coalescer.from_dict(_output_options(spec), data["output"])
+        output = Coalescer.from_dict(_resolve_output_options(spec), data["output"])
         for gone in output.inputs.keys() - spec.sources.keys():
             output.remove(gone)
         return cls(
             clock=data["clock"],
             members=dict(data["members"]),
             sources={
-                name: Coalescer.from_dict(_partition_options(source), data["sources"].get(name, EMPTY))
+                name: Coalescer.from_dict(_resolve_partition_options(source), data["sources"].get(name, EMPTY_COALESCER))
                 for name, source in spec.sources.items()
             },
             output=output,
             active_at={name: at for name, at in data["active_at"].items() if name in spec.sources},
             barriers=Barriers.from_dict(spec.barriers, spec.barrier_timeout, data["barriers"]),
-            order=Order.from_dict(spec.release, data["order"]),
+            order=ReleaseOrder.from_dict(spec.release, data["order"]),
             buffered_rows=data["buffered_rows"],
             holder=data["holder"],
         )
@@ -118,18 +118,18 @@ class World:
             "order": self.order.to_dict(),
             "buffered_rows": self.buffered_rows,
             "holder": self.holder,
-            "blocked": sorted(self.barriers.blocked()),
+            "blocked": sorted(self.barriers.blocked_members()),
         }
 
 
-def _partition_options(source: SourceSpec) -> CoalesceOptions:
+def _resolve_partition_options(source: SourceSpec) -> CoalesceOptions:
     """`advance_to_end`: a completed source goes to +inf, whatever its partitions' `all_done` says (section 4.2)."""
     if source.punctuation is not None and source.punctuation.advance_to_end:
         return source.coalesce.model_copy(update={"all_done": "infinity"})
     return source.coalesce
 
 
-def _output_options(spec: PipelineSpec) -> CoalesceOptions:
+def _resolve_output_options(spec: PipelineSpec) -> CoalesceOptions:
     if all(s.punctuation is not None and s.punctuation.advance_to_end for s in spec.sources.values()):
         return spec.coalesce.model_copy(update={"all_done": "infinity"})
     return spec.coalesce

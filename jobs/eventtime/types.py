@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate_ticks
 
 __all__ = [
-    "BEGINNING",
+    "FIRST_RELEASE_MARK",
     "BarrierHealth",
     "BarrierOutcome",
     "BarrierRow",
     "Decision",
-    "Mark",
+    "ReleaseMark",
     "Member",
     "MemberSurvey",
-    "Status",
+    "MemberStatus",
     "Survey",
 ]
 
@@ -41,17 +41,17 @@ class Member(NamedTuple):
         return cls(source, partition)
 
 
-class Mark(NamedTuple):
+class ReleaseMark(NamedTuple):
     """A point in the ordered release: everything with ``(section, event_time)`` below it has left."""
 
     section: int
     time: int
 
 
-BEGINNING: Final = Mark(0, TICK_MIN)
+FIRST_RELEASE_MARK: Final = ReleaseMark(0, TICK_MIN)
 
 
-class Status(StrEnum):
+class MemberStatus(StrEnum):
     """Status of a member (semantics.md section 1)."""
 
     ACTIVE = "active"
@@ -134,7 +134,7 @@ class Survey:
     now: int
     members: tuple[MemberSurvey, ...]
     buffered_rows: int = 0
-    released_max: Mark | None = None
+    released_max: ReleaseMark | None = None
     aborts: tuple[int, ...] = ()
     run_start: bool = False
 
@@ -170,7 +170,7 @@ class BarrierHealth:
     section: int
 
     @property
-    def waited(self) -> int:
+    def wait_ticks(self) -> int:
         """Ticks from the first arrival to the close."""
         return self.closed - self.opened
 
@@ -205,10 +205,10 @@ class Decision:
     frontier_before: int
     frontier_after: int
     section: int
-    order_late: Mark | None
+    order_late: ReleaseMark | None
     order_late_by_time: bool
-    release_before: Mark
-    release_after: Mark
+    release_before: ReleaseMark
+    release_after: ReleaseMark
     member_punctuation: dict[str, int] = field(default_factory=dict)
     barriers: tuple[BarrierHealth, ...] = ()
     blocked: tuple[str, ...] = ()
@@ -226,9 +226,9 @@ class Decision:
         return self.frontier_before if self.order_late is None else self.order_late.time
 
     @property
-    def open_until(self) -> int:
+    def open_edges_until(self) -> int:
         """Up to where an edge without an end counts: F; at +inf the newest time read, as the windows behind it have no number."""
         if self.frontier_after != TICK_MAX:
             return self.frontier_after
         seen = [member["seen"] for member in self.after.get("members", {}).values() if member["seen"] is not None]
-        return saturate(max(seen, default=TICK_MIN) + 1)
+        return saturate_ticks(max(seen, default=TICK_MIN) + 1)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.jobs.engine.columns import arrow_type
+from tidegate.jobs.engine.columns import to_arrow_type
 from tidegate.jobs.reference.tables import from_arrow
-from tidegate.jobs.spec.casts import EXACT_BITS, accepts, text_form
+from tidegate.jobs.spec.casts import EXACT_BITS, accepts_family, build_text_pattern
 
 __all__ = ["family_of", "fitted"]
 
 
 def family_of(kind: Any) -> str:
-    """The family of a physical type, as `accepts` names it."""
+    """The family of a physical type, as `accepts_family` names it."""
     types = pa.types
     tests = {
         "bool": types.is_boolean,
@@ -44,9 +44,9 @@ def fitted(value: Any, kind: Any, declared: str) -> Any:
     Raises:
         ValueError: it does not fit.
     """
-    family, target = family_of(kind), arrow_type(declared)
-    form = text_form(declared) if family == "string" else None
-    if not accepts(declared, family) or (form is not None and re.fullmatch(form, value) is None):
+    family, target = family_of(kind), to_arrow_type(declared)
+    form = build_text_pattern(declared) if family == "string" else None
+    if not accepts_family(declared, family) or (form is not None and re.fullmatch(form, value) is None):
         raise ValueError(f"{value!r} is no {declared}")
     if family == "int" and declared in EXACT_BITS and abs(value) > 2 ** EXACT_BITS[declared]:
         raise ValueError(f"{value} is not exact in a {declared}")

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.columns import TIMESTAMP
-from tidegate.jobs.eventtime.types import Mark
+from tidegate.jobs.engine.columns import TIMESTAMP_UTC
+from tidegate.jobs.eventtime.types import ReleaseMark
 from tidegate.jobs.reference.tables import read_rows_of, write_rows
 from tidegate.jobs.spec.options import GlomOptions
 
@@ -46,9 +46,9 @@ class Group:
         near = self.section == row.section and row.time - self.times[0] <= options.dt
         return near and len(self.times) < options.max_rows
 
-    def closed(self, options: GlomOptions, mark: Mark) -> bool:
+    def closed(self, options: GlomOptions, mark: ReleaseMark) -> bool:
         """Whether no row at or above the mark can join any more."""
-        return len(self.times) >= options.max_rows or mark > Mark(self.section, self.times[0] + options.dt)
+        return len(self.times) >= options.max_rows or mark > ReleaseMark(self.section, self.times[0] + options.dt)
 
     def row(self, options: GlomOptions) -> dict[str, Any]:
         """The built event as readers see it."""
@@ -64,7 +64,7 @@ class Group:
         }
 
 
-def build(group: Group, rows: Iterable[Left], options: GlomOptions, mark: Mark) -> tuple[list[Group], Group]:
+def build(group: Group, rows: Iterable[Left], options: GlomOptions, mark: ReleaseMark) -> tuple[list[Group], Group]:
     """Let rows join in order; returns the groups that are built, and the one that still grows (or is to begin)."""
     done: list[Group] = []
     for row in rows:
@@ -83,9 +83,9 @@ def build(group: Group, rows: Iterable[Left], options: GlomOptions, mark: Mark) 
 def built_schema() -> Any:
     """Columns of the built events."""
     numbers = [(name, pa.int64()) for name in ("section", "first_position", "rows")]
-    times = [("first_time", TIMESTAMP), ("last_time", TIMESTAMP)]
+    times = [("first_time", TIMESTAMP_UTC), ("last_time", TIMESTAMP_UTC)]
     return pa.schema(
-        [("number", pa.int64()), ("stamp", TIMESTAMP), *numbers, *times, ("_timeline", pa.int32()), ("_epoch", pa.int64())]
+        [("number", pa.int64()), ("stamp", TIMESTAMP_UTC), *numbers, *times, ("_timeline", pa.int32()), ("_epoch", pa.int64())]
     )
 
 

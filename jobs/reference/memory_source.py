@@ -9,7 +9,7 @@ from typing import Any
 from tidegate.jobs.engine.interfaces import DeadObject, Slice
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.reference.rows import RawRow
-from tidegate.jobs.spec.pipeline import Limits
+from tidegate.jobs.spec.pipeline import ReadLimits
 
 __all__ = ["MemorySource"]
 
@@ -39,11 +39,11 @@ class MemorySource:
         """The partition disappears."""
         self._rows.pop(Member(self.name, partition))
 
-    def members(self) -> Sequence[Member]:
+    def list_members(self) -> Sequence[Member]:
         """Partitions that exist now."""
         return sorted(self._rows)
 
-    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: Limits, *, blocked: bool = False) -> Slice:
+    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: ReadLimits, *, blocked: bool = False) -> Slice:
         """The next slice from `resume`."""
         start = int(resume["next"]) if resume else 0
         available = len(self._rows[member]) - start
@@ -54,7 +54,7 @@ class MemorySource:
         """The slice cut short."""
         return replace(self._slice(part.member, part.start, end), dead=part.dead)
 
-    def changed(self, _part: Slice) -> Sequence[DeadObject]:
+    def find_changed_objects(self, _part: Slice) -> Sequence[DeadObject]:
         """Nothing: partitions only grow."""
         return ()
 

@@ -117,7 +117,7 @@ class ModelMember:
 
     def _stamp_after(self) -> None:
         options = self.source.punctuation
-        if not options or options.align == "floor" or not options.generated or self.newest is None:
+        if not options or options.align == "floor" or not options.is_generated or self.newest is None:
             return
         self.count += 1
         if self.base is None:

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.counters import EpochCounters
-from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Slice
-from tidegate.jobs.eventtime.types import Decision, Mark, Member, Survey
+from tidegate.jobs.engine.interfaces import Cut, MoveResult, MoveOrder, Slice
+from tidegate.jobs.eventtime.types import Decision, ReleaseMark, Member, Survey
 from tidegate.jobs.reference.edges import EDGES_KIND, EdgeBook, load_edges, save_edges
 from tidegate.jobs.reference.glom import GLOM_KIND, Left, build, built_schema, load_group, save_group
 from tidegate.jobs.reference.objects import ObjectReader
@@ -29,7 +29,7 @@ from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.reasons import LateReason
-from tidegate.jobs.spec.time import TICK_MIN, saturate
+from tidegate.jobs.spec.time import TICK_MIN, saturate_ticks
 
 __all__ = ["ReferenceMover", "RowReader"]
 
@@ -54,8 +54,8 @@ class _Placed:
     tardy: bool = False  # read before a tardy barrier: it leaves in order, but flagged
 
     @property
-    def mark(self) -> Mark:
-        return Mark(self.section, self.row.time)
+    def mark(self) -> ReleaseMark:
+        return ReleaseMark(self.section, self.row.time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class ReferenceMover:
         """Summarise the cut; `now` and the like are left to the engine."""
         return Survey(now=0, members=tuple(self._read(part, state).survey for part in cut.slices))
 
-    def move(self, order: MoveOrder) -> Moved:
+    def move(self, order: MoveOrder) -> MoveResult:
         """Write released rows, late rows, window results, dead letters and new state segments."""
         epoch = _Epoch()
         slices = [self._read(part, order.state) for part in order.cut.slices]
@@ -120,7 +120,7 @@ class ReferenceMover:
         windows = {name: self._window(name, edges, order, epoch) for name in self._spec.windows}
         self._table(LATE, late_schema(self._spec), epoch.late, order, epoch, "event_time")
         marks = [placed.mark for placed, flagged in released if not flagged and self._spec.outputs.events]
-        return Moved(
+        return MoveResult(
             files=epoch.files,
             segments=tuple(epoch.segments),
             counters=self._counters(slices, epoch, windows, buffered_before, buffered),
@@ -174,7 +174,7 @@ class ReferenceMover:
                 **row.values,
                 "output": output,
                 "reason": reason,
-                "lateness_us": saturate(frontier - row.time) if known else None,
+                "lateness_us": saturate_ticks(frontier - row.time) if known else None,
                 "frontier": frontier if known else None,
                 **_provenance(row.member, row.seq, order),
             }
@@ -218,7 +218,7 @@ class ReferenceMover:
         waiting = [
             _Placed(row, section, tardy)
             for section, row, tardy in load_buffer(self._store, segments)
-            if Mark(section, row.time) >= decision.release_before
+            if ReleaseMark(section, row.time) >= decision.release_before
         ]
         leaving = [p for p in waiting if p.mark < decision.release_after]
         if self._spec.release.mode is not ReleaseMode.PASS_THROUGH:
@@ -314,7 +314,7 @@ class ReferenceMover:
             ref = save_edges(self._store, f"{order.prefix}/state/{order.tag}/edges.parquet", self._spec, book.open)
             epoch.segments.append(ref)
             epoch.written.append(ref)
-        return _Joining(rows, book.open, book.closed, decision.open_until)
+        return _Joining(rows, book.open, book.closed, decision.open_edges_until)
 
     def _window(self, name: str, joining: _Joining, order: MoveOrder, epoch: _Epoch) -> int:
         """One window output; returns the number of results."""

@@ -10,20 +10,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.columns import TIMESTAMP, arrow_type
-from tidegate.jobs.engine.interfaces import CorruptObjectsError, Slice, seq_of
+from tidegate.jobs.engine.columns import TIMESTAMP_UTC, to_arrow_type
+from tidegate.jobs.engine.interfaces import CorruptObjectsError, Slice, join_seq
 from tidegate.jobs.reference.casts import fitted
 from tidegate.jobs.reference.rows import RawRow
 from tidegate.jobs.reference.tables import from_arrow
-from tidegate.jobs.sources.decode import WHY
-from tidegate.jobs.sources.footers import read_parquet
+from tidegate.jobs.sources.decode import BAD_REASON
+from tidegate.jobs.sources.footers import read_parquet_table
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import SourceSpec
-from tidegate.jobs.spec.reasons import DeadReason
+from tidegate.jobs.spec.reasons import DeadLetterReason
 
 __all__ = ["ObjectReader"]
 
-_Column = tuple[list[Any], dict[int, tuple[DeadReason, str]]]  # values, row -> (reason, detail)
+_Column = tuple[list[Any], dict[int, tuple[DeadLetterReason, str]]]  # values, row -> (reason, detail)
 
 
 class ObjectReader:
@@ -49,16 +49,16 @@ class ObjectReader:
             )
         start, stop = piece["row_start"], piece["row_end"]
         try:
-            table = read_parquet(io.BytesIO(found.data)).slice(start, stop - start)
+            table = read_parquet_table(io.BytesIO(found.data)).slice(start, stop - start)
         except (pa.ArrowException, OSError) as error:
-            raise CorruptObjectsError.of([piece["key"]]) from error
+            raise CorruptObjectsError.for_keys([piece["key"]]) from error
         columns: dict[str, _Column] = {name: self._column(table, name) for name in self._source.columns}
-        undecoded = table.column(WHY).to_pylist() if WHY in table.column_names else [None] * table.num_rows
+        undecoded = table.column(BAD_REASON).to_pylist() if BAD_REASON in table.column_names else [None] * table.num_rows
         for number, why in enumerate(undecoded):
             found_bad = (faults[number] for _, faults in columns.values() if number in faults)
-            bad: tuple[DeadReason, str] | None = ("bad_value", why) if why else next(found_bad, None)
+            bad: tuple[DeadLetterReason, str] | None = ("bad_value", why) if why else next(found_bad, None)
             values = {name: column[number] for name, (column, _) in columns.items()}
-            yield RawRow(seq_of(piece["ordinal"], start + number), values, piece["key"], found.etag, bad)
+            yield RawRow(join_seq(piece["ordinal"], start + number), values, piece["key"], found.etag, bad)
 
     def _column(self, table: Any, name: str) -> _Column:
         if name not in table.column_names:
@@ -68,26 +68,26 @@ class ObjectReader:
             column = column.cast(column.type.value_type)
         if declared == "timestamp" and pa.types.is_timestamp(column.type):
             return self._timestamps(column, name)
-        if column.type == arrow_type(declared):
+        if column.type == to_arrow_type(declared):
             return from_arrow(column), {}
         return _one_by_one(column, declared, name)
 
     def _timestamps(self, column: Any, name: str) -> _Column:
         """Finer units are cut to microseconds; naive ones need the source's time zone."""
         if column.type.tz is not None:
-            return from_arrow(column.cast(TIMESTAMP, safe=False)), {}
+            return from_arrow(column.cast(TIMESTAMP_UTC, safe=False)), {}
         if self._source.timezone is None:
-            fault: tuple[DeadReason, str] = ("naive_time", f"{name} has no time zone, and the source has no 'timezone'")
+            fault: tuple[DeadLetterReason, str] = ("naive_time", f"{name} has no time zone, and the source has no 'timezone'")
             raw = column.to_pylist()
             return raw, {n: fault for n, value in enumerate(raw) if value is not None}
         naive = column.cast(pa.timestamp("us"), safe=False)
         zoned = pc.assume_timezone(naive, self._source.timezone, ambiguous="earliest", nonexistent="earliest")
-        return from_arrow(zoned.cast(TIMESTAMP)), {}
+        return from_arrow(zoned.cast(TIMESTAMP_UTC)), {}
 
 
 def _one_by_one(column: Any, declared: str, name: str) -> _Column:
     values: list[Any] = []
-    faults: dict[int, tuple[DeadReason, str]] = {}
+    faults: dict[int, tuple[DeadLetterReason, str]] = {}
     for number, found in enumerate(column):
         value = found.as_py()
         try:

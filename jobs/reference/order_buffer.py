@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.eventtime.types import Mark, Member
+from tidegate.jobs.eventtime.types import ReleaseMark, Member
 from tidegate.jobs.reference.rows import Row
 from tidegate.jobs.reference.tables import read_rows_of, user_schema, write_rows
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -45,9 +45,9 @@ def load_buffer(store: Store, segments: Iterable[FileRef]) -> list[tuple[int, Ro
     ]
 
 
-def drop_released(segments: Iterable[FileRef], released: Mark) -> list[FileRef]:
+def drop_released(segments: Iterable[FileRef], released: ReleaseMark) -> list[FileRef]:
     """The segments that still hold a row at or above the mark. Never rewritten: a part that left is skipped when read."""
-    return [s for s in segments if s.max_time is not None and Mark(s.extra["section_max"], s.max_time) >= released]
+    return [s for s in segments if s.max_time is not None and ReleaseMark(s.extra["section_max"], s.max_time) >= released]
 
 
 def _entry(section: int, row: Row, tardy: bool) -> dict[str, Any]:

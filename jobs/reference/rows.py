@@ -15,8 +15,8 @@ from tidegate.jobs.eventtime.types import BarrierRow, Member, MemberSurvey
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import PunctuationOptions
 from tidegate.jobs.spec.pipeline import SourceSpec
-from tidegate.jobs.spec.reasons import DeadReason
-from tidegate.jobs.spec.time import saturate
+from tidegate.jobs.spec.reasons import DeadLetterReason
+from tidegate.jobs.spec.time import saturate_ticks
 
 __all__ = ["BadRow", "RawRow", "Row", "SliceRows", "carried", "read_rows"]
 
@@ -29,7 +29,7 @@ class RawRow:
     values: dict[str, Any]
     object_key: str | None = None
     etag: str | None = None
-    bad: tuple[DeadReason, str] | None = None
+    bad: tuple[DeadLetterReason, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class BadRow:
 
     member: Member
     raw: RawRow
-    reason: DeadReason
+    reason: DeadLetterReason
     detail: str
 
 
@@ -155,7 +155,7 @@ class _Reader:
         )
         return self.rows
 
-    def _bury(self, raw: RawRow, reason: DeadReason, detail: str) -> None:
+    def _bury(self, raw: RawRow, reason: DeadLetterReason, detail: str) -> None:
         if self.source.on_bad == "fail":
             raise PoisonError(
                 f"{self.member} row {raw.seq}: {detail}",
@@ -236,7 +236,7 @@ class _Reader:
     def _generate_after(self) -> None:
         """`align: after`: newest row - delay, after N events or a span of event time."""
         options = self.source.punctuation
-        if options is None or not options.generated or options.align == "floor" or self.newest is None:
+        if options is None or not options.is_generated or options.align == "floor" or self.newest is None:
             return
         self.events += 1
         self.base = self.newest if self.base is None else self.base
@@ -249,7 +249,7 @@ class _Reader:
         return by_events or (options.every_span is not None and span >= options.every_span)
 
     def _advance(self, stamp: int) -> None:
-        stamp = saturate(stamp)
+        stamp = saturate_ticks(stamp)
         self.punctuation = stamp if self.punctuation is None else max(self.punctuation, stamp)
 
     @property

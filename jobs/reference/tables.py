@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.columns import TIMESTAMP, arrow_type
+from tidegate.jobs.engine.columns import TIMESTAMP_UTC, to_arrow_type
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.windows import Aggregate, AggregateFunction, WindowSpec
 
@@ -36,7 +36,7 @@ _EPOCH = [("_timeline", pa.int32()), ("_epoch", pa.int64())]
 
 def user_schema(spec: PipelineSpec) -> list[tuple[str, Any]]:
     """The spec's columns."""
-    return [(name, arrow_type(kind)) for name, kind in spec.columns.items()]
+    return [(name, to_arrow_type(kind)) for name, kind in spec.columns.items()]
 
 
 def events_schema(spec: PipelineSpec) -> Any:
@@ -47,7 +47,7 @@ def events_schema(spec: PipelineSpec) -> Any:
 
 def late_schema(spec: PipelineSpec) -> Any:
     """Columns of the late table."""
-    own = [("output", pa.string()), ("reason", pa.string()), ("lateness_us", pa.int64()), ("frontier", TIMESTAMP)]
+    own = [("output", pa.string()), ("reason", pa.string()), ("lateness_us", pa.int64()), ("frontier", TIMESTAMP_UTC)]
     return pa.schema([*user_schema(spec), *own, *_PLACE, *_EPOCH])
 
 
@@ -59,14 +59,14 @@ def dead_schema() -> Any:
 
 def window_schema(spec: PipelineSpec, window: WindowSpec) -> Any:
     """Columns of a window's results."""
-    keys = [(k, pa.string() if k == "_source" else arrow_type(spec.columns[k])) for k in window.keys]
-    own = [("window_start", TIMESTAMP), ("window_end", TIMESTAMP), ("revision", pa.int32()), ("replaces", pa.list_(pa.string()))]
+    keys = [(k, pa.string() if k == "_source" else to_arrow_type(spec.columns[k])) for k in window.keys]
+    own = [("window_start", TIMESTAMP_UTC), ("window_end", TIMESTAMP_UTC), ("revision", pa.int32()), ("replaces", pa.list_(pa.string()))]
     values = [(name, _aggregate_type(spec, a)) for name, a in window.aggregates.items()]
     return pa.schema([*keys, *own, *values, *_EPOCH])
 
 
 def _aggregate_type(spec: PipelineSpec, aggregate: Aggregate) -> Any:
-    kind = pa.string() if aggregate.expression == "_source" else arrow_type(spec.columns.get(aggregate.expression, "long"))
+    kind = pa.string() if aggregate.expression == "_source" else to_arrow_type(spec.columns.get(aggregate.expression, "long"))
     match aggregate.function:
         case AggregateFunction.COUNT | AggregateFunction.DISTINCT | AggregateFunction.APPROX_DISTINCT:
             return pa.int64()
@@ -118,7 +118,7 @@ def _array(values: list[Any], kind: Any) -> Any:
 def from_arrow(column: Any) -> list[Any]:
     """Python values of an Arrow column; timestamps as ticks."""
     if pa.types.is_timestamp(column.type):
-        return list(column.cast(TIMESTAMP).cast(pa.int64()).to_pylist())
+        return list(column.cast(TIMESTAMP_UTC).cast(pa.int64()).to_pylist())
     return list(column.to_pylist())
 
 

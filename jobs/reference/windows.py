@@ -14,7 +14,7 @@ from tidegate.jobs.reference.rows import Row, adjusted
 from tidegate.jobs.reference.window_state import Key, Live
 from tidegate.jobs.reference.zero_rows import Gaps
 from tidegate.jobs.spec.options import LatePolicy
-from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, format_instant, saturate
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, format_instant, saturate_ticks
 from tidegate.jobs.spec.windows import WindowKind, WindowSpec
 
 __all__ = ["Span", "WindowFold", "spans_of"]
@@ -30,7 +30,7 @@ def spans_of(window: WindowSpec, start: int, end: int) -> list[Span]:
     last = (end - 1 - window.offset) // slide
     starts = (n * slide + window.offset for n in range(first, last + 1))
     least = window.min_window_start
-    return [(saturate(s), saturate(s + size)) for s in starts if least is None or s >= least]
+    return [(saturate_ticks(s), saturate_ticks(s + size)) for s in starts if least is None or s >= least]
 
 
 @dataclass
@@ -150,8 +150,8 @@ class WindowFold:
         for key, start, _ in sorted((w.id for w in self.live.values() if w.changed), key=lambda id: id[1]):
             self.gaps.setdefault(key, Gaps(start, start)).reach(start, period)
         for key, gaps in self.gaps.items():
-            for start in gaps.passed(period, lambda s: self.closed(saturate(s + size), self.after)):
-                self.live.setdefault((key, start, saturate(start + size)), Live(key, start, saturate(start + size)))
+            for start in gaps.passed(period, lambda s: self.closed(saturate_ticks(s + size), self.after)):
+                self.live.setdefault((key, start, saturate_ticks(start + size)), Live(key, start, saturate_ticks(start + size)))
 
     # sessions
 
@@ -178,7 +178,7 @@ class WindowFold:
     def _reach(self, item: Live | Row) -> Span:
         if isinstance(item, Live):
             return item.start, item.end
-        return item.time, saturate(item.end - 1 + (self.window.gap or 0))
+        return item.time, saturate_ticks(item.end - 1 + (self.window.gap or 0))
 
     def _components(self, items: list[Live | Row]) -> list[list[Live | Row]]:
         """Groups of sessions and rows that meet, directly or through others."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from tidegate.checkpoints.catalog import Catalog
-from tidegate.checkpoints.identity import require_original, rewrite_identity
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.catalog import CheckpointCatalog
+from tidegate.checkpoints.identity import refuse_copied_store, rewrite_identity
+from tidegate.checkpoints.lease import ProcessIdentity, Lease
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
-from tidegate.jobs.sinks.catalog import namespace, open_catalog
-from tidegate.jobs.sinks.pointer import current_key
+from tidegate.jobs.sinks.catalog import resolve_namespace, open_catalog
+from tidegate.jobs.sinks.pointer import build_cut_key
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["adopt"]
+__all__ = ["adopt_copied_store"]
 
 
-def adopt(spec: PipelineSpec, log: SlotLog) -> str:
+def adopt_copied_store(spec: PipelineSpec, log: SlotLog) -> str:
     """Give the copy an identity of its own, and forget the original's tables; the next driver makes them anew, here.
 
     With the new uid every table of a shared catalog, every ledger of a sink and every mark that the original filled is refused.
@@ -29,35 +29,35 @@ def adopt(spec: PipelineSpec, log: SlotLog) -> str:
     """
     store = log.store
     try:
-        require_original(store, spec.name)
+        refuse_copied_store(store, spec.name)
     except ConfigurationError as error:
         if error.code != "identity.copied":
             raise
     else:
-        raise _refused(spec, f"{store.url} is no copy", "nothing to adopt", "run it as it is")
-    if any(row.kind == "stub" for row in Catalog(log).listing(kinds=("stub",))):
-        raise _refused(
+        raise _adoption_error(spec, f"{store.url} is no copy", "nothing to adopt", "run it as it is")
+    if any(row.kind == "stub" for row in CheckpointCatalog(log).list_checkpoints(kinds=("stub",))):
+        raise _adoption_error(
             spec,
             f"epochs of {spec.name} were retired: their rows are in the original's tables only, whose metadata names their place",
             "the copy, which every reading command can look at",
             "put the copy in the place it came from, under the same address",
         )
-    lease = Lease.acquire(store, spec.name, Holder.this_process("adopt"))
+    lease = Lease.acquire(store, spec.name, ProcessIdentity.this_process("adopt"))
     try:
-        _forget_tables(spec, log)
+        _forget_published_tables(spec, log)
         return rewrite_identity(store, spec.name)
     finally:
         lease.release()
 
 
-def _forget_tables(spec: PipelineSpec, log: SlotLog) -> None:
+def _forget_published_tables(spec: PipelineSpec, log: SlotLog) -> None:
     """Take them out of the pointer, and out of the catalog that was copied with the store; no file is touched."""
-    log.store.delete(current_key(spec.name))
+    log.store.delete(build_cut_key(spec.name))
     if spec.outputs.catalog is None and isinstance(log.store, LocalStore):
         with closing(open_catalog(spec, log.store, Path())) as catalog:
-            for identifier in catalog.list_tables(namespace(spec)):
+            for identifier in catalog.list_tables(resolve_namespace(spec)):
                 catalog.drop_table(identifier)
 
 
-def _refused(spec: PipelineSpec, what: str, kept: str, advice: str) -> ConfigurationError:
+def _adoption_error(spec: PipelineSpec, what: str, kept: str, advice: str) -> ConfigurationError:
     return ConfigurationError(what, code="identity.not_adopted", pipeline=spec.name, kept=kept, advice=advice)

@@ -27,40 +27,40 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import BinaryType, DecimalType, IcebergType, LongType, StringType
 
 from tidegate.checkpoints.canonical import canonical_bytes, sha256_of_bytes
-from tidegate.jobs.spec.layout import PartitionBy, SortBy, TableLayout, Transform
+from tidegate.jobs.spec.layout import PartitionBy, SortBy, TableLayout, PartitionTransform
 
-__all__ = ["Arrangement", "Put", "Values", "described", "fitted", "split", "write"]
+__all__ = ["PhysicalLayout", "PutFile", "PartitionValues", "describe_data_file", "conform_to_schema", "split_by_partition", "write_partition_files"]
 
-Values = tuple[Any, ...]
+PartitionValues = tuple[Any, ...]
 """The partition of one file, in the order of the table's partition fields."""
-Put = Callable[[str, bytes, int], str]
+PutFile = Callable[[str, bytes, int], str]
 """Stores a file of so many rows under a name, and returns its address."""
 
 _PARTITION, _SORT_ORDER = 3, 15  # places of these fields in Iceberg's record of a data file
-_UNITS: Final = {Transform.YEAR: "Y", Transform.MONTH: "M", Transform.DAY: "D", Transform.HOUR: "h"}
+_NUMPY_TIME_UNITS: Final = {PartitionTransform.YEAR: "Y", PartitionTransform.MONTH: "M", PartitionTransform.DAY: "D", PartitionTransform.HOUR: "h"}
 
 
 @dataclass(frozen=True, slots=True)
-class Arrangement:
+class PhysicalLayout:
     """By what a table's files are partitioned, and their rows sorted."""
 
     partitions: tuple[PartitionBy, ...] = ()
     order: tuple[SortBy, ...] = ()
 
     @classmethod
-    def wanted(cls, layout: TableLayout | None) -> Arrangement:
+    def from_spec(cls, layout: TableLayout | None) -> PhysicalLayout:
         """What a spec says."""
-        return cls(layout.partitions, layout.order) if layout else cls()
+        return cls(layout.partition_fields, layout.sort_fields) if layout else cls()
 
     @classmethod
-    def of(cls, metadata: TableMetadata) -> Arrangement:
+    def from_metadata(cls, metadata: TableMetadata) -> PhysicalLayout:
         """What a table says.
 
         Raises:
             ValueError: it is partitioned by something that tidegate does not know.
         """
         name = metadata.schema().find_column_name
-        partitions = [_partition(str(name(field.source_id)), str(field.transform)) for field in metadata.spec().fields]
+        partitions = [_parse_partition(str(name(field.source_id)), str(field.transform)) for field in metadata.spec().fields]
         sorting = metadata.sort_order_by_id(metadata.default_sort_order_id)
         fields = sorting.fields if sorting else []
         order = [SortBy(str(name(field.source_id)), field.direction is SortDirection.DESC) for field in fields]
@@ -76,16 +76,16 @@ class Arrangement:
         return sha256_of_bytes(canonical_bytes(words))[:8]
 
 
-def _partition(column: str, transform: str) -> PartitionBy:
+def _parse_partition(column: str, transform: str) -> PartitionBy:
     kind, _, width = transform.rstrip("]").partition("[")
-    return PartitionBy(column, Transform(kind), int(width or 0))
+    return PartitionBy(column, PartitionTransform(kind), int(width or 0))
 
 
-def split(rows: pa.Table, by: Arrangement) -> Iterator[tuple[Values, pa.Table]]:
+def split_by_partition(rows: pa.Table, by: PhysicalLayout) -> Iterator[tuple[PartitionValues, pa.Table]]:
     """The rows of each partition, sorted. Equal ones stay as they came, so that a repetition gives the same."""
-    parts = [_encoded(_column(rows, part.column), part) for part in by.partitions]
+    parts = [_encode_partition_values(_get_column_or_nulls(rows, part.column), part) for part in by.partitions]
     keys = {f"p{n}": pa.array(codes) for n, (codes, _) in enumerate(parts)} | {
-        f"s{n}": _column(rows, key.column) for n, key in enumerate(by.order)
+        f"s{n}": _get_column_or_nulls(rows, key.column) for n, key in enumerate(by.order)
     }
     directions = [(f"p{n}", "ascending") for n in range(len(parts))] + [
         (f"s{n}", "descending" if key.descending else "ascending") for n, key in enumerate(by.order)
@@ -101,12 +101,12 @@ def split(rows: pa.Table, by: Arrangement) -> Iterator[tuple[Values, pa.Table]]:
             yield tuple(values[codes[start, n]] for n, (_, values) in enumerate(parts)), rows.slice(start, end - start)
 
 
-def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def conform_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """The rows with exactly these columns: a file from before a column was added reads as null there."""
-    return pa.table([_column(rows, f.name, f.type).cast(f.type) for f in schema], schema=schema)
+    return pa.table([_get_column_or_nulls(rows, f.name, f.type).cast(f.type) for f in schema], schema=schema)
 
 
-def write(put: Put, stem: str, parts: Iterable[tuple[Values, pa.Table]]) -> dict[str, Values]:
+def write_partition_files(put: PutFile, stem: str, parts: Iterable[tuple[PartitionValues, pa.Table]]) -> dict[str, PartitionValues]:
     """Write one file for each part, named after `stem` and its partition; returns address -> partition."""
     written = {}
     for values, rows in parts:
@@ -117,7 +117,7 @@ def write(put: Put, stem: str, parts: Iterable[tuple[Values, pa.Table]]) -> dict
     return written
 
 
-def described(files: FileIO, metadata: TableMetadata, path: str, values: Values) -> DataFile:
+def describe_data_file(files: FileIO, metadata: TableMetadata, path: str, values: PartitionValues) -> DataFile:
     """A Parquet file as Iceberg records it: bounds and sizes from the file, the partition as it was split.
 
     Raises:
@@ -132,26 +132,26 @@ def described(files: FileIO, metadata: TableMetadata, path: str, values: Values)
     return found
 
 
-def _column(rows: pa.Table, name: str, kind: pa.DataType | None = None) -> pa.ChunkedArray:
+def _get_column_or_nulls(rows: pa.Table, name: str, kind: pa.DataType | None = None) -> pa.ChunkedArray:
     if name in rows.column_names:
         return rows[name]
     return pa.chunked_array([pa.nulls(rows.num_rows, kind or pa.int64())])
 
 
-def _encoded(column: pa.ChunkedArray, part: PartitionBy) -> tuple[Any, list[Any]]:
+def _encode_partition_values(column: pa.ChunkedArray, part: PartitionBy) -> tuple[Any, list[Any]]:
     """A number for each row, and the partition's value for each number; null is the last one."""
-    plain = _whole_numbers(column)
-    if part.transform in _UNITS:
-        plain = _times(plain, part.transform, pa.types.is_date(column.type))
+    plain = _to_iceberg_integers(column)
+    if part.transform in _NUMPY_TIME_UNITS:
+        plain = _truncate_times(plain, part.transform, pa.types.is_date(column.type))
     encoded = plain.combine_chunks().dictionary_encode()
-    value = _transform(part, encoded.dictionary.type)
+    value = _build_transform(part, encoded.dictionary.type)
     numbers: dict[Any, int] = {}  # many values share a bucket
     places = [numbers.setdefault(value(one), len(numbers)) for one in encoded.dictionary.to_pylist()]
     codes = encoded.indices.fill_null(len(places)).to_numpy(zero_copy_only=False)
     return np.array([*places, len(numbers)], np.int64)[codes], [*numbers, None]
 
 
-def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _to_iceberg_integers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Times and days as Iceberg counts them."""
     if pa.types.is_timestamp(column.type):
         return column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
@@ -160,14 +160,14 @@ def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _times(whole: pa.ChunkedArray, transform: Transform, days: bool) -> pa.ChunkedArray:
+def _truncate_times(whole: pa.ChunkedArray, transform: PartitionTransform, days: bool) -> pa.ChunkedArray:
     """Years, months, days or hours since 1970, rounded down, also before."""
     nulls = whole.is_null().to_numpy()
     ticks = whole.fill_null(0).to_numpy().astype(f"datetime64[{'D' if days else 'us'}]")
-    return pa.chunked_array([pa.array(ticks.astype(f"datetime64[{_UNITS[transform]}]").astype(np.int64), pa.int64(), mask=nulls)])
+    return pa.chunked_array([pa.array(ticks.astype(f"datetime64[{_NUMPY_TIME_UNITS[transform]}]").astype(np.int64), pa.int64(), mask=nulls)])
 
 
-def _transform(part: PartitionBy, kind: pa.DataType) -> Callable[[Any], Any]:
+def _build_transform(part: PartitionBy, kind: pa.DataType) -> Callable[[Any], Any]:
     source: IcebergType = LongType()
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         source = StringType()
@@ -176,9 +176,9 @@ def _transform(part: PartitionBy, kind: pa.DataType) -> Callable[[Any], Any]:
     elif pa.types.is_decimal(kind):
         source = DecimalType(kind.precision, kind.scale)
     match part.transform:
-        case Transform.BUCKET:
+        case PartitionTransform.BUCKET:
             return BucketTransform(part.width).transform(source)
-        case Transform.TRUNCATE:
+        case PartitionTransform.TRUNCATE:
             return TruncateTransform(part.width).transform(source)
         case _:
             return lambda value: value

@@ -19,25 +19,25 @@ from sqlalchemy import event
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.s3 import S3Store
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.spec.inputs import environment_value
+from tidegate.jobs.spec.inputs import resolve_environment_value
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["BucketFiles", "io_properties", "is_shared", "namespace", "open_catalog", "table_location"]
+__all__ = ["StoreFileIO", "build_io_properties", "has_shared_catalog", "resolve_namespace", "open_catalog", "build_table_location"]
 
-_CATALOG = "tidegate"  # Spark's JdbcCatalog on the same database needs the same name
+_CATALOG_NAME = "tidegate"  # Spark's JdbcCatalog on the same database needs the same name
 
 
-def namespace(spec: PipelineSpec) -> str:
+def resolve_namespace(spec: PipelineSpec) -> str:
     """The Iceberg namespace of a pipeline."""
     return spec.outputs.namespace or spec.name
 
 
-def table_location(spec: PipelineSpec, store: Store, table: str) -> str:
+def build_table_location(spec: PipelineSpec, store: Store, table: str) -> str:
     """Where Iceberg's own metadata of a table lies; the data files lie with their epochs."""
     return store.uri(f"{spec.name}/iceberg/{table}")
 
 
-def is_shared(spec: PipelineSpec, store: Store) -> bool:
+def has_shared_catalog(spec: PipelineSpec, store: Store) -> bool:
     """Whether all who publish use one catalog; else each driver has its own, in its work folder."""
     return spec.outputs.catalog is not None or isinstance(store, LocalStore)
 
@@ -51,45 +51,45 @@ def open_catalog(spec: PipelineSpec, store: Store, workdir: Path, *, durable: bo
         workdir: the driver's folder.
         durable: whether a commit, with all before it, must survive a power failure: where files are deleted because of it.
     """
-    catalog = _catalog(spec, store, workdir, durable)
-    catalog.create_namespace_if_not_exists(namespace(spec))
+    catalog = _connect_catalog(spec, store, workdir, durable)
+    catalog.create_namespace_if_not_exists(resolve_namespace(spec))
     return catalog
 
 
-def _catalog(spec: PipelineSpec, store: Store, workdir: Path, durable: bool) -> Catalog:
-    address, files = spec.outputs.catalog, io_properties(store)
+def _connect_catalog(spec: PipelineSpec, store: Store, workdir: Path, durable: bool) -> Catalog:
+    address, files = spec.outputs.catalog, build_io_properties(store)
     if address is not None and address.startswith(("http://", "https://")):
         given = spec.outputs.catalog_options.items()
-        options = {name: environment_value(f"outputs.catalog_options.{name}", value, os.environ) for name, value in given}
-        return RestCatalog(_CATALOG, uri=address, **files, **options)
+        options = {name: resolve_environment_value(f"outputs.catalog_options.{name}", value, os.environ) for name, value in given}
+        return RestCatalog(_CATALOG_NAME, uri=address, **files, **options)
     if address is None:
         path = store.root / ".tidegate-store" / "catalog.sqlite" if isinstance(store, LocalStore) else workdir / "catalog.sqlite"
         path.parent.mkdir(parents=True, exist_ok=True)
         address = f"sqlite:///{path}"
-    catalog = SqlCatalog(_CATALOG, uri=address, warehouse=store.uri(f"{spec.name}/iceberg"), **files)
+    catalog = SqlCatalog(_CATALOG_NAME, uri=address, warehouse=store.uri(f"{spec.name}/iceberg"), **files)
     if catalog.engine.dialect.name == "sqlite":
         catalog.engine.dispose()
-        event.listen(catalog.engine, "connect", _with_fsync if durable else _without_fsync)
+        event.listen(catalog.engine, "connect", _set_full_sync if durable else _set_normal_sync)
     return catalog
 
 
-def _without_fsync(connection: Any, _record: object) -> None:
+def _set_normal_sync(connection: Any, _record: object) -> None:
     """A power failure may take the last commits of the catalog, whole: the tables then follow the log again from there."""
-    _pragmas(connection, "NORMAL")
+    _set_sqlite_pragmas(connection, "NORMAL")
 
 
-def _with_fsync(connection: Any, _record: object) -> None:
-    _pragmas(connection, "FULL")
+def _set_full_sync(connection: Any, _record: object) -> None:
+    _set_sqlite_pragmas(connection, "FULL")
 
 
-def _pragmas(connection: Any, synchronous: str) -> None:
+def _set_sqlite_pragmas(connection: Any, synchronous: str) -> None:
     for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "busy_timeout=10000"):
         connection.execute(f"PRAGMA {pragma}").close()
 
 
-def io_properties(store: Store) -> dict[str, str]:
+def build_io_properties(store: Store) -> dict[str, str]:
     """What pyiceberg needs to open the store's files."""
-    properties = {"py-io-impl": f"{BucketFiles.__module__}.{BucketFiles.__name__}"}
+    properties = {"py-io-impl": f"{StoreFileIO.__module__}.{StoreFileIO.__name__}"}
     if isinstance(store, S3Store):
         settings = store.settings
         given = {
@@ -104,7 +104,7 @@ def io_properties(store: Store) -> dict[str, str]:
     return properties
 
 
-class BucketFiles(PyArrowFileIO):
+class StoreFileIO(PyArrowFileIO):
     """pyiceberg's way to files, with what Arrow takes as an argument, and pyiceberg has no property for.
 
     * A small file, as all metadata is, is one PUT: by itself Arrow opens an upload of parts for each, which is three requests.

@@ -7,10 +7,10 @@ from typing import Any
 
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["client_library"]
+__all__ = ["import_client_library"]
 
 
-def client_library(module: str, *, of: str, package: str, extra: str) -> Any:
+def import_client_library(module: str, *, of: str, package: str, extra: str) -> Any:
     """The module, imported when a sink first needs it.
 
     Args:

@@ -26,12 +26,12 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update.snapshot import ExpireSnapshots, ManageSnapshots
 from pyiceberg.transforms import IdentityTransform, parse_transform
 
-from tidegate.jobs.sinks.arrange import Arrangement, Values, described, split, write
-from tidegate.jobs.sinks.marks import Mark
-from tidegate.jobs.sinks.rewrite import Held, held, new_stem, put_files, read_rows
+from tidegate.jobs.sinks.arrange import PhysicalLayout, PartitionValues, describe_data_file, split_by_partition, write_partition_files
+from tidegate.jobs.sinks.marks import FollowerPosition
+from tidegate.jobs.sinks.rewrite import LiveDataFile, list_live_files, make_merged_stem, stage_file_replacement, read_file_rows
 from tidegate.jobs.spec.errors import PoisonError
 
-__all__ = ["TABLE_PROPERTIES", "Follower", "tag_name"]
+__all__ = ["TABLE_PROPERTIES", "TableFollower", "build_tag_name"]
 
 UID, TIMELINE, FROM, UPTO, FENCE, COMPACTED = (f"tidegate.{n}" for n in ("uid", "timeline", "from", "upto", "fence", "compacted"))
 TABLE_PROPERTIES = {
@@ -44,12 +44,12 @@ TABLE_PROPERTIES = {
 }
 
 
-def tag_name(timeline: int, slot: int) -> str:
+def build_tag_name(timeline: int, slot: int) -> str:
     """Tag of a group end: every table of the pipeline has it."""
     return f"t{timeline}-e{slot}"
 
 
-class Follower:
+class TableFollower:
     """A table with marks."""
 
     def __init__(self, table: Table, uid: str) -> None:
@@ -57,71 +57,71 @@ class Follower:
         self.uid = uid
 
     @property
-    def location(self) -> str:
+    def metadata_location(self) -> str:
         """Address of the table's metadata file."""
         return self.table.metadata_location
 
-    def owner(self) -> str | None:
+    def owner_uid(self) -> str | None:
         """The uid of the pipeline that published last; None in a new table."""
-        newest = self._newest()
+        newest = self._newest_published_snapshot()
         return newest.summary.additional_properties.get(UID) if newest and newest.summary else None
 
-    def mark(self) -> Mark | None:
+    def newest_position(self) -> FollowerPosition | None:
         """The newest marked snapshot on main; None in a table whose first commit never happened."""
-        newest = self._newest()
-        return _mark(newest) if newest else None
+        newest = self._newest_published_snapshot()
+        return _parse_position(newest) if newest else None
 
-    def rolled_back(self) -> bool:
+    def was_rolled_back(self) -> bool:
         """Whether somebody else moved main back: the newest mark that was ever set is not the one main has."""
-        marked = [s for s in self.table.metadata.snapshots if _mark(s)]
-        newest = self._newest()
+        marked = [s for s in self.table.metadata.snapshots if _parse_position(s)]
+        newest = self._newest_published_snapshot()
         return newest is not None and newest is not max(marked, key=lambda s: s.sequence_number or 0)
 
-    def tagged(self) -> list[Mark]:
+    def tagged_positions(self) -> list[FollowerPosition]:
         """Marks of group ends, oldest first."""
         ends = {r.snapshot_id for r in self.table.metadata.refs.values() if r.snapshot_ref_type is SnapshotRefType.TAG}
         snapshots = [s for s in self.table.metadata.snapshots if s.snapshot_id in ends]
-        return sorted((m for s in snapshots if (m := _mark(s))), key=lambda m: (m.upto, m.timeline))
+        return sorted((m for s in snapshots if (m := _parse_position(s))), key=lambda m: (m.upto, m.timeline))
 
-    def widen(self, schema: Any) -> None:
+    def add_missing_columns(self, schema: Any) -> None:
         """Add the columns of an Arrow schema that the table has not got: a spec may grow, and old rows read as null there."""
         known = {field.name for field in self.table.schema().fields}
         if not known.issuperset(schema.names):
             with self.table.update_schema() as update:
                 update.union_by_name(schema)
 
-    def arrangement(self) -> Arrangement:
+    def current_layout(self) -> PhysicalLayout:
         """How files that come now are partitioned and sorted.
 
         Raises:
             ValueError: by something that tidegate does not know.
         """
-        return Arrangement.of(self.table.metadata)
+        return PhysicalLayout.from_metadata(self.table.metadata)
 
-    def arrange(self, wanted: Arrangement) -> None:
+    def set_layout(self, wanted: PhysicalLayout) -> None:
         """Let the table say how its files are partitioned and sorted from now on; those that are there stay as they are."""
         metadata = self.table.metadata
-        if _same(metadata, wanted):
+        if _has_layout(metadata, wanted):
             return
         name = metadata.schema().find_column_name
         fields = {(name(f.source_id), str(f.transform)): f.name for f in metadata.spec().fields}
-        parts = {(part.column, part.iceberg): part for part in wanted.partitions}
-        with _Commit(self.table) as commit:
+        parts = {(part.column, part.iceberg_transform): part for part in wanted.partitions}
+        with _CachedTransaction(self.table) as commit:
             with commit.update_spec() as update:
                 for known in fields.keys() - parts.keys():
                     update.remove_field(fields[known])
                 for part in (part for known, part in parts.items() if known not in fields):
-                    update.add_field(part.column, parse_transform(part.iceberg))
+                    update.add_field(part.column, parse_transform(part.iceberg_transform))
             with commit.update_sort_order() as sorting:
                 for key in wanted.order:
                     (sorting.desc if key.descending else sorting.asc)(key.column, IdentityTransform())
 
-    def begin(self, timeline: int, upto: int) -> None:
+    def initialize(self, timeline: int, upto: int) -> None:
         """The first snapshot of a new table: empty, since no slot so far has rows for it."""
-        with _Commit(self.table) as commit:
-            _append(commit, [], self._marked(timeline, 1, upto))
+        with _CachedTransaction(self.table) as commit:
+            _append_files(commit, [], self._position_properties(timeline, 1, upto))
 
-    def apply(
+    def append_slots(
         self,
         files: Collection[str],
         timeline: int,
@@ -138,10 +138,10 @@ class Follower:
             upto: the new mark.
             tags: at a group end, the names of older tags that are kept; None elsewhere.
         """
-        with _Commit(self.table) as commit:
-            _append(commit, files, self._marked(timeline, first, upto))
+        with _CachedTransaction(self.table) as commit:
+            _append_files(commit, files, self._position_properties(timeline, first, upto))
             if tags is not None:
-                self._tag(commit, timeline, upto, tags)
+                self._tag_and_expire(commit, timeline, upto, tags)
 
     def rewind(self, timeline: int, position: int) -> None:
         """Take out the slots after `position`, and mark main as standing there on another timeline.
@@ -152,77 +152,77 @@ class Follower:
         The snapshots on the way to the fence have its mark as well: whoever rolls main back to one of them by hand gets a table
         that lacks what was dropped, and the mark before them would say that it is there.
         """
-        beyond, marked = f"_epoch > {position}", self._marked(timeline, position + 1, position)
-        with _Commit(self.table) as commit:
+        beyond, marked = f"_epoch > {position}", self._position_properties(timeline, position + 1, position)
+        with _CachedTransaction(self.table) as commit:
             with commit.update_snapshot(snapshot_properties=marked).delete() as dropped:
                 dropped.delete_by_predicate(parse(beyond))
-            if dropped.rewrites_needed and not self._cut(commit, position, marked):
+            if dropped.rewrites_needed and not self._rewrite_merged_files(commit, position, marked):
                 commit.delete(beyond, snapshot_properties=marked)
-            _append(commit, [], marked | {FENCE: str(timeline)})
+            _append_files(commit, [], marked | {FENCE: str(timeline)})
 
-    def held(self) -> list[Held]:
+    def live_files(self) -> list[LiveDataFile]:
         """The data files of main.
 
         Raises:
             ValueError: another engine deleted single rows.
         """
-        return list(held(self.table.metadata, self.table.io))
+        return list(list_live_files(self.table.metadata, self.table.io))
 
-    def replace(self, gone: Collection[DataFile], new: Mapping[str, Values]) -> None:
+    def replace_files(self, gone: Collection[DataFile], new: Mapping[str, PartitionValues]) -> None:
         """Put merged files in the place of others with the same rows. The mark stays: the snapshot has none of its own.
 
         Raises:
             CommitFailedException: main has moved.
             ValidationException: main does not have the files any more, or the new ones came too late.
         """
-        with _Commit(self.table) as commit:
-            put_files(commit, self.table.io, gone, new, Operation.REPLACE, {COMPACTED: str(len(gone))})
+        with _CachedTransaction(self.table) as commit:
+            stage_file_replacement(commit, self.table.io, gone, new, Operation.REPLACE, {COMPACTED: str(len(gone))})
 
-    def _cut(self, commit: Transaction, position: int, marked: Mapping[str, str]) -> bool:
+    def _rewrite_merged_files(self, commit: Transaction, position: int, marked: Mapping[str, str]) -> bool:
         """Write merged files anew without the rows beyond a position; False where somebody else's files have such rows."""
         metadata, files = commit.table_metadata, self.table.io
         try:
-            beyond = [one for one in held(metadata, files) if one.last is None or one.last > position]
+            beyond = [one for one in list_live_files(metadata, files) if one.last is None or one.last > position]
         except ValueError:
             return False
-        if not all(one.merged and one.last is not None for one in beyond):
+        if not all(one.is_merged and one.last is not None for one in beyond):
             return False
-        new: dict[str, Values] = {}
+        new: dict[str, PartitionValues] = {}
         for one in beyond:
-            rows = read_rows(files, one.file)
+            rows = read_file_rows(files, one.file)
             kept = rows.filter(pc.less_equal(rows["_epoch"], position))
-            put = partial(_put, files, f"{metadata.location}/")
-            new |= write(put, new_stem(metadata), split(kept, Arrangement.of(metadata)))
-        put_files(commit, files, [one.file for one in beyond], new, Operation.OVERWRITE, marked)
+            put = partial(_write_new_file, files, f"{metadata.location}/")
+            new |= write_partition_files(put, make_merged_stem(metadata), split_by_partition(kept, PhysicalLayout.from_metadata(metadata)))
+        stage_file_replacement(commit, files, [one.file for one in beyond], new, Operation.OVERWRITE, marked)
         return True
 
-    def _newest(self) -> Snapshot | None:
+    def _newest_published_snapshot(self) -> Snapshot | None:
         snapshot = self.table.metadata.current_snapshot()
-        while snapshot is not None and _mark(snapshot) is None:
+        while snapshot is not None and _parse_position(snapshot) is None:
             parent = snapshot.parent_snapshot_id
             snapshot = self.table.metadata.snapshot_by_id(parent) if parent is not None else None
         return snapshot
 
-    def _marked(self, timeline: int, first: int, upto: int) -> dict[str, str]:
+    def _position_properties(self, timeline: int, first: int, upto: int) -> dict[str, str]:
         return {UID: self.uid, TIMELINE: str(timeline), FROM: str(first), UPTO: str(upto)}
 
-    def _tag(self, commit: Transaction, timeline: int, upto: int, kept: Collection[str]) -> None:
+    def _tag_and_expire(self, commit: Transaction, timeline: int, upto: int, kept: Collection[str]) -> None:
         """Tag the new snapshot, drop old tags, and forget snapshots that nothing names any more. Files stay."""
         before = self.table.metadata
         tags = [n for n, r in before.refs.items() if r.snapshot_ref_type is SnapshotRefType.TAG]
         old = set(tags) - set(kept)
-        manage = ManageSnapshots(commit).create_tag(_head(commit), tag_name(timeline, upto))
+        manage = ManageSnapshots(commit).create_tag(_get_main_snapshot_id(commit), build_tag_name(timeline, upto))
         for name in old:
             manage.remove_tag(name)
         manage.commit()
         named = {ref.snapshot_id for ref in commit.table_metadata.refs.values()}
-        newest = self._newest()  # the mark before this one stays: a reader may just have opened it
+        newest = self._newest_published_snapshot()  # the mark before this one stays: a reader may just have opened it
         unnamed = [s.snapshot_id for s in before.snapshots if s.snapshot_id not in named and s is not newest]
         if unnamed:
             ExpireSnapshots(commit).by_ids(unnamed).commit()
 
 
-class _Commit(Transaction):
+class _CachedTransaction(Transaction):
     """A transaction that builds its metadata once per staged change, not at every look: a sixth of the time."""
 
     def __init__(self, table: Table) -> None:
@@ -248,35 +248,35 @@ class _Commit(Transaction):
             raise CommitFailedException(str(error)) from error
 
 
-def _same(metadata: TableMetadata, wanted: Arrangement) -> bool:
+def _has_layout(metadata: TableMetadata, wanted: PhysicalLayout) -> bool:
     try:
-        found = Arrangement.of(metadata)
+        found = PhysicalLayout.from_metadata(metadata)
     except ValueError:
         return False
     return set(found.partitions) == set(wanted.partitions) and found.order == wanted.order
 
 
-def _put(files: FileIO, folder: str, name: str, data: bytes, _rows: int) -> str:
+def _write_new_file(files: FileIO, folder: str, name: str, data: bytes, _rows: int) -> str:
     with files.new_output(f"{folder}{name}").create(overwrite=False) as stream:
         stream.write(data)
     return f"{folder}{name}"
 
 
-def _append(commit: Transaction, files: Collection[str], properties: dict[str, str]) -> None:
+def _append_files(commit: Transaction, files: Collection[str], properties: dict[str, str]) -> None:
     if isinstance(files, Mapping):
-        _append_arranged(commit, files, properties)
+        _append_partitioned_files(commit, files, properties)
     elif files:
         # The duplicate check would read every manifest of the table; the marks make duplicates impossible.
         try:
             commit.add_files(list(files), snapshot_properties=properties, check_duplicate_files=False)
         except (ValueError, TypeError, NotImplementedError) as error:
-            raise _misfit(commit, error) from error
+            raise _schema_mismatch_error(commit, error) from error
     else:
         with commit.update_snapshot(snapshot_properties=properties).fast_append():
             pass
 
 
-def _append_arranged(commit: Transaction, files: Mapping[str, Values], properties: dict[str, str]) -> None:
+def _append_partitioned_files(commit: Transaction, files: Mapping[str, PartitionValues], properties: dict[str, str]) -> None:
     """As pyiceberg's `add_files`, for partitions that no bounds can tell."""
     if commit.table_metadata.name_mapping() is None:
         names = commit.table_metadata.schema().name_mapping.model_dump_json()
@@ -285,16 +285,16 @@ def _append_arranged(commit: Transaction, files: Mapping[str, Values], propertie
     with update.merge_append() if files else update.fast_append() as append:
         try:
             for path, values in files.items():
-                append.append_data_file(described(commit._table.io, commit.table_metadata, path, values))
+                append.append_data_file(describe_data_file(commit._table.io, commit.table_metadata, path, values))
         except (ValueError, TypeError, NotImplementedError) as error:
-            raise _misfit(commit, error) from error
+            raise _schema_mismatch_error(commit, error) from error
 
 
-def _head(commit: Transaction) -> int:
+def _get_main_snapshot_id(commit: Transaction) -> int:
     return commit.table_metadata.refs[MAIN_BRANCH].snapshot_id
 
 
-def _misfit(commit: Transaction, error: Exception) -> PoisonError:
+def _schema_mismatch_error(commit: Transaction, error: Exception) -> PoisonError:
     table = ".".join(commit._table.name())
     return PoisonError(
         f"a file of an epoch does not fit the table {table}: {error}",
@@ -304,8 +304,8 @@ def _misfit(commit: Transaction, error: Exception) -> PoisonError:
     )
 
 
-def _mark(snapshot: Snapshot) -> Mark | None:
+def _parse_position(snapshot: Snapshot) -> FollowerPosition | None:
     found: dict[str, Any] = snapshot.summary.additional_properties if snapshot.summary else {}
     if UPTO not in found:
         return None
-    return Mark(int(found[TIMELINE]), int(found[UPTO]))
+    return FollowerPosition(int(found[TIMELINE]), int(found[UPTO]))

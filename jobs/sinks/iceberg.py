@@ -23,29 +23,29 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import PreconditionFailedError, Store
-from tidegate.jobs.sinks.arrange import Arrangement, Values, split, write
-from tidegate.jobs.sinks.catalog import namespace, open_catalog, table_location
-from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, Follower, tag_name
-from tidegate.jobs.sinks.marks import Mark, Way
-from tidegate.jobs.sinks.pointer import Current, current_key, move_current, read_current
-from tidegate.jobs.sinks.positions import CAME, SPLICED
-from tidegate.jobs.sinks.schemas import table_schema
-from tidegate.jobs.sinks.small import checkpoint_rows, write_small
+from tidegate.jobs.sinks.arrange import PhysicalLayout, PartitionValues, split_by_partition, write_partition_files
+from tidegate.jobs.sinks.catalog import resolve_namespace, open_catalog, build_table_location
+from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, TableFollower, build_tag_name
+from tidegate.jobs.sinks.marks import FollowerPosition, CurrentLineage
+from tidegate.jobs.sinks.pointer import PublishedCut, build_cut_key, advance_published_cut, read_published_cut
+from tidegate.jobs.sinks.positions import ARRIVAL_SLOT_COLUMN, SPLICE_COLUMN
+from tidegate.jobs.sinks.schemas import build_table_schema
+from tidegate.jobs.sinks.small import build_checkpoint_rows, write_parquet_once
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
 
 __all__ = ["IcebergSink"]
 
-_THREADS = 3  # tables committed at a time: a commit is 40 ms of work and four times that of waiting for the store
-_CONFLICTS = 20  # in a row, before asking the caller to come back later: two publishers lose at most every other one
-_GROUP = 10  # slots between group ends: an empty snapshot per untouched table and epoch would double the cost of publishing
-_MOST = 100  # slots in one snapshot while catching up: bounds memory and the size of one commit
-_BATCH = 64_000_000  # bytes of an epoch's files arranged at a time; the names of arranged files depend on it
-_TAGS = 20  # group ends kept as tags, 200 slots; every snapshot kept makes every commit slower
+_COMMIT_THREADS = 3  # tables committed at a time: a commit is 40 ms of work and four times that of waiting for the store
+_MAX_CONFLICTS = 20  # in a row, before asking the caller to come back later: two publishers lose at most every other one
+_SLOTS_PER_GROUP = 10  # slots between group ends: an empty snapshot per untouched table and epoch would double the cost of publishing
+_MAX_SLOTS_PER_SNAPSHOT = 100  # slots in one snapshot while catching up: bounds memory and the size of one commit
+_BATCH_BYTES = 64_000_000  # bytes of an epoch's files arranged at a time; the names of arranged files depend on it
+_MAX_TAGS = 20  # group ends kept as tags, 200 slots; every snapshot kept makes every commit slower
 
 
 class IcebergSink:
@@ -56,16 +56,16 @@ class IcebergSink:
     """
 
     name = "iceberg"
-    follower: type[Follower] = Follower  # the simulation puts a model of a table in its place
+    follower: type[TableFollower] = TableFollower  # the simulation puts a model of a table in its place
 
     def __init__(self, spec: PipelineSpec, store: Store, uid: str, workdir: Path) -> None:
         self.spec, self.store, self.uid = spec, store, uid
         self._workdir = workdir
-        self._layout = Layout(spec.name)
+        self._layout = BucketLayout(spec.name)
         self._catalog: Catalog | None = None
-        self._tables: dict[str, Follower] = {}
-        self._pointed: Current | None = None
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tidegate-iceberg")
+        self._tables: dict[str, TableFollower] = {}
+        self._pointed: PublishedCut | None = None
+        self._pool = ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="tidegate-iceberg")
 
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
         """Bring all tables to the head of the current timeline; rewind first if a fork says so.
@@ -82,24 +82,24 @@ class IcebergSink:
             TransientError: catalog or store cannot be reached now, or other publishers kept winning; call again.
             PoisonError: an epoch that the tables still need was retired, or its files are gone.
         """
-        for _ in range(_CONFLICTS):
+        for _ in range(_MAX_CONFLICTS):
             try:
-                with self._translated():
-                    return self._follow(log, flush)
+                with self._translate_sink_errors():
+                    return self._follow_once(log, flush)
             except (CommitFailedException, NoSuchTableError, TableAlreadyExistsError):
                 self._tables.clear()  # somebody else committed: load again, judge again
         raise TransientError("other publishers kept winning", code="sink.contended", pipeline=self.spec.name, retry_after=1.0)
 
     def lag(self, log: SlotLog) -> int:
         """Sealed slots that the tables do not show yet."""
-        with self._translated():
-            self._load()
+        with self._translate_sink_errors():
+            self._load_tables()
             head = log.head()
-            return head.slot - min(head.slot, self._position(Way(log, head)))
+            return head.slot - min(head.slot, self._published_slot(CurrentLineage(log, head)))
 
     def readable_epoch(self) -> int:
         """The newest slot that readers of all tables can see as one cut; 0 before the first."""
-        current = read_current(self.store, self.spec.name)
+        current = read_published_cut(self.store, self.spec.name)
         return current.upto if current else 0
 
     def open_table(self, table: str) -> Table:
@@ -108,25 +108,25 @@ class IcebergSink:
         Raises:
             NoSuchTableError: it never had a row, or is no table of this pipeline.
         """
-        return self._open().load_table(self._identifier(table))
+        return self._get_catalog().load_table(self._table_identifier(table))
 
-    def rebuild(self, log: SlotLog) -> int:
+    def rebuild_tables(self, log: SlotLog) -> int:
         """Register every table anew and publish the whole log into it. Files stay where they are.
 
         Raises:
             PoisonError: an epoch of the lineage was retired; its files are known to the old tables only.
         """
-        with self._translated():
-            catalog = self._open()
-            for table in self.spec.tables:
-                if catalog.table_exists(self._identifier(table)):
-                    catalog.drop_table(self._identifier(table))
+        with self._translate_sink_errors():
+            catalog = self._get_catalog()
+            for table in self.spec.table_names:
+                if catalog.table_exists(self._table_identifier(table)):
+                    catalog.drop_table(self._table_identifier(table))
             self._tables.clear()
-            self.store.delete(current_key(self.spec.name))
+            self.store.delete(build_cut_key(self.spec.name))
             self._pointed = None
         return self.follow(log)
 
-    def _follow(self, log: SlotLog, flush: bool) -> int:
+    def _follow_once(self, log: SlotLog, flush: bool) -> int:
         """Follow in four steps.
 
         1. Load the tables, then the head: whatever a table shows was sealed before, so nothing can be ahead of the log.
@@ -134,61 +134,61 @@ class IcebergSink:
         3. Apply slot by slot group, the `checkpoints` table last.
         4. Move the readers' pointer.
         """
-        self._load()
+        self._load_tables()
         head = log.head()
-        way = Way(log, head)
+        way = CurrentLineage(log, head)
         if head.slot == 0 and not self._tables:
             return 0
-        self._rewind(way)
-        begin = self._position(way)
+        self._rewind_tables(way)
+        begin = self._published_slot(way)
         if not flush and head.slot - begin < self.spec.outputs.publish_every:
             return 0
-        while (done := self._position(way)) < head.slot:
-            self._group(log, way, min(head.slot, done + _MOST))
-        self._point(way)
+        while (done := self._published_slot(way)) < head.slot:
+            self._apply_slot_group(log, way, min(head.slot, done + _MAX_SLOTS_PER_SNAPSHOT))
+        self._publish_cut(way)
         return head.slot - begin
 
-    def _load(self) -> None:
+    def _load_tables(self) -> None:
         """Open what is registered; what the pointer names but the catalog lost is registered again.
 
         `checkpoints` first: the others, loaded after it, then hold at least what its mark says about them. As long as it is
         unknown, the others are never taken from an earlier call: another publisher may have moved them on since, and only a
         commit on `checkpoints` would tell.
         """
-        catalog = self._open()
+        catalog = self._get_catalog()
         known = None
         anew = CHECKPOINTS not in self._tables
         if anew:
             self._tables.clear()
-        for table in sorted(self.spec.tables, key=lambda name: name != CHECKPOINTS):
+        for table in sorted(self.spec.table_names, key=lambda name: name != CHECKPOINTS):
             if table in self._tables:
                 continue
-            identifier = self._identifier(table)
+            identifier = self._table_identifier(table)
             if not catalog.table_exists(identifier):
-                known = known or read_current(self.store, self.spec.name) or Current(self.uid, 0, 0)
+                known = known or read_published_cut(self.store, self.spec.name) or PublishedCut(self.uid, 0, 0)
                 if known.uid != self.uid or table not in known.tables:
                     continue
                 catalog.register_table(identifier, known.tables[table])
-            self._tables[table] = self._checked(self.follower(catalog.load_table(identifier), self.uid))
+            self._tables[table] = self._require_same_owner(self.follower(catalog.load_table(identifier), self.uid))
         if anew and CHECKPOINTS in self._tables:
-            self._require_not_back()
+            self._refuse_rolled_back_checkpoints()
 
-    def _require_not_back(self) -> None:
+    def _refuse_rolled_back_checkpoints(self) -> None:
         """Look at `checkpoints` once more, after the others.
 
-        It goes back where a table was rolled back by hand (see `_rewind`). A table that was loaded after another publisher had
+        It goes back where a table was rolled back by hand (see `_rewind_tables`). A table that was loaded after another publisher had
         mended it holds less than the `checkpoints` of before says, and looks as if it had no files in the slots that it lacks.
 
         Raises:
             CommitFailedException: it has gone back meanwhile.
         """
-        before = self._tables[CHECKPOINTS].mark()
-        now = self.follower(self._open().load_table(self._identifier(CHECKPOINTS)), self.uid).mark()
+        before = self._tables[CHECKPOINTS].newest_position()
+        now = self.follower(self._get_catalog().load_table(self._table_identifier(CHECKPOINTS)), self.uid).newest_position()
         if before and (now is None or (now.timeline == before.timeline and now.upto < before.upto)):
             raise CommitFailedException(f"{CHECKPOINTS} went back from slot {before.upto} while the tables were loaded")
 
-    def _checked(self, follower: Follower) -> Follower:
-        owner = follower.owner()
+    def _require_same_owner(self, follower: TableFollower) -> TableFollower:
+        owner = follower.owner_uid()
         if owner not in (None, self.uid):
             raise ConfigurationError(
                 f"the table {'.'.join(follower.table.name())} belongs to another pipeline (uid {owner}, not {self.uid})",
@@ -199,78 +199,78 @@ class IcebergSink:
             )
         return follower
 
-    def _rewind(self, way: Way) -> None:
+    def _rewind_tables(self, way: CurrentLineage) -> None:
         """Bring every table onto this lineage: what was published after the fork is taken out.
 
         A table that somebody rolled back by hand holds less than `checkpoints` says. Then `checkpoints` goes back as far, and
         goes first, so that the slots are applied to that table again, also after a crash at any point of this.
         """
-        marks = {table: mark for table, follower in self._tables.items() if (mark := follower.mark())}
+        marks = {table: mark for table, follower in self._tables.items() if (mark := follower.newest_position())}
         for table, mark in marks.items():
-            if not way.knows(mark):
-                raise self._fenced(table, mark, way)
-        complete = self._position(way)
-        rolled_back = {table: way.position(mark) for table, mark in marks.items() if self._tables[table].rolled_back()}
+            if not way.is_in_log(mark):
+                raise self._fenced_table_error(table, mark, way)
+        complete = self._published_slot(way)
+        rolled_back = {table: way.last_shared_slot(mark) for table, mark in marks.items() if self._tables[table].was_rolled_back()}
         for table, mark in sorted(marks.items(), key=lambda item: item[0] != CHECKPOINTS):
             if table == CHECKPOINTS:
                 position = min([complete, *rolled_back.values()])
             else:
-                position = rolled_back.get(table, max(complete, way.position(mark)))
+                position = rolled_back.get(table, max(complete, way.last_shared_slot(mark)))
             if mark.timeline != way.timeline or table in rolled_back or position < mark.upto:
                 self._tables[table].rewind(way.timeline, position)
 
-    def _group(self, log: SlotLog, way: Way, upto: int) -> None:
+    def _apply_slot_group(self, log: SlotLog, way: CurrentLineage, upto: int) -> None:
         """Apply everything up to a slot. Tables without new files are left alone, unless the group ends here."""
-        done = self._position(way)
-        epochs = [filled.epoch for filled in log.epochs(way.timeline, done + 1, upto)]
-        tags = self._tags(way, upto)
-        others = [t for t in self.spec.tables if t != CHECKPOINTS]
-        list(self._pool.map(lambda table: self._bring(table, way, epochs, tags), others))
-        self._bring(CHECKPOINTS, way, epochs, tags)
+        done = self._published_slot(way)
+        epochs = [filled.epoch for filled in log.epochs_between(way.timeline, done + 1, upto)]
+        tags = self._select_kept_tags(way, upto)
+        others = [t for t in self.spec.table_names if t != CHECKPOINTS]
+        list(self._pool.map(lambda table: self._apply_to_table(table, way, epochs, tags), others))
+        self._apply_to_table(CHECKPOINTS, way, epochs, tags)
 
-    def _bring(self, table: str, way: Way, epochs: list[Manifest], tags: set[str] | None) -> None:
+    def _apply_to_table(self, table: str, way: CurrentLineage, epochs: list[Manifest], tags: set[str] | None) -> None:
         """Apply epochs to one table: those after its mark, which may be ahead after a crash."""
         follower = self._tables.get(table)
-        mark = follower.mark() if follower else None
+        mark = follower.newest_position() if follower else None
         left = [e for e in epochs if mark is None or e.slot > mark.upto]
-        by_epoch = [self._files(table, epoch) for epoch in left]
+        by_epoch = [self._list_epoch_files(table, epoch) for epoch in left]
         files = [key for keys in by_epoch for key in keys]
         if not left or (follower is None and table in self.spec.windows and not files):
             return  # a window's table is made from its first file, which tells the types of its columns
         first, upto = left[0].slot, left[-1].slot
         if follower is None:
-            follower = self._create(table, files, way.timeline, first - 1)
-            if not way.holds():
+            follower = self._create_table(table, files, way.timeline, first - 1)
+            if not way.is_current():
                 # The restore's follower may have rewound the tables before this one was there. If it holds until here, that
                 # follower meets the table and moves it on, and what is committed below is refused.
                 raise CommitFailedException(f"a restore ended timeline {way.timeline}")
         elif files:
-            follower.widen(self._schema(table, files, follower))
+            follower.add_missing_columns(self._wanted_schema(table, files, follower))
         if table == EVENTS and any("splice" in epoch.notes for epoch in left):
-            follower.widen(pa.schema([(SPLICED, pa.string())]))
+            follower.add_missing_columns(pa.schema([(SPLICE_COLUMN, pa.string())]))
         if table in self.spec.streams and any("splice" in epoch.notes and table in epoch.files for epoch in left):
-            follower.widen(pa.schema([(SPLICED, pa.string()), (CAME, pa.int64())]))
+            follower.add_missing_columns(pa.schema([(SPLICE_COLUMN, pa.string()), (ARRIVAL_SLOT_COLUMN, pa.int64())]))
         if files or tags is not None:
             sealed = zip(left, by_epoch, strict=True)
-            follower.apply(self._addresses(table, follower, sealed) if files else [], way.timeline, first, upto, tags)
+            follower.append_slots(self._prepare_files(table, follower, sealed) if files else [], way.timeline, first, upto, tags)
 
-    def _addresses(
-        self, table: str, follower: Follower, sealed: Iterable[tuple[Manifest, list[str]]]
-    ) -> list[str] | dict[str, Values]:
+    def _prepare_files(
+        self, table: str, follower: TableFollower, sealed: Iterable[tuple[Manifest, list[str]]]
+    ) -> list[str] | dict[str, PartitionValues]:
         """The files to append: those that the epochs sealed, or the same rows arranged as the spec has it."""
-        wanted = Arrangement.wanted(self.spec.outputs.layout.get(table))
-        follower.arrange(wanted)
+        wanted = PhysicalLayout.from_spec(self.spec.outputs.layout.get(table))
+        follower.set_layout(wanted)
         if not wanted:
             return [self.store.uri(key) for _, keys in sealed for key in keys]
-        arrangement = follower.arrangement()  # the same, with the fields in the table's order
-        written: dict[str, Values] = {}
+        arrangement = follower.current_layout()  # the same, with the fields in the table's order
+        written: dict[str, PartitionValues] = {}
         for epoch, keys in sealed:
-            stem = f"{self._layout.table(table, epoch.id)}{arrangement.digest}"
-            for number, rows in enumerate(self._batches(keys)):
-                written |= write(self._put, f"{stem}-{number:03d}", split(rows, arrangement))
+            stem = f"{self._layout.table_prefix(table, epoch.id)}{arrangement.digest}"
+            for number, rows in enumerate(self._read_row_batches(keys)):
+                written |= write_partition_files(self._create_layout_file, f"{stem}-{number:03d}", split_by_partition(rows, arrangement))
         return written
 
-    def _batches(self, keys: list[str]) -> Iterator[pa.Table]:
+    def _read_row_batches(self, keys: list[str]) -> Iterator[pa.Table]:
         """The rows of an epoch's files, so many at a time."""
         batch: list[pa.Table] = []
         size = 0
@@ -278,13 +278,13 @@ class IcebergSink:
             data = self.store.get(key).data
             batch.append(pq.read_table(io.BytesIO(data)))
             size += len(data)
-            if size >= _BATCH:
+            if size >= _BATCH_BYTES:
                 yield pa.concat_tables(batch, promote_options="permissive")
                 batch, size = [], 0
         if batch:
             yield pa.concat_tables(batch, promote_options="permissive")
 
-    def _put(self, key: str, data: bytes, rows: int) -> str:
+    def _create_layout_file(self, key: str, data: bytes, rows: int) -> str:
         """Store a file of the epoch under a key that says what is in it: a second publisher finds the first one's."""
         try:
             self.store.create(key, data)
@@ -300,73 +300,73 @@ class IcebergSink:
                 ) from None
         return self.store.uri(key)
 
-    def _files(self, table: str, epoch: Manifest) -> list[str]:
+    def _list_epoch_files(self, table: str, epoch: Manifest) -> list[str]:
         """The epoch's files of a table. That of `checkpoints` follows from the manifest, so any publisher may write it."""
         if table != CHECKPOINTS:
             return [f.key for f in epoch.files.get(table, []) if f.rows]
-        key = f"{self._layout.table(table, epoch.id)}publisher.parquet"
-        return [write_small(self.store, key, checkpoint_rows([epoch])).key]
+        key = f"{self._layout.table_prefix(table, epoch.id)}publisher.parquet"
+        return [write_parquet_once(self.store, key, build_checkpoint_rows([epoch])).key]
 
-    def _tags(self, way: Way, upto: int) -> set[str] | None:
+    def _select_kept_tags(self, way: CurrentLineage, upto: int) -> set[str] | None:
         """At a group end the older tags that stay: the newest ones of this lineage; None elsewhere."""
         follower = self._tables.get(CHECKPOINTS)
-        tagged = [m for m in follower.tagged() if way.knows(m) and way.position(m) == m.upto] if follower else []
-        if upto - max((m.upto for m in tagged), default=0) < _GROUP:
+        tagged = [m for m in follower.tagged_positions() if way.is_in_log(m) and way.last_shared_slot(m) == m.upto] if follower else []
+        if upto - max((m.upto for m in tagged), default=0) < _SLOTS_PER_GROUP:
             return None
-        return {tag_name(m.timeline, m.upto) for m in tagged[-_TAGS + 1 :]}
+        return {build_tag_name(m.timeline, m.upto) for m in tagged[-_MAX_TAGS + 1 :]}
 
-    def _create(self, table: str, files: list[str], timeline: int, upto: int) -> Follower:
+    def _create_table(self, table: str, files: list[str], timeline: int, upto: int) -> TableFollower:
         """A new table, marked as empty up to the sink's position."""
-        identifier, catalog = self._identifier(table), self._open()
-        schema = self._schema(table, files)
-        location = table_location(self.spec, self.store, table)
+        identifier, catalog = self._table_identifier(table), self._get_catalog()
+        schema = self._wanted_schema(table, files)
+        location = build_table_location(self.spec, self.store, table)
         created = self.follower(
             catalog.create_table(identifier, schema, location=location, properties=TABLE_PROPERTIES), self.uid
         )
-        self._require_new(created)
+        self._refuse_begun_table(created)
         self._tables[table] = created
-        created.begin(timeline, upto)
+        created.initialize(timeline, upto)
         return created
 
-    def _require_new(self, created: Follower) -> None:
+    def _refuse_begun_table(self, created: TableFollower) -> None:
         """A catalog may load what it has just created: by then another publisher may have begun it, on a newer timeline even.
 
         Raises:
             CommitFailedException: it is so; what was committed on top of that would come after it.
         """
-        if created.mark() is not None:
+        if created.newest_position() is not None:
             raise CommitFailedException(f"{'.'.join(created.table.name())} was begun by another publisher")
 
-    def _schema(self, table: str, files: list[str], follower: Follower | None = None) -> Any:
+    def _wanted_schema(self, table: str, files: list[str], follower: TableFollower | None = None) -> Any:
         """The columns a table should have. A window's come from its newest file when the spec names one the table lacks."""
-        schema = table_schema(self.spec, table)
+        schema = build_table_schema(self.spec, table)
         known = {field.name for field in follower.table.schema().fields} if follower else set()
         if table not in self.spec.windows or known.issuperset(schema.names):
             return schema
         return pq.read_schema(io.BytesIO(self.store.get(files[-1]).data)).remove_metadata()
 
-    def _point(self, way: Way) -> None:
-        places = {table: follower.location for table, follower in self._tables.items()}
-        current = Current(self.uid, way.timeline, self._position(way), places)
+    def _publish_cut(self, way: CurrentLineage) -> None:
+        places = {table: follower.metadata_location for table, follower in self._tables.items()}
+        current = PublishedCut(self.uid, way.timeline, self._published_slot(way), places)
         if self._pointed != current:
-            move_current(self.store, self.spec.name, current)
+            advance_published_cut(self.store, self.spec.name, current)
             self._pointed = current
 
-    def _position(self, way: Way) -> int:
+    def _published_slot(self, way: CurrentLineage) -> int:
         """The slot up to which everything is in the tables."""
         follower = self._tables.get(CHECKPOINTS)
-        mark = follower.mark() if follower else None
-        return way.position(mark) if mark and way.knows(mark) else 0
+        mark = follower.newest_position() if follower else None
+        return way.last_shared_slot(mark) if mark and way.is_in_log(mark) else 0
 
-    def _identifier(self, table: str) -> tuple[str, str]:
-        return namespace(self.spec), table
+    def _table_identifier(self, table: str) -> tuple[str, str]:
+        return resolve_namespace(self.spec), table
 
-    def _open(self) -> Catalog:
+    def _get_catalog(self) -> Catalog:
         if self._catalog is None:
             self._catalog = open_catalog(self.spec, self.store, self._workdir)
         return self._catalog
 
-    def _fenced(self, table: str, mark: Mark, way: Way) -> FencedError:
+    def _fenced_table_error(self, table: str, mark: FollowerPosition, way: CurrentLineage) -> FencedError:
         return FencedError(
             f"table {table} of {self.spec.name} stands at slot {mark.upto} of timeline {mark.timeline}, "
             f"but the log ends at slot {way.slot} of timeline {way.timeline}",
@@ -377,7 +377,7 @@ class IcebergSink:
         )
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_sink_errors(self) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:

@@ -15,25 +15,25 @@ from typing import Any, Final, Protocol
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.drivers import client_library
-from tidegate.jobs.sinks.kafka_messages import Message, messages_of, notices_of, settings_of, too_large, topic_of
-from tidegate.jobs.sinks.marks import Mark, Way
-from tidegate.jobs.sinks.slots import MovedError, SlotFollower, read_mark
-from tidegate.jobs.sinks.standard import notice
+from tidegate.jobs.sinks.drivers import import_client_library
+from tidegate.jobs.sinks.kafka_messages import KafkaMessage, build_row_messages, build_restore_messages, build_sink_client_settings, message_too_large_error, resolve_topic
+from tidegate.jobs.sinks.marks import FollowerPosition, CurrentLineage
+from tidegate.jobs.sinks.slots import LedgerMovedError, SlotFollower, read_stored_position
+from tidegate.jobs.sinks.standard import build_restore_notice
 from tidegate.jobs.spec.errors import ConfigurationError, TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
 
-__all__ = ["ConfluentTransactions", "ExactKafkaSink", "RefusedError", "Transactions"]
+__all__ = ["ConfluentProducer", "ExactlyOnceKafkaSink", "KafkaClientError", "TransactionalProducer"]
 
-_SECONDS: Final = 60.0  # for one answer; the drain of a driver has as many
-_LONGEST: Final = 300.0  # seconds for one transaction; brokers allow 900 unless told otherwise
-_FENCED: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING")
-_TOO_LARGE: Final = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
-_REFUSED: Final = ("AUTHENTICATION", "AUTHORIZATION", "INVALID_ARG", "INVALID_CONFIG")
+_ANSWER_SECONDS: Final = 60.0  # for one answer; the drain of a driver has as many
+_TRANSACTION_SECONDS: Final = 300.0  # seconds for one transaction; brokers allow 900 unless told otherwise
+_FENCED_CODES: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING")
+_TOO_LARGE_CODES: Final = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
+_REFUSED_CODES: Final = ("AUTHENTICATION", "AUTHORIZATION", "INVALID_ARG", "INVALID_CONFIG")
 
 
-class RefusedError(Exception):
+class KafkaClientError(Exception):
     """What Kafka said; `code` is librdkafka's name of it."""
 
     def __init__(self, code: str, text: str) -> None:
@@ -41,14 +41,14 @@ class RefusedError(Exception):
         self.code = code
 
 
-class Transactions(Protocol):
+class TransactionalProducer(Protocol):
     """A transactional producer and its ledger. Each method raises RefusedError."""
 
-    def open(self) -> str | None:
+    def acquire_ledger(self) -> str | None:
         """Fence older producers of the name, settle what they began; returns the ledger, None before the first."""
         ...
 
-    def write(self, messages: Iterable[Message], ledger: str, number: int) -> None:
+    def commit_messages(self, messages: Iterable[KafkaMessage], ledger: str, number: int) -> None:
         """Messages and ledger in one transaction; returns when it is committed. `number` does not fall on one timeline."""
         ...
 
@@ -57,82 +57,82 @@ class Transactions(Protocol):
         ...
 
 
-class ExactKafkaSink(SlotFollower):
+class ExactlyOnceKafkaSink(SlotFollower):
     """Messages as `KafkaSink` writes them, in transactions. The mark in the store is a copy of the ledger."""
 
     def __init__(
-        self, name: str, given: KafkaSinkSpec, spec: PipelineSpec, store: Store, uid: str, client: Transactions | None = None
+        self, name: str, given: KafkaSinkSpec, spec: PipelineSpec, store: Store, uid: str, client: TransactionalProducer | None = None
     ) -> None:
         super().__init__(name, spec, store, uid, given.tables)
         self._given = given
-        self._client = client or ConfluentTransactions(name, given, f"tidegate-{uid}-{name}", topic_of(given, self.tables[0]))
-        self._mark: Mark | None = None
+        self._client = client or ConfluentProducer(name, given, f"tidegate-{uid}-{name}", resolve_topic(given, self.tables[0]))
+        self._mark: FollowerPosition | None = None
         self._open = False
 
     def lag(self, log: SlotLog) -> int:
         """By the copy: to look at the ledger is to take it."""
-        way, mark = Way(log, log.head()), self._copy()
-        return way.slot - (way.position(mark) if mark and way.knows(mark) else 0)
+        way, mark = CurrentLineage(log, log.head()), self._read_ledger_copy()
+        return way.slot - (way.last_shared_slot(mark) if mark and way.is_in_log(mark) else 0)
 
-    def _copy(self) -> Mark | None:
-        found = read_mark(self.store, self.spec.name, self.name)
+    def _read_ledger_copy(self) -> FollowerPosition | None:
+        found = read_stored_position(self.store, self.spec.name, self.name)
         if found is None:
             return None
-        self.check_uid(found.uid)
-        return found.mark
+        self.refuse_other_owner(found.uid)
+        return found.position
 
-    def _load(self) -> Mark | None:
+    def _load_position(self) -> FollowerPosition | None:
         if not self._open:
-            copy = self._copy()
+            copy = self._read_ledger_copy()
             try:
-                ledger = self._client.open()
-            except RefusedError as error:
-                raise self._told(error) from error
+                ledger = self._client.acquire_ledger()
+            except KafkaClientError as error:
+                raise self._translate_client_error(error) from error
             self._open = True
             # Both are true. The copy is the later one after epochs without rows, and where Kafka has forgotten the group.
-            known = [copy, None if ledger is None else Mark(**json.loads(ledger))]
+            known = [copy, None if ledger is None else FollowerPosition(**json.loads(ledger))]
             self._mark = max((mark for mark in known if mark), key=lambda mark: (mark.timeline, mark.upto), default=None)
         return self._mark
 
-    def _begin(self, log: SlotLog, way: Way) -> Mark:
-        first = Mark(way.timeline, way.slot if self._given.start == "head" else 0)
-        self._commit(notices_of(self, self._given, notice(self, first, way)) if way.timeline else iter(()), first)
+    def _create_ledger(self, log: SlotLog, way: CurrentLineage) -> FollowerPosition:
+        first = FollowerPosition(way.timeline, way.slot if self._given.start == "head" else 0)
+        self._commit_any_messages(build_restore_messages(self, self._given, build_restore_notice(self, first, way)) if way.timeline else iter(()), first)
         return first
 
-    def _apply(self, epoch: Manifest, before: Mark, after: Mark) -> None:
-        self._commit(messages_of(self, self._given, epoch), after)
+    def _apply_epoch(self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition) -> None:
+        self._commit_any_messages(build_row_messages(self, self._given, epoch), after)
 
-    def _rewind(self, before: Mark, after: Mark, way: Way) -> None:
-        self._commit(notices_of(self, self._given, notice(self, after, way)), after)
+    def _rewind_sink(self, before: FollowerPosition, after: FollowerPosition, way: CurrentLineage) -> None:
+        self._commit_any_messages(build_restore_messages(self, self._given, build_restore_notice(self, after, way)), after)
 
-    def _past_retired(self, slot: int, before: Mark, way: Way) -> Mark:
-        raise self.retired(slot)
+    def _handle_retired_epoch(self, slot: int, before: FollowerPosition, way: CurrentLineage) -> FollowerPosition:
+        raise self.epoch_retired_error(slot)
 
-    def _commit(self, messages: Iterator[Message], after: Mark) -> None:
+    def _commit_any_messages(self, messages: Iterator[KafkaMessage], after: FollowerPosition) -> None:
         """One transaction; none where there is nothing to send, since a repetition of that sends nothing either."""
         first = next(messages, None)
         if first is not None:
-            self._write(chain([first], messages), after)
+            self._write_transaction(chain([first], messages), after)
         self._mark = after
-        self.move_mark(None, after)
+        self.move_position(None, after)
 
-    def _write(self, messages: Iterator[Message], after: Mark) -> None:
+    def _write_transaction(self, messages: Iterator[KafkaMessage], after: FollowerPosition) -> None:
         ledger = json.dumps({"timeline": after.timeline, "upto": after.upto})
         self._open = False  # whatever goes wrong, the ledger is asked again
         try:
-            self._client.write(messages, ledger, after.upto)
-        except RefusedError as error:
+            self._client.commit_messages(messages, ledger, after.upto)
+        except KafkaClientError as error:
             self._client.close()
-            if error.code in _FENCED:
-                raise MovedError(f"another publisher has the place of {self.name}", code="sink.moved") from error
-            raise self._told(error) from error
+            if error.code in _FENCED_CODES:
+                raise LedgerMovedError(f"another publisher has the place of {self.name}", code="sink.moved") from error
+            raise self._translate_client_error(error) from error
         self._open = True
 
-    def _told(self, error: RefusedError) -> TidegateError:
+    def _translate_client_error(self, error: KafkaClientError) -> TidegateError:
         what = f"sink {self.name} of {self.spec.name}: Kafka: {error}"
-        if error.code in _TOO_LARGE:
-            return too_large(self, str(error))
-        if any(word in error.code for word in _REFUSED):
+        if error.code in _TOO_LARGE_CODES:
+            return message_too_large_error(self, str(error))
+        if any(word in error.code for word in _REFUSED_CODES):
             return ConfigurationError(
                 what,
                 code="sink.refused",
@@ -150,8 +150,8 @@ class ExactKafkaSink(SlotFollower):
         )
 
 
-class ConfluentTransactions:
-    """Implements `Transactions` with Confluent's client.
+class ConfluentProducer:
+    """Implements `TransactionalProducer` with Confluent's client.
 
     Args:
         sink: its name, for errors.
@@ -165,38 +165,38 @@ class ConfluentTransactions:
         self._producer: Any = None
         self._group: Any = None
 
-    def open(self) -> str | None:
+    def acquire_ledger(self) -> str | None:
         """Producer first: what it settles stands in the ledger that is read then."""
-        kafka = self._client()
-        own = {"log_level": 0, **settings_of(self._given, self._sink)}
+        kafka = self._import_confluent()
+        own = {"log_level": 0, **build_sink_client_settings(self._given, self._sink)}
         try:
-            limit = {"transaction.timeout.ms": int(_LONGEST * 1000)}
+            limit = {"transaction.timeout.ms": int(_TRANSACTION_SECONDS * 1000)}
             producer = kafka.Producer({**limit, **own, "transactional.id": self._name})
-            producer.init_transactions(_SECONDS)
+            producer.init_transactions(_ANSWER_SECONDS)
             group = {"group.id": self._name, "enable.auto.commit": False, "isolation.level": "read_committed"}
             consumer = kafka.Consumer({**own, **group})
-            (found,) = consumer.committed([kafka.TopicPartition(self._topic, 0)], timeout=_SECONDS)
+            (found,) = consumer.committed([kafka.TopicPartition(self._topic, 0)], timeout=_ANSWER_SECONDS)
             self._group = consumer.consumer_group_metadata()
             consumer.close()
         except kafka.KafkaException as error:
-            raise _refused(error) from error
+            raise _to_client_error(error) from error
         self._producer = producer
         return found.metadata if found.offset >= 0 else None
 
-    def write(self, messages: Iterable[Message], ledger: str, number: int) -> None:
+    def commit_messages(self, messages: Iterable[KafkaMessage], ledger: str, number: int) -> None:
         """Begin, produce, move the group, commit."""
-        kafka = self._client()
+        kafka = self._import_confluent()
         try:
             self._producer.begin_transaction()
             for message in messages:
-                self._produce(message)
+                self._produce_message(message)
             place = kafka.TopicPartition(self._topic, 0, number, ledger)
-            self._producer.send_offsets_to_transaction([place], self._group, _SECONDS)
-            self._producer.commit_transaction(_LONGEST)
+            self._producer.send_offsets_to_transaction([place], self._group, _ANSWER_SECONDS)
+            self._producer.commit_transaction(_TRANSACTION_SECONDS)
         except kafka.KafkaException as error:
-            raise _refused(error) from error
+            raise _to_client_error(error) from error
 
-    def _produce(self, message: Message) -> None:
+    def _produce_message(self, message: KafkaMessage) -> None:
         while True:
             try:
                 self._producer.produce(message.topic, message.value, message.key, headers=message.headers)
@@ -206,15 +206,15 @@ class ConfluentTransactions:
             else:
                 return
 
-    def _client(self) -> Any:
+    def _import_confluent(self) -> Any:
         need = f"sinks.{self._sink}: delivery exactly_once"
-        return client_library("confluent_kafka", of=need, package="confluent-kafka", extra="kafka")
+        return import_client_library("confluent_kafka", of=need, package="confluent-kafka", extra="kafka")
 
     def close(self) -> None:
         """Without waiting for anybody."""
         self._producer = self._group = None
 
 
-def _refused(error: Any) -> RefusedError:
+def _to_client_error(error: Any) -> KafkaClientError:
     (cause,) = error.args
-    return RefusedError(cause.name(), cause.str())
+    return KafkaClientError(cause.name(), cause.str())

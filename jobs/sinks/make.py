@@ -8,7 +8,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.sinks.iceberg import IcebergSink
 from tidegate.jobs.sinks.kafka import KafkaSink
-from tidegate.jobs.sinks.kafka_exact import ExactKafkaSink
+from tidegate.jobs.sinks.kafka_exact import ExactlyOnceKafkaSink
 from tidegate.jobs.sinks.postgres import PostgresSink
 from tidegate.jobs.sinks.standard import FilesSink, WebhookSink
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -19,15 +19,15 @@ __all__ = ["make_sinks"]
 
 def make_sinks(spec: PipelineSpec, store: Store, uid: str, workdir: Path) -> list[Sink]:
     """Every follower of a pipeline. Nothing is opened yet."""
-    return [IcebergSink(spec, store, uid, workdir), *(_make(n, given, spec, store, uid) for n, given in spec.sinks.items())]
+    return [IcebergSink(spec, store, uid, workdir), *(_make_sink(n, given, spec, store, uid) for n, given in spec.sinks.items())]
 
 
-def _make(name: str, given: SinkSpec, spec: PipelineSpec, store: Store, uid: str) -> Sink:
+def _make_sink(name: str, given: SinkSpec, spec: PipelineSpec, store: Store, uid: str) -> Sink:
     if isinstance(given, PostgresSinkSpec):
         return PostgresSink(name, given, spec, store, uid)
     if isinstance(given, FilesSinkSpec):
         return FilesSink(name, given, spec, store, uid)
     if isinstance(given, KafkaSinkSpec):
         exact = given.delivery == "exactly_once"
-        return ExactKafkaSink(name, given, spec, store, uid) if exact else KafkaSink(name, given, spec, store, uid)
+        return ExactlyOnceKafkaSink(name, given, spec, store, uid) if exact else KafkaSink(name, given, spec, store, uid)
     return WebhookSink(name, given, spec, store, uid)

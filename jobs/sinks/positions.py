@@ -18,16 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["CAME", "SPLICED", "current_positions", "current_rows", "starts_of"]
+__all__ = ["ARRIVAL_SLOT_COLUMN", "SPLICE_COLUMN", "compute_current_positions", "select_current_rows", "find_rewrite_starts"]
 
-SPLICED = "_splice"
+SPLICE_COLUMN = "_splice"
 """Column with the request that inserted a row, or had it written anew; a table has it from its first merge on."""
 
-CAME = "_came"
+ARRIVAL_SLOT_COLUMN = "_came"
 """Column of streams: the slot in which a row came that a merge wrote anew or inserted; `_epoch` is the merge's."""
 
 
-def current_positions(events: Any, inserted: Any, time: str) -> Any:
+def compute_current_positions(events: Any, inserted: Any, time: str) -> Any:
     """The events with their current positions, in order.
 
     Args:
@@ -40,21 +40,21 @@ def current_positions(events: Any, inserted: Any, time: str) -> Any:
     anchors = inserted["position"].to_numpy()
     stored = events["position"].to_numpy()
     current = stored + np.searchsorted(anchors, stored, side="left")
-    mask = np.asarray(pc.is_valid(events[SPLICED]))
-    rank = {who: number for number, who in enumerate(_who(inserted))}
+    mask = np.asarray(pc.is_valid(events[SPLICE_COLUMN]))
+    rank = {who: number for number, who in enumerate(_list_origins(inserted))}
     current[mask] = [
-        stored + 1 + rank[who] for stored, who in zip(stored[mask], _who(events.filter(pa.array(mask))), strict=True)
+        stored + 1 + rank[who] for stored, who in zip(stored[mask], _list_origins(events.filter(pa.array(mask))), strict=True)
     ]
     return events.set_column(events.column_names.index("position"), "position", pa.array(current, pa.int64())).sort_by("position")
 
 
-def starts_of(written: Any) -> dict[int, int]:
+def find_rewrite_starts(written: Any) -> dict[int, int]:
     """Slot -> position of the first row that its merge wrote anew, from all such rows of a stream."""
     found = written.group_by("_epoch", use_threads=False).aggregate([("position", "min")])
     return dict(zip(found["_epoch"].to_pylist(), found["position_min"].to_pylist(), strict=True))
 
 
-def current_rows(rows: Any, starts: Mapping[int, int]) -> Any:
+def select_current_rows(rows: Any, starts: Mapping[int, int]) -> Any:
     """Rows of a stream that no later merge wrote anew, in order; with `_id`, `_epoch` and `position`."""
     keep = pc.is_valid(rows["_id"])
     for slot, first in starts.items():
@@ -62,5 +62,5 @@ def current_rows(rows: Any, starts: Mapping[int, int]) -> Any:
     return rows.filter(keep).sort_by("position")
 
 
-def _who(table: Any) -> zip[tuple[Any, ...]]:
+def _list_origins(table: Any) -> zip[tuple[Any, ...]]:
     return zip(*(table[name].to_pylist() for name in ("_source", "_partition", "_seq")), strict=True)

@@ -22,11 +22,11 @@ import pyarrow.csv
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.drivers import client_library
-from tidegate.jobs.sinks.marks import Mark, Way
-from tidegate.jobs.sinks.pointer import read_current
-from tidegate.jobs.sinks.slots import SlotFollower, expand
-from tidegate.jobs.sinks.tables import flat, read_table
+from tidegate.jobs.sinks.drivers import import_client_library
+from tidegate.jobs.sinks.marks import FollowerPosition, CurrentLineage
+from tidegate.jobs.sinks.pointer import read_published_cut
+from tidegate.jobs.sinks.slots import SlotFollower, expand_variables
+from tidegate.jobs.sinks.tables import flatten_for_csv, read_table
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import PostgresSinkSpec
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 __all__ = ["PostgresSink"]
 
-_LEDGER = "tidegate_ledger"
-_CONNECT = {
+_LEDGER_TABLE = "tidegate_ledger"
+_CONNECT_OPTIONS = {
     "connect_timeout": 10,
     "application_name": "tidegate",
     # A publisher that was stopped in the middle must not hold the ledger's row for ever.
     "options": "-c idle_in_transaction_session_timeout=60s -c lock_timeout=20s -c timezone=UTC",
 }
-_REPLACED = (
+_DELETE_REPLACED_SQL = (
     "delete from {} t using (select s.*, jsonb_array_elements_text(s.replaces) as r from {} s "
     "where jsonb_typeof(s.replaces) = 'array') s where t.window_start = split_part(r, '/', 1)::timestamptz "
     "and t.window_end = split_part(r, '/', 2)::timestamptz"
 )
-_OLDER = "delete from {} t using {} s where t.window_start = s.window_start and t.window_end = s.window_end"
-_TYPES = {
+_DELETE_OLDER_SQL = "delete from {} t using {} s where t.window_start = s.window_start and t.window_end = s.window_end"
+_POSTGRES_TYPES = {
     pa.string(): "text",
     pa.large_string(): "text",
     pa.bool_(): "boolean",
@@ -76,64 +76,64 @@ class PostgresSink(SlotFollower):
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
         """As promised by `SlotFollower`; afterwards the copy of the mark is brought up to date."""
         applied = super().follow(log, flush=flush)
-        mark = self._load()
+        mark = self._load_position()
         if mark is not None:
-            self.move_mark(None, mark)
+            self.move_position(None, mark)
         return applied
 
-    def _load(self) -> Mark | None:
-        with self._cursor() as cursor:
-            self._prepare(cursor)
-            return self._ledger(cursor)
+    def _load_position(self) -> FollowerPosition | None:
+        with self._transaction_cursor() as cursor:
+            self._prepare_schema(cursor)
+            return self._read_ledger(cursor)
 
-    def _begin(self, log: SlotLog, way: Way) -> Mark:
-        with self._cursor() as cursor:
+    def _create_ledger(self, log: SlotLog, way: CurrentLineage) -> FollowerPosition:
+        with self._transaction_cursor() as cursor:
             put = "insert into {} (pipeline, sink, uid, timeline, slot) values (%s, %s, %s, 0, 0) on conflict do nothing"
-            cursor.execute(self._sql(put, self._name(_LEDGER)), (self.spec.name, self.name, self.uid))
-            return self._ledger(cursor) or Mark(0, 0)
+            cursor.execute(self._compose_sql(put, self._qualify_name(_LEDGER_TABLE)), (self.spec.name, self.name, self.uid))
+            return self._read_ledger(cursor) or FollowerPosition(0, 0)
 
-    def _apply(self, epoch: Manifest, before: Mark, after: Mark) -> None:
-        with self._cursor() as cursor:
-            self._move(cursor, before, after)
+    def _apply_epoch(self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition) -> None:
+        with self._transaction_cursor() as cursor:
+            self._move_ledger(cursor, before, after)
             for table in self.tables:
-                for rows in self.rows_of(epoch, table):
-                    self._insert(cursor, table, rows)
+                for rows in self.read_epoch_rows(epoch, table):
+                    self._insert_rows(cursor, table, rows)
 
-    def _rewind(self, before: Mark, after: Mark, way: Way) -> None:
-        with self._cursor() as cursor:
-            self._move(cursor, before, after)
+    def _rewind_sink(self, before: FollowerPosition, after: FollowerPosition, way: CurrentLineage) -> None:
+        with self._transaction_cursor() as cursor:
+            self._move_ledger(cursor, before, after)
             for table in self.tables:
-                if not self._columns(cursor, table):
+                if not self._read_columns(cursor, table):
                     continue
-                if self._upserts(table):
-                    self._fill(cursor, table, after)
+                if self._is_upserted(table):
+                    self._refill_table(cursor, table, after)
                 else:
-                    cursor.execute(self._sql("delete from {} where _epoch > %s", self._name(table)), (after.upto,))
+                    cursor.execute(self._compose_sql("delete from {} where _epoch > %s", self._qualify_name(table)), (after.upto,))
 
-    def _past_retired(self, slot: int, before: Mark, way: Way) -> Mark:
+    def _handle_retired_epoch(self, slot: int, before: FollowerPosition, way: CurrentLineage) -> FollowerPosition:
         """Whatever was retired stands in the Iceberg tables: start from their newest cut."""
-        current = read_current(self.store, self.spec.name)
+        current = read_published_cut(self.store, self.spec.name)
         if current is None or current.timeline != way.timeline or not before.upto < current.upto <= way.slot:
-            raise self._not_yet(slot)
-        after = Mark(way.timeline, current.upto)
-        with self._cursor() as cursor:
-            self._move(cursor, before, after)
+            raise self._not_published_error(slot)
+        after = FollowerPosition(way.timeline, current.upto)
+        with self._transaction_cursor() as cursor:
+            self._move_ledger(cursor, before, after)
             for table in self.tables:
-                self._fill(cursor, table, after)
+                self._refill_table(cursor, table, after)
         return after
 
-    def _fill(self, cursor: psycopg.Cursor[Any], table: str, mark: Mark) -> None:
+    def _refill_table(self, cursor: psycopg.Cursor[Any], table: str, mark: FollowerPosition) -> None:
         """Fill a table anew from the Iceberg table as of a mark."""
-        current = read_current(self.store, self.spec.name)
+        current = read_published_cut(self.store, self.spec.name)
         if current is None or current.timeline != mark.timeline or current.upto < mark.upto:
-            raise self._not_yet(mark.upto)
-        rows = read_table(self.spec, self.store, table, at=mark.upto, current_only=self._upserts(table))
-        if self._columns(cursor, table):
-            cursor.execute(self._sql("delete from {}", self._name(table)))
+            raise self._not_published_error(mark.upto)
+        rows = read_table(self.spec, self.store, table, at=mark.upto, current_only=self._is_upserted(table))
+        if self._read_columns(cursor, table):
+            cursor.execute(self._compose_sql("delete from {}", self._qualify_name(table)))
         if rows.num_rows:
-            self._insert(cursor, table, rows)
+            self._insert_rows(cursor, table, rows)
 
-    def _not_yet(self, slot: int) -> TransientError:
+    def _not_published_error(self, slot: int) -> TransientError:
         return TransientError(
             f"sink {self.name} of {self.spec.name} waits for the Iceberg tables, which do not show slot {slot} yet",
             code="sink.waits_for_tables",
@@ -141,124 +141,124 @@ class PostgresSink(SlotFollower):
             retry_after=1.0,
         )
 
-    def _move(self, cursor: psycopg.Cursor[Any], before: Mark, after: Mark) -> None:
+    def _move_ledger(self, cursor: psycopg.Cursor[Any], before: FollowerPosition, after: FollowerPosition) -> None:
         """Move the ledger, in the transaction of the rows."""
-        found = self._ledger(cursor, lock=True)
+        found = self._read_ledger(cursor, lock=True)
         if found != before:
-            raise self.moved(found or Mark(0, 0), before)
+            raise self.ledger_moved_error(found or FollowerPosition(0, 0), before)
         to = "update {} set timeline = %s, slot = %s, moved_at = now() where pipeline = %s and sink = %s"
-        cursor.execute(self._sql(to, self._name(_LEDGER)), (after.timeline, after.upto, self.spec.name, self.name))
+        cursor.execute(self._compose_sql(to, self._qualify_name(_LEDGER_TABLE)), (after.timeline, after.upto, self.spec.name, self.name))
 
-    def _ledger(self, cursor: psycopg.Cursor[Any], *, lock: bool = False) -> Mark | None:
+    def _read_ledger(self, cursor: psycopg.Cursor[Any], *, lock: bool = False) -> FollowerPosition | None:
         ask = f"select uid, timeline, slot from {{}} where pipeline = %s and sink = %s{' for update' if lock else ''}"  # noqa: S608
-        found = cursor.execute(self._sql(ask, self._name(_LEDGER)), (self.spec.name, self.name)).fetchone()
+        found = cursor.execute(self._compose_sql(ask, self._qualify_name(_LEDGER_TABLE)), (self.spec.name, self.name)).fetchone()
         if found is None:
             return None
-        self.check_uid(found[0])
-        return Mark(found[1], found[2])
+        self.refuse_other_owner(found[0])
+        return FollowerPosition(found[1], found[2])
 
-    def _prepare(self, cursor: psycopg.Cursor[Any]) -> None:
+    def _prepare_schema(self, cursor: psycopg.Cursor[Any]) -> None:
         """Make schema and ledger. Two publishers that start together take turns: `if not exists` alone races in PostgreSQL."""
         if self._ready:
             return
         cursor.execute("select pg_advisory_xact_lock(hashtext(%s))", (f"tidegate {self._namespace}",))
-        if not self._columns(cursor, _LEDGER):
+        if not self._read_columns(cursor, _LEDGER_TABLE):
             from psycopg.sql import Identifier
 
-            cursor.execute(self._sql("create schema if not exists {}", Identifier(self._namespace)))
+            cursor.execute(self._compose_sql("create schema if not exists {}", Identifier(self._namespace)))
             make = (
                 "create table {} (pipeline text, sink text, uid text not null, timeline integer not null, "
                 "slot bigint not null, moved_at timestamptz not null default now(), primary key (pipeline, sink))"
             )
-            cursor.execute(self._sql(make, self._name(_LEDGER)))
+            cursor.execute(self._compose_sql(make, self._qualify_name(_LEDGER_TABLE)))
         self._ready = True
 
-    def _insert(self, cursor: psycopg.Cursor[Any], table: str, rows: Any) -> None:
+    def _insert_rows(self, cursor: psycopg.Cursor[Any], table: str, rows: Any) -> None:
         """Rows into their table, which is made or widened to hold them."""
-        self._fit(cursor, table, rows.schema)
-        if not self._upserts(table):
-            self._copy(cursor, self._name(table), rows)
+        self._fit_table(cursor, table, rows.schema)
+        if not self._is_upserted(table):
+            self._copy_rows(cursor, self._qualify_name(table), rows)
             return
         from psycopg.sql import Identifier
 
-        stage, target = Identifier("tidegate_stage"), self._name(table)
-        cursor.execute(self._sql("create temporary table {} (like {}) on commit drop", stage, target))
-        self._copy(cursor, stage, rows)
-        for step in (_REPLACED, _OLDER):
-            cursor.execute(self._sql(step + self._same_keys(table), target, stage))
-        columns = self._list(rows.schema.names)
-        cursor.execute(self._sql("insert into {} ({}) select {} from {}", target, columns, columns, stage))
-        cursor.execute(self._sql("drop table {}", stage))
+        stage, target = Identifier("tidegate_stage"), self._qualify_name(table)
+        cursor.execute(self._compose_sql("create temporary table {} (like {}) on commit drop", stage, target))
+        self._copy_rows(cursor, stage, rows)
+        for step in (_DELETE_REPLACED_SQL, _DELETE_OLDER_SQL):
+            cursor.execute(self._compose_sql(step + self._same_keys_condition(table), target, stage))
+        columns = self._join_identifiers(rows.schema.names)
+        cursor.execute(self._compose_sql("insert into {} ({}) select {} from {}", target, columns, columns, stage))
+        cursor.execute(self._compose_sql("drop table {}", stage))
 
-    def _copy(self, cursor: psycopg.Cursor[Any], target: Identifier, rows: Any) -> None:
+    def _copy_rows(self, cursor: psycopg.Cursor[Any], target: Identifier, rows: Any) -> None:
         """CSV made by Arrow: a million rows a second; null is empty and unquoted, texts are quoted, as PostgreSQL has it."""
         buffer = io.BytesIO()
-        pyarrow.csv.write_csv(_plain(rows), buffer, pyarrow.csv.WriteOptions(include_header=False))
-        into = self._sql("copy {} ({}) from stdin (format csv)", target, self._list(rows.schema.names))
+        pyarrow.csv.write_csv(_to_csv_values(rows), buffer, pyarrow.csv.WriteOptions(include_header=False))
+        into = self._compose_sql("copy {} ({}) from stdin (format csv)", target, self._join_identifiers(rows.schema.names))
         with cursor.copy(into) as copy:
             copy.write(buffer.getbuffer())
 
-    def _fit(self, cursor: psycopg.Cursor[Any], table: str, schema: Any) -> None:
+    def _fit_table(self, cursor: psycopg.Cursor[Any], table: str, schema: Any) -> None:
         from psycopg.sql import SQL, Identifier
 
-        known = self._columns(cursor, table)
-        wanted = {field.name: _type(field.type) for field in schema}
+        known = self._read_columns(cursor, table)
+        wanted = {field.name: _to_postgres_type(field.type) for field in schema}
         if not known:
-            body = SQL(", ").join(self._sql("{} " + kind, Identifier(name)) for name, kind in wanted.items())
-            cursor.execute(self._sql("create table {} ({})", self._name(table), body))
-            cursor.execute(self._sql("create index on {} ({})", self._name(table), self._list(self._indexed(table))))
+            body = SQL(", ").join(self._compose_sql("{} " + kind, Identifier(name)) for name, kind in wanted.items())
+            cursor.execute(self._compose_sql("create table {} ({})", self._qualify_name(table), body))
+            cursor.execute(self._compose_sql("create index on {} ({})", self._qualify_name(table), self._join_identifiers(self._index_columns(table))))
             return
         for name in wanted.keys() - known:
-            cursor.execute(self._sql("alter table {} add column {} " + wanted[name], self._name(table), Identifier(name)))
+            cursor.execute(self._compose_sql("alter table {} add column {} " + wanted[name], self._qualify_name(table), Identifier(name)))
 
-    def _columns(self, cursor: psycopg.Cursor[Any], table: str) -> set[str]:
+    def _read_columns(self, cursor: psycopg.Cursor[Any], table: str) -> set[str]:
         ask = "select column_name from information_schema.columns where table_schema = %s and table_name = %s"
         return {row[0] for row in cursor.execute(ask, (self._namespace, table))}
 
-    def _upserts(self, table: str) -> bool:
+    def _is_upserted(self, table: str) -> bool:
         window = self.spec.windows.get(table)
         return window is not None and self._given.windows == "upsert" and window.revisions != "delta"
 
-    def _indexed(self, table: str) -> list[str]:
-        return ["window_start", "window_end", *self.spec.windows[table].keys] if self._upserts(table) else ["_epoch"]
+    def _index_columns(self, table: str) -> list[str]:
+        return ["window_start", "window_end", *self.spec.windows[table].keys] if self._is_upserted(table) else ["_epoch"]
 
-    def _same_keys(self, table: str) -> str:
+    def _same_keys_condition(self, table: str) -> str:
         return "".join(f' and t."{key}" is not distinct from s."{key}"' for key in self.spec.windows[table].keys)
 
-    def _name(self, table: str) -> Identifier:
+    def _qualify_name(self, table: str) -> Identifier:
         from psycopg.sql import Identifier
 
         return Identifier(self._namespace, table)
 
     @staticmethod
-    def _list(names: Sequence[str]) -> Composed:
+    def _join_identifiers(names: Sequence[str]) -> Composed:
         from psycopg.sql import SQL, Identifier
 
         return SQL(", ").join(Identifier(name) for name in names)
 
     @staticmethod
-    def _sql(text: str, *parts: SQL | Composed | Identifier) -> Composed:
+    def _compose_sql(text: str, *parts: SQL | Composed | Identifier) -> Composed:
         """A statement; `text` is written in this module, names of people's tables and columns come quoted, as `parts`."""
         from psycopg.sql import SQL
 
         return SQL(text).format(*parts)
 
-    def _client(self) -> Any:
-        return client_library("psycopg", of=f"sinks.{self.name}", package="psycopg", extra="postgres")
+    def _import_psycopg(self) -> Any:
+        return import_client_library("psycopg", of=f"sinks.{self.name}", package="psycopg", extra="postgres")
 
     @contextmanager
-    def _cursor(self) -> Iterator[psycopg.Cursor[Any]]:
+    def _transaction_cursor(self) -> Iterator[psycopg.Cursor[Any]]:
         """One transaction."""
-        psycopg = self._client()
+        psycopg = self._import_psycopg()
         try:
-            with psycopg.connect(expand(self._given.url, self.name), **_CONNECT) as connection, connection.cursor() as cursor:
+            with psycopg.connect(expand_variables(self._given.url, self.name), **_CONNECT_OPTIONS) as connection, connection.cursor() as cursor:
                 yield cursor
         except psycopg.Error as error:
             self._ready = False
-            raise self._known(error) from error
+            raise self._translate_database_error(error) from error
 
-    def _known(self, error: psycopg.Error) -> TidegateError:
-        psycopg = self._client()
+    def _translate_database_error(self, error: psycopg.Error) -> TidegateError:
+        psycopg = self._import_psycopg()
         text = str(error).strip().partition("\n")[0]
         what = f"sink {self.name} of {self.spec.name}: {text}"
         refused = isinstance(error, psycopg.errors.InsufficientPrivilege) or any(
@@ -290,17 +290,17 @@ class PostgresSink(SlotFollower):
         )
 
 
-def _type(kind: Any) -> str:
+def _to_postgres_type(kind: Any) -> str:
     if pa.types.is_timestamp(kind):
         return "timestamptz"
     if pa.types.is_decimal(kind):
         return f"numeric({kind.precision}, {kind.scale})"
-    return _TYPES.get(kind, "jsonb")
+    return _POSTGRES_TYPES.get(kind, "jsonb")
 
 
-def _plain(rows: Any) -> Any:
+def _to_csv_values(rows: Any) -> Any:
     """Columns that CSV has no form for, as texts that PostgreSQL reads back."""
-    rows = flat(rows, hex_prefix="\\x")
+    rows = flatten_for_csv(rows, hex_prefix="\\x")
     for i, field in enumerate(rows.schema):
         if pa.types.is_decimal(field.type):
             rows = rows.set_column(i, field.name, rows.column(i).cast(pa.string()))

@@ -25,18 +25,18 @@ from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.types import LongType
 
-from tidegate.jobs.sinks.arrange import Values, described
+from tidegate.jobs.sinks.arrange import PartitionValues, describe_data_file
 
-__all__ = ["MERGED", "Held", "bound_of", "held", "new_stem", "put_files", "read_rows", "sequence_number"]
+__all__ = ["MERGED_FOLDER", "LiveDataFile", "parse_commit_bound", "list_live_files", "make_merged_stem", "stage_file_replacement", "read_file_rows", "get_newest_sequence_number"]
 
-MERGED = "merged"
+MERGED_FOLDER = "merged"
 """Folder of a table's merged files, beside Iceberg's own `metadata`."""
-_LIFE = 1000  # commits that a table may take while files are written and brought in
-_NAME = re.compile(rf"/{MERGED}/(\d{{12}})-[0-9a-f]{{12}}-[0-9a-f]{{16}}\.parquet\Z")
+_COMMITS_UNTIL_EXPIRY = 1000  # commits that a table may take while files are written and brought in
+_MERGED_FILE_NAME = re.compile(rf"/{MERGED_FOLDER}/(\d{{12}})-[0-9a-f]{{12}}-[0-9a-f]{{16}}\.parquet\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LiveDataFile:
     """A data file of main: its rows are of the slots `first` to `last`; None where Iceberg does not know."""
 
     file: DataFile
@@ -44,28 +44,28 @@ class Held:
     last: int | None
 
     @property
-    def merged(self) -> bool:
+    def is_merged(self) -> bool:
         """Whether tidegate merged it."""
-        return bound_of(self.file.file_path) is not None
+        return parse_commit_bound(self.file.file_path) is not None
 
 
-def new_stem(metadata: TableMetadata) -> str:
+def make_merged_stem(metadata: TableMetadata) -> str:
     """Name, within the table's folder, of files that are about to be written."""
-    return f"{MERGED}/{sequence_number(metadata) + _LIFE:012d}-{secrets.token_hex(6)}"
+    return f"{MERGED_FOLDER}/{get_newest_sequence_number(metadata) + _COMMITS_UNTIL_EXPIRY:012d}-{secrets.token_hex(6)}"
 
 
-def sequence_number(metadata: TableMetadata) -> int:
+def get_newest_sequence_number(metadata: TableMetadata) -> int:
     """Number of the table's newest snapshot, whether or not it is still there."""
     return metadata.next_sequence_number() - 1
 
 
-def bound_of(path: str) -> int | None:
+def parse_commit_bound(path: str) -> int | None:
     """The newest sequence number by which a merged file may be committed; None for any other file."""
-    found = _NAME.search(path)
+    found = _MERGED_FILE_NAME.search(path)
     return int(found[1]) if found else None
 
 
-def held(metadata: TableMetadata, files: FileIO) -> Iterator[Held]:
+def list_live_files(metadata: TableMetadata, files: FileIO) -> Iterator[LiveDataFile]:
     """What main holds.
 
     Raises:
@@ -77,25 +77,25 @@ def held(metadata: TableMetadata, files: FileIO) -> Iterator[Held]:
         if manifest.content is ManifestContent.DELETES:
             raise ValueError("another engine deleted single rows of it")
         for entry in manifest.fetch_manifest_entry(files, discard_deleted=True):
-            yield Held(entry.data_file, _slot(entry.data_file.lower_bounds, epoch), _slot(entry.data_file.upper_bounds, epoch))
+            yield LiveDataFile(entry.data_file, _decode_slot_bound(entry.data_file.lower_bounds, epoch), _decode_slot_bound(entry.data_file.upper_bounds, epoch))
 
 
-def _slot(bounds: Mapping[int, bytes] | None, field: int) -> int | None:
+def _decode_slot_bound(bounds: Mapping[int, bytes] | None, field: int) -> int | None:
     found = (bounds or {}).get(field)
     return None if found is None else int(from_bytes(LongType(), found))
 
 
-def read_rows(files: FileIO, file: DataFile) -> pa.Table:
+def read_file_rows(files: FileIO, file: DataFile) -> pa.Table:
     """The rows of a data file, with the columns it has."""
     with files.new_input(file.file_path).open() as stream:
         return pq.read_table(stream)
 
 
-def put_files(
+def stage_file_replacement(
     commit: Transaction,
     files: FileIO,
     gone: Collection[DataFile],
-    new: Mapping[str, Values],
+    new: Mapping[str, PartitionValues],
     operation: Operation,
     properties: Mapping[str, str],
 ) -> None:
@@ -112,25 +112,25 @@ def put_files(
     Raises:
         ValidationException: main does not have a file that should go, or a new one may not be committed any more.
     """
-    if any((bound_of(path) or 0) <= sequence_number(commit.table_metadata) for path in new):
+    if any((parse_commit_bound(path) or 0) <= get_newest_sequence_number(commit.table_metadata) for path in new):
         raise ValidationException("the table has moved on too far since the files were written")
-    producer = _Rewrite(Operation.OVERWRITE, commit, files, snapshot_properties=dict(properties))
-    producer.said = operation
+    producer = _FileReplacement(Operation.OVERWRITE, commit, files, snapshot_properties=dict(properties))
+    producer.recorded_operation = operation
     for file in gone:
         producer.delete_data_file(file)
     for path, values in new.items():
-        producer.append_data_file(described(files, commit.table_metadata, path, values))
+        producer.append_data_file(describe_data_file(files, commit.table_metadata, path, values))
     producer.commit()
 
 
-class _Rewrite(_OverwriteFiles):
+class _FileReplacement(_OverwriteFiles):
     """pyiceberg's overwrite by files. It knows no `replace`, and looks for the files by their partitions, which is not needed."""
 
-    said: Operation
+    recorded_operation: Operation
 
     def _summary(self, snapshot_properties: dict[str, str] | None = None) -> Summary:
         summary = super()._summary(snapshot_properties or {})
-        return Summary(operation=self.said, **summary.additional_properties)
+        return Summary(operation=self.recorded_operation, **summary.additional_properties)
 
     def _build_delete_files_partition_predicate(self) -> None:
         for number in self._transaction.table_metadata.specs():

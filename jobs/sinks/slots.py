@@ -16,25 +16,25 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyarrow import BufferReader
 
-from tidegate.checkpoints.documents import Document, change, read
+from tidegate.checkpoints.documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.manifest import Manifest, Stub
+from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.marks import Mark, Way
-from tidegate.jobs.sinks.small import checkpoint_rows
+from tidegate.jobs.sinks.marks import FollowerPosition, CurrentLineage
+from tidegate.jobs.sinks.small import build_checkpoint_rows
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
 
-__all__ = ["MovedError", "SlotFollower", "SlotMark", "expand", "mark_key", "read_mark"]
+__all__ = ["LedgerMovedError", "SlotFollower", "StoredPosition", "expand_variables", "build_position_key", "read_stored_position"]
 
-_CONFLICTS = 20  # in a row, before asking the caller to come back later
+_MAX_CONFLICTS = 20  # in a row, before asking the caller to come back later
 
 
-class MovedError(TransientError):
+class LedgerMovedError(TransientError):
     """Another publisher moved the ledger meanwhile: nothing was applied; judge again."""
 
 
-class SlotMark(Document):
+class StoredPosition(SharedDocument):
     """How far a sink is: slots 1 to `upto` of the lineage of `timeline`."""
 
     uid: str = ""
@@ -42,29 +42,29 @@ class SlotMark(Document):
     upto: int = 0
 
     @property
-    def mark(self) -> Mark:
+    def position(self) -> FollowerPosition:
         """Without the pipeline."""
-        return Mark(self.timeline, self.upto)
+        return FollowerPosition(self.timeline, self.upto)
 
 
-def mark_key(pipeline: str, sink: str) -> str:
+def build_position_key(pipeline: str, sink: str) -> str:
     """Where a sink's mark lies."""
     return f"{pipeline}/sinks/{sink}.json"
 
 
-def read_mark(store: Store, pipeline: str, sink: str) -> SlotMark | None:
+def read_stored_position(store: Store, pipeline: str, sink: str) -> StoredPosition | None:
     """The mark in the store, or None before the first."""
-    return read(store, mark_key(pipeline, sink), SlotMark)[0]
+    return read_document(store, build_position_key(pipeline, sink), StoredPosition)[0]
 
 
-def expand(text: str, sink: str) -> str:
+def expand_variables(text: str, sink: str) -> str:
     """Put environment variables in the place of ``${NAME}``.
 
     Raises:
         ConfigurationError: one of them is not set.
     """
 
-    def value(match: re.Match[str]) -> str:
+    def read_variable(match: re.Match[str]) -> str:
         found = os.environ.get(match[1])
         if found is None:
             raise ConfigurationError(
@@ -74,7 +74,7 @@ def expand(text: str, sink: str) -> str:
             )
         return found
 
-    return re.sub(r"\$\{(\w+)\}", value, text)
+    return re.sub(r"\$\{(\w+)\}", read_variable, text)
 
 
 class SlotFollower(ABC):
@@ -82,7 +82,7 @@ class SlotFollower(ABC):
 
     def __init__(self, name: str, spec: PipelineSpec, store: Store, uid: str, tables: tuple[str, ...] | None) -> None:
         self.name, self.spec, self.store, self.uid = name, spec, store, uid
-        self.tables = tables or spec.tables
+        self.tables = tables or spec.table_names
 
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
         """Bring the sink to the head of the current timeline; every slot by itself, so groups need no flush.
@@ -96,93 +96,93 @@ class SlotFollower(ABC):
             ConfigurationError: it belongs to another pipeline, or refuses these credentials.
             PoisonError: an epoch that it needs was retired, or a row does not fit.
         """
-        for _ in range(_CONFLICTS):
+        for _ in range(_MAX_CONFLICTS):
             try:
-                return self._follow(log)
-            except MovedError:
+                return self._follow_once(log)
+            except LedgerMovedError:
                 continue
         raise TransientError(f"other publishers of {self.name} kept winning", code="sink.contended", retry_after=1.0)
 
     def lag(self, log: SlotLog) -> int:
         """Sealed slots that the sink has not applied yet."""
-        mark, way = self._load(), Way(log, log.head())
-        return way.slot - (way.position(mark) if mark and way.knows(mark) else 0)
+        mark, way = self._load_position(), CurrentLineage(log, log.head())
+        return way.slot - (way.last_shared_slot(mark) if mark and way.is_in_log(mark) else 0)
 
     @abstractmethod
-    def _load(self) -> Mark | None:
+    def _load_position(self) -> FollowerPosition | None:
         """The mark; None before the first. Raises ConfigurationError when it is another pipeline's."""
 
     @abstractmethod
-    def _begin(self, log: SlotLog, way: Way) -> Mark:
+    def _create_ledger(self, log: SlotLog, way: CurrentLineage) -> FollowerPosition:
         """Make the ledger of a new sink."""
 
     @abstractmethod
-    def _rewind(self, before: Mark, after: Mark, way: Way) -> None:
+    def _rewind_sink(self, before: FollowerPosition, after: FollowerPosition, way: CurrentLineage) -> None:
         """Take back the slots after `after.upto` and go on on its timeline. Raises MovedError when the mark is not `before`."""
 
     @abstractmethod
-    def _apply(self, epoch: Manifest, before: Mark, after: Mark) -> None:
+    def _apply_epoch(self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition) -> None:
         """Apply one epoch. Raises MovedError when the mark is not `before`."""
 
     @abstractmethod
-    def _past_retired(self, slot: int, before: Mark, way: Way) -> Mark:
+    def _handle_retired_epoch(self, slot: int, before: FollowerPosition, way: CurrentLineage) -> FollowerPosition:
         """An epoch that is still to be applied was retired: get past it by other means, or refuse. Returns the new mark."""
 
-    def _follow(self, log: SlotLog) -> int:
+    def _follow_once(self, log: SlotLog) -> int:
         """The mark first, then the head: whatever the sink has was sealed before, so it cannot be ahead of the log."""
-        mark = self._load()
-        way = Way(log, log.head())
+        mark = self._load_position()
+        way = CurrentLineage(log, log.head())
         if mark is None:
-            mark = self._begin(log, way)
-        if not way.knows(mark):
-            raise self._fenced(mark, way)
-        here = Mark(way.timeline, way.position(mark))
+            mark = self._create_ledger(log, way)
+        if not way.is_in_log(mark):
+            raise self._fenced_sink_error(mark, way)
+        here = FollowerPosition(way.timeline, way.last_shared_slot(mark))
         if here != mark:
-            self._rewind(mark, here, way)
+            self._rewind_sink(mark, here, way)
         begin = here.upto
         while here.upto < way.slot:
-            here = self._forward(log, here, way)
+            here = self._apply_remaining_epochs(log, here, way)
         return here.upto - begin
 
-    def _forward(self, log: SlotLog, here: Mark, way: Way) -> Mark:
-        for filled in log.epochs(way.timeline, here.upto + 1, way.slot):
-            if isinstance(filled.record, Stub):
-                return self._past_retired(filled.record.slot, here, way)
-            after = Mark(way.timeline, filled.epoch.slot)
-            self._apply(filled.epoch, here, after)
+    def _apply_remaining_epochs(self, log: SlotLog, here: FollowerPosition, way: CurrentLineage) -> FollowerPosition:
+        for filled in log.epochs_between(way.timeline, here.upto + 1, way.slot):
+            if isinstance(filled.record, RetiredEpoch):
+                return self._handle_retired_epoch(filled.record.slot, here, way)
+            after = FollowerPosition(way.timeline, filled.epoch.slot)
+            self._apply_epoch(filled.epoch, here, after)
             here = after
         return here
 
-    def rows_of(self, epoch: Manifest, table: str) -> Iterator[Any]:
+    def read_epoch_rows(self, epoch: Manifest, table: str) -> Iterator[Any]:
         """The epoch's rows of one table, a file at a time. Those of `checkpoints` follow from the manifest."""
         if table == CHECKPOINTS:
-            yield checkpoint_rows([epoch])
+            yield build_checkpoint_rows([epoch])
             return
         for file in epoch.files.get(table, []):
             if file.rows:
                 yield pq.read_table(BufferReader(self.store.get(file.key).data))
 
-    def move_mark(self, before: Mark | None, after: Mark) -> None:
+    def move_position(self, before: FollowerPosition | None, after: FollowerPosition) -> None:
         """Swap the mark in the store. Without `before` it is a copy of a ledger elsewhere and only has to be true.
 
         Raises:
             MovedError: the mark is not `before`.
         """
-        key = mark_key(self.spec.name, self.name)
+        key = build_position_key(self.spec.name, self.name)
 
-        def step(there: SlotMark) -> SlotMark:
-            self.check_uid(there.uid)
-            if there.mark == after and there.uid:
+        def advance_position(there: StoredPosition) -> StoredPosition:
+            self.refuse_other_owner(there.uid)
+            if there.position == after and there.uid:
                 return there
-            if before is not None and there.uid and there.mark != before:
-                raise self.moved(there.mark, before)
+            if before is not None and there.uid and there.position != before:
+                raise self.ledger_moved_error(there.position, before)
             if before is None and there.uid and (there.timeline, there.upto) > (after.timeline, after.upto):
                 return there  # a faster publisher's word about the same ledger
             return there.model_copy(update={"uid": self.uid, "timeline": after.timeline, "upto": after.upto})
 
-        change(self.store, key, SlotMark(), step)
+        change_document(self.store, key, StoredPosition(), advance_position)
 
-    def check_uid(self, owner: str) -> None:
+    def refuse_other_owner(self, owner: str) -> None:
         """Refuse what another pipeline filled."""
         if owner not in ("", self.uid):
             raise ConfigurationError(
@@ -193,11 +193,11 @@ class SlotFollower(ABC):
                 advice="give the sink another name and place",
             )
 
-    def moved(self, found: Mark, expected: Mark) -> MovedError:
+    def ledger_moved_error(self, found: FollowerPosition, expected: FollowerPosition) -> LedgerMovedError:
         """The error for a ledger that is not where it was judged."""
-        return MovedError(f"the ledger of {self.name} is at {found}, not {expected}", code="sink.moved", pipeline=self.spec.name)
+        return LedgerMovedError(f"the ledger of {self.name} is at {found}, not {expected}", code="sink.moved", pipeline=self.spec.name)
 
-    def retired(self, slot: int) -> PoisonError:
+    def epoch_retired_error(self, slot: int) -> PoisonError:
         """The error for an epoch that is gone."""
         return PoisonError(
             f"sink {self.name} of {self.spec.name} needs slot {slot}, which was retired",
@@ -208,7 +208,7 @@ class SlotFollower(ABC):
             "another name with: start: head",
         )
 
-    def _fenced(self, mark: Mark, way: Way) -> FencedError:
+    def _fenced_sink_error(self, mark: FollowerPosition, way: CurrentLineage) -> FencedError:
         return FencedError(
             f"sink {self.name} of {self.spec.name} stands at slot {mark.upto} of timeline {mark.timeline}, "
             f"but the log ends at slot {way.slot} of timeline {way.timeline}",

@@ -15,14 +15,14 @@ from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import PreconditionFailedError, Store
 from tidegate.jobs.engine.interfaces import DeadObject, MoveOrder
 from tidegate.jobs.eventtime.types import BarrierHealth, Decision
-from tidegate.jobs.sinks.schemas import own_schema
+from tidegate.jobs.sinks.schemas import build_system_schema
 from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
-__all__ = ["SmallTables", "barrier_rows", "checkpoint_rows", "dead_object_rows", "write_small"]
+__all__ = ["DriverTables", "build_barrier_rows", "build_checkpoint_rows", "build_dead_object_rows", "write_parquet_once"]
 
 
-class SmallTables:
+class DriverTables:
     """Writes what the driver itself knows of an attempt: its closed barriers and its dead objects."""
 
     def __init__(self, store: Store) -> None:
@@ -32,22 +32,22 @@ class SmallTables:
         """Table -> files, in the attempt's own folders. Nothing is written for a table without rows."""
         dead = [d for part in order.cut.slices for d in part.dead]
         found = {
-            BARRIERS: barrier_rows(order.decision, order.timeline, order.epoch),
-            DEAD_LETTERS: dead_object_rows(dead, order.timeline, order.epoch),
+            BARRIERS: build_barrier_rows(order.decision, order.timeline, order.epoch),
+            DEAD_LETTERS: build_dead_object_rows(dead, order.timeline, order.epoch),
         }
         return {
-            table: (write_small(self._store, f"{order.prefix}/tables/{table}/{order.tag}/driver.parquet", rows),)
+            table: (write_parquet_once(self._store, f"{order.prefix}/tables/{table}/{order.tag}/driver.parquet", rows),)
             for table, rows in found.items()
             if rows.num_rows
         }
 
 
-def barrier_rows(decision: Decision, timeline: int, epoch: int) -> Any:
+def build_barrier_rows(decision: Decision, timeline: int, epoch: int) -> Any:
     """One row per barrier that closed in the epoch."""
-    return _table(BARRIERS, [{**_barrier(b), "_timeline": timeline, "_epoch": epoch} for b in decision.barriers])
+    return _build_system_table(BARRIERS, [{**_barrier_to_row(b), "_timeline": timeline, "_epoch": epoch} for b in decision.barriers])
 
 
-def dead_object_rows(dead: Iterable[DeadObject], timeline: int, epoch: int) -> Any:
+def build_dead_object_rows(dead: Iterable[DeadObject], timeline: int, epoch: int) -> Any:
     """One dead letter per object that could not be read."""
     rows = [
         {
@@ -63,15 +63,15 @@ def dead_object_rows(dead: Iterable[DeadObject], timeline: int, epoch: int) -> A
         }
         for d in dead
     ]
-    return _table(DEAD_LETTERS, rows)
+    return _build_system_table(DEAD_LETTERS, rows)
 
 
-def checkpoint_rows(manifests: Sequence[Manifest]) -> Any:
+def build_checkpoint_rows(manifests: Sequence[Manifest]) -> Any:
     """One row per sealed epoch, from its manifest alone; `rows_…` are the epoch's own, not cumulative."""
-    return _table(CHECKPOINTS, [_checkpoint(m) for m in manifests])
+    return _build_system_table(CHECKPOINTS, [_checkpoint_to_row(m) for m in manifests])
 
 
-def write_small(store: Store, key: str, table: Any) -> FileRef:
+def write_parquet_once(store: Store, key: str, table: Any) -> FileRef:
     """Write rows as one Parquet object under a key whose content never differs: a second writer keeps the first's."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="snappy")
@@ -84,7 +84,7 @@ def write_small(store: Store, key: str, table: Any) -> FileRef:
     return FileRef(key=key, rows=table.num_rows, bytes=len(data), sha256=sha256_of_bytes(data), kind=kind)
 
 
-def _barrier(barrier: BarrierHealth) -> dict[str, Any]:
+def _barrier_to_row(barrier: BarrierHealth) -> dict[str, Any]:
     participants = {
         member: {"arrived": arrived, "seq": seq, "event_time": time}
         for member, (arrived, seq, time) in barrier.participants.items()
@@ -100,12 +100,12 @@ def _barrier(barrier: BarrierHealth) -> dict[str, Any]:
         "tardy": list(barrier.tardy),
         "opened": barrier.opened,
         "closed": barrier.closed,
-        "waited_us": barrier.waited,
+        "waited_us": barrier.wait_ticks,
         "section": barrier.section,
     }
 
 
-def _checkpoint(manifest: Manifest) -> dict[str, Any]:
+def _checkpoint_to_row(manifest: Manifest) -> dict[str, Any]:
     epoch: Mapping[str, Any] = manifest.notes.get("epoch", {})
     frontier = manifest.decision.get("frontier_after", TICK_MIN)
     seal = manifest.timings.get("seal_before")  # no manifest can hold the time of its own seal
@@ -134,10 +134,10 @@ def _checkpoint(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
-    schema = own_schema(name)
-    return pa.table([_array([row.get(f.name) for row in rows], f.type) for f in schema], schema=schema)
+def _build_system_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+    schema = build_system_schema(name)
+    return pa.table([_build_array([row.get(f.name) for row in rows], f.type) for f in schema], schema=schema)
 
 
-def _array(values: list[Any], kind: Any) -> Any:
+def _build_array(values: list[Any], kind: Any) -> Any:
     return pa.array(values, pa.int64()).cast(kind) if pa.types.is_timestamp(kind) else pa.array(values, kind)

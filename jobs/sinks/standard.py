@@ -20,65 +20,65 @@ from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.marks import Mark, Way
-from tidegate.jobs.sinks.slots import SlotFollower, expand, read_mark
-from tidegate.jobs.sinks.tables import json_lines
+from tidegate.jobs.sinks.marks import FollowerPosition, CurrentLineage
+from tidegate.jobs.sinks.slots import SlotFollower, expand_variables, read_stored_position
+from tidegate.jobs.sinks.tables import to_json_lines
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import FilesSinkSpec, WebhookSinkSpec
 
-__all__ = ["FilesSink", "StandardSink", "WebhookSink", "notice"]
+__all__ = ["FilesSink", "AtLeastOnceSink", "WebhookSink", "build_restore_notice"]
 
-_LATER = (408, 425, 429)  # answers of 400 to 499 that mean: not now
+_RETRY_STATUS_CODES = (408, 425, 429)  # answers of 400 to 499 that mean: not now
 
 
-class StandardSink(SlotFollower):
+class AtLeastOnceSink(SlotFollower):
     """The mark in the store is the ledger."""
 
     start: str
 
-    def _load(self) -> Mark | None:
-        found = read_mark(self.store, self.spec.name, self.name)
+    def _load_position(self) -> FollowerPosition | None:
+        found = read_stored_position(self.store, self.spec.name, self.name)
         if found is None:
             return None
-        self.check_uid(found.uid)
-        return found.mark
+        self.refuse_other_owner(found.uid)
+        return found.position
 
-    def _begin(self, log: SlotLog, way: Way) -> Mark:
-        first = Mark(way.timeline, way.slot if self.start == "head" else 0)
+    def _create_ledger(self, log: SlotLog, way: CurrentLineage) -> FollowerPosition:
+        first = FollowerPosition(way.timeline, way.slot if self.start == "head" else 0)
         if way.timeline > 0:  # a publisher that began before the restore may still deliver an epoch that does not count
-            self._tell_restore(notice(self, first, way))
-        self.move_mark(None, first)
+            self._announce_restore(build_restore_notice(self, first, way))
+        self.move_position(None, first)
         return first
 
-    def _apply(self, epoch: Manifest, before: Mark, after: Mark) -> None:
-        self._deliver(epoch)
-        self.move_mark(before, after)
+    def _apply_epoch(self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition) -> None:
+        self._deliver_epoch(epoch)
+        self.move_position(before, after)
 
-    def _rewind(self, before: Mark, after: Mark, way: Way) -> None:
-        self._tell_restore(notice(self, after, way))
-        self.move_mark(before, after)
+    def _rewind_sink(self, before: FollowerPosition, after: FollowerPosition, way: CurrentLineage) -> None:
+        self._announce_restore(build_restore_notice(self, after, way))
+        self.move_position(before, after)
 
-    def _past_retired(self, slot: int, before: Mark, way: Way) -> Mark:
-        raise self.retired(slot)
+    def _handle_retired_epoch(self, slot: int, before: FollowerPosition, way: CurrentLineage) -> FollowerPosition:
+        raise self.epoch_retired_error(slot)
 
     @abstractmethod
-    def _deliver(self, epoch: Manifest) -> None:
+    def _deliver_epoch(self, epoch: Manifest) -> None:
         """Hand an epoch over; returns when the receiver has it."""
 
     @abstractmethod
-    def _tell_restore(self, notice: dict[str, Any]) -> None:
+    def _announce_restore(self, notice: dict[str, Any]) -> None:
         """Tell that the epochs after `after_epoch` of older timelines are taken back, and which epochs count from now on."""
 
 
-def notice(sink: SlotFollower, after: Mark, way: Way) -> dict[str, Any]:
+def build_restore_notice(sink: SlotFollower, after: FollowerPosition, way: CurrentLineage) -> dict[str, Any]:
     """What a receiver needs to know which of the epochs it was sent count: those on the lineage of the newest timeline."""
-    lineage = [{"timeline": s.timeline, "first": s.first, "last": s.last} for s in way.stretches()]
+    lineage = [{"timeline": s.timeline, "first": s.first, "last": s.last} for s in way.list_segments()]
     place = {"timeline": after.timeline, "after_epoch": after.upto, "lineage": lineage}
     return {"pipeline": sink.spec.name, "uid": sink.uid, **place}
 
 
-class FilesSink(StandardSink):
+class FilesSink(AtLeastOnceSink):
     """`<path>/<table>/t<timeline>-<epoch>-<attempt>.<format>`, then `<path>/_epochs/<checkpoint>.json`, which names them.
 
     A file counts once the epoch's own object names it. Restores are `<path>/_restores/t<timeline>.json`.
@@ -87,47 +87,47 @@ class FilesSink(StandardSink):
     def __init__(self, name: str, given: FilesSinkSpec, spec: PipelineSpec, store: Store, uid: str) -> None:
         super().__init__(name, spec, store, uid, given.tables)
         self.start, self._format = given.start, given.format
-        self._to = open_store(expand(given.path, name))
+        self._to = open_store(expand_variables(given.path, name))
 
-    def _deliver(self, epoch: Manifest) -> None:
+    def _deliver_epoch(self, epoch: Manifest) -> None:
         files: dict[str, int] = {}
         for table in self.tables:
-            for number, rows in enumerate(self.rows_of(epoch, table)):
+            for number, rows in enumerate(self.read_epoch_rows(epoch, table)):
                 key = f"{table}/{epoch.id}{f'-{number}' if number else ''}.{self._format}"
-                self._to.put(key, _parquet(rows) if self._format == "parquet" else json_lines(rows).encode())
+                self._to.put(key, _encode_parquet(rows) if self._format == "parquet" else to_json_lines(rows).encode())
                 files[key] = rows.num_rows
         body = {"pipeline": self.spec.name, "uid": self.uid, "timeline": epoch.timeline, "epoch": epoch.slot, "files": files}
         self._to.put(f"_epochs/{epoch.id}.json", canonical_bytes(body))
 
-    def _tell_restore(self, notice: dict[str, Any]) -> None:
+    def _announce_restore(self, notice: dict[str, Any]) -> None:
         self._to.put(f"_restores/t{notice['timeline']}.json", canonical_bytes(notice))
 
 
-class WebhookSink(StandardSink):
+class WebhookSink(AtLeastOnceSink):
     """POST with JSON: `{"kind": "rows", ..., "rows": [...]}`, and at the end of each epoch one of kind `epoch`."""
 
     def __init__(self, name: str, given: WebhookSinkSpec, spec: PipelineSpec, store: Store, uid: str) -> None:
         super().__init__(name, spec, store, uid, given.tables)
         self.start, self._given = given.start, given
 
-    def _deliver(self, epoch: Manifest) -> None:
+    def _deliver_epoch(self, epoch: Manifest) -> None:
         about = {"pipeline": self.spec.name, "uid": self.uid, "timeline": epoch.timeline, "epoch": epoch.slot}
         counts: dict[str, int] = {}
         for table in self.tables:
             part = 0
-            for rows in self.rows_of(epoch, table):
+            for rows in self.read_epoch_rows(epoch, table):
                 counts[table] = counts.get(table, 0) + rows.num_rows
                 for begin in range(0, rows.num_rows, self._given.rows):
-                    lines = json_lines(rows.slice(begin, self._given.rows)).splitlines()
+                    lines = to_json_lines(rows.slice(begin, self._given.rows)).splitlines()
                     body = {**about, "kind": "rows", "table": table, "part": part, "rows": [json.loads(line) for line in lines]}
-                    self._post(body, f"{epoch.id}/{table}/{part}")
+                    self._post_json(body, f"{epoch.id}/{table}/{part}")
                     part += 1
-        self._post({**about, "kind": "epoch", "checkpoint": str(epoch.id), "rows": counts}, str(epoch.id))
+        self._post_json({**about, "kind": "epoch", "checkpoint": str(epoch.id), "rows": counts}, str(epoch.id))
 
-    def _tell_restore(self, notice: dict[str, Any]) -> None:
-        self._post({**notice, "kind": "restore"}, f"restore-t{notice['timeline']}")
+    def _announce_restore(self, notice: dict[str, Any]) -> None:
+        self._post_json({**notice, "kind": "restore"}, f"restore-t{notice['timeline']}")
 
-    def _post(self, body: dict[str, Any], identity: str) -> None:
+    def _post_json(self, body: dict[str, Any], identity: str) -> None:
         """Send one request.
 
         Raises:
@@ -136,20 +136,20 @@ class WebhookSink(StandardSink):
         """
         headers = {"Content-Type": "application/json", "Idempotency-Key": f"{self.uid}/{self.name}/{identity}"}
         request = urllib.request.Request(  # noqa: S310  # the spec admits http and https only
-            expand(self._given.url, self.name), json.dumps(body).encode(), headers, method="POST"
+            expand_variables(self._given.url, self.name), json.dumps(body).encode(), headers, method="POST"
         )
         try:
             with urllib.request.urlopen(request, timeout=self._given.timeout / 1e6) as answer:  # noqa: S310
                 answer.read()
         except urllib.error.HTTPError as error:
             error.close()
-            if 300 <= error.code < 500 and error.code not in _LATER:
-                raise self._refused(identity, error.code) from error
-            raise self._away(f"answered {error.code}") from error
+            if 300 <= error.code < 500 and error.code not in _RETRY_STATUS_CODES:
+                raise self._receiver_refused_error(identity, error.code) from error
+            raise self._receiver_unavailable_error(f"answered {error.code}") from error
         except OSError as error:  # URLError, time-outs and broken connections are all of this family
-            raise self._away(str(error)) from error
+            raise self._receiver_unavailable_error(str(error)) from error
 
-    def _away(self, cause: str) -> TransientError:
+    def _receiver_unavailable_error(self, cause: str) -> TransientError:
         return TransientError(
             f"sink {self.name} of {self.spec.name}: the receiver {cause}",
             code="sink.unavailable",
@@ -159,7 +159,7 @@ class WebhookSink(StandardSink):
             retry_after=1.0,
         )
 
-    def _refused(self, identity: str, code: int) -> ConfigurationError:
+    def _receiver_refused_error(self, identity: str, code: int) -> ConfigurationError:
         return ConfigurationError(
             f"sink {self.name} of {self.spec.name}: the receiver refuses {identity} with {code}",
             code="sink.refused",
@@ -169,7 +169,7 @@ class WebhookSink(StandardSink):
         )
 
 
-def _parquet(rows: Any) -> bytes:
+def _encode_parquet(rows: Any) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(rows, buffer, compression="snappy")
     return buffer.getvalue()

@@ -36,23 +36,23 @@ __all__ = ["ArrivalLog"]
 
 _log = structlog.get_logger("tidegate.driver")
 
-_PAGE: Final = (
+_KEYS_PER_PAGE: Final = (
     2000  # keys: about 200 KB, written anew at most once an epoch, and a million objects are 500 pages to read at start
 )
-_AT_ONCE: Final = 10_000  # keys listed in one call: 1.4 s on MinIO
-_FIRST: Final = ""
-_FRESH: Final = 4096  # names known beside the array, at least
+_KEYS_PER_LISTING: Final = 10_000  # keys listed in one call: 1.4 s on MinIO
+_BEFORE_FIRST_KEY: Final = ""
+_MIN_UNSORTED_KEYS: Final = 4096  # names known beside the array, at least
 
 
 @dataclass(slots=True)
-class _Page:
+class _LogPage:
     first: int
     etag: str
     keys: list[str] = field(default_factory=list)
     version: int | None = None
 
 
-class _Seen:
+class _SeenKeys:
     """Names that are known, by 16 bytes each: sorted in one array, with the newest beside it until they are many."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class _Seen:
         self._fresh: set[bytes] = set()
 
     def __contains__(self, key: str) -> bool:
-        mark = _mark(key)
+        mark = _hash_key(key)
         if mark in self._fresh:
             return True
         place = int(np.searchsorted(self._sorted, np.array(mark, "S16")))
@@ -68,8 +68,8 @@ class _Seen:
 
     def add(self, key: str) -> None:
         """Know a name from now on."""
-        self._fresh.add(_mark(key))
-        if len(self._fresh) > max(_FRESH, self._sorted.size // 16):
+        self._fresh.add(_hash_key(key))
+        if len(self._fresh) > max(_MIN_UNSORTED_KEYS, self._sorted.size // 16):
             self._sorted = np.concatenate([self._sorted, np.array(sorted(self._fresh), "S16")])
             self._sorted.sort(kind="stable")  # of two sorted runs
             self._fresh.clear()
@@ -102,23 +102,23 @@ class ArrivalLog:
         self._store, self._objects, self._place, self._folder = store, objects, place, folder
         self._is_data, self._safety, self._clock = is_data, safety, clock
         self._firsts: list[int] = []
-        self._last: _Page | None = None
-        self._seen = _Seen()
-        self._greatest = _FIRST
-        self._cursor: str | None = _FIRST  # of a safety listing under way; None between two
+        self._last: _LogPage | None = None
+        self._seen = _SeenKeys()
+        self._greatest = _BEFORE_FIRST_KEY
+        self._cursor: str | None = _BEFORE_FIRST_KEY  # of a safety listing under way; None between two
         self._listed_at = clock()
         self.late = 0
         """Objects found behind a greater name since this process started."""
-        self._read_all()
+        self._read_all_pages()
 
     def __len__(self) -> int:
         return 0 if self._last is None else self._last.first + len(self._last.keys)
 
-    def keys(self, start: int, count: int) -> list[str]:
+    def read_keys(self, start: int, count: int) -> list[str]:
         """Arrivals from `start` on, at most `count`."""
         found: list[str] = []
         while len(found) < count and start + len(found) < len(self):
-            page = self._page(start + len(found))
+            page = self._find_page(start + len(found))
             skip = start + len(found) - page.first
             found += page.keys[skip : skip + count - len(found)]
         return found
@@ -130,12 +130,12 @@ class ArrivalLog:
             notices: keys that notifications named.
             everything: list all of the folder, from its beginning: before a bounded source may end.
         """
-        self._enter(self._behind())
-        self._enter(sorted(set(notices)))
+        self._enter_new_keys(self._list_newer_keys())
+        self._enter_new_keys(sorted(set(notices)))
         if everything or (self._cursor is None and self._clock() - self._listed_at >= self._safety):
-            self._cursor = _FIRST  # also when a listing is under way: it began before
+            self._cursor = _BEFORE_FIRST_KEY  # also when a listing is under way: it began before
         while self._cursor is not None:
-            self._enter(self._safety_page())
+            self._enter_new_keys(self._list_safety_page())
             if not everything:
                 break
 
@@ -144,96 +144,96 @@ class ArrivalLog:
         """Of a table: everything up to this version is in the log; None before the first."""
         return None if self._last is None else self._last.version
 
-    def enter(self, keys: Iterable[str], version: int) -> None:
+    def enter_version(self, keys: Iterable[str], version: int) -> None:
         """Enter what a version of a table brought, in this order, and note the version with the last of it."""
-        while fresh := [k for k in keys if not self._seen_already(k)]:
-            taken = fresh[: self._room()]
+        while fresh := [k for k in keys if not self._is_seen(k)]:
+            taken = fresh[: self._room_in_page()]
             try:
-                self._append(taken, version if len(taken) == len(fresh) else self.version)
+                self._append_to_page(taken, version if len(taken) == len(fresh) else self.version)
             except PreconditionFailedError:
-                self._read_all()
+                self._read_all_pages()
         if self.version != version:
             try:
-                self._append([], version)
+                self._append_to_page([], version)
             except PreconditionFailedError:
-                self._read_all()
+                self._read_all_pages()
 
-    def _behind(self) -> list[str]:
-        return [e.key for e in self._objects.list(self._folder, start_after=self._greatest or None, limit=_AT_ONCE)]
+    def _list_newer_keys(self) -> list[str]:
+        return [e.key for e in self._objects.list_objects(self._folder, start_after=self._greatest or None, limit=_KEYS_PER_LISTING)]
 
-    def _safety_page(self) -> list[str]:
-        page = list(self._objects.list(self._folder, start_after=self._cursor or None, limit=_AT_ONCE))
-        self._cursor = page[-1].key if len(page) == _AT_ONCE else None
+    def _list_safety_page(self) -> list[str]:
+        page = list(self._objects.list_objects(self._folder, start_after=self._cursor or None, limit=_KEYS_PER_LISTING))
+        self._cursor = page[-1].key if len(page) == _KEYS_PER_LISTING else None
         if self._cursor is None:
             self._listed_at = self._clock()
         return [e.key for e in page]
 
-    def _enter(self, keys: Iterable[str]) -> None:
+    def _enter_new_keys(self, keys: Iterable[str]) -> None:
         """Append what is new; a page that somebody else changed is read again, and what it holds is not new any more."""
-        while fresh := [k for k in keys if self._new(k)]:
+        while fresh := [k for k in keys if self._is_new_object(k)]:
             greatest = self._greatest
             try:
-                self._append(fresh[: self._room()])
+                self._append_to_page(fresh[: self._room_in_page()])
             except PreconditionFailedError:
-                self._read_all()
+                self._read_all_pages()
                 continue
-            behind = [k for k in fresh[:_PAGE] if greatest and k < greatest and self._seen_already(k)]
+            behind = [k for k in fresh[:_KEYS_PER_PAGE] if greatest and k < greatest and self._is_seen(k)]
             if behind:
                 self.late += len(behind)
                 _log.info("late_upload", folder=self._folder, objects=len(behind), first=behind[0], behind=greatest)
 
-    def _new(self, key: str) -> bool:
-        return key.startswith(self._folder) and self._is_data(key[len(self._folder) :]) and not self._seen_already(key)
+    def _is_new_object(self, key: str) -> bool:
+        return key.startswith(self._folder) and self._is_data(key[len(self._folder) :]) and not self._is_seen(key)
 
-    def _seen_already(self, key: str) -> bool:
+    def _is_seen(self, key: str) -> bool:
         return key in self._seen
 
-    def _room(self) -> int:
-        full = self._last is None or len(self._last.keys) >= _PAGE
-        return _PAGE if full or self._last is None else _PAGE - len(self._last.keys)
+    def _room_in_page(self) -> int:
+        full = self._last is None or len(self._last.keys) >= _KEYS_PER_PAGE
+        return _KEYS_PER_PAGE if full or self._last is None else _KEYS_PER_PAGE - len(self._last.keys)
 
-    def _append(self, keys: list[str], version: int | None = None) -> None:
+    def _append_to_page(self, keys: list[str], version: int | None = None) -> None:
         last = self._last
-        if last is None or len(last.keys) >= _PAGE:
-            page = _Page(len(self), "", keys, version)
-            page.etag = self._store.create(self._key(page.first), _bytes(page))
+        if last is None or len(last.keys) >= _KEYS_PER_PAGE:
+            page = _LogPage(len(self), "", keys, version)
+            page.etag = self._store.create(self._page_key(page.first), _encode_page(page))
             self._firsts.append(page.first)
         else:
-            page = _Page(last.first, last.etag, [*last.keys, *keys], version)
-            page.etag = self._store.swap(self._key(page.first), _bytes(page), last.etag)
+            page = _LogPage(last.first, last.etag, [*last.keys, *keys], version)
+            page.etag = self._store.compare_and_swap(self._page_key(page.first), _encode_page(page), last.etag)
         self._last = page
-        self._note(keys)
+        self._remember_keys(keys)
 
-    def _note(self, keys: Iterable[str]) -> None:
+    def _remember_keys(self, keys: Iterable[str]) -> None:
         for key in keys:
             self._seen.add(key)
             self._greatest = max(self._greatest, key)
 
-    def _read_all(self) -> None:
+    def _read_all_pages(self) -> None:
         """Every page: of older ones only which names they hold is kept, the last one stays as it stands."""
-        self._seen = _Seen()
-        self._firsts = [int(e.key[len(self._place) : -5]) for e in self._store.list(self._place)]
+        self._seen = _SeenKeys()
+        self._firsts = [int(e.key[len(self._place) : -5]) for e in self._store.list_objects(self._place)]
         for first in self._firsts:
-            self._last = self._load(first)
-            self._note(self._last.keys)
+            self._last = self._load_page(first)
+            self._remember_keys(self._last.keys)
 
-    def _page(self, index: int) -> _Page:
+    def _find_page(self, index: int) -> _LogPage:
         first = self._firsts[bisect_right(self._firsts, index) - 1]
-        return self._last if self._last is not None and self._last.first == first else self._load(first)
+        return self._last if self._last is not None and self._last.first == first else self._load_page(first)
 
-    def _load(self, first: int) -> _Page:
-        found = self._store.get(self._key(first))
+    def _load_page(self, first: int) -> _LogPage:
+        found = self._store.get(self._page_key(first))
         document: dict[str, Any] = json.loads(found.data)
-        return _Page(first, found.etag, document["keys"], document.get("version"))
+        return _LogPage(first, found.etag, document["keys"], document.get("version"))
 
-    def _key(self, first: int) -> str:
+    def _page_key(self, first: int) -> str:
         return f"{self._place}{first:012d}.json"
 
 
-def _bytes(page: _Page) -> bytes:
+def _encode_page(page: _LogPage) -> bytes:
     version = {} if page.version is None else {"version": page.version}
     return json.dumps({"keys": page.keys, **version}, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _mark(key: str) -> bytes:
+def _hash_key(key: str) -> bytes:
     return hashlib.blake2b(key.encode(), digest_size=16).digest()

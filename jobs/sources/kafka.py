@@ -14,19 +14,19 @@ from typing import Any, Final, Protocol
 
 from tidegate.jobs.engine.interfaces import DeadObject, Slice
 from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.sources.decode import TEXT, WHY
-from tidegate.jobs.sources.view import STAGED
+from tidegate.jobs.sources.decode import BAD_TEXT, BAD_REASON
+from tidegate.jobs.sources.view import STAGED_PREFIX
 from tidegate.jobs.spec.errors import PoisonError, TransientError
-from tidegate.jobs.spec.pipeline import Limits, SourceSpec
+from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
 
-__all__ = ["PLACE", "KafkaSource", "Offsets", "changed", "range_name", "unreachable"]
+__all__ = ["OFFSET_COLUMN", "KafkaSource", "TopicOffsets", "topic_changed_error", "build_range_key", "kafka_unreachable_error"]
 
-PLACE: Final = "_at"
+OFFSET_COLUMN: Final = "_at"
 """Column of a staged range: the lower half of the offset."""
-_ROWS_AT_ONCE: Final = 1_000_000  # messages of one partition in one epoch, without a limit of its own
-_LOW: Final = 1 << 32
+_MAX_MESSAGES_PER_SLICE: Final = 1_000_000  # messages of one partition in one epoch, without a limit of its own
+_OFFSETS_PER_ORDINAL: Final = 1 << 32
 
-_ARROW: Final = {
+_ARROW_TYPES: Final = {
     "long": "int64",
     "int": "int32",
     "boolean": "bool",
@@ -36,10 +36,10 @@ _ARROW: Final = {
 }
 
 
-class Offsets(Protocol):
+class TopicOffsets(Protocol):
     """Asks the broker."""
 
-    def ask(self, *, settled: bool = True) -> Mapping[int, tuple[int, int]]:
+    def read_offsets(self, *, settled: bool = True) -> Mapping[int, tuple[int, int]]:
         """Partition -> (first offset held, offset behind the last that may be read).
 
         Args:
@@ -50,24 +50,24 @@ class Offsets(Protocol):
         """
         ...
 
-    def topic_id(self) -> str | None:
+    def read_topic_id(self) -> str | None:
         """What tells the topic from another one of the same name; None from brokers that have no such ids.
 
         Raises:
-            TransientError: as for `ask`.
+            TransientError: as for `read_offsets`.
         """
         ...
 
 
-def range_name(source: str, topic: str, partition: int, start: int, end: int) -> str:
+def build_range_key(source: str, topic: str, partition: int, start: int, end: int) -> str:
     """What stands for an object's key: in parts, in dead letters."""
-    return f"{STAGED}{source}/{topic}/{partition}/{start}-{end}"
+    return f"{STAGED_PREFIX}{source}/{topic}/{partition}/{start}-{end}"
 
 
 class KafkaSource:
     """Implements `Source`. Keeps what the broker said for one epoch, for the lag."""
 
-    def __init__(self, name: str, spec: SourceSpec, offsets: Offsets) -> None:
+    def __init__(self, name: str, spec: SourceSpec, offsets: TopicOffsets) -> None:
         assert spec.kafka is not None  # noqa: S101 - the spec says so
         self.name, self.spec, self.kafka, self._offsets = name, spec, spec.kafka, offsets
         self._held: Mapping[int, tuple[int, int]] = {}
@@ -78,14 +78,14 @@ class KafkaSource:
         self.lag: dict[str, int] = {}
         """Member -> messages behind the last planned slice."""
 
-    def members(self) -> Sequence[Member]:
+    def list_members(self) -> Sequence[Member]:
         """One for each partition the topic has now."""
-        self._topic, self._held = self._offsets.topic_id(), self._offsets.ask()
+        self._topic, self._held = self._offsets.read_topic_id(), self._offsets.read_offsets()
         self._known = bool(self._begun)
         self._told.clear()
         return [Member(self.name, str(partition)) for partition in sorted(self._held)]
 
-    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: Limits, *, blocked: bool = False) -> Slice:
+    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: ReadLimits, *, blocked: bool = False) -> Slice:
         """The next range.
 
         Raises:
@@ -94,23 +94,23 @@ class KafkaSource:
         first, behind = self._held[int(member.partition)]
         self._known = self._known or resume is not None
         begins = resume is None and self.kafka.start == "latest"
-        start, dead = self._start(member, resume or self._begin(member, first, behind), first, behind)
+        start, dead = self._resolve_start(member, resume or self._first_resume(member, first, behind), first, behind)
         behind = max(behind, start)
-        most = limits.rows or _ROWS_AT_ONCE
-        end = start if blocked else min(behind, start + most, (start // _LOW + 1) * _LOW)
+        most = limits.rows or _MAX_MESSAGES_PER_SLICE
+        end = start if blocked else min(behind, start + most, (start // _OFFSETS_PER_ORDINAL + 1) * _OFFSETS_PER_ORDINAL)
         self.lag[str(member)] = behind - end
-        parts = (self._part(member, start, end),) if end > start else ()
+        parts = (self._build_part(member, start, end),) if end > start else ()
         at = start if not dead else dead[0].seq
-        return Slice(member, at, end, parts, self._place(end), pending=end < behind, dead=dead, begins=begins)
+        return Slice(member, at, end, parts, self._build_resume(end), pending=end < behind, dead=dead, begins=begins)
 
     def trim(self, part: Slice, end: int) -> Slice:
         """The range cut short."""
         if end >= part.end:
             return part
-        parts = (self._part(part.member, self._first(part), end),) if end > self._first(part) else ()
+        parts = (self._build_part(part.member, self._first_offset(part), end),) if end > self._first_offset(part) else ()
         return replace(part, end=end, parts=parts, resume={**part.resume, "offset": end}, pending=True)
 
-    def changed(self, part: Slice) -> tuple[DeadObject, ...]:
+    def find_changed_objects(self, part: Slice) -> tuple[DeadObject, ...]:
         """A range is fetched whole or not at all, so retention may have it now; but it must be of the topic that was planned.
 
         One answer serves every partition once, so a whole cut.
@@ -120,31 +120,31 @@ class KafkaSource:
         """
         if not self._told or part.member in self._told:
             self._told.clear()
-            if self._offsets.topic_id() != self._topic:
-                raise changed(self.name, f"{self.kafka.topic} was deleted and made again")
+            if self._offsets.read_topic_id() != self._topic:
+                raise topic_changed_error(self.name, f"{self.kafka.topic} was deleted and made again")
         self._told.add(part.member)
         return ()
 
-    def _first(self, part: Slice) -> int:
+    def _first_offset(self, part: Slice) -> int:
         """The first offset that is read; a gap may stand before it."""
         return int(part.parts[0]["kafka"]["from"]) if part.parts else part.end
 
-    def _begin(self, member: Member, first: int, behind: int) -> Mapping[str, Any]:
+    def _first_resume(self, member: Member, first: int, behind: int) -> Mapping[str, Any]:
         """Where a partition begins that no checkpoint knows.
 
         `start` is for a topic that is new to the source. Partitions that are added to one it reads have nothing that it was
         not to read; Kafka numbers them behind the others, so those were planned before.
         """
         if member not in self._begun:
-            self._begun[member] = self._place(behind if self.kafka.start == "latest" and not self._known else first)
+            self._begun[member] = self._build_resume(behind if self.kafka.start == "latest" and not self._known else first)
         return self._begun[member]
 
-    def _place(self, offset: int) -> dict[str, Any]:
+    def _build_resume(self, offset: int) -> dict[str, Any]:
         return {"offset": offset} | ({} if self._topic is None else {"topic": self._topic})
 
-    def _start(self, member: Member, place: Mapping[str, Any], first: int, behind: int) -> tuple[int, tuple[DeadObject, ...]]:
+    def _resolve_start(self, member: Member, place: Mapping[str, Any], first: int, behind: int) -> tuple[int, tuple[DeadObject, ...]]:
         start, topic = int(place["offset"]), place.get("topic", self._topic)
-        if other := self._other(member, start, topic, behind):
+        if other := self._describe_other_topic(member, start, topic, behind):
             raise PoisonError(
                 f"{self.kafka.topic} partition {member.partition} {other}: it is not the topic that source {self.name} read",
                 code="kafka.truncated",
@@ -161,44 +161,44 @@ class KafkaSource:
                 kept="everything sealed so far",
                 advice="set kafka.on_gap: report to go on behind the gap; it is then entered as a dead letter",
             )
-        return first, (self._gap(member, start, first),)
+        return first, (self._build_gap(member, start, first),)
 
-    def _other(self, member: Member, start: int, topic: str | None, behind: int) -> str | None:
+    def _describe_other_topic(self, member: Member, start: int, topic: str | None, behind: int) -> str | None:
         """What shows that it is another topic of the same name."""
         if topic is not None and self._topic is not None and topic != self._topic:
             return f"has the id {self._topic} instead of {topic}"
         # Without transactions' isolation, once, a source may have read further than it may now.
-        if start > behind and start > (end := self._offsets.ask(settled=False)[int(member.partition)][1]):
+        if start > behind and start > (end := self._offsets.read_offsets(settled=False)[int(member.partition)][1]):
             return f"ends at offset {end}, but {start} was read before"
         return None
 
-    def _gap(self, member: Member, start: int, first: int) -> DeadObject:
-        key = range_name(self.name, self.kafka.topic, int(member.partition), start, first)
+    def _build_gap(self, member: Member, start: int, first: int) -> DeadObject:
+        key = build_range_key(self.name, self.kafka.topic, int(member.partition), start, first)
         detail = f"offsets {start} to {first - 1} were removed by retention before they were read"
         return DeadObject(member, start, key, "", 0, "missing_offsets", detail)
 
-    def _part(self, member: Member, start: int, end: int) -> dict[str, Any]:
+    def _build_part(self, member: Member, start: int, end: int) -> dict[str, Any]:
         partition = int(member.partition)
-        low = start % _LOW
-        columns = {name: _arrow(kind) for name, kind in self.spec.columns.items()}
+        low = start % _OFFSETS_PER_ORDINAL
+        columns = {name: _to_arrow_type(kind) for name, kind in self.spec.columns.items()}
         return {
-            "key": range_name(self.name, self.kafka.topic, partition, start, end),
+            "key": build_range_key(self.name, self.kafka.topic, partition, start, end),
             "etag": "",
             "size": 0,
-            "ordinal": start // _LOW,
+            "ordinal": start // _OFFSETS_PER_ORDINAL,
             "rows": end - start,
             "row_start": low,
             "row_end": low + end - start,
-            "columns": {**columns, WHY: "string", TEXT: "string", PLACE: "int64"},
+            "columns": {**columns, BAD_REASON: "string", BAD_TEXT: "string", OFFSET_COLUMN: "int64"},
             "kafka": {"topic": self.kafka.topic, "partition": partition, "from": start, "to": end},
         }
 
 
-def _arrow(kind: str) -> str:
-    return "decimal128" + kind[7:].replace(" ", "").replace(",", ", ") if kind.startswith("decimal") else _ARROW.get(kind, kind)
+def _to_arrow_type(kind: str) -> str:
+    return "decimal128" + kind[7:].replace(" ", "").replace(",", ", ") if kind.startswith("decimal") else _ARROW_TYPES.get(kind, kind)
 
 
-def changed(source: str, what: str) -> TransientError:
+def topic_changed_error(source: str, what: str) -> TransientError:
     """The error for a topic that is not as it was planned any more: the next plan says what that means."""
     return TransientError(
         f"source {source}: {what} while it was read",
@@ -209,10 +209,10 @@ def changed(source: str, what: str) -> TransientError:
     )
 
 
-_ADDRESSES: Final = "check that the brokers run and that their advertised addresses can be reached from here"
+_ADDRESS_ADVICE: Final = "check that the brokers run and that their advertised addresses can be reached from here"
 
 
-def unreachable(servers: str, why: str, advice: str = _ADDRESSES) -> TransientError:
+def kafka_unreachable_error(servers: str, why: str, advice: str = _ADDRESS_ADVICE) -> TransientError:
     """The error for a broker that does not answer."""
     return TransientError(
         f"Kafka at {servers} could not be reached ({why})",

@@ -8,16 +8,16 @@ from typing import Any
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Source
 from tidegate.jobs.sources.kafka import KafkaSource
-from tidegate.jobs.sources.kafka_admin import JvmOffsets
-from tidegate.jobs.sources.notices import Notices, listen
+from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
+from tidegate.jobs.sources.notices import BucketNotifications, listen_for_objects
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.sources.view import InputView
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Sources"]
+__all__ = ["PipelineSources"]
 
 
-class Sources:
+class PipelineSources:
     """The sources of a running pipeline, and what they know beside their rows.
 
     Args:
@@ -27,20 +27,20 @@ class Sources:
     """
 
     def __init__(self, spec: PipelineSpec, store: Store, view: InputView) -> None:
-        self._notices: list[Notices] = []
-        self.all: list[Source] = [self._open(spec, name, store, view) for name in spec.sources]
+        self._notices: list[BucketNotifications] = []
+        self.all: list[Source] = [self._open_source(spec, name, store, view) for name in spec.sources]
 
-    def _open(self, spec: PipelineSpec, name: str, store: Store, view: InputView) -> Source:
+    def _open_source(self, spec: PipelineSpec, name: str, store: Store, view: InputView) -> Source:
         source = spec.sources[name]
         if source.kafka is not None:
-            return KafkaSource(name, source, JvmOffsets(source.kafka))
+            return KafkaSource(name, source, JvmTopicOffsets(source.kafka))
         notices = None
         if source.discovery.order == "arrival" and source.discovery.notifications:
-            notices = listen(*view.home(name))
+            notices = listen_for_objects(*view.locate_source(name))
             self._notices += [notices] if notices is not None else []
         return ObjectSource(name, source, view, pipeline=spec.name, notices=notices)
 
-    def facts(self) -> Mapping[str, Any]:
+    def collect_status(self) -> Mapping[str, Any]:
         """For the status: messages and objects that wait, by member, and late uploads."""
         lag = {member: rows for source in self.all if isinstance(source, KafkaSource) for member, rows in source.lag.items()}
         backlog = {member: n for source in self.all if isinstance(source, ObjectSource) for member, n in source.backlog.items()}

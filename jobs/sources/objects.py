@@ -1,6 +1,6 @@
 """Objects in a folder of a bucket, read in the order of their keys.
 
-They are Parquet, or read as if they were (`view`). A position is the object's ordinal and the row in it (`seq_of`). The ordinal
+They are Parquet, or read as if they were (`view`). A position is the object's ordinal and the row in it (`join_seq`). The ordinal
 counts the objects consumed so far, good or bad, in key order, so the same resume point gives the same slices again. Two things
 a producer must keep: keys grow in arrival order (an object that appears *before* the last consumed key is never seen; with
 ``discovery.order: arrival`` it is, see `arrivals`), and an object is written once and stays.
@@ -18,31 +18,31 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from tidegate.checkpoints.store import Entry, NotFoundError, Store
-from tidegate.jobs.engine.interfaces import DeadObject, Slice, seq_of, split_seq
+from tidegate.checkpoints.store import ObjectInfo, NotFoundError, Store
+from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.arrivals import ArrivalLog
-from tidegate.jobs.sources.decode import TEXT, WHY
+from tidegate.jobs.sources.decode import BAD_TEXT, BAD_REASON
 from tidegate.jobs.sources.footers import BadObject, Footer, parse_footer, read_footer
-from tidegate.jobs.sources.notices import Notices
-from tidegate.jobs.sources.tables import TableVersions, open_table, rewritten
-from tidegate.jobs.sources.view import InputView, folder_of
+from tidegate.jobs.sources.notices import BucketNotifications
+from tidegate.jobs.sources.tables import TableVersions, open_table_versions, rewrite_reason
+from tidegate.jobs.sources.view import InputView, resolve_source_folder
 from tidegate.jobs.spec.errors import TransientError
-from tidegate.jobs.spec.pipeline import Limits, SourceSpec
+from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
 
 __all__ = ["DONE_MARKER", "ObjectSource"]
 
 DONE_MARKER = "_DONE"
-_MOST_OBJECTS = 1000  # per epoch without a limit of its own: one LIST page, and a cut that fits into a manifest
-_THREADS = 4  # footers are waiting time, not work
-_WHOLE_UP_TO = 256 << 10  # bytes: below, one GET of everything is faster than a HEAD and a range
-_REMEMBERED = 8192  # footers; about 10 MB
-_UNKNOWN = -1  # the size of an object known by name only
-_MOST_HEARD = 10_000  # notices of folders that are no members (yet); the safety listing finds their objects
+_MAX_OBJECTS_PER_SLICE = 1000  # per epoch without a limit of its own: one LIST page, and a cut that fits into a manifest
+_READ_THREADS = 4  # footers are waiting time, not work
+_WHOLE_READ_BYTES = 256 << 10  # bytes: below, one GET of everything is faster than a HEAD and a range
+_MAX_CACHED_FOOTERS = 8192  # footers; about 10 MB
+_UNKNOWN_SIZE = -1  # the size of an object known by name only
+_MAX_UNMATCHED_KEYS = 10_000  # notices of folders that are no members (yet); the safety listing finds their objects
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _InspectedObject:
     """One object as it was when it was looked at."""
 
     key: str
@@ -51,7 +51,7 @@ class _Facts:
     content: Footer | BadObject
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         return self.content.rows if isinstance(self.content, Footer) else 0
 
 
@@ -74,28 +74,28 @@ class ObjectSource:
         store: Store,
         *,
         pipeline: str = "",
-        notices: Notices | None = None,
+        notices: BucketNotifications | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.spec = spec
-        self.store, self.prefix = store, folder_of(name, spec)
+        self.store, self.prefix = store, resolve_source_folder(name, spec)
         self._pipeline, self._notices, self._clock = pipeline, notices, clock
         self._logs: dict[Member, ArrivalLog] = {}
         self._table: TableVersions | None = None
         self._heard: list[str] = []
         self._whole: set[Member] = set()  # listed from end to end since their end marker was seen
-        self._cache: OrderedDict[tuple[str, str, int, float | None], _Facts] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str, int, float | None], _InspectedObject] = OrderedDict()
         self.backlog: dict[str, int] = {}
         """Member -> objects known behind the last planned slice; in the order of keys at most one: nobody lists on."""
 
-    def members(self) -> Sequence[Member]:
+    def list_members(self) -> Sequence[Member]:
         """One member for the source, or one per folder directly below its path."""
         if self.spec.partition_by == "source":
             return [Member(self.name)]
-        return [Member(self.name, folder) for folder in self.store.list_folders(self.prefix) if _is_data(folder)]
+        return [Member(self.name, folder) for folder in self.store.list_folders(self.prefix) if _is_data_name(folder)]
 
-    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: Limits, *, blocked: bool = False) -> Slice:
+    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: ReadLimits, *, blocked: bool = False) -> Slice:
         """The next slice from `resume`, at most `limits`.
 
         1. Look for the end marker first: whatever a producer wrote before it is then in the listing.
@@ -105,43 +105,43 @@ class ObjectSource:
         Raises:
             TransientError: the store cannot be reached, or an object vanished while it was looked at.
         """
-        at = _Resume.read(resume)
+        at = _ResumePoint.from_json(resume)
         if blocked:
-            waiting = at.open is not None or bool(self._next(member, at, 1))
-            self.backlog[str(member)] = self._behind(member, at.ordinal, pending=waiting)
-            return Slice(member, at.seq, at.seq, resume=at.write(), pending=waiting)
-        ended = self.spec.bounded and self.store.head(self._folder(member) + DONE_MARKER) is not None
-        opened = [self._opened(at.open)] if at.open else []
-        wanted = (limits.objects or _MOST_OBJECTS) - len(opened)
-        entries = self._next(member, at, wanted + 1, ended=ended)
-        cutter = _Cutter(member, at, limits)
-        for facts in chain(opened, self._facts(entries[:wanted])):
-            if not cutter.take(facts):
+            waiting = at.open is not None or bool(self._list_next_entries(member, at, 1))
+            self.backlog[str(member)] = self._count_backlog(member, at.ordinal, pending=waiting)
+            return Slice(member, at.seq, at.seq, resume=at.to_json(), pending=waiting)
+        ended = self.spec.bounded and self.store.stat(self._member_folder(member) + DONE_MARKER) is not None
+        opened = [self._reopen_pinned_object(at.open)] if at.open else []
+        wanted = (limits.objects or _MAX_OBJECTS_PER_SLICE) - len(opened)
+        entries = self._list_next_entries(member, at, wanted + 1, ended=ended)
+        cutter = _SliceBuilder(member, at, limits)
+        for facts in chain(opened, self._inspect_entries(entries[:wanted])):
+            if not cutter.add_object(facts):
                 break
         pending = cutter.at.open is not None or cutter.listed < len(entries)
-        self.backlog[str(member)] = self._behind(member, cutter.at.ordinal, pending=pending)
-        return cutter.slice(pending=pending, done=ended and not pending)
+        self.backlog[str(member)] = self._count_backlog(member, cutter.at.ordinal, pending=pending)
+        return cutter.build_slice(pending=pending, done=ended and not pending)
 
     def trim(self, part: Slice, end: int) -> Slice:
         """The slice cut short to end at `end`: behind a barrier row, always inside one of its objects or at its end."""
         if end >= part.end:
             return part
         ordinal, row = split_seq(end)
-        kept = [p for p in part.parts if p["ordinal"] <= ordinal and seq_of(p["ordinal"], p["row_start"]) < end]
+        kept = [p for p in part.parts if p["ordinal"] <= ordinal and join_seq(p["ordinal"], p["row_start"]) < end]
         last = kept[-1]
-        resume = _Resume(ordinal, row, None, _pinned(last))
+        resume = _ResumePoint(ordinal, row, None, _pin_object(last))
         if row >= last["rows"]:
-            resume = _Resume(ordinal + 1, 0, last["key"], None)
+            resume = _ResumePoint(ordinal + 1, 0, last["key"], None)
         if last["ordinal"] == ordinal:
             kept[-1] = {**last, "row_end": min(row, last["row_end"])}
         dead = tuple(d for d in part.dead if d.seq < end)
-        return replace(part, end=end, parts=tuple(kept), resume=resume.write(), pending=True, done=False, dead=dead)
+        return replace(part, end=end, parts=tuple(kept), resume=resume.to_json(), pending=True, done=False, dead=dead)
 
-    def changed(self, part: Slice) -> tuple[DeadObject, ...]:
+    def find_changed_objects(self, part: Slice) -> tuple[DeadObject, ...]:
         """Objects of a planned slice that are no longer what was pinned: the same key with a new ETag, or gone."""
-        heads = self._parallel(lambda p: self.store.head(p["key"]), part.parts)
+        heads = self._map_in_threads(lambda p: self.store.stat(p["key"]), part.parts)
         return tuple(
-            _changed(part.member, seq_of(p["ordinal"], p["row_start"]), p, head)
+            _build_changed_object(part.member, join_seq(p["ordinal"], p["row_start"]), p, head)
             for p, head in zip(part.parts, heads, strict=True)
             if head is None or head.etag != p["etag"]
         )
@@ -151,126 +151,126 @@ class ObjectSource:
         """Objects found behind a greater name since this process started."""
         return sum(log.late for log in self._logs.values())
 
-    def _folder(self, member: Member) -> str:
+    def _member_folder(self, member: Member) -> str:
         return self.prefix if self.spec.partition_by == "source" else f"{self.prefix}{member.partition}/"
 
-    def _next(self, member: Member, at: _Resume, count: int, *, ended: bool = False) -> list[Entry]:
+    def _list_next_entries(self, member: Member, at: _ResumePoint, count: int, *, ended: bool = False) -> list[ObjectInfo]:
         """The next `count` objects behind the resume point, in the source's order."""
         if self.spec.table is not None:
-            log = self._committed(member)
+            log = self._update_table_log(member)
         elif self.spec.discovery.order == "keys":
-            return self._list(member, at.after, count)
+            return self._list_data_objects(member, at.listed_after, count)
         else:
-            log = self._arrivals(member)
-            log.discover(self._noticed(member), everything=ended and member not in self._whole)
+            log = self._get_arrival_log(member)
+            log.discover(self._take_notified_keys(member), everything=ended and member not in self._whole)
             self._whole |= {member} if ended else set()
-        return [Entry(key, _UNKNOWN, "", None) for key in log.keys(at.ordinal + (at.open is not None), count)]
+        return [ObjectInfo(key, _UNKNOWN_SIZE, "", None) for key in log.read_keys(at.ordinal + (at.open is not None), count)]
 
-    def _behind(self, member: Member, ordinal: int, *, pending: bool) -> int:
+    def _count_backlog(self, member: Member, ordinal: int, *, pending: bool) -> int:
         log = self._logs.get(member)
         return int(pending) if log is None else len(log) - ordinal
 
-    def _committed(self, member: Member) -> ArrivalLog:
+    def _update_table_log(self, member: Member) -> ArrivalLog:
         """The log, with what the table's newest commits added."""
         assert self.spec.table is not None  # noqa: S101 - asked by the caller
         if self._table is None:
-            home = self.store.home(self.name) if isinstance(self.store, InputView) else (self.store, self.prefix)
-            self._table = open_table(self.name, self.spec.table, *home)
-        log = self._arrivals(member)
-        for version, names in self._table.after(log.version):
-            log.enter([self.prefix + name for name in names], version)
+            home = self.store.locate_source(self.name) if isinstance(self.store, InputView) else (self.store, self.prefix)
+            self._table = open_table_versions(self.name, self.spec.table, *home)
+        log = self._get_arrival_log(member)
+        for version, names in self._table.list_versions_after(log.version):
+            log.enter_version([self.prefix + name for name in names], version)
         return log
 
-    def _arrivals(self, member: Member) -> ArrivalLog:
+    def _get_arrival_log(self, member: Member) -> ArrivalLog:
         if member not in self._logs:
             self._logs[member] = ArrivalLog(
                 self.store,
                 self.store,
                 f"{self._pipeline}/arrivals/{member.source}/{member.partition}/",
-                self._folder(member),
-                is_data=_is_data,
+                self._member_folder(member),
+                is_data=_is_data_name,
                 safety=self.spec.discovery.safety_listing / 1e6,
                 clock=self._clock,
             )
         return self._logs[member]
 
-    def _noticed(self, member: Member) -> list[str]:
+    def _take_notified_keys(self, member: Member) -> list[str]:
         """What notifications named in this member's folder; what they named elsewhere waits for its own member."""
         if self._notices is not None:
-            self._heard += [self.prefix + name for name in self._notices.take()]
-        folder = self._folder(member)
+            self._heard += [self.prefix + name for name in self._notices.take_keys()]
+        folder = self._member_folder(member)
         mine = [key for key in self._heard if key.startswith(folder)]
-        self._heard = [key for key in self._heard if not key.startswith(folder)][-_MOST_HEARD:]
+        self._heard = [key for key in self._heard if not key.startswith(folder)][-_MAX_UNMATCHED_KEYS:]
         return mine
 
-    def _list(self, member: Member, after: str | None, count: int) -> list[Entry]:
+    def _list_data_objects(self, member: Member, after: str | None, count: int) -> list[ObjectInfo]:
         """The next `count` data objects; names with a leading underscore or dot are not data."""
-        folder = self._folder(member)
-        found: list[Entry] = []
+        folder = self._member_folder(member)
+        found: list[ObjectInfo] = []
         while len(found) < count:
             asked = count - len(found) + 1  # one to spare for an end marker
-            page = list(self.store.list(folder, start_after=after, limit=asked))
-            found += [e for e in page if _is_data(e.key[len(folder) :])]
+            page = list(self.store.list_objects(folder, start_after=after, limit=asked))
+            found += [e for e in page if _is_data_name(e.key[len(folder) :])]
             if len(page) < asked:
                 break
             after = page[-1].key
         return found[:count]
 
-    def _opened(self, pinned: Mapping[str, Any]) -> _Facts:
+    def _reopen_pinned_object(self, pinned: Mapping[str, Any]) -> _InspectedObject:
         """The object whose beginning was consumed already. It must still be the one that was pinned."""
         content: Footer | BadObject = Footer(pinned["rows"], pinned["columns"])
-        head = self.store.head(pinned["key"])
+        head = self.store.stat(pinned["key"])
         if head is None or head.etag != pinned["etag"]:
-            content = BadObject("changed_object", _changed_detail(pinned, head))
-        return _Facts(pinned["key"], pinned["etag"], pinned["size"], content)
+            content = BadObject("changed_object", _describe_change(pinned, head))
+        return _InspectedObject(pinned["key"], pinned["etag"], pinned["size"], content)
 
-    def _facts(self, entries: Sequence[Entry]) -> Iterator[_Facts]:
+    def _inspect_entries(self, entries: Sequence[ObjectInfo]) -> Iterator[_InspectedObject]:
         """Facts in key order, a batch ahead of the consumer at most: a row limit may end the cut early."""
         rest = iter(entries)
-        while batch := list(islice(rest, 4 * _THREADS)):
-            yield from self._parallel(self._look, batch)
+        while batch := list(islice(rest, 4 * _READ_THREADS)):
+            yield from self._map_in_threads(self._inspect_entry, batch)
 
-    def _parallel(self, task: Any, items: Sequence[Any]) -> list[Any]:
+    def _map_in_threads(self, task: Any, items: Sequence[Any]) -> list[Any]:
         if len(items) < 2:
             return [task(item) for item in items]
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(_READ_THREADS) as pool:
             return list(pool.map(task, items))
 
-    def _look(self, entry: Entry) -> _Facts:
-        said = rewritten(entry.key[len(self.prefix) :])
+    def _inspect_entry(self, entry: ObjectInfo) -> _InspectedObject:
+        said = rewrite_reason(entry.key[len(self.prefix) :])
         if self.spec.table is not None and said is not None:
-            return _Facts(entry.key, "", 0, BadObject("table_rewritten", said))
-        if entry.size == _UNKNOWN:  # an arrival: what it is now is asked now
-            head = self.store.head(entry.key)
+            return _InspectedObject(entry.key, "", 0, BadObject("table_rewritten", said))
+        if entry.size == _UNKNOWN_SIZE:  # an arrival: what it is now is asked now
+            head = self.store.stat(entry.key)
             if head is None:
                 gone = BadObject("changed_object", "the object is gone; it was there when it was found")
-                return _Facts(entry.key, "", 0, gone)
+                return _InspectedObject(entry.key, "", 0, gone)
             entry = head
         identity = (entry.key, entry.etag, entry.size, entry.modified)
         facts = self._cache.get(identity)
         if facts is None:
-            facts = self._read(entry)
+            facts = self._read_content(entry)
             self._cache[identity] = facts
-            while len(self._cache) > _REMEMBERED:
+            while len(self._cache) > _MAX_CACHED_FOOTERS:
                 self._cache.popitem(last=False)
         return facts
 
-    def _read(self, entry: Entry) -> _Facts:
+    def _read_content(self, entry: ObjectInfo) -> _InspectedObject:
         try:
-            seen = self.store.look(entry.key) if isinstance(self.store, InputView) else None
+            seen = self.store.inspect_object(entry.key) if isinstance(self.store, InputView) else None
             if seen is not None:
                 etag, size, copy = seen
-                content = copy if isinstance(copy, BadObject) else self._judge(_footer_of(copy))
-                return _Facts(entry.key, etag, size, content)
-            if entry.size <= _WHOLE_UP_TO:
+                content = copy if isinstance(copy, BadObject) else self._check_columns(_read_copy_footer(copy))
+                return _InspectedObject(entry.key, etag, size, content)
+            if entry.size <= _WHOLE_READ_BYTES:
                 found = self.store.get(entry.key)
-                content = self._judge(parse_footer(found.data, len(found.data)))
-                return _Facts(entry.key, found.etag, len(found.data), content)
-            head = self.store.head(entry.key)
+                content = self._check_columns(parse_footer(found.data, len(found.data)))
+                return _InspectedObject(entry.key, found.etag, len(found.data), content)
+            head = self.store.stat(entry.key)
             if head is None:
-                raise NotFoundError.at(self.store.uri(entry.key))
-            content = self._judge(read_footer(head.size, partial(self.store.get_range, entry.key)))
-            return _Facts(entry.key, head.etag, head.size, content)
+                raise NotFoundError.for_uri(self.store.uri(entry.key))
+            content = self._check_columns(read_footer(head.size, partial(self.store.get_range, entry.key)))
+            return _InspectedObject(entry.key, head.etag, head.size, content)
         except NotFoundError as error:
             raise TransientError(
                 f"{self.store.uri(entry.key)} vanished while source {self.name} looked at it",
@@ -280,11 +280,11 @@ class ObjectSource:
                 retry_after=1.0,
             ) from error
 
-    def _judge(self, content: Footer | BadObject) -> Footer | BadObject:
+    def _check_columns(self, content: Footer | BadObject) -> Footer | BadObject:
         """A column nobody declared makes its object a dead letter; a missing one reads as null, but for the event time."""
         if isinstance(content, BadObject):
             return content
-        unknown = [c for c in content.columns if c not in self.spec.columns and c not in (TEXT, WHY)]
+        unknown = [c for c in content.columns if c not in self.spec.columns and c not in (BAD_TEXT, BAD_REASON)]
         if unknown and self.spec.evolution.added == "dead_letter":
             declared = ", ".join(self.spec.columns)
             return BadObject("unknown_column", f"column {', '.join(unknown)} is not in the schema ({declared})")
@@ -296,18 +296,18 @@ class ObjectSource:
         return content
 
 
-def _footer_of(copy: Path) -> Footer | BadObject:
+def _read_copy_footer(copy: Path) -> Footer | BadObject:
     with copy.open("rb") as file:
 
-        def ranged(start: int, length: int) -> bytes:
+        def read_range(start: int, length: int) -> bytes:
             file.seek(start)
             return file.read(length)
 
-        return read_footer(copy.stat().st_size, ranged)
+        return read_footer(copy.stat().st_size, read_range)
 
 
 @dataclass(frozen=True, slots=True)
-class _Resume:
+class _ResumePoint:
     """Where a member goes on: the next row, and behind which key: one consumed whole, or the open object, consumed in part."""
 
     ordinal: int = 0
@@ -316,26 +316,26 @@ class _Resume:
     open: dict[str, Any] | None = None
 
     @classmethod
-    def read(cls, raw: Mapping[str, Any] | None) -> _Resume:
+    def from_json(cls, raw: Mapping[str, Any] | None) -> _ResumePoint:
         return cls(raw["ordinal"], raw["row"], raw["key"], raw["open"]) if raw else cls()
 
-    def write(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"ordinal": self.ordinal, "row": self.row, "key": self.key, "open": self.open}
 
     @property
     def seq(self) -> int:
-        return seq_of(self.ordinal, self.row)
+        return join_seq(self.ordinal, self.row)
 
     @property
-    def after(self) -> str | None:
+    def listed_after(self) -> str | None:
         """Listing goes on behind this key."""
         return self.open["key"] if self.open else self.key
 
 
-class _Cutter:
+class _SliceBuilder:
     """Takes objects in order until a limit is reached."""
 
-    def __init__(self, member: Member, at: _Resume, limits: Limits) -> None:
+    def __init__(self, member: Member, at: _ResumePoint, limits: ReadLimits) -> None:
         self.member = member
         self.at = at
         self.start = at.seq
@@ -344,45 +344,45 @@ class _Cutter:
         self._parts: list[dict[str, Any]] = []
         self._dead: list[DeadObject] = []
 
-    def take(self, facts: _Facts) -> bool:
+    def add_object(self, facts: _InspectedObject) -> bool:
         """Consume an object, whole or up to the row limit. False when the slice is full."""
         if self._left == 0 or (self._bytes is not None and self._bytes <= 0):
             return False
         if self._bytes is not None:
             self._bytes -= facts.size
         self.listed += self.at.open is None
-        first, rows = self.at.row, facts.rows
+        first, rows = self.at.row, facts.row_count
         if isinstance(facts.content, BadObject):
             bad = facts.content
             self._dead.append(DeadObject(self.member, self.at.seq, facts.key, facts.etag, facts.size, bad.reason, bad.detail))
-            self.at = _Resume(self.at.ordinal + 1, 0, facts.key, None)
+            self.at = _ResumePoint(self.at.ordinal + 1, 0, facts.key, None)
             return True
         last = rows if self._left is None else min(rows, first + self._left)
-        part = _part(facts, facts.content, self.at.ordinal, first, last)
+        part = _build_object_part(facts, facts.content, self.at.ordinal, first, last)
         if last > first:
             self._parts.append(part)
         if self._left is not None:
             self._left -= last - first
         if last < rows:
-            self.at = _Resume(self.at.ordinal, last, None, _pinned(part))
+            self.at = _ResumePoint(self.at.ordinal, last, None, _pin_object(part))
             return False
-        self.at = _Resume(self.at.ordinal + 1, 0, facts.key, None)
+        self.at = _ResumePoint(self.at.ordinal + 1, 0, facts.key, None)
         return True
 
-    def slice(self, *, pending: bool, done: bool) -> Slice:
+    def build_slice(self, *, pending: bool, done: bool) -> Slice:
         return Slice(
             self.member,
             self.start,
             self.at.seq,
             tuple(self._parts),
-            self.at.write(),
+            self.at.to_json(),
             pending,
             done,
             tuple(self._dead),
         )
 
 
-def _part(facts: _Facts, footer: Footer, ordinal: int, first: int, last: int) -> dict[str, Any]:
+def _build_object_part(facts: _InspectedObject, footer: Footer, ordinal: int, first: int, last: int) -> dict[str, Any]:
     return {
         "key": facts.key,
         "etag": facts.etag,
@@ -395,20 +395,20 @@ def _part(facts: _Facts, footer: Footer, ordinal: int, first: int, last: int) ->
     }
 
 
-def _pinned(part: Mapping[str, Any]) -> dict[str, Any]:
+def _pin_object(part: Mapping[str, Any]) -> dict[str, Any]:
     return {name: part[name] for name in ("key", "etag", "size", "rows", "columns")}
 
 
-def _changed_detail(pinned: Mapping[str, Any], head: Entry | None) -> str:
+def _describe_change(pinned: Mapping[str, Any], head: ObjectInfo | None) -> str:
     found = "it is gone" if head is None else f"its ETag is {head.etag}"
     return f"the object was pinned with ETag {pinned['etag']}, now {found}"
 
 
-def _changed(member: Member, seq: int, pinned: Mapping[str, Any], head: Entry | None) -> DeadObject:
-    detail = _changed_detail(pinned, head)
+def _build_changed_object(member: Member, seq: int, pinned: Mapping[str, Any], head: ObjectInfo | None) -> DeadObject:
+    detail = _describe_change(pinned, head)
     return DeadObject(member, seq, pinned["key"], pinned["etag"], pinned["size"], "changed_object", detail)
 
 
-def _is_data(name: str) -> bool:
+def _is_data_name(name: str) -> bool:
     """Whether a name below the source's folder is data: no part of it starts with an underscore or a dot."""
     return bool(name) and not name.endswith("/") and all(piece[0] not in "_." for piece in name.split("/") if piece)

@@ -18,21 +18,21 @@ from typing import Any, Final
 
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 
-__all__ = ["Schemas", "Unfit", "folder_of_schemas", "opened", "registry_at"]
+__all__ = ["SchemaCache", "UnusableSchema", "make_folder_reader", "open_schemas", "make_registry_reader"]
 
-_PATIENCE: Final = 10.0  # seconds for one answer
-_ENDING: Final = {"avro": ".avsc", "protobuf": ".desc"}
-_KIND: Final = {"avro": "AVRO", "protobuf": "PROTOBUF"}
+_ANSWER_SECONDS: Final = 10.0  # seconds for one answer
+_FILE_ENDINGS: Final = {"avro": ".avsc", "protobuf": ".desc"}
+_SCHEMA_TYPES: Final = {"avro": "AVRO", "protobuf": "PROTOBUF"}
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit:
+class UnusableSchema:
     """A schema that is registered, and that no message can be read with."""
 
     why: str
 
 
-class Schemas:
+class SchemaCache:
     """Schemas known so far, and where to ask for more.
 
     Args:
@@ -40,11 +40,11 @@ class Schemas:
             is none.
     """
 
-    def __init__(self, ask: Callable[[int], bytes | Unfit | None]) -> None:
+    def __init__(self, ask: Callable[[int], bytes | UnusableSchema | None]) -> None:
         self._ask = ask
-        self.known: dict[int, bytes | Unfit] = {}
+        self.known: dict[int, bytes | UnusableSchema] = {}
 
-    def learn(self, numbers: set[int]) -> bool:
+    def fetch_missing(self, numbers: set[int]) -> bool:
         """Ask for schemas. Returns whether any of them was new."""
         new = numbers - set(self.known)
         for number in new:
@@ -55,14 +55,14 @@ class Schemas:
 
 
 @cache
-def opened(address: str, payload: str, login: str | None = None) -> Schemas:
+def open_schemas(address: str, payload: str, login: str | None = None) -> SchemaCache:
     """The schemas at an address; the same object for the same address, so that a driver asks once."""
     if address.startswith(("http://", "https://")):
-        return Schemas(registry_at(address, payload, login))
-    return Schemas(folder_of_schemas(Path(address), payload))
+        return SchemaCache(make_registry_reader(address, payload, login))
+    return SchemaCache(make_folder_reader(Path(address), payload))
 
 
-def folder_of_schemas(folder: Path, payload: str) -> Callable[[int], bytes | None]:
+def make_folder_reader(folder: Path, payload: str) -> Callable[[int], bytes | None]:
     """Files ``<number>.avsc`` or ``<number>.desc`` of a folder.
 
     Raises:
@@ -71,52 +71,52 @@ def folder_of_schemas(folder: Path, payload: str) -> Callable[[int], bytes | Non
     if not folder.is_dir():
         raise ConfigurationError(f"kafka.registry: there is no folder {folder}", code="kafka.no_registry")
 
-    def ask(number: int) -> bytes | None:
-        path = folder / f"{number}{_ENDING[payload]}"
+    def read_schema_file(number: int) -> bytes | None:
+        path = folder / f"{number}{_FILE_ENDINGS[payload]}"
         return path.read_bytes() if path.exists() else None
 
-    return ask
+    return read_schema_file
 
 
-def registry_at(address: str, payload: str, login: str | None = None) -> Callable[[int], bytes | Unfit | None]:
+def make_registry_reader(address: str, payload: str, login: str | None = None) -> Callable[[int], bytes | UnusableSchema | None]:
     """A registry that answers ``GET /schemas/ids/<number>``. `login` is ``user:password``."""
 
-    def ask(number: int) -> bytes | Unfit | None:
+    def fetch_schema(number: int) -> bytes | UnusableSchema | None:
         form = "?format=serialized" if payload == "protobuf" else ""
         request = urllib.request.Request(f"{address.rstrip('/')}/schemas/ids/{number}{form}")  # noqa: S310 - http or https
         if login:
             request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
         try:
-            with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:  # noqa: S310
-                return _schema(payload, json.load(answer))
+            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
+                return _parse_registry_answer(payload, json.load(answer))
         except urllib.error.HTTPError as error:
             with error:
-                _refused(address, number, error.code)
+                _raise_for_status(address, number, error.code)
                 return None
         except (OSError, ValueError) as error:
-            raise _unreachable(address, str(error)) from error
+            raise _registry_unreachable_error(address, str(error)) from error
 
-    return ask
+    return fetch_schema
 
 
-def _schema(payload: str, answer: dict[str, Any]) -> bytes | Unfit:
+def _parse_registry_answer(payload: str, answer: dict[str, Any]) -> bytes | UnusableSchema:
     kind = answer.get("schemaType", "AVRO")
-    if kind != _KIND[payload]:
-        return Unfit(f"it is of type {kind}")
+    if kind != _SCHEMA_TYPES[payload]:
+        return UnusableSchema(f"it is of type {kind}")
     if answer.get("references"):
-        return Unfit("it refers to other schemas")
+        return UnusableSchema("it refers to other schemas")
     text = str(answer["schema"])
-    return text.encode() if payload == "avro" else _as_set(base64.b64decode(text))
+    return text.encode() if payload == "avro" else _to_descriptor_set(base64.b64decode(text))
 
 
-def _as_set(file: bytes) -> bytes:
+def _to_descriptor_set(file: bytes) -> bytes:
     """One file's descriptor as a set of one, as compilers write it."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
     return bytes(FileDescriptorSet(file=[FileDescriptorProto.FromString(file)]).SerializeToString())
 
 
-def _refused(address: str, number: int, code: int) -> None:
+def _raise_for_status(address: str, number: int, code: int) -> None:
     """Nothing, when the registry says that there is no such schema.
 
     Raises:
@@ -132,10 +132,10 @@ def _refused(address: str, number: int, code: int) -> None:
             kept="everything sealed so far",
             advice="set kafka.registry_login to env:NAME, with user:password in that variable",
         )
-    raise _unreachable(address, f"it answers {code}")
+    raise _registry_unreachable_error(address, f"it answers {code}")
 
 
-def _unreachable(address: str, why: str) -> TransientError:
+def _registry_unreachable_error(address: str, why: str) -> TransientError:
     return TransientError(
         f"the schema registry {address} could not be reached ({why[:200]})",
         code="kafka.registry",

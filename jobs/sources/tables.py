@@ -23,20 +23,20 @@ from urllib.parse import unquote
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.store import NotFoundError, Store
-from tidegate.jobs.sources.decode import folder_values
+from tidegate.jobs.sources.decode import parse_folder_values
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.jobs.spec.inputs import TableOptions, environment_value
+from tidegate.jobs.spec.inputs import TableOptions, resolve_environment_value
 
-__all__ = ["DeltaVersions", "IcebergVersions", "TableVersions", "open_table", "rewritten"]
+__all__ = ["DeltaVersions", "IcebergVersions", "TableVersions", "open_table_versions", "rewrite_reason"]
 
-_REWRITTEN: Final = "_rewritten/"  # begins names that stand for a version instead of a file
-_COMMIT: Final = re.compile(r"(\d{20})\.json\Z")
+_REWRITE_PREFIX: Final = "_rewritten/"  # begins names that stand for a version instead of a file
+_COMMIT_NAME: Final = re.compile(r"(\d{20})\.json\Z")
 
 
 class TableVersions(Protocol):
     """The versions of one table."""
 
-    def after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
+    def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
         """Each newer version and the files it added, as names below the table's folder.
 
         Args:
@@ -50,28 +50,28 @@ class TableVersions(Protocol):
         ...
 
 
-def open_table(source: str, options: TableOptions, store: Store, folder: str) -> TableVersions:
+def open_table_versions(source: str, options: TableOptions, store: Store, folder: str) -> TableVersions:
     """The table in a folder of a store."""
     if options.format == "delta":
         return DeltaVersions(source, options, store, folder)
     return IcebergVersions(source, options, store, folder)
 
 
-def rewritten(name: str) -> str | None:
+def rewrite_reason(name: str) -> str | None:
     """What a name that is no file stands for; None for files."""
-    if not name.startswith(_REWRITTEN):
+    if not name.startswith(_REWRITE_PREFIX):
         return None
-    version, _, operation = name[len(_REWRITTEN) :].partition("-")
+    version, _, operation = name[len(_REWRITE_PREFIX) :].partition("-")
     return f"version {version} of the table ({operation}) took or changed rows, which is not followed"
 
 
-class _Versions:
+class _VersionsBase:
     def __init__(self, source: str, options: TableOptions, store: Store, folder: str) -> None:
         self.source, self.options, self.store, self.folder = source, options, store, folder
 
-    def _rewrite(self, version: int, operation: str) -> list[str]:
+    def _handle_rewrite(self, version: int, operation: str) -> list[str]:
         if self.options.on_rewrite == "skip":
-            return [f"{_REWRITTEN}{version}-{re.sub('[^A-Za-z ]', '', operation) or 'unknown'}"]
+            return [f"{_REWRITE_PREFIX}{version}-{re.sub('[^A-Za-z ]', '', operation) or 'unknown'}"]
         raise PoisonError(
             f"source {self.source}: version {version} of {self.store.uri(self.folder)} ({operation}) took or changed rows",
             code="table.rewritten",
@@ -80,7 +80,7 @@ class _Versions:
             "new source name",
         )
 
-    def _gap(self, version: int, found: str) -> PoisonError:
+    def _version_gap_error(self, version: int, found: str) -> PoisonError:
         return PoisonError(
             f"source {self.source}: {self.store.uri(self.folder)} has forgotten what came behind version {version} ({found})",
             code="table.gap",
@@ -88,7 +88,7 @@ class _Versions:
             advice="keep a table's history for longer than its reader may be away; read the table again under a new source name",
         )
 
-    def _refused(self, what: str) -> ConfigurationError:
+    def _unsupported_table_error(self, what: str) -> ConfigurationError:
         return ConfigurationError(
             f"source {self.source}: {self.store.uri(self.folder)} {what}",
             code="table.unsupported",
@@ -96,7 +96,7 @@ class _Versions:
             advice="rewrite the table without it, or land it with Spark's own connector (see docs/production.md)",
         )
 
-    def _absent(self, why: str) -> TransientError:
+    def _absent_table_error(self, why: str) -> TransientError:
         return TransientError(
             f"source {self.source}: there is no {self.options.format} table at {self.store.uri(self.folder)} ({why})",
             code="table.absent",
@@ -106,55 +106,55 @@ class _Versions:
         )
 
 
-class DeltaVersions(_Versions):
+class DeltaVersions(_VersionsBase):
     """Commits of a Delta table's log."""
 
-    def after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
+    def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
         """From the first commit on, or, when it is gone, from the newest checkpoint on."""
         log = f"{self.folder}_delta_log/"
         if version is None and self.options.start == "current":
-            yield self._current(log)
+            yield self._read_current_files(log)
             return
         known = -1 if version is None else version
-        for entry in self.store.list(log, start_after=f"{log}{known:020d}.json" if known >= 0 else None):
-            match = _COMMIT.match(entry.key[len(log) :])
+        for entry in self.store.list_objects(log, start_after=f"{log}{known:020d}.json" if known >= 0 else None):
+            match = _COMMIT_NAME.match(entry.key[len(log) :])
             if match is None:
                 continue
             number = int(match[1])
             if number != known + 1:
                 if version is not None:
-                    raise self._gap(known, f"the next commit is {number}")
-                known, files = self._checkpoint(log)
+                    raise self._version_gap_error(known, f"the next commit is {number}")
+                known, files = self._read_delta_checkpoint(log)
                 yield known, files
-                yield from self.after(known)
+                yield from self.list_versions_after(known)
                 return
             known = number
-            yield number, self._commit(number, self.store.get(entry.key).data)
+            yield number, self._list_commit_files(number, self.store.get(entry.key).data)
         if known < 0:
-            raise self._absent("its log is empty")
+            raise self._absent_table_error("its log is empty")
 
-    def _current(self, log: str) -> tuple[int, list[str]]:
+    def _read_current_files(self, log: str) -> tuple[int, list[str]]:
         """The newest version and the files that the table has in it: those of the last checkpoint, and what came since."""
         known, files = -1, set[str]()
         try:
-            known, held = self._checkpoint(log)
+            known, held = self._read_delta_checkpoint(log)
             files.update(held)
         except PoisonError:
             pass  # no checkpoint yet: all commits are there
-        for entry in self.store.list(log, start_after=f"{log}{known:020d}.json" if known >= 0 else None):
-            match = _COMMIT.match(entry.key[len(log) :])
+        for entry in self.store.list_objects(log, start_after=f"{log}{known:020d}.json" if known >= 0 else None):
+            match = _COMMIT_NAME.match(entry.key[len(log) :])
             if match is None:
                 continue
             if int(match[1]) != known + 1:
-                raise self._gap(known, f"the next commit is {int(match[1])}")
-            known, found = known + 1, self._actions(self.store.get(entry.key).data)
+                raise self._version_gap_error(known, f"the next commit is {int(match[1])}")
+            known, found = known + 1, self._parse_actions(self.store.get(entry.key).data)
             files -= {unquote(str(body["path"])) for body in found.get("remove", ())}
-            files |= {self._name(body) for body in found.get("add", ())}
+            files |= {self._check_file_name(body) for body in found.get("add", ())}
         if known < 0:
-            raise self._absent("its log is empty")
+            raise self._absent_table_error("its log is empty")
         return known, sorted(files)
 
-    def _actions(self, data: bytes) -> dict[str, list[dict[str, Any]]]:
+    def _parse_actions(self, data: bytes) -> dict[str, list[dict[str, Any]]]:
         """What a commit does, by kind."""
         found: dict[str, list[dict[str, Any]]] = {}
         for line in data.splitlines():
@@ -166,21 +166,21 @@ class DeltaVersions(_Versions):
 
     def _require_plain_names(self, configuration: dict[str, str]) -> None:
         if configuration.get("delta.columnMapping.mode", "none") != "none":
-            raise self._refused("maps column names, so its files do not bear the table's names")
+            raise self._unsupported_table_error("maps column names, so its files do not bear the table's names")
 
-    def _commit(self, number: int, data: bytes) -> list[str]:
-        found = self._actions(data)
+    def _list_commit_files(self, number: int, data: bytes) -> list[str]:
+        found = self._parse_actions(data)
         if any(body.get("dataChange", True) for body in found.get("remove", ())):
             operation = next((str(body.get("operation", "")) for body in found.get("commitInfo", ())), "")
-            return self._rewrite(number, operation)
-        return sorted(self._name(body) for body in found.get("add", ()) if body.get("dataChange", True))
+            return self._handle_rewrite(number, operation)
+        return sorted(self._check_file_name(body) for body in found.get("add", ()) if body.get("dataChange", True))
 
-    def _checkpoint(self, log: str) -> tuple[int, list[str]]:
+    def _read_delta_checkpoint(self, log: str) -> tuple[int, list[str]]:
         """The files of the table as its newest checkpoint has them."""
         try:
             last = json.loads(self.store.get(f"{log}_last_checkpoint").data)
         except NotFoundError as error:
-            raise self._gap(-1, "there is no checkpoint either") from error
+            raise self._version_gap_error(-1, "there is no checkpoint either") from error
         version, parts = int(last["version"]), int(last.get("parts") or 0)
         names = [f"{version:020d}.checkpoint.{n:010d}.{parts:010d}.parquet" for n in range(1, parts + 1)]
         files: list[str] = []
@@ -188,13 +188,13 @@ class DeltaVersions(_Versions):
             try:
                 table = pq.read_table(io.BytesIO(self.store.get(log + name).data), columns=["add", "metaData"])
             except NotFoundError as error:
-                raise self._refused("has checkpoints of a kind that is not supported") from error
+                raise self._unsupported_table_error("has checkpoints of a kind that is not supported") from error
             for body in filter(None, table["metaData"].to_pylist()):
                 self._require_plain_names(dict(body.get("configuration") or ()))
-            files += [self._name(body) for body in table["add"].to_pylist() if body is not None]
+            files += [self._check_file_name(body) for body in table["add"].to_pylist() if body is not None]
         return version, sorted(files)
 
-    def _name(self, add: dict[str, Any]) -> str:
+    def _check_file_name(self, add: dict[str, Any]) -> str:
         """The file's name below the folder.
 
         Raises:
@@ -202,28 +202,28 @@ class DeltaVersions(_Versions):
         """
         name = unquote(str(add["path"]))
         if "://" in name or name.startswith("/"):
-            raise self._refused(f"names a file outside its folder: {name}")
+            raise self._unsupported_table_error(f"names a file outside its folder: {name}")
         if add.get("deletionVector"):
-            raise self._refused(f"deletes rows of files by vectors ({name})")
+            raise self._unsupported_table_error(f"deletes rows of files by vectors ({name})")
         values = add.get("partitionValues") or {}
         told = {k: v if v != "" else None for k, v in (values.items() if isinstance(values, dict) else values)}
-        if told != folder_values(name):
-            raise self._refused(f"has partition values that the names of its folders do not tell: {name}")
+        if told != parse_folder_values(name):
+            raise self._unsupported_table_error(f"has partition values that the names of its folders do not tell: {name}")
         return name
 
 
-class IcebergVersions(_Versions):
+class IcebergVersions(_VersionsBase):
     """Snapshots of an Iceberg table's main branch."""
 
     _catalog: Any = None
 
-    def after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
+    def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
         """From the oldest snapshot on that the table still has, or from the current one."""
-        with self._translated():
-            yield from self._after(version)
+        with self._translate_catalog_errors():
+            yield from self._walk_snapshots(version)
 
-    def _after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
-        table = self._load()
+    def _walk_snapshots(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
+        table = self._load_iceberg_table()
         metadata, chain = table.metadata, []
         snapshot = metadata.current_snapshot()
         while snapshot is not None and snapshot.snapshot_id != version:
@@ -233,12 +233,12 @@ class IcebergVersions(_Versions):
                 break
             snapshot = None if parent is None else metadata.snapshot_by_id(parent)
         if snapshot is None and version is not None:
-            raise self._gap(version, "its snapshot is expired, or was rolled back")
+            raise self._version_gap_error(version, "its snapshot is expired, or was rolled back")
         for one in reversed(chain):
             first = version is None and one is chain[-1]
-            yield one.snapshot_id, self._files(table, one, whole=first)
+            yield one.snapshot_id, self._list_snapshot_files(table, one, whole=first)
 
-    def _files(self, table: Any, snapshot: Any, *, whole: bool) -> list[str]:
+    def _list_snapshot_files(self, table: Any, snapshot: Any, *, whole: bool) -> list[str]:
         from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
         from pyiceberg.table.snapshots import Operation
 
@@ -246,37 +246,37 @@ class IcebergVersions(_Versions):
         if operation == Operation.REPLACE and not whole:
             return []
         manifests = snapshot.manifests(table.io)
-        if operation in (Operation.OVERWRITE, Operation.DELETE) and not whole and _changes(snapshot):
-            return self._rewrite(snapshot.snapshot_id, operation.value)
+        if operation in (Operation.OVERWRITE, Operation.DELETE) and not whole and _removed_rows(snapshot):
+            return self._handle_rewrite(snapshot.snapshot_id, operation.value)
         if any(m.content == ManifestContent.DELETES for m in manifests):
-            raise self._refused("deletes rows of files by delete files")
+            raise self._unsupported_table_error("deletes rows of files by delete files")
         wanted = [m for m in manifests if whole or m.added_snapshot_id == snapshot.snapshot_id]
         entries = [entry for m in wanted for entry in m.fetch_manifest_entry(table.io, discard_deleted=True)]
         added = [e for e in entries if whole or e.status == ManifestEntryStatus.ADDED]
-        return sorted(self._name(entry.data_file.file_path) for entry in added)
+        return sorted(self._to_relative_name(entry.data_file.file_path) for entry in added)
 
-    def _name(self, path: str) -> str:
+    def _to_relative_name(self, path: str) -> str:
         base = self.store.uri(self.folder).removeprefix("file://")
         own = path.removeprefix("file://").replace("s3a://", "s3://", 1)
         if not own.startswith(base):
-            raise self._refused(f"has a file outside its folder: {path}")
+            raise self._unsupported_table_error(f"has a file outside its folder: {path}")
         return own[len(base) :].lstrip("/")
 
-    def _load(self) -> Any:
+    def _load_iceberg_table(self) -> Any:
         from pyiceberg.catalog import load_catalog
 
-        from tidegate.jobs.sinks.catalog import io_properties
+        from tidegate.jobs.sinks.catalog import build_io_properties
 
         if self._catalog is None:
             given = self.options.catalog_options.items()
-            options = {k: environment_value(f"table.catalog_options.{k}", v, os.environ) for k, v in given}
+            options = {k: resolve_environment_value(f"table.catalog_options.{k}", v, os.environ) for k, v in given}
             name = options.pop("name", "default")
-            self._catalog = load_catalog(name, uri=self.options.catalog, **{**io_properties(self.store), **options})
+            self._catalog = load_catalog(name, uri=self.options.catalog, **{**build_io_properties(self.store), **options})
         assert self.options.name is not None  # noqa: S101 - the spec says so
         return self._catalog.load_table(self.options.name)
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_catalog_errors(self) -> Iterator[None]:
         """Errors of the catalog and of the table's files in our words."""
         from pyiceberg.exceptions import (
             ForbiddenError,
@@ -290,23 +290,23 @@ class IcebergVersions(_Versions):
         try:
             yield
         except (NoSuchTableError, NoSuchNamespaceError) as error:
-            raise self._absent(str(error)) from error
+            raise self._absent_table_error(str(error)) from error
         except (ForbiddenError, UnauthorizedError) as error:
             raise ConfigurationError(
-                f"source {self.source}: the catalog {self.options.catalog} refuses it: {_first_line(error)}",
+                f"source {self.source}: the catalog {self.options.catalog} refuses it: {_get_first_line(error)}",
                 code="table.catalog_denied",
                 kept="everything sealed so far",
                 advice="set table.catalog_options (token or credential, as env:NAME) and the right to read the table",
             ) from error
         except FileNotFoundError as error:  # of a snapshot that expired since the table was loaded: the next look tells
-            raise self._unavailable("a file of its metadata is gone", error) from error
+            raise self._table_unavailable_error("a file of its metadata is gone", error) from error
         except (OSError, SQLAlchemyError, RESTError) as error:
             self._catalog = None
-            raise self._unavailable("its catalog or files cannot be reached", error) from error
+            raise self._table_unavailable_error("its catalog or files cannot be reached", error) from error
 
-    def _unavailable(self, what: str, error: Exception) -> TransientError:
+    def _table_unavailable_error(self, what: str, error: Exception) -> TransientError:
         return TransientError(
-            f"source {self.source}: {self.options.name}: {what} ({_first_line(error)})",
+            f"source {self.source}: {self.options.name}: {what} ({_get_first_line(error)})",
             code="table.unavailable",
             kept="everything sealed so far",
             advice="check the catalog and the store; tidegate tries again by itself",
@@ -314,11 +314,11 @@ class IcebergVersions(_Versions):
         )
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def _changes(snapshot: Any) -> bool:
+def _removed_rows(snapshot: Any) -> bool:
     """Whether a snapshot that may take rows away did."""
     said = snapshot.summary.additional_properties
     return any(int(said.get(name, 0)) for name in ("deleted-data-files", "added-delete-files", "deleted-records"))

@@ -20,27 +20,27 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.eventtime.types import Mark
-from tidegate.jobs.spark.epoch import Epoch
-from tidegate.jobs.spark.marks import late_bound, leave_bound
-from tidegate.jobs.spark.ranges import evenly
-from tidegate.jobs.spark.read import Ints, arrow_types, needs_no_cast, table_at
-from tidegate.jobs.spark.session import on_one_host
+from tidegate.jobs.eventtime.types import ReleaseMark
+from tidegate.jobs.spark.epoch import EpochContext
+from tidegate.jobs.spark.marks import compute_late_bound, compute_release_bound
+from tidegate.jobs.spark.ranges import split_evenly
+from tidegate.jobs.spark.read import Ints, get_arrow_types, needs_no_cast, read_table_at
+from tidegate.jobs.spark.session import runs_on_one_host
 from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
-__all__ = ["ARRANGED_BYTES", "ARRANGED_ROWS", "Arranged", "arranged"]
+__all__ = ["DRIVER_SORT_BYTES", "DRIVER_SORT_ROWS", "SortedRelease", "sort_release"]
 
-ARRANGED_ROWS: Final = 4_000_000
-ARRANGED_BYTES: Final = 1 << 28
+DRIVER_SORT_ROWS: Final = 4_000_000
+DRIVER_SORT_BYTES: Final = 1 << 28
 """More rows, or more bytes of them, are not read into the driver, which then holds them twice."""
 
 _Bools = NDArray[np.bool_]
-_Place = tuple[int, str, str]  # place of the source in the spec, source, partition
+_RowOrigin = tuple[int, str, str]  # place of the source in the spec, source, partition
 
 
 @dataclass(frozen=True, slots=True)
-class Arranged:
+class SortedRelease:
     """The rows of a release.
 
     Attributes:
@@ -55,7 +55,7 @@ class Arranged:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _ReleaseRows:
     """Rows of one origin: their declared columns, and beside them what they are ordered by.
 
     Attributes:
@@ -63,7 +63,7 @@ class _Rows:
     """
 
     columns: pa.Table
-    places: list[_Place]
+    places: list[_RowOrigin]
     place: Ints
     section: Ints
     times: Ints
@@ -73,38 +73,38 @@ class _Rows:
     leaves: _Bools
 
 
-def arranged(epoch: Epoch) -> Arranged | None:
+def sort_release(epoch: EpochContext) -> SortedRelease | None:
     """The rows that leave, in order, and those that stay; None where they are Spark's to move."""
-    if epoch.spec.release.mode is ReleaseMode.PASS_THROUGH or not on_one_host(epoch.spec.spark):
+    if epoch.spec.release.mode is ReleaseMode.PASS_THROUGH or not runs_on_one_host(epoch.spec.spark):
         return None
-    if epoch.spec.release.on_late is LatePolicy.ADJUST and late_bound(epoch.order.decision) > TICK_MIN:
+    if epoch.spec.release.on_late is LatePolicy.ADJUST and compute_late_bound(epoch.order.decision) > TICK_MIN:
         return None
-    refs = epoch.touched()
-    if epoch.known.size + sum(ref.rows for ref in refs) > ARRANGED_ROWS:
+    refs = epoch.releasable_segments()
+    if epoch.surveyed_rows.row_count + sum(ref.rows for ref in refs) > DRIVER_SORT_ROWS:
         return None
-    cut, buffer = _of_cut(epoch), _of_buffer(epoch, refs)
-    if cut is None or buffer is None or cut.columns.nbytes + buffer.columns.nbytes > ARRANGED_BYTES:
+    cut, buffer = _read_cut_rows(epoch), _read_buffered_rows(epoch, refs)
+    if cut is None or buffer is None or cut.columns.nbytes + buffer.columns.nbytes > DRIVER_SORT_BYTES:
         return None
-    rows = _together(cut, buffer)
-    order = _order(rows)
-    pieces = [partial(_events, epoch, rows, order[first:end], first) for first, end in evenly(order.size)]
-    return Arranged(pieces, _waiting(epoch, rows), int(np.count_nonzero(rows.late)))
+    rows = _concat_origins(cut, buffer)
+    order = _sort_leaving_rows(rows)
+    pieces = [partial(_build_events_table, epoch, rows, order[first:end], first) for first, end in split_evenly(order.size)]
+    return SortedRelease(pieces, _build_waiting_table(epoch, rows), int(np.count_nonzero(rows.late)))
 
 
-def _of_cut(epoch: Epoch) -> _Rows | None:
+def _read_cut_rows(epoch: EpochContext) -> _ReleaseRows | None:
     """The cut's rows but those that are late and stay behind; None if they are not known, need a cast or are too large."""
     decision, flags = epoch.order.decision, epoch.spec.release.on_late is LatePolicy.EMIT_FLAGGED
-    bound, times = late_bound(decision), {} if epoch.data is None else epoch.known.times
+    bound, times = compute_late_bound(decision), {} if epoch.data is None else epoch.surveyed_rows.times
     if epoch.data is not None and not (times and needs_no_cast(epoch.spec, epoch.staged)):
         return None
     joins = {index: np.flatnonzero((own < TICK_MAX) & (flags | (own >= bound))) for index, own in times.items()}
-    columns, member, seqs = table_at(epoch.spec, epoch.staged, joins, ARRANGED_BYTES)
+    columns, member, seqs = read_table_at(epoch.spec, epoch.staged, joins, DRIVER_SORT_BYTES)
     found = np.concatenate([np.zeros(0, dtype=np.int64), *(times[index][joins[index]] for index in sorted(joins))])
     if columns.num_rows != found.size:  # too large
         return None
     members, order = [piece.member for piece in epoch.staged.cut.slices], list(epoch.spec.sources)
     late = flags & (found < bound)
-    return _Rows(
+    return _ReleaseRows(
         columns,
         [(order.index(m.source), m.source, m.partition) for m in members],
         member,
@@ -113,44 +113,44 @@ def _of_cut(epoch: Epoch) -> _Rows | None:
         seqs,
         late,
         np.array([str(m) in decision.flagged for m in members], dtype=bool)[member],
-        late | (found < leave_bound(decision)),
+        late | (found < compute_release_bound(decision)),
     )
 
 
-def _of_buffer(epoch: Epoch, refs: list[FileRef]) -> _Rows | None:
+def _read_buffered_rows(epoch: EpochContext, refs: list[FileRef]) -> _ReleaseRows | None:
     """The rows that waited and leave now; None if a segment holds other types than the declared ones, or too much."""
     before, after = epoch.order.decision.release_before, epoch.order.decision.release_after
-    types, tables = arrow_types(epoch.spec), []
+    types, tables = get_arrow_types(epoch.spec), []
     inner = dict.fromkeys(("_section", "_et", "_seq"), pa.int64()) | dict.fromkeys(("_source", "_partition"), pa.string())
     schema = pa.schema({**types, **inner, "_so": pa.int32(), "_tardy": pa.bool_()})
     size = 0
-    for table in _row_groups(epoch.paths(refs)):
+    for table in _iterate_row_groups(epoch.locate_segments(refs)):
         if "_tardy" not in table.column_names:  # older segments do not know of it
             table = table.append_column("_tardy", pa.repeat(False, table.num_rows))
         if any(name not in table.column_names or table.schema.field(name).type != kind for name, kind in types.items()):
             return None
-        own = _under(after, table["_section"].to_numpy(), table["_et"].to_numpy())
-        own &= ~_under(before, table["_section"].to_numpy(), table["_et"].to_numpy())
+        own = _mask_below_mark(after, table["_section"].to_numpy(), table["_et"].to_numpy())
+        own &= ~_mask_below_mark(before, table["_section"].to_numpy(), table["_et"].to_numpy())
         tables.append(table.select(schema.names).cast(schema).filter(pa.array(own)))
         size += tables[-1].nbytes
-        if size > ARRANGED_BYTES:
+        if size > DRIVER_SORT_BYTES:
             return None
     rows = pa.concat_tables([schema.empty_table(), *tables])
-    places, place = _places(rows)
+    places, place = _index_origins(rows)
     everything = np.full(rows.num_rows, True)
     section, times, seqs = (rows[name].to_numpy() for name in ("_section", "_et", "_seq"))
     tardy = pc.fill_null(rows["_tardy"], False).to_numpy()
-    return _Rows(rows.select(list(types)), places, place, section, times, seqs, ~everything, tardy, everything)
+    return _ReleaseRows(rows.select(list(types)), places, place, section, times, seqs, ~everything, tardy, everything)
 
 
-def _row_groups(paths: Iterable[Path]) -> Iterator[pa.Table]:
+def _iterate_row_groups(paths: Iterable[Path]) -> Iterator[pa.Table]:
     for path in paths:
         with pq.ParquetFile(path) as file:
             for group in range(file.num_row_groups):
                 yield file.read_row_group(group)
 
 
-def _places(rows: pa.Table) -> tuple[list[_Place], Ints]:
+def _index_origins(rows: pa.Table) -> tuple[list[_RowOrigin], Ints]:
     """The distinct places of buffered rows, and each row's."""
     encoded = [rows[name].combine_chunks().dictionary_encode() for name in ("_source", "_partition")]
     codes = np.stack([rows["_so"].to_numpy(), *(column.indices.to_numpy() for column in encoded)])
@@ -159,35 +159,35 @@ def _places(rows: pa.Table) -> tuple[list[_Place], Ints]:
     return [(int(so), texts[0][source], texts[1][partition]) for so, source, partition in distinct.T], place.reshape(-1)
 
 
-def _under(mark: Mark, section: Ints, times: Ints) -> _Bools:
+def _mask_below_mark(mark: ReleaseMark, section: Ints, times: Ints) -> _Bools:
     """`marks.under`, of values that the driver has."""
     before = np.full(times.size, True) if mark.time >= TICK_MAX else times < mark.time
     found: _Bools = (section < mark.section) | ((section == mark.section) & before)
     return found
 
 
-def _together(cut: _Rows, buffer: _Rows) -> _Rows:
+def _concat_origins(cut: _ReleaseRows, buffer: _ReleaseRows) -> _ReleaseRows:
     """Both origins as one, each column in one piece, so that rows can be taken from it fast."""
     columns = pa.concat_tables([cut.columns, buffer.columns]).combine_chunks()
     place = np.concatenate([cut.place, buffer.place + len(cut.places)])
 
-    def both(own: Callable[[_Rows], Any]) -> Any:
+    def concat_field(own: Callable[[_ReleaseRows], Any]) -> Any:
         return np.concatenate([own(cut), own(buffer)])
 
-    return _Rows(
+    return _ReleaseRows(
         columns,
         [*cut.places, *buffer.places],
         place,
-        both(lambda rows: rows.section),
-        both(lambda rows: rows.times),
-        both(lambda rows: rows.seqs),
-        both(lambda rows: rows.late),
-        both(lambda rows: rows.tardy),
-        both(lambda rows: rows.leaves),
+        concat_field(lambda rows: rows.section),
+        concat_field(lambda rows: rows.times),
+        concat_field(lambda rows: rows.seqs),
+        concat_field(lambda rows: rows.late),
+        concat_field(lambda rows: rows.tardy),
+        concat_field(lambda rows: rows.leaves),
     )
 
 
-def _order(rows: _Rows) -> Ints:
+def _sort_leaving_rows(rows: _ReleaseRows) -> Ints:
     """The rows that leave: flagged late ones first, then by section, event time, source order, partition and position."""
     going = np.flatnonzero(rows.leaves)
     ranks = {pair: rank for rank, pair in enumerate(sorted({(so, partition) for so, _, partition in rows.places}))}
@@ -197,21 +197,21 @@ def _order(rows: _Rows) -> Ints:
     return order
 
 
-def _events(epoch: Epoch, rows: _Rows, chosen: Ints, first: int) -> pa.Table:
+def _build_events_table(epoch: EpochContext, rows: _ReleaseRows, chosen: Ints, first: int) -> pa.Table:
     """Some rows of the events table; the position of the first of them is `first` behind the epoch's."""
     begin, size = epoch.order.next_position + first, chosen.size
     columns = {
         "position": pa.array(np.arange(begin, begin + size, dtype=np.int64)),
         "section": pa.array(rows.section[chosen]),
         "_late": pa.array(rows.late[chosen] | rows.tardy[chosen]),
-        **_provenance(rows, chosen),
+        **_build_provenance(rows, chosen),
         "_timeline": pa.repeat(pa.scalar(epoch.order.timeline, pa.int32()), size),
         "_epoch": pa.repeat(pa.scalar(epoch.order.epoch, pa.int64()), size),
     }
-    return _with(rows, chosen, columns)
+    return _take_with_columns(rows, chosen, columns)
 
 
-def _waiting(epoch: Epoch, rows: _Rows) -> pa.Table:
+def _build_waiting_table(epoch: EpochContext, rows: _ReleaseRows) -> pa.Table:
     """The rows that stay, as a segment has them."""
     chosen = np.flatnonzero(~rows.leaves)
     so = np.array([so for so, _, _ in rows.places], dtype=np.int32)
@@ -220,18 +220,18 @@ def _waiting(epoch: Epoch, rows: _Rows) -> pa.Table:
         "_tardy": pa.array(rows.tardy[chosen]),
         "_et": pa.array(rows.times[chosen]),
         "_so": pa.array(so[rows.place[chosen]]),
-        **_provenance(rows, chosen),
+        **_build_provenance(rows, chosen),
     }
-    return _with(rows, chosen, columns)
+    return _take_with_columns(rows, chosen, columns)
 
 
-def _provenance(rows: _Rows, chosen: Ints) -> dict[str, Any]:
+def _build_provenance(rows: _ReleaseRows, chosen: Ints) -> dict[str, Any]:
     place = pa.array(rows.place[chosen])
     source = pa.array([source for _, source, _ in rows.places], pa.string()).take(place)
     partition = pa.array([partition for _, _, partition in rows.places], pa.string()).take(place)
     return {"_source": source, "_partition": partition, "_seq": pa.array(rows.seqs[chosen])}
 
 
-def _with(rows: _Rows, chosen: Ints, more: Mapping[str, Any]) -> pa.Table:
+def _take_with_columns(rows: _ReleaseRows, chosen: Ints, more: Mapping[str, Any]) -> pa.Table:
     taken = rows.columns.take(pa.array(chosen))
     return pa.table({**{name: taken[name] for name in taken.column_names}, **more})

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pyspark
 
-__all__ = ["DUMP_VARIABLE", "archive_file", "archive_options"]
+__all__ = ["ARCHIVE_DUMP_VARIABLE", "locate_class_archive", "build_archive_options"]
 
 #: Names the file an archive is written to when the JVM of this process ends; set by `tidegate warm` only.
-DUMP_VARIABLE = "TIDEGATE_CLASS_ARCHIVE_DUMP"
-_QUIET = "-Xlog:disable -Xlog:all=error:stderr"  # an archive that does not fit is worth no line in every log
+ARCHIVE_DUMP_VARIABLE = "TIDEGATE_CLASS_ARCHIVE_DUMP"
+_ARCHIVE_LOG_OPTIONS = "-Xlog:disable -Xlog:all=error:stderr"  # an archive that does not fit is worth no line in every log
 
 
-def archive_file(environment: Mapping[str, str] = os.environ) -> Path | None:
+def locate_class_archive(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Where the archive of this machine's Java and Spark belongs, whether or not it is there; None without a Java."""
-    java = _java(environment)
+    java = _find_java(environment)
     if java is None:
         return None
     known = java.stat()
@@ -35,16 +35,16 @@ def archive_file(environment: Mapping[str, str] = os.environ) -> Path | None:
     return Path(base, "tidegate", "jvm", hashlib.sha256(repr(parts).encode()).hexdigest()[:16] + ".jsa")
 
 
-def archive_options(environment: Mapping[str, str] = os.environ) -> str:
+def build_archive_options(environment: Mapping[str, str] = os.environ) -> str:
     """Options of the driver's JVM that use the archive, or write it; empty when there is none."""
-    target = environment.get(DUMP_VARIABLE)
+    target = environment.get(ARCHIVE_DUMP_VARIABLE)
     if target:
-        return f'"-XX:ArchiveClassesAtExit={target}" {_QUIET}'
-    archive = archive_file(environment)
-    return f'"-XX:SharedArchiveFile={archive}" -Xshare:auto {_QUIET}' if archive is not None and archive.is_file() else ""
+        return f'"-XX:ArchiveClassesAtExit={target}" {_ARCHIVE_LOG_OPTIONS}'
+    archive = locate_class_archive(environment)
+    return f'"-XX:SharedArchiveFile={archive}" -Xshare:auto {_ARCHIVE_LOG_OPTIONS}' if archive is not None and archive.is_file() else ""
 
 
-def _java(environment: Mapping[str, str]) -> Path | None:
+def _find_java(environment: Mapping[str, str]) -> Path | None:
     home = environment.get("JAVA_HOME")
     found = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environment.get("PATH"))
     return Path(found).resolve() if found and Path(found).exists() else None

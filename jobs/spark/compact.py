@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.eventtime.types import Mark
+from tidegate.jobs.eventtime.types import ReleaseMark
 from tidegate.jobs.spark.aggregates import Aggregation
-from tidegate.jobs.spark.epoch import Epoch
-from tidegate.jobs.spark.marks import under
-from tidegate.jobs.spark.spans import purged
+from tidegate.jobs.spark.epoch import EpochContext
+from tidegate.jobs.spark.marks import below_mark_sql
+from tidegate.jobs.spark.spans import window_purged_sql
 
-__all__ = ["MANY_SEGMENTS", "compact_order", "compact_window"]
+__all__ = ["MANY_SEGMENTS", "compact_order_segments", "compact_window_segments"]
 
 MANY_SEGMENTS: Final = 16
 """More live segments of one kind than this are merged."""
@@ -23,31 +23,31 @@ _SMALL_ROWS: Final = 200_000
 """Larger segments are left alone: rewriting them again and again would cost more than opening them."""
 
 
-def compact_order(epoch: Epoch, live: list[FileRef], mark: Mark) -> tuple[FileRef, ...]:
+def compact_order_segments(epoch: EpochContext, live: list[FileRef], mark: ReleaseMark) -> tuple[FileRef, ...]:
     """The order segments after compaction; rows below the mark have left."""
-    small, large = _split(live)
-    frame = epoch.load(small) if len(small) > MANY_SEGMENTS else None
+    small, large = _split_by_size(live)
+    frame = epoch.load_segments(small) if len(small) > MANY_SEGMENTS else None
     if frame is None:
         return tuple(live)
     sections = [bound for ref in small for bound in (ref.extra["section_min"], ref.extra["section_max"])]
     extra = {"section_min": min(sections), "section_max": max(sections)}
-    rows = epoch.result(frame.where(f"NOT {under(mark)}"), sum(ref.rows for ref in small))
-    return (*large, *epoch.writer.segment("order", rows, "_et", extra).refs)
+    rows = epoch.collect_if_small(frame.where(f"NOT {below_mark_sql(mark)}"), sum(ref.rows for ref in small))
+    return (*large, *epoch.writer.write_segment("order", rows, "_et", extra).refs)
 
 
-def compact_window(epoch: Epoch, name: str, live: list[FileRef]) -> tuple[FileRef, ...]:
+def compact_window_segments(epoch: EpochContext, name: str, live: list[FileRef]) -> tuple[FileRef, ...]:
     """The segments of a tumbling or sliding window after compaction."""
-    small, large = _split(live)
-    frame = epoch.load(small) if len(small) > MANY_SEGMENTS else None
+    small, large = _split_by_size(live)
+    frame = epoch.load_segments(small) if len(small) > MANY_SEGMENTS else None
     if frame is None:
         return tuple(live)
     window = epoch.spec.windows[name]
-    kept = frame.where(f"NOT ({purged(window, '_we', epoch.order.decision.frontier_after)})")
-    merged = Aggregation(epoch.spec, name).merge(kept, flags={})
-    rows = epoch.result(merged, sum(ref.rows for ref in small))
-    return (*large, *epoch.writer.segment(f"window:{name}", rows, "_we").refs)
+    kept = frame.where(f"NOT ({window_purged_sql(window, '_we', epoch.order.decision.frontier_after)})")
+    merged = Aggregation(epoch.spec, name).merge_partials(kept, flags={})
+    rows = epoch.collect_if_small(merged, sum(ref.rows for ref in small))
+    return (*large, *epoch.writer.write_segment(f"window:{name}", rows, "_we").refs)
 
 
-def _split(live: list[FileRef]) -> tuple[list[FileRef], list[FileRef]]:
+def _split_by_size(live: list[FileRef]) -> tuple[list[FileRef], list[FileRef]]:
     small = [ref for ref in live if ref.rows <= _SMALL_ROWS]
     return small, [ref for ref in live if ref.rows > _SMALL_ROWS]

@@ -22,27 +22,27 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.spark.cast import text
-from tidegate.jobs.spark.epoch import Epoch
-from tidegate.jobs.spark.marks import below, passed, reached
-from tidegate.jobs.spark.schema import quote, spark_of_declared
-from tidegate.jobs.spark.spans import with_spans
-from tidegate.jobs.spark.write import FETCH_ROWS, Written
+from tidegate.jobs.spark.cast import quote_text
+from tidegate.jobs.spark.epoch import EpochContext
+from tidegate.jobs.spark.marks import time_below_sql, opaque_literal, end_reached_sql
+from tidegate.jobs.spark.schema import quote_name, declared_to_spark_type
+from tidegate.jobs.spark.spans import add_window_span
+from tidegate.jobs.spark.write import FETCH_ROWS, WrittenFiles
 from tidegate.jobs.spec.edges import EdgeColumns
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate_ticks
 from tidegate.jobs.spec.windows import WindowSpec
 
-__all__ = ["EDGES_KIND", "Edges", "lasting", "others", "take_edges"]
+__all__ = ["EDGES_KIND", "EpochEdges", "assign_intervals", "drop_edges", "pair_edges"]
 
 EDGES_KIND: Final = "edges"
-_PLACE: Final = ("_source", "_partition", "_seq", "_et")
-_AT_ONCE: Final = 10_000
+_ORIGIN_COLUMNS: Final = ("_source", "_partition", "_seq", "_et")
+_WINDOWS_PER_PART: Final = 10_000
 """Windows of one edge that are laid out at a time: a frontier that jumps far ahead must not cost memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Edges:
+class EpochEdges:
     """The edges of one epoch.
 
     Attributes:
@@ -53,7 +53,7 @@ class Edges:
     """
 
     segments: tuple[FileRef, ...]
-    written: Written
+    written: WrittenFiles
     open: tuple[Path, ...]
     ended: tuple[Path, ...] = ()
 
@@ -61,121 +61,121 @@ class Edges:
 # Which rows are edges
 
 
-def _columns(spec: PipelineSpec) -> dict[str, EdgeColumns]:
+def _collect_edge_columns(spec: PipelineSpec) -> dict[str, EdgeColumns]:
     return {name: source.edges for name, source in spec.sources.items() if source.edges is not None}
 
 
-def _is(spec: PipelineSpec, *ends: str) -> str:
+def _is_edge_sql(spec: PipelineSpec, *ends: str) -> str:
     """Whether a row is an edge of these sorts (`start`, `end`)."""
     cases = []
-    for name, edges in _columns(spec).items():
-        values = ", ".join(text(getattr(edges, end)) for end in ends)
-        cases.append(f"(_source = {text(name)} AND {quote(edges.kind)} IN ({values}))")
+    for name, edges in _collect_edge_columns(spec).items():
+        values = ", ".join(quote_text(getattr(edges, end)) for end in ends)
+        cases.append(f"(_source = {quote_text(name)} AND {quote_name(edges.kind)} IN ({values}))")
     return f"coalesce({' OR '.join(cases)}, false)"
 
 
-def others(spec: PipelineSpec, frame: DataFrame) -> DataFrame:
+def drop_edges(spec: PipelineSpec, frame: DataFrame) -> DataFrame:
     """The rows that are no edges."""
-    return frame.where(f"NOT {_is(spec, 'start', 'end')}") if _columns(spec) else frame
+    return frame.where(f"NOT {_is_edge_sql(spec, 'start', 'end')}") if _collect_edge_columns(spec) else frame
 
 
 # What is open and what has ended
 
 
-def take_edges(epoch: Epoch) -> Edges:
+def pair_edges(epoch: EpochContext) -> EpochEdges:
     """Pair the starts and ends that are on time; a late one changes nothing."""
-    live = epoch.segments(EDGES_KIND) if _columns(epoch.spec) else []
-    standing = Edges(tuple(live), Written((), ()), tuple(epoch.paths(live)))
-    if epoch.data is None or not _columns(epoch.spec):
+    live = epoch.live_segments(EDGES_KIND) if _collect_edge_columns(epoch.spec) else []
+    standing = EpochEdges(tuple(live), WrittenFiles((), ()), tuple(epoch.locate_segments(live)))
+    if epoch.data is None or not _collect_edge_columns(epoch.spec):
         return standing
-    came = epoch.writer.local(epoch.result(_came(epoch, epoch.data), epoch.staged.rows))
+    came = epoch.writer.write_scratch_files(epoch.collect_if_small(_select_punctual_edges(epoch, epoch.data), epoch.staged.rows))
     if not came:
         return standing
     rows = sum(pq.read_metadata(path).num_rows for path in (*standing.open, *came))
-    paired = epoch.result(_paired(epoch, standing.open, came, rows), rows)
+    paired = epoch.collect_if_small(_match_starts_to_ends(epoch, standing.open, came, rows), rows)
     if isinstance(paired, pa.Table):
         is_open = pc.is_null(paired["_until"])
-        ended = epoch.writer.local(paired.filter(pc.invert(is_open)))
+        ended = epoch.writer.write_scratch_files(paired.filter(pc.invert(is_open)))
         left: pa.Table | DataFrame = paired.filter(is_open).drop_columns(["_until"])
     else:
-        ended = epoch.writer.local(paired)  # once: both what is open and what has ended is read from there
-        left = _starts(epoch, ended, "_until").where("_until IS NULL").drop("_until")
-    written = epoch.writer.segment(EDGES_KIND, left, "_et")
-    return Edges(written.refs, written, written.paths, ended)
+        ended = epoch.writer.write_scratch_files(paired)  # once: both what is open and what has ended is read from there
+        left = _load_edges(epoch, ended, "_until").where("_until IS NULL").drop("_until")
+    written = epoch.writer.write_segment(EDGES_KIND, left, "_et")
+    return EpochEdges(written.refs, written, written.paths, ended)
 
 
-def _came(epoch: Epoch, data: DataFrame) -> DataFrame:
-    late = below("_et", epoch.order.decision.frontier_before)
-    edges = data.where(f"{_is(epoch.spec, 'start', 'end')} AND NOT ({late})")
-    return edges.selectExpr(*(quote(c) for c in epoch.spec.columns), *_PLACE, f"{_is(epoch.spec, 'end')} AS _ends")
+def _select_punctual_edges(epoch: EpochContext, data: DataFrame) -> DataFrame:
+    late = time_below_sql("_et", epoch.order.decision.frontier_before)
+    edges = data.where(f"{_is_edge_sql(epoch.spec, 'start', 'end')} AND NOT ({late})")
+    return edges.selectExpr(*(quote_name(c) for c in epoch.spec.columns), *_ORIGIN_COLUMNS, f"{_is_edge_sql(epoch.spec, 'end')} AS _ends")
 
 
-def _paired(epoch: Epoch, live: Sequence[Path], came: Sequence[Path], rows: int) -> DataFrame:
+def _match_starts_to_ends(epoch: EpochContext, live: Sequence[Path], came: Sequence[Path], rows: int) -> DataFrame:
     """All starts with `_until`, when they end: null while they are open. One that would end before it began says nothing."""
     keys: dict[str, list[str]] = {}
-    for name, edges in _columns(epoch.spec).items():
+    for name, edges in _collect_edge_columns(epoch.spec).items():
         for key in edges.keys:
-            keys.setdefault(key, []).append(text(name))
-    own = [f"IF(_source IN ({', '.join(sources)}), {quote(key)}, NULL)" for key, sources in keys.items()]
+            keys.setdefault(key, []).append(quote_text(name))
+    own = [f"IF(_source IN ({', '.join(sources)}), {quote_name(key)}, NULL)" for key, sources in keys.items()]
     group = ", ".join(["_source", "_partition", *own])
     behind = f"PARTITION BY {group} ORDER BY _seq DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
-    frame = _starts(epoch, came, "_ends")
+    frame = _load_edges(epoch, came, "_ends")
     if live:
-        frame = _starts(epoch, live, "false AS _ends").unionAll(frame)
+        frame = _load_edges(epoch, live, "false AS _ends").unionAll(frame)
     if rows <= FETCH_ROWS:
         frame = frame.coalesce(1)  # no shuffle for few
     frame = frame.selectExpr("*", f"last(IF(_ends, _et, NULL), true) OVER ({behind}) AS _until")
     return frame.where("NOT _ends AND (_until IS NULL OR _until > _et)").drop("_ends")
 
 
-def _starts(epoch: Epoch, files: Sequence[Path], mark: str) -> DataFrame:
+def _load_edges(epoch: EpochContext, files: Sequence[Path], mark: str) -> DataFrame:
     """Edges that one epoch wrote, under today's spec: a column it did not have is null, a source that is gone has no edges."""
-    frame = epoch.load([], list(files))
+    frame = epoch.load_segments([], list(files))
     assert frame is not None  # noqa: S101 - called with files only
     known, declared = set(frame.columns), epoch.spec.columns.items()
-    columns = [quote(c) if c in known else f"CAST(NULL AS {spark_of_declared(t)}) AS {quote(c)}" for c, t in declared]
-    sources = ", ".join(text(name) for name in _columns(epoch.spec))
-    return frame.where(f"_source IN ({sources})").selectExpr(*columns, *_PLACE, mark)
+    columns = [quote_name(c) if c in known else f"CAST(NULL AS {declared_to_spark_type(t)}) AS {quote_name(c)}" for c, t in declared]
+    sources = ", ".join(quote_text(name) for name in _collect_edge_columns(epoch.spec))
+    return frame.where(f"_source IN ({sources})").selectExpr(*columns, *_ORIGIN_COLUMNS, mark)
 
 
 # What they are in
 
 
-def lasting(epoch: Epoch, window: WindowSpec, edges: Edges) -> tuple[DataFrame, int] | None:
+def assign_intervals(epoch: EpochContext, window: WindowSpec, edges: EpochEdges) -> tuple[DataFrame, int] | None:
     """(edge, window) pairs that count in this epoch, with `_ws` and `_we`, and a number that they are not more than."""
     before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
-    frames, rows, until = [], 0, epoch.order.decision.open_until
-    if edges.open and _closes_any(window, before, after):
-        starts = _starts(epoch, edges.open, f"{passed(until, '_et')} AS _end")
-        frames.append(_pairs(window, starts, before).where(reached("_we", after)))
+    frames, rows, until = [], 0, epoch.order.decision.open_edges_until
+    if edges.open and _closes_any_window(window, before, after):
+        starts = _load_edges(epoch, edges.open, f"{opaque_literal(until, '_et')} AS _end")
+        frames.append(_expand_to_windows(window, starts, before).where(end_reached_sql("_we", after)))
         rows += sum(pq.read_metadata(path).num_rows for path in edges.open)
     if edges.ended:
-        ended = _starts(epoch, edges.ended, "_until AS _end").where("_end IS NOT NULL")
-        frames.append(_pairs(window, ended, before))
+        ended = _load_edges(epoch, edges.ended, "_until AS _end").where("_end IS NOT NULL")
+        frames.append(_expand_to_windows(window, ended, before))
         rows += sum(pq.read_metadata(path).num_rows for path in edges.ended)
     if not frames:
         return None
     places = {name: place for place, name in enumerate(epoch.spec.sources)}
-    order = " ".join(f"WHEN {text(name)} THEN {places[name]}" for name in _columns(epoch.spec))
+    order = " ".join(f"WHEN {quote_text(name)} THEN {places[name]}" for name in _collect_edge_columns(epoch.spec))
     pairs = reduce(DataFrame.unionAll, frames).selectExpr("*", f"CASE _source {order} END AS _so")
-    return pairs, rows * _most(epoch, window, edges, before, until)
+    return pairs, rows * _bound_windows_per_edge(epoch, window, edges, before, until)
 
 
-def _pairs(window: WindowSpec, frame: DataFrame, before: int) -> DataFrame:
+def _expand_to_windows(window: WindowSpec, frame: DataFrame, before: int) -> DataFrame:
     """A row for each window that ``[_et, _end)`` overlaps and that is not closed yet: the closed ones were told with it."""
-    columns = [quote(c) for c in frame.columns if c not in ("_et", "_end")]
-    least = saturate(before - (window.size or 0))
-    start = "_et" if least == TICK_MIN else f"greatest(_et, {passed(least, '_et')})"
-    spans = with_spans(window, frame.selectExpr(*columns, "_et AS _began", f"{start} AS _et", "_end").where("_et < _end"))
+    columns = [quote_name(c) for c in frame.columns if c not in ("_et", "_end")]
+    least = saturate_ticks(before - (window.size or 0))
+    start = "_et" if least == TICK_MIN else f"greatest(_et, {opaque_literal(least, '_et')})"
+    spans = add_window_span(window, frame.selectExpr(*columns, "_et AS _began", f"{start} AS _et", "_end").where("_et < _end"))
     period = window.period or 1
-    many = max(1, min(_AT_ONCE, TICK_MAX // 4 // period))
+    many = max(1, min(_WINDOWS_PER_PART, TICK_MAX // 4 // period))
     spans = spans.selectExpr("*", f"explode(sequence(_w0, _w1, {many * period}L)) AS _part")
     part = f"sequence(_part, least(_w1, _part + {(many - 1) * period}L), {period}L)"
     pairs = spans.selectExpr(*columns, "_began AS _et", f"explode({part}) AS _ws")
-    return pairs.selectExpr("*", f"_ws + {window.size}L AS _we").where(f"NOT ({reached('_we', before)})")
+    return pairs.selectExpr("*", f"_ws + {window.size}L AS _we").where(f"NOT ({end_reached_sql('_we', before)})")
 
 
-def _closes_any(window: WindowSpec, before: int, after: int) -> bool:
+def _closes_any_window(window: WindowSpec, before: int, after: int) -> bool:
     """Whether the end of any window lies in what F has passed."""
     if before >= after:
         return False
@@ -185,10 +185,10 @@ def _closes_any(window: WindowSpec, before: int, after: int) -> bool:
     return (after - size - window.offset) // period > (before - size - window.offset) // period
 
 
-def _most(epoch: Epoch, window: WindowSpec, edges: Edges, before: int, until: int) -> int:
+def _bound_windows_per_edge(epoch: EpochContext, window: WindowSpec, edges: EpochEdges, before: int, until: int) -> int:
     """Windows that no edge is in more than."""
     size, period = window.size or 0, window.period or 1
-    starts = [ref.min_time for ref in (*epoch.segments(EDGES_KIND), *edges.segments) if ref.min_time is not None]
+    starts = [ref.min_time for ref in (*epoch.live_segments(EDGES_KIND), *edges.segments) if ref.min_time is not None]
     starts += [] if epoch.low is None else [epoch.low]
     first = max(min(starts, default=until), before - size)
     last = max(until, TICK_MIN if epoch.high is None else epoch.high)

@@ -12,11 +12,11 @@ from pyspark.errors import PySparkException
 
 from tidegate.jobs.spec.errors import TransientError
 
-__all__ = ["SPARK_FAILED", "executors_lost", "lines", "said"]
+__all__ = ["SPARK_ERRORS", "detect_lost_executors", "lines", "extract_cause"]
 
-SPARK_FAILED: Final = (PySparkException, Py4JJavaError)
+SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
 """For `except`."""
-_LOST: Final = ("ExecutorLostFailure", "FetchFailed", "Python worker exited unexpectedly", "worker lost")
+_LOST_EXECUTOR_SIGNS: Final = ("ExecutorLostFailure", "FetchFailed", "Python worker exited unexpectedly", "worker lost")
 
 
 def lines(error: BaseException) -> list[str]:
@@ -25,10 +25,10 @@ def lines(error: BaseException) -> list[str]:
     return [line.strip() for line in found if line.strip() and not line.lstrip().startswith("at ")]
 
 
-def said(error: BaseException) -> str:
+def extract_cause(error: BaseException) -> str:
     r"""The line that names the cause.
 
-    >>> said(PySparkException("bad\n\tat org.x\nCaused by: java.io.IOException: gone"))
+    >>> extract_cause(PySparkException("bad\n\tat org.x\nCaused by: java.io.IOException: gone"))
     'java.io.IOException: gone'
     """
     found = lines(error)
@@ -37,12 +37,12 @@ def said(error: BaseException) -> str:
     return (causes[-1:] or own[:1] or [type(error).__name__])[0][:500]
 
 
-def executors_lost(what: str, error: BaseException) -> TransientError | None:
+def detect_lost_executors(what: str, error: BaseException) -> TransientError | None:
     """The error for a job that lost too many of its executors or their Python; None when it was something else.
 
     `what` names the pipeline, or the source that was read.
     """
-    mark = next((mark for mark in _LOST for line in lines(error) if mark in line), None)
+    mark = next((mark for mark in _LOST_EXECUTOR_SIGNS for line in lines(error) if mark in line), None)
     if mark is None:
         return None
     return TransientError(

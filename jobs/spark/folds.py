@@ -27,19 +27,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from tidegate.jobs.spark.failures import SPARK_FAILED
+from tidegate.jobs.spark.failures import SPARK_ERRORS
 from tidegate.jobs.spec.errors import PoisonError
-from tidegate.jobs.streams.batches import FoldedBatch, fold_batch, fold_prepared, prepared
-from tidegate.jobs.streams.fold import FoldFailure, Reducer, States, key_of
+from tidegate.jobs.streams.batches import FoldedBatch, fold_batch, fold_prepared_rows, prepare_arguments
+from tidegate.jobs.streams.fold import FoldFailure, Reducer, ReducerStates, encode_row_key
 
-__all__ = ["WORTH_A_JOB", "SparkFolds"]
+__all__ = ["MIN_JOB_ROWS", "SparkReducerRunner"]
 
-WORTH_A_JOB: Final = 50_000
+MIN_JOB_ROWS: Final = 50_000
 """Rows from which a job pays: starting tasks with Python in them costs about what one core folds in half a second."""
-_STATES: Final = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.int64()})
+_STATE_SCHEMA: Final = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.int64()})
 
 
-class SparkFolds:
+class SparkReducerRunner:
     """The runner of reducers on Spark.
 
     A reducer without keys is one sequence, which no second core can help with: it is folded in the driver, and so is a batch
@@ -52,34 +52,34 @@ class SparkFolds:
         groups: tasks of a job; 0: as many as the session runs at a time.
     """
 
-    def __init__(self, session: SparkSession, workdir: Path, *, least: int = WORTH_A_JOB, groups: int = 0) -> None:
+    def __init__(self, session: SparkSession, workdir: Path, *, least: int = MIN_JOB_ROWS, groups: int = 0) -> None:
         self._session, self._workdir, self._least = session, workdir, least
-        self._groups = groups or _parallel(session)
+        self._groups = groups or _count_parallel_tasks(session)
 
-    def __call__(self, reducer: Reducer, rows: Any, states: States) -> FoldedBatch:
+    def __call__(self, reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
         """Fold a batch."""
         if not reducer.keys or rows.num_rows < self._least:
             return fold_batch(reducer, rows, states)
-        ready = prepared(reducer, rows)
+        ready = prepare_arguments(reducer, rows)
         if isinstance(ready, FoldedBatch):
             return ready
-        folded = self._job(reducer, ready, states)
+        folded = self._run_fold_job(reducer, ready, states)
         stopped = folded.failure
         while folded.failure is not None:
             ready = ready.filter(pc.less(ready["position"], folded.failure.position))
             stopped = folded.failure
-            folded = self._job(reducer, ready, states) if ready.num_rows else fold_prepared(reducer, ready, states)
+            folded = self._run_fold_job(reducer, ready, states) if ready.num_rows else fold_prepared_rows(reducer, ready, states)
         return FoldedBatch(folded.sent, folded.states, stopped)
 
-    def _job(self, reducer: Reducer, rows: Any, states: States) -> FoldedBatch:
+    def _run_fold_job(self, reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
         folder = Path(mkdtemp(prefix="fold-", dir=self._workdir))
         try:
-            _share_out(folder, reducer, rows, states, self._groups)
-            work = _task(str(folder), reducer)
+            _write_group_files(folder, reducer, rows, states, self._groups)
+            work = _make_fold_task(str(folder), reducer)
             tasks = self._session.range(0, self._groups, 1, self._groups)
             done = tasks.mapInArrow(work, "file string, position long, id string, error string").collect()
-            return _gathered(reducer, folder, done)
-        except SPARK_FAILED as error:
+            return _merge_group_results(reducer, folder, done)
+        except SPARK_ERRORS as error:
             raise PoisonError(
                 f"Spark could not run a reducer: {str(error).strip().splitlines()[-1][:500]}",
                 code="spark.fold_failed",
@@ -90,25 +90,25 @@ class SparkFolds:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _parallel(session: SparkSession) -> int:
+def _count_parallel_tasks(session: SparkSession) -> int:
     """How many tasks run at a time; Spark Connect does not say."""
     return 4 if not hasattr(session, "_jsparkSession") else max(2, session.sparkContext.defaultParallelism)
 
 
-def _share_out(folder: Path, reducer: Reducer, rows: Any, states: States, groups: int) -> None:
+def _write_group_files(folder: Path, reducer: Reducer, rows: Any, states: ReducerStates, groups: int) -> None:
     """Write rows and states of every group; a group without rows has no files."""
-    texts, numbers = _keys(rows, reducer.keys)
+    texts, numbers = _encode_keys(rows, reducer.keys)
     group_of = np.array([zlib.crc32(text.encode()) % groups for text in texts])
     of_row = group_of[numbers]
     for group in range(groups):
         mine = rows.filter(pa.array(of_row == group))
         if mine.num_rows:
             known = {text: states[text] for text, g in zip(texts, group_of, strict=True) if g == group and text in states}
-            _write(folder / f"rows-{group}", mine)
-            _write(folder / f"states-{group}", _of_states(known))
+            _write_arrow_file(folder / f"rows-{group}", mine)
+            _write_arrow_file(folder / f"states-{group}", _states_to_table(known))
 
 
-def _keys(rows: Any, keys: tuple[str, ...]) -> tuple[list[str], Any]:
+def _encode_keys(rows: Any, keys: tuple[str, ...]) -> tuple[list[str], Any]:
     """The distinct keys as texts, and for each row the number of its key. Equal values are one key, as they are in the fold."""
     codes = np.zeros(rows.num_rows, np.int64)
     for name in keys:
@@ -120,15 +120,15 @@ def _keys(rows: Any, keys: tuple[str, ...]) -> tuple[list[str], Any]:
     order = np.argsort(first)  # equal values with different texts (0.0, -0.0): the first one names the key
     texts = [""] * len(first)
     for number, row in zip(order, rows.select(list(keys)).take(pa.array(first[order])).to_pylist(), strict=True):
-        texts[number] = named.setdefault(tuple(row.values()), key_of(row, keys))
+        texts[number] = named.setdefault(tuple(row.values()), encode_row_key(row, keys))
     return texts, numbers
 
 
-def _task(folder: str, reducer: Reducer) -> Any:
+def _make_fold_task(folder: str, reducer: Reducer) -> Any:
     """What a task does with the numbers of its groups. It finds the modules that the driver finds."""
     places = list(sys.path)
 
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def fold_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sys.path.extend(place for place in places if place not in sys.path)
         for batch in batches:
             done = [_fold_group(Path(folder), group, reducer) for group in batch["id"].to_pylist()]
@@ -137,18 +137,18 @@ def _task(folder: str, reducer: Reducer) -> Any:
             columns = [pa.array([row[name] for row in done], kind) for name, kind in zip(names, kinds, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, names=list(names))
 
-    return work
+    return fold_groups
 
 
 def _fold_group(folder: Path, group: int, reducer: Reducer) -> dict[str, Any]:
     """Fold one group. A task that is run twice writes twice; what counts is the name that comes back."""
     name, failure = "", None
     if (folder / f"rows-{group}").exists():
-        folded = fold_prepared(reducer, _read(folder / f"rows-{group}"), _to_states(_read(folder / f"states-{group}")))
+        folded = fold_prepared_rows(reducer, _read_arrow_file(folder / f"rows-{group}"), _table_to_states(_read_arrow_file(folder / f"states-{group}")))
         name, failure = f"out-{group}-{uuid4().hex}", folded.failure
         for number, table in enumerate(folded.sent.values()):
-            _write(folder / f"{name}-{number}", table)
-        _write(folder / f"{name}-states", _of_states(folded.states))
+            _write_arrow_file(folder / f"{name}-{number}", table)
+        _write_arrow_file(folder / f"{name}-states", _states_to_table(folded.states))
     return {
         "file": name,
         "position": failure.position if failure else None,
@@ -157,7 +157,7 @@ def _fold_group(folder: Path, group: int, reducer: Reducer) -> dict[str, Any]:
     }
 
 
-def _gathered(reducer: Reducer, folder: Path, done: list[Any]) -> FoldedBatch:
+def _merge_group_results(reducer: Reducer, folder: Path, done: list[Any]) -> FoldedBatch:
     """What the groups gave, as one batch; with a failure it is not of use, because others went on behind it."""
     stopped = [FoldFailure(row["position"], row["id"], row["error"]) for row in done if row["error"] is not None]
     names = [row["file"] for row in done if row["file"]]
@@ -165,29 +165,29 @@ def _gathered(reducer: Reducer, folder: Path, done: list[Any]) -> FoldedBatch:
         return FoldedBatch(failure=min(stopped, key=lambda failure: failure.position))
     order = [("_position", "ascending"), ("_nth", "ascending")]
     sent = {
-        to: pa.concat_tables([_read(folder / f"{name}-{number}") for name in names]).sort_by(order)
+        to: pa.concat_tables([_read_arrow_file(folder / f"{name}-{number}") for name in names]).sort_by(order)
         for number, to in enumerate(reducer.columns)
     }
-    states: States = {}
+    states: ReducerStates = {}
     for name in names:
-        states |= _to_states(_read(folder / f"{name}-states"))
+        states |= _table_to_states(_read_arrow_file(folder / f"{name}-states"))
     return FoldedBatch(sent, states)
 
 
-def _of_states(states: States) -> Any:
+def _states_to_table(states: ReducerStates) -> Any:
     rows = [{"key": key, "state": json.dumps(state), "seen": seen} for key, (state, seen) in states.items()]
-    return pa.Table.from_pylist(rows, schema=_STATES)
+    return pa.Table.from_pylist(rows, schema=_STATE_SCHEMA)
 
 
-def _to_states(table: Any) -> States:
+def _table_to_states(table: Any) -> ReducerStates:
     return {row["key"]: (json.loads(row["state"]), row["seen"]) for row in table.to_pylist()}
 
 
-def _write(path: Path, table: Any) -> None:
+def _write_arrow_file(path: Path, table: Any) -> None:
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 
 
-def _read(path: Path) -> Any:
+def _read_arrow_file(path: Path) -> Any:
     with pa.OSFile(str(path), "rb") as file:
         return pa.ipc.open_file(file).read_all()

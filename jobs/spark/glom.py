@@ -15,34 +15,34 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.engine.columns import TIMESTAMP
-from tidegate.jobs.eventtime.types import Mark
-from tidegate.jobs.spark.epoch import Epoch
-from tidegate.jobs.spark.order import Released
-from tidegate.jobs.spark.write import Written
+from tidegate.jobs.engine.columns import TIMESTAMP_UTC
+from tidegate.jobs.eventtime.types import ReleaseMark
+from tidegate.jobs.spark.epoch import EpochContext
+from tidegate.jobs.spark.order import ReleasedRows
+from tidegate.jobs.spark.write import WrittenFiles
 from tidegate.jobs.spec.options import GlomOptions
 from tidegate.jobs.spec.pipeline import BUILT
-from tidegate.jobs.spec.time import saturate
+from tidegate.jobs.spec.time import saturate_ticks
 
-__all__ = ["GLOM_KIND", "Glommed", "glom"]
+__all__ = ["GLOM_KIND", "BuiltEvents", "build_events"]
 
 GLOM_KIND: Final = "glom"
-_STATE: Final = ("number", "section", "first_position", "rows", "first_time", "last_time", "offsets")
+_GROUP_COLUMNS: Final = ("number", "section", "first_position", "rows", "first_time", "last_time", "offsets")
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Glommed:
+class BuiltEvents:
     """The built events of an epoch, and the state of the group that still grows."""
 
-    built: Written
-    state: Written
+    built: WrittenFiles
+    state: WrittenFiles
     segments: tuple[FileRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _EventGroup:
     """A group of rows; `offsets` is the sum of their times, each less the first."""
 
     number: int = 0
@@ -53,46 +53,46 @@ class _Group:
     last_time: int = 0
     offsets: int = 0
 
-    def stamp(self, policy: str) -> int:
+    def choose_stamp(self, policy: str) -> int:
         """Its time as the policy has it."""
         mean = self.first_time + self.offsets // max(self.rows, 1)
         return {"earliest": self.first_time, "latest": self.last_time, "mean": mean}[policy]
 
-    def closed(self, options: GlomOptions, mark: Mark) -> bool:
+    def is_closed(self, options: GlomOptions, mark: ReleaseMark) -> bool:
         """Whether no row at or above the mark can join any more."""
-        return self.rows >= options.max_rows or mark > Mark(self.section, saturate(self.first_time + options.dt))
+        return self.rows >= options.max_rows or mark > ReleaseMark(self.section, saturate_ticks(self.first_time + options.dt))
 
 
-def glom(epoch: Epoch, released: Released) -> Glommed:
+def build_events(epoch: EpochContext, released: ReleasedRows) -> BuiltEvents:
     """Group what this epoch released in order; late rows, which leave at once, are in no group."""
-    options, before = epoch.spec.release.glom, epoch.segments(GLOM_KIND)
-    nothing = Written((), ())
+    options, before = epoch.spec.release.glom, epoch.live_segments(GLOM_KIND)
+    nothing = WrittenFiles((), ())
     if options is None:
-        return Glommed(nothing, nothing, ())
-    group = _loaded(epoch, before)
-    sections, times, position = _ordered(epoch, released)
-    groups = list(_groups(group, sections, times, position, options))
+        return BuiltEvents(nothing, nothing, ())
+    group = _load_open_group(epoch, before)
+    sections, times, position = _read_released_times(epoch, released)
+    groups = list(_split_into_groups(group, sections, times, position, options))
     last = groups.pop()
-    if last.rows and last.closed(options, epoch.order.decision.release_after):
+    if last.rows and last.is_closed(options, epoch.order.decision.release_after):
         groups.append(last)
-        last = _Group(last.number + 1)
+        last = _EventGroup(last.number + 1)
     if last == group and before:
-        return Glommed(nothing, nothing, tuple(before))
-    state = epoch.writer.segment(GLOM_KIND, pa.table({name: [getattr(last, name)] for name in _STATE}), None)
-    return Glommed(epoch.writer.table(BUILT, _table(epoch, groups, options), "stamp"), state, state.refs)
+        return BuiltEvents(nothing, nothing, tuple(before))
+    state = epoch.writer.write_segment(GLOM_KIND, pa.table({name: [getattr(last, name)] for name in _GROUP_COLUMNS}), None)
+    return BuiltEvents(epoch.writer.write_table(BUILT, _build_group_table(epoch, groups, options), "stamp"), state, state.refs)
 
 
-def _loaded(epoch: Epoch, segments: list[FileRef]) -> _Group:
-    frame = epoch.load(segments)
-    rows = [] if frame is None else frame.select(*_STATE).toArrow().to_pylist()
-    return _Group(**rows[0]) if rows else _Group()
+def _load_open_group(epoch: EpochContext, segments: list[FileRef]) -> _EventGroup:
+    frame = epoch.load_segments(segments)
+    rows = [] if frame is None else frame.select(*_GROUP_COLUMNS).toArrow().to_pylist()
+    return _EventGroup(**rows[0]) if rows else _EventGroup()
 
 
-def _ordered(epoch: Epoch, released: Released) -> tuple[Ints, Ints, int]:
+def _read_released_times(epoch: EpochContext, released: ReleasedRows) -> tuple[Ints, Ints, int]:
     """Section and time of the rows that left in order, and the position of the first."""
     first = epoch.order.next_position + released.flagged
     times = {source.event_time for source in epoch.spec.sources.values()}
-    table = released.events.read(["position", "section", "_source", *times])
+    table = released.events.read_columns(["position", "section", "_source", *times])
     if table is None:
         none = np.zeros(0, dtype=np.int64)
         return none, none, first
@@ -106,14 +106,14 @@ def _ordered(epoch: Epoch, released: Released) -> tuple[Ints, Ints, int]:
     return table["section"].to_numpy()[order], stamps[order], first
 
 
-def _groups(group: _Group, sections: Ints, times: Ints, position: int, options: GlomOptions) -> Iterator[_Group]:
+def _split_into_groups(group: _EventGroup, sections: Ints, times: Ints, position: int, options: GlomOptions) -> Iterator[_EventGroup]:
     """Every group in order, the one that grows last."""
     place = 0
     if group.rows and times.size:
         room = options.max_rows - group.rows
         own = times[: np.searchsorted(sections, group.section, "right")]  # none, if the section has ended
         place = min(room, int(np.searchsorted(own, group.first_time + options.dt, "right")))
-        group = _grown(group, times[:place])
+        group = _extend_group(group, times[:place])
         if place == times.size:
             yield group
             return
@@ -122,18 +122,18 @@ def _groups(group: _Group, sections: Ints, times: Ints, position: int, options: 
             yield group
             return
         yield group
-        group = _Group(group.number + 1)
-    number, ends = group.number, _ends(sections, times, options)
+        group = _EventGroup(group.number + 1)
+    number, ends = group.number, _find_group_ends(sections, times, options)
     while place < times.size:
         end = int(ends[place])
-        start = _Group(number, int(sections[place]), position + place, 0, int(times[place]))
-        yield _grown(start, times[place:end])
+        start = _EventGroup(number, int(sections[place]), position + place, 0, int(times[place]))
+        yield _extend_group(start, times[place:end])
         number, place = number + 1, end
     if not times.size:
         yield group
 
 
-def _ends(sections: Ints, times: Ints, options: GlomOptions) -> Ints:
+def _find_group_ends(sections: Ints, times: Ints, options: GlomOptions) -> Ints:
     """Per row, where a group that starts with it ends."""
     ends = np.minimum(np.arange(times.size, dtype=np.int64) + options.max_rows, times.size)
     for section in np.unique(sections):
@@ -143,24 +143,24 @@ def _ends(sections: Ints, times: Ints, options: GlomOptions) -> Ints:
     return ends
 
 
-def _grown(group: _Group, times: Ints) -> _Group:
+def _extend_group(group: _EventGroup, times: Ints) -> _EventGroup:
     if not times.size:
         return group
     offsets = group.offsets + int((times - group.first_time).sum())
     rows, last = group.rows + times.size, int(times[-1])
-    return _Group(group.number, group.section, group.first_position, rows, group.first_time, last, offsets)
+    return _EventGroup(group.number, group.section, group.first_position, rows, group.first_time, last, offsets)
 
 
-def _table(epoch: Epoch, groups: list[_Group], options: GlomOptions) -> Any:
-    def ints(name: str) -> Any:
+def _build_group_table(epoch: EpochContext, groups: list[_EventGroup], options: GlomOptions) -> Any:
+    def make_int_column(name: str) -> Any:
         return pa.array([getattr(one, name) for one in groups], pa.int64())
 
     return pa.table(
         {
-            "number": ints("number"),
-            "stamp": pa.array([one.stamp(options.stamp) for one in groups], pa.int64()).cast(TIMESTAMP),
-            **{name: ints(name) for name in ("section", "first_position", "rows")},
-            **{name: ints(name).cast(TIMESTAMP) for name in ("first_time", "last_time")},
+            "number": make_int_column("number"),
+            "stamp": pa.array([one.choose_stamp(options.stamp) for one in groups], pa.int64()).cast(TIMESTAMP_UTC),
+            **{name: make_int_column(name) for name in ("section", "first_position", "rows")},
+            **{name: make_int_column(name).cast(TIMESTAMP_UTC) for name in ("first_time", "last_time")},
             "_timeline": pa.array([epoch.order.timeline] * len(groups), pa.int32()),
             "_epoch": pa.array([epoch.order.epoch] * len(groups), pa.int64()),
         }

@@ -12,40 +12,40 @@ from collections.abc import Mapping
 import numpy as np
 from pyspark.sql import DataFrame
 
-from tidegate.jobs.spark.read import CutFrame, Ints, Sessions, rows_at
+from tidegate.jobs.spark.read import CutFrame, Ints, SparkSessions, read_rows_at
 from tidegate.jobs.spark.write import FETCH_ROWS
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Known"]
+__all__ = ["SurveyedRows"]
 
 
-class Known:
+class SurveyedRows:
     """Rows of one cut, by their times.
 
     Attributes:
         times: index of the slice -> event times of its rows in order, TICK_MAX for what is no data row; empty if not known.
     """
 
-    def __init__(self, sessions: Sessions, spec: PipelineSpec, staged: CutFrame, times: Mapping[int, Ints]) -> None:
+    def __init__(self, sessions: SparkSessions, spec: PipelineSpec, staged: CutFrame, times: Mapping[int, Ints]) -> None:
         self._sessions, self._spec, self._staged, self.times = sessions, spec, staged, times
         self._found: dict[tuple[int, int], DataFrame | None] = {}
 
     @property
-    def size(self) -> int:
+    def row_count(self) -> int:
         """Rows of the cut whose times are known."""
         return sum(times.size for times in self.times.values())
 
-    def few(self, low: int, high: int) -> bool:
+    def fits_in_driver(self, low: int, high: int) -> bool:
         """Whether the rows with ``low <= time < high`` are known, few enough for the driver, and not there yet."""
         if self._staged.in_driver or not self.times:
             return False
-        return sum(found.size for found in self._places(low, high).values()) <= FETCH_ROWS
+        return sum(found.size for found in self._find_positions(low, high).values()) <= FETCH_ROWS
 
-    def rows(self, low: int, high: int) -> DataFrame | None:
+    def read_rows(self, low: int, high: int) -> DataFrame | None:
         """The rows; None when there are none."""
         if (low, high) not in self._found:
-            self._found[low, high] = rows_at(self._sessions, self._spec, self._staged, self._places(low, high))
+            self._found[low, high] = read_rows_at(self._sessions, self._spec, self._staged, self._find_positions(low, high))
         return self._found[low, high]
 
-    def _places(self, low: int, high: int) -> dict[int, Ints]:
+    def _find_positions(self, low: int, high: int) -> dict[int, Ints]:
         return {index: np.flatnonzero((times >= low) & (times < high)) for index, times in self.times.items()}

@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from tidegate.jobs.engine.columns import TIMESTAMP
-from tidegate.jobs.spark.epoch import Epoch
-from tidegate.jobs.spark.marks import below, late_bound
-from tidegate.jobs.spark.order import late_columns
-from tidegate.jobs.spark.schema import quote
-from tidegate.jobs.spark.sessions import late_for_sessions
-from tidegate.jobs.spark.spans import expired_pairs, late_verdict
-from tidegate.jobs.spark.write import FETCH_ROWS, Written, fetch
+from tidegate.jobs.engine.columns import TIMESTAMP_UTC
+from tidegate.jobs.spark.epoch import EpochContext
+from tidegate.jobs.spark.marks import time_below_sql, compute_late_bound
+from tidegate.jobs.spark.order import list_late_columns
+from tidegate.jobs.spark.schema import quote_name
+from tidegate.jobs.spark.sessions import select_late_for_sessions
+from tidegate.jobs.spark.spans import expired_pairs_sql, late_for_window_sql
+from tidegate.jobs.spark.write import FETCH_ROWS, WrittenFiles, collect_to_driver
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.options import LatePolicy
 from tidegate.jobs.spec.pipeline import EVENTS, LATE
@@ -31,9 +31,9 @@ from tidegate.jobs.spec.reasons import LateReason
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 from tidegate.jobs.spec.windows import WindowKind
 
-__all__ = ["LateRows", "late_of_judged", "write_late"]
+__all__ = ["LateRows", "write_judged_late_rows", "write_late_rows"]
 
-_COUNTED = ["_source", "output", "reason", "_dropped"]
+_COUNTED_COLUMNS = ["_source", "output", "reason", "_dropped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +45,17 @@ class LateRows:
         expired: (source, window output) -> pairs of a row and a window that was purged before the row came.
     """
 
-    written: Written
+    written: WrittenFiles
     counts: Counter[tuple[str, str, str, bool]] = field(default_factory=Counter)
     expired: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
-def _policy(epoch: Epoch, output: str) -> LatePolicy:
+def _get_late_policy(epoch: EpochContext, output: str) -> LatePolicy:
     return epoch.spec.release.on_late if output == EVENTS else epoch.spec.windows[output].on_late
 
 
-def _reason(epoch: Epoch, output: str) -> LateReason:
-    if _policy(epoch, output) is LatePolicy.REJECT_TO_ORIGIN:
+def _get_late_reason(epoch: EpochContext, output: str) -> LateReason:
+    if _get_late_policy(epoch, output) is LatePolicy.REJECT_TO_ORIGIN:
         return "rejected"
     return "late_order" if output == EVENTS else "late_window"
 
@@ -63,30 +63,30 @@ def _reason(epoch: Epoch, output: str) -> LateReason:
 # From rows that the driver has
 
 
-def late_of_judged(epoch: Epoch, judged: pa.Table) -> LateRows:
+def write_judged_late_rows(epoch: EpochContext, judged: pa.Table) -> LateRows:
     """Write the late table from the rows that `release` fetched.
 
     Raises:
         PoisonError: a late row under ``on_late: error``, named.
     """
     outputs = [EVENTS, *epoch.spec.windows]
-    pieces = [_piece(epoch, judged.filter(judged[column]), o) for o, column in zip(outputs, late_columns(epoch), strict=True)]
-    return _with_expired(epoch, _few(epoch, pa.concat_tables(pieces)))
+    pieces = [_build_late_piece(epoch, judged.filter(judged[column]), o) for o, column in zip(outputs, list_late_columns(epoch), strict=True)]
+    return _count_expired_pairs(epoch, _write_late_in_driver(epoch, pa.concat_tables(pieces)))
 
 
-def _piece(epoch: Epoch, rows: pa.Table, output: str) -> pa.Table:
-    policy, frontier, size = _policy(epoch, output), _frontier(epoch, output), rows.num_rows
+def _build_late_piece(epoch: EpochContext, rows: pa.Table, output: str) -> pa.Table:
+    policy, frontier, size = _get_late_policy(epoch, output), _get_missed_frontier(epoch, output), rows.num_rows
     if policy is LatePolicy.ERROR and size:
-        raise _refusal(epoch, rows.slice(0, 1).to_pylist()[0], output)
+        raise _late_row_error(epoch, rows.slice(0, 1).to_pylist()[0], output)
     missed = [None] * size
     if frontier != TICK_MIN:
         missed = [min(frontier - time, TICK_MAX) for time in rows["_et"].to_pylist()]
     columns = {name: rows[name] for name in epoch.spec.columns}
     columns |= {
         "output": pa.repeat(pa.scalar(output), size),
-        "reason": pa.repeat(pa.scalar(_reason(epoch, output)), size),
+        "reason": pa.repeat(pa.scalar(_get_late_reason(epoch, output)), size),
         "lateness_us": pa.array(missed, pa.int64()),
-        "frontier": pa.array([None if frontier == TICK_MIN else frontier] * size, pa.int64()).cast(TIMESTAMP),
+        "frontier": pa.array([None if frontier == TICK_MIN else frontier] * size, pa.int64()).cast(TIMESTAMP_UTC),
     }
     columns |= {name: rows[name] for name in ("_source", "_partition", "_seq", "_timeline", "_epoch")}
     return pa.table({**columns, "_dropped": pa.repeat(pa.scalar(policy is LatePolicy.DROP), size)})
@@ -95,36 +95,36 @@ def _piece(epoch: Epoch, rows: pa.Table, output: str) -> pa.Table:
 # From the cut
 
 
-def write_late(epoch: Epoch) -> LateRows:
+def write_late_rows(epoch: EpochContext) -> LateRows:
     """Write the late table of an epoch by queries of its own.
 
     Raises:
         PoisonError: a late row under ``on_late: error``, named.
     """
-    frames = [_aside(epoch), _events(epoch), *(_window(epoch, name) for name in epoch.spec.windows)]
+    frames = [_select_set_aside(epoch), _select_late_events(epoch), *(_select_late_for_window(epoch, name) for name in epoch.spec.windows)]
     present = [frame for frame in frames if frame is not None]
     if not present:
-        return LateRows(Written((), ()))
+        return LateRows(WrittenFiles((), ()))
     rows = reduce(DataFrame.unionAll, present)
-    return _with_expired(epoch, _few(epoch, fetch(rows)) if _are_few(epoch) else _many(epoch, rows))
+    return _count_expired_pairs(epoch, _write_late_in_driver(epoch, collect_to_driver(rows)) if _may_collect_late(epoch) else _write_late_in_tasks(epoch, rows))
 
 
-def _are_few(epoch: Epoch) -> bool:
+def _may_collect_late(epoch: EpochContext) -> bool:
     """Whether whatever can be late may come to the driver; what is late for sessions depends on all rows."""
     if epoch.staged.rows <= FETCH_ROWS:
         return True
     sessions = any(window.kind is WindowKind.SESSION for window in epoch.spec.windows.values())
-    bound = max(late_bound(epoch.order.decision), epoch.order.decision.frontier_before)
-    return not sessions and epoch.known.few(TICK_MIN, bound)
+    bound = max(compute_late_bound(epoch.order.decision), epoch.order.decision.frontier_before)
+    return not sessions and epoch.surveyed_rows.fits_in_driver(TICK_MIN, bound)
 
 
-def _aside(epoch: Epoch) -> DataFrame | None:
+def _select_set_aside(epoch: EpochContext) -> DataFrame | None:
     """Rows that the survey set aside: quarantined, or before their own member's punctuation."""
     if epoch.aside is None:
         return None
     violations = epoch.aside.where("_verdict = 'cti_violation'")
     if epoch.spec.release.on_late is LatePolicy.ERROR:
-        _refuse(epoch, violations, EVENTS)
+        _refuse_late_rows(epoch, violations, EVENTS)
     frontier = epoch.order.decision.frontier_before
     missed = "_mark" if frontier == TICK_MIN else f"coalesce(_mark, {frontier}L)"
     rows = epoch.aside.where("_verdict IN ('cti_violation', 'max_jump')")
@@ -134,32 +134,32 @@ def _aside(epoch: Epoch) -> DataFrame | None:
         f"{missed} - _et AS lateness_us",
         f"timestamp_micros({missed}) AS frontier",
     ]
-    return rows.selectExpr(*(quote(c) for c in epoch.spec.columns), *own, *epoch.provenance(), "false AS _dropped")
+    return rows.selectExpr(*(quote_name(c) for c in epoch.spec.columns), *own, *epoch.provenance_columns(), "false AS _dropped")
 
 
-def _events(epoch: Epoch) -> DataFrame | None:
-    bound, policy = late_bound(epoch.order.decision), epoch.spec.release.on_late
+def _select_late_events(epoch: EpochContext) -> DataFrame | None:
+    bound, policy = compute_late_bound(epoch.order.decision), epoch.spec.release.on_late
     if epoch.data is None or epoch.low is None or epoch.low >= bound or policy is LatePolicy.EMIT_FLAGGED:
         return None
-    late = below("_et", bound)
+    late = time_below_sql("_et", bound)
     if policy is LatePolicy.ADJUST:
         late = f"{late} AND _end <= {max(epoch.order.decision.frontier_before, bound)}L"
-    return _late_rows(epoch, _near(epoch, epoch.data, bound).where(late), EVENTS)
+    return _add_late_columns(epoch, _narrow_to_bound(epoch, epoch.data, bound).where(late), EVENTS)
 
 
-def _window(epoch: Epoch, name: str) -> DataFrame | None:
+def _select_late_for_window(epoch: EpochContext, name: str) -> DataFrame | None:
     frontier, window = epoch.order.decision.frontier_before, epoch.spec.windows[name]
     if epoch.data is None or epoch.low is None or epoch.low >= frontier:
         return None
     if window.kind is WindowKind.SESSION:
-        return _late_rows(epoch, late_for_sessions(epoch, name), name)
-    late = late_verdict(window, frontier)
+        return _add_late_columns(epoch, select_late_for_sessions(epoch, name), name)
+    late = late_for_window_sql(window, frontier)
     if window.on_late is LatePolicy.ADJUST:
         late = f"{late} AND _end <= {frontier}L"
-    return _late_rows(epoch, _near(epoch, epoch.data, frontier).where(late), name)
+    return _add_late_columns(epoch, _narrow_to_bound(epoch, epoch.data, frontier).where(late), name)
 
 
-def _with_expired(epoch: Epoch, late: LateRows) -> LateRows:
+def _count_expired_pairs(epoch: EpochContext, late: LateRows) -> LateRows:
     """Count the pairs that came too late: a point row's one tumbling window is purged iff the row is late, the rest is asked."""
     before, points = epoch.order.decision.frontier_before, all(s.end_time is None for s in epoch.spec.sources.values())
     if epoch.data is None or epoch.low is None or epoch.low >= before:
@@ -170,59 +170,59 @@ def _with_expired(epoch: Epoch, late: LateRows) -> LateRows:
         if window.kind is WindowKind.TUMBLING and window.late_unit == "window" and points:
             found += Counter({(s, o): rows for (s, o, _, _), rows in late.counts.items() if o == name})
         elif window.kind is not WindowKind.SESSION:
-            asked[name] = expired_pairs(window, before)
+            asked[name] = expired_pairs_sql(window, before)
     if any(pairs != "0L" for pairs in asked.values()):
         sums = [F.expr(f"sum({pairs})").alias(name) for name, pairs in asked.items()]
-        for row in fetch(_near(epoch, epoch.data, before).groupBy("_source").agg(*sums)).to_pylist():
+        for row in collect_to_driver(_narrow_to_bound(epoch, epoch.data, before).groupBy("_source").agg(*sums)).to_pylist():
             found += Counter({(row["_source"], name): row[name] or 0 for name in asked})
     return replace(late, expired=found)
 
 
-def _near(epoch: Epoch, data: DataFrame, bound: int) -> DataFrame:
+def _narrow_to_bound(epoch: EpochContext, data: DataFrame, bound: int) -> DataFrame:
     """The rows below the bound: the few that are known, or with a filter that lets Parquet skip the others."""
     if bound in (TICK_MIN, TICK_MAX):
         return data
-    found = epoch.known.rows(TICK_MIN, bound) if epoch.known.few(TICK_MIN, bound) else None
+    found = epoch.surveyed_rows.read_rows(TICK_MIN, bound) if epoch.surveyed_rows.fits_in_driver(TICK_MIN, bound) else None
     return data.where(f"_time < timestamp_micros({bound}L)") if found is None else found
 
 
-def _late_rows(epoch: Epoch, rows: DataFrame, output: str) -> DataFrame:
-    policy = _policy(epoch, output)
+def _add_late_columns(epoch: EpochContext, rows: DataFrame, output: str) -> DataFrame:
+    policy = _get_late_policy(epoch, output)
     if policy is LatePolicy.ERROR:
-        _refuse(epoch, rows, output)
+        _refuse_late_rows(epoch, rows, output)
     return rows.selectExpr(
-        *(quote(c) for c in epoch.spec.columns),
+        *(quote_name(c) for c in epoch.spec.columns),
         f"'{output}' AS output",
-        f"'{_reason(epoch, output)}' AS reason",
-        *_missed(_frontier(epoch, output)),
-        *epoch.provenance(),
+        f"'{_get_late_reason(epoch, output)}' AS reason",
+        *_missed_frontier_sql(_get_missed_frontier(epoch, output)),
+        *epoch.provenance_columns(),
         f"{str(policy is LatePolicy.DROP).lower()} AS _dropped",
     )
 
 
-def _frontier(epoch: Epoch, output: str) -> int:
+def _get_missed_frontier(epoch: EpochContext, output: str) -> int:
     """What a late row of an output missed."""
     decision = epoch.order.decision
     return decision.events_frontier if output == EVENTS else decision.frontier_before
 
 
-def _missed(frontier: int) -> list[str]:
+def _missed_frontier_sql(frontier: int) -> list[str]:
     if frontier == TICK_MIN:
         return ["CAST(NULL AS bigint) AS lateness_us", "CAST(NULL AS timestamp) AS frontier"]
     lateness = f"CAST(least(CAST({frontier} AS decimal(20,0)) - _et, {TICK_MAX}) AS bigint) AS lateness_us"
     return [lateness, f"timestamp_micros({frontier}L) AS frontier"]
 
 
-def _refuse(epoch: Epoch, rows: DataFrame, output: str) -> None:
-    found = fetch(rows.select("_source", "_partition", "_seq", "_et").limit(1)).to_pylist()
+def _refuse_late_rows(epoch: EpochContext, rows: DataFrame, output: str) -> None:
+    found = collect_to_driver(rows.select("_source", "_partition", "_seq", "_et").limit(1)).to_pylist()
     if found:
-        raise _refusal(epoch, found[0], output)
+        raise _late_row_error(epoch, found[0], output)
 
 
-def _refusal(epoch: Epoch, row: dict[str, object], output: str) -> PoisonError:
+def _late_row_error(epoch: EpochContext, row: dict[str, object], output: str) -> PoisonError:
     return PoisonError(
         f"{row['_source']}/{row['_partition']} row {row['_seq']}: event time {row['_et']} is late for {output} "
-        f"(frontier {_frontier(epoch, output)}), and on_late is error",
+        f"(frontier {_get_missed_frontier(epoch, output)}), and on_late is error",
         code="row.late",
         pipeline=epoch.spec.name,
         kept="everything sealed so far",
@@ -230,28 +230,28 @@ def _refusal(epoch: Epoch, row: dict[str, object], output: str) -> PoisonError:
     )
 
 
-def _counts(table: pa.Table) -> Counter[tuple[str, str, str, bool]]:
-    grouped = table.select(_COUNTED).group_by(_COUNTED).aggregate([([], "count_all")])
+def _count_late_rows(table: pa.Table) -> Counter[tuple[str, str, str, bool]]:
+    grouped = table.select(_COUNTED_COLUMNS).group_by(_COUNTED_COLUMNS).aggregate([([], "count_all")])
     return Counter({(r["_source"], r["output"], r["reason"], r["_dropped"]): r["count_all"] for r in grouped.to_pylist()})
 
 
-def _few(epoch: Epoch, table: pa.Table) -> LateRows:
+def _write_late_in_driver(epoch: EpochContext, table: pa.Table) -> LateRows:
     kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
-    return LateRows(epoch.writer.table(LATE, kept, _time(epoch)), _counts(table))
+    return LateRows(epoch.writer.write_table(LATE, kept, _get_late_time_column(epoch)), _count_late_rows(table))
 
 
-def _many(epoch: Epoch, rows: DataFrame) -> LateRows:
-    written = epoch.writer.table(LATE, rows.where("NOT _dropped").drop("_dropped"), _time(epoch))
-    table = written.read(_COUNTED[:3])
+def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
+    written = epoch.writer.write_table(LATE, rows.where("NOT _dropped").drop("_dropped"), _get_late_time_column(epoch))
+    table = written.read_columns(_COUNTED_COLUMNS[:3])
     counts: Counter[tuple[str, str, str, bool]] = Counter()
     if table is not None:
-        counts = _counts(table.append_column("_dropped", pa.repeat(False, table.num_rows)))
+        counts = _count_late_rows(table.append_column("_dropped", pa.repeat(False, table.num_rows)))
     policies = [epoch.spec.release.on_late, *(window.on_late for window in epoch.spec.windows.values())]
     if LatePolicy.DROP in policies:
-        dropped = fetch(rows.where("_dropped").groupBy(*_COUNTED).count()).to_pylist()
+        dropped = collect_to_driver(rows.where("_dropped").groupBy(*_COUNTED_COLUMNS).count()).to_pylist()
         counts += Counter({(r["_source"], r["output"], r["reason"], True): r["count"] for r in dropped})
     return LateRows(written, counts)
 
 
-def _time(epoch: Epoch) -> str:
+def _get_late_time_column(epoch: EpochContext) -> str:
     return next(iter(epoch.spec.sources.values())).event_time

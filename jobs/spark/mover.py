@@ -22,28 +22,28 @@ from pyspark.sql import functions as F  # noqa: N812
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.counters import EpochCounters
-from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder
+from tidegate.jobs.engine.interfaces import Cut, MoveResult, MoveOrder
 from tidegate.jobs.eventtime.types import Survey
-from tidegate.jobs.spark.dead import write_dead
-from tidegate.jobs.spark.edges import Edges, take_edges
-from tidegate.jobs.spark.epoch import Epoch, WindowWork
-from tidegate.jobs.spark.failures import SPARK_FAILED, executors_lost, said
-from tidegate.jobs.spark.folds import SparkFolds
-from tidegate.jobs.spark.glom import glom
-from tidegate.jobs.spark.known import Known
-from tidegate.jobs.spark.late import LateRows, late_of_judged, write_late
-from tidegate.jobs.spark.order import ORDER_KIND, Released, adjusted, buffered, counted, release
-from tidegate.jobs.spark.read import CutFrame, Sessions, open_cut
-from tidegate.jobs.spark.session import open_session, quick_session
-from tidegate.jobs.spark.sessions import work_sessions
+from tidegate.jobs.spark.dead import write_dead_letters
+from tidegate.jobs.spark.edges import EpochEdges, pair_edges
+from tidegate.jobs.spark.epoch import EpochContext, WindowOutput
+from tidegate.jobs.spark.failures import SPARK_ERRORS, detect_lost_executors, extract_cause
+from tidegate.jobs.spark.folds import SparkReducerRunner
+from tidegate.jobs.spark.glom import build_events
+from tidegate.jobs.spark.known import SurveyedRows
+from tidegate.jobs.spark.late import LateRows, write_judged_late_rows, write_late_rows
+from tidegate.jobs.spark.order import ORDER_KIND, ReleasedRows, adjust_start_times, count_buffered_rows, count_released_rows, release_rows
+from tidegate.jobs.spark.read import CutFrame, SparkSessions, open_cut
+from tidegate.jobs.spark.session import open_session, open_quick_session
+from tidegate.jobs.spark.sessions import process_sessions
 from tidegate.jobs.spark.staging import DiskStaging, open_staging
-from tidegate.jobs.spark.survey import Surveyed, survey_cut
-from tidegate.jobs.spark.windows import work_window
-from tidegate.jobs.spark.write import Writer, Written
+from tidegate.jobs.spark.survey import SurveyedCut, survey_cut
+from tidegate.jobs.spark.windows import process_window
+from tidegate.jobs.spark.write import FileWriter, WrittenFiles
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.windows import WindowKind
-from tidegate.jobs.streams.batches import Runner, fold_batch
+from tidegate.jobs.streams.batches import ReducerRunner, fold_batch
 
 __all__ = ["SparkMover"]
 
@@ -51,11 +51,11 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Staged:
+class _SurveyedEpoch:
     """A cut that was surveyed, kept for the move that follows."""
 
     frame: CutFrame
-    surveyed: Surveyed
+    surveyed: SurveyedCut
     folder: Path
 
 
@@ -76,88 +76,88 @@ class SparkMover:
         self._workdir = Path(mkdtemp(prefix="spark-", dir=workdir))
         self._own = session is None
         self._session = open_session(spec) if session is None else session
-        self._sessions = Sessions(quick_session(self._session), self._session)
+        self._sessions = SparkSessions(open_quick_session(self._session), self._session)
         self._staging = open_staging((self._session, self._sessions.quick), spec, store, self._workdir)
-        self._staged: _Staged | None = None
+        self._staged: _SurveyedEpoch | None = None
 
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> Survey:
         """Summarise the cut; `now` and the like are left to the engine."""
-        self._forget()
+        self._discard_staged()
         folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
         frame = open_cut(self._sessions, self._spec, self._store, cut, folder, self._staging)
-        surveyed = self._guarded(frame, lambda: survey_cut(frame, self._spec, state))
-        self._staged = _Staged(frame, surveyed, folder)
+        surveyed = self._run_reporting_errors(frame, lambda: survey_cut(frame, self._spec, state))
+        self._staged = _SurveyedEpoch(frame, surveyed, folder)
         return surveyed.survey
 
-    def move(self, order: MoveOrder) -> Moved:
+    def move(self, order: MoveOrder) -> MoveResult:
         """Write released rows, late rows, window results, dead letters and new state segments."""
         if self._staged is None or self._staged.frame.cut != order.cut:
             self.survey(order.cut, order.state)
         staged = self._staged
         assert staged is not None  # noqa: S101 - set by survey
         try:
-            return self._guarded(staged.frame, lambda: self._move(order, staged))
+            return self._run_reporting_errors(staged.frame, lambda: self._move_staged(order, staged))
         finally:
-            self._forget()
+            self._discard_staged()
 
-    def folds(self) -> Runner:
+    def fold_runner(self) -> ReducerRunner:
         """Reducers with keys, in tasks of this session where a batch is worth it and they see the scratch folder."""
         shared = isinstance(self._staging, DiskStaging)
-        return SparkFolds(self._session, self._workdir) if shared else fold_batch
+        return SparkReducerRunner(self._session, self._workdir) if shared else fold_batch
 
     def close(self) -> None:
         """Stop an own session and remove scratch files."""
-        self._staging.forget(self._workdir)
+        self._staging.discard(self._workdir)
         shutil.rmtree(self._workdir, ignore_errors=True)
         if self._own:
             self._session.stop()
 
-    def _forget(self) -> None:
+    def _discard_staged(self) -> None:
         if self._staged is not None:
-            self._staging.forget(self._staged.folder)
+            self._staging.discard(self._staged.folder)
             shutil.rmtree(self._staged.folder, ignore_errors=True)
             self._staged = None
 
-    def _guarded(self, frame: CutFrame, work: Callable[[], _T]) -> _T:
+    def _run_reporting_errors(self, frame: CutFrame, work: Callable[[], _T]) -> _T:
         """Name the object when its pages turn out to be corrupt, and never show a Java stack to people."""
         try:
             return work()
-        except SPARK_FAILED as error:
+        except SPARK_ERRORS as error:
             failed = PoisonError(
-                f"Spark could not compute this epoch: {said(error)}",
+                f"Spark could not compute this epoch: {extract_cause(error)}",
                 code="spark.failed",
                 pipeline=self._spec.name,
                 kept="everything sealed before this epoch",
                 advice="check the spec's expressions against the rows",
             )
-            raise frame.blame() or self._staging.outage() or executors_lost(self._spec.name, error) or failed from error
+            raise frame.find_corruption() or self._staging.find_outage() or detect_lost_executors(self._spec.name, error) or failed from error
 
-    def _move(self, order: MoveOrder, staged: _Staged) -> Moved:
-        epoch = self._epoch(order, staged)
+    def _move_staged(self, order: MoveOrder, staged: _SurveyedEpoch) -> MoveResult:
+        epoch = self._make_epoch_context(order, staged)
         any_dead = any(member.dead for member in staged.surveyed.survey.members)
         with ThreadPoolExecutor(4) as pool:  # the jobs are small: one alone would leave a core idle
-            released = pool.submit(_release_and_late, epoch, staged.surveyed)
-            dead = pool.submit(write_dead, epoch) if any_dead else None
-            edges = take_edges(epoch)
-            windows = {name: pool.submit(_work, epoch, name, edges) for name in self._spec.windows}
-        nothing: tuple[Written, dict[str, int]] = (Written((), ()), {})
+            released = pool.submit(_release_and_write_late, epoch, staged.surveyed)
+            dead = pool.submit(write_dead_letters, epoch) if any_dead else None
+            edges = pair_edges(epoch)
+            windows = {name: pool.submit(_process_window_output, epoch, name, edges) for name in self._spec.windows}
+        nothing: tuple[WrittenFiles, dict[str, int]] = (WrittenFiles((), ()), {})
         done = {name: work.result() for name, work in windows.items()}
-        return _gathered(epoch, staged.surveyed, *released.result(), nothing if dead is None else dead.result(), edges, done)
+        return _assemble_moved(epoch, staged.surveyed, *released.result(), nothing if dead is None else dead.result(), edges, done)
 
-    def _epoch(self, order: MoveOrder, staged: _Staged) -> Epoch:
+    def _make_epoch_context(self, order: MoveOrder, staged: _SurveyedEpoch) -> EpochContext:
         members = staged.surveyed.survey.members
         data, aside = (
-            _sorted_out(staged, self._spec) if any(member.rows + member.quarantined for member in members) else (None, None)
+            _apply_verdicts(staged, self._spec) if any(member.rows + member.quarantined for member in members) else (None, None)
         )
         low = min((member.min_time for member in members if member.min_time is not None), default=None)
         high = max((member.max_time for member in members if member.max_time is not None), default=None)
-        writer = Writer(self._store, order.prefix, order.tag, staged.folder, self._staging)
+        writer = FileWriter(self._store, order.prefix, order.tag, staged.folder, self._staging)
         kept = self._workdir / "segments"
-        known = Known(self._sessions, self._spec, staged.frame, staged.surveyed.times if aside is None else {})
-        return Epoch(self._sessions, self._spec, self._store, order, writer, staged.frame, data, aside, known, low, high, kept)
+        known = SurveyedRows(self._sessions, self._spec, staged.frame, staged.surveyed.times if aside is None else {})
+        return EpochContext(self._sessions, self._spec, self._store, order, writer, staged.frame, data, aside, known, low, high, kept)
 
 
-def _sorted_out(staged: _Staged, spec: PipelineSpec) -> tuple[DataFrame | None, DataFrame | None]:
+def _apply_verdicts(staged: _SurveyedEpoch, spec: PipelineSpec) -> tuple[DataFrame | None, DataFrame | None]:
     """The data rows that go on, and those that the survey set aside (None when there are none)."""
     frame, surveyed = staged.frame.frame, staged.surveyed
     if frame is None:
@@ -173,33 +173,33 @@ def _sorted_out(staged: _Staged, spec: PipelineSpec) -> tuple[DataFrame | None, 
     verdicts = frame.sparkSession.createDataFrame(table).coalesce(1)
     judged = frame.join(F.broadcast(verdicts), F.expr("_m = _vm AND _seq = _vseq"), "left").drop("_vm", "_vseq")
     going = judged.where("_verdict IS NULL OR _verdict = 'adjust'")
-    going = adjusted(going, spec, "_verdict IS NOT NULL", "_mark").drop("_moved", "_verdict", "_mark")
+    going = adjust_start_times(going, spec, "_verdict IS NOT NULL", "_mark").drop("_moved", "_verdict", "_mark")
     return going, judged.where("_verdict IS NOT NULL AND _verdict <> 'adjust'")
 
 
-def _work(epoch: Epoch, name: str, edges: Edges) -> WindowWork:
+def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowOutput:
     window = epoch.spec.windows[name]
     merging = window.kind is WindowKind.SESSION or window.fire_every is not None  # beside edges the spec refuses both
-    return work_sessions(epoch, name) if merging else work_window(epoch, name, edges)
+    return process_sessions(epoch, name) if merging else process_window(epoch, name, edges)
 
 
-def _release_and_late(epoch: Epoch, surveyed: Surveyed) -> tuple[Released, LateRows]:
+def _release_and_write_late(epoch: EpochContext, surveyed: SurveyedCut) -> tuple[ReleasedRows, LateRows]:
     if not epoch.spec.outputs.events:
-        return counted(surveyed), write_late(epoch)
-    released, judged = release(epoch)
-    return released, write_late(epoch) if judged is None else late_of_judged(epoch, judged)
+        return count_released_rows(surveyed), write_late_rows(epoch)
+    released, judged = release_rows(epoch)
+    return released, write_late_rows(epoch) if judged is None else write_judged_late_rows(epoch, judged)
 
 
-def _gathered(
-    epoch: Epoch,
-    surveyed: Surveyed,
-    released: Released,
+def _assemble_moved(
+    epoch: EpochContext,
+    surveyed: SurveyedCut,
+    released: ReleasedRows,
     late: LateRows,
-    dead: tuple[Written, dict[str, int]],
-    edges: Edges,
-    windows: dict[str, WindowWork],
-) -> Moved:
-    glommed = glom(epoch, released)
+    dead: tuple[WrittenFiles, dict[str, int]],
+    edges: EpochEdges,
+    windows: dict[str, WindowOutput],
+) -> MoveResult:
+    glommed = build_events(epoch, released)
     tables = {
         EVENTS: released.events,
         BUILT: glommed.built,
@@ -210,12 +210,12 @@ def _gathered(
     states = [released.written, glommed.state, edges.written, *(work.written for work in windows.values())]
     own = (ref for work in windows.values() for ref in work.segments)
     segments = (*released.segments, *glommed.segments, *edges.segments, *own)
-    before = buffered(epoch, epoch.segments(ORDER_KIND), epoch.order.decision.release_before)
-    after = buffered(epoch, _order_segments(segments), epoch.order.decision.release_after)
-    return Moved(
+    before = count_buffered_rows(epoch, epoch.live_segments(ORDER_KIND), epoch.order.decision.release_before)
+    after = count_buffered_rows(epoch, _filter_order_segments(segments), epoch.order.decision.release_after)
+    return MoveResult(
         files={name: written.refs for name, written in tables.items() if written.refs},
         segments=segments,
-        counters=_counters(surveyed, released, late, dead[1], windows, before, after),
+        counters=_build_epoch_counters(surveyed, released, late, dead[1], windows, before, after),
         released_max=released.maximum,
         next_position=epoch.order.next_position + released.rows,
         buffered_rows=after,
@@ -224,45 +224,45 @@ def _gathered(
     )
 
 
-def _order_segments(segments: tuple[FileRef, ...]) -> list[FileRef]:
+def _filter_order_segments(segments: tuple[FileRef, ...]) -> list[FileRef]:
     return [ref for ref in segments if ref.kind == ORDER_KIND]
 
 
-def _counters(
-    surveyed: Surveyed,
-    released: Released,
+def _build_epoch_counters(
+    surveyed: SurveyedCut,
+    released: ReleasedRows,
     late: LateRows,
     dead: dict[str, int],
-    windows: dict[str, WindowWork],
+    windows: dict[str, WindowOutput],
     before: int,
     after: int,
 ) -> EpochCounters:
     tally: dict[str, Counter[str]] = {}
 
-    def count(source: str, disposition: str, rows: int) -> None:
+    def count_rows(source: str, disposition: str, rows: int) -> None:
         if rows:
             tally.setdefault(source, Counter())[disposition] += rows
 
     for member in surveyed.survey.members:
-        count(member.member.source, "read", member.rows + member.quarantined + member.dead)
+        count_rows(member.member.source, "read", member.rows + member.quarantined + member.dead)
     for source, rows in released.per_source.items():
-        count(source, "released", rows)
+        count_rows(source, "released", rows)
     named = {(source, "dead_lettered"): rows for source, rows in dead.items()}
     named |= {(source, f"expired:{output}"): pairs for (source, output), pairs in late.expired.items()}
     for (source, disposition), rows in named.items():
-        count(source, disposition, rows)
+        count_rows(source, disposition, rows)
     dropped: Counter[str] = Counter()
     for index, verdicts in surveyed.verdicts.items():
         rows = sum(verdict.what == "dropped" for verdict in verdicts)
-        count(surveyed.survey.members[index].member.source, "dropped", rows)
+        count_rows(surveyed.survey.members[index].member.source, "dropped", rows)
         dropped.update({"cti_violation": rows} if rows else {})
     by_output: Counter[str] = Counter()
     for (source, output, reason, gone), rows in late.counts.items():
         if output == EVENTS:
-            count(source, "dropped" if gone else "rejected" if reason == "rejected" else "late", rows)
+            count_rows(source, "dropped" if gone else "rejected" if reason == "rejected" else "late", rows)
             dropped.update({reason: rows} if gone else {})
         else:
-            count(source, f"{'dropped' if gone else 'late'}:{output}", rows)
+            count_rows(source, f"{'dropped' if gone else 'late'}:{output}", rows)
         if not (gone and output == EVENTS):
             by_output[output] += rows
     total = {

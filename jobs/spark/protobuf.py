@@ -21,15 +21,15 @@ from pyspark.sql.pandas.functions import pandas_udf
 
 from tidegate.jobs.spec.errors import ConfigurationError
 
-__all__ = ["message_index", "reader_of", "require_message", "texts_of"]
+__all__ = ["find_message_index", "make_payload_reader", "require_message", "decode_to_texts"]
 
 _WELL_KNOWN: Final = "google.protobuf."
 _WELL_KNOWN_FILES: Final = ("any", "duration", "empty", "field_mask", "struct", "timestamp", "wrappers")
-_BAD: Final = "_bad"
-_FIRST: Final = b"\x00"  # short for the list [0]
+_FAULT_COLUMN: Final = "_bad"
+_FIRST_MESSAGE_INDEX: Final = b"\x00"  # short for the list [0]
 
 
-def message_index(schema: bytes, message: str) -> bytes:
+def find_message_index(schema: bytes, message: str) -> bytes:
     """The bytes by which a registry's serializer names a message of a file: behind the schema's number, before the payload.
 
     Raises:
@@ -42,8 +42,8 @@ def message_index(schema: bytes, message: str) -> bytes:
         names = [prefix + found.name for found in file.message_type]
         if message in names:
             place = names.index(message)
-            return _FIRST if place == 0 else _zigzag(1) + _zigzag(place)
-    raise _no_message(message)
+            return _FIRST_MESSAGE_INDEX if place == 0 else _encode_zigzag(1) + _encode_zigzag(place)
+    raise _no_message_error(message)
 
 
 def require_message(schema: bytes, message: str) -> None:
@@ -52,11 +52,11 @@ def require_message(schema: bytes, message: str) -> None:
     Raises:
         ConfigurationError: it is one of these.
     """
-    _class(schema, message)
-    message_index(schema, message)
+    _load_message_class(schema, message)
+    find_message_index(schema, message)
 
 
-def _zigzag(number: int) -> bytes:
+def _encode_zigzag(number: int) -> bytes:
     left, found = number << 1, bytearray()
     while True:
         found.append(left & 0x7F | (0x80 if left > 0x7F else 0))
@@ -65,7 +65,7 @@ def _zigzag(number: int) -> bytes:
             return bytes(found)
 
 
-def reader_of(schema: bytes, message: str, names: Sequence[str], index: bytes | None) -> Callable[..., Any]:
+def make_payload_reader(schema: bytes, message: str, names: Sequence[str], index: bytes | None) -> Callable[..., Any]:
     """A function of Spark's: bytes -> a struct of texts, with ``_bad`` saying what is wrong.
 
     Args:
@@ -77,18 +77,18 @@ def reader_of(schema: bytes, message: str, names: Sequence[str], index: bytes | 
     Raises:
         ConfigurationError: the schema has no such message.
     """
-    _class(schema, message)  # so that a mistake is told before Spark wraps it
-    kind = ", ".join(f"`{name}` string" for name in [*names, _BAD])
+    _load_message_class(schema, message)  # so that a mistake is told before Spark wraps it
+    kind = ", ".join(f"`{name}` string" for name in [*names, _FAULT_COLUMN])
 
-    def read(values: pd.Series) -> pd.DataFrame:
-        return pd.DataFrame(texts_of(schema, message, names, index, values), columns=[*names, _BAD])
+    def read_payloads(values: pd.Series) -> pd.DataFrame:
+        return pd.DataFrame(decode_to_texts(schema, message, names, index, values), columns=[*names, _FAULT_COLUMN])
 
-    read.__annotations__ = {"values": pd.Series, "return": pd.DataFrame}  # Spark wants types, not their names
-    found: Callable[..., Any] = pandas_udf(read, kind)  # type: ignore[call-overload]
+    read_payloads.__annotations__ = {"values": pd.Series, "return": pd.DataFrame}  # Spark wants types, not their names
+    found: Callable[..., Any] = pandas_udf(read_payloads, kind)  # type: ignore[call-overload]
     return found
 
 
-def texts_of(
+def decode_to_texts(
     schema: bytes, message: str, names: Sequence[str], index: bytes | None, values: Iterable[bytes | None]
 ) -> list[list[str | None]]:
     """The texts of the fields, and what is wrong, of each message.
@@ -97,8 +97,8 @@ def texts_of(
     """
     from google.protobuf.message import DecodeError
 
-    made = _class(schema, message)
-    readers = [_field(made.DESCRIPTOR, name) for name in names]
+    made = _load_message_class(schema, message)
+    readers = [_make_field_reader(made.DESCRIPTOR, name) for name in names]
     found: list[list[str | None]] = []
     nothing: list[str | None] = [None] * len(names)
     for value in values:
@@ -121,7 +121,7 @@ def texts_of(
 
 
 @cache
-def _class(schema: bytes, message: str) -> Any:
+def _load_message_class(schema: bytes, message: str) -> Any:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.descriptor_pool import DescriptorPool
     from google.protobuf.message import DecodeError
@@ -131,29 +131,29 @@ def _class(schema: bytes, message: str) -> Any:
     try:
         files = {file.name: file for file in FileDescriptorSet.FromString(schema).file}
         for name in list(files):
-            _add(pool, files, name)
+            _add_file_to_pool(pool, files, name)
         return GetMessageClass(pool.FindMessageTypeByName(message))
     except DecodeError as error:
         raise ConfigurationError("the Protobuf schema is no descriptor set", code="kafka.bad_schema") from error
     except KeyError:
-        raise _no_message(message) from None
+        raise _no_message_error(message) from None
     except TypeError as error:
         raise ConfigurationError(f"the Protobuf schema cannot be used: {error}", code="kafka.bad_schema") from error
 
 
-def _add(pool: Any, files: dict[str, Any], name: str) -> None:
+def _add_file_to_pool(pool: Any, files: dict[str, Any], name: str) -> None:
     """A file, and before it what it imports; Google's well-known types come from the library where the set lacks them."""
-    if name in _names_in(pool, name):
+    if name in _list_pool_names(pool, name):
         return
-    file = files.get(name) or _well_known(name)
+    file = files.get(name) or _find_well_known_file(name)
     if file is None:
         raise TypeError(f"it imports {name}, which is not in it")
     for needed in file.dependency:
-        _add(pool, files, needed)
+        _add_file_to_pool(pool, files, needed)
     pool.Add(file)
 
 
-def _well_known(name: str) -> Any:
+def _find_well_known_file(name: str) -> Any:
     """A file of Google's well-known types; None when it is no such file."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
@@ -163,14 +163,14 @@ def _well_known(name: str) -> Any:
     return FileDescriptorProto.FromString(import_module(f"google.protobuf.{known}_pb2").DESCRIPTOR.serialized_pb)
 
 
-def _names_in(pool: Any, name: str) -> list[str]:
+def _list_pool_names(pool: Any, name: str) -> list[str]:
     try:
         return [pool.FindFileByName(name).name]
     except KeyError:
         return []
 
 
-def _no_message(message: str) -> ConfigurationError:
+def _no_message_error(message: str) -> ConfigurationError:
     return ConfigurationError(
         f"the Protobuf schema has no message {message} of its own",
         code="kafka.bad_schema",
@@ -178,32 +178,32 @@ def _no_message(message: str) -> ConfigurationError:
     )
 
 
-def _field(descriptor: Any, name: str) -> Callable[[Any], str | None]:
+def _make_field_reader(descriptor: Any, name: str) -> Callable[[Any], str | None]:
     field = descriptor.fields_by_name.get(name)
     if field is None:
         return lambda _: None
     if field.has_presence:
-        return lambda one: _text(_value(field, getattr(one, name))) if one.HasField(name) else None
-    return lambda one: _text(_value(field, getattr(one, name)))
+        return lambda one: _value_to_text(_field_to_json(field, getattr(one, name))) if one.HasField(name) else None
+    return lambda one: _value_to_text(_field_to_json(field, getattr(one, name)))
 
 
-def _text(value: Any) -> str:
+def _value_to_text(value: Any) -> str:
     """A value as a JSON payload would have it in a column of text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _value(field: Any, held: Any) -> Any:
+def _field_to_json(field: Any, held: Any) -> Any:
     """What a field holds, in JSON's terms."""
     own = field.message_type
     if own is not None and own.GetOptions().map_entry:
         of = own.fields_by_name["value"]
-        return {_text(key): _single(of, held[key]) for key in sorted(held)}  # sorted: a replay must find the same text
-    return [_single(field, one) for one in held] if field.is_repeated else _single(field, held)
+        return {_value_to_text(key): _element_to_json(of, held[key]) for key in sorted(held)}  # sorted: a replay must find the same text
+    return [_element_to_json(field, one) for one in held] if field.is_repeated else _element_to_json(field, held)
 
 
-def _single(field: Any, held: Any) -> Any:
+def _element_to_json(field: Any, held: Any) -> Any:
     if field.message_type is not None:
-        return _object(held)
+        return _message_to_json(held)
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(held)
         return str(held) if known is None else known.name
@@ -212,10 +212,10 @@ def _single(field: Any, held: Any) -> Any:
     return str(held) if isinstance(held, float) and not math.isfinite(held) else held
 
 
-def _object(message: Any) -> Any:
+def _message_to_json(message: Any) -> Any:
     from google.protobuf.json_format import MessageToDict
 
     if message.DESCRIPTOR.full_name.startswith(_WELL_KNOWN):  # each has a form of its own in JSON
         return MessageToDict(message, preserving_proto_field_name=True, descriptor_pool=message.DESCRIPTOR.file.pool)
     fields = message.DESCRIPTOR.fields
-    return {f.name: _value(f, getattr(message, f.name)) for f in fields if not f.has_presence or message.HasField(f.name)}
+    return {f.name: _field_to_json(f, getattr(message, f.name)) for f in fields if not f.has_presence or message.HasField(f.name)}

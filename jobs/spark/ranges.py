@@ -14,21 +14,21 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-from tidegate.jobs.spark.cast import text
-from tidegate.jobs.spark.marks import passed
-from tidegate.jobs.spark.write import fetch
+from tidegate.jobs.spark.cast import quote_text
+from tidegate.jobs.spark.marks import opaque_literal
+from tidegate.jobs.spark.write import collect_to_driver
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
-__all__ = ["Range", "evenly", "numbered", "ranges_by_arrival", "ranges_by_time"]
+__all__ = ["SortRange", "split_evenly", "range_number_sql", "plan_ranges_by_arrival", "plan_ranges_by_time"]
 
 RANGE_ROWS: Final = 400_000
 """Rows that one task sorts: a few hundred megabytes at most, and several ranges for the cores of an epoch of millions."""
-_BUCKETS: Final = 4096
-_SPARE: Final = 8
+_TIME_BUCKETS: Final = 4096
+_RANGE_COUNT_STEP: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class SortRange:
     """Rows that follow each other in the output: a condition that selects them, how many they are, and if they are late ones."""
 
     condition: str
@@ -36,20 +36,20 @@ class Range:
     late: bool = False
 
 
-def numbered(ranges: Sequence[Range]) -> str:
+def range_number_sql(ranges: Sequence[SortRange]) -> str:
     """The number of a row's range, as Spark SQL."""
-    spare = [_NOWHERE] * (-len(ranges) % _SPARE)  # a few ranges more or less are the same code
+    spare = [_MATCHES_NOTHING] * (-len(ranges) % _RANGE_COUNT_STEP)  # a few ranges more or less are the same code
     cases = " ".join(f"WHEN {condition} THEN {i}" for i, condition in enumerate([*(piece.condition for piece in ranges), *spare]))
     return f"CASE {cases} END"
 
 
-def evenly(rows: int) -> list[tuple[int, int]]:
+def split_evenly(rows: int) -> list[tuple[int, int]]:
     """First row and end of as few pieces as may be, of about equal size, none larger than a range."""
     pieces = -(-rows // RANGE_ROWS)
     return [(rows * piece // pieces, rows * (piece + 1) // pieces) for piece in range(pieces)]
 
 
-def ranges_by_time(leaving: DataFrame, low: int, high: int) -> list[Range]:
+def plan_ranges_by_time(leaving: DataFrame, low: int, high: int) -> list[SortRange]:
     """Ranges by (flagged late first, section, event time).
 
     Args:
@@ -57,36 +57,36 @@ def ranges_by_time(leaving: DataFrame, low: int, high: int) -> list[Range]:
         low: no row is below; rows at or above `high` fall into the last bucket.
         high: see `low`.
     """
-    width = (high - low) // _BUCKETS + 1
-    bucket = f"CAST(least(greatest((_et - {passed(low, '_et')}) div {passed(width, '_et')}, 0L), {_BUCKETS - 1}L) AS int)"
-    counts = fetch(
+    width = (high - low) // _TIME_BUCKETS + 1
+    bucket = f"CAST(least(greatest((_et - {opaque_literal(low, '_et')}) div {opaque_literal(width, '_et')}, 0L), {_TIME_BUCKETS - 1}L) AS int)"
+    counts = collect_to_driver(
         leaving.selectExpr("_late", "_section", f"{bucket} AS _b").groupBy("_late", "_section", "_b").count()
     ).to_pylist()
     ordered = sorted(counts, key=lambda row: (not row["_late"], row["_section"], row["_b"]))
     found = []
     for (late, section), rows in groupby(ordered, key=lambda row: (row["_late"], row["_section"])):
-        for first, last, size in _joined((row["_b"], row["count"]) for row in rows):
+        for first, last, size in _join_neighbours((row["_b"], row["count"]) for row in rows):
             begin = low + first * width if first else TICK_MIN
-            end = low + (last + 1) * width if last < _BUCKETS - 1 else TICK_MAX
-            found.append(Range(_within(late, section, begin, end), size, late))
+            end = low + (last + 1) * width if last < _TIME_BUCKETS - 1 else TICK_MAX
+            found.append(SortRange(_within_range_sql(late, section, begin, end), size, late))
     return found
 
 
-def ranges_by_arrival(leaving: DataFrame) -> list[Range]:
+def plan_ranges_by_arrival(leaving: DataFrame) -> list[SortRange]:
     """Ranges by (flagged late first, source order, partition, object)."""
     group = ["_late", "_so", "_partition", "_p"]
-    counts = fetch(leaving.groupBy(*group).count()).to_pylist()
+    counts = collect_to_driver(leaving.groupBy(*group).count()).to_pylist()
     late = sum(row["count"] for row in counts if row["_late"])
-    found = [Range("_late", late, late=True)] if late else []
+    found = [SortRange("_late", late, late=True)] if late else []
     ordered = sorted((row for row in counts if not row["_late"]), key=lambda row: (row["_so"], row["_partition"], row["_p"]))
     for (place, partition), rows in groupby(ordered, key=lambda row: (row["_so"], row["_partition"])):
-        own = f"NOT _late AND _so = {place} AND _partition = {text(partition)}"
-        for first, last, size in _joined((row["_p"], row["count"]) for row in rows):
-            found.append(Range(f"{own} AND _p >= {first} AND _p <= {last}", size))
+        own = f"NOT _late AND _so = {place} AND _partition = {quote_text(partition)}"
+        for first, last, size in _join_neighbours((row["_p"], row["count"]) for row in rows):
+            found.append(SortRange(f"{own} AND _p >= {first} AND _p <= {last}", size))
     return found
 
 
-def _joined(counts: Iterable[tuple[int, int]]) -> Sequence[tuple[int, int, int]]:
+def _join_neighbours(counts: Iterable[tuple[int, int]]) -> Sequence[tuple[int, int, int]]:
     """Neighbours joined while they stay small: (first, last, rows)."""
     found: list[tuple[int, int, int]] = []
     for place, rows in counts:
@@ -98,11 +98,11 @@ def _joined(counts: Iterable[tuple[int, int]]) -> Sequence[tuple[int, int, int]]
     return found
 
 
-def _within(late: bool, section: int, begin: int, end: int) -> str:
+def _within_range_sql(late: bool, section: int, begin: int, end: int) -> str:
     """``begin <= _et < end``; a time of TICK_MAX itself is in the range that ends there."""
-    place = f"_late = {str(late).lower()} AND _section = {passed(section, '_et')}"
-    above = f"(_et < {passed(end, '_et')} OR {passed(end, '_et')} = {TICK_MAX}L)"
-    return f"({place} AND _et >= {passed(begin, '_et')} AND {above})"
+    place = f"_late = {str(late).lower()} AND _section = {opaque_literal(section, '_et')}"
+    above = f"(_et < {opaque_literal(end, '_et')} OR {opaque_literal(end, '_et')} = {TICK_MAX}L)"
+    return f"({place} AND _et >= {opaque_literal(begin, '_et')} AND {above})"
 
 
-_NOWHERE: Final = _within(False, -1, TICK_MAX, TICK_MIN)
+_MATCHES_NOTHING: Final = _within_range_sql(False, -1, TICK_MAX, TICK_MIN)

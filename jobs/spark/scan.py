@@ -21,7 +21,7 @@ from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
-__all__ = ["BARRIER", "DATA", "DEAD", "PUNCTUATION", "Columns", "Scan", "Verdict", "carried", "scan_member"]
+__all__ = ["BARRIER", "DATA", "DEAD", "PUNCTUATION", "MemberColumns", "MemberScan", "RowVerdict", "get_carried_state", "scan_member"]
 
 DATA, BARRIER, PUNCTUATION, DEAD = 0, 1, 2, 3
 
@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class MemberColumns:
     """Rows of one slice in order; `times` and `ends` count only where `kinds` says there is one.
 
     Attributes:
@@ -44,7 +44,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RowVerdict:
     """A row that is not plain data: `what` is max_jump, cti_violation, dropped or adjust; `mark` the punctuation it missed."""
 
     seq: int
@@ -53,7 +53,7 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Scan:
+class MemberScan:
     """What a slice holds.
 
     Attributes:
@@ -61,41 +61,41 @@ class Scan:
     """
 
     survey: MemberSurvey
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[RowVerdict] = field(default_factory=list)
     sketch: dict[str, int] = field(default_factory=dict)
 
 
-def scan_member(source: SourceSpec, member: Member, rows: Columns, state: Mapping[str, Any]) -> Scan:
+def scan_member(source: SourceSpec, member: Member, rows: MemberColumns, state: Mapping[str, Any]) -> MemberScan:
     """Summarise a slice up to and including its first barrier row.
 
     Raises:
         PoisonError: punctuation going back under ``regress: error``.
     """
-    return _Scanner(source, member, rows, carried(state, member), state.get("clock")).scan()
+    return _MemberScanner(source, member, rows, get_carried_state(state, member), state.get("clock")).scan()
 
 
-def carried(state: Mapping[str, Any], member: Member) -> dict[str, int]:
+def get_carried_state(state: Mapping[str, Any], member: Member) -> dict[str, int]:
     """What the rows of earlier cuts left behind for this member."""
     return dict((state.get("members", {}).get(str(member)) or {}).get("generator") or {})
 
 
-class _Scanner:
-    def __init__(self, source: SourceSpec, member: Member, rows: Columns, memory: dict[str, int], clock: int | None) -> None:
+class _MemberScanner:
+    def __init__(self, source: SourceSpec, member: Member, rows: MemberColumns, memory: dict[str, int], clock: int | None) -> None:
         stop = np.flatnonzero(rows.kinds == BARRIER)
         self.end = int(stop[0]) + 1 if stop.size else rows.kinds.size
         self.source, self.member, self.rows, self.memory, self.clock = source, member, rows, memory, clock
         self.kinds = rows.kinds[: self.end]
         self.shift = 1 if source.frontier == "inclusive" else 0
         data = np.flatnonzero(self.kinds == DATA)
-        jumps = self._jumps(data)
+        jumps = self._find_jumps(data)
         self.jumped, self.places = data[jumps], data[~jumps]
         self.times = rows.times[self.places]
         first = memory.get("newest", TICK_MIN)
         self.newest = np.maximum(np.maximum.accumulate(self.times), first) if self.times.size else self.times
         self.before = np.concatenate(([first], self.newest[:-1])) if self.times.size else self.times
 
-    def scan(self) -> Scan:
-        held, current, regressions = self._promised()
+    def scan(self) -> MemberScan:
+        held, current, regressions = self._resolve_punctuation()
         violated = self.times < held
         behind = (
             self.before - self.times
@@ -107,19 +107,19 @@ class _Scanner:
             rows=self.times.size,
             min_time=int(self.times.min()) if self.times.size else None,
             max_time=int(self.times.max()) if self.times.size else None,
-            barrier=self._barrier(),
+            barrier=self._find_barrier(),
             punctuation=None if current == TICK_MIN else current,
-            punctuation_state=self._remember(current),
+            punctuation_state=self._carry_state(current),
             quarantined=self.jumped.size,
             dead=int(np.count_nonzero(self.kinds == DEAD)),
             violations=int(np.count_nonzero(violated)),
             regressions=regressions,
             disorder=int(np.count_nonzero(self.times < self.before)),
-            duplicates=self._duplicates(),
+            duplicates=self._count_duplicates(),
         )
-        return Scan(survey, list(self._verdicts(violated, held)), _sketch(behind))
+        return MemberScan(survey, list(self._iterate_verdicts(violated, held)), _sketch_lateness(behind))
 
-    def _jumps(self, data: Any) -> NDArray[np.bool_]:
+    def _find_jumps(self, data: Any) -> NDArray[np.bool_]:
         """Rows far ahead of the clock and of their partition's newest; only the former, few, are looked at one by one."""
         jump, found = self.source.max_jump, np.zeros(data.size, dtype=bool)
         if jump is None or self.clock is None:
@@ -137,33 +137,33 @@ class _Scanner:
                 newest = max(newest, int(times[place]))
         return found
 
-    def _promised(self) -> tuple[Ints, int, int]:
+    def _resolve_punctuation(self) -> tuple[Ints, int, int]:
         """Punctuation: what is in force for each data row and after all of them, and how often it went back."""
         self.events, self.base = self.memory.get("events", 0), self.memory.get("base")
         if self.source.punctuation is None and "current" not in self.memory and not (self.kinds == PUNCTUATION).any():
             return np.array(TICK_MIN), TICK_MIN, 0  # most sources: one number instead of a column
-        ahead, after = self._marks()
-        regressions = self._punctuation(ahead, after)
+        ahead, after = self._generate_punctuation()
+        regressions = self._merge_explicit_punctuation(ahead, after)
         current = int(max(self.memory.get("current", TICK_MIN), ahead.max(initial=TICK_MIN), after.max(initial=TICK_MIN)))
-        return np.maximum(ahead[self.places], self._ahead_of(after)[self.places]), current, regressions
+        return np.maximum(ahead[self.places], self._accumulate_marks(after)[self.places]), current, regressions
 
-    def _marks(self) -> tuple[Ints, Ints]:
+    def _generate_punctuation(self) -> tuple[Ints, Ints]:
         """Generated punctuation: per row, what stands from this row on, and from the next one on."""
         ahead = np.full(self.end, TICK_MIN, dtype=np.int64)
         after = np.full(self.end, TICK_MIN, dtype=np.int64)
         options = self.source.punctuation
-        if options is None or not options.generated or not self.times.size:
+        if options is None or not options.is_generated or not self.times.size:
             return ahead, after
         if options.align == "floor":
             if options.every_span is not None:
                 steps = np.minimum(self.times, (self.times - options.delay) // options.every_span * options.every_span)
                 ahead[self.places] = np.where(self.times > self.before, steps, TICK_MIN)
             return ahead, after
-        for place in self._due(options.every_events, options.every_span):
+        for place in self._find_due_rows(options.every_events, options.every_span):
             after[self.places[place]] = self.newest[place] - options.delay + self.shift
         return ahead, after
 
-    def _due(self, every: int | None, span: int | None) -> Iterator[int]:
+    def _find_due_rows(self, every: int | None, span: int | None) -> Iterator[int]:
         """Rows after which punctuation is generated: one step per punctuation, not per row."""
         place, size = 0, self.times.size
         while place < size:
@@ -177,12 +177,12 @@ class _Scanner:
             yield due
             self.events, self.base, place = 0, int(self.newest[due]), due + 1
 
-    def _punctuation(self, ahead: Ints, after: Ints) -> int:
+    def _merge_explicit_punctuation(self, ahead: Ints, after: Ints) -> int:
         """Explicit punctuation joins the marks; counts those that go back."""
         places = np.flatnonzero(self.kinds == PUNCTUATION)
         stamps = np.minimum(self.rows.times[places], TICK_MAX - self.shift) + self.shift
         after[places] = stamps
-        before = np.maximum(np.maximum.accumulate(ahead), self._ahead_of(after))[places] if places.size else stamps
+        before = np.maximum(np.maximum.accumulate(ahead), self._accumulate_marks(after))[places] if places.size else stamps
         back = np.flatnonzero(stamps < before)
         if back.size and self.source.punctuation is not None and self.source.punctuation.regress == "error":
             first = int(back[0])
@@ -196,14 +196,14 @@ class _Scanner:
         np.maximum.accumulate(ahead, out=ahead)
         return int(back.size)
 
-    def _ahead_of(self, after: Ints) -> Ints:
+    def _accumulate_marks(self, after: Ints) -> Ints:
         """Per row, the greatest mark that earlier rows and cuts have set."""
         known = np.concatenate(([self.memory.get("current", TICK_MIN)], after[:-1])) if after.size else after
         return np.maximum.accumulate(known) if known.size else known
 
-    def _verdicts(self, violated: NDArray[np.bool_], held: Ints) -> Iterator[Verdict]:
+    def _iterate_verdicts(self, violated: NDArray[np.bool_], held: Ints) -> Iterator[RowVerdict]:
         for place in self.jumped:
-            yield Verdict(int(self.rows.seqs[place]), "max_jump", None)
+            yield RowVerdict(int(self.rows.seqs[place]), "max_jump", None)
         policy = self.source.punctuation.on_violation if self.source.punctuation else "error"
         for row in np.flatnonzero(violated):
             place, mark = self.places[row], int(held[row])
@@ -212,9 +212,9 @@ class _Scanner:
                 what = "cti_violation"
             elif policy == "adjust" and self.rows.ends[place] > mark:
                 what = "adjust"
-            yield Verdict(int(self.rows.seqs[place]), what, mark)
+            yield RowVerdict(int(self.rows.seqs[place]), what, mark)
 
-    def _barrier(self) -> BarrierRow | None:
+    def _find_barrier(self) -> BarrierRow | None:
         if self.rows.barrier is None or not self.end or self.kinds[-1] != BARRIER:
             return None
         own, place = int(self.rows.times[self.end - 1]), self.end - 1
@@ -222,12 +222,12 @@ class _Scanner:
             own = int(self.newest[-1]) if self.times.size else self.memory.get("newest", 0)
         return BarrierRow(int(self.rows.seqs[place]), self.rows.barrier[0], self.rows.barrier[1], own)
 
-    def _duplicates(self) -> int:
+    def _count_duplicates(self) -> int:
         if not self.times.size:
             return 0
         return int(np.count_nonzero(np.diff(self.times) == 0)) + int(self.memory.get("last") == self.times[0])
 
-    def _remember(self, current: int) -> dict[str, int] | None:
+    def _carry_state(self, current: int) -> dict[str, int] | None:
         newest = int(self.newest[-1]) if self.times.size else self.memory.get("newest")
         last = int(self.times[-1]) if self.times.size else self.memory.get("last")
         mark = None if current == TICK_MIN else current
@@ -235,7 +235,7 @@ class _Scanner:
         return {key: value for key, value in memory.items() if value is not None} or None
 
 
-def _sketch(behind: Ints) -> dict[str, int]:
+def _sketch_lateness(behind: Ints) -> dict[str, int]:
     late = behind[behind > 0]
     sketch = {"0": int(behind.size - late.size)} if behind.size else {}
     if late.size:

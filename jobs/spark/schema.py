@@ -10,14 +10,14 @@ from typing import Final
 
 __all__ = [
     "PROVENANCE",
-    "arrow_of_spark",
+    "spark_to_arrow_type",
     "cast_never_fails",
-    "family_of",
-    "is_naive",
-    "quote",
-    "spark_of_arrow",
-    "spark_of_declared",
-    "unwrap",
+    "classify_arrow_type",
+    "is_naive_timestamp",
+    "quote_name",
+    "arrow_to_spark_type",
+    "declared_to_spark_type",
+    "unwrap_dictionary",
 ]
 
 PROVENANCE: Final = ("_source", "_partition", "_seq", "_timeline", "_epoch")
@@ -61,30 +61,30 @@ _DECIMAL: Final = re.compile(r"decimal(?:32|64|128|256)\((\d+), ?(-?\d+)\)\Z")
 _DICTIONARY: Final = re.compile(r"dictionary<values=(.+), indices=\w+, ordered=\d>\Z")
 
 
-def quote(name: str) -> str:
+def quote_name(name: str) -> str:
     """A column name in Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def unwrap(arrow: str) -> str:
+def unwrap_dictionary(arrow: str) -> str:
     """The value type of a dictionary-encoded column; any other type as it is."""
     match = _DICTIONARY.match(arrow)
     return match[1] if match else arrow
 
 
-def is_naive(arrow: str) -> bool:
+def is_naive_timestamp(arrow: str) -> bool:
     """Whether the type is a timestamp without a time zone."""
-    match = _TIMESTAMP.match(unwrap(arrow))
+    match = _TIMESTAMP.match(unwrap_dictionary(arrow))
     return match is not None and match[2] is None
 
 
-def spark_of_arrow(arrow: str) -> str | None:
+def arrow_to_spark_type(arrow: str) -> str | None:
     """The Spark SQL type that reads this physical column; None when no declared type can come from it.
 
-    >>> spark_of_arrow("timestamp[us]"), spark_of_arrow("uint16"), spark_of_arrow("list<item: int64>")
+    >>> arrow_to_spark_type("timestamp[us]"), arrow_to_spark_type("uint16"), arrow_to_spark_type("list<item: int64>")
     ('timestamp_ntz', 'int', None)
     """
-    arrow = unwrap(arrow)
+    arrow = unwrap_dictionary(arrow)
     if match := _TIMESTAMP.match(arrow):
         return "timestamp" if match[2] else "timestamp_ntz"
     if (match := _DECIMAL.match(arrow)) and int(match[1]) <= 38 and int(match[2]) >= 0:
@@ -92,22 +92,22 @@ def spark_of_arrow(arrow: str) -> str | None:
     return _SPARK_OF_ARROW.get(arrow)
 
 
-def arrow_of_spark(own: str) -> str:
-    """The physical type that Spark reads as this one: the way back of `spark_of_arrow`.
+def spark_to_arrow_type(own: str) -> str:
+    """The physical type that Spark reads as this one: the way back of `arrow_to_spark_type`.
 
-    >>> arrow_of_spark("bigint"), arrow_of_spark("decimal(6,2)"), arrow_of_spark("timestamp_ntz")
+    >>> spark_to_arrow_type("bigint"), spark_to_arrow_type("decimal(6,2)"), spark_to_arrow_type("timestamp_ntz")
     ('int64', 'decimal128(6,2)', 'timestamp[us]')
     """
     return own.replace("decimal", "decimal128") if own.startswith("decimal") else _ARROW_OF_SPARK.get(own, own)
 
 
-def family_of(arrow: str) -> str:
+def classify_arrow_type(arrow: str) -> str:
     """The family of a physical type, as `tidegate.jobs.spec.casts.accepts` names it.
 
-    >>> family_of("uint64"), family_of("decimal128(6, 2)"), family_of("list<item: int64>")
+    >>> classify_arrow_type("uint64"), classify_arrow_type("decimal128(6, 2)"), classify_arrow_type("list<item: int64>")
     ('int', 'decimal', 'other')
     """
-    own = unwrap(arrow)
+    own = unwrap_dictionary(arrow)
     if own.startswith(("timestamp", "decimal", "date32")):
         return re.split(r"\d|\[", own)[0]
     names = {"bool": "bool", "double": "float", "float": "float", "halffloat": "float"}
@@ -116,22 +116,22 @@ def family_of(arrow: str) -> str:
     return names.get(own, "string" if own == "string_view" else "other")
 
 
-def is_nanos(arrow: str) -> bool:
+def is_nanosecond_timestamp(arrow: str) -> bool:
     """Whether the column is a timestamp of nanoseconds, which Spark reads as plain integers."""
-    match = _TIMESTAMP.match(unwrap(arrow))
+    match = _TIMESTAMP.match(unwrap_dictionary(arrow))
     return match is not None and match[1] == "ns"
 
 
-def spark_of_declared(declared: str) -> str:
+def declared_to_spark_type(declared: str) -> str:
     """The Spark SQL type of a declared column type."""
     return _SPARK_OF_DECLARED.get(declared, declared)
 
 
 def cast_never_fails(arrow: str, declared: str) -> bool:
     """Whether every value of the physical type fits the declared one: no row can be bad by its types."""
-    arrow = unwrap(arrow)
+    arrow = unwrap_dictionary(arrow)
     if declared == "timestamp":
         match = _TIMESTAMP.match(arrow)
         return match is not None and match[2] is not None and match[1] != "ns"
-    own = spark_of_arrow(arrow)
-    return own is not None and (own == spark_of_declared(declared).replace(" ", "") or arrow in _WIDENING.get(declared, ()))
+    own = arrow_to_spark_type(arrow)
+    return own is not None and (own == declared_to_spark_type(declared).replace(" ", "") or arrow in _WIDENING.get(declared, ()))

@@ -9,13 +9,13 @@ from typing import Any, Final, cast
 
 from pyspark.sql import SparkSession
 
-from tidegate.jobs.spark.class_archive import archive_options
-from tidegate.jobs.spec.packages import with_connectors
+from tidegate.jobs.spark.class_archive import build_archive_options
+from tidegate.jobs.spec.packages import add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec, SparkSpec
 
-__all__ = ["INTERPRETED", "SETTINGS", "on_one_host", "open_session", "quick_session"]
+__all__ = ["INTERPRETED_SETTINGS", "SESSION_SETTINGS", "runs_on_one_host", "open_session", "open_quick_session"]
 
-SETTINGS: Final[dict[str, str]] = {
+SESSION_SETTINGS: Final[dict[str, str]] = {
     # What results depend on.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
@@ -35,12 +35,12 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",  # Kafka's newer reader makes no Row of a message
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",  # listing by a Spark job costs more than it saves
 }
-INTERPRETED: Final[dict[str, str]] = {
+INTERPRETED_SETTINGS: Final[dict[str, str]] = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 """For few rows. Frontiers and positions are literals of the generated code, so every epoch would compile all of it anew."""
-_CLASSIC: Final[dict[str, str]] = {  # settings of the process, which Spark Connect has on its server
+_CLASSIC_SETTINGS: Final[dict[str, str]] = {  # settings of the process, which Spark Connect has on its server
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
@@ -53,7 +53,7 @@ _CLASSIC: Final[dict[str, str]] = {  # settings of the process, which Spark Conn
     "spark.ui.retainedStages": "1",
     "spark.ui.retainedTasks": "1",
 }
-_ON_ONE_HOST: Final[dict[str, str]] = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_ONE_HOST_SETTINGS: Final[dict[str, str]] = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 """Only without a cluster: executors elsewhere have to reach the driver; SPARK_LOCAL_IP and Spark's settings say where."""
 # A new JVM spends most of its first minute compiling what a small epoch runs only a few times.
 _QUICK_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -67,47 +67,47 @@ def open_session(spec: PipelineSpec) -> SparkSession:
     logging.getLogger("py4j").setLevel(logging.ERROR)
     if spec.spark.master.startswith("local"):  # else tasks in Python run with whatever is called python3
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return _connect(spec.spark) if spec.spark.master.startswith("sc://") else _classic(with_connectors(spec), spec.name)
+    return _open_connect_session(spec.spark) if spec.spark.master.startswith("sc://") else _start_classic_session(add_connector_jars(spec), spec.name)
 
 
-def _classic(spark: SparkSpec, name: str) -> SparkSession:
+def _start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
     builder = SparkSession.builder.appName(f"tidegate {name}").config("spark.driver.memory", spark.driver_memory)
-    if not _submitted():  # else it has been told its master
+    if not _is_spark_submit():  # else it has been told its master
         builder = builder.master(spark.master)
-    place = _ON_ONE_HOST if on_one_host(spark) else {}
+    place = _ONE_HOST_SETTINGS if runs_on_one_host(spark) else {}
     quick = _QUICK_JVM if spark.jvm == "quick" else ""
-    options = " ".join(filter(None, (quick, archive_options(), spark.conf.get(_JVM_OPTIONS))))
-    for key, value in {**_CLASSIC, **place, **SETTINGS, **spark.conf, _JVM_OPTIONS: options}.items():
+    options = " ".join(filter(None, (quick, build_archive_options(), spark.conf.get(_JVM_OPTIONS))))
+    for key, value in {**_CLASSIC_SETTINGS, **place, **SESSION_SETTINGS, **spark.conf, _JVM_OPTIONS: options}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
 
-def _connect(spark: SparkSpec) -> SparkSession:
+def _open_connect_session(spark: SparkSpec) -> SparkSession:
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     session: Any = SparkSession.builder.remote(spark.master).getOrCreate()
     session.client.set_retry_policies([DefaultPolicy(max_retries=_CONNECT_RETRIES)])
-    for key, value in {**SETTINGS, **spark.conf}.items():
+    for key, value in {**SESSION_SETTINGS, **spark.conf}.items():
         if key.startswith("spark.sql."):
             session.conf.set(key, value)
     return cast(SparkSession, session)
 
 
-def on_one_host(spark: SparkSpec) -> bool:
+def runs_on_one_host(spark: SparkSpec) -> bool:
     """Whether tasks run in the driver's own process."""
-    return spark.master.startswith("local") and not _submitted()
+    return spark.master.startswith("local") and not _is_spark_submit()
 
 
-def _submitted() -> bool:
+def _is_spark_submit() -> bool:
     """spark-submit has started this process."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def quick_session(session: SparkSession) -> SparkSession:
+def open_quick_session(session: SparkSession) -> SparkSession:
     """A session beside this one for queries over few rows; the same one where Spark Connect allows no other."""
     if not hasattr(session, "_jsparkSession"):
         return session
     quick: SparkSession = session.newSession()
-    for key, value in INTERPRETED.items():  # the rest it has from the same process
+    for key, value in INTERPRETED_SETTINGS.items():  # the rest it has from the same process
         quick.conf.set(key, value)
     return quick

@@ -13,62 +13,62 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.spark.aggregates import Aggregation
-from tidegate.jobs.spark.epoch import Epoch, WindowWork
-from tidegate.jobs.spark.marks import reached
-from tidegate.jobs.spark.order import adjusted
-from tidegate.jobs.spark.schema import quote
-from tidegate.jobs.spark.spans import closed_at, purged, purged_at
-from tidegate.jobs.spark.windows import accepted
-from tidegate.jobs.spark.write import Written
+from tidegate.jobs.spark.epoch import EpochContext, WindowOutput
+from tidegate.jobs.spark.marks import end_reached_sql
+from tidegate.jobs.spark.order import adjust_start_times
+from tidegate.jobs.spark.schema import quote_name
+from tidegate.jobs.spark.spans import is_window_closed, window_purged_sql, is_window_purged
+from tidegate.jobs.spark.windows import assign_rows_to_windows
+from tidegate.jobs.spark.write import WrittenFiles
 from tidegate.jobs.spec.options import LatePolicy
 from tidegate.jobs.spec.time import TICK_MIN
 from tidegate.jobs.spec.windows import WindowKind, WindowSpec
 
-__all__ = ["late_for_sessions", "work_sessions"]
+__all__ = ["select_late_for_sessions", "process_sessions"]
 
-_BOUNDS = "array<struct<s:bigint,e:bigint>>"
+_BOUNDS_TYPE = "array<struct<s:bigint,e:bigint>>"
 
 
-def work_sessions(epoch: Epoch, name: str) -> WindowWork:
+def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
     """Fold the epoch's rows into the sessions and write the results that are due."""
     kind, window, after = f"window:{name}", epoch.spec.windows[name], epoch.order.decision.frontier_after
-    live = epoch.segments(kind)
-    closing = any(ref.min_time is not None and closed_at(window, ref.min_time, after) for ref in live) or _passes(epoch, window)
+    live = epoch.live_segments(kind)
+    closing = any(ref.min_time is not None and is_window_closed(window, ref.min_time, after) for ref in live) or _passes_early_firing(epoch, window)
     if epoch.data is None and not closing and not (live and window.emit == "complete"):
-        return WindowWork(Written((), ()), tuple(ref for ref in live if not _gone(window, ref, after)), Written((), ()))
+        return WindowOutput(WrittenFiles((), ()), tuple(ref for ref in live if not _is_session_segment_purged(window, ref, after)), WrittenFiles((), ()))
     aggregation = Aggregation(epoch.spec, name)
-    merged = _merged(epoch, aggregation, window, live)
+    merged = _merge_sessions(epoch, aggregation, window, live)
     if merged is None:
-        return WindowWork(Written((), ()), (), Written((), ()))
+        return WindowOutput(WrittenFiles((), ()), (), WrittenFiles((), ()))
     size = epoch.staged.rows + sum(ref.rows for ref in live)
-    written = epoch.writer.segment(kind, epoch.result(merged, size), "_we")
-    due = epoch.load([], list(written.paths))
-    results = Written((), ())
+    written = epoch.writer.write_segment(kind, epoch.collect_if_small(merged, size), "_we")
+    due = epoch.load_segments([], list(written.paths))
+    results = WrittenFiles((), ())
     if due is not None:
-        rows = aggregation.results(due.where("_due"), "_rev", epoch.provenance(beside="_we")[3:])
-        results = epoch.writer.table(name, epoch.result(rows, written.rows), "window_end")
-    return WindowWork(results, tuple(ref for ref in written.refs if not _gone(window, ref, after)), written)
+        rows = aggregation.build_results(due.where("_due"), "_rev", epoch.provenance_columns(beside="_we")[3:])
+        results = epoch.writer.write_table(name, epoch.collect_if_small(rows, written.rows), "window_end")
+    return WindowOutput(results, tuple(ref for ref in written.refs if not _is_session_segment_purged(window, ref, after)), written)
 
 
-def late_for_sessions(epoch: Epoch, name: str) -> DataFrame:
+def select_late_for_sessions(epoch: EpochContext, name: str) -> DataFrame:
     """Rows that are late alone, or whose session, with all that it meets, is purged already."""
     window, before = epoch.spec.windows[name], epoch.order.decision.frontier_before
     aggregation = Aggregation(epoch.spec, name)
-    place = [*(quote(c) for c in epoch.spec.columns), "_source", "_partition", "_seq", "_et"]
-    late = _items(epoch, aggregation, window, epoch.segments(f"window:{name}"))
-    late = late.where(f"_row AND {purged(window, '_until', before)}").selectExpr(*place)
-    alone = _late_alone(window, before)
+    place = [*(quote_name(c) for c in epoch.spec.columns), "_source", "_partition", "_seq", "_et"]
+    late = _assign_islands(epoch, aggregation, window, epoch.live_segments(f"window:{name}"))
+    late = late.where(f"_row AND {window_purged_sql(window, '_until', before)}").selectExpr(*place)
+    alone = _late_alone_sql(window, before)
     if alone == "false" or epoch.data is None:
         return late
     stays = f"_end <= {before}L" if window.on_late is LatePolicy.ADJUST else "true"
     return late.unionByName(epoch.data.where(f"{alone} AND {stays}").selectExpr(*place))
 
 
-def _gone(window: WindowSpec, ref: FileRef, frontier: int) -> bool:
-    return ref.max_time is None or purged_at(window, ref.max_time, frontier)
+def _is_session_segment_purged(window: WindowSpec, ref: FileRef, frontier: int) -> bool:
+    return ref.max_time is None or is_window_purged(window, ref.max_time, frontier)
 
 
-def _late_alone(window: WindowSpec, before: int) -> str:
+def _late_alone_sql(window: WindowSpec, before: int) -> str:
     """Rows judged before they meet other sessions."""
     if window.kind is not WindowKind.SESSION:
         return "false"  # they are judged by their windows
@@ -76,39 +76,39 @@ def _late_alone(window: WindowSpec, before: int) -> str:
         return "false"
     if window.session_late == "event":
         return f"_et < {before - window.lateness}L"
-    return purged(window, f"(_end + {(window.gap or 0) - 1}L)", before, beside="_et") if window.session_late == "own" else "false"
+    return window_purged_sql(window, f"(_end + {(window.gap or 0) - 1}L)", before, beside="_et") if window.session_late == "own" else "false"
 
 
-def _rows(epoch: Epoch, aggregation: Aggregation, window: WindowSpec) -> DataFrame | None:
+def _select_row_items(epoch: EpochContext, aggregation: Aggregation, window: WindowSpec) -> DataFrame | None:
     """The epoch's rows as items of one row each."""
     if epoch.data is None:
         return None
     before, frame = epoch.order.decision.frontier_before, epoch.data
-    alone = _late_alone(window, before)
+    alone = _late_alone_sql(window, before)
     if alone != "false" and window.on_late is LatePolicy.ADJUST:
-        moved = adjusted(frame.selectExpr("*", f"{alone} AS _was"), epoch.spec, f"_was AND _end > {before}L", f"{before}L")
+        moved = adjust_start_times(frame.selectExpr("*", f"{alone} AS _was"), epoch.spec, f"_was AND _end > {before}L", f"{before}L")
         frame = moved.where("_moved OR NOT _was").drop("_moved", "_was")
     elif alone != "false":
         frame = frame.where(f"NOT ({alone})")
     if window.kind is not WindowKind.SESSION:
-        return accepted(epoch, window).selectExpr("*", *aggregation.key_columns, "true AS _row")
+        return assign_rows_to_windows(epoch, window).selectExpr("*", *aggregation.key_columns, "true AS _row")
     reach = f"_end + {(window.gap or 0) - 1}L AS _we"
     return frame.selectExpr("*", *aggregation.key_columns, "_et AS _ws", reach, "true AS _row")
 
 
-def _live(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]) -> DataFrame | None:
-    frame = epoch.load(live)
+def _select_live_sessions(epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]) -> DataFrame | None:
+    frame = epoch.load_segments(live)
     if frame is None:
         return None
-    frame = frame.where(f"NOT ({purged(window, '_we', epoch.order.decision.frontier_before)})")
+    frame = frame.where(f"NOT ({window_purged_sql(window, '_we', epoch.order.decision.frontier_before)})")
     fresh = [f"IF(_due, NULL, {c}) AS {c}" if window.revisions == "delta" else c for c in aggregation.partials]
     opened = "_opened" if "_opened" in frame.columns else "CAST(NULL AS bigint) AS _opened"  # older segments do not know of it
     return frame.selectExpr(*aggregation.keys, "_ws", "_we", "_rev", "_standing", opened, *fresh, "false AS _row")
 
 
-def _items(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]) -> DataFrame:
+def _assign_islands(epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]) -> DataFrame:
     """Rows and live sessions with `_island`, the number of the session they end up in, and `_until`, its end."""
-    found = [frame for frame in (_rows(epoch, aggregation, window), _live(epoch, aggregation, window, live)) if frame is not None]
+    found = [frame for frame in (_select_row_items(epoch, aggregation, window), _select_live_sessions(epoch, aggregation, window, live)) if frame is not None]
     items = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), found)
     by_key = f"PARTITION BY {', '.join(aggregation.keys)}" if aggregation.keys else "PARTITION BY 1"
     order = f"{by_key} ORDER BY _ws, _we ROWS BETWEEN UNBOUNDED PRECEDING AND"
@@ -121,18 +121,18 @@ def _items(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: lis
     return items.selectExpr("*", f"max(_we) OVER ({by_key}, _island) AS _until")
 
 
-def _merged(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]) -> DataFrame | None:
+def _merge_sessions(epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]) -> DataFrame | None:
     """All live sessions after the epoch's rows joined them, with what is due."""
     if epoch.data is None and not live:
         return None
     before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
     group = [*aggregation.keys, "_island"]
-    items = _items(epoch, aggregation, window, live).where(f"NOT ({purged(window, '_until', before)})")
+    items = _assign_islands(epoch, aggregation, window, live).where(f"NOT ({window_purged_sql(window, '_until', before)})")
     parts = []
     if epoch.data is not None:
         bounds = [F.expr(v).alias(k) for k, v in (("_ws", "min(_ws)"), ("_we", "max(_we)"), ("_opened", "min(_et)"))]
         states = [F.expr(v).alias(k) for k, v in aggregation.partials.items()]
-        own = ["true AS _changed", "-1 AS _rev", f"CAST(NULL AS {_BOUNDS}) AS _standing"]
+        own = ["true AS _changed", "-1 AS _rev", f"CAST(NULL AS {_BOUNDS_TYPE}) AS _standing"]
         parts.append(items.where("_row").groupBy(*group).agg(*bounds, *states).selectExpr("*", *own))
     if live:
         kept = [*group, "_ws", "_we", *aggregation.partials, "false AS _changed", "_rev", "_standing", "_opened"]
@@ -148,11 +148,11 @@ def _merged(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: li
     }
     merged = reduce(DataFrame.unionByName, parts).groupBy(*group)
     frame = merged.agg(*(F.expr(v).alias(k) for k, v in {**marks, **aggregation.merges}.items()))
-    frame = frame.selectExpr(*aggregation.keys, *marks, *aggregation.typed_states(types))
+    frame = frame.selectExpr(*aggregation.keys, *marks, *aggregation.cast_states(types))
     due = {
         "each_epoch": "_changed",
         "complete": "true",
-        "close": _closing(window, before, after),
+        "close": _closing_due_sql(window, before, after),
     }[window.emit]
     return frame.selectExpr("*", f"({due}) AS _due").selectExpr(
         *aggregation.keys,
@@ -163,35 +163,35 @@ def _merged(epoch: Epoch, aggregation: Aggregation, window: WindowSpec, live: li
         "_rev + CAST(_due AS int) AS _rev",
         "IF(_due, array(named_struct('s', _ws, 'e', _we)), _standing) AS _standing",
         "_opened",
-        f"IF({'_due' if window.kind is WindowKind.SESSION else 'false'}, {_REPLACED}, NULL) AS _replaces",
+        f"IF({'_due' if window.kind is WindowKind.SESSION else 'false'}, {_REPLACED_WINDOWS_SQL}, NULL) AS _replaces",
     )
 
 
-def _closing(window: WindowSpec, before: int, after: int) -> str:
+def _closing_due_sql(window: WindowSpec, before: int, after: int) -> str:
     """Closed, and changed or not yet shown within these bounds; or open, and F passes a multiple of `fire_every`."""
-    over = reached("_we", after, after_end=window.closes_after_end)
+    over = end_reached_sql("_we", after, after_end=window.closes_after_end)
     closed = f"({over}) AND (_changed OR NOT exists(_standing, b -> b.s = _ws AND b.e = _we))"
     if window.fire_every is None or after <= TICK_MIN + window.fire_every:
         return closed
-    every, was = window.fire_every, reached("_we", before, after_end=window.closes_after_end)
+    every, was = window.fire_every, end_reached_sql("_we", before, after_end=window.closes_after_end)
     newest = (after - 1) // every * every
     first = f"(_opened - pmod(_opened, {every}L) + {every}L)"
     between = f"{first} <= {newest}L AND ({str(newest >= before).lower()} OR _rev < 0)"
     return f"({closed}) OR (({over}) AND NOT ({was})) OR (NOT ({over}) AND {between})"
 
 
-def _passes(epoch: Epoch, window: WindowSpec) -> bool:
+def _passes_early_firing(epoch: EpochContext, window: WindowSpec) -> bool:
     """Whether F passes a multiple of `fire_every` in this epoch."""
     before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
     every = window.fire_every
     return every is not None and before < after and (after - 1) // every * every >= before
 
 
-def _instant(ticks: str) -> str:
+def _format_instant_sql(ticks: str) -> str:
     """`format_instant` in Spark SQL."""
     fraction = f"IF(pmod({ticks}, 1000000L) = 0, '', concat('.', lpad(pmod({ticks}, 1000000L), 6, '0')))"
     return f"concat(date_format(timestamp_micros({ticks}), \"yyyy-MM-dd'T'HH:mm:ss\"), {fraction}, 'Z')"
 
 
-_OTHERS = "array_sort(array_distinct(filter(_standing, b -> b.s <> _ws OR b.e <> _we)))"
-_REPLACED = f"transform({_OTHERS}, b -> concat({_instant('b.s')}, '/', {_instant('b.e')}))"
+_OTHER_BOUNDS_SQL = "array_sort(array_distinct(filter(_standing, b -> b.s <> _ws OR b.e <> _we)))"
+_REPLACED_WINDOWS_SQL = f"transform({_OTHER_BOUNDS_SQL}, b -> concat({_format_instant_sql('b.s')}, '/', {_format_instant_sql('b.e')}))"

@@ -17,20 +17,20 @@ from typing import Final, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.s3 import S3Settings
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.spark.failures import SPARK_FAILED, said
-from tidegate.jobs.spark.session import on_one_host
+from tidegate.jobs.spark.failures import SPARK_ERRORS, extract_cause
+from tidegate.jobs.spark.session import runs_on_one_host
 from tidegate.jobs.spec.errors import ConfigurationError, TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["BucketStaging", "DiskStaging", "Staging", "open_staging", "s3a_settings"]
+__all__ = ["BucketStaging", "DiskStaging", "Staging", "open_staging", "build_s3a_settings"]
 
-_PROBE: Final = "probe.txt"
-_LEFT_BEHIND: Final = 86_400.0  # seconds; no epoch takes a day, so what is older was left by a driver that died
-_AT_A_TIME: Final = 8  # requests: they wait for the network, not for a core
-_COMMIT: Final = {
+_PROBE_FILE: Final = "probe.txt"
+_STALE_SECONDS: Final = 86_400.0  # seconds; no epoch takes a day, so what is older was left by a driver that died
+_PARALLEL_REQUESTS: Final = 8  # requests: they wait for the network, not for a core
+_COMMIT_OPTIONS: Final = {
     "mapreduce.fileoutputcommitter.algorithm.version": "2",  # a rename is a copy there; only what the job's end names is read
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
@@ -43,19 +43,19 @@ class Staging(Protocol):
         """Where tasks would find a file or folder of the scratch folder."""
         ...
 
-    def shown(self, path: Path, key: str | None = None) -> str:
+    def expose_file(self, path: Path, key: str | None = None) -> str:
         """Make a file readable for tasks and return its address; `key` names an object of the store with the same bytes."""
         ...
 
-    def write(self, rows: DataFrame, folder: Path) -> list[Path]:
+    def write_rows(self, rows: DataFrame, folder: Path) -> list[Path]:
         """Let tasks write rows as Parquet into a new folder; the files, some of which may have no row."""
         ...
 
-    def forget(self, folder: Path) -> None:
+    def discard(self, folder: Path) -> None:
         """Nothing of this folder is needed by tasks any more."""
         ...
 
-    def outage(self) -> TidegateError | None:
+    def find_outage(self) -> TidegateError | None:
         """Why tasks may have failed that is no fault of the rows; None when nothing is known."""
         ...
 
@@ -67,19 +67,19 @@ class DiskStaging:
         """The path."""
         return str(path)
 
-    def shown(self, path: Path, key: str | None = None) -> str:
+    def expose_file(self, path: Path, key: str | None = None) -> str:
         """The path: the file is there."""
         return str(path)
 
-    def write(self, rows: DataFrame, folder: Path) -> list[Path]:
+    def write_rows(self, rows: DataFrame, folder: Path) -> list[Path]:
         """Written where it is read."""
         rows.write.parquet(str(folder))
         return sorted(folder.glob("part-*.parquet"))
 
-    def forget(self, folder: Path) -> None:
+    def discard(self, folder: Path) -> None:
         """Whoever made the folder removes it."""
 
-    def outage(self) -> None:
+    def find_outage(self) -> None:
         """Nothing but rows goes wrong here."""
 
 
@@ -94,78 +94,78 @@ class BucketStaging:
 
     def __init__(self, store: Store, pipeline: str, workdir: Path) -> None:
         self._store, self._workdir = store, workdir
-        self._all = Layout(pipeline).staging
+        self._all = BucketLayout(pipeline).staging_prefix
         self._root = f"{self._all}{workdir.name}/"
         self._there: set[str] = set()
         self._lock = threading.Lock()
 
     def address(self, path: Path) -> str:
         """Its address in the mirror."""
-        return self._at(self._key(path))
+        return self._s3a_address(self._mirror_key(path))
 
-    def shown(self, path: Path, key: str | None = None) -> str:
+    def expose_file(self, path: Path, key: str | None = None) -> str:
         """Uploaded once, unless the store has it under a key of its own."""
         if key is not None:
-            return self._at(key)
-        mirrored = self._key(path)
+            return self._s3a_address(key)
+        mirrored = self._mirror_key(path)
         with self._lock:
             there = mirrored in self._there
         if not there:
             self._store.upload(path, mirrored)
-            self._keep([mirrored])
-        return self._at(mirrored)
+            self._record_mirrored([mirrored])
+        return self._s3a_address(mirrored)
 
-    def write(self, rows: DataFrame, folder: Path) -> list[Path]:
+    def write_rows(self, rows: DataFrame, folder: Path) -> list[Path]:
         """Written to the mirror and fetched from it."""
-        base = f"{self._key(folder)}/"
-        rows.write.options(**_COMMIT).parquet(self._at(base))
-        names = sorted(entry.key[len(base) :] for entry in self._store.list(f"{base}part-"))
+        base = f"{self._mirror_key(folder)}/"
+        rows.write.options(**_COMMIT_OPTIONS).parquet(self._s3a_address(base))
+        names = sorted(entry.key[len(base) :] for entry in self._store.list_objects(f"{base}part-"))
         folder.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
             list(pool.map(lambda name: self._store.download(base + name, folder / name), names))
-        self._keep(base + name for name in names)
+        self._record_mirrored(base + name for name in names)
         return [folder / name for name in names]
 
-    def forget(self, folder: Path) -> None:
+    def discard(self, folder: Path) -> None:
         """Remove this part of the mirror; what a store that is away keeps of it, a later driver removes."""
-        base = self._root if folder == self._workdir else f"{self._key(folder)}/"
+        base = self._root if folder == self._workdir else f"{self._mirror_key(folder)}/"
         with self._lock:
             self._there = {key for key in self._there if not key.startswith(base)}
         with contextlib.suppress(TransientError):
-            self._remove([entry.key for entry in self._store.list(base)])
+            self._delete_objects([entry.key for entry in self._store.list_objects(base)])
 
-    def outage(self) -> TidegateError | None:
+    def find_outage(self) -> TidegateError | None:
         """The store does not answer the driver, and will not have answered tasks."""
         try:
-            self._store.head(self._root + _PROBE)
+            self._store.stat(self._root + _PROBE_FILE)
         except TransientError as error:
             return error
         return None
 
-    def prove(self, session: SparkSession) -> None:
+    def verify_access(self, session: SparkSession) -> None:
         """Have tasks read what was just written, and remove what drivers before this one left behind.
 
         Raises:
             PySparkException: they cannot, or a Py4JJavaError.
         """
-        self._store.put(self._root + _PROBE, b"seen\n")
-        session.read.text(self._at(self._root + _PROBE)).collect()
-        found = {entry.key: entry.modified or 0.0 for entry in self._store.list(self._all)}
-        now = found[self._root + _PROBE]  # by the store's clock, like the others
-        self._remove([key for key, modified in found.items() if modified < now - _LEFT_BEHIND])
+        self._store.put(self._root + _PROBE_FILE, b"seen\n")
+        session.read.text(self._s3a_address(self._root + _PROBE_FILE)).collect()
+        found = {entry.key: entry.modified or 0.0 for entry in self._store.list_objects(self._all)}
+        now = found[self._root + _PROBE_FILE]  # by the store's clock, like the others
+        self._delete_objects([key for key, modified in found.items() if modified < now - _STALE_SECONDS])
 
-    def _keep(self, keys: Iterable[str]) -> None:
+    def _record_mirrored(self, keys: Iterable[str]) -> None:
         with self._lock:
             self._there.update(keys)
 
-    def _remove(self, keys: list[str]) -> None:
-        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+    def _delete_objects(self, keys: list[str]) -> None:
+        with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
             list(pool.map(self._store.delete, keys))
 
-    def _key(self, path: Path) -> str:
+    def _mirror_key(self, path: Path) -> str:
         return self._root + path.relative_to(self._workdir).as_posix()
 
-    def _at(self, key: str) -> str:
+    def _s3a_address(self, key: str) -> str:
         return "s3a" + self._store.uri(key).removeprefix("s3")
 
 
@@ -175,7 +175,7 @@ def open_staging(sessions: Sequence[SparkSession], spec: PipelineSpec, store: St
     Raises:
         ConfigurationError: tasks do not see the scratch folder, or cannot read the bucket.
     """
-    if on_one_host(spec.spark):
+    if runs_on_one_host(spec.spark):
         return DiskStaging()
     if spec.spark.staging == "disk":
         _require_shared_disk(sessions[0], spec, workdir)
@@ -187,15 +187,15 @@ def open_staging(sessions: Sequence[SparkSession], spec: PipelineSpec, store: St
             pipeline=spec.name,
             advice="name the bucket by --store s3://..., or set spark.staging: disk",
         )
-    for key, value in s3a_settings(S3Settings.from_environment("")).items():
+    for key, value in build_s3a_settings(S3Settings.from_environment("")).items():
         for session in sessions:
             session.conf.set(key, value)
     staging = BucketStaging(store, spec.name, workdir)
     try:
-        staging.prove(sessions[0])
-    except SPARK_FAILED as error:
-        raise staging.outage() or ConfigurationError(
-            f"{spec.name}: Spark's tasks cannot read the bucket: {said(error)}",
+        staging.verify_access(sessions[0])
+    except SPARK_ERRORS as error:
+        raise staging.find_outage() or ConfigurationError(
+            f"{spec.name}: Spark's tasks cannot read the bucket: {extract_cause(error)}",
             code="spark.no_bucket",
             pipeline=spec.name,
             kept="everything; nothing was read or written",
@@ -204,7 +204,7 @@ def open_staging(sessions: Sequence[SparkSession], spec: PipelineSpec, store: St
     return staging
 
 
-def s3a_settings(settings: S3Settings) -> dict[str, str]:
+def build_s3a_settings(settings: S3Settings) -> dict[str, str]:
     """What Hadoop's S3A has to know, as settings of a session. Without keys it looks for them as AWS's clients do."""
     found = {"fs.s3a.endpoint.region": settings.region, "fs.s3a.path.style.access": "true"}
     if settings.endpoint:
@@ -218,11 +218,11 @@ def s3a_settings(settings: S3Settings) -> dict[str, str]:
 
 
 def _require_shared_disk(session: SparkSession, spec: PipelineSpec, folder: Path) -> None:
-    probe = folder / _PROBE
+    probe = folder / _PROBE_FILE
     probe.write_text("seen\n", encoding="ascii")
     try:
         seen = session.read.text(str(probe)).count() == 1
-    except SPARK_FAILED:
+    except SPARK_ERRORS:
         seen = False
     if not seen:
         raise ConfigurationError(

@@ -18,21 +18,21 @@ import pyarrow.compute as pc
 
 from tidegate.jobs.advise.sketch import GAMMA
 from tidegate.jobs.eventtime.types import MemberSurvey, Survey
-from tidegate.jobs.sources.footers import read_parquet
-from tidegate.jobs.sources.kafka import PLACE
-from tidegate.jobs.spark.read import CutFrame, Part, unreadable
-from tidegate.jobs.spark.scan import BARRIER, DATA, DEAD, PUNCTUATION, Columns, Scan, Verdict, scan_member
-from tidegate.jobs.spark.schema import cast_never_fails, quote
-from tidegate.jobs.spark.write import fetch
+from tidegate.jobs.sources.footers import read_parquet_table
+from tidegate.jobs.sources.kafka import OFFSET_COLUMN
+from tidegate.jobs.spark.read import CutFrame, CutPart, unreadable_objects_error
+from tidegate.jobs.spark.scan import BARRIER, DATA, DEAD, PUNCTUATION, MemberColumns, MemberScan, RowVerdict, scan_member
+from tidegate.jobs.spark.schema import cast_never_fails, quote_name
+from tidegate.jobs.spark.write import collect_to_driver
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import BarrierColumns, PipelineSpec, SourceSpec
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
-__all__ = ["Surveyed", "survey_cut"]
+__all__ = ["SurveyedCut", "survey_cut"]
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
+class SurveyedCut:
     """A survey and what the move needs of it.
 
     Attributes:
@@ -42,35 +42,35 @@ class Surveyed:
     """
 
     survey: Survey
-    verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
+    verdicts: dict[int, list[RowVerdict]] = field(default_factory=dict)
     sketches: dict[str, Any] = field(default_factory=dict)
     times: dict[int, Any] = field(default_factory=dict)
 
 
-def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> Surveyed:
+def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> SurveyedCut:
     """Summarise a staged cut; `now` and the like are the engine's to fill in.
 
     Raises:
         PoisonError: a dead row of a source whose `on_bad` is ``fail``.
     """
-    scans, times = _by_times(staged, spec, state)
+    scans, times = _scan_members(staged, spec, state)
     members = tuple(
-        replace(scans[i].survey if i in scans else _nothing(spec, piece.member, state), pending=piece.pending, done=piece.done)
+        replace(scans[i].survey if i in scans else _survey_empty_member(spec, piece.member, state), pending=piece.pending, done=piece.done)
         for i, piece in enumerate(staged.cut.slices)
     )
     for found in members:
         if found.dead and spec.sources[found.member.source].on_bad == "fail":
-            raise _refused(staged, spec, found)
+            raise _dead_rows_error(staged, spec, found)
     verdicts = {i: scan.verdicts for i, scan in scans.items() if scan.verdicts}
-    return Surveyed(Survey(now=0, members=members), verdicts, _sketches(scans), times)
+    return SurveyedCut(Survey(now=0, members=members), verdicts, _merge_sketches(scans), times)
 
 
-def _nothing(spec: PipelineSpec, member: Any, state: Mapping[str, Any]) -> MemberSurvey:
+def _survey_empty_member(spec: PipelineSpec, member: Any, state: Mapping[str, Any]) -> MemberSurvey:
     none = np.zeros(0, dtype=np.int64)
-    return scan_member(spec.sources[member.source], member, Columns(none, none, none, none.astype(np.int8)), state).survey
+    return scan_member(spec.sources[member.source], member, MemberColumns(none, none, none, none.astype(np.int8)), state).survey
 
 
-def _sketches(scans: dict[int, Scan]) -> dict[str, Any]:
+def _merge_sketches(scans: dict[int, MemberScan]) -> dict[str, Any]:
     found: dict[str, dict[str, int]] = {}
     for scan in scans.values():
         buckets = found.setdefault(scan.survey.member.source, {})
@@ -79,36 +79,36 @@ def _sketches(scans: dict[int, Scan]) -> dict[str, Any]:
     return {source: {"gamma": GAMMA, "buckets": buckets} for source, buckets in found.items() if buckets}
 
 
-def _castable(part: Part, source: SourceSpec) -> bool:
+def _is_cast_safe(part: CutPart, source: SourceSpec) -> bool:
     physical = dict(part.columns)
     return all(cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items())
 
 
-def _by_times(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> tuple[dict[int, Scan], dict[int, Any]]:
+def _scan_members(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> tuple[dict[int, MemberScan], dict[int, Any]]:
     if staged.frame is None:
         return {}, {}
     sources = {i: spec.sources[piece.member.source] for i, piece in enumerate(staged.cut.slices)}
-    if all(_castable(part, sources[part.member]) for part in staged.parts):
-        own = {index: [p for p in staged.parts if p.member == index] for index in _members(staged)}
+    if all(_is_cast_safe(part, sources[part.member]) for part in staged.parts):
+        own = {index: [p for p in staged.parts if p.member == index] for index in _list_slice_indexes(staged)}
         with ThreadPoolExecutor(4) as pool:  # Arrow and NumPy leave the other cores to each other
-            columns = dict(zip(own, pool.map(lambda i: _plain_columns(own[i], sources[i]), own), strict=True))
-            scans = dict(zip(own, pool.map(lambda i: _scanned(staged, sources, i, columns[i], state), own), strict=True))
+            columns = dict(zip(own, pool.map(lambda i: _read_plain_columns(own[i], sources[i]), own), strict=True))
+            scans = dict(zip(own, pool.map(lambda i: _scan_slice(staged, sources, i, columns[i], state), own), strict=True))
         if any(scan.survey.max_time == TICK_MAX for scan in scans.values()):
             return scans, {}
         return scans, {i: np.where(rows.kinds == DATA, rows.times, TICK_MAX) for i, rows in columns.items()}
-    columns = _cast_columns(staged, sources)
-    return {i: _scanned(staged, sources, i, rows, state) for i, rows in columns.items()}, {}
+    columns = _read_cast_columns(staged, sources)
+    return {i: _scan_slice(staged, sources, i, rows, state) for i, rows in columns.items()}, {}
 
 
-def _scanned(staged: CutFrame, sources: dict[int, SourceSpec], index: int, rows: Columns, state: Mapping[str, Any]) -> Scan:
+def _scan_slice(staged: CutFrame, sources: dict[int, SourceSpec], index: int, rows: MemberColumns, state: Mapping[str, Any]) -> MemberScan:
     return scan_member(sources[index], staged.cut.slices[index].member, rows, state)
 
 
-def _members(staged: CutFrame) -> list[int]:
+def _list_slice_indexes(staged: CutFrame) -> list[int]:
     return sorted({part.member for part in staged.parts})
 
 
-def _plain_columns(parts: list[Part], source: SourceSpec) -> Columns:
+def _read_plain_columns(parts: list[CutPart], source: SourceSpec) -> MemberColumns:
     """Times and kinds as they stand in the objects, none of which can fail to be what the spec declares."""
     marks = source.barriers
     wanted = [source.event_time, *([source.end_time] if source.end_time else []), *([marks.kind] if marks else [])]
@@ -116,33 +116,33 @@ def _plain_columns(parts: list[Part], source: SourceSpec) -> Columns:
     tables, seqs = [], []
     for part in parts:
         try:
-            places = [PLACE] if part.numbered else []
-            table = part.cut(read_parquet(part.path, [*dict.fromkeys(wanted), *places]))
+            places = [OFFSET_COLUMN] if part.has_row_numbers else []
+            table = part.slice_rows(read_parquet_table(part.path, [*dict.fromkeys(wanted), *places]))
         except (pa.ArrowException, OSError) as error:
-            raise unreadable([part.key]) from error
+            raise unreadable_objects_error([part.key]) from error
         tables.append(table)
-        seqs.append((part.ordinal << 32) + part.numbers(table).to_numpy())
+        seqs.append((part.ordinal << 32) + part.row_numbers(table).to_numpy())
     rows = pa.concat_tables(tables, promote_options="permissive")
-    times, absent = _ticks(rows[source.event_time])
-    kinds = _kinds(rows[marks.kind], marks) if marks is not None else np.zeros(times.size, dtype=np.int8)
+    times, absent = _convert_to_ticks(rows[source.event_time])
+    kinds = _encode_kinds(rows[marks.kind], marks) if marks is not None else np.zeros(times.size, dtype=np.int8)
     ends = times + 1
     if source.end_time is not None:
-        own, open_end = _ticks(rows[source.end_time])
+        own, open_end = _convert_to_ticks(rows[source.end_time])
         kinds[(kinds == DATA) & ~absent & ~open_end & (own <= times)] = DEAD
         ends = np.where(open_end, ends, own)
     kinds[absent & ((kinds == DATA) | (kinds == PUNCTUATION))] = DEAD
     if source.min_event_time is not None:
         kinds[(kinds == DATA) & (times < source.min_event_time)] = DEAD
-    return Columns(np.concatenate(seqs), times, ends, kinds, _first_barrier(rows, kinds, marks))
+    return MemberColumns(np.concatenate(seqs), times, ends, kinds, _find_first_barrier(rows, kinds, marks))
 
 
-def _ticks(column: Any) -> tuple[Any, Any]:
+def _convert_to_ticks(column: Any) -> tuple[Any, Any]:
     """Ticks, and where there is none (their ticks are TICK_MIN)."""
     ticks = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     return pc.fill_null(ticks, TICK_MIN).to_numpy(), pc.is_null(column).to_numpy()
 
 
-def _kinds(column: Any, marks: BarrierColumns) -> Any:
+def _encode_kinds(column: Any, marks: BarrierColumns) -> Any:
     """Kind codes of a text column, by its few distinct values."""
     column = column.cast(pa.string()).combine_chunks()
     codes = column.dictionary_encode() if not isinstance(column, pa.ChunkedArray) else column.unify_dictionaries().chunk(0)
@@ -153,7 +153,7 @@ def _kinds(column: Any, marks: BarrierColumns) -> Any:
     return own[pc.fill_null(codes.indices, len(own) - 1).to_numpy(zero_copy_only=False)]
 
 
-def _first_barrier(rows: pa.Table, kinds: Any, marks: BarrierColumns | None) -> tuple[str, int | None] | None:
+def _find_first_barrier(rows: pa.Table, kinds: Any, marks: BarrierColumns | None) -> tuple[str, int | None] | None:
     found = np.flatnonzero(kinds == BARRIER)
     if marks is None or not found.size:
         return None
@@ -161,35 +161,35 @@ def _first_barrier(rows: pa.Table, kinds: Any, marks: BarrierColumns | None) -> 
     return str(rows[marks.kind][int(found[0])].as_py()), number
 
 
-def _cast_columns(staged: CutFrame, sources: dict[int, SourceSpec]) -> dict[int, Columns]:
+def _read_cast_columns(staged: CutFrame, sources: dict[int, SourceSpec]) -> dict[int, MemberColumns]:
     """Times and kinds after the casts: one Spark job."""
     assert staged.frame is not None  # noqa: S101 - there are parts
     marks = next((source.barriers for source in sources.values() if source.barriers is not None), None)
-    kind = "CAST(NULL AS string)" if marks is None else f"CAST({quote(marks.kind)} AS string)"
-    number = "CAST(NULL AS bigint)" if marks is None or marks.id is None else f"CAST({quote(marks.id)} AS bigint)"
+    kind = "CAST(NULL AS string)" if marks is None else f"CAST({quote_name(marks.kind)} AS string)"
+    number = "CAST(NULL AS bigint)" if marks is None or marks.id is None else f"CAST({quote_name(marks.id)} AS bigint)"
     code = f"CASE WHEN _dead IS NOT NULL THEN {DEAD} WHEN _kind = 'barrier' THEN {BARRIER} " + (
         f"WHEN _kind = 'punctuation' THEN {PUNCTUATION} ELSE {DATA} END AS code"
     )
     ticks = [f"coalesce({c}, {TICK_MIN + 1}L - 1L) AS {c}" for c in ("_et", "_end")]
-    rows = fetch(staged.frame.selectExpr("_m", "_seq", *ticks, code, f"{kind} AS type", f"{number} AS id"))
+    rows = collect_to_driver(staged.frame.selectExpr("_m", "_seq", *ticks, code, f"{kind} AS type", f"{number} AS id"))
     rows = rows.sort_by([("_m", "ascending"), ("_seq", "ascending")])
-    return {index: _columns(rows.filter(pc.equal(rows["_m"], index))) for index in _members(staged)}
+    return {index: _build_member_columns(rows.filter(pc.equal(rows["_m"], index))) for index in _list_slice_indexes(staged)}
 
 
-def _columns(rows: pa.Table) -> Columns:
+def _build_member_columns(rows: pa.Table) -> MemberColumns:
     kinds = rows["code"].to_numpy().astype(np.int8)
     first = np.flatnonzero(kinds == BARRIER)
     barrier = None
     if first.size:
         barrier = (str(rows["type"][int(first[0])].as_py()), rows["id"][int(first[0])].as_py())
-    return Columns(rows["_seq"].to_numpy(), rows["_et"].to_numpy(), rows["_end"].to_numpy(), kinds, barrier)
+    return MemberColumns(rows["_seq"].to_numpy(), rows["_et"].to_numpy(), rows["_end"].to_numpy(), kinds, barrier)
 
 
-def _refused(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) -> PoisonError:
+def _dead_rows_error(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) -> PoisonError:
     assert staged.frame is not None  # noqa: S101 - a dead row was counted in it
     member = next(i for i, piece in enumerate(staged.cut.slices) if piece.member == found.member)
     first = staged.frame.where(f"_dead IS NOT NULL AND _m = {member}").orderBy("_seq").limit(1)
-    row = fetch(first.select("_dead", "_detail", "_json", "_seq", "_p")).to_pylist()[0]
+    row = collect_to_driver(first.select("_dead", "_detail", "_json", "_seq", "_p")).to_pylist()[0]
     return PoisonError(
         f"{found.dead} bad rows in {found.member}; the first is row {row['_seq'] & 0xFFFFFFFF} of {staged.parts[row['_p']].key}: "
         f"{row['_dead']} ({row['_detail']}): {row['_json']}",

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from tidegate.jobs.spec.pipeline import BESIDE_THE_DATA, PipelineSpec, SourceSpec
+from tidegate.jobs.spec.pipeline import NON_DATA_SECTIONS, PipelineSpec, SourceSpec
 from tidegate.jobs.spec.windows import WindowSpec
 
-__all__ = ["Change", "Live", "Verdict", "changes"]
+__all__ = ["SpecChange", "LiveState", "ChangeEffect", "compare_specs"]
 
-_ANEW: Final = "start anew under another name, or let the driver finish with the old spec first"
+_RESTART_ADVICE: Final = "start anew under another name, or let the driver finish with the old spec first"
 
 
-_OTHER_PLACES: Final = {
+_POSITION_OPTIONS: Final = {
     "kafka.topic": "its offsets count the messages of the old topic",
     "table": "its positions count the files of the old table, or objects that were none",
     "table.format": "its positions count the files of the old table",
@@ -30,7 +30,7 @@ _OTHER_PLACES: Final = {
 """Options of a source -> what its positions mean by them."""
 
 
-class Verdict(StrEnum):
+class ChangeEffect(StrEnum):
     """What becomes of the state that a change concerns."""
 
     KEPT = "kept"
@@ -39,16 +39,16 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SpecChange:
     """One difference between two specs, and what it means."""
 
     what: str
-    verdict: Verdict
+    verdict: ChangeEffect
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class LiveState:
     """What state there is.
 
     Attributes:
@@ -60,97 +60,97 @@ class Live:
     buffered: int = 0
 
 
-def changes(old: PipelineSpec, new: PipelineSpec, live: Live) -> list[Change]:
+def compare_specs(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> list[SpecChange]:
     """Every difference that state or results depend on; refused ones first."""
-    found = [*_sources(old, new, live), *_columns(old, new, live), *_windows(old, new, live), *_release(old, new, live)]
-    found += [_kept(path) for path in _differences(_rest(old), _rest(new))]
-    order = [Verdict.REFUSED, Verdict.DROPPED, Verdict.KEPT]
+    found = [*_compare_sources(old, new, live), *_compare_columns(old, new, live), *_compare_windows(old, new, live), *_compare_release(old, new, live)]
+    found += [_make_kept_change(path) for path in _list_differing_paths(_select_remaining_fields(old), _select_remaining_fields(new))]
+    order = [ChangeEffect.REFUSED, ChangeEffect.DROPPED, ChangeEffect.KEPT]
     return sorted(found, key=lambda change: order.index(change.verdict))
 
 
-def _kept(what: str, why: str = "applies from the next epoch on") -> Change:
-    return Change(what, Verdict.KEPT, why)
+def _make_kept_change(what: str, why: str = "applies from the next epoch on") -> SpecChange:
+    return SpecChange(what, ChangeEffect.KEPT, why)
 
 
-def _refused(what: str, why: str) -> Change:
-    return Change(what, Verdict.REFUSED, why)
+def _make_refused_change(what: str, why: str) -> SpecChange:
+    return SpecChange(what, ChangeEffect.REFUSED, why)
 
 
-def _sources(old: PipelineSpec, new: PipelineSpec, live: Live) -> Iterator[Change]:
+def _compare_sources(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:
     for name in new.sources.keys() - old.sources.keys():
         how = (
             "at the frontier: its older rows are late"
             if new.coalesce.joins == "at_F"
             else "and holds the frontier until it has one"
         )
-        yield _kept(f"sources.{name} added", f"is read from its beginning; it joins {how}")
+        yield _make_kept_change(f"sources.{name} added", f"is read from its beginning; it joins {how}")
     for name in old.sources.keys() - new.sources.keys():
         rows = f"; up to {live.buffered:,} buffered rows still leave in order" if live.buffered else ""
         rows += "; its open edges count no more" if old.sources[name].edges else ""
-        yield Change(f"sources.{name} removed", Verdict.DROPPED, f"its frontier does not count any more{rows}")
+        yield SpecChange(f"sources.{name} removed", ChangeEffect.DROPPED, f"its frontier does not count any more{rows}")
     for name in sorted(old.sources.keys() & new.sources.keys()):
-        yield from _source(f"sources.{name}", old.sources[name], new.sources[name])
+        yield from _compare_source(f"sources.{name}", old.sources[name], new.sources[name])
 
 
-def _source(where: str, old: SourceSpec, new: SourceSpec) -> Iterator[Change]:
+def _compare_source(where: str, old: SourceSpec, new: SourceSpec) -> Iterator[SpecChange]:
     left, right = old.model_dump(mode="json", exclude={"columns"}), new.model_dump(mode="json", exclude={"columns"})
-    for path in _differences(left, right):
+    for path in _list_differing_paths(left, right):
         field = path.partition(".")[0]
-        if path in _OTHER_PLACES:
-            yield _refused(f"{where}.{path}", f"{_OTHER_PLACES[path]}: give the source a new name")
+        if path in _POSITION_OPTIONS:
+            yield _make_refused_change(f"{where}.{path}", f"{_POSITION_OPTIONS[path]}: give the source a new name")
         elif field in ("kind", "path", "format", "partition_by"):
-            yield _refused(f"{where}.{path}", "its positions count the objects of the old place: give the source a new name")
+            yield _make_refused_change(f"{where}.{path}", "its positions count the objects of the old place: give the source a new name")
         elif field in ("event_time", "end_time", "timezone", "barriers", "edges"):
-            yield _refused(f"{where}.{path}", "rows before and after would mean different things: give the source a new name")
+            yield _make_refused_change(f"{where}.{path}", "rows before and after would mean different things: give the source a new name")
         elif field == "lag":
-            yield _kept(
+            yield _make_kept_change(
                 f"{where}.lag", "a smaller one counts at once; with a larger one the frontier stands until the rows caught up"
             )
         else:
-            yield _kept(f"{where}.{path}")
+            yield _make_kept_change(f"{where}.{path}")
 
 
-def _columns(old: PipelineSpec, new: PipelineSpec, live: Live) -> Iterator[Change]:
+def _compare_columns(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:
     for name in sorted(old.columns.keys() | new.columns.keys()):
         left, right = old.columns.get(name), new.columns.get(name)
         if left == right:
             continue
         what = f"schema.{name} {'added' if left is None else 'removed' if right is None else f'is {right} instead of {left}'}"
         if left is not None and right is not None:
-            yield _refused(what, f"a table's column has one type: give the column a new name, or {_ANEW}")
+            yield _make_refused_change(what, f"a table's column has one type: give the column a new name, or {_RESTART_ADVICE}")
         elif live.buffered:
-            yield _refused(what, f"{live.buffered:,} rows of the old shape wait in the order buffer: {_ANEW}")
+            yield _make_refused_change(what, f"{live.buffered:,} rows of the old shape wait in the order buffer: {_RESTART_ADVICE}")
         else:
-            yield _kept(what, "tables keep the column; rows without it read as null")
+            yield _make_kept_change(what, "tables keep the column; rows without it read as null")
 
 
-def _windows(old: PipelineSpec, new: PipelineSpec, live: Live) -> Iterator[Change]:
+def _compare_windows(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:
     for name in new.windows.keys() - old.windows.keys():
-        yield _kept(
+        yield _make_kept_change(
             f"windows.{name} added",
             "begins empty: a window that is open already counts only rows read from now on"
             + (", and the edges that are open" if any(s.edges for s in new.sources.values()) else ""),
         )
     for name in old.windows.keys() - new.windows.keys():
         what = "its open windows are never emitted; its table stays" if name in live.windows else "its table stays"
-        yield Change(f"windows.{name} removed", Verdict.DROPPED, what)
+        yield SpecChange(f"windows.{name} removed", ChangeEffect.DROPPED, what)
     for name in sorted(old.windows.keys() & new.windows.keys()):
-        yield from _window(f"windows.{name}", old.windows[name], new.windows[name], name in live.windows)
+        yield from _compare_window(f"windows.{name}", old.windows[name], new.windows[name], name in live.windows)
 
 
-def _window(where: str, old: WindowSpec, new: WindowSpec, is_open: bool) -> Iterator[Change]:
-    yield from _aggregates(where, old, new, is_open)
+def _compare_window(where: str, old: WindowSpec, new: WindowSpec, is_open: bool) -> Iterator[SpecChange]:
+    yield from _compare_aggregates(where, old, new, is_open)
     left, right = old.model_dump(mode="json", exclude={"aggregates"}), new.model_dump(mode="json", exclude={"aggregates"})
-    for path in _differences(left, right):
+    for path in _list_differing_paths(left, right):
         if path in ("kind", "size", "slide", "gap", "offset", "keys"):
-            yield _refused(f"{where}.{path}", "its table would hold two kinds of results: add it as a window with a new name")
+            yield _make_refused_change(f"{where}.{path}", "its table would hold two kinds of results: add it as a window with a new name")
         elif path in ("emit", "revisions", "session_touch", "session_late", "session_close") and is_open:
-            yield _refused(f"{where}.{path}", "results of open windows are counted by the old rule: use a new name")
+            yield _make_refused_change(f"{where}.{path}", "results of open windows are counted by the old rule: use a new name")
         else:
-            yield _kept(f"{where}.{path}")
+            yield _make_kept_change(f"{where}.{path}")
 
 
-def _aggregates(where: str, old: WindowSpec, new: WindowSpec, is_open: bool) -> Iterator[Change]:
+def _compare_aggregates(where: str, old: WindowSpec, new: WindowSpec, is_open: bool) -> Iterator[SpecChange]:
     left, right = list(old.aggregates.items()), list(new.aggregates.items())
     if left == right:
         return
@@ -159,41 +159,41 @@ def _aggregates(where: str, old: WindowSpec, new: WindowSpec, is_open: bool) -> 
         if before == after:
             continue
         what = f"{where}.aggregates.{name} {'added' if before is None else 'removed' if after is None else 'changed'}"
-        yield _aggregate(what, is_open)
+        yield _judge_aggregate_change(what, is_open)
     if old.aggregates == new.aggregates:
-        yield _aggregate(f"{where}.aggregates in another order", is_open)
+        yield _judge_aggregate_change(f"{where}.aggregates in another order", is_open)
 
 
-def _aggregate(what: str, is_open: bool) -> Change:
+def _judge_aggregate_change(what: str, is_open: bool) -> SpecChange:
     if is_open:
-        return _refused(what, "open windows hold partial results without it: add it as a window with a new name")
-    return _kept(what, "no window is open; older results read as null there")
+        return _make_refused_change(what, "open windows hold partial results without it: add it as a window with a new name")
+    return _make_kept_change(what, "no window is open; older results read as null there")
 
 
-def _release(old: PipelineSpec, new: PipelineSpec, live: Live) -> Iterator[Change]:
+def _compare_release(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:
     for field in ("mode", "glom"):
         if getattr(old.release, field) == getattr(new.release, field):
             continue
         if live.buffered:
-            yield _refused(f"release.{field}", f"{live.buffered:,} rows wait by the old rule: {_ANEW}")
+            yield _make_refused_change(f"release.{field}", f"{live.buffered:,} rows wait by the old rule: {_RESTART_ADVICE}")
         else:
-            yield _kept(f"release.{field}")
+            yield _make_kept_change(f"release.{field}")
 
 
-def _rest(spec: PipelineSpec) -> dict[str, Any]:
+def _select_remaining_fields(spec: PipelineSpec) -> dict[str, Any]:
     """What has no rule of its own."""
-    beside = {*BESIDE_THE_DATA, "name", "sources", "windows"}
+    beside = {*NON_DATA_SECTIONS, "name", "sources", "windows"}
     whole = spec.model_dump(mode="json", exclude=beside)
     return whole | {"release": {k: v for k, v in whole["release"].items() if k not in ("mode", "glom")}}
 
 
-def _differences(left: Mapping[str, Any], right: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _list_differing_paths(left: Mapping[str, Any], right: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Dotted names of the leaves that differ."""
     for name in sorted(left.keys() | right.keys()):
         one, other = left.get(name), right.get(name)
         if one == other:
             continue
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _differences(one, other, f"{prefix}{name}.")
+            yield from _list_differing_paths(one, other, f"{prefix}{name}.")
         else:
             yield prefix + name

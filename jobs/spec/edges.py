@@ -7,13 +7,13 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from tidegate.jobs.spec.options import LatePolicy, Model, OrderOptions, PunctuationOptions
+from tidegate.jobs.spec.options import LatePolicy, SpecModel, OrderOptions, PunctuationOptions
 from tidegate.jobs.spec.windows import WindowKind, WindowSpec
 
-__all__ = ["EdgeColumns", "unfit"]
+__all__ = ["EdgeColumns", "list_edge_conflicts"]
 
 
-class EdgeColumns(Model):
+class EdgeColumns(SpecModel):
     """Which rows of a source are edges, and which start and end belong together.
 
     A start edge opens: it counts from its event time on in every window that closes, without an end, until the first end edge of
@@ -27,7 +27,7 @@ class EdgeColumns(Model):
     keys: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(lambda keys: tuple(dict.fromkeys(keys)))]
     """Columns that a start and its end have in common."""
 
-    def named(self, schema: Mapping[str, str]) -> dict[str, str]:
+    def named_columns(self, schema: Mapping[str, str]) -> dict[str, str]:
         """The columns that are named here, by field.
 
         Raises:
@@ -38,7 +38,7 @@ class EdgeColumns(Model):
         return {"edges.kind": self.kind, **{f"edges.keys: {key}": key for key in self.keys}}
 
 
-def unfit(
+def list_edge_conflicts(
     edges: Mapping[str, EdgeColumns],
     punctuations: Mapping[str, PunctuationOptions | None],
     release: OrderOptions,
@@ -56,10 +56,10 @@ def unfit(
     if release.on_late is LatePolicy.ADJUST:
         yield "release.on_late: an edge is not adjusted: choose another policy"
     for name, window in windows.items():
-        yield from (f"windows.{name}: over edge events {reason}" for reason in _window(window))
+        yield from (f"windows.{name}: over edge events {reason}" for reason in _list_edge_window_conflicts(window))
 
 
-def _window(window: WindowSpec) -> Iterator[str]:
+def _list_edge_window_conflicts(window: WindowSpec) -> Iterator[str]:
     """A window tells each result once, when it closes: so a late end edge changes nothing that readers hold."""
     if window.kind is WindowKind.SESSION:
         yield "a session would never end: take a tumbling or sliding window"

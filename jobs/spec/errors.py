@@ -75,7 +75,7 @@ class TidegateError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process borders (Airflow, Spark); keyword-only arguments do not survive the default reduction.
-        return _rebuild, (type(self), self.message, self.as_dict())
+        return _rebuild_error, (type(self), self.message, self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """The error as JSON-ready data: the shape of ``error`` in status objects and ``--json`` output."""
@@ -90,7 +90,7 @@ class TidegateError(Exception):
         }
 
 
-def _rebuild(kind: type[TidegateError], message: str, fields: dict[str, Any]) -> TidegateError:
+def _rebuild_error(kind: type[TidegateError], message: str, fields: dict[str, Any]) -> TidegateError:
     error = kind.__new__(kind)
     TidegateError.__init__(
         error,

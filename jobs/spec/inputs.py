@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.jobs.spec.options import Model
+from tidegate.jobs.spec.options import SpecModel
 from tidegate.jobs.spec.time import Duration
 
 __all__ = [
@@ -18,11 +18,11 @@ __all__ = [
     "LandingOptions",
     "ParseOptions",
     "TableOptions",
-    "environment_value",
+    "resolve_environment_value",
 ]
 
 
-class ParseOptions(Model):
+class ParseOptions(SpecModel):
     """How text becomes values (formats `json` and `csv`, Kafka payloads)."""
 
     timestamps: Literal["iso", "s", "ms", "us"] = "iso"
@@ -37,7 +37,7 @@ class ParseOptions(Model):
     """CSV: the text of an absent value."""
 
 
-class EvolutionOptions(Model):
+class EvolutionOptions(SpecModel):
     """What happens when an object's columns are not those of the schema.
 
     Wider declared types always take narrower physical ones; a narrower declared type takes the values that fit, and the
@@ -52,7 +52,7 @@ class EvolutionOptions(Model):
     """Old name in objects -> name in the schema. An object with both is a dead letter."""
 
 
-class DiscoveryOptions(Model):
+class DiscoveryOptions(SpecModel):
     """How objects are found."""
 
     order: Literal["keys", "arrival"] = "keys"
@@ -66,7 +66,7 @@ class DiscoveryOptions(Model):
     listing finds late uploads."""
 
 
-class KafkaOptions(Model):
+class KafkaOptions(SpecModel):
     """A Kafka topic as a source. Its partitions are the source's; offsets are the positions, and stand in the manifest only."""
 
     servers: str
@@ -104,7 +104,7 @@ class KafkaOptions(Model):
     transactions are read when they are committed, unless ``isolation.level`` is ``read_uncommitted``."""
 
 
-class TableOptions(Model):
+class TableOptions(SpecModel):
     """A lakehouse table at `path` as a source: each of its commits brings the files that it added, once and in order."""
 
     format: Literal["delta", "iceberg"]
@@ -123,7 +123,7 @@ class TableOptions(Model):
     """Iceberg: what else its catalog needs: ``name`` (of an SQL catalog), ``token``, ... ``env:NAME`` reads the environment."""
 
 
-class LandingOptions(Model):
+class LandingOptions(SpecModel):
     """Any format of ``spark.readStream`` as the origin of a source's objects, which ``tidegate land`` writes."""
 
     format: str
@@ -138,7 +138,7 @@ class LandingOptions(Model):
     """How often what has come is written as one object."""
 
 
-def environment_value(field: str, value: str, environment: Mapping[str, str]) -> str:
+def resolve_environment_value(field: str, value: str, environment: Mapping[str, str]) -> str:
     """A setting as it is, or, written ``env:NAME``, as the environment has it: secrets never stand in a spec.
 
     Raises:

@@ -49,18 +49,18 @@ def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:
         raw = YAML(typ="rt").load(text)
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise _bad(where, [f"{where}:{line}: not valid YAML: {error.problem or error.context}"]) from error
+        raise _invalid_spec_error(where, [f"{where}:{line}: not valid YAML: {error.problem or error.context}"]) from error
     except YAMLError as error:
-        raise _bad(where, [f"{where}:1: not valid YAML: {error}"]) from error
+        raise _invalid_spec_error(where, [f"{where}:1: not valid YAML: {error}"]) from error
     if not isinstance(raw, dict):
-        raise _bad(where, [f"{where}:1: a spec is a mapping with apiVersion, name, sources; found {_kind(raw)}"])
+        raise _invalid_spec_error(where, [f"{where}:1: a spec is a mapping with apiVersion, name, sources; found {_describe_kind(raw)}"])
     try:
-        return PipelineSpec.model_validate(_plain(raw), context={"yaml": True})
+        return PipelineSpec.model_validate(_to_plain_value(raw), context={"yaml": True})
     except ValidationError as error:
-        raise _bad(where, _findings(where, raw, error), pipeline=str(raw.get("name", "")) or None) from error
+        raise _invalid_spec_error(where, _list_findings(where, raw, error), pipeline=str(raw.get("name", "")) or None) from error
 
 
-def _bad(where: str, findings: list[str], pipeline: str | None = None) -> ConfigurationError:
+def _invalid_spec_error(where: str, findings: list[str], pipeline: str | None = None) -> ConfigurationError:
     return ConfigurationError(
         "\n".join(findings),
         code="spec.invalid",
@@ -70,17 +70,17 @@ def _bad(where: str, findings: list[str], pipeline: str | None = None) -> Config
     )
 
 
-def _findings(where: str, raw: Any, error: ValidationError) -> list[str]:
-    return [_finding(where, raw, item) for item in error.errors(include_url=False, include_context=True)]
+def _list_findings(where: str, raw: Any, error: ValidationError) -> list[str]:
+    return [_format_finding(where, raw, item) for item in error.errors(include_url=False, include_context=True)]
 
 
-def _finding(where: str, raw: Any, item: Any) -> str:
+def _format_finding(where: str, raw: Any, item: Any) -> str:
     location: Location = item["loc"]
     field = ".".join(str(part) for part in location) or "spec"
-    line = _line(raw, location)
+    line = _find_line(raw, location)
     kind = item["type"]
     if kind == "extra_forbidden":
-        message = "unknown field" + _suggestion(location)
+        message = "unknown field" + _suggest_field(location)
     elif kind == "missing":
         message = "required field is missing"
     else:
@@ -91,45 +91,45 @@ def _finding(where: str, raw: Any, item: Any) -> str:
     return f"{where}:{line}: {field}: {message}"
 
 
-def _suggestion(location: Location) -> str:
-    allowed = _allowed(location[:-1])
+def _suggest_field(location: Location) -> str:
+    allowed = _list_allowed_fields(location[:-1])
     close = difflib.get_close_matches(str(location[-1]), allowed, n=1)
     hint = f", did you mean {close[0]!r}?" if close else ""
     return f"{hint or ''}; allowed here: {', '.join(allowed)}" if allowed else hint
 
 
-def _allowed(path: Location) -> list[str]:
+def _list_allowed_fields(path: Location) -> list[str]:
     """Field names of the model at a location, by walking the model tree with it."""
     model: Any = PipelineSpec
     for part in path:
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            model = _inner(model)  # a mapping: its key was consumed by the part
+            model = _find_value_model(model)  # a mapping: its key was consumed by the part
             continue
         fields = {(f.alias or n): f for n, f in model.model_fields.items()}
         if part not in fields:
             return []
-        model = _model_of(fields[part].annotation)
+        model = _find_model(fields[part].annotation)
     if isinstance(model, type) and issubclass(model, BaseModel):
         return [f.alias or n for n, f in model.model_fields.items()]
     return []
 
 
-def _model_of(annotation: Any) -> Any:
+def _find_model(annotation: Any) -> Any:
     """The model, or mapping to models, inside an annotation such as ``X | None`` or ``dict[Name, X]``."""
     if isinstance(annotation, type) and not getattr(annotation, "__args__", None):
         return annotation
     if getattr(annotation, "__origin__", None) is dict:
         return annotation
-    models = [_model_of(a) for a in getattr(annotation, "__args__", ())]
+    models = [_find_model(a) for a in getattr(annotation, "__args__", ())]
     return next((m for m in models if isinstance(m, type) and issubclass(m, BaseModel)), None)
 
 
-def _inner(annotation: Any) -> Any:
+def _find_value_model(annotation: Any) -> Any:
     arguments = getattr(annotation, "__args__", ())
-    return _model_of(arguments[-1]) if arguments else None
+    return _find_model(arguments[-1]) if arguments else None
 
 
-def _line(raw: Any, location: Location) -> int:
+def _find_line(raw: Any, location: Location) -> int:
     """1-based line of the deepest part of the location that stands in the YAML."""
     line, node = 1, raw
     for part in location:
@@ -144,16 +144,16 @@ def _line(raw: Any, location: Location) -> int:
     return line
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _to_plain_value(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_plain(v) for v in value]
+        return [_to_plain_value(v) for v in value]
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value) if kind is not bool else bool(value)
     return value
 
 
-def _kind(value: Any) -> str:
+def _describe_kind(value: Any) -> str:
     return {list: "a list", str: "text", type(None): "nothing"}.get(type(value), type(value).__name__)

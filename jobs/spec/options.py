@@ -19,7 +19,7 @@ __all__ = [
     "FrontierOptions",
     "GlomOptions",
     "LatePolicy",
-    "Model",
+    "SpecModel",
     "OptionalDuration",
     "OrderOptions",
     "PunctuationOptions",
@@ -28,21 +28,21 @@ __all__ = [
 ]
 
 
-class Model(BaseModel):
+class SpecModel(BaseModel):
     """Base of every spec model: frozen, unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-def _never(value: Any) -> Any:
+def _parse_never(value: Any) -> Any:
     return None if value in ("never", "off", "none") else value
 
 
-def _frame(value: Any) -> Any:
-    return 0 if value == "never" else _never(value)
+def _parse_frame(value: Any) -> Any:
+    return 0 if value == "never" else _parse_never(value)
 
 
-OptionalDuration = Annotated[Duration | None, BeforeValidator(_never)]
+OptionalDuration = Annotated[Duration | None, BeforeValidator(_parse_never)]
 """A duration, or ``never``."""
 
 
@@ -65,7 +65,7 @@ class LatePolicy(StrEnum):
     REJECT_TO_ORIGIN = "reject_to_origin"
 
 
-class CoalesceOptions(Model):
+class CoalesceOptions(SpecModel):
     """How member frontiers join into one. Set per level: partitions into a source, sources into the output."""
 
     coalesce: Literal["min", "max"] = "min"
@@ -88,13 +88,13 @@ class CoalesceOptions(Model):
     """What is emitted before the first member: idle, or nothing."""
 
     @model_validator(mode="after")
-    def _positive(self) -> Self:
+    def _require_positive_timeout(self) -> Self:
         if self.idle_timeout is not None and self.idle_timeout <= 0:
             raise ValueError("idle_timeout must be positive, or 'never'")
         return self
 
 
-class WallClockOptions(Model):
+class WallClockOptions(SpecModel):
     """A frontier taken from the recorded wall clock."""
 
     lag: Duration
@@ -103,7 +103,7 @@ class WallClockOptions(Model):
     """Never pass the largest time read in the epoch."""
 
 
-class PunctuationOptions(Model):
+class PunctuationOptions(SpecModel):
     """Explicit, generated or imported punctuation (CTI) of a source (semantics.md section 4)."""
 
     explicit: bool = False
@@ -126,19 +126,19 @@ class PunctuationOptions(Model):
     """On completion of a bounded source the frontier goes to +inf."""
 
     @property
-    def generated(self) -> bool:
+    def is_generated(self) -> bool:
         """Whether tidegate makes the punctuation itself."""
         return self.every_events is not None or self.every_span is not None
 
 
-class FrontierOptions(Model):
+class FrontierOptions(SpecModel):
     """How one member's frontier follows its rows (semantics.md section 1, member frontier)."""
 
     lag: SignedDuration | None = None
     """Heuristic: frontier = largest time seen - lag. Required unless punctuated, imported or by wall clock."""
     frontier: Literal["exclusive", "inclusive"] = "exclusive"
     """Exclusive: no later row below F. Inclusive: none at or below F, which shifts F by one tick."""
-    frame: Annotated[Duration | None, BeforeValidator(_frame)] = None
+    frame: Annotated[Duration | None, BeforeValidator(_parse_frame)] = None
     """Round the emitted frontier down to a multiple of this; ``never`` (or 0) emits none, ``off`` does not round."""
     punctuation: PunctuationOptions | None = None
     wall_clock: WallClockOptions | None = None
@@ -146,7 +146,7 @@ class FrontierOptions(Model):
     """A row further ahead of its partition's newest and of the recorded now than this is quarantined."""
 
 
-class BarrierOptions(Model):
+class BarrierOptions(SpecModel):
     """Barrier events that synchronise sources (semantics.md section 3)."""
 
     identity: Literal["id", "ordinal"] = "ordinal"
@@ -161,7 +161,7 @@ class BarrierOptions(Model):
     """Hold data behind a barrier (exactly once), or let it flow (watermarks never pass)."""
 
 
-class GlomOptions(Model):
+class GlomOptions(SpecModel):
     """Group ordered rows into built events, one row each of the table ``built`` (semantics.md section 3.8)."""
 
     dt: Duration
@@ -170,7 +170,7 @@ class GlomOptions(Model):
     stamp: Literal["earliest", "latest", "mean"] = "earliest"
 
 
-class OrderOptions(Model):
+class OrderOptions(SpecModel):
     """Release of rows to the events output."""
 
     mode: ReleaseMode = ReleaseMode.ORDERED
@@ -186,7 +186,7 @@ class OrderOptions(Model):
     """Back-pressure: a member this far ahead of the output frontier is not read while others have rows."""
 
     @model_validator(mode="after")
-    def _glom_needs_order(self) -> Self:
+    def _require_order_for_glom(self) -> Self:
         if self.glom is not None and self.mode is ReleaseMode.PASS_THROUGH:
             raise ValueError("glom groups rows that leave in order: it needs mode 'ordered' or 'commit'")
         return self

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from tidegate.jobs.spec.edges import EdgeColumns, unfit
+from tidegate.jobs.spec.edges import EdgeColumns, list_edge_conflicts
 from tidegate.jobs.spec.inputs import DiscoveryOptions, EvolutionOptions, KafkaOptions, LandingOptions, ParseOptions, TableOptions
-from tidegate.jobs.spec.layout import OWN_COLUMNS, STREAM_COLUMNS, WINDOW_COLUMNS, TableLayout, misplaced
+from tidegate.jobs.spec.layout import SYSTEM_COLUMNS, STREAM_COLUMNS, WINDOW_COLUMNS, TableLayout, list_layout_problems
 from tidegate.jobs.spec.options import (
     BarrierOptions,
     CoalesceOptions,
     FrontierOptions,
-    Model,
+    SpecModel,
     OptionalDuration,
     OrderOptions,
     ReleaseMode,
@@ -43,7 +43,7 @@ __all__ = [
     "LATE",
     "BarrierColumns",
     "CheckpointSpec",
-    "Limits",
+    "ReadLimits",
     "OutputSpec",
     "PipelineSpec",
     "SourceSpec",
@@ -58,39 +58,39 @@ BARRIERS: Final = "barriers"
 BUILT: Final = "built"
 CHECKPOINTS: Final = "checkpoints"
 DEAD_LETTERS: Final = "dead_letters"
-BESIDE_THE_DATA: Final = {"description", "quality", "supervision", "spark", "sinks", "splice"}
-_BESIDE_THE_ROWS: Final = {"layout", "compact", "file_mb"}  # of `outputs`: where rows lie, not which there are
+NON_DATA_SECTIONS: Final = {"description", "quality", "supervision", "spark", "sinks", "splice"}
+_NON_DATA_OUTPUT_FIELDS: Final = {"layout", "compact", "file_mb"}  # of `outputs`: where rows lie, not which there are
 RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BUILT, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
 
-_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
-_TYPE: Final = re.compile(r"(string|boolean|int|long|float|double|date|timestamp|binary|decimal\(\d{1,2},\s*\d{1,2}\))\Z")
+_NAME_PATTERN: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
+_COLUMN_TYPE_PATTERN: Final = re.compile(r"(string|boolean|int|long|float|double|date|timestamp|binary|decimal\(\d{1,2},\s*\d{1,2}\))\Z")
 
 
-def _name(value: str) -> str:
-    if not _NAME.match(value):
+def _validate_name(value: str) -> str:
+    if not _NAME_PATTERN.match(value):
         raise ValueError(f"names are lower case letters, digits and underscores, starting with a letter; got {value!r}")
     return value
 
 
-def _source_name(value: str) -> str:
+def _validate_source_name(value: str) -> str:
     if not re.match(r"[A-Za-z][A-Za-z0-9_\-]{0,62}\Z", value):
         raise ValueError(f"source names are letters, digits, '_' and '-', starting with a letter; got {value!r}")
     return value
 
 
-def _column_type(value: str) -> str:
-    if not _TYPE.match(value):
+def _validate_column_type(value: str) -> str:
+    if not _COLUMN_TYPE_PATTERN.match(value):
         allowed = "string, boolean, int, long, float, double, date, timestamp, binary, decimal(p,s)"
         raise ValueError(f"unknown column type {value!r}; allowed: {allowed}")
     return value
 
 
-Name = Annotated[str, AfterValidator(_name)]
-SourceName = Annotated[str, AfterValidator(_source_name)]
-ColumnType = Annotated[str, AfterValidator(_column_type)]
+Name = Annotated[str, AfterValidator(_validate_name)]
+SourceName = Annotated[str, AfterValidator(_validate_source_name)]
+ColumnType = Annotated[str, AfterValidator(_validate_column_type)]
 
 
-class BarrierColumns(Model):
+class BarrierColumns(SpecModel):
     """Where barrier events and punctuation rows stand among a source's rows.
 
     A row whose ``kind`` column equals ``data`` (or is null) is data; ``punctuation`` names the value of punctuation
@@ -106,7 +106,7 @@ class BarrierColumns(Model):
     punctuation: str | None = None
 
 
-class Limits(Model):
+class ReadLimits(SpecModel):
     """The most that one epoch takes from one partition of a source."""
 
     objects: Annotated[int, Field(gt=0)] | None = None
@@ -149,7 +149,7 @@ class SourceSpec(FrontierOptions):
     """Edge events: rows that begin and end something that lasts."""
     coalesce: CoalesceOptions = CoalesceOptions(joins="hold")
     """How this source's partitions join into its frontier."""
-    limits: Limits = Limits()
+    limits: ReadLimits = ReadLimits()
     bounded: bool = False
     """The source ends when an object named ``_DONE`` stands in its folder and all before it was read."""
     on_bad: Literal["dead_letter", "fail"] = "dead_letter"
@@ -157,7 +157,7 @@ class SourceSpec(FrontierOptions):
 
     @field_validator("min_event_time", mode="before")
     @classmethod
-    def _instant(cls, value: Any) -> Any:
+    def _parse_min_event_time(cls, value: Any) -> Any:
         if isinstance(value, str):
             value = datetime.fromisoformat(value)
         if isinstance(value, datetime):
@@ -166,12 +166,12 @@ class SourceSpec(FrontierOptions):
         return value
 
     @model_validator(mode="after")
-    def _columns_exist(self) -> Self:
+    def _require_valid_columns(self) -> Self:
         wanted = {"event_time": self.event_time, "end_time": self.end_time}
         if self.barriers:
             wanted |= {"barriers.kind": self.barriers.kind, "barriers.id": self.barriers.id}
         if self.edges:
-            wanted |= self.edges.named(self.columns)
+            wanted |= self.edges.named_columns(self.columns)
             if self.end_time is not None:
                 raise ValueError("edges: a source has edge events or interval events (end_time), not both")
         for field, column in wanted.items():
@@ -181,7 +181,7 @@ class SourceSpec(FrontierOptions):
             column = wanted[field]
             if column is not None and self.columns[column] != "timestamp":
                 raise ValueError(f"{field}: column {column!r} must be a timestamp, not {self.columns[column]}")
-        self._has_a_place()
+        self._require_location()
         strangers = [new for new in self.evolution.renamed.values() if new not in self.columns]
         if strangers:
             raise ValueError(f"evolution.renamed: {', '.join(strangers)} is not in the schema ({', '.join(self.columns)})")
@@ -190,25 +190,25 @@ class SourceSpec(FrontierOptions):
             raise ValueError(f"column names starting with '_' are tidegate's own: {', '.join(reserved)}")
         return self
 
-    def _has_a_place(self) -> None:
+    def _require_location(self) -> None:
         if (self.kind == "kafka") != (self.kafka is not None):
             raise ValueError("kind: kafka and a 'kafka' section go together")
         if self.kind == "objects" and not self.path.strip("/"):
             raise ValueError("kind: objects needs a 'path'")
-        self._lands()
-        self._is_a_table()
+        self._require_landing_options()
+        self._require_table_options()
         if self.kafka is None:
             return
         taken = [c for c in (self.kafka.key, self.kafka.timestamp, *self.kafka.headers) if c is not None]
         absent = [c for c in taken if c not in self.columns]
         if absent:
             raise ValueError(f"kafka: column {', '.join(absent)} is not in the schema ({', '.join(self.columns)})")
-        self._takes_what_there_is(self.kafka)
-        self._has_a_schema(self.kafka)
+        self._require_kafka_columns(self.kafka)
+        self._require_kafka_schema(self.kafka)
         if self.bounded:
             raise ValueError("bounded: a topic has no end")
 
-    def _takes_what_there_is(self, kafka: KafkaOptions) -> None:
+    def _require_kafka_columns(self, kafka: KafkaOptions) -> None:
         if kafka.timestamp is not None and self.columns[kafka.timestamp] != "timestamp":
             raise ValueError(f"kafka.timestamp: column {kafka.timestamp} must be a timestamp")
         if kafka.tombstones == "row" and self.event_time not in (kafka.timestamp, kafka.key, *kafka.headers):
@@ -218,7 +218,7 @@ class SourceSpec(FrontierOptions):
             )
 
     @staticmethod
-    def _has_a_schema(kafka: KafkaOptions) -> None:
+    def _require_kafka_schema(kafka: KafkaOptions) -> None:
         if kafka.payload != "json" and (kafka.schema_file is None) == (kafka.registry is None):
             raise ValueError(f"kafka.schema_file: payload {kafka.payload} needs the writer's schema, or a kafka.registry")
         if (kafka.payload == "protobuf") != (kafka.message is not None):
@@ -226,7 +226,7 @@ class SourceSpec(FrontierOptions):
         if kafka.registry is not None and (kafka.payload == "json" or kafka.schema_id is not None):
             raise ValueError("kafka.registry: for Avro and Protobuf, by the number in each message; without a schema_id")
 
-    def _is_a_table(self) -> None:
+    def _require_table_options(self) -> None:
         if self.table is None:
             return
         plain = self.kind == "objects" and self.format == "parquet" and self.landing is None and self.discovery.order == "keys"
@@ -237,7 +237,7 @@ class SourceSpec(FrontierOptions):
         if (self.table.format == "iceberg") != (self.table.catalog is not None and self.table.name is not None):
             raise ValueError("table: iceberg needs 'catalog' and 'name'; delta takes neither")
 
-    def _lands(self) -> None:
+    def _require_landing_options(self) -> None:
         if self.landing is None:
             return
         if self.kind != "objects" or self.format != "parquet" or self.partition_by != "source":
@@ -247,14 +247,14 @@ class SourceSpec(FrontierOptions):
             raise ValueError(f"landing.columns: {', '.join(strangers)} is not in the schema ({', '.join(self.columns)})")
 
     @model_validator(mode="after")
-    def _has_frontier(self) -> Self:
+    def _require_frontier(self) -> Self:
         explicit = self.punctuation is not None
         if self.lag is None and not explicit and self.wall_clock is None:
             raise ValueError("a source needs a 'lag' (or 'punctuation', or 'wall_clock'), or its frontier never moves")
         return self
 
 
-class OutputSpec(Model):
+class OutputSpec(SpecModel):
     """Where the tables go."""
 
     events: bool = True
@@ -280,7 +280,7 @@ class OutputSpec(Model):
     """Size that merged files grow to, in MB of Parquet."""
 
 
-class CheckpointSpec(Model):
+class CheckpointSpec(SpecModel):
     """Epoch pace and what happens to bad checkpoints."""
 
     min_interval: Duration = 0
@@ -300,7 +300,7 @@ class CheckpointSpec(Model):
     """The most the pipeline clock advances in one epoch, so that an outage expires nothing by itself."""
 
 
-class SparkSpec(Model):
+class SparkSpec(SpecModel):
     """The Spark session of the driver."""
 
     master: str = "local[2]"
@@ -314,7 +314,7 @@ class SparkSpec(Model):
     conf: dict[str, str] = Field(default={})
 
 
-class SubmitSpec(Model):
+class SubmitSpec(SpecModel):
     """How spark-submit launches the driver: master and deploy mode stand in the Airflow connection."""
 
     conn_id: str = "spark_default"
@@ -323,7 +323,7 @@ class SubmitSpec(Model):
     conf: dict[str, str] = Field(default={})
 
 
-class SupervisionSpec(Model):
+class SupervisionSpec(SpecModel):
     """What Airflow does with the stream."""
 
     recover_to: Literal["latest", "latest_healthy"] = "latest"
@@ -356,7 +356,7 @@ class SupervisionSpec(Model):
     owner: str = "tidegate"
 
 
-class PipelineSpec(Model):
+class PipelineSpec(SpecModel):
     """One pipeline, as in a YAML file under ``dags/pipelines/``."""
 
     api_version: Literal["tidegate/v1"] = Field(default=API_VERSION, alias="apiVersion")
@@ -387,11 +387,11 @@ class PipelineSpec(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _preset(cls, value: Any) -> Any:
+    def _apply_preset_defaults(cls, value: Any) -> Any:
         return apply_preset(value) if isinstance(value, dict) else value
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _require_consistent_sections(self) -> Self:
         clash = RESERVED_TABLES & set(self.windows)
         if clash:
             raise ValueError(f"window names {', '.join(sorted(clash))} are reserved for tables")
@@ -407,9 +407,9 @@ class PipelineSpec(Model):
             if taken:
                 raise ValueError(f"windows.{name}.aggregates: names already taken: {', '.join(sorted(taken))}")
         for name, sink in self.sinks.items():
-            unknown = sorted(set(sink.tables or ()) - set(self.tables))
+            unknown = sorted(set(sink.tables or ()) - set(self.table_names))
             if unknown:
-                raise ValueError(f"sinks.{name}.tables: no table {', '.join(unknown)}; there are {', '.join(self.tables)}")
+                raise ValueError(f"sinks.{name}.tables: no table {', '.join(unknown)}; there are {', '.join(self.table_names)}")
         for name, source in self.sources.items():
             imported = source.punctuation.import_from if source.punctuation else None
             if imported is not None and (imported not in self.sources or imported == name):
@@ -417,26 +417,26 @@ class PipelineSpec(Model):
         return self
 
     @model_validator(mode="after")
-    def _edges_fit(self) -> Self:
+    def _refuse_edge_conflicts(self) -> Self:
         edges = {name: source.edges for name, source in self.sources.items() if source.edges is not None}
         punctuations = {name: self.sources[name].punctuation for name in edges}
-        for problem in unfit(edges, punctuations, self.release, self.windows):
+        for problem in list_edge_conflicts(edges, punctuations, self.release, self.windows):
             raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
-    def _streams_fit(self) -> Self:
+    def _require_valid_streams(self) -> Self:
         clash = (RESERVED_TABLES | {REJECTIONS} | set(self.windows)) & set(self.streams)
         if clash:
             raise ValueError(f"stream names {', '.join(sorted(clash))} are taken by tables or windows")
         for stream in self.streams.values():
             for kind in stream.columns.values():
-                _column_type(kind)
-        _ = self.graph
+                _validate_column_type(kind)
+        _ = self.stream_graph
         return self
 
     @model_validator(mode="after")
-    def _events_wanted(self) -> Self:
+    def _require_events_output(self) -> Self:
         if not self.outputs.events and self.release.mode is not ReleaseMode.PASS_THROUGH:
             raise ValueError("outputs.events: false leaves nothing to put in order; it needs release.mode: pass_through")
         if not self.outputs.events and (self.pipes or self.reducers):
@@ -444,24 +444,24 @@ class PipelineSpec(Model):
         return self
 
     @model_validator(mode="after")
-    def _layout_fits(self) -> Self:
-        for problem in misplaced(self.outputs.layout, self._arrangeable()) if self.outputs.layout else ():
+    def _refuse_layout_problems(self) -> Self:
+        for problem in list_layout_problems(self.outputs.layout, self._layout_columns()) if self.outputs.layout else ():
             raise ValueError(problem)
         return self
 
-    def _arrangeable(self) -> dict[str, dict[str, str]]:
+    def _layout_columns(self) -> dict[str, dict[str, str]]:
         """Table -> column -> type, as far as files can be arranged by it."""
         user: dict[str, dict[str, str]] = dict.fromkeys((EVENTS, LATE), self.columns)
         for name, window in self.windows.items():
             user[name] = {key: self.columns.get(key, "string") for key in window.keys} | WINDOW_COLUMNS
         for name in self.streams:
-            user[name] = {**self.graph.columns[name], **STREAM_COLUMNS}
-        return {table: {**user.get(table, {}), **OWN_COLUMNS.get(table, {})} for table in self.tables}
+            user[name] = {**self.stream_graph.columns[name], **STREAM_COLUMNS}
+        return {table: {**user.get(table, {}), **SYSTEM_COLUMNS.get(table, {})} for table in self.table_names}
 
     @property
-    def graph(self) -> StreamGraph:
+    def stream_graph(self) -> StreamGraph:
         """Streams in order, with their columns, readers and writers."""
-        return StreamGraph.of(self.columns, self.streams, self.pipes, self.reducers)
+        return StreamGraph.build(self.columns, self.streams, self.pipes, self.reducers)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -477,7 +477,7 @@ class PipelineSpec(Model):
         return None if window is None else 4 * window
 
     @property
-    def tables(self) -> tuple[str, ...]:
+    def table_names(self) -> tuple[str, ...]:
         """Names of all output tables."""
         streams = (*self.streams, REJECTIONS) if self.streams else ()
         built = (BUILT,) if self.release.glom is not None else ()
@@ -485,10 +485,10 @@ class PipelineSpec(Model):
 
     def digest(self) -> str:
         """sha256 of all that rows depend on: stands in every manifest. Limits, supervision and Spark's settings do not count."""
-        beside: Any = {**dict.fromkeys(BESIDE_THE_DATA, True), "outputs": _BESIDE_THE_ROWS}
+        beside: Any = {**dict.fromkeys(NON_DATA_SECTIONS, True), "outputs": _NON_DATA_OUTPUT_FIELDS}
         fields = self.model_dump(mode="json", by_alias=True, exclude=beside)
         return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
-    def canonical(self) -> str:
+    def canonical_json(self) -> str:
         """Canonical JSON of the spec with the preset applied."""
         return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))

@@ -9,21 +9,21 @@ from typing import Any, Final
 
 __all__ = ["PRESETS", "apply_preset"]
 
-_NEVER: Final = {"idle_timeout": "never"}
+_NEVER_IDLE: Final = {"idle_timeout": "never"}
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
     "tidegate": {},
     "nscldaq": {
-        "source": {"lag": "0", "frontier": "inclusive", "coalesce": _NEVER},
-        "coalesce": {**_NEVER, "members": "discovered"},
+        "source": {"lag": "0", "frontier": "inclusive", "coalesce": _NEVER_IDLE},
+        "coalesce": {**_NEVER_IDLE, "members": "discovered"},
         "release": {"mode": "ordered", "build_window": "20s", "startup_grace": "2s", "on_late": "emit_flagged"},
         "barriers": {"identity": "ordinal"},
     },
     "streaminsight": {
-        "source": {"punctuation": {"explicit": True, "regress": "raise", "on_violation": "error"}, "coalesce": _NEVER},
-        "declared": {"punctuation": {"regress": "raise", "on_violation": "drop"}, "coalesce": _NEVER},
+        "source": {"punctuation": {"explicit": True, "regress": "raise", "on_violation": "error"}, "coalesce": _NEVER_IDLE},
+        "declared": {"punctuation": {"regress": "raise", "on_violation": "drop"}, "coalesce": _NEVER_IDLE},
         "declared_release": {"mode": "commit", "on_late": "drop"},
-        "coalesce": _NEVER,
+        "coalesce": _NEVER_IDLE,
         "release": {"mode": "commit", "on_late": "error"},
     },
     "hazelcast": {
@@ -41,8 +41,8 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "session": {"session_touch": "separate", "session_late": "event", "session_close": "at_end"},
     },
     "flink": {
-        "source": {"frontier": "inclusive", "coalesce": {**_NEVER, "on_idle_punctuation": "ignore"}},
-        "coalesce": {**_NEVER, "all_idle": "jump", "revived": "ignore", "on_idle_punctuation": "ignore"},
+        "source": {"frontier": "inclusive", "coalesce": {**_NEVER_IDLE, "on_idle_punctuation": "ignore"}},
+        "coalesce": {**_NEVER_IDLE, "all_idle": "jump", "revived": "ignore", "on_idle_punctuation": "ignore"},
         "release": {"mode": "pass_through"},
         "barriers": {"identity": "id", "overtake": "subsume"},
         "session": {"session_touch": "merge", "session_late": "merged", "session_close": "at_end"},
@@ -69,21 +69,21 @@ def apply_preset(raw: dict[str, Any]) -> dict[str, Any]:
     preset = PRESETS.get(raw.get("preset", "tidegate"))
     if not preset:
         return raw
-    sources = dict(_items(raw.get("sources")))
-    if any(_declared(source) for source in sources.values()):
+    sources = dict(_list_mapping_items(raw.get("sources")))
+    if any(_has_declared_frontier(source) for source in sources.values()):
         preset = {**preset, "release": preset.get("declared_release", preset.get("release", {}))}
     merged = dict(raw)
     for section in ("coalesce", "release", "barriers"):
         if section in preset:
-            merged[section] = _merge(preset[section], raw.get(section, {}))
-    merged["sources"] = {name: _source(preset, source) for name, source in sources.items()} or raw.get("sources", {})
-    windows = {name: _window(preset, window) for name, window in _items(raw.get("windows"))}
+            merged[section] = _merge_defaults(preset[section], raw.get(section, {}))
+    merged["sources"] = {name: _apply_to_source(preset, source) for name, source in sources.items()} or raw.get("sources", {})
+    windows = {name: _apply_to_window(preset, window) for name, window in _list_mapping_items(raw.get("windows"))}
     if windows:
         merged["windows"] = windows
     return merged
 
 
-def _declared(source: Any) -> bool:
+def _has_declared_frontier(source: Any) -> bool:
     """Whether a source's frontier follows from settings, not from punctuation rows of its own."""
     if not isinstance(source, dict):
         return False
@@ -92,35 +92,35 @@ def _declared(source: Any) -> bool:
     return generated or source.get("lag") is not None
 
 
-def _source(preset: dict[str, Any], source: Any) -> Any:
+def _apply_to_source(preset: dict[str, Any], source: Any) -> Any:
     if not isinstance(source, dict):
         return source
     defaults = dict(preset.get("source", {}))
-    if _declared(source):
+    if _has_declared_frontier(source):
         defaults = dict(preset.get("declared", defaults))
     has_punctuation = isinstance(source.get("punctuation"), dict)
     if has_punctuation and "punctuated" in preset:
         defaults["punctuation"] = preset["punctuated"]
-    if not has_punctuation and _declared(source):
+    if not has_punctuation and _has_declared_frontier(source):
         defaults.pop("punctuation", None)  # a lag needs no punctuation beside it
-    return _merge(defaults, source)
+    return _merge_defaults(defaults, source)
 
 
-def _window(preset: dict[str, Any], window: Any) -> Any:
+def _apply_to_window(preset: dict[str, Any], window: Any) -> Any:
     if not isinstance(window, dict):
         return window
     defaults = dict(preset.get("window", {}))
     if window.get("kind") == "session":
         defaults |= preset.get("session", {})
-    return _merge(defaults, window)
+    return _merge_defaults(defaults, window)
 
 
-def _items(value: Any) -> list[tuple[str, Any]]:
+def _list_mapping_items(value: Any) -> list[tuple[str, Any]]:
     return list(value.items()) if isinstance(value, dict) else []
 
 
-def _merge(defaults: Any, own: Any) -> Any:
+def _merge_defaults(defaults: Any, own: Any) -> Any:
     """Own values win; nested sections merge field by field."""
     if not isinstance(defaults, dict) or not isinstance(own, dict):
         return own
-    return {**defaults, **{k: _merge(defaults.get(k), v) for k, v in own.items()}}
+    return {**defaults, **{k: _merge_defaults(defaults.get(k), v) for k, v in own.items()}}

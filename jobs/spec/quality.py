@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tidegate.jobs.spec.options import Model
+from tidegate.jobs.spec.options import SpecModel
 from tidegate.jobs.spec.time import Duration
 
 __all__ = ["QualityLimits", "QualitySpec", "Severity"]
@@ -16,7 +16,7 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class QualityLimits(Model):
+class QualityLimits(SpecModel):
     """Numbers that the suites compare with. A suite names them as ``{limit: late_ratio}``."""
 
     late_ratio: Ratio = 0.10
@@ -43,7 +43,7 @@ class QualityLimits(Model):
     """Objects that could not be read at all."""
 
 
-class QualitySpec(Model):
+class QualitySpec(SpecModel):
     """What the quality checks of a pipeline compare with, and how seriously they take it."""
 
     limits: QualityLimits = QualityLimits()

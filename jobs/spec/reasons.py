@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ["DeadReason", "LateReason"]
+__all__ = ["DeadLetterReason", "LateReason"]
 
 LateReason = Literal["late_order", "late_window", "rejected", "max_jump", "cti_violation"]
 
-DeadReason = Literal[
+DeadLetterReason = Literal[
     "not_parquet",
     "truncated",
     "empty_object",

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tidegate.jobs.spec.options import Model
+from tidegate.jobs.spec.options import SpecModel
 from tidegate.jobs.spec.time import Duration
 
 __all__ = ["FilesSinkSpec", "KafkaSinkSpec", "PostgresSinkSpec", "SinkSpec", "WebhookSinkSpec"]
 
 
-class _SinkSpec(Model):
+class _SinkSpec(SpecModel):
     tables: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Output tables to follow; default: all of them."""
 

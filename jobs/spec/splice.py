@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tidegate.jobs.spec.options import Model
+from tidegate.jobs.spec.options import SpecModel
 from tidegate.jobs.spec.time import Duration
 
 __all__ = ["SpliceSpec"]
 
 
-class SpliceSpec(Model):
+class SpliceSpec(SpecModel):
     """What `<p>.splice` does in Airflow; the command line needs none of it."""
 
     offer_rows: Annotated[int, Field(gt=0)] | None = None

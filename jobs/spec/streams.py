@@ -15,26 +15,26 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from tidegate.jobs.spec.options import Model
+from tidegate.jobs.spec.options import SpecModel
 from tidegate.jobs.spec.windows import Aggregate
 
-__all__ = ["ORIGIN", "REJECTIONS", "RUNNING", "AttachmentSpec", "PipeSpec", "ReducerSpec", "StreamGraph", "StreamSpec"]
+__all__ = ["EVENTS_STREAM", "REJECTIONS", "RUNNING_AGGREGATES", "AttachmentSpec", "PipeSpec", "ReducerSpec", "StreamGraph", "StreamSpec"]
 
-ORIGIN: Final = "events"
+EVENTS_STREAM: Final = "events"
 """The stream that all others come from: what the pipeline releases, its positions, and the running maximum of its event times."""
 REJECTIONS: Final = "rejections"
 """The table of dispatches that a destination refused: the log of their origin streams."""
-RUNNING: Final = ("count", "sum", "min", "max", "first", "last")
+RUNNING_AGGREGATES: Final = ("count", "sum", "min", "max", "first", "last")
 """Aggregates that a reducer can keep from event to event."""
-_OWN: Final = ("position", "stream_time")
-_FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
-_KEYED: Final = (
+_SYSTEM_STREAM_COLUMNS: Final = ("position", "stream_time")
+_FUNCTION_PATH_PATTERN: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
+_KEYED_INHERIT_MESSAGE: Final = (
     "a pipe with keys must not inherit: each key is a substream of its own, so the stamps of different keys come in any order, "
     "and the destination would reject the rows of every key that is behind; leave inherit out and the destination stamps them"
 )
 
 
-def _instant(value: Any) -> Any:
+def _parse_instant(value: Any) -> Any:
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     if isinstance(value, datetime):
@@ -43,15 +43,15 @@ def _instant(value: Any) -> Any:
     return value
 
 
-def _one_or_more(value: Any) -> Any:
+def _wrap_in_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Instant = Annotated[int, BeforeValidator(_instant)]
+Instant = Annotated[int, BeforeValidator(_parse_instant)]
 Position = Annotated[int, Field(ge=0)]
 
 
-class StreamSpec(Model):
+class StreamSpec(SpecModel):
     """A stream: append-only, positions contiguous from zero, its time never going back."""
 
     columns: dict[str, str] = Field(default={}, alias="schema")
@@ -60,7 +60,7 @@ class StreamSpec(Model):
     """An ordered stage in front: rows wait until the frontier has passed their stamps, leave in order, and are never rejected."""
 
 
-class AttachmentSpec(Model, ABC):
+class AttachmentSpec(SpecModel, ABC):
     """What pipes and reducers have in common."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -96,9 +96,9 @@ class PipeSpec(AttachmentSpec):
     """Column -> values: a substream."""
 
     @model_validator(mode="after")
-    def _keyed(self) -> PipeSpec:
+    def _refuse_keyed_inherit(self) -> PipeSpec:
         if self.keys and self.inherit:
-            raise ValueError(_KEYED)
+            raise ValueError(_KEYED_INHERIT_MESSAGE)
         return self
 
     @property
@@ -109,7 +109,7 @@ class PipeSpec(AttachmentSpec):
 class ReducerSpec(AttachmentSpec):
     """A deterministic fold over a stream, or over each of its keys: (state, event, index) -> state, dispatches."""
 
-    to: Annotated[tuple[str, ...], BeforeValidator(_one_or_more), Field(min_length=1)]
+    to: Annotated[tuple[str, ...], BeforeValidator(_wrap_in_tuple), Field(min_length=1)]
     function: str | None = None
     """Import path ``package.module:function``. It gets the state, the event (``event["column"]``, ``event.time``, ``event.id``)
     and the index of the event within the stream or key; it returns the new state and the rows to dispatch, as mappings for the
@@ -126,24 +126,24 @@ class ReducerSpec(AttachmentSpec):
 
     @field_validator("function")
     @classmethod
-    def _path(cls, value: str | None) -> str | None:
-        if value is not None and not _FUNCTION.match(value):
+    def _require_function_path(cls, value: str | None) -> str | None:
+        if value is not None and not _FUNCTION_PATH_PATTERN.match(value):
             raise ValueError(f"write it as package.module:function; got {value!r}")
         return value
 
     @model_validator(mode="after")
-    def _one_way(self) -> ReducerSpec:
+    def _require_function_or_aggregates(self) -> ReducerSpec:
         if (self.function is None) == (not self.aggregates):
             raise ValueError("a reducer has either a 'function' or 'aggregates'")
-        strange = [str(one) for one in self.aggregates.values() if one.function not in RUNNING]
+        strange = [str(one) for one in self.aggregates.values() if one.function not in RUNNING_AGGREGATES]
         if strange:
-            raise ValueError(f"{strange[0]} does not run along; choose from {', '.join(RUNNING)}")
+            raise ValueError(f"{strange[0]} does not run along; choose from {', '.join(RUNNING_AGGREGATES)}")
         if self.aggregates and len(self.to) > 1:
             raise ValueError("aggregates go to one destination; 'to' names several")
         return self
 
     @model_validator(mode="after")
-    def _one_owner(self) -> ReducerSpec:
+    def _require_single_destination(self) -> ReducerSpec:
         if self.merge == "splice" and len(self.to) > 1:
             raise ValueError(
                 "a splice collects one request, which the owner of one destination merges or rejects; 'to' names several"
@@ -170,7 +170,7 @@ class StreamGraph:
     attachments: Mapping[str, PipeSpec | ReducerSpec]
 
     @classmethod
-    def of(
+    def build(
         cls,
         events: Mapping[str, str],
         streams: Mapping[str, StreamSpec],
@@ -187,50 +187,50 @@ class StreamGraph:
             raise ValueError(f"reducers: {', '.join(sorted(twice))} is the name of a pipe as well")
         attachments: dict[str, PipeSpec | ReducerSpec] = {**pipes, **reducers}
         for name, one in attachments.items():
-            _known(_field(name, one), one, streams)
-        columns: dict[str, Mapping[str, str]] = {ORIGIN: events}
-        for stream in _order(streams, attachments):
-            columns[stream] = _columns(stream, streams[stream], attachments, columns)
+            _require_known_streams(_format_field_name(name, one), one, streams)
+        columns: dict[str, Mapping[str, str]] = {EVENTS_STREAM: events}
+        for stream in _sort_topologically(streams, attachments):
+            columns[stream] = _derive_stream_columns(stream, streams[stream], attachments, columns)
         for name, one in attachments.items():
-            _fits(_field(name, one), one, columns)
+            _require_matching_columns(_format_field_name(name, one), one, columns)
         return cls(tuple(columns), columns, attachments)
 
-    def readers(self, stream: str) -> list[str]:
+    def readers_of(self, stream: str) -> list[str]:
         """Attachments whose origin it is."""
         return [name for name, one in self.attachments.items() if one.origin == stream]
 
-    def writers(self, stream: str) -> list[str]:
+    def writers_of(self, stream: str) -> list[str]:
         """Attachments that write to it."""
         return [name for name, one in self.attachments.items() if stream in one.destinations]
 
 
-def _field(name: str, one: AttachmentSpec) -> str:
+def _format_field_name(name: str, one: AttachmentSpec) -> str:
     return f"{'pipes' if isinstance(one, PipeSpec) else 'reducers'}.{name}"
 
 
-def _known(field: str, one: AttachmentSpec, streams: Mapping[str, StreamSpec]) -> None:
+def _require_known_streams(field: str, one: AttachmentSpec, streams: Mapping[str, StreamSpec]) -> None:
     listed = ", ".join(streams) or "none declared"
-    if one.origin != ORIGIN and one.origin not in streams:
+    if one.origin != EVENTS_STREAM and one.origin not in streams:
         raise ValueError(f"{field}.from: no stream named {one.origin!r}; there are events, {listed}")
     for to in one.destinations:
         if to not in streams:
-            why = " (events are what the sources give)" if to == ORIGIN else ""
+            why = " (events are what the sources give)" if to == EVENTS_STREAM else ""
             raise ValueError(f"{field}.to: no stream named {to!r} to write to{why}; there are {listed}")
 
 
-def _order(streams: Mapping[str, StreamSpec], attachments: Mapping[str, PipeSpec | ReducerSpec]) -> list[str]:
+def _sort_topologically(streams: Mapping[str, StreamSpec], attachments: Mapping[str, PipeSpec | ReducerSpec]) -> list[str]:
     """Every stream after those it is written from."""
-    parents = {name: {a.origin for a in attachments.values() if name in a.destinations} - {ORIGIN} for name in streams}
+    parents = {name: {a.origin for a in attachments.values() if name in a.destinations} - {EVENTS_STREAM} for name in streams}
     order: list[str] = []
     while len(order) < len(streams):
         ready = [name for name in streams if name not in order and parents[name] <= set(order)]
         if not ready:
-            raise ValueError(f"streams: {_a_cycle(parents, set(order))} is a cycle; rows would be dispatched for ever")
+            raise ValueError(f"streams: {_find_cycle(parents, set(order))} is a cycle; rows would be dispatched for ever")
         order.append(ready[0])
     return order
 
 
-def _a_cycle(parents: Mapping[str, set[str]], done: set[str]) -> str:
+def _find_cycle(parents: Mapping[str, set[str]], done: set[str]) -> str:
     path = [next(name for name in parents if name not in done)]
     while True:
         back = min(parents[path[-1]] - done)
@@ -239,13 +239,13 @@ def _a_cycle(parents: Mapping[str, set[str]], done: set[str]) -> str:
         path.append(back)
 
 
-def _columns(
+def _derive_stream_columns(
     stream: str,
     spec: StreamSpec,
     attachments: Mapping[str, PipeSpec | ReducerSpec],
     known: Mapping[str, Mapping[str, str]],
 ) -> Mapping[str, str]:
-    reserved = [c for c in spec.columns if c.startswith("_") or c in _OWN]
+    reserved = [c for c in spec.columns if c.startswith("_") or c in _SYSTEM_STREAM_COLUMNS]
     if reserved:
         raise ValueError(f"streams.{stream}.schema: {', '.join(reserved)} is tidegate's own")
     if spec.columns:
@@ -259,7 +259,7 @@ def _columns(
     return known[origins[0]]
 
 
-def _fits(field: str, one: PipeSpec | ReducerSpec, columns: Mapping[str, Mapping[str, str]]) -> None:
+def _require_matching_columns(field: str, one: PipeSpec | ReducerSpec, columns: Mapping[str, Mapping[str, str]]) -> None:
     origin = columns[one.origin]
     missing = [key for key in one.keys if key not in origin]
     if missing:

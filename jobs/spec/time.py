@@ -20,13 +20,13 @@ __all__ = [
     "format_duration",
     "format_instant",
     "parse_duration",
-    "saturate",
+    "saturate_ticks",
 ]
 
 TICK_MIN: Final = -(2**63)
 TICK_MAX: Final = 2**63 - 1
 
-_UNITS: Final = {
+_TICKS_PER_UNIT: Final = {
     "tick": 1,
     "us": 1,
     "ms": 1_000,
@@ -35,8 +35,8 @@ _UNITS: Final = {
     "h": 3_600_000_000,
     "d": 86_400_000_000,
 }
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(tick|us|ms|s|m|h|d)")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(tick|us|ms|s|m|h|d)")
+_TICK_ZERO_INSTANT: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_duration(text: str | float | timedelta) -> int:
@@ -50,16 +50,16 @@ def parse_duration(text: str | float | timedelta) -> int:
     if isinstance(text, bool) or not isinstance(text, str):
         if text == 0 and not isinstance(text, bool):
             return 0
-        raise ValueError(f"a duration needs a unit, like '10s' or '1h30m' (units: {', '.join(_UNITS)}); got {text!r}")
+        raise ValueError(f"a duration needs a unit, like '10s' or '1h30m' (units: {', '.join(_TICKS_PER_UNIT)}); got {text!r}")
     body = text.strip()
     sign = -1 if body.startswith("-") else 1
     body = body.lstrip("+-").replace(" ", "")
     if body == "0":
         return 0
-    parts = _PART.findall(body)
+    parts = _DURATION_PART.findall(body)
     if not parts or "".join(n + u for n, u in parts) != body:
-        raise ValueError(f"not a duration: {text!r}; write for example '10s', '1h30m' or '250ms' (units: {', '.join(_UNITS)})")
-    return sign * round(sum(float(n) * _UNITS[u] for n, u in parts))
+        raise ValueError(f"not a duration: {text!r}; write for example '10s', '1h30m' or '250ms' (units: {', '.join(_TICKS_PER_UNIT)})")
+    return sign * round(sum(float(n) * _TICKS_PER_UNIT[u] for n, u in parts))
 
 
 def format_duration(ticks: int) -> str:
@@ -74,7 +74,7 @@ def format_duration(ticks: int) -> str:
         return "0"
     rest, text = abs(ticks), ""
     for unit in ("d", "h", "m", "s", "ms", "us"):
-        count, rest = divmod(rest, _UNITS[unit])
+        count, rest = divmod(rest, _TICKS_PER_UNIT[unit])
         text += f"{count}{unit}" if count else ""
     return ("-" if ticks < 0 else "") + text
 
@@ -88,41 +88,41 @@ def format_instant(ticks: int | None) -> str:
     if ticks >= TICK_MAX:
         return "+inf"
     try:
-        return (_EPOCH + timedelta(microseconds=ticks)).isoformat().replace("+00:00", "Z")
+        return (_TICK_ZERO_INSTANT + timedelta(microseconds=ticks)).isoformat().replace("+00:00", "Z")
     except OverflowError:
         return f"{ticks} ticks"
 
 
-def saturate(ticks: int) -> int:
+def saturate_ticks(ticks: int) -> int:
     """Clamp to int64, as every sum of times does (semantics.md, member frontier).
 
-    >>> saturate(TICK_MAX + 5) == TICK_MAX
+    >>> saturate_ticks(TICK_MAX + 5) == TICK_MAX
     True
     """
     return max(TICK_MIN, min(TICK_MAX, ticks))
 
 
-def _duration(value: Any, info: ValidationInfo) -> int:
+def _validate_duration(value: Any, info: ValidationInfo) -> int:
     from_yaml = bool(info.context and info.context.get("yaml"))
     if isinstance(value, int) and not isinstance(value, bool) and not from_yaml:
         return value  # the Python API counts in ticks; in YAML a bare number is a forgotten unit
     return parse_duration(value)
 
 
-def _non_negative(value: Any, info: ValidationInfo) -> int:
-    ticks = _duration(value, info)
+def _validate_non_negative_duration(value: Any, info: ValidationInfo) -> int:
+    ticks = _validate_duration(value, info)
     if ticks < 0:
         raise ValueError(f"must not be negative; got {format_duration(ticks)}")
     return ticks
 
 
-_AS_TEXT = PlainSerializer(format_duration, return_type=str, when_used="json")
-_SCHEMA = WithJsonSchema(
+_DURATION_AS_TEXT = PlainSerializer(format_duration, return_type=str, when_used="json")
+_DURATION_SCHEMA = WithJsonSchema(
     {"type": "string", "description": "a duration, for example 10s, 1h30m, 250ms", "examples": ["10s", "1h30m"]}
 )
 
-Duration = Annotated[int, BeforeValidator(_non_negative), _AS_TEXT, _SCHEMA]
+Duration = Annotated[int, BeforeValidator(_validate_non_negative_duration), _DURATION_AS_TEXT, _DURATION_SCHEMA]
 """Ticks >= 0; written as text in YAML and JSON, as an int of ticks in Python."""
 
-SignedDuration = Annotated[int, BeforeValidator(_duration), _AS_TEXT, _SCHEMA]
+SignedDuration = Annotated[int, BeforeValidator(_validate_duration), _DURATION_AS_TEXT, _DURATION_SCHEMA]
 """Ticks of either sign: a lag may be -1 tick for strictly increasing sources."""

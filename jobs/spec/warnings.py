@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["warnings_of"]
+__all__ = ["list_spec_warnings"]
 
 
-def warnings_of(spec: PipelineSpec) -> list[str]:
+def list_spec_warnings(spec: PipelineSpec) -> list[str]:
     """Warnings about a spec, a sentence each."""
     # Where punctuation or a capped wall clock alone moves the frontier, no single row can.
     exposed = [name for name, source in spec.sources.items() if source.lag is not None and source.max_jump is None]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tidegate.jobs.spec.options import LatePolicy, Model, OptionalDuration
+from tidegate.jobs.spec.options import LatePolicy, SpecModel, OptionalDuration
 from tidegate.jobs.spec.time import Duration, SignedDuration
 
 __all__ = ["Aggregate", "AggregateFunction", "WindowKind", "WindowSpec"]
@@ -39,10 +39,10 @@ class AggregateFunction(StrEnum):
     SQL = "sql"
 
 
-_CALL: Final = re.compile(r"^\s*(\w+)\s*\((.*)\)\s*$", re.DOTALL)
+_CALL_PATTERN: Final = re.compile(r"^\s*(\w+)\s*\((.*)\)\s*$", re.DOTALL)
 
 
-class Aggregate(Model):
+class Aggregate(SpecModel):
     """One aggregate column, written in YAML as ``avg(dep_delay)`` or ``approx_quantile(delay, 0.99)``."""
 
     function: AggregateFunction
@@ -53,10 +53,10 @@ class Aggregate(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_text(cls, value: Any) -> Any:
+    def _parse_call(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        match = _CALL.match(value)
+        match = _CALL_PATTERN.match(value)
         names = [f.value for f in AggregateFunction]
         if match is None or match[1] not in names:
             raise ValueError(f"not an aggregate: {value!r}; write FUNCTION(EXPRESSION) with FUNCTION one of {', '.join(names)}")
@@ -67,7 +67,7 @@ class Aggregate(Model):
         return {"function": function, "expression": expression}
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _require_valid_call(self) -> Self:
         if self.expression == "*" and self.function is not AggregateFunction.COUNT:
             raise ValueError(f"{self.function.value}(*) makes no sense: name a column or an expression")
         if self.function is AggregateFunction.APPROX_QUANTILE and not (self.argument and 0 < self.argument < 1):
@@ -79,7 +79,7 @@ class Aggregate(Model):
         return f"{self.function.value}({inner})"
 
 
-class WindowSpec(Model):
+class WindowSpec(SpecModel):
     """One window of a pipeline: its shape, keys, aggregates and life.
 
     Windows consume rows as read, not as released. Half-open ``[start, end)``, aligned to the epoch origin plus offset.
@@ -115,7 +115,7 @@ class WindowSpec(Model):
     """Emit a row for empty windows between a key's first and last window."""
 
     @model_validator(mode="after")
-    def _shape(self) -> Self:
+    def _require_shape_options(self) -> Self:
         needs = {WindowKind.TUMBLING: ("size",), WindowKind.SLIDING: ("size", "slide"), WindowKind.SESSION: ("gap",)}[self.kind]
         for name in ("size", "slide", "gap"):
             present = getattr(self, name) is not None

@@ -16,26 +16,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.log import LogHead, SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.jobs.sinks.catalog import io_properties
-from tidegate.jobs.sinks.marks import Mark, Way
-from tidegate.jobs.sinks.pointer import Current, read_current
-from tidegate.jobs.sinks.schemas import table_schema
-from tidegate.jobs.sinks.tables import plain_types, reading
+from tidegate.jobs.sinks.catalog import build_io_properties
+from tidegate.jobs.sinks.marks import FollowerPosition, CurrentLineage
+from tidegate.jobs.sinks.pointer import PublishedCut, read_published_cut
+from tidegate.jobs.sinks.schemas import build_table_schema
+from tidegate.jobs.sinks.tables import use_plain_types, translate_read_errors
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Span", "Tables", "hull", "read_file"]
+__all__ = ["Span", "TablesAtHead", "join_spans", "read_data_file"]
 
 Span = tuple[int, int]
 """Ticks, half open."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_SPANS = 8  # in one scan: more make a filter that costs more than the rows it saves
 
 
 @dataclass
-class Tables:
+class TablesAtHead:
     """The tables at one head of the log.
 
     Attributes:
@@ -45,16 +45,16 @@ class Tables:
 
     spec: PipelineSpec
     log: SlotLog
-    head: Head
+    head: LogHead
     rows_read: int = 0
 
     def __post_init__(self) -> None:
-        current = read_current(self.log.store, self.spec.name) or Current("", 0, 0)
-        way, mark = Way(self.log, self.head), Mark(current.timeline, current.upto)
+        current = read_published_cut(self.log.store, self.spec.name) or PublishedCut("", 0, 0)
+        way, mark = CurrentLineage(self.log, self.head), FollowerPosition(current.timeline, current.upto)
         self._current = current
-        self.published = way.position(mark) if way.knows(mark) else 0
+        self.published = way.last_shared_slot(mark) if way.is_in_log(mark) else 0
 
-    def rows(
+    def read_rows(
         self,
         table: str,
         columns: Sequence[str] | None = None,
@@ -72,11 +72,11 @@ class Tables:
         """
         ranges = ranges or {}
         wide = None if columns is None else sorted({*columns, "_epoch", *ranges, *([time] if time else [])})
-        parts = [*self._shown(table, wide, time, spans, ranges), *self._hidden(table, wide)]
-        schema = table_schema(self.spec, table)
+        parts = [*self._read_published(table, wide, time, spans, ranges), *self._read_unpublished(table, wide)]
+        schema = build_table_schema(self.spec, table)
         found = pa.concat_tables(parts, promote_options="permissive") if parts else schema.empty_table()
         if time is not None and spans:
-            found = found.filter(_within(found[time], spans))
+            found = found.filter(_mask_within_spans(found[time], spans))
         for name, (low, high) in ranges.items():
             inside = pc.greater_equal(found[name], low)
             found = found.filter(inside if high is None else pc.and_(inside, pc.less_equal(found[name], high)))
@@ -88,10 +88,10 @@ class Tables:
         return found.select(list(columns)) if columns else found
 
     @cached_property
-    def _unpublished(self) -> list[Manifest]:
-        return [filled.epoch for filled in self.log.epochs(self.head.timeline, self.published + 1, self.head.slot)]
+    def _unpublished_epochs(self) -> list[Manifest]:
+        return [filled.epoch for filled in self.log.epochs_between(self.head.timeline, self.published + 1, self.head.slot)]
 
-    def _shown(
+    def _read_published(
         self,
         table: str,
         columns: list[str] | None,
@@ -105,27 +105,27 @@ class Tables:
         location = self._current.tables.get(table)
         if location is None or self.published == 0:
             return []
-        with reading(self.spec, table):
-            opened = StaticTable.from_metadata(location, io_properties(self.log.store))
+        with translate_read_errors(self.spec, table):
+            opened = StaticTable.from_metadata(location, build_io_properties(self.log.store))
             known = {field.name for field in opened.schema().fields}
             wanted = tuple(c for c in columns if c in known) if columns else ("*",)
-            rows = f"_epoch <= {self.published}" + (f" and ({_filter(time, spans)})" if time and spans else "")
+            rows = f"_epoch <= {self.published}" + (f" and ({_format_span_filter(time, spans)})" if time and spans else "")
             for name, (low, high) in ranges.items():
                 rows += f" and {name} >= {low}" + ("" if high is None else f" and {name} <= {high}")
-            return [plain_types(opened.scan(row_filter=rows, selected_fields=wanted).to_arrow())]
+            return [use_plain_types(opened.scan(row_filter=rows, selected_fields=wanted).to_arrow())]
 
-    def _hidden(self, table: str, columns: list[str] | None) -> list[Any]:
+    def _read_unpublished(self, table: str, columns: list[str] | None) -> list[Any]:
         """Rows of sealed slots that no publisher brought to the table yet."""
-        files = [file for epoch in self._unpublished for file in epoch.files.get(table, []) if file.rows]
-        return [_select(read_file(self.log, file), columns) for file in files]
+        files = [file for epoch in self._unpublished_epochs for file in epoch.files.get(table, []) if file.rows]
+        return [_select_columns(read_data_file(self.log, file), columns) for file in files]
 
 
-def read_file(log: SlotLog, file: FileRef) -> Any:
+def read_data_file(log: SlotLog, file: FileRef) -> Any:
     """One data file."""
-    return plain_types(pq.read_table(io.BytesIO(log.store.get(file.key).data)))
+    return use_plain_types(pq.read_table(io.BytesIO(log.store.get(file.key).data)))
 
 
-def hull(spans: Sequence[Span]) -> list[Span]:
+def join_spans(spans: Sequence[Span]) -> list[Span]:
     """At most a few spans that cover all of these: touching ones are joined, then those with the smallest gaps."""
     joined: list[Span] = []
     for start, end in sorted(spans):
@@ -139,11 +139,11 @@ def hull(spans: Sequence[Span]) -> list[Span]:
     return joined
 
 
-def _select(table: Any, columns: list[str] | None) -> Any:
+def _select_columns(table: Any, columns: list[str] | None) -> Any:
     return table.select([c for c in columns if c in table.column_names]) if columns else table
 
 
-def _within(column: Any, spans: Sequence[Span]) -> Any:
+def _mask_within_spans(column: Any, spans: Sequence[Span]) -> Any:
     ticks = column.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
     found = pa.array([False] * len(ticks), pa.bool_())
     for start, end in spans:
@@ -151,16 +151,16 @@ def _within(column: Any, spans: Sequence[Span]) -> Any:
     return found
 
 
-def _filter(time: str, spans: Sequence[Span]) -> str:
+def _format_span_filter(time: str, spans: Sequence[Span]) -> str:
     """The spans as an Iceberg filter; bounds outside the years that it can write are left out."""
-    return " or ".join(f"({' and '.join(_bounds(time, span)) or f'{time} is not null'})" for span in spans)
+    return " or ".join(f"({' and '.join(_format_span_bounds(time, span)) or f'{time} is not null'})" for span in spans)
 
 
-def _bounds(time: str, span: Span) -> list[str]:
+def _format_span_bounds(time: str, span: Span) -> list[str]:
     found = []
     for operator, ticks in ((">=", span[0]), ("<", span[1])):
         try:
-            found.append(f"{time} {operator} '{(_EPOCH + timedelta(microseconds=ticks)).isoformat(timespec='microseconds')}'")
+            found.append(f"{time} {operator} '{(_UNIX_EPOCH + timedelta(microseconds=ticks)).isoformat(timespec='microseconds')}'")
         except OverflowError:
             continue
     return found

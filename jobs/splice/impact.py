@@ -1,6 +1,6 @@
 """The impact report: what a merge will change, for whoever decides; the digest binds a decision to exactly this effect.
 
-Computed from the same `Plan` that is merged. After the merge the digest is taken again, from the files that were sealed, and
+Computed from the same `MergePlan` that is merged. After the merge the digest is taken again, from the files that were sealed, and
 the two must be equal.
 """
 
@@ -15,19 +15,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
-from tidegate.jobs.sinks.positions import CAME
+from tidegate.jobs.sinks.positions import ARRIVAL_SLOT_COLUMN
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.streams import REJECTIONS
 from tidegate.jobs.spec.time import format_instant
-from tidegate.jobs.splice.plan import Change, Plan
-from tidegate.jobs.splice.rows import TURN, StreamChange
-from tidegate.jobs.streams.history import META
+from tidegate.jobs.splice.plan import WindowChange, MergePlan
+from tidegate.jobs.splice.rows import ARRIVAL_SLOT, StreamChange
+from tidegate.jobs.streams.history import PROVENANCE_FIELDS
 
-__all__ = ["Impact", "TableImpact", "digest_of", "effect_digest", "impact_of", "upto_of"]
+__all__ = ["Impact", "TableImpact", "digest_plan", "digest_tables", "make_impact_report", "parse_digest_slot"]
 
-_SHOWN = 50  # changes listed one by one in text and on the page; the JSON has them all up to `_LISTED`
-_LISTED = 5000
-_OWN = ("_timeline", "_epoch")  # differ between a plan and its merge
+_SHOWN = 50  # changes listed one by one in text and on the page; the JSON has them all up to `_MAX_CHANGES`
+_MAX_CHANGES = 5000
+_PROVENANCE_COLUMNS = ("_timeline", "_epoch")  # differ between a plan and its merge
 
 
 class TableImpact(BaseModel):
@@ -74,14 +74,14 @@ class Impact(BaseModel):
     digest: str
 
 
-def impact_of(spec: PipelineSpec, plan: Plan, seconds: float) -> Impact:
+def make_impact_report(spec: PipelineSpec, plan: MergePlan, seconds: float) -> Impact:
     """The report of a plan."""
-    tables = [_window(spec, name, changes) for name, changes in plan.changes.items()]
+    tables = [_summarize_window(spec, name, changes) for name, changes in plan.changes.items()]
     if plan.streams is not None:
-        tables += [_stream(name, change) for name, change in plan.streams.changes.items()]
+        tables += [_summarize_stream(name, change) for name, change in plan.streams.changes.items()]
     if plan.events is not None:
-        tables.insert(0, _events(spec, plan))
-    written = sum(t.num_rows for t in _written(plan).values())
+        tables.insert(0, _summarize_events(spec, plan))
+    written = sum(t.num_rows for t in _collect_written_tables(plan).values())
     return Impact(
         pipeline=spec.name,
         request=plan.request.id,
@@ -90,30 +90,30 @@ def impact_of(spec: PipelineSpec, plan: Plan, seconds: float) -> Impact:
         head=str(plan.head.checkpoint) if plan.head.checkpoint else None,
         tables=tables,
         cost={"rows_read": plan.rows_read, "rows_written": written, "seconds": round(seconds, 3)},
-        digest=digest_of(plan, plan.head.slot),
+        digest=digest_plan(plan, plan.head.slot),
     )
 
 
-def digest_of(plan: Plan, upto: int) -> str:
+def digest_plan(plan: MergePlan, upto: int) -> str:
     """Digest of the effect; on streams of that on the rows which had come by a slot, for they go on."""
-    return effect_digest(_written(plan), upto if plan.streams is not None else None)
+    return digest_tables(_collect_written_tables(plan), upto if plan.streams is not None else None)
 
 
-def upto_of(digest: str) -> int | None:
+def parse_digest_slot(digest: str) -> int | None:
     """The slot up to which a digest tells the effect on streams."""
     slot = digest.partition("@")[2]
     return int(slot) if slot.isdigit() else None
 
 
-def effect_digest(tables: Mapping[str, Any], upto: int | None = None) -> str:
+def digest_tables(tables: Mapping[str, Any], upto: int | None = None) -> str:
     """SHA-256 over the rows of some tables, whatever their order, without what only the moment of the merge decides."""
     found = hashlib.sha256()
     for name in sorted(tables):
         if upto is not None and name == REJECTIONS:
             continue  # a log of what was refused; the streams tell the same
-        table = tables[name].drop_columns([c for c in _OWN if c in tables[name].column_names])
-        if upto is not None and CAME in table.column_names:
-            table = table.filter(pc.less_equal(table[CAME], upto))
+        table = tables[name].drop_columns([c for c in _PROVENANCE_COLUMNS if c in tables[name].column_names])
+        if upto is not None and ARRIVAL_SLOT_COLUMN in table.column_names:
+            table = table.filter(pc.less_equal(table[ARRIVAL_SLOT_COLUMN], upto))
             if table.num_rows == 0:
                 continue
         columns = sorted(table.column_names)
@@ -124,18 +124,18 @@ def effect_digest(tables: Mapping[str, Any], upto: int | None = None) -> str:
     return found.hexdigest() + ("" if upto is None else f"@{upto}")
 
 
-def _written(plan: Plan) -> dict[str, Any]:
+def _collect_written_tables(plan: MergePlan) -> dict[str, Any]:
     events = {} if plan.events is None else {EVENTS: plan.events}
     return {**events, **{name: table for name, table in plan.tables.items() if table.num_rows}}
 
 
-def _events(spec: PipelineSpec, plan: Plan) -> TableImpact:
+def _summarize_events(spec: PipelineSpec, plan: MergePlan) -> TableImpact:
     record, count = plan.head.record, plan.events.num_rows
     time = next(iter(spec.sources.values())).event_time
     times = plan.events[time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
     behind = int(record.notes["next_position"]) - (plan.first_position or 0) if record else 0
     rows = (
-        plan.events.slice(0, _LISTED).select([c for c in plan.events.column_names if c not in ("_late", "_splice")]).to_pylist()
+        plan.events.slice(0, _MAX_CHANGES).select([c for c in plan.events.column_names if c not in ("_late", "_splice")]).to_pylist()
     )
     changes = [{"behind_position": row.pop("position"), "old": None, "new": row} for row in rows]
     return TableImpact(
@@ -148,9 +148,9 @@ def _events(spec: PipelineSpec, plan: Plan) -> TableImpact:
     )
 
 
-def _stream(name: str, change: StreamChange) -> TableImpact:
+def _summarize_stream(name: str, change: StreamChange) -> TableImpact:
     """Rows are compared by who they are; one that only stands elsewhere has moved."""
-    old, new = (_by_id(table) for table in (change.old, change.rows))
+    old, new = (_index_by_id(table) for table in (change.old, change.rows))
     added = [who for who in new if who not in old]
     removed = [who for who in old if who not in new]
     changed = [who for who in new if who in old and new[who][1:] != old[who][1:]]
@@ -164,27 +164,27 @@ def _stream(name: str, change: StreamChange) -> TableImpact:
         moved=moved,
         first=format_instant(min(times)) if times else None,
         last=format_instant(max(times)) if times else None,
-        changes=[{"id": who, "old": _shown(old.get(who)), "new": _shown(new.get(who))} for who in (*added, *changed, *removed)][
-            :_LISTED
+        changes=[{"id": who, "old": _format_stream_row(old.get(who)), "new": _format_stream_row(new.get(who))} for who in (*added, *changed, *removed)][
+            :_MAX_CHANGES
         ],
     )
 
 
-def _by_id(table: Any) -> dict[str, tuple[Any, ...]]:
+def _index_by_id(table: Any) -> dict[str, tuple[Any, ...]]:
     """Row -> position, stamp, values."""
-    values = table.drop_columns([c for c in (*META, "position", "stream_time", TURN) if c in table.column_names])
+    values = table.drop_columns([c for c in (*PROVENANCE_FIELDS, "position", "stream_time", ARRIVAL_SLOT) if c in table.column_names])
     places = (table["position"].to_pylist(), table["stream_time"].to_pylist())
     return dict(zip(table["_id"].to_pylist(), zip(*places, values.to_pylist(), strict=True), strict=True))
 
 
-def _shown(row: tuple[Any, ...] | None) -> dict[str, Any] | None:
+def _format_stream_row(row: tuple[Any, ...] | None) -> dict[str, Any] | None:
     if row is None:
         return None
     position, stamp, values = row
     return {"position": position, "stream_time": format_instant(stamp), **values}
 
 
-def _window(spec: PipelineSpec, name: str, changes: Iterable[Change]) -> TableImpact:
+def _summarize_window(spec: PipelineSpec, name: str, changes: Iterable[WindowChange]) -> TableImpact:
     window, changes = spec.windows[name], list(changes)
     keys = window.keys
     return TableImpact(
@@ -205,6 +205,6 @@ def _window(spec: PipelineSpec, name: str, changes: Iterable[Change]) -> TableIm
                 "new": {a: c.new[a] for a in window.aggregates},
                 "replaces": c.new["replaces"],
             }
-            for c in changes[:_LISTED]
+            for c in changes[:_MAX_CHANGES]
         ],
     )

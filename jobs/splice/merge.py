@@ -25,31 +25,31 @@ import pyarrow.parquet as pq
 from tidegate import __version__
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.layout import CheckpointId, new_attempt
-from tidegate.checkpoints.log import Head, Lost, SlotLog
+from tidegate.checkpoints.layout import CheckpointId, generate_attempt_id
+from tidegate.checkpoints.log import LogHead, SlotTaken, SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.requests import Ack, AckOutcome, Kind, Request, acknowledge, submit
-from tidegate.checkpoints.splices import SpliceRequest, decide, note, read
+from tidegate.checkpoints.requests import Ack, AckOutcome, RequestKind, DriverRequest, acknowledge_request, submit_request
+from tidegate.checkpoints.splices import SpliceRequest, decide_splice_request, note_splice_event, read_splice_request
 from tidegate.jobs.engine.counters import EpochCounters
-from tidegate.jobs.sinks.schemas import table_schema
+from tidegate.jobs.sinks.schemas import build_table_schema
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.jobs.spec.options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.streams import REJECTIONS
-from tidegate.jobs.splice.base import read_file
-from tidegate.jobs.splice.impact import Impact, digest_of, effect_digest, impact_of, upto_of
-from tidegate.jobs.splice.plan import Plan, make_plan
-from tidegate.jobs.splice.standing import SPLICE, segments_of
+from tidegate.jobs.splice.base import read_data_file
+from tidegate.jobs.splice.impact import Impact, digest_plan, digest_tables, make_impact_report, parse_digest_slot
+from tidegate.jobs.splice.plan import MergePlan, make_merge_plan
+from tidegate.jobs.splice.standing import SPLICE_KIND, find_merge_segments
 
-__all__ = ["POINTS", "MergeOutcome", "Step", "estimate", "merge", "merged_in"]
+__all__ = ["CRASH_POINTS", "MergeOutcome", "PointCallback", "estimate_impact", "merge_request", "find_merge_checkpoint"]
 
-POINTS: Final = ("merge.start", "merge.planned", "merge.written", "merge.seal", "merge.sealed", "merge.noted")
+CRASH_POINTS: Final = ("merge.start", "merge.planned", "merge.written", "merge.seal", "merge.sealed", "merge.noted")
 """Where a test may end the process, in order. Up to ``merge.seal`` nothing has happened; from ``merge.sealed`` on all has."""
-_PATIENCE = 2  # slots lost with all the work behind them, before the driver is asked to hold
+_LOSSES_BEFORE_HOLD = 2  # slots lost with all the work behind them, before the driver is asked to hold
 _SHORTEST_HOLD = 30.0  # seconds: an epoch that is under way when the driver is asked, and the merge behind it
-_TRIES = 40  # slots lost in a row: a driver seals at most a few a second, and writing the files again takes less
+_MAX_ATTEMPTS = 40  # slots lost in a row: a driver seals at most a few a second, and writing the files again takes less
 
-Step = Callable[[str], None]
+PointCallback = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +71,25 @@ class MergeOutcome:
     seconds: float = 0.0
 
     @property
-    def promised(self) -> str | None:
+    def reported_digest(self) -> str | None:
         """Digest of the report."""
         return self.impact.digest if self.impact else None
 
 
-def estimate(spec: PipelineSpec, log: SlotLog, request: SpliceRequest) -> tuple[Plan, Impact]:
+def estimate_impact(spec: PipelineSpec, log: SlotLog, request: SpliceRequest) -> tuple[MergePlan, Impact]:
     """The impact of a request at the head of the log."""
     begun = time.monotonic()
-    plan = make_plan(spec, log, request)
-    return plan, impact_of(spec, plan, time.monotonic() - begun)
+    plan = make_merge_plan(spec, log, request)
+    return plan, make_impact_report(spec, plan, time.monotonic() - begun)
 
 
-def merged_in(log: SlotLog, request_id: str, head: Head | None = None) -> str | None:
+def find_merge_checkpoint(log: SlotLog, request_id: str, head: LogHead | None = None) -> str | None:
     """The checkpoint that merged a request, on the current lineage; None if none did."""
-    segment = segments_of(head or log.head()).get(request_id)
+    segment = find_merge_segments(head or log.head()).get(request_id)
     return str(segment.extra["checkpoint"]) if segment else None
 
 
-def merge(
+def merge_request(
     spec: PipelineSpec,
     log: SlotLog,
     request_id: str,
@@ -98,7 +98,7 @@ def merge(
     why: str = "",
     digest: str | None = None,
     clock: Clock = SYSTEM_CLOCK,
-    step: Step = lambda _: None,
+    step: PointCallback = lambda _: None,
 ) -> MergeOutcome:
     """Merge an open request. Calling it again after a crash finishes or confirms it.
 
@@ -110,7 +110,7 @@ def merge(
         why: likewise.
         digest: of the impact report that was approved; a different effect is refused. Default: what the request says.
         clock: for the times in documents.
-        step: told about every point of `POINTS`.
+        step: told about every point of `CRASH_POINTS`.
 
     Raises:
         ConfigurationError: the request is not open, too early, or its effect is not the approved one.
@@ -119,39 +119,39 @@ def merge(
     """
     step("merge.start")
     begun = time.monotonic()
-    done = _done(spec, log, request_id, who=who, why=why, clock=clock)
+    done = _find_earlier_merge(spec, log, request_id, who=who, why=why, clock=clock)
     if done is not None:
         return done
-    request = _open(log, spec, request_id, clock)
-    plan, impact = estimate(spec, log, request)
+    request = _open_request(log, spec, request_id, clock)
+    plan, impact = estimate_impact(spec, log, request)
     _require_approved(spec, request, plan, impact, digest or request.approved_digest)
     step("merge.planned")
-    with _Hold(log, request_id, who, clock) as hold:
-        for lost in range(_TRIES):
-            if plan.empty:
-                _note(log, spec, request_id, who, why, clock, None, impact.digest)
+    with _SlotHold(log, request_id, who, clock) as hold:
+        for lost in range(_MAX_ATTEMPTS):
+            if plan.is_empty:
+                _note_merge(log, spec, request_id, who, why, clock, None, impact.digest)
                 return MergeOutcome(None, impact, None, lost=lost, seconds=time.monotonic() - begun)
-            outcome = _Attempt(spec, log, plan, who=who, why=why, clock=clock, step=step, impact=impact).run()
+            outcome = _MergeAttempt(spec, log, plan, who=who, why=why, clock=clock, step=step, impact=impact).run()
             if isinstance(outcome, Manifest):
                 step("merge.sealed")
-                actual = _actual(log, outcome, upto_of(impact.digest))
-                _note(log, spec, request_id, who, why, clock, outcome, actual)
+                actual = _digest_sealed_rows(log, outcome, parse_digest_slot(impact.digest))
+                _note_merge(log, spec, request_id, who, why, clock, outcome, actual)
                 step("merge.noted")
-                _require_equal(spec, impact, actual)
+                _require_reported_digest(spec, impact, actual)
                 return MergeOutcome(str(outcome.id), impact, actual, lost=lost, seconds=time.monotonic() - begun)
             head = log.head()
-            if plan.streams is None and _undisturbed(plan.head, head):
+            if plan.streams is None and _has_only_epochs_between(plan.head, head):
                 plan = replace(plan, head=head)
             else:
-                done = _done(spec, log, request_id, who=who, why=why, clock=clock)
+                done = _find_earlier_merge(spec, log, request_id, who=who, why=why, clock=clock)
                 if done is not None:
                     return done
-                if lost + 1 >= _PATIENCE:
-                    hold.ask((time.monotonic() - begun) / (lost + 1))
-                plan, impact = estimate(spec, log, request)
+                if lost + 1 >= _LOSSES_BEFORE_HOLD:
+                    hold.ask_driver((time.monotonic() - begun) / (lost + 1))
+                plan, impact = estimate_impact(spec, log, request)
                 _require_approved(spec, request, plan, impact, digest or request.approved_digest)
     raise TransientError(
-        f"drivers of {spec.name} sealed first {_TRIES} times in a row",
+        f"drivers of {spec.name} sealed first {_MAX_ATTEMPTS} times in a row",
         code="splice.contended",
         pipeline=spec.name,
         kept="the request; nothing was merged",
@@ -160,94 +160,94 @@ def merge(
     )
 
 
-class _Hold:
+class _SlotHold:
     """Asks the driver to leave the next slot to the merge; at the end, however it ends, the driver goes on."""
 
     def __init__(self, log: SlotLog, splice: str, who: str, clock: Clock) -> None:
         self._log, self._splice, self._who, self._clock = log, splice, who, clock
-        self._asked: Request | None = None
+        self._asked: DriverRequest | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._asked is not None:
-            ack = Ack(id=self._asked.id, outcome=AckOutcome.APPLIED, detail="over", token=0, at=self._clock.ticks())
-            acknowledge(self._log.store, self._log.pipeline, ack)
+            ack = Ack(id=self._asked.id, outcome=AckOutcome.APPLIED, detail="over", token=0, at=self._clock.wall_ticks())
+            acknowledge_request(self._log.store, self._log.pipeline, ack)
             self._asked = None
 
-    def ask(self, seconds: float) -> None:
+    def ask_driver(self, seconds: float) -> None:
         """For so long as a merge that takes `seconds` may need; an earlier request that was too short is over."""
         self.__exit__()
         ttl = max(_SHORTEST_HOLD, 4 * seconds)
-        self._asked = submit(
-            self._log.store, self._log.pipeline, Kind.HOLD, who=self._who, name=self._splice, ttl=ttl, clock=self._clock
+        self._asked = submit_request(
+            self._log.store, self._log.pipeline, RequestKind.HOLD, who=self._who, name=self._splice, ttl=ttl, clock=self._clock
         )
 
 
-class _Attempt:
+class _MergeAttempt:
     """Steps 2 and 3, once."""
 
     def __init__(
-        self, spec: PipelineSpec, log: SlotLog, plan: Plan, *, who: str, why: str, clock: Clock, step: Step, impact: Impact
+        self, spec: PipelineSpec, log: SlotLog, plan: MergePlan, *, who: str, why: str, clock: Clock, step: PointCallback, impact: Impact
     ) -> None:
         assert plan.head.record is not None  # noqa: S101 - a plan needs an epoch
         self.spec, self.log, self.plan, self.impact = spec, log, plan, impact
         self.parent: Manifest = plan.head.record
         self.who, self.why, self.clock, self.step = who, why, clock, step
-        self.id = CheckpointId(plan.head.timeline, plan.head.next_slot, new_attempt())
+        self.id = CheckpointId(plan.head.timeline, plan.head.next_slot, generate_attempt_id())
 
     def run(self) -> Manifest | None:
         """The manifest that was sealed; None if the slot was lost."""
         files = {}
         if self.plan.events is not None:
-            files[EVENTS] = [self._write(EVENTS, self.plan.events)]
-        files |= {name: [self._write(name, table)] for name, table in self.plan.tables.items() if table.num_rows}
-        segments = [*self._segments(), self._segment()]
+            files[EVENTS] = [self._write_table(EVENTS, self.plan.events)]
+        files |= {name: [self._write_table(name, table)] for name, table in self.plan.tables.items() if table.num_rows}
+        segments = [*self._write_stream_segments(), self._write_merge_segment()]
         self.step("merge.written")
-        manifest = self._manifest(files, segments)
+        manifest = self._make_manifest(files, segments)
         self.step("merge.seal")
-        return None if isinstance(self.log.seal(manifest), Lost) else manifest
+        return None if isinstance(self.log.seal(manifest), SlotTaken) else manifest
 
-    def _write(self, name: str, table: Any) -> FileRef:
+    def _write_table(self, name: str, table: Any) -> FileRef:
         table = table.append_column("_timeline", pa.array([self.id.timeline] * table.num_rows, pa.int32()))
         table = table.append_column("_epoch", pa.array([self.id.slot] * table.num_rows, pa.int64()))
-        order = [c for c in table_schema(self.spec, name).names if c in table.column_names]
+        order = [c for c in build_table_schema(self.spec, name).names if c in table.column_names]
         table = table.select([*order, *(c for c in table.column_names if c not in order)])
-        return self._put(f"{self.log.layout.table(name, self.id)}splice.parquet", f"table:{name}", table, table[self._time(name)])
+        return self._put_parquet(f"{self.log.layout.table_prefix(name, self.id)}splice.parquet", f"table:{name}", table, table[self._time_column(name)])
 
-    def _time(self, name: str) -> str:
+    def _time_column(self, name: str) -> str:
         """The column whose least and greatest values a file's reference carries."""
         if name in self.spec.streams:
             return "stream_time"
         own = {**dict.fromkeys(self.spec.windows, "window_end"), REJECTIONS: "stamp"}
         return own.get(name) or next(iter(self.spec.sources.values())).event_time
 
-    def _segment(self) -> FileRef:
+    def _write_merge_segment(self) -> FileRef:
         """What was merged by whom: carried from epoch to epoch as long as the merge is on the lineage."""
         request, effect = self.plan.request, self.plan.streams
         stream = request.destination if request.origin == "attachment" else None
         time = self.plan.rows["_stamp" if stream else next(iter(self.spec.sources.values())).event_time]
-        key = f"{self.log.layout.state(self.id)}splice.parquet"
+        key = f"{self.log.layout.state_prefix(self.id)}splice.parquet"
         extra: dict[str, Any] = {"request": request.id, "checkpoint": str(self.id)} | ({"stream": stream} if stream else {})
         if effect is not None:
             rewrites = {name: change.first for name, change in effect.changes.items()}
             extra |= {"from": effect.since, "rewrites": rewrites}
-        return self._put(key, SPLICE, self.plan.rows, time).model_copy(update={"extra": extra})
+        return self._put_parquet(key, SPLICE_KIND, self.plan.rows, time).model_copy(update={"extra": extra})
 
-    def _segments(self) -> list[FileRef]:
+    def _write_stream_segments(self) -> list[FileRef]:
         """State segments of the streams: those that the merge has computed again, and the others as they were."""
         again = self.plan.streams.segments if self.plan.streams else {}
         written = []
         for kind, segment in again.items():
             if segment is not None:
                 rows, low, high, extra = segment
-                key = f"{self.log.layout.state(self.id)}{kind.replace(':', '-')}.parquet"
-                ref = self._put(key, kind, rows, pa.array([low, high], pa.int64()))
+                key = f"{self.log.layout.state_prefix(self.id)}{kind.replace(':', '-')}.parquet"
+                ref = self._put_parquet(key, kind, rows, pa.array([low, high], pa.int64()))
                 written.append(ref.model_copy(update={"extra": extra}))
         return [*(s for s in self.parent.segments if s.kind not in again), *written]
 
-    def _put(self, key: str, kind: str, table: Any, time: Any) -> FileRef:
+    def _put_parquet(self, key: str, kind: str, table: Any, time: Any) -> FileRef:
         buffer = io.BytesIO()
         pq.write_table(table, buffer, compression="snappy", coerce_timestamps="us")
         ticks = [t for t in time.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist() if t is not None]
@@ -263,14 +263,14 @@ class _Attempt:
             kind=kind,
         )
 
-    def _manifest(self, files: Mapping[str, list[FileRef]], segments: list[FileRef]) -> Manifest:
+    def _make_manifest(self, files: Mapping[str, list[FileRef]], segments: list[FileRef]) -> Manifest:
         """The parent's state, unchanged, with the merge's files: a driver goes on after it as if it were its own epoch."""
         parent, head = self.parent, self.plan.head
         retained = parent.counters.retained
         windows = {name: table.num_rows for name, table in self.plan.tables.items() if name in self.spec.windows}
         streams = {"streams": self.plan.streams.record} if self.plan.streams else {}
         own = [s for s in segments if s not in parent.segments]
-        appended = self.plan.events.num_rows if self._appends() else 0
+        appended = self.plan.events.num_rows if self._appends_events() else 0
         decision = parent.decision
         ended = {"frontier_before": decision["frontier_after"], "release_before": decision["release_after"]}
         return parent.model_copy(
@@ -295,42 +295,42 @@ class _Attempt:
                     "savepoints": [],
                     **streams,
                     "bytes_written": sum(ref.bytes for refs in [*files.values(), own] for ref in refs),
-                    "splice": self._note(),
+                    "splice": self._summarize_effect(),
                 },
                 "timings": {"plan": self.impact.cost["seconds"]},
-                "created_at": self.clock.ticks(),
+                "created_at": self.clock.wall_ticks(),
             }
         )
 
-    def _appends(self) -> bool:
+    def _appends_events(self) -> bool:
         return self.plan.events is not None and self.spec.release.mode is ReleaseMode.PASS_THROUGH
 
-    def _note(self) -> dict[str, Any]:
+    def _summarize_effect(self) -> dict[str, Any]:
         tables = {t.table: {"added": t.added, "changed": t.changed, "removed": t.removed} for t in self.impact.tables}
         facts = {"request": self.plan.request.id, "rows": self.plan.rows.num_rows, "digest": self.impact.digest}
         return {**facts, "tables": tables, "who": self.who, "why": self.why}
 
 
-def _done(spec: PipelineSpec, log: SlotLog, request_id: str, *, who: str, why: str, clock: Clock) -> MergeOutcome | None:
+def _find_earlier_merge(spec: PipelineSpec, log: SlotLog, request_id: str, *, who: str, why: str, clock: Clock) -> MergeOutcome | None:
     """What an earlier call sealed, if one did; its note is made up for."""
-    checkpoint = merged_in(log, request_id)
+    checkpoint = find_merge_checkpoint(log, request_id)
     if checkpoint is None:
         return None
-    found = log.open(CheckpointId.parse(checkpoint)).record
-    request = read(log.store, spec.name, request_id)
+    found = log.open_checkpoint(CheckpointId.parse(checkpoint)).record
+    request = read_splice_request(log.store, spec.name, request_id)
     actual = None
     if isinstance(found, Manifest):
-        actual = _actual(log, found, upto_of(str(found.notes["splice"]["digest"])))
+        actual = _digest_sealed_rows(log, found, parse_digest_slot(str(found.notes["splice"]["digest"])))
         if request.state != "merged":
-            _note(log, spec, request_id, who, why, clock, found, actual)
+            _note_merge(log, spec, request_id, who, why, clock, found, actual)
     return MergeOutcome(checkpoint, None, actual, again=True)
 
 
-def _open(log: SlotLog, spec: PipelineSpec, request_id: str, clock: Clock) -> SpliceRequest:
+def _open_request(log: SlotLog, spec: PipelineSpec, request_id: str, clock: Clock) -> SpliceRequest:
     """The request, if somebody may still merge it. One that a restore took back is open again."""
-    request = read(log.store, spec.name, request_id)
-    if request.expired(clock.ticks()) and request.state != "expired":
-        request = decide(log.store, spec.name, request_id, "expired", who="clock", why="nobody decided in time", at=clock.ticks())
+    request = read_splice_request(log.store, spec.name, request_id)
+    if request.is_expired(clock.wall_ticks()) and request.state != "expired":
+        request = decide_splice_request(log.store, spec.name, request_id, "expired", who="clock", why="nobody decided in time", at=clock.wall_ticks())
     if request.state in ("rejected", "expired"):
         raise ConfigurationError(
             f"splice request {request_id} of {spec.name} is {request.state} ({request.decided_why or 'no reason given'})",
@@ -342,8 +342,8 @@ def _open(log: SlotLog, spec: PipelineSpec, request_id: str, clock: Clock) -> Sp
     return request
 
 
-def _require_approved(spec: PipelineSpec, request: SpliceRequest, plan: Plan, impact: Impact, approved: str | None) -> None:
-    if approved is not None and approved != impact.digest and not _same_upto(approved, plan):
+def _require_approved(spec: PipelineSpec, request: SpliceRequest, plan: MergePlan, impact: Impact, approved: str | None) -> None:
+    if approved is not None and approved != impact.digest and not _is_approved_so_far(approved, plan):
         raise ConfigurationError(
             f"the effect of splice request {request.id} of {spec.name} is not the one that was approved: "
             "another merge or a restore came between",
@@ -354,35 +354,35 @@ def _require_approved(spec: PipelineSpec, request: SpliceRequest, plan: Plan, im
         )
 
 
-def _same_upto(approved: str, plan: Plan) -> bool:
+def _is_approved_so_far(approved: str, plan: MergePlan) -> bool:
     """Whether the effect on all that was there when somebody approved is the one that was approved: streams go on meanwhile."""
-    slot = upto_of(approved)
-    return slot is not None and plan.streams is not None and digest_of(plan, slot) == approved
+    slot = parse_digest_slot(approved)
+    return slot is not None and plan.streams is not None and digest_plan(plan, slot) == approved
 
 
-def _undisturbed(before: Head, after: Head) -> bool:
+def _has_only_epochs_between(before: LogHead, after: LogHead) -> bool:
     """Whether only epochs came between: no restore, and no other merge."""
-    return before.timeline == after.timeline and segments_of(before).keys() == segments_of(after).keys()
+    return before.timeline == after.timeline and find_merge_segments(before).keys() == find_merge_segments(after).keys()
 
 
-def _actual(log: SlotLog, manifest: Manifest, upto: int | None) -> str:
+def _digest_sealed_rows(log: SlotLog, manifest: Manifest, upto: int | None) -> str:
     """Digest of the rows that were sealed, read back from the store."""
-    tables = {name: pa.concat_tables([read_file(log, ref) for ref in refs]) for name, refs in manifest.files.items()}
-    return effect_digest(tables, upto)
+    tables = {name: pa.concat_tables([read_data_file(log, ref) for ref in refs]) for name, refs in manifest.files.items()}
+    return digest_tables(tables, upto)
 
 
-def _note(
+def _note_merge(
     log: SlotLog, spec: PipelineSpec, request_id: str, who: str, why: str, clock: Clock, sealed: Manifest | None, actual: str
 ) -> None:
-    now = clock.ticks()
+    now = clock.wall_ticks()
     more = {"checkpoint": str(sealed.id) if sealed else None, "actual": actual, "because": why}
-    note(
+    note_splice_event(
         log.store, spec.name, request_id, "merged", who=who, at=now,
         state="merged", decided_by=who, decided_why=why, decided_at=now, **more,
     )  # fmt: skip
 
 
-def _require_equal(spec: PipelineSpec, impact: Impact, actual: str) -> None:
+def _require_reported_digest(spec: PipelineSpec, impact: Impact, actual: str) -> None:
     if actual != impact.digest:
         raise PoisonError(
             f"the merge of splice request {impact.request} of {spec.name} sealed other rows than its report said",

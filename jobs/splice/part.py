@@ -9,20 +9,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.splices import OPEN, SpliceRequest, decide, read
+from tidegate.checkpoints.splices import OPEN_STATES, SpliceRequest, decide_splice_request, read_splice_request
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.splice.base import read_file
-from tidegate.jobs.splice.recompute import database, time_expression
-from tidegate.jobs.splice.requests import Asking, LateFilter, put_request, state_of
+from tidegate.jobs.splice.base import read_data_file
+from tidegate.jobs.splice.recompute import open_database, build_time_expression
+from tidegate.jobs.splice.requests import RequestOptions, LateFilter, put_request, resolve_request_state
 
-__all__ = ["split"]
+__all__ = ["split_request"]
 
-_NAMES = ("part", "rest")
+_PART_NAMES = ("part", "rest")
 
 
-def split(
-    spec: PipelineSpec, log: SlotLog, request_id: str, which: LateFilter, asking: Asking
+def split_request(
+    spec: PipelineSpec, log: SlotLog, request_id: str, which: LateFilter, asking: RequestOptions
 ) -> tuple[SpliceRequest, SpliceRequest]:
     """Make two requests of one, and close it: the chosen part, and the rest. Who asked for it asks for both.
 
@@ -31,15 +31,15 @@ def split(
     Raises:
         ConfigurationError: it is not open, is of an attachment, or the choice takes all of it or nothing.
     """
-    request = read(log.store, spec.name, request_id)
+    request = read_splice_request(log.store, spec.name, request_id)
     choice = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(which).items() if v}
-    if request.state == "rejected" and (done := _made_before(log, request, choice)):
+    if request.state == "rejected" and (done := _find_earlier_split(log, request, choice)):
         return done
     _require_divisible(spec, log, request)
-    rows = pa.concat_tables([read_file(log, file) for file in request.files()])
-    chosen = _outputs(spec, rows, which)
+    rows = pa.concat_tables([read_data_file(log, file) for file in request.row_files()])
+    chosen = _select_outputs(spec, rows, which)
     rest = [[o for o in all_of if o not in mine] for all_of, mine in zip(rows["_outputs"].to_pylist(), chosen, strict=True)]
-    parts = [_with_outputs(rows, outputs) for outputs in (chosen, rest)]
+    parts = [_keep_chosen_outputs(rows, outputs) for outputs in (chosen, rest)]
     if not all(part.num_rows for part in parts):
         raise ConfigurationError(
             f"the choice takes {'all' if parts[0].num_rows else 'nothing'} of splice request {request_id} of {spec.name}",
@@ -50,39 +50,39 @@ def split(
         )
     detail = {**request.origin_detail, "part_of": request_id, "choice": choice}
     made = [
-        put_request(spec, log, log.head(), part, request.origin, detail, _asking(asking, request, name))
-        for name, part in zip(_NAMES, parts, strict=True)
+        put_request(spec, log, log.head(), part, request.origin, detail, _make_part_options(asking, request, name))
+        for name, part in zip(_PART_NAMES, parts, strict=True)
     ]
-    why = _closing(*made) + (f": {asking.why}" if asking.why else "")
-    decide(log.store, spec.name, request_id, "rejected", who=asking.who, why=why, at=asking.clock.ticks())
+    why = _format_close_reason(*made) + (f": {asking.why}" if asking.why else "")
+    decide_splice_request(log.store, spec.name, request_id, "rejected", who=asking.who, why=why, at=asking.clock.wall_ticks())
     return made[0], made[1]
 
 
-def _made_before(log: SlotLog, request: SpliceRequest, choice: dict[str, Any]) -> tuple[SpliceRequest, SpliceRequest] | None:
+def _find_earlier_split(log: SlotLog, request: SpliceRequest, choice: dict[str, Any]) -> tuple[SpliceRequest, SpliceRequest] | None:
     """The two requests, if this very choice was what closed the request."""
     try:
-        part, rest = (read(log.store, log.pipeline, f"{request.id}-{name}") for name in _NAMES)
+        part, rest = (read_splice_request(log.store, log.pipeline, f"{request.id}-{name}") for name in _PART_NAMES)
     except ConfigurationError:
         return None
-    ours = str(request.decided_why).startswith(_closing(part, rest)) and part.origin_detail.get("choice") == choice
+    ours = str(request.decided_why).startswith(_format_close_reason(part, rest)) and part.origin_detail.get("choice") == choice
     return (part, rest) if ours else None
 
 
-def _closing(part: SpliceRequest, rest: SpliceRequest) -> str:
+def _format_close_reason(part: SpliceRequest, rest: SpliceRequest) -> str:
     return f"split into {part.id} and {rest.id}"
 
 
-def _asking(asking: Asking, request: SpliceRequest, name: str) -> Asking:
+def _make_part_options(asking: RequestOptions, request: SpliceRequest, name: str) -> RequestOptions:
     return replace(asking, who=request.who, request_id=f"{request.id}-{name}")
 
 
 def _require_divisible(spec: PipelineSpec, log: SlotLog, request: SpliceRequest) -> None:
-    state = state_of(log, request)
-    if state in OPEN and request.origin != "attachment":
+    state = resolve_request_state(log, request)
+    if state in OPEN_STATES and request.origin != "attachment":
         return
     whole = f"is what {request.who} has collected, and goes into {request.destination} whole or not at all"
     raise ConfigurationError(
-        f"splice request {request.id} of {spec.name} {f'is {state}' if state not in OPEN else whole}",
+        f"splice request {request.id} of {spec.name} {f'is {state}' if state not in OPEN_STATES else whole}",
         code="splice.indivisible",
         pipeline=spec.name,
         kept="the request, as it was",
@@ -90,11 +90,11 @@ def _require_divisible(spec: PipelineSpec, log: SlotLog, request: SpliceRequest)
     )
 
 
-def _outputs(spec: PipelineSpec, rows: Any, which: LateFilter) -> list[list[str]]:
+def _select_outputs(spec: PipelineSpec, rows: Any, which: LateFilter) -> list[list[str]]:
     """For each row the outputs that were chosen."""
-    with database() as db:
+    with open_database() as db:
         db.register("rows", rows)
-        times = [t for (t,) in db.execute(f"select {time_expression(spec)} from rows").fetchall()]
+        times = [t for (t,) in db.execute(f"select {build_time_expression(spec)} from rows").fetchall()]
     found = []
     facts = zip(rows["_outputs"].to_pylist(), rows["_source"].to_pylist(), times, rows["_reason"].to_pylist(), strict=True)
     for outputs, source, time, reason in facts:
@@ -104,7 +104,7 @@ def _outputs(spec: PipelineSpec, rows: Any, which: LateFilter) -> list[list[str]
     return found
 
 
-def _with_outputs(rows: Any, outputs: list[list[str]]) -> Any:
+def _keep_chosen_outputs(rows: Any, outputs: list[list[str]]) -> Any:
     """The rows that have an output left."""
     column = pa.array(outputs, pa.list_(pa.string()))
     rows = rows.set_column(rows.column_names.index("_outputs"), "_outputs", column)

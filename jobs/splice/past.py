@@ -9,27 +9,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.log import LogHead, SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.jobs.engine.columns import arrow_type
-from tidegate.jobs.sinks.positions import CAME, SPLICED, current_rows, starts_of
+from tidegate.jobs.engine.columns import to_arrow_type
+from tidegate.jobs.sinks.positions import ARRIVAL_SLOT_COLUMN, SPLICE_COLUMN, select_current_rows, find_rewrite_starts
 from tidegate.jobs.spec.errors import ConfigurationError, TidegateError
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
-from tidegate.jobs.spec.streams import ORIGIN
+from tidegate.jobs.spec.streams import EVENTS_STREAM
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
-from tidegate.jobs.splice.base import Tables
-from tidegate.jobs.splice.rows import TURN, row_columns, turns_filled, with_turn
-from tidegate.jobs.streams.append import running_max
-from tidegate.jobs.streams.history import merges_of, read_files
-from tidegate.jobs.streams.sending import arrivals_schema
-from tidegate.jobs.streams.standing import StreamsState
+from tidegate.jobs.splice.base import TablesAtHead
+from tidegate.jobs.splice.rows import ARRIVAL_SLOT, make_stream_columns, fill_arrival_slots, add_arrival_slot
+from tidegate.jobs.streams.append import compute_running_max
+from tidegate.jobs.streams.history import list_merges, read_parquet_files
+from tidegate.jobs.streams.sending import build_arrival_schema
+from tidegate.jobs.streams.standing import DispatchState
 
-__all__ = ["Past"]
+__all__ = ["StreamHistory"]
 
-_LOOKED_AT: Final = 50  # checkpoints looked at for one to start from; without one everything is computed from the first row on
+_MAX_BASE_CANDIDATES: Final = 50  # checkpoints looked at for one to start from; without one everything is computed from the first row on
 
 
-class Past:
+class StreamHistory:
     """What there was, seen from one head.
 
     Args:
@@ -44,42 +44,42 @@ class Past:
         segments: segments of the base.
     """
 
-    def __init__(self, spec: PipelineSpec, log: SlotLog, head: Head, tables: Tables) -> None:
+    def __init__(self, spec: PipelineSpec, log: SlotLog, head: LogHead, tables: TablesAtHead) -> None:
         assert head.record is not None  # noqa: S101 - there is something to merge into
-        self._spec, self._graph, self._log, self._head, self._tables = spec, spec.graph, log, head, tables
+        self._spec, self._graph, self._log, self._head, self._tables = spec, spec.stream_graph, log, head, tables
         self._record: Manifest = head.record
         self._event_time = next(iter(spec.sources.values())).event_time
-        self._merges = {slot: extra for slot, extra in merges_of(head.record).items() if "from" in extra}
-        self._state = StreamsState.of(head.record.notes.get("streams", {}))
-        self.base, self.at = 0, StreamsState()
+        self._merges = {slot: extra for slot, extra in list_merges(head.record).items() if "from" in extra}
+        self._state = DispatchState.from_record(head.record.notes.get("streams", {}))
+        self.base, self.at = 0, DispatchState()
         self.segments: Sequence[FileRef] = ()
         self._rows: dict[str, Any] = {}
         self._clocks: dict[int, tuple[int, int]] = {}
 
-    def start(self, since: int) -> None:
+    def select_base(self, since: int) -> None:
         """Take the newest usable checkpoint before a slot as the base."""
-        for slot in range(since - 1, max(0, since - 1 - _LOOKED_AT), -1):
-            found = self._usable(slot)
+        for slot in range(since - 1, max(0, since - 1 - _MAX_BASE_CANDIDATES), -1):
+            found = self._open_usable_checkpoint(slot)
             if found is not None:
                 self.base, self.segments = slot, found.segments
-                self.at = StreamsState.of(found.notes.get("streams", {}))
+                self.at = DispatchState.from_record(found.notes.get("streams", {}))
                 return
 
-    def _usable(self, slot: int) -> Manifest | None:
+    def _open_usable_checkpoint(self, slot: int) -> Manifest | None:
         """The checkpoint of a slot, if no later merge changed what it says, and nobody had fallen behind there."""
         if any(extra["from"] <= slot < merge for merge, extra in self._merges.items()):
             return None
         try:
-            found = next(self._log.epochs(self._head.timeline, slot, slot)).epoch
+            found = next(self._log.epochs_between(self._head.timeline, slot, slot)).epoch
         except (StopIteration, TidegateError):
             return None  # retired
-        state = StreamsState.of(found.notes.get("streams", {}))
+        state = DispatchState.from_record(found.notes.get("streams", {}))
         for name, known in self._state.attachments.items():
             there = state.attachments.get(name)
             origin = self._graph.attachments[name].origin if name in self._graph.attachments else None
             if there is None or there.since != known.since:
                 return None
-            if origin is not None and there.cursor != state.stream(origin).next and there.status != "detached":
+            if origin is not None and there.cursor != state.stream_state(origin).next and there.status != "detached":
                 return None
         return found
 
@@ -87,17 +87,17 @@ class Past:
         """The slot in which the event at a position came."""
         if position < 0:
             return 1
-        found = self._tables.rows("events", ["position", SPLICED, "_epoch"], ranges={"position": (position, position)})
-        found = found.filter(pc.is_null(found[SPLICED]))
+        found = self._tables.read_rows("events", ["position", SPLICE_COLUMN, "_epoch"], ranges={"position": (position, position)})
+        found = found.filter(pc.is_null(found[SPLICE_COLUMN]))
         return int(found["_epoch"][0].as_py()) if found.num_rows else 1
 
     def slot_before(self, stream: str, stamp: int) -> int:
         """The slot in which the row came that a row with this stamp stands behind."""
-        rows = self._read(stream, 0)
+        rows = self._read_stream(stream, 0)
         number = int(np.searchsorted(rows["stream_time"].to_numpy(), stamp, side="right"))
-        return int(rows[TURN][number - 1].as_py()) if number else 1
+        return int(rows[ARRIVAL_SLOT][number - 1].as_py()) if number else 1
 
-    def clock(self, slot: int) -> tuple[int, int]:
+    def clock_at(self, slot: int) -> tuple[int, int]:
         """The recorded now and the frontier after an epoch."""
         if not self._clocks:
             self._clocks = self._read_clocks()
@@ -106,69 +106,69 @@ class Past:
     def _read_clocks(self) -> dict[int, tuple[int, int]]:
         """From the table of checkpoints, which outlives the checkpoints; what is not published yet from the log."""
         columns = ["slot", "recorded_now", "frontier", "final"]
-        found = self._tables.rows(CHECKPOINTS, columns, ranges={"_epoch": (self.base + 1, None)})
+        found = self._tables.read_rows(CHECKPOINTS, columns, ranges={"_epoch": (self.base + 1, None)})
         times = [found[name].cast(pa.int64()).to_pylist() for name in columns[1:3]]
         clocks = {}
         for slot, now, frontier, final in zip(found["slot"].to_pylist(), *times, found["final"].to_pylist(), strict=True):
             clocks[slot] = (now, TICK_MAX if final else TICK_MIN if frontier is None else frontier)
         begin = max(self._tables.published, self.base) + 1
-        for filled in self._log.epochs(self._head.timeline, begin, self._head.slot):
+        for filled in self._log.epochs_between(self._head.timeline, begin, self._head.slot):
             epoch = filled.epoch
             clocks[epoch.slot] = (epoch.recorded_now, int(epoch.decision["frontier_after"]))
         return clocks
 
-    def rows(self, stream: str) -> Any:
+    def stream_rows(self, stream: str) -> Any:
         """A stream as it stands, from the base on."""
         if stream not in self._rows:
-            self._rows[stream] = self._as_stream(self._events()) if stream == ORIGIN else self._read(stream, self.base)
+            self._rows[stream] = self._convert_events(self._read_reached_events()) if stream == EVENTS_STREAM else self._read_stream(stream, self.base)
         return self._rows[stream]
 
-    def with_events(self, inserted: Any) -> Any:
+    def with_inserted_events(self, inserted: Any) -> Any:
         """The events as a stream, with rows among them that a merge in the next slot inserts."""
-        kept = self._events()
+        kept = self._read_reached_events()
         numbered = inserted.append_column("_epoch", pa.array([self._head.next_slot] * inserted.num_rows, pa.int64()))
-        return self._as_stream(pa.concat_tables([kept, numbered.select(kept.column_names)], promote_options="permissive"))
+        return self._convert_events(pa.concat_tables([kept, numbered.select(kept.column_names)], promote_options="permissive"))
 
-    def _read(self, stream: str, base: int) -> Any:
-        columns = row_columns(self._graph.columns[stream])
-        stored = [name for name in columns if name != TURN]
-        rows = self._tables.rows(stream, [*stored, "_epoch", SPLICED, CAME], ranges={"_epoch": (base + 1, None)})
-        rows = current_rows(rows, starts_of(rows.filter(pc.is_valid(rows[SPLICED]))))
-        turn = pc.coalesce(rows[CAME].cast(pa.int64()), rows["_epoch"])
-        plain = {name: rows[name].cast(kind) for name, kind in columns.items() if name != TURN}
-        return pa.table({**plain, TURN: turn}, schema=pa.schema(columns))
+    def _read_stream(self, stream: str, base: int) -> Any:
+        columns = make_stream_columns(self._graph.columns[stream])
+        stored = [name for name in columns if name != ARRIVAL_SLOT]
+        rows = self._tables.read_rows(stream, [*stored, "_epoch", SPLICE_COLUMN, ARRIVAL_SLOT_COLUMN], ranges={"_epoch": (base + 1, None)})
+        rows = select_current_rows(rows, find_rewrite_starts(rows.filter(pc.is_valid(rows[SPLICE_COLUMN]))))
+        turn = pc.coalesce(rows[ARRIVAL_SLOT_COLUMN].cast(pa.int64()), rows["_epoch"])
+        plain = {name: rows[name].cast(kind) for name, kind in columns.items() if name != ARRIVAL_SLOT}
+        return pa.table({**plain, ARRIVAL_SLOT: turn}, schema=pa.schema(columns))
 
-    def _events(self) -> Any:
+    def _read_reached_events(self) -> Any:
         """Events from the base on; merges that did not reach the streams are no part of them."""
-        columns = [*self._graph.columns[ORIGIN], self._event_time, "position", "_source", "_partition", "_seq", SPLICED, "_epoch"]
-        rows = self._tables.rows("events", list(dict.fromkeys(columns)), ranges={"_epoch": (self.base + 1, None)})
+        columns = [*self._graph.columns[EVENTS_STREAM], self._event_time, "position", "_source", "_partition", "_seq", SPLICE_COLUMN, "_epoch"]
+        rows = self._tables.read_rows("events", list(dict.fromkeys(columns)), ranges={"_epoch": (self.base + 1, None)})
         reached = pa.array([str(extra["request"]) for extra in self._merges.values()], pa.string())
-        return rows.filter(pc.or_(pc.is_null(rows[SPLICED]), pc.is_in(rows[SPLICED], reached)))
+        return rows.filter(pc.or_(pc.is_null(rows[SPLICE_COLUMN]), pc.is_in(rows[SPLICE_COLUMN], reached)))
 
-    def _as_stream(self, raw: Any) -> Any:
+    def _convert_events(self, raw: Any) -> Any:
         """Rows of the events table, inserted ones in their places."""
-        inserted = pc.is_valid(raw[SPLICED])
+        inserted = pc.is_valid(raw[SPLICE_COLUMN])
         raw = raw.append_column("_behind", inserted.cast(pa.int8()))
         order = ("position", "_behind", self._event_time, "_epoch", "_source", "_partition", "_seq")
         raw = raw.sort_by([(name, "ascending") for name in order])
         turn = pc.if_else(pc.equal(raw["_behind"], 0), raw["_epoch"], pc.negate(raw["_epoch"]))
-        known, count = self.at.stream(ORIGIN), raw.num_rows
+        known, count = self.at.stream_state(EVENTS_STREAM), raw.num_rows
         identity = pc.binary_join_element_wise(raw["_source"], raw["_partition"], raw["_seq"].cast(pa.string()), "/")
         none = pa.nulls(count, pa.string())
-        values = {name: raw[name].cast(arrow_type(kind)) for name, kind in self._graph.columns[ORIGIN].items()}
+        values = {name: raw[name].cast(to_arrow_type(kind)) for name, kind in self._graph.columns[EVENTS_STREAM].items()}
         return pa.table(
             {
                 **values,
                 "position": pa.array(range(known.next, known.next + count), pa.int64()),
-                "stream_time": running_max(raw[self._event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64()), known.last),
+                "stream_time": compute_running_max(raw[self._event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64()), known.last),
                 "_id": identity,
                 **dict.fromkeys(("_via", "_origin", "_origin_id"), none),
-                TURN: turns_filled(turn),
+                ARRIVAL_SLOT: fill_arrival_slots(turn),
             },
-            schema=pa.schema(row_columns(self._graph.columns[ORIGIN])),
+            schema=pa.schema(make_stream_columns(self._graph.columns[EVENTS_STREAM])),
         )
 
-    def collected(self, request: str) -> Any:
+    def read_collected_rows(self, request: str) -> Any:
         """The rows of a request, as the log has them: a merge before it may have changed them."""
         found = self._state.requests.get(request)
         if found is None or found.open:
@@ -182,14 +182,14 @@ class Past:
             )
         kind = f"splice:{found.attachment}"
         files = [s for s in self._record.segments if s.kind == kind and s.extra.get("request") == request]
-        rows = read_files(self._log.store, files)
-        schema = arrivals_schema(self._graph.columns[found.destination])
+        rows = read_parquet_files(self._log.store, files)
+        schema = build_arrival_schema(self._graph.columns[found.destination])
         return schema.empty_table() if rows is None else rows.select(schema.names).cast(schema)
 
-    def lost(self, stream: str, rows: Any, merged: int) -> Any:
+    def as_stream_rows(self, stream: str, rows: Any, merged: int) -> Any:
         """Collected rows as rows of the stream, by stamp."""
-        columns = row_columns(self._graph.columns[stream])
+        columns = make_stream_columns(self._graph.columns[stream])
         rows = rows.take(pa.array(np.argsort(rows["_stamp"].to_numpy(), kind="stable")))
         place = {"position": pa.nulls(rows.num_rows, pa.int64()), "stream_time": rows["_stamp"]}
-        named = {name: place[name] if name in place else rows[name] for name in columns if name != TURN}
-        return with_turn(pa.table(named), -merged).select(list(columns)).cast(pa.schema(columns))
+        named = {name: place[name] if name in place else rows[name] for name in columns if name != ARRIVAL_SLOT}
+        return add_arrival_slot(pa.table(named), -merged).select(list(columns)).cast(pa.schema(columns))

@@ -15,19 +15,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.jobs.spec.pipeline import EVENTS
-from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate
-from tidegate.jobs.splice.base import Span, Tables, hull
+from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN, saturate_ticks
+from tidegate.jobs.splice.base import Span, TablesAtHead, join_spans
 
-__all__ = ["anchors", "sections"]
+__all__ = ["find_anchor_positions", "find_sections"]
 
-_NEAR = (1_000_000, 60_000_000, 3_600_000_000)  # ticks looked at around a row, one after the other, before the whole stream is
-_COLUMNS = ("position", "section", "_late", "_splice")
+_SEARCH_RADII = (1_000_000, 60_000_000, 3_600_000_000)  # ticks looked at around a row, one after the other, before the whole stream is
+_ANCHOR_COLUMNS = ("position", "section", "_late", "_splice")
 
-Ordered = tuple[Any, Any, Any]
+OrderedRows = tuple[Any, Any, Any]
 """Positions, sections and times of rows, in order of positions."""
 
 
-def anchors(tables: Tables, time: str, marks: Sequence[tuple[int, int]]) -> list[int]:
+def find_anchor_positions(tables: TablesAtHead, time: str, marks: Sequence[tuple[int, int]]) -> list[int]:
     """The position behind which a row with each (section, time) stands.
 
     Args:
@@ -36,35 +36,35 @@ def anchors(tables: Tables, time: str, marks: Sequence[tuple[int, int]]) -> list
         marks: of the rows to insert.
     """
     found: dict[tuple[int, int], int] = {}
-    for reach in _NEAR:
+    for reach in _SEARCH_RADII:
         left = sorted({mark for mark in marks if mark not in found})
         if not left:
             break
-        rows = _ordered(tables, time, hull([(saturate(t - reach), saturate(t + reach)) for _, t in left]))
-        found |= {mark: place for mark in left if (place := _near(rows, *mark, reach)) is not None}
+        rows = _read_ordered_rows(tables, time, join_spans([(saturate_ticks(t - reach), saturate_ticks(t + reach)) for _, t in left]))
+        found |= {mark: place for mark in left if (place := _find_near_anchor(rows, *mark, reach)) is not None}
     if len(found) < len({*marks}):
-        rows = _ordered(tables, time, [(TICK_MIN, TICK_MAX)])
-        found |= {mark: _far(rows, *mark) for mark in marks if mark not in found}
+        rows = _read_ordered_rows(tables, time, [(TICK_MIN, TICK_MAX)])
+        found |= {mark: _find_any_anchor(rows, *mark) for mark in marks if mark not in found}
     return [found[mark] for mark in marks]
 
 
-def sections(tables: Tables, time: str, times: Sequence[int]) -> list[int]:
+def find_sections(tables: TablesAtHead, time: str, times: Sequence[int]) -> list[int]:
     """The section of rows whose own was forgotten: the first one that reaches beyond their time, else the last."""
-    _, numbers, stamps = _ordered(tables, time, [(TICK_MIN, TICK_MAX)])
+    _, numbers, stamps = _read_ordered_rows(tables, time, [(TICK_MIN, TICK_MAX)])
     ends = [(int(n), int(stamps[numbers == n].max())) for n in np.unique(numbers)]
     return [next((n for n, end in ends if end > t), ends[-1][0] if ends else 0) for t in times]
 
 
-def _ordered(tables: Tables, time: str, spans: Sequence[Span]) -> Ordered:
+def _read_ordered_rows(tables: TablesAtHead, time: str, spans: Sequence[Span]) -> OrderedRows:
     """Rows of the stream in order; inserted rows and rows that were released late and flagged do not count as places."""
-    rows = tables.rows(EVENTS, [*_COLUMNS, time], time=time, spans=[] if spans[0][0] == TICK_MIN else spans)
+    rows = tables.read_rows(EVENTS, [*_ANCHOR_COLUMNS, time], time=time, spans=[] if spans[0][0] == TICK_MIN else spans)
     rows = rows.filter(pc.and_(pc.is_null(rows["_splice"]), pc.invert(pc.fill_null(rows["_late"], False))))
     rows = rows.sort_by("position")
     stamps = rows[time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
     return rows["position"].to_numpy(), rows["section"].to_numpy(), stamps.to_numpy()
 
 
-def _near(rows: Ordered, section: int, time: int, reach: int) -> int | None:
+def _find_near_anchor(rows: OrderedRows, section: int, time: int, reach: int) -> int | None:
     """Known only if a neighbour in the same section is less than `reach` away: rows further off were not looked at."""
     positions, numbers, stamps = rows
     begin, end = np.searchsorted(numbers, [section, section + 1])
@@ -76,7 +76,7 @@ def _near(rows: Ordered, section: int, time: int, reach: int) -> int | None:
     return None
 
 
-def _far(rows: Ordered, section: int, time: int) -> int:
+def _find_any_anchor(rows: OrderedRows, section: int, time: int) -> int:
     positions, numbers, stamps = rows
     begin, end = np.searchsorted(numbers, [section, section + 1])
     place = begin + int(np.searchsorted(stamps[begin:end], time, side="right"))

@@ -20,15 +20,15 @@ from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.windows import Aggregate, AggregateFunction, WindowKind, WindowSpec
 
-__all__ = ["Bounds", "database", "differs", "recompute", "require_exact", "require_rows", "time_expression"]
+__all__ = ["WindowBounds", "open_database", "values_differ", "recompute_results", "require_exact_aggregates", "refuse_edge_windows", "build_time_expression"]
 
 _TOLERANCE = 1e-9  # relative: Spark and DuckDB add doubles in different orders
-_INEXACT = (AggregateFunction.APPROX_DISTINCT, AggregateFunction.APPROX_QUANTILE, AggregateFunction.SQL)
-_PLACE = "_et, _so, _partition, _seq"
+_INEXACT_FUNCTIONS = (AggregateFunction.APPROX_DISTINCT, AggregateFunction.APPROX_QUANTILE, AggregateFunction.SQL)
+_ROW_ORDER = "_et, _so, _partition, _seq"
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class WindowBounds:
     """One result to compute: key values and ``[start, end)``."""
 
     key: tuple[Any, ...]
@@ -37,26 +37,26 @@ class Bounds:
 
 
 @cache
-def _instance() -> duckdb.DuckDBPyConnection:
+def _connect_once() -> duckdb.DuckDBPyConnection:
     return duckdb.connect()  # once a process: starting one costs as much as a small merge
 
 
 @contextmanager
-def database() -> Iterator[duckdb.DuckDBPyConnection]:
+def open_database() -> Iterator[duckdb.DuckDBPyConnection]:
     """A session of a DuckDB in memory, on UTC; its tables and relations are its own."""
-    with closing(_instance().cursor()) as db:
+    with closing(_connect_once().cursor()) as db:
         db.execute("set timezone = 'UTC'")
         yield db
 
 
-def require_exact(spec: PipelineSpec, name: str) -> None:
+def require_exact_aggregates(spec: PipelineSpec, name: str) -> None:
     """Refuse a window whose results cannot be computed exactly here.
 
     Raises:
         ConfigurationError: naming the aggregate.
     """
     for column, what in spec.windows[name].aggregates.items():
-        if what.function in _INEXACT:
+        if what.function in _INEXACT_FUNCTIONS:
             raise ConfigurationError(
                 f"window {name} of {spec.name} has {column}: {what}, which only a run on Spark computes",
                 code="splice.inexact_aggregate",
@@ -66,7 +66,7 @@ def require_exact(spec: PipelineSpec, name: str) -> None:
             )
 
 
-def require_rows(spec: PipelineSpec, name: str) -> None:
+def refuse_edge_windows(spec: PipelineSpec, name: str) -> None:
     """Refuse a window over edge events: what a row changes there reaches over every window since its start.
 
     Raises:
@@ -83,7 +83,7 @@ def require_rows(spec: PipelineSpec, name: str) -> None:
         )
 
 
-def time_expression(spec: PipelineSpec, field: str = "event_time") -> str:
+def build_time_expression(spec: PipelineSpec, field: str = "event_time") -> str:
     """SQL for the event time (or the end time) of a row in ticks; sources may call it differently."""
     columns = {name: getattr(source, field) for name, source in spec.sources.items()}
     distinct = set(columns.values())
@@ -94,8 +94,8 @@ def time_expression(spec: PipelineSpec, field: str = "event_time") -> str:
     return f"case _source {cases} end"
 
 
-def recompute(
-    db: duckdb.DuckDBPyConnection, spec: PipelineSpec, name: str, rows: str, targets: Sequence[Bounds], schema: Any
+def recompute_results(
+    db: duckdb.DuckDBPyConnection, spec: PipelineSpec, name: str, rows: str, targets: Sequence[WindowBounds], schema: Any
 ) -> list[dict[str, Any]]:
     """The aggregates of each target over the rows of the relation `rows`; plus ``_rows``, how many contributed.
 
@@ -113,54 +113,54 @@ def recompute(
     places = {"_t": range(len(targets)), "_ts": [t.start for t in targets], "_te": [t.end for t in targets]}
     numbers = {k: pa.array(list(v), pa.int64()) for k, v in places.items()}
     db.register("targets", pa.table(columns | numbers))
-    values = ", ".join(f'{_sql(what)} as "{column}"' for column, what in window.aggregates.items())
+    values = ", ".join(f'{_build_aggregate_expression(what)} as "{column}"' for column, what in window.aggregates.items())
     query = f"""
-        with goals as (select *, {_key([f"_k{i}" for i in range(len(fields))])} as _key from targets),
-        pairs as ({_pairs(window, rows)})
+        with goals as (select *, {_build_key_expression([f"_k{i}" for i in range(len(fields))])} as _key from targets),
+        pairs as ({_build_pairs_query(window, rows)})
         select _t, count(_seq) as _rows, {values}
         from goals left join pairs using (_key, _ts) group by _t order by _t"""
     try:
         found = db.sql(query).to_arrow_table()
     except duckdb.Error as error:
-        raise _not_here(spec, name, error) from error
-    return list(_typed(found, window, schema).to_pylist())
+        raise _foreign_expression_error(spec, name, error) from error
+    return list(_cast_aggregates(found, window, schema).to_pylist())
 
 
-def differs(left: Any, right: Any) -> bool:
+def values_differ(left: Any, right: Any) -> bool:
     """Whether two values are not the same; doubles within rounding are."""
     if isinstance(left, float) and isinstance(right, float):
         if math.isnan(left) or math.isnan(right):
             return math.isnan(left) != math.isnan(right)
         return not math.isclose(left, right, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
     if isinstance(left, list) and isinstance(right, list):
-        return len(left) != len(right) or any(differs(a, b) for a, b in zip(left, right, strict=True))
+        return len(left) != len(right) or any(values_differ(a, b) for a, b in zip(left, right, strict=True))
     return bool(left != right)
 
 
-def _pairs(window: WindowSpec, rows: str) -> str:
+def _build_pairs_query(window: WindowSpec, rows: str) -> str:
     """(row, start of a window that it belongs to); for sessions the start of the target that contains it."""
     quoted = [f'"{key}"' for key in window.keys]
     if window.kind is WindowKind.SESSION:
-        return f"""select r.*, g._ts from (select *, {_key(quoted)} as _key from {rows}) r
+        return f"""select r.*, g._ts from (select *, {_build_key_expression(quoted)} as _key from {rows}) r
             asof join goals g on r._key = g._key and r._et >= g._ts where r._et < g._te"""
     size, period = window.size, window.period
-    first, last = f"{_floor(f'_et - {size}', window)} + {period}", _floor("_end - 1", window)
-    return f"select *, {_key(quoted)} as _key, unnest(generate_series({first}, {last}, {period})) as _ts from {rows}"
+    first, last = f"{_build_floor_expression(f'_et - {size}', window)} + {period}", _build_floor_expression("_end - 1", window)
+    return f"select *, {_build_key_expression(quoted)} as _key, unnest(generate_series({first}, {last}, {period})) as _ts from {rows}"
 
 
-def _floor(ticks: str, window: WindowSpec) -> str:
+def _build_floor_expression(ticks: str, window: WindowSpec) -> str:
     """The last window start at or before an instant, in whole numbers, also for negative times."""
     x = f"({ticks} - {window.offset})"
     return f"({x} - (({x} % {window.period}) + {window.period}) % {window.period} + {window.offset})"
 
 
-def _key(columns: Sequence[str]) -> str:
+def _build_key_expression(columns: Sequence[str]) -> str:
     """One text for all key columns; null is a key like any other."""
     parts = [f"coalesce('v' || cast({column} as varchar), 'n')" for column in columns]
     return " || chr(31) || ".join(parts) or "''"
 
 
-def _sql(what: Aggregate) -> str:
+def _build_aggregate_expression(what: Aggregate) -> str:
     x = what.expression
     match what.function:
         case AggregateFunction.COUNT:
@@ -170,16 +170,16 @@ def _sql(what: Aggregate) -> str:
         case AggregateFunction.DISTINCT:
             return f"count(distinct {x})"
         case AggregateFunction.FIRST:
-            return f"first({x} order by {_PLACE}) filter (where _seq is not null)"
+            return f"first({x} order by {_ROW_ORDER}) filter (where _seq is not null)"
         case AggregateFunction.LAST:
-            return f"last({x} order by {_PLACE}) filter (where _seq is not null)"
+            return f"last({x} order by {_ROW_ORDER}) filter (where _seq is not null)"
         case AggregateFunction.COLLECT:
-            return f"coalesce(list({x} order by {_PLACE}) filter (where ({x}) is not null), [])"
+            return f"coalesce(list({x} order by {_ROW_ORDER}) filter (where ({x}) is not null), [])"
         case _:
             return f"{what.function.value}({x})"
 
 
-def _typed(found: Any, window: WindowSpec, schema: Any) -> Any:
+def _cast_aggregates(found: Any, window: WindowSpec, schema: Any) -> Any:
     """Sums grow in DuckDB: back to the types of the table."""
     for place, name in enumerate(found.column_names):
         if name in window.aggregates and found.schema.field(name).type != schema.field(name).type:
@@ -187,7 +187,7 @@ def _typed(found: Any, window: WindowSpec, schema: Any) -> Any:
     return found
 
 
-def _not_here(spec: PipelineSpec, name: str, error: Exception) -> ConfigurationError:
+def _foreign_expression_error(spec: PipelineSpec, name: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
         f"window {name} of {spec.name} cannot be recomputed: {str(error).splitlines()[0]}",
         code="splice.foreign_expression",

@@ -15,35 +15,35 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.log import LogHead, SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.splices import OPEN, SpliceRequest, create, listing, new_request_id, rows_key
+from tidegate.checkpoints.splices import OPEN_STATES, SpliceRequest, create_splice_request, list_splice_requests, generate_splice_request_id, build_rows_key
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.time import format_instant
-from tidegate.jobs.splice.base import Span, Tables, read_file
-from tidegate.jobs.splice.plan import ASIDE
-from tidegate.jobs.splice.recompute import database, time_expression
-from tidegate.jobs.splice.standing import Identity, identities, merged_at, row_schema, segments_of
+from tidegate.jobs.splice.base import Span, TablesAtHead, read_data_file
+from tidegate.jobs.splice.plan import SET_ASIDE_REASONS
+from tidegate.jobs.splice.recompute import open_database, build_time_expression
+from tidegate.jobs.splice.standing import RowIdentity, iterate_identities, read_merged_rows, make_request_schema, find_merge_segments
 
 __all__ = [
-    "Asking",
+    "RequestOptions",
     "LateFilter",
-    "Mend",
-    "from_dead_letters",
-    "from_file",
-    "from_late",
-    "pending_rows",
+    "RowRepair",
+    "create_from_dead_letters",
+    "create_from_file",
+    "create_from_late_rows",
+    "list_pending_rows",
     "put_request",
-    "state_of",
+    "resolve_request_state",
 ]
 
 _DAYS = 24 * 3600 * 1_000_000
-_IDENTITY = ("_source", "_partition", "_seq")
+_IDENTITY_COLUMNS = ("_source", "_partition", "_seq")
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RequestOptions:
     """Who asks, why, and for how long the request stands."""
 
     who: str
@@ -74,7 +74,7 @@ class LateFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
+class RowRepair:
     """How dead rows become rows.
 
     Attributes:
@@ -83,39 +83,39 @@ class Mend:
     """
 
     values: Mapping[str, str]
-    rows: Mapping[Identity, Mapping[str, str]]
+    rows: Mapping[RowIdentity, Mapping[str, str]]
 
 
-def from_late(spec: PipelineSpec, log: SlotLog, which: LateFilter, asking: Asking) -> SpliceRequest:
+def create_from_late_rows(spec: PipelineSpec, log: SlotLog, which: LateFilter, asking: RequestOptions) -> SpliceRequest:
     """A request of late rows that were neither merged nor stand in another open request.
 
     Raises:
         ConfigurationError: no such row.
     """
     head = log.head()
-    rows = pending_rows(spec, log, which, head)
+    rows = list_pending_rows(spec, log, which, head)
     detail = {k: v for k, v in asdict(which).items() if v not in (None, (), False)}
     return put_request(spec, log, head, rows, "late", detail, asking)
 
 
-def pending_rows(spec: PipelineSpec, log: SlotLog, which: LateFilter, head: Head | None = None) -> Any:
+def list_pending_rows(spec: PipelineSpec, log: SlotLog, which: LateFilter, head: LogHead | None = None) -> Any:
     """Late rows that miss an output, with what they miss; rows in open requests and merged ones are left out."""
     head = head or log.head()
     time = next(iter(spec.sources.values())).event_time
     spans: list[Span] = []
     if which.since is not None or which.until is not None:
         spans = [(which.since if which.since is not None else -(1 << 62), which.until if which.until is not None else 1 << 62)]
-    columns = [*spec.columns, *_IDENTITY, "output", "reason", "_epoch"]
-    late = Tables(spec, log, head).rows(LATE, columns, time=time, spans=spans)
+    columns = [*spec.columns, *_IDENTITY_COLUMNS, "output", "reason", "_epoch"]
+    late = TablesAtHead(spec, log, head).read_rows(LATE, columns, time=time, spans=spans)
     for column, chosen in (("output", which.outputs), ("_source", which.sources), ("reason", which.reasons)):
         if chosen:
             late = late.filter(pc.is_in(late[column], pa.array(list(chosen), pa.string())))
-    taken = merged_at(spec, log, head).pairs | _asked_for(log, spec, head, rejected=which.skip_rejected)
-    return _gathered(spec, log, head, late, taken)
+    taken = read_merged_rows(spec, log, head).pairs | _find_requested_pairs(log, spec, head, rejected=which.skip_rejected)
+    return _group_missed_outputs(spec, log, head, late, taken)
 
 
-def from_dead_letters(
-    spec: PipelineSpec, log: SlotLog, mend: Mend, asking: Asking, *, reasons: Collection[str] = ()
+def create_from_dead_letters(
+    spec: PipelineSpec, log: SlotLog, mend: RowRepair, asking: RequestOptions, *, reasons: Collection[str] = ()
 ) -> SpliceRequest:
     """A request of dead rows, mended: with `mend` they must fit the schema. Rows that were merged or asked for are left out.
 
@@ -123,24 +123,24 @@ def from_dead_letters(
         ConfigurationError: no such row, or some of them still cannot be read; they are named.
     """
     head = log.head()
-    dead = Tables(spec, log, head).rows(DEAD_LETTERS, ["reason", "row", *_IDENTITY, "_epoch"])
+    dead = TablesAtHead(spec, log, head).read_rows(DEAD_LETTERS, ["reason", "row", *_IDENTITY_COLUMNS, "_epoch"])
     dead = dead.filter(pc.is_valid(dead["row"]))
     if reasons:
         dead = dead.filter(pc.is_in(dead["reason"], pa.array(list(reasons), pa.string())))
-    taken = {who for who, _ in merged_at(spec, log, head).pairs | _asked_for(log, spec, head)}
-    found, numbers = [], _sections(log, head, dead["_epoch"].to_pylist())
-    for row, who, section in zip(dead.to_pylist(), identities(dead), numbers, strict=True):
+    taken = {who for who, _ in read_merged_rows(spec, log, head).pairs | _find_requested_pairs(log, spec, head)}
+    found, numbers = [], _find_open_sections(log, head, dead["_epoch"].to_pylist())
+    for row, who, section in zip(dead.to_pylist(), iterate_identities(dead), numbers, strict=True):
         if who not in taken and (not mend.rows or who in mend.rows):
             values = {**json.loads(row["row"]), **mend.values, **mend.rows.get(who, {})}
             found.append(
-                {**values, **dict(zip(_IDENTITY, who, strict=True)), "_reason": f"dead:{row['reason']}", "_section": section}
+                {**values, **dict(zip(_IDENTITY_COLUMNS, who, strict=True)), "_reason": f"dead:{row['reason']}", "_section": section}
             )
-    rows = _typed(spec, found)
+    rows = _cast_rows(spec, found)
     detail = {"mended": dict(mend.values), "mended_rows": len(mend.rows), "reasons": sorted(reasons)}
-    return put_request(spec, log, head, _everywhere(spec, rows), "dead_letters", detail, asking)
+    return put_request(spec, log, head, _target_all_outputs(spec, rows), "dead_letters", detail, asking)
 
 
-def from_file(spec: PipelineSpec, log: SlotLog, path: Path, asking: Asking, *, source: str | None = None) -> SpliceRequest:
+def create_from_file(spec: PipelineSpec, log: SlotLog, path: Path, asking: RequestOptions, *, source: str | None = None) -> SpliceRequest:
     """A request of the rows of a Parquet, CSV or JSON-lines file with the pipeline's columns.
 
     Their identity is the file's content and the row in it, so that the same file cannot be merged twice.
@@ -155,25 +155,25 @@ def from_file(spec: PipelineSpec, log: SlotLog, path: Path, asking: Asking, *, s
             pipeline=spec.name,
             advice=f"--source with one of: {', '.join(spec.sources)}",
         )
-    data = _file_bytes(path)
+    data = _read_file_bytes(path)
     partition = f"file:{sha256_of_bytes(data)[:12]}"
     raw = [
         {**row, "_source": source or next(iter(spec.sources)), "_partition": partition, "_seq": n, "_reason": "file"}
-        for n, row in enumerate(_file_rows(path, data))
+        for n, row in enumerate(_parse_file_rows(path, data))
     ]
     head = log.head()
-    taken = {who for who, _ in merged_at(spec, log, head).pairs | _asked_for(log, spec, head)}
+    taken = {who for who, _ in read_merged_rows(spec, log, head).pairs | _find_requested_pairs(log, spec, head)}
     kept = [row for row in raw if (row["_source"], row["_partition"], row["_seq"]) not in taken]
     return put_request(
-        spec, log, head, _everywhere(spec, _typed(spec, kept)), "file", {"file": path.name, "source": source}, asking
+        spec, log, head, _target_all_outputs(spec, _cast_rows(spec, kept)), "file", {"file": path.name, "source": source}, asking
     )
 
 
-def state_of(log: SlotLog, request: SpliceRequest, head: Head | None = None, now: int | None = None) -> str:
+def resolve_request_state(log: SlotLog, request: SpliceRequest, head: LogHead | None = None, now: int | None = None) -> str:
     """The state of a request, told by the log: a merge that a restore took back leaves it open again."""
-    if request.id in segments_of(head or log.head()):
+    if request.id in find_merge_segments(head or log.head()):
         return "merged"
-    if now is not None and request.expired(now):
+    if now is not None and request.is_expired(now):
         return "expired"
     taken_back = request.state == "merged" and any(line.get("checkpoint") for line in request.trail)
     return "created" if taken_back else request.state
@@ -182,70 +182,70 @@ def state_of(log: SlotLog, request: SpliceRequest, head: Head | None = None, now
 # rows
 
 
-def _gathered(spec: PipelineSpec, log: SlotLog, head: Head, late: Any, taken: Collection[tuple[Identity, str]]) -> Any:
+def _group_missed_outputs(spec: PipelineSpec, log: SlotLog, head: LogHead, late: Any, taken: Collection[tuple[RowIdentity, str]]) -> Any:
     """One row per identity, with all outputs that it misses."""
-    outputs: dict[Identity, list[str]] = {}
-    first: dict[Identity, int] = {}
-    facts = zip(identities(late), late["output"].to_pylist(), late["reason"].to_pylist(), strict=True)
+    outputs: dict[RowIdentity, list[str]] = {}
+    first: dict[RowIdentity, int] = {}
+    facts = zip(iterate_identities(late), late["output"].to_pylist(), late["reason"].to_pylist(), strict=True)
     for number, (who, output, reason) in enumerate(facts):
-        missed = [EVENTS, *spec.windows] if reason in ASIDE else [output]
+        missed = [EVENTS, *spec.windows] if reason in SET_ASIDE_REASONS else [output]
         left = [name for name in missed if (who, name) not in taken]
         if left:
             first.setdefault(who, number)
             outputs.setdefault(who, []).extend(name for name in left if name not in outputs.get(who, []))
     chosen = late.take(pa.array(list(first.values()), pa.int64()))
-    sections = _sections(log, head, chosen["_epoch"].to_pylist())
+    sections = _find_open_sections(log, head, chosen["_epoch"].to_pylist())
     own = {
         "_reason": chosen["reason"],
         "_section": pa.array(sections, pa.int64()),
         "_outputs": pa.array(list(outputs.values()), pa.list_(pa.string())),
     }
-    schema = row_schema(spec)
+    schema = make_request_schema(spec)
     return pa.table({name: own[name] if name in own else chosen[name] for name in schema.names}).cast(schema)
 
 
-def _everywhere(spec: PipelineSpec, rows: Any) -> Any:
+def _target_all_outputs(spec: PipelineSpec, rows: Any) -> Any:
     """Rows that no output has seen are meant for all of them."""
     names = [[EVENTS, *spec.windows]] * rows.num_rows
     place = rows.column_names.index("_outputs")
     return rows.set_column(place, "_outputs", pa.array(names, pa.list_(pa.string())))
 
 
-def _sections(log: SlotLog, head: Head, epochs: Sequence[int]) -> list[int | None]:
+def _find_open_sections(log: SlotLog, head: LogHead, epochs: Sequence[int]) -> list[int | None]:
     """The section that was open when a row was read; None where the epoch was retired."""
     known: dict[int, int | None] = {}
     for epoch in set(epochs):
-        filled = next(log.epochs(head.timeline, epoch, epoch), None)
+        filled = next(log.epochs_between(head.timeline, epoch, epoch), None)
         known[epoch] = filled.epoch.decision.get("section") if filled and isinstance(filled.record, Manifest) else None
     return [known[epoch] for epoch in epochs]
 
 
-def _asked_for(log: SlotLog, spec: PipelineSpec, head: Head, *, rejected: bool = False) -> set[tuple[Identity, str]]:
+def _find_requested_pairs(log: SlotLog, spec: PipelineSpec, head: LogHead, *, rejected: bool = False) -> set[tuple[RowIdentity, str]]:
     """(row, output) pairs in open requests: nobody should have to decide twice about one row."""
-    found: set[tuple[Identity, str]] = set()
-    now = SYSTEM_CLOCK.ticks()
-    states = (*OPEN, "rejected") if rejected else OPEN
-    for request in listing(log.store, spec.name):
-        if state_of(log, request, head, now) in states and request.origin != "attachment":
-            for file in request.files():
-                rows = read_file(log, file)
-                pairs = zip(identities(rows), rows["_outputs"].to_pylist(), strict=True)
+    found: set[tuple[RowIdentity, str]] = set()
+    now = SYSTEM_CLOCK.wall_ticks()
+    states = (*OPEN_STATES, "rejected") if rejected else OPEN_STATES
+    for request in list_splice_requests(log.store, spec.name):
+        if resolve_request_state(log, request, head, now) in states and request.origin != "attachment":
+            for file in request.row_files():
+                rows = read_data_file(log, file)
+                pairs = zip(iterate_identities(rows), rows["_outputs"].to_pylist(), strict=True)
                 found |= {(who, name) for who, names in pairs for name in names or ()}
     return found
 
 
-def _typed(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
+def _cast_rows(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
     """Rows in the pipeline's types: texts are cast value by value, ticks are taken for times.
 
     Raises:
         ConfigurationError: naming the first value that cannot be cast.
     """
-    schema = row_schema(spec)
-    arrays = [_column([row.get(f.name) for row in raw], f) for f in schema]
+    schema = make_request_schema(spec)
+    arrays = [_cast_column([row.get(f.name) for row in raw], f) for f in schema]
     rows = pa.table(arrays, schema=schema)
-    with database() as db:
+    with open_database() as db:
         db.register("typed", rows)
-        missing = db.execute(f"select _source, _partition, _seq from typed where {time_expression(spec)} is null").fetchall()
+        missing = db.execute(f"select _source, _partition, _seq from typed where {build_time_expression(spec)} is null").fetchall()
     if missing:
         raise ConfigurationError(
             f"{len(missing)} rows have no event time, first: {'/'.join(map(str, missing[0]))}",
@@ -257,15 +257,15 @@ def _typed(spec: PipelineSpec, raw: Sequence[Mapping[str, Any]]) -> Any:
     return rows
 
 
-def _column(values: list[Any], field: Any) -> Any:
+def _cast_column(values: list[Any], field: Any) -> Any:
     if pa.types.is_list(field.type):
         return pa.array(values, field.type)
     times = pa.types.is_timestamp(field.type)
-    texts = [format_instant(v) if times and isinstance(v, int) else _text(v) for v in values]
+    texts = [format_instant(v) if times and isinstance(v, int) else _format_value(v) for v in values]
     try:
-        with database() as db:
+        with open_database() as db:
             db.register("texts", pa.table({"v": pa.array(texts, pa.string())}))
-            kind = _sql_type(field.type)
+            kind = _name_sql_type(field.type)
             return db.sql(f"select cast(v as {kind}) as v from texts").to_arrow_table()["v"].cast(field.type).combine_chunks()
     except Exception as error:
         raise ConfigurationError(
@@ -276,13 +276,13 @@ def _column(values: list[Any], field: Any) -> Any:
         ) from error
 
 
-def _text(value: Any) -> str | None:
+def _format_value(value: Any) -> str | None:
     if value is None:
         return None
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-def _sql_type(kind: Any) -> str:
+def _name_sql_type(kind: Any) -> str:
     names = {
         pa.string(): "varchar", pa.bool_(): "boolean", pa.int32(): "integer", pa.int64(): "bigint",
         pa.float32(): "float", pa.float64(): "double", pa.date32(): "date", pa.binary(): "blob",
@@ -292,7 +292,7 @@ def _sql_type(kind: Any) -> str:
     return names.get(kind) or f"decimal({kind.precision},{kind.scale})"
 
 
-def _file_bytes(path: Path) -> bytes:
+def _read_file_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
@@ -301,7 +301,7 @@ def _file_bytes(path: Path) -> bytes:
         ) from error
 
 
-def _file_rows(path: Path, data: bytes) -> list[dict[str, Any]]:
+def _parse_file_rows(path: Path, data: bytes) -> list[dict[str, Any]]:
     import pyarrow.csv
     import pyarrow.json
 
@@ -325,7 +325,7 @@ def _file_rows(path: Path, data: bytes) -> list[dict[str, Any]]:
 
 
 def put_request(
-    spec: PipelineSpec, log: SlotLog, head: Head, rows: Any, origin: str, detail: Mapping[str, Any], asking: Asking
+    spec: PipelineSpec, log: SlotLog, head: LogHead, rows: Any, origin: str, detail: Mapping[str, Any], asking: RequestOptions
 ) -> SpliceRequest:
     """Write the rows, then the document that makes them a request."""
     if rows.num_rows == 0:
@@ -335,11 +335,11 @@ def put_request(
             pipeline=spec.name,
             advice=f"see: tidegate splice list {spec.name}; tidegate tables {spec.name} late",
         )
-    with database() as db:
+    with open_database() as db:
         db.register("asked", rows)
-        low, high = db.execute(f"select min(t), max(t) from (select {time_expression(spec)} as t from asked)").fetchall()[0]
-    request_id, now = asking.request_id or new_request_id(), asking.clock.ticks()
-    ref = _file(log, rows_key(spec.name, request_id), rows, low, high)
+        low, high = db.execute(f"select min(t), max(t) from (select {build_time_expression(spec)} as t from asked)").fetchall()[0]
+    request_id, now = asking.request_id or generate_splice_request_id(), asking.clock.wall_ticks()
+    ref = _write_rows_once(log, build_rows_key(spec.name, request_id), rows, low, high)
     request = SpliceRequest.model_validate(
         {
             "id": request_id,
@@ -358,12 +358,12 @@ def put_request(
             "trail": [{"at": now, "who": asking.who, "what": "created", "because": asking.why}],
         }
     )
-    return create(log.store, request)
+    return create_splice_request(log.store, request)
 
 
-def _file(log: SlotLog, key: str, rows: Any, low: int, high: int) -> FileRef:
+def _write_rows_once(log: SlotLog, key: str, rows: Any, low: int, high: int) -> FileRef:
     """Write the rows once: a second creation under the same id keeps the first one's."""
-    if log.store.head(key) is not None:
+    if log.store.stat(key) is not None:
         data = log.store.get(key).data
         count = pq.read_metadata(io.BytesIO(data)).num_rows
         return FileRef(

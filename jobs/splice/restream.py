@@ -22,24 +22,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.log import LogHead, SlotLog
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.streams import ORIGIN, REJECTIONS, PipeSpec
+from tidegate.jobs.spec.streams import EVENTS_STREAM, REJECTIONS, PipeSpec
 from tidegate.jobs.spec.time import TICK_MIN
-from tidegate.jobs.splice.base import Tables
-from tidegate.jobs.splice.past import Past
-from tidegate.jobs.splice.rows import NEVER, TURN, StreamChange, first_difference, in_order, row_columns, with_turn
-from tidegate.jobs.streams.append import append, let_go, merged_by_stamp
-from tidegate.jobs.streams.batches import Runner, fold_batch, reducer_of
-from tidegate.jobs.streams.fold import States
-from tidegate.jobs.streams.history import read_files
-from tidegate.jobs.streams.select import Selection
-from tidegate.jobs.streams.sending import addressed, arrivals_schema, refusals
-from tidegate.jobs.streams.standing import AttachmentState, StreamsState, StreamState, slot_of
-from tidegate.jobs.streams.states import states_of, states_table
+from tidegate.jobs.splice.base import TablesAtHead
+from tidegate.jobs.splice.past import StreamHistory
+from tidegate.jobs.splice.rows import NEVER, ARRIVAL_SLOT, StreamChange, find_first_difference, order_stream_rows, make_stream_columns, add_arrival_slot
+from tidegate.jobs.streams.append import append_rows, release_below, merge_by_stamp
+from tidegate.jobs.streams.batches import ReducerRunner, fold_batch, build_reducer
+from tidegate.jobs.streams.fold import ReducerStates
+from tidegate.jobs.streams.history import read_parquet_files
+from tidegate.jobs.streams.select import PipeFilter
+from tidegate.jobs.streams.sending import address_rows, build_arrival_schema, build_rejection_rows
+from tidegate.jobs.streams.standing import AttachmentState, DispatchState, StreamState, parse_since_slot
+from tidegate.jobs.streams.states import read_reducer_states, build_states_table
 
-__all__ = ["Restream", "StreamEffect"]
+__all__ = ["StreamMerge", "StreamEffect"]
 
 
 @dataclass
@@ -62,7 +62,7 @@ class StreamEffect:
 
 
 @dataclass
-class _Sent:
+class _DispatchedRows:
     """What one attachment dispatched.
 
     Attributes:
@@ -74,7 +74,7 @@ class _Sent:
     collected: Any = None
 
 
-class Restream:
+class StreamMerge:
     """One computation at one head.
 
     Args:
@@ -88,115 +88,115 @@ class Restream:
         past: the streams as they stand before the merge.
     """
 
-    def __init__(self, spec: PipelineSpec, log: SlotLog, head: Head, tables: Tables, run: Runner = fold_batch) -> None:
+    def __init__(self, spec: PipelineSpec, log: SlotLog, head: LogHead, tables: TablesAtHead, run: ReducerRunner = fold_batch) -> None:
         assert head.record is not None  # noqa: S101 - there is something to merge into
-        self._spec, self._graph, self._log, self._head, self._tables, self._run = spec, spec.graph, log, head, tables, run
-        self.past = Past(spec, log, head, tables)
-        self._state = StreamsState.of(head.record.notes.get("streams", {}))
+        self._spec, self._graph, self._log, self._head, self._tables, self._run = spec, spec.stream_graph, log, head, tables, run
+        self.past = StreamHistory(spec, log, head, tables)
+        self._state = DispatchState.from_record(head.record.notes.get("streams", {}))
         self._new: dict[str, Any] = {}
-        self._sent: dict[str, _Sent] = {}
+        self._sent: dict[str, _DispatchedRows] = {}
         self._segments: dict[str, Any] = {}
         self._rejections: list[Any] = []
 
-    def into_events(self, inserted: Any) -> StreamEffect:
+    def merge_into_events(self, inserted: Any) -> StreamEffect:
         """The effect of rows that are inserted into the events: as they will stand in the table."""
         first = pc.min(inserted["position"]).as_py()
         since = self.past.slot_of_event(first)
-        self.past.start(since)
-        self._new[ORIGIN] = self.past.with_events(inserted)
-        known = self._state.stream(ORIGIN)
-        last = self._new[ORIGIN]["stream_time"][-1].as_py()
+        self.past.select_base(since)
+        self._new[EVENTS_STREAM] = self.past.with_inserted_events(inserted)
+        known = self._state.stream_state(EVENTS_STREAM)
+        last = self._new[EVENTS_STREAM]["stream_time"][-1].as_py()
         count = inserted.num_rows
-        self._state.streams[ORIGIN] = StreamState(known.next + count, max(last, known.last or last), known.shift + count)
-        return self._effect(since, ORIGIN)
+        self._state.streams[EVENTS_STREAM] = StreamState(known.next + count, max(last, known.last or last), known.shift + count)
+        return self._compute_effect(since, EVENTS_STREAM)
 
-    def into_stream(self, stream: str, request: str) -> StreamEffect:
+    def merge_into_stream(self, stream: str, request: str) -> StreamEffect:
         """The effect of a request that an attachment has collected."""
-        rows = self.past.collected(request)
+        rows = self.past.read_collected_rows(request)
         low = pc.min(rows["_stamp"]).as_py()
         since = self.past.slot_before(stream, low)
-        self.past.start(since)
-        known, old = self._state.stream(stream), self.past.rows(stream)
-        lost = self.past.lost(stream, rows, self._head.next_slot)
-        self._new[stream] = in_order([old, lost], self.past.at.stream(stream).next)
+        self.past.select_base(since)
+        known, old = self._state.stream_state(stream), self.past.stream_rows(stream)
+        lost = self.past.as_stream_rows(stream, rows, self._head.next_slot)
+        self._new[stream] = order_stream_rows([old, lost], self.past.at.stream_state(stream).next)
         high = pc.max(rows["_stamp"]).as_py()
         self._state.streams[stream] = StreamState(
             known.next + rows.num_rows, max(high, high if known.last is None else known.last)
         )
         self._state.requests[request] = replace(self._state.requests[request], merged=self._head.next_slot)
-        return self._effect(since, stream)
+        return self._compute_effect(since, stream)
 
-    def _effect(self, since: int, inserted_into: str) -> StreamEffect:
+    def _compute_effect(self, since: int, inserted_into: str) -> StreamEffect:
         effect, again = StreamEffect(since, {}), set[str]()
         for stream in self._graph.order:
             if stream != inserted_into:
-                if not again.intersection(self._graph.writers(stream)):
+                if not again.intersection(self._graph.writers_of(stream)):
                     continue
-                self._new[stream] = self._placed(stream)
-            old, new = self.past.rows(stream), self._new[stream]
-            first = first_difference(old, new)
+                self._new[stream] = self._rebuild_stream(stream)
+            old, new = self.past.stream_rows(stream), self._new[stream]
+            first = find_first_difference(old, new)
             if first is None:
                 del self._new[stream]
                 continue
-            if stream != ORIGIN:
-                begin = self.past.at.stream(stream).next
+            if stream != EVENTS_STREAM:
+                begin = self.past.at.stream_state(stream).next
                 effect.changes[stream] = StreamChange(begin + first, new.slice(first), old.slice(first))
-            for name in self._graph.readers(stream):
+            for name in self._graph.readers_of(stream):
                 if name in self._state.attachments:
                     again.add(name)
-                    self._taken(name)
-        return self._completed(effect, again)
+                    self._run_attachment(name)
+        return self._complete_effect(effect, again)
 
-    def _completed(self, effect: StreamEffect, again: set[str]) -> StreamEffect:
+    def _complete_effect(self, effect: StreamEffect, again: set[str]) -> StreamEffect:
         for name in again:
-            self._settle(name)
-        lagging = any(self._lags(name) for name in self._graph.attachments)
+            self._update_attachment(name)
+        lagging = any(self._is_lagging(name) for name in self._graph.attachments)
         state = self._state
-        effect.record = {**StreamsState(state.streams, state.attachments, state.requests, lagging).record(), "asked": []}
+        effect.record = {**DispatchState(state.streams, state.attachments, state.requests, lagging).to_record(), "asked": []}
         effect.segments = self._segments
         effect.rejections = pa.concat_tables(self._rejections) if self._rejections else None
         return effect
 
-    def _lags(self, name: str) -> bool:
+    def _is_lagging(self, name: str) -> bool:
         known = self._state.attachments.get(name)
         origin = self._graph.attachments[name].origin
-        return known is not None and known.status == "attached" and known.cursor < self._state.stream(origin).next
+        return known is not None and known.status == "attached" and known.cursor < self._state.stream_state(origin).next
 
-    def _current(self, stream: str) -> Any:
-        return self._new[stream] if stream in self._new else self.past.rows(stream)
+    def _current_rows(self, stream: str) -> Any:
+        return self._new[stream] if stream in self._new else self.past.stream_rows(stream)
 
-    def _taken(self, name: str) -> _Sent:
+    def _run_attachment(self, name: str) -> _DispatchedRows:
         """What an attachment dispatches over its origin as it will stand."""
         if name in self._sent:
             return self._sent[name]
         one, known = self._graph.attachments[name], self._state.attachments[name]
         if known.round > 1:
-            raise self._attached_twice(name)
-        rows, due = self._current(one.origin), self._due(name)
+            raise self._attached_twice_error(name)
+        rows, due = self._current_rows(one.origin), self._compute_due_slots(name)
         rows, due = rows.filter(pa.array(due < NEVER)), due[due < NEVER]
-        sent = _Sent({})
-        for to, table in self._folded(name, rows).items():
-            arrived, collected = addressed(one, known.via(name), self._head_of(name), self._graph.columns[to], table, rows)
+        sent = _DispatchedRows({})
+        for to, table in self._fold_rows(name, rows).items():
+            arrived, collected = address_rows(one, known.dispatch_name(name), self._backfill_end(name), self._graph.columns[to], table, rows)
             places = np.searchsorted(rows["position"].to_numpy(), np.sort(table["_position"].to_numpy()))
-            arrived = arrived.append_column(TURN, pa.array(due[places], pa.int64()))
+            arrived = arrived.append_column(ARRIVAL_SLOT, pa.array(due[places], pa.int64()))
             sent.to[to] = arrived.filter(pc.invert(collected))
             if one.merge == "splice":
-                sent.collected = arrived.filter(collected).drop_columns([TURN])
+                sent.collected = arrived.filter(collected).drop_columns([ARRIVAL_SLOT])
         self._sent[name] = sent
         return sent
 
-    def _folded(self, name: str, rows: Any) -> dict[str, Any]:
+    def _fold_rows(self, name: str, rows: Any) -> dict[str, Any]:
         one = self._graph.attachments[name]
         if rows.num_rows == 0:
             return {}
         plain = rows.select([*self._graph.columns[one.origin], "position", "stream_time", "_id"])
         if isinstance(one, PipeSpec):
-            sent, failure = Selection(name, one, self._graph.columns[one.origin]).of(plain)
+            sent, failure = PipeFilter(name, one, self._graph.columns[one.origin]).select_rows(plain)
         else:
-            batch = self._run(reducer_of(self._spec, name), plain, self._states(name))
+            batch = self._run(build_reducer(self._spec, name), plain, self._read_states(name))
             sent, failure = batch.sent, batch.failure
-            states = {**self._states(name), **batch.states}
-            self._segments[f"reducer:{name}"] = (states_table(states), None, None, {}) if states else None
+            states = {**self._read_states(name), **batch.states}
+            self._segments[f"reducer:{name}"] = (build_states_table(states), None, None, {}) if states else None
         if failure is not None:
             raise PoisonError(
                 f"the merge would stop {name} at {failure.row_id}: {failure.error}",
@@ -207,158 +207,158 @@ class Restream:
             )
         return sent
 
-    def _states(self, name: str) -> States:
-        return states_of(self._log.store, [s for s in self.past.segments if s.kind == f"reducer:{name}"])
+    def _read_states(self, name: str) -> ReducerStates:
+        return read_reducer_states(self._log.store, [s for s in self.past.segments if s.kind == f"reducer:{name}"])
 
-    def _head_of(self, name: str) -> int:
+    def _backfill_end(self, name: str) -> int:
         """Where its backfill ends: rows that had come before it was attached."""
         known, origin = self._state.attachments[name], self._graph.attachments[name].origin
         if name in self.past.at.attachments:
             return self.past.at.attachments[name].head
-        before = pc.sum(pc.less(self._current(origin)[TURN], slot_of(known.since)).cast(pa.int64())).as_py() or 0
-        return self.past.at.stream(origin).next + int(before)
+        before = pc.sum(pc.less(self._current_rows(origin)[ARRIVAL_SLOT], parse_since_slot(known.since)).cast(pa.int64())).as_py() or 0
+        return self.past.at.stream_state(origin).next + int(before)
 
-    def _due(self, name: str) -> Any:
+    def _compute_due_slots(self, name: str) -> Any:
         """For each row of the origin as it will stand: the slot in which the attachment takes it."""
         known, origin = self._state.attachments[name], self._graph.attachments[name].origin
-        old, new = self.past.rows(origin), self._current(origin)
-        due = _old_due(known, old[TURN].to_numpy().copy(), self.past.at.stream(origin).next)
+        old, new = self.past.stream_rows(origin), self._current_rows(origin)
+        due = _apply_caught_up_slots(known, old[ARRIVAL_SLOT].to_numpy().copy(), self.past.at.stream_state(origin).next)
         if new is not old:
             found = pc.index_in(new["_id"], value_set=old["_id"].combine_chunks())
             there = np.asarray(pc.is_valid(found))
             places = np.asarray(pc.fill_null(found, 0))
-            turns = new[TURN].to_numpy()
+            turns = new[ARRIVAL_SLOT].to_numpy()
             due = np.where(there, due[places], turns) if len(due) else turns.copy()
-        due = np.maximum.accumulate(np.maximum(due, slot_of(known.since))) if len(due) else due
+        due = np.maximum.accumulate(np.maximum(due, parse_since_slot(known.since))) if len(due) else due
         if known.until is not None:
             due = np.where(due >= known.until, NEVER, due)
         return due
 
-    def _settle(self, name: str) -> None:
+    def _update_attachment(self, name: str) -> None:
         """Where an attachment stands afterwards."""
         one, known = self._graph.attachments[name], self._state.attachments[name]
-        rows, due, begin = self._current(one.origin), self._due(name), self.past.at.stream(one.origin).next
+        rows, due, begin = self._current_rows(one.origin), self._compute_due_slots(name), self.past.at.stream_state(one.origin).next
         cursor = begin + int((due < NEVER).sum())
         late = [(a, min(b, begin), slot) for a, b, slot in known.caught_up if a < begin] if self.past.base else []
         fields: dict[str, Any] = {
             "cursor": cursor,
-            "head": self._head_of(name),
-            "caught_up": (*late, *_pieces(rows[TURN].to_numpy(), due, begin)),
+            "head": self._backfill_end(name),
+            "caught_up": (*late, *_find_caught_up_ranges(rows[ARRIVAL_SLOT].to_numpy(), due, begin)),
         }
         if known.failure is not None:
             fields["failure"] = {**known.failure, "position": cursor}
-        self._state.change(name, **fields)
+        self._state.update_attachment(name, **fields)
         if one.merge == "splice":
-            self._collect(name)
+            self._update_request(name)
 
-    def _collect(self, name: str) -> None:
+    def _update_request(self, name: str) -> None:
         """The rows of its request, which may be others now."""
         known = self._state.attachments[name]
-        request, kind = known.request(name), f"splice:{name}"
-        rows = self._of_request(name)
+        request, kind = known.request_id(name), f"splice:{name}"
+        rows = self._read_request_rows(name)
         found = self._state.requests[request]
         ends = pc.min_max(rows["_stamp"]) if rows.num_rows else None
         low, high = (ends["min"].as_py(), ends["max"].as_py()) if ends is not None else (None, None)
         self._state.requests[request] = replace(found, rows=rows.num_rows, min_time=low, max_time=high)
         self._segments[kind] = (rows, low, high, {"request": request}) if rows.num_rows else None
 
-    def _of_request(self, name: str) -> Any:
+    def _read_request_rows(self, name: str) -> Any:
         """What an attachment has collected, up to the base and from there on."""
-        found = self._state.attachments[name].request(name)
+        found = self._state.attachments[name].request_id(name)
         destination = self._graph.attachments[name].destinations[0]
-        schema = arrivals_schema(self._graph.columns[destination])
+        schema = build_arrival_schema(self._graph.columns[destination])
         before = [s for s in self.past.segments if s.kind == f"splice:{name}" and s.extra.get("request") == found]
-        stored, fresh = read_files(self._log.store, before), self._taken(name).collected
+        stored, fresh = read_parquet_files(self._log.store, before), self._run_attachment(name).collected
         parts = [part.select(schema.names).cast(schema) for part in (stored, fresh) if part is not None]
         return pa.concat_tables([schema.empty_table(), *parts])
 
-    def _placed(self, stream: str) -> Any:
+    def _rebuild_stream(self, stream: str) -> Any:
         """The rows of a stream from all that arrives at it."""
-        known = self.past.at.stream(stream)
-        columns = row_columns(self._graph.columns[stream])
-        named = [name for origin in self._graph.order for name in self._graph.readers(origin)]  # as the dispatcher asks them
-        mine = [self._taken(n) for n in named if n in self._state.attachments and n in self._graph.writers(stream)]
+        known = self.past.at.stream_state(stream)
+        columns = make_stream_columns(self._graph.columns[stream])
+        named = [name for origin in self._graph.order for name in self._graph.readers_of(origin)]  # as the dispatcher asks them
+        mine = [self._run_attachment(n) for n in named if n in self._state.attachments and n in self._graph.writers_of(stream)]
         writers = [sent.to[stream] for sent in mine if stream in sent.to]
-        merged = self._merged_into(stream)
+        merged = self._find_merged_rows(stream)
         last, parts = known.last, [pa.schema(columns).empty_table()]
-        held = self._held(stream)
-        for slot in self._slots(stream, writers, merged):
-            rows, held = self._arrived(stream, slot, writers, held, last)
-            accepted, refused = append(rows, self.past.clock(slot)[0], last, 0)
-            self._refused(stream, refused)
+        held = self._read_buffered_rows(stream)
+        for slot in self._list_active_slots(stream, writers, merged):
+            rows, held = self._compute_arrivals(stream, slot, writers, held, last)
+            accepted, refused = append_rows(rows, self.past.clock_at(slot)[0], last, 0)
+            self._add_new_rejections(stream, refused)
             if accepted.num_rows:
                 last = accepted["stream_time"][-1].as_py()
-                parts.append(with_turn(accepted, slot).select(list(columns)).cast(pa.schema(columns)))
+                parts.append(add_arrival_slot(accepted, slot).select(list(columns)).cast(pa.schema(columns)))
             for lost in merged.get(slot, ()):
                 parts.append(lost)
                 stamps = [last, pc.max(lost["stream_time"]).as_py()]
                 last = max((stamp for stamp in stamps if stamp is not None), default=None)
-        new = in_order(parts, known.next)
+        new = order_stream_rows(parts, known.next)
         self._state.streams[stream] = StreamState(known.next + new.num_rows, last)
         if self._spec.streams[stream].buffer:
             self._segments[f"buffer:{stream}"] = (held, None, None, {}) if held.num_rows else None
         return new
 
-    def _merged_into(self, stream: str) -> dict[int, list[Any]]:
+    def _find_merged_rows(self, stream: str) -> dict[int, list[Any]]:
         """Slot -> rows of requests that were merged into the stream since the base."""
         found: dict[int, list[Any]] = {}
         for request, collected in self._state.requests.items():
             if collected.destination == stream and (collected.merged or 0) > self.past.base:
                 name = collected.attachment
-                rows = self._of_request(name) if name in self._sent else self.past.collected(request)
+                rows = self._read_request_rows(name) if name in self._sent else self.past.read_collected_rows(request)
                 if rows.num_rows:
-                    found.setdefault(collected.merged or 0, []).append(self.past.lost(stream, rows, collected.merged or 0))
+                    found.setdefault(collected.merged or 0, []).append(self.past.as_stream_rows(stream, rows, collected.merged or 0))
         return found
 
-    def _slots(self, stream: str, writers: Sequence[Any], merged: Mapping[int, Any]) -> list[int]:
+    def _list_active_slots(self, stream: str, writers: Sequence[Any], merged: Mapping[int, Any]) -> list[int]:
         """Slots in which something happens at a stream; at a buffer it may be any."""
         if self._spec.streams[stream].buffer:
             return list(range(self.past.base + 1, self._head.slot + 1))
-        return sorted({*merged, *(int(slot) for table in writers for slot in np.unique(table[TURN].to_numpy()))})
+        return sorted({*merged, *(int(slot) for table in writers for slot in np.unique(table[ARRIVAL_SLOT].to_numpy()))})
 
-    def _held(self, stream: str) -> Any:
-        empty = arrivals_schema(self._graph.columns[stream]).empty_table()
-        held = read_files(self._log.store, [s for s in self.past.segments if s.kind == f"buffer:{stream}"])
+    def _read_buffered_rows(self, stream: str) -> Any:
+        empty = build_arrival_schema(self._graph.columns[stream]).empty_table()
+        held = read_parquet_files(self._log.store, [s for s in self.past.segments if s.kind == f"buffer:{stream}"])
         return empty if held is None else held.cast(empty.schema)
 
-    def _arrived(self, stream: str, slot: int, writers: Sequence[Any], held: Any, last: int | None) -> tuple[Any, Any]:
+    def _compute_arrivals(self, stream: str, slot: int, writers: Sequence[Any], held: Any, last: int | None) -> tuple[Any, Any]:
         """What is appended in a slot, and what a buffer goes on holding."""
-        now, frontier = self.past.clock(slot)
-        empty = arrivals_schema(self._graph.columns[stream]).empty_table()
-        batches = [empty, *(_slice(table, slot).drop_columns([TURN]) for table in writers)]
-        rows = merged_by_stamp(batches, now)
+        now, frontier = self.past.clock_at(slot)
+        empty = build_arrival_schema(self._graph.columns[stream]).empty_table()
+        batches = [empty, *(_slice_slot(table, slot).drop_columns([ARRIVAL_SLOT]) for table in writers)]
+        rows = merge_by_stamp(batches, now)
         if not self._spec.streams[stream].buffer:
             return rows, held
-        behind = any(self._behind(name, slot) for name in self._graph.writers(stream))
-        rows, held = let_go(held, rows, now, TICK_MIN if behind else frontier)
+        behind = any(self._is_behind(name, slot) for name in self._graph.writers_of(stream))
+        rows, held = release_below(held, rows, now, TICK_MIN if behind else frontier)
         if rows.num_rows and last is not None:
             stamps = pc.max_element_wise(rows["_stamp"], pa.scalar(last, pa.int64()))
             rows = rows.set_column(rows.schema.get_field_index("_stamp"), "_stamp", stamps)
         return rows, held
 
-    def _behind(self, name: str, slot: int) -> bool:
+    def _is_behind(self, name: str, slot: int) -> bool:
         """Whether rows of its origin that had come by this slot were taken only later."""
         known = self._state.attachments.get(name)
-        if known is None or slot < slot_of(known.since) or (known.until is not None and slot >= known.until):
+        if known is None or slot < parse_since_slot(known.since) or (known.until is not None and slot >= known.until):
             return False
         origin = self._graph.attachments[name].origin
-        came, due = self._current(origin)[TURN].to_numpy(), self._due(name)
+        came, due = self._current_rows(origin)[ARRIVAL_SLOT].to_numpy(), self._compute_due_slots(name)
         late = bool(np.any((came <= slot) & (due > slot)))
-        return late or any(self._behind(further, slot) for further in self._graph.writers(origin))
+        return late or any(self._is_behind(further, slot) for further in self._graph.writers_of(origin))
 
-    def _refused(self, stream: str, refused: Any) -> None:
+    def _add_new_rejections(self, stream: str, refused: Any) -> None:
         """Rejections that are not in the log yet. Those that are stay: it tells what was refused when."""
         if refused.num_rows == 0:
             return
-        found = refusals(self._spec, stream, refused, 0, 0).drop_columns(["_timeline", "_epoch"])
+        found = build_rejection_rows(self._spec, stream, refused, 0, 0).drop_columns(["_timeline", "_epoch"])
         columns = ["destination", "via", "row_id", "row"]
-        known = self._tables.rows(REJECTIONS, columns, ranges={"_epoch": (self.past.base + 1, None)})
+        known = self._tables.read_rows(REJECTIONS, columns, ranges={"_epoch": (self.past.base + 1, None)})
         logged = set(zip(*(known[name].to_pylist() for name in columns), strict=True))
         fresh = [row not in logged for row in zip(*(found[name].to_pylist() for name in columns), strict=True)]
         if any(fresh):
             self._rejections.append(found.filter(pa.array(fresh)))
 
-    def _attached_twice(self, name: str) -> ConfigurationError:
+    def _attached_twice_error(self, name: str) -> ConfigurationError:
         return ConfigurationError(
             f"{name} of {self._spec.name} was detached and attached again: what it dispatched before cannot be computed again",
             code="splice.attached_twice",
@@ -368,14 +368,14 @@ class Restream:
         )
 
 
-def _slice(table: Any, slot: int) -> Any:
+def _slice_slot(table: Any, slot: int) -> Any:
     """Rows of one slot; slots never go back."""
-    turns = table[TURN].to_numpy()
+    turns = table[ARRIVAL_SLOT].to_numpy()
     begin, end = np.searchsorted(turns, [slot, slot + 1])
     return table.slice(begin, end - begin)
 
 
-def _old_due(known: AttachmentState, due: Any, begin: int) -> Any:
+def _apply_caught_up_slots(known: AttachmentState, due: Any, begin: int) -> Any:
     """The slots in which rows were taken that came in these; what was not taken yet never."""
     for start, end, slot in known.caught_up:
         low, high = max(start - begin, 0), max(end - begin, 0)
@@ -384,7 +384,7 @@ def _old_due(known: AttachmentState, due: Any, begin: int) -> Any:
     return due
 
 
-def _pieces(came: Any, due: Any, begin: int) -> list[tuple[int, int, int]]:
+def _find_caught_up_ranges(came: Any, due: Any, begin: int) -> list[tuple[int, int, int]]:
     """`AttachmentState.caught_up` from the slots in which rows came and were taken."""
     found: list[tuple[int, int, int]] = []
     late = (due > came) & (due < NEVER)

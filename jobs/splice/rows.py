@@ -10,24 +10,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.jobs.engine.columns import arrow_type
-from tidegate.jobs.sinks.positions import CAME, SPLICED
+from tidegate.jobs.engine.columns import to_arrow_type
+from tidegate.jobs.sinks.positions import ARRIVAL_SLOT_COLUMN, SPLICE_COLUMN
 from tidegate.jobs.spec.time import TICK_MIN
-from tidegate.jobs.streams.history import META
+from tidegate.jobs.streams.history import PROVENANCE_FIELDS
 
 __all__ = [
     "NEVER",
-    "TURN",
+    "ARRIVAL_SLOT",
     "StreamChange",
-    "first_difference",
-    "in_order",
-    "row_columns",
-    "turns_filled",
-    "with_turn",
-    "written_anew",
+    "find_first_difference",
+    "order_stream_rows",
+    "make_stream_columns",
+    "fill_arrival_slots",
+    "add_arrival_slot",
+    "format_rewritten_rows",
 ]
 
-TURN: Final = "_turn"
+ARRIVAL_SLOT: Final = "_turn"
 """The slot in which a row came; a merged row came with the row before it, in front of all with the first one that was there.
 
 Before that is worked out it is the negative slot of the merge."""
@@ -41,7 +41,7 @@ class StreamChange:
 
     Attributes:
         first: position of that row.
-        rows: the rows as they will stand; with the columns of `row_columns`.
+        rows: the rows as they will stand; with the columns of `make_stream_columns`.
         old: the rows that stood there.
     """
 
@@ -50,18 +50,18 @@ class StreamChange:
     old: Any
 
 
-def row_columns(columns: Mapping[str, str]) -> dict[str, Any]:
+def make_stream_columns(columns: Mapping[str, str]) -> dict[str, Any]:
     """Columns of the rows of a stream, with their types."""
-    user = {name: arrow_type(kind) for name, kind in columns.items()}
-    return {**user, "position": pa.int64(), "stream_time": pa.int64(), **META, TURN: pa.int64()}
+    user = {name: to_arrow_type(kind) for name, kind in columns.items()}
+    return {**user, "position": pa.int64(), "stream_time": pa.int64(), **PROVENANCE_FIELDS, ARRIVAL_SLOT: pa.int64()}
 
 
-def with_turn(rows: Any, turn: int) -> Any:
+def add_arrival_slot(rows: Any, turn: int) -> Any:
     """Rows that came in one slot; negative: were merged in one."""
-    return rows.append_column(TURN, pa.array([turn] * rows.num_rows, pa.int64()))
+    return rows.append_column(ARRIVAL_SLOT, pa.array([turn] * rows.num_rows, pa.int64()))
 
 
-def turns_filled(turns: Any) -> Any:
+def fill_arrival_slots(turns: Any) -> Any:
     """Slots of all rows in order: those of merged ones are worked out; they never go back."""
     plain = np.asarray(turns)
     known = plain > 0
@@ -71,15 +71,15 @@ def turns_filled(turns: Any) -> Any:
     return pa.array(np.maximum.accumulate(filled), pa.int64()) if len(filled) else pa.array([], pa.int64())
 
 
-def in_order(parts: Sequence[Any], position: int) -> Any:
+def order_stream_rows(parts: Sequence[Any], position: int) -> Any:
     """Rows of a stream by stamp, those that stand further in front first on ties, with positions and slots."""
     rows = pa.concat_tables(parts)
     rows = rows.take(pa.array(np.argsort(rows["stream_time"].to_numpy(), kind="stable")))
-    rows = _replaced(rows, "position", pa.array(range(position, position + rows.num_rows), pa.int64()))
-    return _replaced(rows, TURN, turns_filled(rows[TURN]))
+    rows = _replace_column(rows, "position", pa.array(range(position, position + rows.num_rows), pa.int64()))
+    return _replace_column(rows, ARRIVAL_SLOT, fill_arrival_slots(rows[ARRIVAL_SLOT]))
 
 
-def first_difference(old: Any, new: Any) -> int | None:
+def find_first_difference(old: Any, new: Any) -> int | None:
     """Number of the first row that is not the same in both; None if all are."""
     shared = min(old.num_rows, new.num_rows)
     same = np.ones(shared, bool)
@@ -92,16 +92,16 @@ def first_difference(old: Any, new: Any) -> int | None:
     return None if old.num_rows == new.num_rows else shared
 
 
-def written_anew(change: StreamChange, request: str) -> Any:
+def format_rewritten_rows(change: StreamChange, request: str) -> Any:
     """Rows of a stream as a merge writes them. Where none is left, one without `_id` says where the stream ends now."""
     rows = change.rows
     if rows.num_rows == 0:
         values = {name: [None] for name in rows.column_names} | {"position": [change.first]}
         rows = pa.table(values, schema=rows.schema)
     times = rows["stream_time"].cast(pa.timestamp("us", tz="UTC"))
-    rows = _replaced(rows, "stream_time", times).rename_columns([CAME if n == TURN else n for n in rows.column_names])
-    return rows.append_column(SPLICED, pa.array([request] * rows.num_rows, pa.string()))
+    rows = _replace_column(rows, "stream_time", times).rename_columns([ARRIVAL_SLOT_COLUMN if n == ARRIVAL_SLOT else n for n in rows.column_names])
+    return rows.append_column(SPLICE_COLUMN, pa.array([request] * rows.num_rows, pa.string()))
 
 
-def _replaced(table: Any, name: str, values: Any) -> Any:
+def _replace_column(table: Any, name: str, values: Any) -> Any:
     return table.set_column(table.column_names.index(name), name, values)

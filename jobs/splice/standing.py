@@ -11,35 +11,35 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.log import LogHead, SlotLog
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.engine.standing import SPLICE
-from tidegate.jobs.sinks.schemas import table_schema
+from tidegate.jobs.engine.standing import SPLICE_KIND
+from tidegate.jobs.sinks.schemas import build_table_schema
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
-from tidegate.jobs.splice.base import read_file
+from tidegate.jobs.splice.base import read_data_file
 
-__all__ = ["SPLICE", "Identity", "Merged", "identities", "merged_at", "row_schema", "segments_of"]
+__all__ = ["SPLICE_KIND", "RowIdentity", "MergedRows", "iterate_identities", "read_merged_rows", "make_request_schema", "find_merge_segments"]
 
-Identity = tuple[str, str, int]
+RowIdentity = tuple[str, str, int]
 """(source, partition, seq): stays with a row wherever it goes."""
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedRows:
     """All rows merged so far.
 
     Attributes:
-        rows: with the columns of `row_schema`, oldest merge first.
+        rows: with the columns of `make_request_schema`, oldest merge first.
         pairs: (row, output) that were merged.
     """
 
     rows: Any
-    pairs: frozenset[tuple[Identity, str]] = field(default_factory=frozenset)
+    pairs: frozenset[tuple[RowIdentity, str]] = field(default_factory=frozenset)
 
 
-def row_schema(spec: PipelineSpec) -> Any:
+def make_request_schema(spec: PipelineSpec) -> Any:
     """Columns of the rows of a request: the pipeline's own, where the row comes from, what it missed, where it should go."""
-    user = [table_schema(spec, EVENTS).field(name) for name in spec.columns]
+    user = [build_table_schema(spec, EVENTS).field(name) for name in spec.columns]
     return pa.schema(
         [
             *user,
@@ -53,22 +53,22 @@ def row_schema(spec: PipelineSpec) -> Any:
     )
 
 
-def segments_of(head: Head) -> dict[str, FileRef]:
+def find_merge_segments(head: LogHead) -> dict[str, FileRef]:
     """Request id -> segment, of the merges on the current lineage."""
     segments = head.record.segments if head.record else []
-    return {str(s.extra["request"]): s for s in segments if s.kind == SPLICE}
+    return {str(s.extra["request"]): s for s in segments if s.kind == SPLICE_KIND}
 
 
-def merged_at(spec: PipelineSpec, log: SlotLog, head: Head) -> Merged:
+def read_merged_rows(spec: PipelineSpec, log: SlotLog, head: LogHead) -> MergedRows:
     """The rows merged on the lineage of this head."""
-    segments = [s for s in segments_of(head).values() if "stream" not in s.extra]  # rows of streams have columns of their own
-    tables = [read_file(log, segment).select(row_schema(spec).names) for segment in segments]
-    rows = pa.concat_tables(tables, promote_options="permissive") if tables else row_schema(spec).empty_table()
+    segments = [s for s in find_merge_segments(head).values() if "stream" not in s.extra]  # rows of streams have columns of their own
+    tables = [read_data_file(log, segment).select(make_request_schema(spec).names) for segment in segments]
+    rows = pa.concat_tables(tables, promote_options="permissive") if tables else make_request_schema(spec).empty_table()
     outputs = rows["_outputs"].to_pylist()
-    pairs = frozenset((who, name) for who, names in zip(identities(rows), outputs, strict=True) for name in names or ())
-    return Merged(rows, pairs)
+    pairs = frozenset((who, name) for who, names in zip(iterate_identities(rows), outputs, strict=True) for name in names or ())
+    return MergedRows(rows, pairs)
 
 
-def identities(table: Any) -> Iterable[Identity]:
+def iterate_identities(table: Any) -> Iterable[RowIdentity]:
     """The identity of each row."""
     return zip(*(table[name].to_pylist() for name in ("_source", "_partition", "_seq")), strict=True)

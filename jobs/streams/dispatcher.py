@@ -20,29 +20,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.columns import arrow_type
-from tidegate.jobs.engine.interfaces import Dispatched, Moved, MoveOrder
+from tidegate.jobs.engine.columns import to_arrow_type
+from tidegate.jobs.engine.interfaces import DispatchResult, MoveResult, MoveOrder
 from tidegate.jobs.engine.standing import DISPATCHER_KINDS
-from tidegate.jobs.sinks.schemas import table_schema
+from tidegate.jobs.sinks.schemas import build_table_schema
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.streams import ORIGIN, REJECTIONS, PipeSpec, ReducerSpec
-from tidegate.jobs.streams.append import append, let_go, merged_by_stamp
-from tidegate.jobs.streams.batches import FoldedBatch, Runner, fold_batch, reducer_of
-from tidegate.jobs.streams.files import Files
+from tidegate.jobs.spec.streams import EVENTS_STREAM, REJECTIONS, PipeSpec, ReducerSpec
+from tidegate.jobs.streams.append import append_rows, release_below, merge_by_stamp
+from tidegate.jobs.streams.batches import FoldedBatch, ReducerRunner, fold_batch, build_reducer
+from tidegate.jobs.streams.files import DispatchFiles
 from tidegate.jobs.streams.fold import FoldFailure
-from tidegate.jobs.streams.history import History, event_rows, read_files
-from tidegate.jobs.streams.running import with_arguments
-from tidegate.jobs.streams.select import Selection
-from tidegate.jobs.streams.sending import addressed, arrivals_schema, refusals
-from tidegate.jobs.streams.standing import AttachmentState, Collected, StreamsState, StreamState
-from tidegate.jobs.streams.states import StateStore
+from tidegate.jobs.streams.history import RowHistory, to_event_rows, read_parquet_files
+from tidegate.jobs.streams.running import add_argument_columns
+from tidegate.jobs.streams.select import PipeFilter
+from tidegate.jobs.streams.sending import address_rows, build_arrival_schema, build_rejection_rows
+from tidegate.jobs.streams.standing import AttachmentState, CollectedRequest, DispatchState, StreamState
+from tidegate.jobs.streams.states import ReducerStateStore
 
-__all__ = ["Dispatcher"]
+__all__ = ["StreamDispatcher"]
 
 
 @dataclass(slots=True)
-class _Epoch:
+class _DispatchEpoch:
     """What one epoch knows and gathers.
 
     Attributes:
@@ -52,8 +52,8 @@ class _Epoch:
     """
 
     order: MoveOrder
-    state: StreamsState
-    files: Files
+    state: DispatchState
+    files: DispatchFiles
     fresh: dict[str, Any] = field(default_factory=dict)
     before: dict[str, int] = field(default_factory=dict)
     sent: dict[str, list[Any]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class _Epoch:
         return self.order.decision.now
 
 
-class Dispatcher:
+class StreamDispatcher:
     """Dispatches one epoch after the other. Keeps nothing between them but caches.
 
     Args:
@@ -75,17 +75,17 @@ class Dispatcher:
         ConfigurationError: a reducer's function or a pipe's predicate does not exist or cannot be read.
     """
 
-    def __init__(self, spec: PipelineSpec, store: Store, history: History, run: Runner = fold_batch) -> None:
-        self._spec, self._graph, self._store, self._history, self._run = spec, spec.graph, store, history, run
+    def __init__(self, spec: PipelineSpec, store: Store, history: RowHistory, run: ReducerRunner = fold_batch) -> None:
+        self._spec, self._graph, self._store, self._history, self._run = spec, spec.stream_graph, store, history, run
         self._event_time = next(iter(spec.sources.values())).event_time
-        self._states = StateStore(store)
+        self._states = ReducerStateStore(store)
         columns = self._graph.columns
-        self._selections = {name: Selection(name, pipe, columns[pipe.origin]) for name, pipe in spec.pipes.items()}
+        self._selections = {name: PipeFilter(name, pipe, columns[pipe.origin]) for name, pipe in spec.pipes.items()}
         for name, reducer in spec.reducers.items():
-            reducer_of(self._spec, name).fold()
-            self._require_sql(name, reducer)
+            build_reducer(self._spec, name).load_fold()
+            self._require_valid_sql(name, reducer)
 
-    def run(self, order: MoveOrder, moved: Moved, before: Mapping[str, Any], asked: Sequence[tuple[str, str]] = ()) -> Dispatched:
+    def dispatch_rows(self, order: MoveOrder, moved: MoveResult, before: Mapping[str, Any], asked: Sequence[tuple[str, str]] = ()) -> DispatchResult:
         """Dispatch what an epoch released.
 
         Args:
@@ -95,40 +95,40 @@ class Dispatcher:
             asked: (attach | detach | resume, name), in order.
         """
         mine = [ref for ref in order.segments if ref.kind.startswith(DISPATCHER_KINDS)]
-        epoch = _Epoch(order, StreamsState.of(before), Files(self._store, order, mine))
-        self._take_events(epoch, moved)
-        self._settle(epoch, asked)
+        epoch = _DispatchEpoch(order, DispatchState.from_record(before), DispatchFiles(self._store, order, mine))
+        self._take_released_events(epoch, moved)
+        self._apply_attachments(epoch, asked)
         for stream in self._graph.order:
-            if stream != ORIGIN:
-                self._append(epoch, stream)
-            for name in self._graph.readers(stream):
-                self._read(epoch, name)
+            if stream != EVENTS_STREAM:
+                self._append_arrivals(epoch, stream)
+            for name in self._graph.readers_of(stream):
+                self._run_attachment(epoch, name)
         if epoch.rejections:
-            epoch.files.table(REJECTIONS, pa.concat_tables(epoch.rejections), None)
-        lagging = any(self._lags(epoch.state, name) for name in self._graph.attachments)
-        record = {**StreamsState(epoch.state.streams, epoch.state.attachments, epoch.state.requests, lagging).record()}
-        return Dispatched(epoch.files.tables, tuple(epoch.files.segments), {**record, "asked": [list(one) for one in asked]})
+            epoch.files.write_table(REJECTIONS, pa.concat_tables(epoch.rejections), None)
+        lagging = any(self._is_lagging(epoch.state, name) for name in self._graph.attachments)
+        record = {**DispatchState(epoch.state.streams, epoch.state.attachments, epoch.state.requests, lagging).to_record()}
+        return DispatchResult(epoch.files.tables, tuple(epoch.files.segments), {**record, "asked": [list(one) for one in asked]})
 
     # 1. what was released
 
-    def _take_events(self, epoch: _Epoch, moved: Moved) -> None:
-        columns, known = self._graph.columns[ORIGIN], epoch.state.stream(ORIGIN)
+    def _take_released_events(self, epoch: _DispatchEpoch, moved: MoveResult) -> None:
+        columns, known = self._graph.columns[EVENTS_STREAM], epoch.state.stream_state(EVENTS_STREAM)
         shift = known.shift
         start = epoch.order.next_position + shift
         if known.next < start:  # the pipeline has run without streams, at first or in between
-            old = self._history.rows(ORIGIN, columns, known.next, start)
+            old = self._history.read_rows(EVENTS_STREAM, columns, known.next, start)
             known = StreamState(start, old["stream_time"][-1].as_py(), shift)
-        table = read_files(self._store, list(moved.files.get(ORIGIN, ())))
-        epoch.before[ORIGIN] = start
-        epoch.state.streams[ORIGIN] = known
+        table = read_parquet_files(self._store, list(moved.files.get(EVENTS_STREAM, ())))
+        epoch.before[EVENTS_STREAM] = start
+        epoch.state.streams[EVENTS_STREAM] = known
         if table is not None and table.num_rows:
-            rows = event_rows(table, columns, self._event_time, known.last, shift)
-            epoch.fresh[ORIGIN] = rows
-            epoch.state.streams[ORIGIN] = StreamState(start + rows.num_rows, rows["stream_time"][-1].as_py(), shift)
+            rows = to_event_rows(table, columns, self._event_time, known.last, shift)
+            epoch.fresh[EVENTS_STREAM] = rows
+            epoch.state.streams[EVENTS_STREAM] = StreamState(start + rows.num_rows, rows["stream_time"][-1].as_py(), shift)
 
     # 2. who is attached
 
-    def _settle(self, epoch: _Epoch, asked: Sequence[tuple[str, str]]) -> None:
+    def _apply_attachments(self, epoch: _DispatchEpoch, asked: Sequence[tuple[str, str]]) -> None:
         """Attach what the spec wants from the start, then do what people asked for."""
         state = epoch.state
         started = [
@@ -139,109 +139,109 @@ class Dispatcher:
             if name not in self._graph.attachments:
                 continue
             if verb == "attach" and (known is None or known.status == "detached"):
-                self._attach(epoch, name)
+                self._attach_at_head(epoch, name)
             elif verb == "detach" and known is not None:
-                state.change(name, status="detached", until=epoch.order.epoch if known.until is None else known.until)
-                self._close_request(epoch, name)
+                state.update_attachment(name, status="detached", until=epoch.order.epoch if known.until is None else known.until)
+                self._complete_request(epoch, name)
             elif verb == "resume" and known is not None and known.status == "paused":
-                state.change(name, status="attached", failure=None)
+                state.update_attachment(name, status="attached", failure=None)
 
-    def _attach(self, epoch: _Epoch, name: str) -> None:
+    def _attach_at_head(self, epoch: _DispatchEpoch, name: str) -> None:
         one = self._graph.attachments[name]
-        epoch.files.drop(f"reducer:{name}")
-        there = epoch.before.get(one.origin, epoch.state.stream(one.origin).next)
+        epoch.files.drop_segments(f"reducer:{name}")
+        there = epoch.before.get(one.origin, epoch.state.stream_state(one.origin).next)
         epoch.state.attach(name, there, f"{epoch.order.timeline}-{epoch.order.epoch:06d}")
         if one.merge == "splice":
-            request = epoch.state.attachments[name].request(name)
-            epoch.state.requests[request] = Collected(name, one.destinations[0])
-            self._close_request(epoch, name)
+            request = epoch.state.attachments[name].request_id(name)
+            epoch.state.requests[request] = CollectedRequest(name, one.destinations[0])
+            self._complete_request(epoch, name)
 
-    def _close_request(self, epoch: _Epoch, name: str) -> None:
+    def _complete_request(self, epoch: _DispatchEpoch, name: str) -> None:
         """A request is complete when the backfill is over, or its attachment is gone."""
         known = epoch.state.attachments[name]
-        found = epoch.state.requests.get(known.request(name))
+        found = epoch.state.requests.get(known.request_id(name))
         if found is not None and found.open and (known.cursor >= known.head or known.status == "detached"):
-            epoch.state.requests[known.request(name)] = replace(found, open=False)
+            epoch.state.requests[known.request_id(name)] = replace(found, open=False)
 
-    def _lags(self, state: StreamsState, name: str) -> bool:
+    def _is_lagging(self, state: DispatchState, name: str) -> bool:
         known = state.attachments.get(name)
         origin = self._graph.attachments[name].origin
-        return known is not None and known.status == "attached" and known.cursor < state.stream(origin).next
+        return known is not None and known.status == "attached" and known.cursor < state.stream_state(origin).next
 
     # 3. appending
 
-    def _append(self, epoch: _Epoch, stream: str) -> None:
-        known = epoch.state.stream(stream)
+    def _append_arrivals(self, epoch: _DispatchEpoch, stream: str) -> None:
+        known = epoch.state.stream_state(stream)
         epoch.before[stream] = known.next
         writers = epoch.sent.pop(stream, [])
-        arrived = merged_by_stamp(writers, epoch.now) if writers else _nothing(self._graph.columns[stream])
+        arrived = merge_by_stamp(writers, epoch.now) if writers else _make_empty_arrivals(self._graph.columns[stream])
         if self._spec.streams[stream].buffer:
-            arrived = self._buffered(epoch, stream, arrived, known.last)
+            arrived = self._pass_through_buffer(epoch, stream, arrived, known.last)
         if arrived.num_rows == 0:
             epoch.state.streams[stream] = known
             return
-        rows, refused = append(arrived, epoch.now, known.last, known.next)
+        rows, refused = append_rows(arrived, epoch.now, known.last, known.next)
         if refused.num_rows:
-            epoch.rejections.append(refusals(self._spec, stream, refused, epoch.order.timeline, epoch.order.epoch))
+            epoch.rejections.append(build_rejection_rows(self._spec, stream, refused, epoch.order.timeline, epoch.order.epoch))
         if rows.num_rows:
             last = rows["stream_time"][-1].as_py()
             epoch.state.streams[stream] = StreamState(known.next + rows.num_rows, last)
             epoch.fresh[stream] = rows.select([*self._graph.columns[stream], "position", "stream_time", "_id"])
-            epoch.files.table(stream, _stamped(rows, epoch.order, table_schema(self._spec, stream)), "stream_time")
+            epoch.files.write_table(stream, _to_stream_table(rows, epoch.order, build_table_schema(self._spec, stream)), "stream_time")
 
-    def _buffered(self, epoch: _Epoch, stream: str, arrived: Any, last: int | None) -> Any:
+    def _pass_through_buffer(self, epoch: _DispatchEpoch, stream: str, arrived: Any, last: int | None) -> Any:
         """The ordered stage: what leaves it now. It holds while a writer may still send rows from further back."""
-        behind = any(self._behind(epoch, name) for name in self._graph.writers(stream))
+        behind = any(self._is_writer_behind(epoch, name) for name in self._graph.writers_of(stream))
         mark = -(2**63) if behind else epoch.order.decision.frontier_after
         kind = f"buffer:{stream}"
-        before = epoch.files.live(kind)
-        held = read_files(self._store, before)
-        empty = _nothing(self._graph.columns[stream])
-        leaving, waiting = let_go(empty if held is None else held.cast(empty.schema), arrived, epoch.now, mark)
+        before = epoch.files.live_segments(kind)
+        held = read_parquet_files(self._store, before)
+        empty = _make_empty_arrivals(self._graph.columns[stream])
+        leaving, waiting = release_below(empty if held is None else held.cast(empty.schema), arrived, epoch.now, mark)
         if arrived.num_rows or leaving.num_rows:
-            epoch.files.drop(kind)
+            epoch.files.drop_segments(kind)
             if waiting.num_rows:
-                epoch.files.segment(kind, waiting)
+                epoch.files.write_segment(kind, waiting)
         if leaving.num_rows and last is not None:
             stamps = pc.max_element_wise(leaving["_stamp"], pa.scalar(last, pa.int64()))
             leaving = leaving.set_column(leaving.schema.get_field_index("_stamp"), "_stamp", stamps)
         return leaving
 
-    def _behind(self, epoch: _Epoch, name: str) -> bool:
+    def _is_writer_behind(self, epoch: _DispatchEpoch, name: str) -> bool:
         known = epoch.state.attachments.get(name)
         if known is None or known.status == "detached":
             return False
         origin = self._graph.attachments[name].origin
-        late = known.status == "paused" or known.cursor < epoch.state.stream(origin).next
-        return late or any(self._behind(epoch, further) for further in self._graph.writers(origin))
+        late = known.status == "paused" or known.cursor < epoch.state.stream_state(origin).next
+        return late or any(self._is_writer_behind(epoch, further) for further in self._graph.writers_of(origin))
 
     # 4. reading
 
-    def _read(self, epoch: _Epoch, name: str) -> None:
+    def _run_attachment(self, epoch: _DispatchEpoch, name: str) -> None:
         known, one = epoch.state.attachments.get(name), self._graph.attachments[name]
         if known is None or known.status != "attached":
             return
-        end = min(epoch.state.stream(one.origin).next, known.cursor + one.rows_per_epoch)
+        end = min(epoch.state.stream_state(one.origin).next, known.cursor + one.rows_per_epoch)
         if known.cursor >= end:
             return
-        rows = self._rows(epoch, one.origin, known.cursor, end)
-        sent, failure = self._dispatched(epoch, name, one, rows)
+        rows = self._read_origin_rows(epoch, one.origin, known.cursor, end)
+        sent, failure = self._run_pipe_or_reducer(epoch, name, one, rows)
         for to, table in sent.items():
-            self._send(epoch, name, one, known, to, table, rows)
+            self._send_rows(epoch, name, one, known, to, table, rows)
         cursor = end if failure is None else failure.position
         late = (known.cursor, min(cursor, epoch.before.get(one.origin, 0)), epoch.order.epoch)
         caught_up = (*known.caught_up, late) if late[0] < late[1] else known.caught_up
-        epoch.state.change(name, cursor=cursor, caught_up=caught_up)
+        epoch.state.update_attachment(name, cursor=cursor, caught_up=caught_up)
         if failure is not None:
             what = {"position": failure.position, "id": failure.row_id, "error": failure.error}
-            epoch.state.change(name, status="paused", failure=what)
-        self._close_request(epoch, name)
+            epoch.state.update_attachment(name, status="paused", failure=what)
+        self._complete_request(epoch, name)
 
-    def _rows(self, epoch: _Epoch, stream: str, start: int, end: int) -> Any:
+    def _read_origin_rows(self, epoch: _DispatchEpoch, stream: str, start: int, end: int) -> Any:
         """Rows of a stream, of earlier epochs and of this one."""
         first, parts = epoch.before.get(stream, 0), []
         if start < first:
-            parts.append(self._history.rows(stream, self._graph.columns[stream], start, min(end, first)))
+            parts.append(self._history.read_rows(stream, self._graph.columns[stream], start, min(end, first)))
         if end > first:
             parts.append(epoch.fresh[stream].slice(max(start - first, 0), end - max(start, first)))
         rows = pa.concat_tables(parts)
@@ -254,25 +254,25 @@ class Dispatcher:
             )
         return rows
 
-    def _dispatched(
-        self, epoch: _Epoch, name: str, one: PipeSpec | ReducerSpec, rows: Any
+    def _run_pipe_or_reducer(
+        self, epoch: _DispatchEpoch, name: str, one: PipeSpec | ReducerSpec, rows: Any
     ) -> tuple[dict[str, Any], FoldFailure | None]:
         """Destination -> rows to dispatch, with the ``_position`` of the row they were made of and their ``_nth``."""
         if isinstance(one, PipeSpec):
-            return self._selections[name].of(rows)
-        segments = epoch.files.live(f"reducer:{name}")
-        states = self._states.of(name, segments)
-        batch: FoldedBatch = self._run(reducer_of(self._spec, name), rows, states)
+            return self._selections[name].select_rows(rows)
+        segments = epoch.files.live_segments(f"reducer:{name}")
+        states = self._states.load(name, segments)
+        batch: FoldedBatch = self._run(build_reducer(self._spec, name), rows, states)
         self._states.save(epoch.files, name, segments, states, batch.states)
         return batch.sent, batch.failure
 
-    def _require_sql(self, name: str, one: ReducerSpec) -> None:
+    def _require_valid_sql(self, name: str, one: ReducerSpec) -> None:
         """The expressions of its aggregates can be read."""
         if not one.aggregates:
             return
-        fields = {column: arrow_type(kind) for column, kind in self._graph.columns[one.origin].items()}
+        fields = {column: to_arrow_type(kind) for column, kind in self._graph.columns[one.origin].items()}
         try:
-            with_arguments(pa.schema(fields).empty_table(), reducer_of(self._spec, name).aggregates)
+            add_argument_columns(pa.schema(fields).empty_table(), build_reducer(self._spec, name).aggregates)
         except duckdb.Error as error:
             raise ConfigurationError(
                 f"reducers.{name}.aggregates: {str(error).strip().splitlines()[0]}",
@@ -281,37 +281,37 @@ class Dispatcher:
                 advice=f"expressions are SQL over {', '.join(fields)}",
             ) from error
 
-    def _send(
-        self, epoch: _Epoch, name: str, one: PipeSpec | ReducerSpec, known: AttachmentState, to: str, table: Any, rows: Any
+    def _send_rows(
+        self, epoch: _DispatchEpoch, name: str, one: PipeSpec | ReducerSpec, known: AttachmentState, to: str, table: Any, rows: Any
     ) -> None:
         """Give dispatched rows their identity and stamp, and put them on their way: to the destination, or into the request."""
         if table.num_rows == 0:
             return
-        sent, collected = addressed(one, known.via(name), known.head, self._graph.columns[to], table, rows)
-        self._collect(epoch, name, known, sent.filter(collected))
+        sent, collected = address_rows(one, known.dispatch_name(name), known.head, self._graph.columns[to], table, rows)
+        self._add_to_request(epoch, name, known, sent.filter(collected))
         sent = sent.filter(pc.invert(collected))
         epoch.sent.setdefault(to, []).append(sent)
 
-    def _collect(self, epoch: _Epoch, name: str, known: AttachmentState, rows: Any) -> None:
+    def _add_to_request(self, epoch: _DispatchEpoch, name: str, known: AttachmentState, rows: Any) -> None:
         if rows.num_rows == 0:
             return
-        found = epoch.state.requests[known.request(name)]
+        found = epoch.state.requests[known.request_id(name)]
         low, high = rows["_stamp"][0].as_py(), rows["_stamp"][-1].as_py()
-        epoch.state.requests[known.request(name)] = replace(
+        epoch.state.requests[known.request_id(name)] = replace(
             found,
             rows=found.rows + rows.num_rows,
             min_time=low if found.min_time is None else min(low, found.min_time),
             max_time=high if found.max_time is None else max(high, found.max_time),
         )
-        epoch.files.segment(f"splice:{name}", rows, low, high, {"request": known.request(name)})
+        epoch.files.write_segment(f"splice:{name}", rows, low, high, {"request": known.request_id(name)})
 
 
-def _nothing(columns: Mapping[str, str]) -> Any:
+def _make_empty_arrivals(columns: Mapping[str, str]) -> Any:
     """No arrivals for a stream with these columns."""
-    return arrivals_schema(columns).empty_table()
+    return build_arrival_schema(columns).empty_table()
 
 
-def _stamped(rows: Any, order: MoveOrder, schema: Any) -> Any:
+def _to_stream_table(rows: Any, order: MoveOrder, schema: Any) -> Any:
     """Rows as they stand in the stream's table."""
     count = rows.num_rows
     rows = rows.append_column("_timeline", pa.array([order.timeline] * count, pa.int32()))

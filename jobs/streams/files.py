@@ -15,10 +15,10 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
 
-__all__ = ["Files"]
+__all__ = ["DispatchFiles"]
 
 
-class Files:
+class DispatchFiles:
     """The attempt's own files, and the live segments as they change."""
 
     def __init__(self, store: Store, order: MoveOrder, segments: Sequence[FileRef]) -> None:
@@ -26,30 +26,30 @@ class Files:
         self.segments = list(segments)
         self.tables: dict[str, tuple[FileRef, ...]] = {}
 
-    def live(self, kind: str) -> list[FileRef]:
+    def live_segments(self, kind: str) -> list[FileRef]:
         """Live segments of a kind."""
         return [ref for ref in self.segments if ref.kind == kind]
 
-    def drop(self, kind: str) -> None:
+    def drop_segments(self, kind: str) -> None:
         """The segments of a kind are not needed any more."""
         self.segments = [ref for ref in self.segments if ref.kind != kind]
 
-    def table(self, name: str, rows: Any, time: str | None) -> None:
+    def write_table(self, name: str, rows: Any, time: str | None) -> None:
         """Write this epoch's rows of a table; `time` is the column whose least and greatest values its reference carries."""
-        low, high = _ends(rows[time]) if time else (None, None)
+        low, high = _compute_time_range(rows[time]) if time else (None, None)
         key = f"{self._order.prefix}/tables/{name}/{self._order.tag}/part-0.parquet"
-        self.tables[name] = (self._write(key, f"table:{name}", rows, low, high, {}),)
+        self.tables[name] = (self._write_parquet_file(key, f"table:{name}", rows, low, high, {}),)
 
-    def segment(
+    def write_segment(
         self, kind: str, rows: Any, low: int | None = None, high: int | None = None, extra: Mapping[str, Any] | None = None
     ) -> FileRef:
         """Write a state segment."""
         key = f"{self._order.prefix}/state/{self._order.tag}/{kind.replace(':', '-')}.parquet"
-        ref = self._write(key, kind, rows, low, high, extra or {})
+        ref = self._write_parquet_file(key, kind, rows, low, high, extra or {})
         self.segments.append(ref)
         return ref
 
-    def _write(self, key: str, kind: str, rows: Any, low: int | None, high: int | None, extra: Mapping[str, Any]) -> FileRef:
+    def _write_parquet_file(self, key: str, kind: str, rows: Any, low: int | None, high: int | None, extra: Mapping[str, Any]) -> FileRef:
         buffer = io.BytesIO()
         pq.write_table(rows, buffer, compression="snappy")
         data = buffer.getvalue()
@@ -66,6 +66,6 @@ class Files:
         )
 
 
-def _ends(times: Any) -> tuple[int, int]:
+def _compute_time_range(times: Any) -> tuple[int, int]:
     found = pc.min_max(times.cast(pa.int64()))
     return found["min"].as_py(), found["max"].as_py()

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-__all__ = ["SideEffectError", "pure"]
+__all__ = ["SideEffectError", "refuse_side_effects"]
 
-_REFUSED: Final = frozenset(
+_REFUSED_EVENTS: Final = frozenset(
     {
         "socket.connect",
         "socket.sendto",
@@ -29,8 +29,8 @@ _REFUSED: Final = frozenset(
         "os.putenv",
     }
 )
-_state = threading.local()
-_installing = threading.Lock()
+_thread_state = threading.local()
+_install_lock = threading.Lock()
 _installed: list[bool] = []
 
 
@@ -38,46 +38,46 @@ class SideEffectError(Exception):
     """A fold tried to change the world. Its author has to move that to a reader of the dispatched rows."""
 
 
-class _Guard:
+class _SideEffectGuard:
     """Held while folds run."""
 
-    def check(self) -> None:
+    def raise_refused(self) -> None:
         """Raise what was refused since the last look, even if the code swallowed it."""
-        refused, _state.refused = _state.refused, None
+        refused, _thread_state.refused = _thread_state.refused, None
         if refused is not None:
             raise SideEffectError(refused)
 
 
 @contextmanager
-def pure() -> Iterator[_Guard]:
+def refuse_side_effects() -> Iterator[_SideEffectGuard]:
     """In this thread, writing files, connecting and starting processes raise `SideEffectError`."""
-    _install()
-    _state.refused = None
-    _state.on = True
+    _install_audit_hook()
+    _thread_state.refused = None
+    _thread_state.on = True
     try:
-        yield _Guard()
+        yield _SideEffectGuard()
     finally:
-        _state.on = False
+        _thread_state.on = False
 
 
-def _install() -> None:
-    with _installing:
+def _install_audit_hook() -> None:
+    with _install_lock:
         if not _installed:
-            sys.addaudithook(_hook)  # can never be taken out again: it asks the thread's flag first
+            sys.addaudithook(_refuse_audit_event)  # can never be taken out again: it asks the thread's flag first
             _installed.append(True)
 
 
-def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if not getattr(_state, "on", False):
+def _refuse_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
+    if not getattr(_thread_state, "on", False):
         return
     if arguments and "__pycache__" in str(arguments[0]):  # the interpreter's own cache of an import inside the fold
         return
-    if event in _REFUSED or (event == "open" and _writes(arguments)):
-        _state.refused = f"{event} {arguments[0] if arguments else ''}".strip()
-        raise SideEffectError(_state.refused)
+    if event in _REFUSED_EVENTS or (event == "open" and _opens_for_writing(arguments)):
+        _thread_state.refused = f"{event} {arguments[0] if arguments else ''}".strip()
+        raise SideEffectError(_thread_state.refused)
 
 
-def _writes(arguments: tuple[Any, ...]) -> bool:
+def _opens_for_writing(arguments: tuple[Any, ...]) -> bool:
     path, mode, flags = arguments
     if isinstance(path, int):  # a file that is open already: opening it was judged
         return False

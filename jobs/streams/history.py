@@ -11,26 +11,26 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.log import LogHead, SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.columns import arrow_type
-from tidegate.jobs.engine.standing import SPLICE
-from tidegate.jobs.sinks.positions import current_positions
+from tidegate.jobs.engine.columns import to_arrow_type
+from tidegate.jobs.engine.standing import SPLICE_KIND
+from tidegate.jobs.sinks.positions import compute_current_positions
 from tidegate.jobs.spec.errors import PoisonError
-from tidegate.jobs.spec.streams import ORIGIN
-from tidegate.jobs.streams.append import running_max
+from tidegate.jobs.spec.streams import EVENTS_STREAM
+from tidegate.jobs.streams.append import compute_running_max
 
-__all__ = ["META", "History", "LogHistory", "event_rows", "merges_of", "read_files", "stream_rows"]
+__all__ = ["PROVENANCE_FIELDS", "RowHistory", "LogHistory", "to_event_rows", "list_merges", "read_parquet_files", "to_stream_rows"]
 
-META = {"_id": pa.string(), "_via": pa.string(), "_origin": pa.string(), "_origin_id": pa.string()}
+PROVENANCE_FIELDS = {"_id": pa.string(), "_via": pa.string(), "_origin": pa.string(), "_origin_id": pa.string()}
 """Whose row it is: identity, the attachment that sent it, the stream and the row it was made of."""
 
 
-class History(Protocol):
+class RowHistory(Protocol):
     """Where old rows come from."""
 
-    def rows(self, stream: str, columns: Mapping[str, str], start: int, end: int) -> Any:
+    def read_rows(self, stream: str, columns: Mapping[str, str], start: int, end: int) -> Any:
         """Rows ``start <= position < end``: columns, ``position``, ``stream_time`` (int64 ticks), ``_id``; in order."""
         ...
 
@@ -51,79 +51,79 @@ class LogHistory:
         self._event_time = event_time
         self._after = after
 
-    def rows(self, stream: str, columns: Mapping[str, str], start: int, end: int) -> Any:
+    def read_rows(self, stream: str, columns: Mapping[str, str], start: int, end: int) -> Any:
         """The rows; retired epochs cannot be read.
 
         Raises:
             PoisonError: the rows are in epochs that were retired.
         """
         if start >= end:
-            return pa.table({}, schema=_schema(columns))
+            return pa.table({}, schema=_build_row_schema(columns))
         after = self._after
-        head = Head(after.timeline, after.slot, after, None, None) if after else self._log.head()
-        merges = {slot: extra for slot, extra in merges_of(head.record).items() if "from" in extra}
-        if stream == ORIGIN:
-            rows = self._events(head, columns, start, end, merges)
+        head = LogHead(after.timeline, after.slot, after, None, None) if after else self._log.head()
+        merges = {slot: extra for slot, extra in list_merges(head.record).items() if "from" in extra}
+        if stream == EVENTS_STREAM:
+            rows = self._read_event_rows(head, columns, start, end, merges)
         else:
-            rows = self._stream(head, stream, columns, start, end, merges)
+            rows = self._read_stream_rows(head, stream, columns, start, end, merges)
         first = rows["position"][0].as_py() if rows.num_rows else start + 1
         if first > start:
-            self._refuse(stream, start)
+            self._refuse_retired_rows(stream, start)
         return rows.slice(start - first, end - start)
 
-    def _events(self, head: Head, columns: Mapping[str, str], start: int, end: int, merges: Mapping[int, Any]) -> Any:
+    def _read_event_rows(self, head: LogHead, columns: Mapping[str, str], start: int, end: int, merges: Mapping[int, Any]) -> Any:
         """Rows of the pipeline, and those that merges inserted between them."""
-        inserted = self._inserted(head, merges)
+        inserted = self._read_inserted_events(head, merges)
         below = 0 if inserted is None else inserted.num_rows
-        found = list(self._epochs(head, max(start - below, 0), end))[::-1]
-        table = read_files(self._log.store, [file for epoch, _ in found for file in epoch.files.get(ORIGIN, [])])
+        found = list(self._iter_event_epochs(head, max(start - below, 0), end))[::-1]
+        table = read_parquet_files(self._log.store, [file for epoch, _ in found for file in epoch.files.get(EVENTS_STREAM, [])])
         if table is None:
-            return pa.table({}, schema=_schema(columns))
+            return pa.table({}, schema=_build_row_schema(columns))
         if inserted is not None:
             low = pc.min(table["position"]).as_py()
             near = inserted.filter(pc.greater_equal(inserted["position"], low - 1))
             both = pa.concat_tables([table, near], promote_options="permissive")
-            table = current_positions(both, inserted, self._event_time)
-        return event_rows(table, columns, self._event_time, found[0][1])
+            table = compute_current_positions(both, inserted, self._event_time)
+        return to_event_rows(table, columns, self._event_time, found[0][1])
 
-    def _inserted(self, head: Head, merges: Mapping[int, Any]) -> Any | None:
+    def _read_inserted_events(self, head: LogHead, merges: Mapping[int, Any]) -> Any | None:
         """Events that merges inserted into the stream."""
-        epochs = [filled.epoch for slot in merges for filled in self._log.epochs(head.timeline, slot, slot)]
-        return read_files(self._log.store, [file for epoch in epochs for file in epoch.files.get(ORIGIN, [])])
+        epochs = [filled.epoch for slot in merges for filled in self._log.epochs_between(head.timeline, slot, slot)]
+        return read_parquet_files(self._log.store, [file for epoch in epochs for file in epoch.files.get(EVENTS_STREAM, [])])
 
-    def _epochs(self, head: Head, start: int, end: int) -> Iterator[tuple[Manifest, int | None]]:
+    def _iter_event_epochs(self, head: LogHead, start: int, end: int) -> Iterator[tuple[Manifest, int | None]]:
         """Epochs that may hold events with these positions, newest first, each with the stream's last time before it."""
-        for older, newer in self._pairs(head):
-            first, last = _stood(older, ORIGIN)
+        for older, newer in self._iter_epoch_pairs(head):
+            first, last = _read_stream_end(older, EVENTS_STREAM)
             # A splice merged into ordered events has rows that stand between others and have no position of their own.
-            if first < min(end, _stood(newer, ORIGIN)[0]):
+            if first < min(end, _read_stream_end(newer, EVENTS_STREAM)[0]):
                 yield newer, last
             if first <= start and (last is not None or first == 0):
                 return
 
-    def _stream(
-        self, head: Head, stream: str, columns: Mapping[str, str], start: int, end: int, merges: Mapping[int, Any]
+    def _read_stream_rows(
+        self, head: LogHead, stream: str, columns: Mapping[str, str], start: int, end: int, merges: Mapping[int, Any]
     ) -> Any:
         """Newest first: what a merge wrote anew hides everything older from its first row on."""
         parts, limit = [], end
-        for older, newer in self._pairs(head):
+        for older, newer in self._iter_epoch_pairs(head):
             anew = merges.get(newer.slot, {}).get("rewrites", {}).get(stream)
-            first = _stood(older, stream)[0] if anew is None else anew
+            first = _read_stream_end(older, stream)[0] if anew is None else anew
             if "splice" in newer.notes and anew is None:
                 continue
-            table = read_files(self._log.store, newer.files.get(stream, [])) if first < limit else None
+            table = read_parquet_files(self._log.store, newer.files.get(stream, [])) if first < limit else None
             if table is not None:
-                rows = stream_rows(table, columns)
+                rows = to_stream_rows(table, columns)
                 parts.append(rows.filter(pc.and_(pc.greater_equal(rows["position"], first), pc.less(rows["position"], limit))))
             limit = min(limit, first)
             if limit <= start:
                 break
-        return pa.concat_tables(parts[::-1]) if parts else pa.table({}, schema=_schema(columns))
+        return pa.concat_tables(parts[::-1]) if parts else pa.table({}, schema=_build_row_schema(columns))
 
-    def _pairs(self, head: Head) -> Iterator[tuple[Manifest | None, Manifest]]:
+    def _iter_epoch_pairs(self, head: LogHead) -> Iterator[tuple[Manifest | None, Manifest]]:
         """Each sealed epoch with the one before it, newest first; None before the first and where epochs were retired."""
         newer: Manifest | None = None
-        for filled in self._log.iter_back(head.checkpoint):
+        for filled in self._log.iterate_ancestors(head.checkpoint):
             older = filled.record if isinstance(filled.record, Manifest) else None
             if newer is not None:
                 yield older, newer
@@ -133,7 +133,7 @@ class LogHistory:
         if newer is not None:
             yield None, newer
 
-    def _refuse(self, stream: str, start: int) -> Any:
+    def _refuse_retired_rows(self, stream: str, start: int) -> Any:
         raise PoisonError(
             f"row {start} of {stream} lies in an epoch that was retired",
             code="streams.retired",
@@ -142,49 +142,49 @@ class LogHistory:
         )
 
 
-def merges_of(record: Manifest | None) -> dict[int, dict[str, Any]]:
+def list_merges(record: Manifest | None) -> dict[int, dict[str, Any]]:
     """Slot -> what its merge did, of all merges that an epoch stands on."""
-    found = [dict(s.extra) for s in (record.segments if record else ()) if s.kind == SPLICE]
+    found = [dict(s.extra) for s in (record.segments if record else ()) if s.kind == SPLICE_KIND]
     return {CheckpointId.parse(str(extra["checkpoint"])).slot: extra for extra in found}
 
 
-def read_files(store: Store, files: list[FileRef]) -> Any | None:
+def read_parquet_files(store: Store, files: list[FileRef]) -> Any | None:
     """All rows of Parquet files in the store; None without files."""
     tables = [pq.read_table(io.BytesIO(store.get(file.key).data), partitioning=None) for file in files]
     return pa.concat_tables(tables, promote_options="default") if tables else None
 
 
-def event_rows(table: Any, columns: Mapping[str, str], event_time: str, last: int | None, shift: int = 0) -> Any:
+def to_event_rows(table: Any, columns: Mapping[str, str], event_time: str, last: int | None, shift: int = 0) -> Any:
     """Rows of the events table as rows of a stream: identity from provenance, time the running maximum of event time.
 
     `shift`: rows that merges inserted before these.
     """
     table = table.sort_by("position")
     identity = pc.binary_join_element_wise(table["_source"], table["_partition"], table["_seq"].cast(pa.string()), "/")
-    time = running_max(table[event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64()), last)
-    values = {name: table[name].cast(arrow_type(kind)) for name, kind in columns.items()}
+    time = compute_running_max(table[event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64()), last)
+    values = {name: table[name].cast(to_arrow_type(kind)) for name, kind in columns.items()}
     places = pc.add(table["position"], shift)
-    return pa.table({**values, "position": places, "stream_time": time, "_id": identity}, schema=_schema(columns))
+    return pa.table({**values, "position": places, "stream_time": time, "_id": identity}, schema=_build_row_schema(columns))
 
 
-def stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
+def to_stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
     """Rows of a stream's own table; what only marks the end of what a merge left is no row."""
     table = table.filter(pc.is_valid(table["_id"])).sort_by("position")
     time = table["stream_time"].cast(pa.int64())
     picked = {name: table[name] for name in (*columns, "position", "_id")}
-    return pa.table({**picked, "stream_time": time}).select([f.name for f in _schema(columns)])
+    return pa.table({**picked, "stream_time": time}).select([f.name for f in _build_row_schema(columns)])
 
 
-def _schema(columns: Mapping[str, str]) -> Any:
-    fields = {name: arrow_type(kind) for name, kind in columns.items()}
+def _build_row_schema(columns: Mapping[str, str]) -> Any:
+    fields = {name: to_arrow_type(kind) for name, kind in columns.items()}
     return pa.schema({**fields, "position": pa.int64(), "stream_time": pa.int64(), "_id": pa.string()})
 
 
-def _stood(epoch: Manifest | None, stream: str) -> tuple[int, int | None]:
+def _read_stream_end(epoch: Manifest | None, stream: str) -> tuple[int, int | None]:
     """Next position and last time of a stream after an epoch; no time is known of epochs whose spec had no streams."""
     notes = epoch.notes if epoch else {}
     known = notes.get("streams", {}).get("streams", {}).get(stream)
-    if stream != ORIGIN:
+    if stream != EVENTS_STREAM:
         return (known["next"], known["last"]) if known else (0, None)
     position = notes.get("next_position", 0)
     return position, known["last"] if known and known["next"] - known.get("shift", 0) == position else None

@@ -15,8 +15,8 @@ from typing import Any
 
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
-from tidegate.jobs.streams.rules import accepted_time, collected, inherits
-from tidegate.jobs.streams.types import Event, Merge, Origin, Phase, Rejection, StreamRow
+from tidegate.jobs.streams.rules import compute_stream_time, is_collected, inherits_stamp
+from tidegate.jobs.streams.types import Event, MergeMode, RowOrigin, DispatchPhase, Rejection, StreamRow
 
 __all__ = ["Attachment", "Failure", "Request", "World", "pipe"]
 
@@ -40,7 +40,7 @@ class Attachment:
     fold: Fold
     initial: Any = None
     inherit: bool = False
-    merge: Merge = Merge.CONCAT
+    merge: MergeMode = MergeMode.CONCAT
     key: Callable[[Value], Hashable] | None = None
 
 
@@ -53,7 +53,7 @@ def pipe(
     times: tuple[int, int] = (TICK_MIN, TICK_MAX),
     where: Callable[[Value], bool] = lambda _value: True,
     inherit: bool = False,
-    merge: Merge = Merge.CONCAT,
+    merge: MergeMode = MergeMode.CONCAT,
 ) -> Attachment:
     """An attachment that copies selected rows. Ranges are half-open."""
 
@@ -92,7 +92,7 @@ class _Arrival:
     id: str
     value: Value
     stamp: int | None
-    origin: Origin | None = None
+    origin: RowOrigin | None = None
 
 
 @dataclass(slots=True)
@@ -114,13 +114,13 @@ class _Attached:
     failure: Failure | None = None
     gaps: list[tuple[str, int]] = field(default_factory=list)  # (row it was paused at, turn of going on)
     states: list[dict[Hashable, tuple[Any, int]]] = field(default_factory=lambda: [{}])  # before each row: key -> state, index
-    sent: list[list[tuple[str, Phase, _Arrival]]] = field(default_factory=list)  # per row: (destination, phase, dispatch)
+    sent: list[list[tuple[str, DispatchPhase, _Arrival]]] = field(default_factory=list)  # per row: (destination, phase, dispatch)
 
     def dispatches(self, destination: str, *, request: bool = False) -> Iterator[_Arrival]:
         """What was sent there; with `request` what was collected instead."""
         for batch in self.sent:
             for to, phase, arrival in batch:
-                if to == destination and collected(self.spec.merge, phase) == request:
+                if to == destination and is_collected(self.spec.merge, phase) == request:
                     yield arrival
 
 
@@ -200,7 +200,7 @@ class World:
             raise ConfigurationError(f"{spec.name} would close a cycle through {spec.origin}", code="streams.cycle")
         turn = self._begin(now)
         attached = self._attached[spec.name] = _Attached(spec, len(self._attached), turn)
-        if spec.merge is Merge.SPLICE:
+        if spec.merge is MergeMode.SPLICE:
             self.requests[spec.name] = Request(spec.name, spec.to[0], [], attachment=spec.name)
         self._recompute(set(), {attached.spec.name})
 
@@ -316,18 +316,18 @@ class World:
                 return
             yield row, turn
 
-    def _fold(self, attached: _Attached, row: StreamRow, index: int, turn: int) -> list[tuple[str, Phase, _Arrival]]:
+    def _fold(self, attached: _Attached, row: StreamRow, index: int, turn: int) -> list[tuple[str, DispatchPhase, _Arrival]]:
         spec, known = attached.spec, attached.states[-1]
         key = None if spec.key is None else spec.key(row.value)
         state, seen = known.get(key, (spec.initial, 0))
         event = Event(row.id, row.time, row.value)
         after, dispatches = spec.fold(copy.deepcopy(state), event, index if spec.key is None else seen)
-        phase = Phase.BACKFILL if row.turn < attached.since else Phase.HEAD
-        stamp = row.time if inherits(spec.inherit, spec.merge, phase) else None
+        phase = DispatchPhase.BACKFILL if row.turn < attached.since else DispatchPhase.HEAD
+        stamp = row.time if inherits_stamp(spec.inherit, spec.merge, phase) else None
         sent = []
         for nth, item in enumerate(dispatches):
             to, value = item if isinstance(item, tuple) else (spec.to[0], item)
-            origin = Origin(spec.name, spec.origin, row.id, nth)
+            origin = RowOrigin(spec.name, spec.origin, row.id, nth)
             sent.append((to, phase, _Arrival(turn, attached.rank, f"{spec.name}:{row.id}#{nth}", value, stamp, origin)))
         attached.states.append({**known, key: (after, seen + 1)})
         return sent
@@ -378,9 +378,9 @@ def _placed(
     for turn, batch, lost in _turns(stream, arrivals, merged, clock):
         for number, arrival in enumerate(batch):
             stamp = max(TICK_MIN if last is None else last, _wanted(arrival, clock)) if stream.buffered else arrival.stamp
-            time = accepted_time(last, clock[turn] + tick * number, stamp)
+            time = compute_stream_time(last, clock[turn] + tick * number, stamp)
             if time is None:
-                origin = arrival.origin or Origin("", name, arrival.id, 0)
+                origin = arrival.origin or RowOrigin("", name, arrival.id, 0)
                 rejections.append(Rejection(origin.stream, origin.row_id, name, origin.attachment, stamp or 0, last or 0))
                 continue
             last = time

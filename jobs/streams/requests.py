@@ -8,17 +8,17 @@ from __future__ import annotations
 from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.splices import SpliceRequest, create
+from tidegate.checkpoints.splices import SpliceRequest, create_splice_request
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.streams.standing import StreamsState
+from tidegate.jobs.streams.standing import DispatchState
 
-__all__ = ["RequestSink", "offer"]
+__all__ = ["SpliceRequestSink", "write_request_documents"]
 
 
-def offer(store: Store, epoch: Manifest, clock: Clock = SYSTEM_CLOCK) -> list[SpliceRequest]:
+def write_request_documents(store: Store, epoch: Manifest, clock: Clock = SYSTEM_CLOCK) -> list[SpliceRequest]:
     """Put the documents of the requests that are complete after an epoch; those that are there already stay as they are."""
     found = []
-    for name, request in StreamsState.of(epoch.notes.get("streams", {})).requests.items():
+    for name, request in DispatchState.from_record(epoch.notes.get("streams", {})).requests.items():
         if request.open or not request.rows:
             continue
         files = [s for s in epoch.segments if s.kind == f"splice:{request.attachment}" and s.extra["request"] == name]
@@ -32,16 +32,16 @@ def offer(store: Store, epoch: Manifest, clock: Clock = SYSTEM_CLOCK) -> list[Sp
             row_count=request.rows,
             min_time=request.min_time,
             max_time=request.max_time,
-            created_at=clock.ticks(),
+            created_at=clock.wall_ticks(),
             who=request.attachment,
             why=f"the backfill of {request.attachment}",
             at_slot={"timeline": epoch.timeline, "slot": epoch.slot},
         )
-        found.append(create(store, document))
+        found.append(create_splice_request(store, document))
     return found
 
 
-class RequestSink:
+class SpliceRequestSink:
     """A follower of the log that writes these documents."""
 
     name = "splice requests"
@@ -55,9 +55,9 @@ class RequestSink:
         head = log.head().record
         if head is None:
             return 0
-        waiting = StreamsState.of(head.notes.get("streams", {})).requests.keys() - self._offered
+        waiting = DispatchState.from_record(head.notes.get("streams", {})).requests.keys() - self._offered
         if waiting:
-            self._offered |= {document.id for document in offer(log.store, head, self._clock)}
+            self._offered |= {document.id for document in write_request_documents(log.store, head, self._clock)}
         return 1
 
     def lag(self, log: SlotLog) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tidegate.jobs.streams.types import Merge, Phase
+from tidegate.jobs.streams.types import MergeMode, DispatchPhase
 
-__all__ = ["accepted_time", "collected", "inherits"]
+__all__ = ["compute_stream_time", "is_collected", "inherits_stamp"]
 
 
-def inherits(inherit: bool, merge: Merge, phase: Phase) -> bool:
+def inherits_stamp(inherit: bool, merge: MergeMode, phase: DispatchPhase) -> bool:
     """Whether a dispatched row carries its parent's stamp; otherwise the destination stamps it.
 
     | inherit | merge  | backfill    | head        |
@@ -17,20 +17,20 @@ def inherits(inherit: bool, merge: Merge, phase: Phase) -> bool:
     | no      | concat | destination | destination |
     | no      | splice | parent      | destination |
     """
-    return inherit if phase is Phase.HEAD else merge is Merge.SPLICE
+    return inherit if phase is DispatchPhase.HEAD else merge is MergeMode.SPLICE
 
 
-def collected(merge: Merge, phase: Phase) -> bool:
+def is_collected(merge: MergeMode, phase: DispatchPhase) -> bool:
     """Whether a dispatched row goes into the attachment's splice request instead of the destination."""
-    return merge is Merge.SPLICE and phase is Phase.BACKFILL
+    return merge is MergeMode.SPLICE and phase is DispatchPhase.BACKFILL
 
 
-def accepted_time(last: int | None, now: int, stamp: int | None) -> int | None:
+def compute_stream_time(last: int | None, now: int, stamp: int | None) -> int | None:
     """The stream time of an append, or None when it is rejected.
 
     Unstamped: ``max(now, last)``. Stamped: the stamp, if it is not below the last.
 
-    >>> accepted_time(100, 0, 90), accepted_time(100, 0, 100), accepted_time(100, 95, None), accepted_time(100, 130, None)
+    >>> compute_stream_time(100, 0, 90), compute_stream_time(100, 0, 100), compute_stream_time(100, 95, None), compute_stream_time(100, 130, None)
     (None, 100, 100, 130)
     """
     if stamp is None:

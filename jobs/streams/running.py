@@ -9,9 +9,9 @@ import duckdb
 
 from tidegate.jobs.streams.types import Event
 
-__all__ = ["arguments", "running", "with_arguments"]
+__all__ = ["argument_column_name", "make_running_fold", "add_argument_columns"]
 
-_NEXT: Final[dict[str, Callable[[Any, Any], Any]]] = {
+_AGGREGATE_STEPS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "sum": lambda before, value: before + value,
     "min": min,
     "max": max,
@@ -20,19 +20,19 @@ _NEXT: Final[dict[str, Callable[[Any, Any], Any]]] = {
 }
 
 
-def arguments(name: str) -> str:
+def argument_column_name(name: str) -> str:
     """The column that holds an aggregate's argument; no column of a stream is called so."""
     return f"{name}()"
 
 
-def with_arguments(rows: Any, aggregates: Mapping[str, tuple[str, str]]) -> Any:
+def add_argument_columns(rows: Any, aggregates: Mapping[str, tuple[str, str]]) -> Any:
     """The rows, with a column for the argument of each aggregate (function, SQL expression).
 
     Raises:
         duckdb.Error: an expression fails over the rows.
     """
     chosen = ", ".join(
-        f'({"1" if expression == "*" else expression}) AS "{arguments(name)}"' for name, (_, expression) in aggregates.items()
+        f'({"1" if expression == "*" else expression}) AS "{argument_column_name(name)}"' for name, (_, expression) in aggregates.items()
     )
     with duckdb.connect(config={"enable_external_access": "false"}) as session:
         session.execute("SET TimeZone = 'UTC'")
@@ -43,20 +43,20 @@ def with_arguments(rows: Any, aggregates: Mapping[str, tuple[str, str]]) -> Any:
     return rows
 
 
-def running(aggregates: Mapping[str, tuple[str, str]], keys: tuple[str, ...]) -> Callable[[Any, Event, int], Any]:
+def make_running_fold(aggregates: Mapping[str, tuple[str, str]], keys: tuple[str, ...]) -> Callable[[Any, Event, int], Any]:
     """The fold: its state is the dispatched row without the keys."""
 
-    def fold(state: Any, event: Event, _index: int) -> Any:
+    def fold_event(state: Any, event: Event, _index: int) -> Any:
         before = state or {}
-        after = {name: _following(kind, before.get(name), event[arguments(name)]) for name, (kind, _) in aggregates.items()}
+        after = {name: _apply_aggregate(kind, before.get(name), event[argument_column_name(name)]) for name, (kind, _) in aggregates.items()}
         return after, [{**{key: event[key] for key in keys}, **after}]
 
-    return fold
+    return fold_event
 
 
-def _following(kind: str, before: Any, value: Any) -> Any:
+def _apply_aggregate(kind: str, before: Any, value: Any) -> Any:
     if kind == "count":
         return (before or 0) + (value is not None)
     if value is None or before is None:
         return before if value is None else value
-    return _NEXT[kind](before, value)
+    return _AGGREGATE_STEPS[kind](before, value)

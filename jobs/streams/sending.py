@@ -9,24 +9,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.jobs.engine.columns import arrow_type
-from tidegate.jobs.sinks.schemas import table_schema
+from tidegate.jobs.engine.columns import to_arrow_type
+from tidegate.jobs.sinks.schemas import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.streams import REJECTIONS, PipeSpec, ReducerSpec
-from tidegate.jobs.streams.history import META
-from tidegate.jobs.streams.rules import inherits
-from tidegate.jobs.streams.types import Merge, Phase
+from tidegate.jobs.streams.history import PROVENANCE_FIELDS
+from tidegate.jobs.streams.rules import inherits_stamp
+from tidegate.jobs.streams.types import MergeMode, DispatchPhase
 
-__all__ = ["addressed", "arrivals_schema", "refusals"]
+__all__ = ["address_rows", "build_arrival_schema", "build_rejection_rows"]
 
 
-def arrivals_schema(columns: Mapping[str, str]) -> Any:
+def build_arrival_schema(columns: Mapping[str, str]) -> Any:
     """What arrives at a stream with these columns; no stamp: the destination stamps it."""
-    fields = {name: arrow_type(kind) for name, kind in columns.items()}
-    return pa.schema({**fields, "_stamp": pa.int64(), **META})
+    fields = {name: to_arrow_type(kind) for name, kind in columns.items()}
+    return pa.schema({**fields, "_stamp": pa.int64(), **PROVENANCE_FIELDS})
 
 
-def addressed(
+def address_rows(
     one: PipeSpec | ReducerSpec, via: str, head: int, columns: Mapping[str, str], table: Any, rows: Any
 ) -> tuple[Any, Any]:
     """Dispatched rows as they arrive, in order, and which of them are collected in the attachment's request.
@@ -42,8 +42,8 @@ def addressed(
     table = table.sort_by([("_position", "ascending"), ("_nth", "ascending")])
     parents = rows.select(["stream_time", "_id"]).take(pc.subtract(table["_position"], rows["position"][0]))
     backfill = pc.less(table["_position"], head)
-    merge = Merge(one.merge)
-    inherited = pc.if_else(backfill, inherits(one.inherit, merge, Phase.BACKFILL), inherits(one.inherit, merge, Phase.HEAD))
+    merge = MergeMode(one.merge)
+    inherited = pc.if_else(backfill, inherits_stamp(one.inherit, merge, DispatchPhase.BACKFILL), inherits_stamp(one.inherit, merge, DispatchPhase.HEAD))
     identity = pc.binary_join_element_wise(
         pc.binary_join_element_wise(pa.scalar(via), parents["_id"], ":"), table["_nth"].cast(pa.string()), "#"
     )
@@ -54,15 +54,15 @@ def addressed(
         "_origin": pa.array([one.origin] * table.num_rows, pa.string()),
         "_origin_id": parents["_id"],
     }
-    sent = pa.table({**{c: table[c] for c in columns}, **meta}, schema=arrivals_schema(columns))
-    return sent, backfill if merge is Merge.SPLICE else pc.less(table["_position"], 0)
+    sent = pa.table({**{c: table[c] for c in columns}, **meta}, schema=build_arrival_schema(columns))
+    return sent, backfill if merge is MergeMode.SPLICE else pc.less(table["_position"], 0)
 
 
-def refusals(spec: PipelineSpec, stream: str, refused: Any, timeline: int, epoch: int) -> Any:
+def build_rejection_rows(spec: PipelineSpec, stream: str, refused: Any, timeline: int, epoch: int) -> Any:
     """Rows of the table `rejections` for arrivals that a stream has refused."""
     rows = []
     for row in refused.to_pylist():
-        value = {name: row[name] for name in spec.graph.columns[stream]}
+        value = {name: row[name] for name in spec.stream_graph.columns[stream]}
         rows.append(
             {
                 "stream": row["_origin"],
@@ -77,6 +77,6 @@ def refusals(spec: PipelineSpec, stream: str, refused: Any, timeline: int, epoch
                 "_epoch": epoch,
             }
         )
-    schema = table_schema(spec, REJECTIONS)
+    schema = build_table_schema(spec, REJECTIONS)
     plain = pa.schema([pa.field(f.name, pa.int64()) if pa.types.is_timestamp(f.type) else f for f in schema])
     return pa.Table.from_pylist(rows, schema=plain).cast(schema)

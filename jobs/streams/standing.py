@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-__all__ = ["AttachmentState", "Collected", "StreamState", "StreamsState", "slot_of"]
+__all__ = ["AttachmentState", "CollectedRequest", "StreamState", "DispatchState", "parse_since_slot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,17 @@ class AttachmentState:
     caught_up: tuple[tuple[int, int, int], ...] = ()
     until: int | None = None
 
-    def via(self, name: str) -> str:
+    def dispatch_name(self, name: str) -> str:
         """Its name in the identities of what it dispatches."""
         return name if self.round == 1 else f"{name}@{self.round}"
 
-    def request(self, name: str) -> str:
+    def request_id(self, name: str) -> str:
         """Id of its splice request."""
         return f"{name}-{self.since}"
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class CollectedRequest:
     """A splice request as its rows come in. It is complete, and can be decided, when it is not `open` any more.
 
     `merged` is the slot that merged it.
@@ -74,29 +74,29 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamsState:
+class DispatchState:
     """All of it. `lagging`: an attachment has rows to take without any new ones coming."""
 
     streams: dict[str, StreamState] = field(default_factory=dict)
     attachments: dict[str, AttachmentState] = field(default_factory=dict)
-    requests: dict[str, Collected] = field(default_factory=dict)
+    requests: dict[str, CollectedRequest] = field(default_factory=dict)
     lagging: bool = False
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> StreamsState:
+    def from_record(cls, record: Mapping[str, Any]) -> DispatchState:
         """Read it from a manifest; empty when the manifest knows no streams."""
         return cls(
             {name: StreamState(**one) for name, one in record.get("streams", {}).items()},
-            {name: _attachment(one) for name, one in record.get("attachments", {}).items()},
-            {name: Collected(**one) for name, one in record.get("requests", {}).items()},
+            {name: _attachment_from_record(one) for name, one in record.get("attachments", {}).items()},
+            {name: CollectedRequest(**one) for name, one in record.get("requests", {}).items()},
             record.get("lagging", False),
         )
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """As it stands in a manifest."""
         return asdict(self)
 
-    def stream(self, name: str) -> StreamState:
+    def stream_state(self, name: str) -> StreamState:
         """Where a stream stands."""
         return self.streams.get(name, StreamState())
 
@@ -105,19 +105,19 @@ class StreamsState:
         before = self.attachments.get(name)
         self.attachments[name] = AttachmentState(0, head, since, before.round + 1 if before else 1)
 
-    def change(self, name: str, **fields: Any) -> None:
+    def update_attachment(self, name: str, **fields: Any) -> None:
         """Change what is known of an attachment."""
         self.attachments[name] = replace(self.attachments[name], **fields)
 
 
-def _attachment(record: Mapping[str, Any]) -> AttachmentState:
+def _attachment_from_record(record: Mapping[str, Any]) -> AttachmentState:
     state = AttachmentState(**record)
     if "caught_up" in record:
         return replace(state, caught_up=tuple((a, b, slot) for a, b, slot in record["caught_up"]))
     known = min(state.head, state.cursor)  # sealed before this was written down
-    return replace(state, caught_up=((0, known, slot_of(state.since)),) if known else ())
+    return replace(state, caught_up=((0, known, parse_since_slot(state.since)),) if known else ())
 
 
-def slot_of(since: str) -> int:
+def parse_since_slot(since: str) -> int:
     """The slot of `AttachmentState.since`."""
     return int(since.partition("-")[2] or 0)

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Event", "Merge", "Origin", "Phase", "Rejection", "StreamRow"]
+__all__ = ["Event", "MergeMode", "RowOrigin", "DispatchPhase", "Rejection", "StreamRow"]
 
 
-class Merge(StrEnum):
+class MergeMode(StrEnum):
     """What an attachment does with the rows that were there before it."""
 
     CONCAT = "concat"  # appends them
     SPLICE = "splice"  # collects them in one request, which the owner of the destination merges or rejects
 
 
-class Phase(StrEnum):
+class DispatchPhase(StrEnum):
     """Where an attachment stands with one row of its origin."""
 
     BACKFILL = "backfill"  # the row was there when the attachment was made
@@ -25,7 +25,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RowOrigin:
     """Who dispatched a row: the attachment, the row it was made of, and which of that row's dispatches it is."""
 
     attachment: str
@@ -54,7 +54,7 @@ class StreamRow:
     value: Mapping[str, Any]
     turn: int = 0
     at: int = 0
-    origin: Origin | None = None
+    origin: RowOrigin | None = None
 
 
 @dataclass(frozen=True, slots=True)

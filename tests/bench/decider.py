@@ -11,7 +11,7 @@ import sys
 import time
 
 from tidegate.jobs.conformance.feed import pipeline
-from tidegate.jobs.eventtime.decider import decide, initial_state, next_timer
+from tidegate.jobs.eventtime.decider import decide, create_initial_state, find_next_timer
 from tidegate.jobs.eventtime.types import Member, MemberSurvey, Survey
 
 ROUNDS = 15
@@ -32,7 +32,7 @@ def survey(epoch: int, count: int, *, rows: bool) -> Survey:
 def measure(count: int, *, rows: bool) -> tuple[float, float]:
     """Median milliseconds of `decide`, and of the state's way through JSON and back."""
     spec = pipeline(("s",), {"lag": 1_000_000, "partition_by": "folder"})
-    state = decide(spec, initial_state(spec), survey(0, count, rows=True)).after
+    state = decide(spec, create_initial_state(spec), survey(0, count, rows=True)).after
     deciding, coding = [], []
     for epoch in range(1, ROUNDS + 1):
         given = survey(epoch, count, rows=rows)
@@ -42,7 +42,7 @@ def measure(count: int, *, rows: bool) -> tuple[float, float]:
         began = time.process_time()
         state = json.loads(json.dumps(decision.after))
         coding.append(time.process_time() - began)
-        next_timer(spec, state)
+        find_next_timer(spec, state)
     return statistics.median(deciding) * 1000, statistics.median(coding) * 1000
 
 

@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.local import LocalStore
 from tidegate.infra.flights import AIRPORTS, SCHEMA, FlightsFeed, read_flights
-from tidegate.jobs.advise.advice import TARGETS
+from tidegate.jobs.advise.advice import TARGET_SHARES
 from tidegate.jobs.spec.time import format_duration, parse_duration
 
 __all__ = ["main"]
@@ -112,18 +112,18 @@ _TITLES: Final = (
 @cache
 def departures() -> pd.DataFrame:
     """All flights that left, in order of arrival, with their event time also in ticks."""
-    rows = FlightsFeed("2013-01-01", 365)._rows
+    rows = FlightsFeed("2013-01-01", 365)._arrival_rows
     data = rows[rows["kind"] == "data"].copy()
     data["ticks"] = data["event_time"].dt.as_unit("us").astype("int64")
     return data
 
 
 def exact_lags(airport: str) -> list[int]:
-    """The lags for `TARGETS`, from the rows themselves."""
+    """The lags for `TARGET_SHARES`, from the rows themselves."""
     rows = departures()
     times = rows.loc[rows["origin"] == airport, "ticks"]
     behind = np.sort((times.cummax().shift(fill_value=times.iloc[0]) - times).clip(lower=0).to_numpy())
-    return [int(behind[behind.size - int(share * behind.size) - 1]) for share in TARGETS]
+    return [int(behind[behind.size - int(share * behind.size) - 1]) for share in TARGET_SHARES]
 
 
 def late_row_by_row(lag: int) -> int:
@@ -220,7 +220,7 @@ def _advice(advice: dict[str, Any]) -> list[str]:
     problems = []
     for airport in AIRPORTS:
         advised = [target["lag_us"] for target in advice["sources"][airport]["targets"]]
-        for share, found, exact in zip(TARGETS, advised, exact_lags(airport), strict=True):
+        for share, found, exact in zip(TARGET_SHARES, advised, exact_lags(airport), strict=True):
             if not exact <= found <= 1.01 * exact:
                 problems.append(f"{airport}: {found} us advised for {share} late, exactly {exact} us are needed")
     return problems

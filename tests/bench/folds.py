@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from tests.spark.agreement import spec_of
-from tidegate.jobs.spark.folds import SparkFolds
+from tidegate.jobs.spark.folds import SparkReducerRunner
 from tidegate.jobs.spark.session import open_session
-from tidegate.jobs.streams.batches import Runner, fold_batch
+from tidegate.jobs.streams.batches import ReducerRunner, fold_batch
 from tidegate.jobs.streams.fold import Reducer
 
 REDUCERS = {
@@ -51,7 +51,7 @@ def stream(rows: int, keys: int) -> Any:
     )
 
 
-def measured(run: Runner, reducer: Reducer, rows: Any) -> tuple[float, Any]:
+def measured(run: ReducerRunner, reducer: Reducer, rows: Any) -> tuple[float, Any]:
     """Seconds and result."""
     begun = time.monotonic()
     found = run(reducer, rows, {})
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     session = open_session(spec_of())
     cores = min(os.cpu_count() or 1, session.sparkContext.defaultParallelism)
     with TemporaryDirectory(prefix="tidegate-folds-") as folder:
-        tasks = SparkFolds(session, Path(folder), least=1)
+        tasks = SparkReducerRunner(session, Path(folder), least=1)
         tasks(next(iter(REDUCERS.values())), stream(1000, 10), {})  # the first tasks start Python
         print("| reducer | rows | driver s | rows/s | tasks s | rows/s | rows/s and core |\n|---|" + "---:|" * 6)
         for name, reducer in REDUCERS.items():

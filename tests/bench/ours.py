@@ -21,7 +21,7 @@ from typing import Any, Final
 from tests.bench.generate import SOURCES
 from tests.bench.meter import cpu_seconds, since_start
 from tidegate.jobs.driver.logs import configure_logs
-from tidegate.jobs.driver.loop import Until
+from tidegate.jobs.driver.loop import EndConditions
 from tidegate.jobs.driver.process import RunOptions, run_pipeline
 from tidegate.jobs.engine.epoch import EpochReport
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -70,7 +70,7 @@ def run(spec: PipelineSpec, out: Path, *, rows: int | None = None) -> dict[str, 
                 os.kill(os.getpid(), signal.SIGTERM)
 
     begun, spent = time.monotonic(), cpu_seconds()
-    until = Until() if rows is None else Until(idle=_PATIENCE)
+    until = EndConditions() if rows is None else EndConditions(idle=_PATIENCE)
     code = run_pipeline(spec, RunOptions(store_url=str(out), until=until, on_epoch=_metered(note, found, spent)))
     return {"seconds": round(time.monotonic() - begun, 2), "code": code, **found}
 

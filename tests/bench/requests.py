@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 from tests.e2e.drivers import Piped, wait_for
 from tests.e2e.feed import SPEC, write_feed
-from tidegate.infra.minio import REGION, Credentials, MinioServer, provision
+from tidegate.infra.minio import REGION, Credentials, MinioServer, provision_bucket
 from tidegate.infra.minio_build import ensure_minio
 
 _EPOCHS = 24
@@ -32,8 +32,8 @@ _UNBOUNDED = SPEC.replace("    bounded: true\n", "").replace("checkpoint: {idle_
 class Counted(MinioServer):
     """A MinIO that tells anybody what it was asked."""
 
-    def _environment(self) -> dict[str, str]:
-        return {**super()._environment(), "MINIO_PROMETHEUS_AUTH_TYPE": "public"}
+    def _build_environment(self) -> dict[str, str]:
+        return {**super()._build_environment(), "MINIO_PROMETHEUS_AUTH_TYPE": "public"}
 
     def counts(self) -> Counter[str]:
         """Requests so far, by API; its own page shows them a few seconds late."""
@@ -52,10 +52,10 @@ def main() -> None:
     """Measure and print."""
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        server, app = Counted(ensure_minio(print), folder / "data", folder / "minio.log"), Credentials.random("app")
+        server, app = Counted(ensure_minio(print), folder / "data", folder / "minio.log"), Credentials.generate("app")
         server.start()
         try:
-            provision(server, "bench", app)
+            provision_bucket(server, "bench", app)
             keys = {"ACCESS_KEY": app.access_key, "SECRET_KEY": app.secret_key, "REGION": REGION, "ENDPOINT": server.endpoint}
             os.environ.update({f"TIDEGATE_S3_{name}": value for name, value in keys.items()})
             _measure(server, folder)
@@ -67,7 +67,7 @@ def _measure(server: Counted, folder: Path) -> None:
     pipeline = Piped(folder, _UNBOUNDED, "s3://bench")
     driver, store = pipeline.start(), pipeline.store()
     try:
-        wait_for(lambda: store.head("steady/status.json"), driver)
+        wait_for(lambda: store.stat("steady/status.json"), driver)
         before, begun = server.counts(), time.monotonic()
         write_feed(folder / "feed", _EPOCHS)
         for path in sorted((folder / "feed").rglob("*.parquet"), key=lambda path: path.name):

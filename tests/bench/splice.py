@@ -32,8 +32,8 @@ from tidegate.jobs.driver.logs import configure_logs
 from tidegate.jobs.sinks.iceberg import IcebergSink
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.splice.merge import estimate, merge
-from tidegate.jobs.splice.requests import Asking, LateFilter, from_late, pending_rows
+from tidegate.jobs.splice.merge import estimate_impact, merge_request
+from tidegate.jobs.splice.requests import RequestOptions, LateFilter, create_from_late_rows, list_pending_rows
 
 _WINDOW = 10_000_000
 
@@ -58,7 +58,7 @@ def offline(folder: Path, rows: int) -> None:
 
 def until(spec: PipelineSpec, log: SlotLog, since: int, results: int) -> int:
     """The event time up to which late rows from `since` on touch so many results."""
-    late = pending_rows(spec, log, LateFilter(since=since))
+    late = list_pending_rows(spec, log, LateFilter(since=since))
     late = late.sort_by("event_time")
     times = late["event_time"].cast(pa.int64()).to_pylist()
     touched: set[tuple[int, int]] = set()
@@ -78,11 +78,11 @@ def merged(spec: PipelineSpec, log: SlotLog, folder: Path, share: float, number:
     end = until(spec, log, since, round(share * published.num_rows))
     sink = IcebergSink(spec, store, ensure_identity(store, spec.name), folder)
     begun, spent = time.monotonic(), time.process_time()
-    request = from_late(spec, log, LateFilter(since=since, until=end), Asking("bench"))
+    request = create_from_late_rows(spec, log, LateFilter(since=since, until=end), RequestOptions("bench"))
     asked = time.monotonic()
-    _, impact = estimate(spec, log, request)
+    _, impact = estimate_impact(spec, log, request)
     shown = time.monotonic()
-    outcome = merge(spec, log, request.id, who="bench", digest=impact.digest)
+    outcome = merge_request(spec, log, request.id, who="bench", digest=impact.digest)
     sealed = time.monotonic()
     sink.follow(log)
     assert outcome.actual == impact.digest

@@ -24,20 +24,20 @@ from tests.minio_server import running
 
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.holder import ProcessIdentity
 from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.layout import CheckpointId, Layout, new_attempt
+from tidegate.checkpoints.layout import CheckpointId, BucketLayout, generate_attempt_id
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.log import LogHead, SlotLog
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.probe import require_honest
+from tidegate.checkpoints.probe import require_honest_store
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.driver.recovery import settle_head
-from tidegate.jobs.engine.epoch import Author, Engine
+from tidegate.jobs.driver.recovery import select_start_checkpoint
+from tidegate.jobs.engine.epoch import ManifestAuthor, Engine
 from tidegate.jobs.engine.faults import NoFaults
-from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder
-from tidegate.jobs.eventtime.decider import initial_state
+from tidegate.jobs.engine.interfaces import Cut, MoveResult, MoveOrder
+from tidegate.jobs.eventtime.decider import create_initial_state
 from tidegate.jobs.eventtime.types import Survey
 from tidegate.jobs.reference.memory_source import MemorySource
 
@@ -57,7 +57,7 @@ class _Stop:
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> Survey:
         raise _SurveyedError
 
-    def move(self, order: MoveOrder) -> Moved:
+    def move(self, order: MoveOrder) -> MoveResult:
         raise AssertionError("the run ends at its first survey")
 
     def close(self) -> None:
@@ -66,11 +66,11 @@ class _Stop:
 
 def fill(store: Store, state: int, history: int) -> None:
     """Slots 1 to `history`; the newest has `state` bytes of segments."""
-    layout, block = Layout("p"), os.urandom(SEGMENT)
-    digest, newest = sha256_of_bytes(block), CheckpointId(0, history, new_attempt())
+    layout, block = BucketLayout("p"), os.urandom(SEGMENT)
+    digest, newest = sha256_of_bytes(block), CheckpointId(0, history, generate_attempt_id())
 
     def segment(number: int) -> FileRef:
-        folder = layout.state(CheckpointId(0, 1 + number, new_attempt()))
+        folder = layout.state_prefix(CheckpointId(0, 1 + number, generate_attempt_id()))
         key = f"{folder}order.parquet"
         store.put(key, block)
         for small in range(REPLACED):
@@ -79,16 +79,16 @@ def fill(store: Store, state: int, history: int) -> None:
 
     with ThreadPoolExecutor(THREADS) as pool:
         segments = list(pool.map(segment, range(max(1, state // SEGMENT))))
-    records, head = [], Head(0, 0, None, None, None)
+    records, head = [], LogHead(0, 0, None, None, None)
     for slot in range(1, history + 1):
-        record = _epoch(head, newest.attempt if slot == history else new_attempt(), segments if slot == history else [])
-        head = Head(0, slot, record, sha256_of_bytes(record.to_bytes()), None)
+        record = _epoch(head, newest.attempt if slot == history else generate_attempt_id(), segments if slot == history else [])
+        head = LogHead(0, slot, record, sha256_of_bytes(record.to_bytes()), None)
         records.append(record)
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda record: store.create(layout.slot(0, record.slot), record.to_bytes()), records))
+        list(pool.map(lambda record: store.create(layout.slot_key(0, record.slot), record.to_bytes()), records))
 
 
-def _epoch(head: Head, attempt: str, segments: list[FileRef]) -> Manifest:
+def _epoch(head: LogHead, attempt: str, segments: list[FileRef]) -> Manifest:
     return Manifest(
         pipeline="p",
         uid="",
@@ -102,7 +102,7 @@ def _epoch(head: Head, attempt: str, segments: list[FileRef]) -> Manifest:
         lease_token=1,
         driver="bench",
         recorded_now=0,
-        decider=initial_state(SPEC),
+        decider=create_initial_state(SPEC),
         counters=Counters(),
         segments=segments,
         notes={"next_position": 0},
@@ -116,17 +116,17 @@ def recover(url: str) -> float:
     sources["a"].append(row(1))
     begun = time.perf_counter()
     store = open_store(url)
-    require_honest(store)
+    require_honest_store(store)
     uid = ensure_identity(store, "p")
-    lease = Lease.acquire(store, "p", Holder.this_process(), uid=uid)
+    lease = Lease.acquire(store, "p", ProcessIdentity.this_process(), uid=uid)
     log = SlotLog(store, "p")
-    settle_head(SPEC, log, lease, "latest")
+    select_start_checkpoint(SPEC, log, lease, "latest")
     engine = Engine(
         SPEC,
         log,
         list(sources.values()),
         _Stop(),
-        author=Author(uid, "bench", "0"),
+        author=ManifestAuthor(uid, "bench", "0"),
         steps=PlainSteps(),
         clock=SYSTEM_CLOCK,
         faults=NoFaults(),

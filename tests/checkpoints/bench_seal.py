@@ -19,7 +19,7 @@ from unittest.mock import patch
 from tests.engine.harness import Bench, row, spec_of
 from tests.minio_server import running
 
-from tidegate.checkpoints.log import Lost, Sealed, SlotLog
+from tidegate.checkpoints.log import SlotTaken, Sealed, SlotLog
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.open import open_store
 
@@ -29,7 +29,7 @@ def measure(url: str, epochs: int) -> tuple[list[float], Counter[str]]:
     store, seals, puts = open_store(url), list[float](), Counter[str]()
     bench, seal = Bench(spec_of(), store), SlotLog.seal
 
-    def timed(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | Lost:
+    def timed(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | SlotTaken:
         begun = time.perf_counter()
         outcome = seal(log, record)
         seals.append(1000 * (time.perf_counter() - begun))

@@ -15,11 +15,11 @@ from tests.minio_server import RealMinio
 
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.clock import Clock, ManualClock
-from tidegate.checkpoints.layout import CheckpointId, Layout, new_attempt
+from tidegate.checkpoints.layout import CheckpointId, BucketLayout, generate_attempt_id
 from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import Head, Sealed, SlotLog
+from tidegate.checkpoints.log import LogHead, Sealed, SlotLog
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.s3 import S3Settings, S3Store
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import TidegateError
@@ -28,7 +28,7 @@ from tidegate.jobs.spec.errors import TidegateError
 class Author:
     """Writes manifests and whole histories, with real files behind them."""
 
-    def manifest(self, head: Head, **over: Any) -> Manifest:
+    def manifest(self, head: LogHead, **over: Any) -> Manifest:
         """The next epoch after a head: ten rows read and released, unless told otherwise."""
         read = 10 + (head.record.counters.read if head.record else 0)
         fields: dict[str, Any] = {
@@ -40,7 +40,7 @@ class Author:
             "slot": head.next_slot,
             "parent": str(head.checkpoint) if head.checkpoint else None,
             "parent_sha256": head.sha256,
-            "attempt": new_attempt(),
+            "attempt": generate_attempt_id(),
             "lease_token": 1,
             "driver": "d",
             "recorded_now": 1_000_000 * head.next_slot,
@@ -51,8 +51,8 @@ class Author:
 
     def file(self, store: Store, checkpoint: CheckpointId, data: bytes = b"rows", *, table: str | None = "events") -> FileRef:
         """Put a data file of an attempt into the store; a state segment when `table` is None."""
-        layout = Layout("p")
-        folder = layout.table(table, checkpoint) if table else layout.state(checkpoint)
+        layout = BucketLayout("p")
+        folder = layout.table_prefix(table, checkpoint) if table else layout.state_prefix(checkpoint)
         key = f"{folder}part-0.parquet"
         store.put(key, data)
         kind = f"table:{table}" if table else "order"
@@ -111,13 +111,13 @@ class Stage:
         stage = self
 
         class OwnClock(ManualClock):
-            def now(self) -> float:
-                return stage.clock.now()
+            def monotonic(self) -> float:
+                return stage.clock.monotonic()
 
             def sleep(self, seconds: float) -> None:
-                stage._pause(name, turn, stage.clock.now() + seconds)
+                stage._pause(name, turn, stage.clock.monotonic() + seconds)
 
-        def hook(request: Request) -> Fault | None:
+        def hook(request: StoreRequest) -> Fault | None:
             stage._pause(name, turn, 0.0)
             return stage._fate(request)
 
@@ -142,17 +142,17 @@ class Stage:
             self._next()
             self.after_each()
         while self.bucket.held:
-            self.bucket.deliver()
+            self.bucket.deliver_held()
         for thread in self._threads:
             thread.join()
         if self.surprises:
             raise self.surprises[0]
 
     def _next(self) -> None:
-        awake = [name for name, (_, since) in self._waiting.items() if since <= self.clock.now()]
+        awake = [name for name, (_, since) in self._waiting.items() if since <= self.clock.monotonic()]
         if not awake:
             earliest = min(since for _, since in self._waiting.values())
-            self.clock.advance(earliest - self.clock.now() + 1e-6)
+            self.clock.advance(earliest - self.clock.monotonic() + 1e-6)
             return
         name = awake[next(self._bytes, 0) % len(awake)]
         turn, _ = self._waiting.pop(name)
@@ -164,20 +164,20 @@ class Stage:
         self._back.release()
         turn.acquire()
 
-    def _fate(self, request: Request) -> Fault | None:
+    def _fate(self, request: StoreRequest) -> Fault | None:
         number = next(self._bytes, 0)
         fault = FAULTS[number % len(FAULTS)] if number >= 256 - self._rate else None
         if fault == "deliver":
             if self.bucket.held:
-                self.bucket.deliver(number % len(self.bucket.held))
+                self.bucket.deliver_held(number % len(self.bucket.held))
             return None
         if fault == "crash before":
             raise Crash
         if fault == "crash after":
-            if request.writes:
+            if request.is_write:
                 self.bucket.held.append(request)
             raise Crash
-        return fault if isinstance(fault, Fault) and (request.writes or fault is Fault.REFUSED) else None
+        return fault if isinstance(fault, Fault) and (request.is_write or fault is Fault.REFUSED) else None
 
 
 class Ledger(MemoryBucket):
@@ -187,7 +187,7 @@ class Ledger(MemoryBucket):
         super().__init__()
         self._stubs = stubs
 
-    def apply(self, request: Request) -> str:
+    def apply(self, request: StoreRequest) -> str:
         there = self.objects.get(request.key)
         etag = super().apply(request)
         retired = self._stubs and request.verb == "swap" and b'"kind":"stub"' in (request.data or b"")
@@ -224,7 +224,7 @@ def minio(real_minio: RealMinio) -> S3Settings:
 @pytest.fixture
 def s3(minio: S3Settings) -> Iterator[S3Store]:
     """A store with a prefix of its own in the bucket of this session."""
-    store = S3Store(minio.model_copy(update={"prefix": f"test-{new_attempt()}"}))
+    store = S3Store(minio.model_copy(update={"prefix": f"test-{generate_attempt_id()}"}))
     yield store
     store.close()
 

@@ -11,10 +11,10 @@ from tests.yardstick import slowness
 
 from tidegate.checkpoints import index
 from tidegate.checkpoints.canonical import sha256_of_bytes
-from tidegate.checkpoints.catalog import Catalog
-from tidegate.checkpoints.diff import diff
+from tidegate.checkpoints.catalog import CheckpointCatalog
+from tidegate.checkpoints.diff import diff_checkpoints
 from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.log import Head, SlotLog
+from tidegate.checkpoints.log import LogHead, SlotLog
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
 from tidegate.checkpoints.roots import RootsFile
@@ -29,67 +29,67 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of four slots, so that a short history has several."""
-    monkeypatch.setattr(index, "PAGE", 4)
+    monkeypatch.setattr(index, "SLOTS_PER_PAGE", 4)
 
 
-def ids(catalog: Catalog) -> list[str]:
+def ids(catalog: CheckpointCatalog) -> list[str]:
     """What a listing shows."""
-    return [str(row.id) for row in catalog.listing()]
+    return [str(row.id) for row in catalog.list_checkpoints()]
 
 
 def test_checkpoints_are_listed_newest_first_on_every_store(store: Store, author: Author) -> None:
     """A listing shows every epoch with its numbers, also when some were sealed since the last one."""
     log = SlotLog(store, "p")
-    catalog = Catalog(log)
-    assert catalog.listing() == []
+    catalog = CheckpointCatalog(log)
+    assert catalog.list_checkpoints() == []
     manifests = author.extend(log, 6, with_files=True)
     assert ids(catalog) == [str(m.id) for m in reversed(manifests)]
     manifests += author.extend(log, 5)
     assert ids(catalog) == [str(m.id) for m in reversed(manifests)]
-    row = catalog.listing()[-1]
-    assert (row.slot, row.read, row.released, row.files, row.tables, row.restorable) == (1, 10, 10, 2, {"events": 10}, True)
+    row = catalog.list_checkpoints()[-1]
+    assert (row.slot, row.read, row.released, row.files, row.tables, row.is_restorable) == (1, 10, 10, 2, {"events": 10}, True)
 
 
 def test_timelines_are_told_apart(log: SlotLog, author: Author) -> None:
     """The current lineage is the default; abandoned checkpoints are shown on request and marked."""
     old = author.extend(log, 6)
     log.fork(log.head(), old[1].id, request_id="r", who="ann", why="")
-    catalog = Catalog(log)
+    catalog = CheckpointCatalog(log)
     assert ids(catalog) == [str(m.id) for m in reversed(old[:2])]
     new = author.extend(log, 3)
     assert ids(catalog) == [str(m.id) for m in reversed([*old[:2], *new])]
-    everything = catalog.listing(all_timelines=True)
+    everything = catalog.list_checkpoints(all_timelines=True)
     assert {row.id for row in everything if not row.on_lineage} == {str(m.id) for m in old[2:]}
-    assert [row.kind for row in catalog.listing(all_timelines=True, kinds=["fork"])] == ["fork"]
+    assert [row.kind for row in catalog.list_checkpoints(all_timelines=True, kinds=["fork"])] == ["fork"]
 
 
 def test_the_index_is_only_a_cache(log: SlotLog, author: Author) -> None:
     """Deleted, garbled or rebuilt, the pages never change what is listed."""
     author.extend(log, 10)
-    catalog = Catalog(log)
-    before = catalog.listing()
+    catalog = CheckpointCatalog(log)
+    before = catalog.list_checkpoints()
     for spoil in (lambda key: log.store.delete(key), lambda key: log.store.put(key, b"{nonsense")):
-        for entry in list(log.store.list(log.layout.index)):
+        for entry in list(log.store.list_objects(log.layout.index_prefix)):
             spoil(entry.key)
-        assert Catalog(log).listing() == before
+        assert CheckpointCatalog(log).list_checkpoints() == before
     catalog.index.rebuild()
-    assert catalog.listing() == before
+    assert catalog.list_checkpoints() == before
 
 
 def test_full_pages_spare_reading_slots(log: SlotLog, author: Author) -> None:
     """With its pages written, a listing reads no slot but the head."""
     author.extend(log, 8)
-    Catalog(log).listing()
+    CheckpointCatalog(log).list_checkpoints()
     read: list[str] = []
     store = MemoryStore(log.store.bucket, hook=lambda request: read.append(request.key) if request.verb == "get" else None)  # type: ignore[attr-defined]
-    assert len(Catalog(SlotLog(store, "p")).listing()) == 8
-    assert {key for key in read if "/slots/" in key} == {log.layout.slot(0, 8)}
+    assert len(CheckpointCatalog(SlotLog(store, "p")).list_checkpoints()) == 8
+    assert {key for key in read if "/slots/" in key} == {log.layout.slot_key(0, 8)}
 
 
 def test_names_resolve(log: SlotLog, author: Author) -> None:
     """latest, latest_healthy, pins, full ids and unique prefixes lead to a checkpoint."""
     one, two, three = author.extend(log, 3)
-    catalog, roots = Catalog(log), RootsFile(log.store, "p")
+    catalog, roots = CheckpointCatalog(log), RootsFile(log.store, "p")
     roots.pin("golden", one.id, who="ann")
     roots.condemn_damaged(three.id, "test")
     assert catalog.resolve("latest") == three.id
@@ -98,15 +98,15 @@ def test_names_resolve(log: SlotLog, author: Author) -> None:
     assert catalog.resolve("golden") == one.id
     assert catalog.resolve(str(two.id)) == two.id
     assert catalog.resolve(str(two.id)[:10]) == two.id
-    assert catalog.show(two.id) == two
-    rows = {row.id: row for row in catalog.listing()}
+    assert catalog.read_manifest(two.id) == two
+    rows = {row.id: row for row in catalog.list_checkpoints()}
     assert rows[str(one.id)].pins == ("golden",)
-    assert not rows[str(three.id)].restorable
+    assert not rows[str(three.id)].is_restorable
 
 
 def test_names_that_do_not_resolve_say_why(log: SlotLog, author: Author) -> None:
     """Nothing, ambiguity and a total loss are told apart."""
-    catalog = Catalog(log)
+    catalog = CheckpointCatalog(log)
     with pytest.raises(ConfigurationError, match="nothing was sealed yet"):
         catalog.resolve("latest")
     manifests = author.extend(log, 3)
@@ -122,7 +122,7 @@ def test_names_that_do_not_resolve_say_why(log: SlotLog, author: Author) -> None
 
 def test_two_checkpoints_differ_by_name(author: Author) -> None:
     """A diff names counters, positions, frontiers, state and tables; equal checkpoints have none."""
-    start = Head(0, 0, None, None, None)
+    start = LogHead(0, 0, None, None, None)
     file = FileRef(key="k", rows=3, bytes=1, sha256="s", kind="order")
     left = author.manifest(start, decider={"frontiers": {"a": 1, "b": 2}}, cut={"a/0": {"end": 5}}, segments=[file])
     right = author.manifest(
@@ -133,7 +133,7 @@ def test_two_checkpoints_differ_by_name(author: Author) -> None:
         files={"late": [file]},
         spec_digest="other",
     )
-    found = diff(left, right)
+    found = diff_checkpoints(left, right)
     assert not found.same
     assert found.spec_changed
     assert found.counters == {"read": 5, "released": -1, "dropped.cti_violation": 6}
@@ -141,7 +141,7 @@ def test_two_checkpoints_differ_by_name(author: Author) -> None:
     assert {name: (pair.left, pair.right) for name, pair in found.decider.items()} == {"frontiers.b": (2, 9)}
     assert (found.state["order"].left, found.state["order"].right) == (3, None)
     assert found.tables["late"].right == 3
-    assert diff(left, left).same
+    assert diff_checkpoints(left, left).same
 
 
 def synthesise(real: SlotLog, author: Author, count: int) -> list[Manifest]:
@@ -150,18 +150,18 @@ def synthesise(real: SlotLog, author: Author, count: int) -> list[Manifest]:
     A listing never reads the older manifests: that is the point of the pages, and what the test then measures.
     """
     memory = SlotLog(MemoryStore(MemoryBucket()), "p")
-    head, manifests = Head(0, 0, None, None, None), []
+    head, manifests = LogHead(0, 0, None, None, None), []
     for _ in range(count):
         manifest = author.manifest(head, decider={"frontiers": {str(n): n for n in range(10)}})
         data = manifest.to_bytes()
-        etag = memory.store.put(memory.layout.slot(0, manifest.slot), data)
-        head = Head(0, manifest.slot, manifest, sha256_of_bytes(data), etag)
+        etag = memory.store.put(memory.layout.slot_key(0, manifest.slot), data)
+        head = LogHead(0, manifest.slot, manifest, sha256_of_bytes(data), etag)
         manifests.append(manifest)
-    Catalog(memory).index.refresh()
-    for entry in memory.store.list(memory.layout.index):
+    CheckpointCatalog(memory).index.refresh()
+    for entry in memory.store.list_objects(memory.layout.index_prefix):
         real.store.put(entry.key, memory.store.get(entry.key).data)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda m: real.store.put(real.layout.slot(0, m.slot), m.to_bytes()), manifests[-100:]))
+        list(pool.map(lambda m: real.store.put(real.layout.slot_key(0, m.slot), m.to_bytes()), manifests[-100:]))
     return manifests
 
 
@@ -171,13 +171,13 @@ def test_ten_thousand_checkpoints_are_listed_within_a_second(
     s3: S3Store, author: Author, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With index pages, 10,000 checkpoints are listed and the newest healthy one chosen in under a second on local MinIO."""
-    monkeypatch.setattr(index, "PAGE", 500)
+    monkeypatch.setattr(index, "SLOTS_PER_PAGE", 500)
     manifests = synthesise(SlotLog(s3, "p"), author, 10_100)
     manifests += author.extend(SlotLog(s3, "p"), 20)
     RootsFile(s3, "p").condemn_damaged(manifests[-1].id, "test")
-    catalog = Catalog(SlotLog(s3, "p"))
+    catalog = CheckpointCatalog(SlotLog(s3, "p"))
     began = time.perf_counter()
-    rows = catalog.listing()
+    rows = catalog.list_checkpoints()
     listed = time.perf_counter() - began
     began = time.perf_counter()
     chosen = catalog.resolve("latest_healthy", healthy=lambda c: c.slot < 10_120)
@@ -191,4 +191,4 @@ def test_ten_thousand_checkpoints_are_listed_within_a_second(
 def test_prefixes_look_like_ids(log: SlotLog) -> None:
     """An empty log resolves no prefix."""
     with pytest.raises(ConfigurationError, match="no such"):
-        Catalog(log).resolve(str(CheckpointId(0, 1, "abcdef")))
+        CheckpointCatalog(log).resolve(str(CheckpointId(0, 1, "abcdef")))

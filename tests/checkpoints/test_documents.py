@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.desired import Desired, DesiredState, read_desired, set_desired
-from tidegate.checkpoints.documents import change
+from tidegate.checkpoints.desired import DesiredDocument, DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.documents import change_document
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.requests import (
     Ack,
     AckOutcome,
-    Kind,
-    acknowledge,
-    forget_acknowledged,
-    pending,
+    RequestKind,
+    acknowledge_request,
+    delete_acknowledged_requests,
+    list_pending_requests,
     read_ack,
-    submit,
+    submit_request,
 )
 from tidegate.checkpoints.roots import Roots, RootsFile, pin_checkpoint
-from tidegate.checkpoints.status import Status, read_status, write_status
+from tidegate.checkpoints.status import DriverStatus, read_status, write_status
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 
@@ -36,18 +36,18 @@ C = CheckpointId(0, 1, "abcdef")
 def once(*faults: Fault) -> MemoryStore:
     """A store whose first writes meet these faults."""
     left = list(faults)
-    return MemoryStore(hook=lambda request: left.pop(0) if left and request.writes else None)
+    return MemoryStore(hook=lambda request: left.pop(0) if left and request.is_write else None)
 
 
 @pytest.mark.parametrize("fault", [Fault.NO_EFFECT, Fault.LOST_ANSWER, Fault.LATE, Fault.TWICE])
 def test_a_change_happens_once_whatever_the_answer(fault: Fault) -> None:
     """A lost answer is found out by reading: the step has nothing left to do, or is tried again."""
     store = once(fault)
-    set_desired(store, "p", DesiredState.RUN, who="ann")
-    assert read_desired(store, "p").revision == 1
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
+    assert read_desired_state(store, "p").revision == 1
     while store.bucket.held:
-        assert store.bucket.deliver() is False
-    assert read_desired(store, "p").state is DesiredState.RUN
+        assert store.bucket.deliver_held() is False
+    assert read_desired_state(store, "p").state is DesiredState.RUN
 
 
 def test_a_held_up_swap_never_fits_again() -> None:
@@ -55,22 +55,22 @@ def test_a_held_up_swap_never_fits_again() -> None:
     bucket = MemoryBucket()
     store = MemoryStore(bucket)
     clock = ManualClock()
-    set_desired(store, "p", DesiredState.RUN, who="ann", clock=clock)
+    set_desired_state(store, "p", DesiredState.RUN, who="ann", clock=clock)
     late = [Fault.LATE]
-    slow = MemoryStore(bucket, hook=lambda request: late.pop() if late and request.writes else None)
-    set_desired(slow, "p", DesiredState.STOPPED, who="bob", clock=clock)
-    set_desired(store, "p", DesiredState.RUN, who="ann", clock=clock)
-    assert bucket.deliver() is False
-    assert read_desired(store, "p").state is DesiredState.RUN
+    slow = MemoryStore(bucket, hook=lambda request: late.pop() if late and request.is_write else None)
+    set_desired_state(slow, "p", DesiredState.STOPPED, who="bob", clock=clock)
+    set_desired_state(store, "p", DesiredState.RUN, who="ann", clock=clock)
+    assert bucket.deliver_held() is False
+    assert read_desired_state(store, "p").state is DesiredState.RUN
 
 
 def test_nobody_started_means_stopped_and_foreign_moves_are_refused() -> None:
     """The default wish is 'stopped'; with `only_from` a wish that moved meanwhile is not overwritten."""
     store = MemoryStore()
-    assert read_desired(store, "p") == Desired()
-    set_desired(store, "p", DesiredState.RECOVERING, who="ann", only_from=DesiredState.STOPPED)
+    assert read_desired_state(store, "p") == DesiredDocument()
+    set_desired_state(store, "p", DesiredState.RECOVERING, who="ann", only_from=DesiredState.STOPPED)
     with pytest.raises(ConfigurationError, match=r"should be recovering \(said by ann\), not run"):
-        set_desired(store, "p", DesiredState.STOPPED, who="bob", only_from=DesiredState.RUN)
+        set_desired_state(store, "p", DesiredState.STOPPED, who="bob", only_from=DesiredState.RUN)
 
 
 def test_a_document_nobody_can_get_through_to_is_transient() -> None:
@@ -78,13 +78,13 @@ def test_a_document_nobody_can_get_through_to_is_transient() -> None:
     bucket = MemoryBucket()
     number = iter(range(1000))
 
-    def rival(request: Request) -> Fault | None:
-        if request.writes:
-            bucket.objects[request.key] = Desired(revision=next(number), why=str(number)).to_bytes()
+    def rival(request: StoreRequest) -> Fault | None:
+        if request.is_write:
+            bucket.objects[request.key] = DesiredDocument(revision=next(number), why=str(number)).to_bytes()
         return None
 
     with pytest.raises(TransientError, match="could not be changed"):
-        set_desired(MemoryStore(bucket, hook=rival), "p", DesiredState.RUN, who="ann")
+        set_desired_state(MemoryStore(bucket, hook=rival), "p", DesiredState.RUN, who="ann")
 
 
 def test_a_document_that_cannot_be_read_is_named() -> None:
@@ -98,67 +98,67 @@ def test_a_document_that_cannot_be_read_is_named() -> None:
 def test_steps_that_change_nothing_write_nothing() -> None:
     """A step that returns the document as it was makes no request beyond the read."""
     writes: list[str] = []
-    store = MemoryStore(hook=lambda request: writes.append(request.verb) if request.writes else None)
-    change(store, "p/roots.json", Roots(), lambda roots: roots)
+    store = MemoryStore(hook=lambda request: writes.append(request.verb) if request.is_write else None)
+    change_document(store, "p/roots.json", Roots(), lambda roots: roots)
     assert len(writes) <= 1
 
 
 def test_requests_wait_until_acknowledged_on_every_store(store: Store, clock: ManualClock) -> None:
     """A request is pending until its ack lies there; ids that stand in manifests are left out."""
-    first = submit(store, "p", Kind.STOP, who="ann", token=3, clock=clock)
+    first = submit_request(store, "p", RequestKind.STOP, who="ann", token=3, clock=clock)
     clock.advance(1)
-    second = submit(store, "p", Kind.SAVEPOINT, who="ann", name="before-release", clock=clock)
-    assert [r.id for r in pending(store, "p")] == [first.id, second.id]
-    assert [r.id for r in pending(store, "p", applied=[first.id])] == [second.id]
-    ack = Ack(id=first.id, outcome=AckOutcome.APPLIED, token=3, at=clock.ticks())
-    assert acknowledge(store, "p", ack) == ack
-    assert acknowledge(store, "p", ack.model_copy(update={"outcome": AckOutcome.REFUSED})) == ack
+    second = submit_request(store, "p", RequestKind.SAVEPOINT, who="ann", name="before-release", clock=clock)
+    assert [r.id for r in list_pending_requests(store, "p")] == [first.id, second.id]
+    assert [r.id for r in list_pending_requests(store, "p", applied=[first.id])] == [second.id]
+    ack = Ack(id=first.id, outcome=AckOutcome.APPLIED, token=3, at=clock.wall_ticks())
+    assert acknowledge_request(store, "p", ack) == ack
+    assert acknowledge_request(store, "p", ack.model_copy(update={"outcome": AckOutcome.REFUSED})) == ack
     assert read_ack(store, "p", first.id) == ack
     assert read_ack(store, "p", second.id) is None
-    assert pending(store, "p") == [second]
+    assert list_pending_requests(store, "p") == [second]
 
 
 def test_a_stale_request_does_not_fit_a_successor(clock: ManualClock) -> None:
     """A stop for token 3 is refused by the driver with token 4, and by anybody after its expiry."""
-    request = submit(MemoryStore(), "p", Kind.STOP, who="ann", token=3, ttl=60, clock=clock)
-    assert request.unfit(3, clock.ticks()) is None
-    assert request.unfit(4, clock.ticks()) is AckOutcome.REFUSED
+    request = submit_request(MemoryStore(), "p", RequestKind.STOP, who="ann", token=3, ttl=60, clock=clock)
+    assert request.refusal_outcome(3, clock.wall_ticks()) is None
+    assert request.refusal_outcome(4, clock.wall_ticks()) is AckOutcome.REFUSED
     clock.advance(60)
-    assert request.unfit(3, clock.ticks()) is AckOutcome.EXPIRED
+    assert request.refusal_outcome(3, clock.wall_ticks()) is AckOutcome.EXPIRED
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_every_request_names_its_target(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(RequestKind))
+def test_every_request_names_its_target(kind: RequestKind) -> None:
     """A request without token, barrier or name is refused when it is made."""
     with pytest.raises(ValueError, match="names its"):
-        submit(MemoryStore(), "p", kind, who="ann")
+        submit_request(MemoryStore(), "p", kind, who="ann")
 
 
 def test_submitting_twice_is_once() -> None:
     """The same request id returns the request that lies there; a lost answer does not double it."""
     store = once(Fault.LOST_ANSWER)
-    one = submit(store, "p", Kind.DRAIN, who="ann", token=1, request_id="r")
-    assert submit(store, "p", Kind.DRAIN, who="bob", token=2, request_id="r") == one
-    assert pending(store, "p") == [one]
+    one = submit_request(store, "p", RequestKind.DRAIN, who="ann", token=1, request_id="r")
+    assert submit_request(store, "p", RequestKind.DRAIN, who="bob", token=2, request_id="r") == one
+    assert list_pending_requests(store, "p") == [one]
 
 
 def test_acknowledged_requests_are_forgotten_after_their_expiry(clock: ManualClock) -> None:
     """Only a request that nobody would apply any more is removed, with its ack."""
     store = MemoryStore()
-    done = submit(store, "p", Kind.STOP, who="ann", token=1, ttl=60, clock=clock)
-    submit(store, "p", Kind.STOP, who="ann", token=1, ttl=60, clock=clock)
-    acknowledge(store, "p", Ack(id=done.id, outcome=AckOutcome.APPLIED, token=1, at=0))
-    assert forget_acknowledged(store, "p", now=clock.ticks()) == 0
+    done = submit_request(store, "p", RequestKind.STOP, who="ann", token=1, ttl=60, clock=clock)
+    submit_request(store, "p", RequestKind.STOP, who="ann", token=1, ttl=60, clock=clock)
+    acknowledge_request(store, "p", Ack(id=done.id, outcome=AckOutcome.APPLIED, token=1, at=0))
+    assert delete_acknowledged_requests(store, "p", now=clock.wall_ticks()) == 0
     clock.advance(61)
-    assert forget_acknowledged(store, "p", now=clock.ticks()) == 1
-    assert len(pending(store, "p")) == 1
+    assert delete_acknowledged_requests(store, "p", now=clock.wall_ticks()) == 1
+    assert len(list_pending_requests(store, "p")) == 1
 
 
 def test_status_of_another_driver_is_ignored() -> None:
     """A report counts only for the token it was asked for; garbage and absence are no report."""
     store = MemoryStore()
     assert read_status(store, "p") is None
-    write_status(store, "p", Status(token=4, driver="d", step="move", at=1, body={"frontiers": {"a": 5}}))
+    write_status(store, "p", DriverStatus(token=4, driver="d", step="move", at=1, body={"frontiers": {"a": 5}}))
     status = read_status(store, "p", token=4)
     assert status is not None
     assert status.body == {"frontiers": {"a": 5}}
@@ -174,10 +174,10 @@ def test_pins_keep_names_apart() -> None:
     roots.pin("golden", C, who="bob")
     with pytest.raises(ConfigurationError, match="already names"):
         roots.pin("golden", CheckpointId(0, 2, "abcdef"), who="bob")
-    assert roots.read().kept == {str(C)}
+    assert roots.read().protected_checkpoints == {str(C)}
     roots.unpin("golden")
     roots.unpin("golden")
-    assert roots.read().kept == set()
+    assert roots.read().protected_checkpoints == set()
 
 
 def test_what_is_condemned_cannot_be_pinned_or_restored() -> None:
@@ -189,8 +189,8 @@ def test_what_is_condemned_cannot_be_pinned_or_restored() -> None:
         roots.pin("x", C, who="ann")
     with pytest.raises(ConfigurationError, match="damaged: checksum of x"):
         roots.claim("r", C, timeline=0, slot=9, who="ann")
-    assert roots.read().damaged == {str(C)}
-    roots.acquit([str(C)])
+    assert roots.read().damaged_checkpoints == {str(C)}
+    roots.clear_condemned([str(C)])
     roots.pin("x", C, who="ann")
 
 
@@ -202,7 +202,7 @@ def test_retirement_passes_over_pins_and_claims_and_drops_void_claims() -> None:
     roots.claim("live", ids[1], timeline=0, slot=9, who="ann")
     roots.claim("void", ids[2], timeline=0, slot=5, who="ann")
     after = roots.condemn_retired(lambda seen: ({str(c) for c in ids}, {"void"}))
-    assert after.retiring == {str(ids[2]), str(ids[3])}
+    assert after.retiring_checkpoints == {str(ids[2]), str(ids[3])}
     assert set(after.claims) == {"live"}
 
 
@@ -217,7 +217,7 @@ def test_a_claim_that_comes_in_between_is_seen() -> None:
         asked.append(seen)
         return {str(C)}, set()
 
-    assert RootsFile(MemoryStore(bucket), "p").condemn_retired(decide).retiring == set()
+    assert RootsFile(MemoryStore(bucket), "p").condemn_retired(decide).retiring_checkpoints == set()
     assert len(asked) == 2
 
 

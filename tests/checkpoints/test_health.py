@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tidegate.checkpoints.health import healthy
+from tidegate.checkpoints.health import build_health_check
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.memory import MemoryStore
 
@@ -25,10 +25,10 @@ def test_a_run_speaks_for_what_it_looked_at(runs: list[tuple[int, str]], well: s
     store = MemoryStore()
     history = [{"checkpoint": f"t0-{slot:06d}-aaaaaa", "verdict": verdict} for slot, verdict in runs]
     store.put("p/quality/history.json", json.dumps({"runs": history}).encode())
-    judge = healthy(store, "p")
+    judge = build_health_check(store, "p")
     assert {slot for slot in range(1, 6) if judge(CheckpointId(0, slot, "bbbbbb"))} == well
 
 
 def test_without_checks_nothing_is_held_against_anybody() -> None:
     """A pipeline whose quality was never checked has healthy checkpoints, on every timeline."""
-    assert healthy(MemoryStore(), "p")(CheckpointId(7, 1, "aaaaaa"))
+    assert build_health_check(MemoryStore(), "p")(CheckpointId(7, 1, "aaaaaa"))

@@ -10,17 +10,17 @@ from collections.abc import Callable
 import pytest
 
 from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.holder import Holder
-from tidegate.checkpoints.keeper import LeaseKeeper
-from tidegate.checkpoints.lease import TTL, Lease, LeaseHeldError, LeaseLostError, LeaseWatch, evict, read_lease
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.holder import ProcessIdentity
+from tidegate.checkpoints.keeper import LeaseRenewer
+from tidegate.checkpoints.lease import LEASE_TTL, Lease, LeaseHeldError, LeaseLostError, LeaseObserver, evict_lease_holder, read_lease
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.store import OutcomeUnknownError, Store, StoreUnavailableError
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError
 
 
-def far_away(name: str) -> Holder:
+def far_away(name: str) -> ProcessIdentity:
     """A holder on another host, about which nothing can be proven from here."""
-    return Holder(driver=name, host="elsewhere", boot="b", namespace="n", pid=1, start_ticks=1)
+    return ProcessIdentity(driver=name, host="elsewhere", boot="b", namespace="n", pid=1, start_ticks=1)
 
 
 def _nothing() -> None:
@@ -46,13 +46,13 @@ def sleepy() -> Sleepy:
 
 def test_a_free_lease_is_taken_at_once_on_every_store(store: Store, clock: ManualClock) -> None:
     """First start, renewal, release and next start work on each kind of store, without waiting."""
-    before = clock.now()
+    before = clock.monotonic()
     one = Lease.acquire(store, "p", far_away("one"), clock=clock, uid="u")
     one.renew()
-    one.check()
+    one.ensure_held()
     one.release()
     two = Lease.acquire(store, "p", far_away("two"), clock=clock, uid="u")
-    assert (one.token, two.token, clock.now()) == (1, 2, before)
+    assert (one.token, two.token, clock.monotonic()) == (1, 2, before)
     view = read_lease(store, "p")
     assert view is not None
     assert view.holder == two.holder
@@ -84,13 +84,13 @@ def test_a_silent_holder_is_replaced_after_its_ttl_on_the_observers_clock(memory
     one = Lease.acquire(memory, "p", far_away("one"), clock=ManualClock(start=9e9))
     clock = ManualClock(start=5.0)
     two = Lease.acquire(memory, "p", far_away("two"), clock=clock)
-    assert TTL < clock.now() - 5.0 < TTL + 1.5
+    assert LEASE_TTL < clock.monotonic() - 5.0 < LEASE_TTL + 1.5
     assert two.token == 2
     with pytest.raises(LeaseLostError, match="token 2 is held by two"):
         one.renew()
     with pytest.raises(LeaseLostError):
-        one.check()
-    assert one.lost
+        one.ensure_held()
+    assert one.is_lost
 
 
 def test_a_standby_waits_until_the_holder_falls_silent(memory: MemoryStore, sleepy: Sleepy) -> None:
@@ -117,31 +117,31 @@ def test_a_holder_proven_dead_is_replaced_at_once(memory: MemoryStore, clock: Ma
     code = "from tidegate.checkpoints.holder import Holder; print(Holder.this_process().model_dump_json(), flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
-        holder = Holder.model_validate_json(child.stdout.readline())
+        holder = ProcessIdentity.model_validate_json(child.stdout.readline())
         Lease.acquire(memory, "p", holder, clock=clock)
-        assert not holder.proven_dead()
+        assert not holder.is_proven_dead()
         child.kill()
-    before = clock.now()
-    assert Lease.acquire(memory, "p", Holder.this_process("next"), clock=clock).token == 2
-    assert clock.now() == before
+    before = clock.monotonic()
+    assert Lease.acquire(memory, "p", ProcessIdentity.this_process("next"), clock=clock).token == 2
+    assert clock.monotonic() == before
 
 
 def test_a_zombie_and_a_reused_pid_are_dead() -> None:
     """A child that ended but was not waited for is dead; so is a pid whose start time differs."""
-    me = Holder.this_process()
+    me = ProcessIdentity.this_process()
     with subprocess.Popen([sys.executable, "-c", "pass"]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it ended, and is a zombie from here on
-        assert me.model_copy(update={"pid": child.pid}).proven_dead()
-    assert me.model_copy(update={"start_ticks": me.start_ticks - 1}).proven_dead()
-    assert not me.proven_dead()
+        assert me.model_copy(update={"pid": child.pid}).is_proven_dead()
+    assert me.model_copy(update={"start_ticks": me.start_ticks - 1}).is_proven_dead()
+    assert not me.is_proven_dead()
 
 
 @pytest.mark.parametrize("field", ["host", "boot", "namespace"])
 def test_nothing_is_proven_across_hosts_boots_and_containers(field: str) -> None:
     """A pid says something only on its own host, boot and pid namespace."""
-    dead = Holder.this_process().model_copy(update={"start_ticks": 0})
-    assert dead.proven_dead()
-    assert not dead.model_copy(update={field: "other"}).proven_dead()
+    dead = ProcessIdentity.this_process().model_copy(update={"start_ticks": 0})
+    assert dead.is_proven_dead()
+    assert not dead.model_copy(update={field: "other"}).is_proven_dead()
 
 
 @pytest.mark.parametrize("fault", [Fault.NO_EFFECT, Fault.LOST_ANSWER, Fault.LATE])
@@ -149,10 +149,10 @@ def test_a_lost_answer_to_the_first_take_is_read_back(fault: Fault, clock: Manua
     """However the create was lost, exactly one lease results and its holder knows it."""
     faults = [fault]
     bucket = MemoryBucket()
-    store = MemoryStore(bucket, hook=lambda request: faults.pop() if faults and request.writes else None)
+    store = MemoryStore(bucket, hook=lambda request: faults.pop() if faults and request.is_write else None)
     lease = Lease.acquire(store, "p", far_away("one"), clock=clock)
     while bucket.held:
-        bucket.deliver()
+        bucket.deliver_held()
     lease.renew()
     assert lease.token == 1
 
@@ -160,53 +160,53 @@ def test_a_lost_answer_to_the_first_take_is_read_back(fault: Fault, clock: Manua
 def test_a_renewal_whose_answer_was_lost_is_taken_up(clock: ManualClock) -> None:
     """The holder reads back, recognises its nonce, and goes on as the holder."""
     faults: list[Fault] = []
-    store = MemoryStore(hook=lambda request: faults.pop() if faults and request.writes else None)
+    store = MemoryStore(hook=lambda request: faults.pop() if faults and request.is_write else None)
     lease = Lease.acquire(store, "p", far_away("one"), clock=clock)
     faults.append(Fault.LOST_ANSWER)
     clock.advance(2)
     lease.renew()
-    assert lease.remaining == TTL
+    assert lease.remaining_seconds == LEASE_TTL
     lease.renew()
-    lease.check()
+    lease.ensure_held()
 
 
 def test_a_renewal_that_lands_late_does_not_cost_the_lease(clock: ManualClock) -> None:
     """A held-up renewal that arrives between two others is recognised as one's own."""
     faults: list[Fault] = []
     bucket = MemoryBucket()
-    store = MemoryStore(bucket, hook=lambda request: faults.pop() if faults and request.writes else None)
+    store = MemoryStore(bucket, hook=lambda request: faults.pop() if faults and request.is_write else None)
     lease = Lease.acquire(store, "p", far_away("one"), clock=clock)
     faults.append(Fault.LATE)
     with pytest.raises(OutcomeUnknownError):
         lease.renew()
-    assert bucket.deliver() is True
+    assert bucket.deliver_held() is True
     clock.advance(1)
     lease.renew()
-    assert lease.remaining == TTL - 1  # counted from when the renewal that is in place was sent
+    assert lease.remaining_seconds == LEASE_TTL - 1  # counted from when the renewal that is in place was sent
     lease.renew()
-    assert lease.remaining == TTL
+    assert lease.remaining_seconds == LEASE_TTL
 
 
 def test_the_holders_time_counts_from_before_it_sent(clock: ManualClock) -> None:
     """A slow answer shortens the lease: observers may have seen the renewal long ago."""
 
-    def slow(request: Request) -> Fault | None:
+    def slow(request: StoreRequest) -> Fault | None:
         if request.verb == "swap":
             clock.advance(4)
         return None
 
     lease = Lease.acquire(MemoryStore(hook=slow), "p", far_away("one"), clock=clock)
     lease.renew()
-    assert lease.remaining == TTL - 4
+    assert lease.remaining_seconds == LEASE_TTL - 4
 
 
 def test_a_sleeper_that_nobody_replaced_goes_on(memory: MemoryStore, clock: ManualClock) -> None:
     """After its time ran out, check renews; when nobody took the lease, it is simply kept."""
     lease = Lease.acquire(memory, "p", far_away("one"), clock=clock)
     clock.advance(60)
-    assert lease.remaining < 0
-    lease.check()
-    assert lease.remaining == TTL
+    assert lease.remaining_seconds < 0
+    lease.ensure_held()
+    assert lease.remaining_seconds == LEASE_TTL
 
 
 def test_an_absent_store_is_not_a_loss(clock: ManualClock) -> None:
@@ -217,26 +217,26 @@ def test_an_absent_store_is_not_a_loss(clock: ManualClock) -> None:
     away[0] = True
     with pytest.raises(StoreUnavailableError):
         lease.renew()
-    assert not lease.lost
-    clock.advance(TTL + 1)
+    assert not lease.is_lost
+    clock.advance(LEASE_TTL + 1)
     with pytest.raises(StoreUnavailableError):
-        lease.check()
+        lease.ensure_held()
     away[0] = False
-    lease.check()
+    lease.ensure_held()
 
 
 def test_eviction_raises_the_token_and_frees_the_lease(memory: MemoryStore, clock: ManualClock) -> None:
     """An evicted driver finds out; the next one starts at once with a higher token still."""
     one = Lease.acquire(memory, "p", far_away("one"), clock=clock)
-    assert evict(memory, "p", expected_token=one.token) == 2
+    assert evict_lease_holder(memory, "p", expected_token=one.token) == 2
     with pytest.raises(LeaseLostError):
-        one.check() if one.remaining <= 0 else one.renew()
-    before = clock.now()
+        one.ensure_held() if one.remaining_seconds <= 0 else one.renew()
+    before = clock.monotonic()
     two = Lease.acquire(memory, "p", far_away("two"), clock=clock)
-    assert (two.token, clock.now()) == (3, before)
-    assert evict(memory, "p", expected_token=1) == 3
+    assert (two.token, clock.monotonic()) == (3, before)
+    assert evict_lease_holder(memory, "p", expected_token=1) == 3
     two.renew()
-    assert evict(MemoryStore(), "p") == 0
+    assert evict_lease_holder(MemoryStore(), "p") == 0
 
 
 def test_a_released_lease_stays_released(memory: MemoryStore, clock: ManualClock) -> None:
@@ -244,7 +244,7 @@ def test_a_released_lease_stays_released(memory: MemoryStore, clock: ManualClock
     one = Lease.acquire(memory, "p", far_away("one"), clock=clock)
     one.release()
     with pytest.raises(LeaseLostError, match="released"):
-        one.check()
+        one.ensure_held()
     two = Lease.acquire(memory, "p", far_away("two"), clock=clock)
     one.release()
     two.renew()
@@ -255,7 +255,7 @@ def test_two_newcomers_cannot_both_take_it(memory: MemoryStore, clock: ManualClo
     Lease.acquire(memory, "p", far_away("old"), clock=clock).release()
     rival: list[Lease] = []
 
-    def overtake(request: Request) -> Fault | None:
+    def overtake(request: StoreRequest) -> Fault | None:
         if request.verb == "swap" and not rival:
             rival.append(Lease.acquire(MemoryStore(memory.bucket), "p", far_away("rival"), clock=clock))
         return None
@@ -269,37 +269,37 @@ def test_two_newcomers_cannot_both_take_it(memory: MemoryStore, clock: ManualClo
 
 def test_an_observer_measures_silence_on_its_own_clock(memory: MemoryStore, clock: ManualClock) -> None:
     """The watch counts from the last change it saw and forgets nothing between looks."""
-    watch = LeaseWatch(memory, "p", clock)
-    assert watch.expired(watch.look())
+    watch = LeaseObserver(memory, "p", clock)
+    assert watch.is_expired(watch.observe())
     lease = Lease.acquire(memory, "p", far_away("one"), clock=clock)
-    view = watch.look()
+    view = watch.observe()
     clock.advance(5)
-    watch.look()
-    assert (watch.silent_for, watch.expired(view)) == (5, False)
+    watch.observe()
+    assert (watch.silent_seconds, watch.is_expired(view)) == (5, False)
     lease.renew()
-    watch.look()
-    assert (watch.silent_for, watch.renewals_seen) == (0, 1)
-    clock.advance(TTL + 0.1)
-    assert watch.expired(watch.look())
+    watch.observe()
+    assert (watch.silent_seconds, watch.renewals_seen) == (0, 1)
+    clock.advance(LEASE_TTL + 0.1)
+    assert watch.is_expired(watch.observe())
 
 
 def test_a_slow_answer_is_no_silence(clock: ManualClock) -> None:
     """What the holder did while the store thought about it, or while the observer was held up, nobody has seen yet."""
     slow = [0.0]
 
-    def hook(request: Request) -> None:
+    def hook(request: StoreRequest) -> None:
         clock.advance(slow.pop() if slow else 0.0)
 
     store = MemoryStore(hook=hook)
     Lease.acquire(store, "p", far_away("one"), clock=clock)
-    watch = LeaseWatch(store, "p", clock)
-    watch.look()
+    watch = LeaseObserver(store, "p", clock)
+    watch.observe()
     clock.advance(2)
-    slow.append(TTL + 1)
-    view = watch.look()
-    clock.advance(TTL + 1)
-    assert (watch.silent_for, watch.expired(view)) == (2, False)
-    assert watch.expired(watch.look())
+    slow.append(LEASE_TTL + 1)
+    view = watch.observe()
+    clock.advance(LEASE_TTL + 1)
+    assert (watch.silent_seconds, watch.is_expired(view)) == (2, False)
+    assert watch.is_expired(watch.observe())
 
 
 def test_garbage_in_the_lease_is_named(memory: MemoryStore) -> None:
@@ -311,22 +311,22 @@ def test_garbage_in_the_lease_is_named(memory: MemoryStore) -> None:
 
 def test_a_wedged_driver_loses_its_lease_although_its_thread_lives(memory: MemoryStore, clock: ManualClock) -> None:
     """Past the step's deadline nothing is renewed; the next step renews again, or learns of the loss."""
-    keeper = LeaseKeeper(Lease.acquire(memory, "p", far_away("one"), clock=clock), clock=clock)
-    keeper.step("move", 10)
+    keeper = LeaseRenewer(Lease.acquire(memory, "p", far_away("one"), clock=clock), clock=clock)
+    keeper.announce_step("move", 10)
     clock.advance(9)
-    keeper.tick()
-    assert keeper.lease.remaining == TTL
+    keeper.renew_once()
+    assert keeper.lease.remaining_seconds == LEASE_TTL
     clock.advance(2)
-    keeper.tick()
-    assert keeper.overdue
-    assert keeper.lease.remaining == TTL - 2
-    keeper.step("seal", 10)
-    keeper.tick()
-    assert keeper.lease.remaining == TTL
+    keeper.renew_once()
+    assert keeper.is_overdue
+    assert keeper.lease.remaining_seconds == LEASE_TTL - 2
+    keeper.announce_step("seal", 10)
+    keeper.renew_once()
+    assert keeper.lease.remaining_seconds == LEASE_TTL
     clock.advance(11)
     Lease.acquire(memory, "p", far_away("two"), clock=clock)
-    keeper.step("plan", 10)
-    keeper.tick()
+    keeper.announce_step("plan", 10)
+    keeper.renew_once()
     assert keeper.lost.is_set()
     assert isinstance(keeper.error, FencedError)
 
@@ -335,11 +335,11 @@ def test_the_keeper_survives_a_store_that_is_away(clock: ManualClock) -> None:
     """Failed renewals are noted, not fatal, whatever their class."""
     faults: list[Fault] = []
     store = MemoryStore(hook=lambda request: faults.pop() if faults else None)
-    keeper = LeaseKeeper(Lease.acquire(store, "p", far_away("one"), clock=clock), clock=clock)
+    keeper = LeaseRenewer(Lease.acquire(store, "p", far_away("one"), clock=clock), clock=clock)
     faults.append(Fault.REFUSED)
-    keeper.tick()
+    keeper.renew_once()
     assert isinstance(keeper.trouble, StoreUnavailableError)
-    keeper.tick()
+    keeper.renew_once()
     assert keeper.trouble is None
     assert not keeper.lost.is_set()
 
@@ -347,13 +347,13 @@ def test_the_keeper_survives_a_store_that_is_away(clock: ManualClock) -> None:
 def test_the_thread_renews_by_itself(memory: MemoryStore) -> None:
     """Started, the keeper renews without being asked, and stops when told."""
     lease = Lease.acquire(memory, "p", far_away("one"))
-    watch = LeaseWatch(memory, "p")
-    watch.look()
-    with LeaseKeeper(lease, every=0.01) as keeper:
-        deadline = lease.remaining
+    watch = LeaseObserver(memory, "p")
+    watch.observe()
+    with LeaseRenewer(lease, every=0.01) as keeper:
+        deadline = lease.remaining_seconds
         while watch.renewals_seen < 3 and deadline > 0:
-            watch.look()
-            deadline = lease.remaining
+            watch.observe()
+            deadline = lease.remaining_seconds
     assert watch.renewals_seen >= 3
     assert not keeper.lost.is_set()
 

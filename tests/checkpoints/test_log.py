@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.layout import CheckpointId, Layout
-from tidegate.checkpoints.log import Lost, Sealed, SealUndecidedError, SlotLog, Stretch
-from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest, Stub
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.layout import CheckpointId, BucketLayout
+from tidegate.checkpoints.log import SlotTaken, Sealed, SealUndecidedError, SlotLog, LineageSegment
+from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest, RetiredEpoch
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 
@@ -34,12 +34,12 @@ def test_sealed_epochs_chain_on_every_store(store: Store, author: Author) -> Non
     """On each kind of store, epochs follow each other and name their parent and its hash."""
     log = SlotLog(store, "p")
     first, second = author.extend(log, 2)
-    filled = log.read(0, 1)
+    filled = log.read_slot(0, 1)
     assert filled is not None
     assert (second.parent, second.parent_sha256) == (str(first.id), filled.sha256)
     head = log.head()
     assert (head.slot, head.record) == (2, second)
-    assert [str(f.epoch.id) for f in log.iter_back(head.checkpoint)] == [str(second.id), str(first.id)]
+    assert [str(f.epoch.id) for f in log.iterate_ancestors(head.checkpoint)] == [str(second.id), str(first.id)]
 
 
 def test_the_head_costs_one_list_and_one_get(author: Author) -> None:
@@ -62,7 +62,7 @@ def test_the_second_attempt_of_a_slot_is_lost(log: SlotLog, author: Author) -> N
     mine, theirs = author.manifest(head), author.manifest(head)
     assert isinstance(log.seal(theirs), Sealed)
     outcome = log.seal(mine)
-    assert isinstance(outcome, Lost)
+    assert isinstance(outcome, SlotTaken)
     assert outcome.other == theirs
 
 
@@ -74,7 +74,7 @@ def test_a_faulty_answer_never_decides(fault: Fault, author: Author, clock: Manu
     manifest = author.manifest(log.head())
     assert isinstance(log.seal(manifest), Sealed)
     while store.bucket.held:
-        assert store.bucket.deliver() is False
+        assert store.bucket.deliver_held() is False
     assert log.head().record == manifest
 
 
@@ -83,7 +83,7 @@ def test_a_412_on_ones_own_object_is_a_success(author: Author, clock: ManualCloc
     bucket = MemoryBucket()
     log = SlotLog(MemoryStore(bucket), "p", clock=clock)
     manifest = author.manifest(log.head())
-    bucket.objects[log.layout.slot(0, 1)] = manifest.to_bytes()
+    bucket.objects[log.layout.slot_key(0, 1)] = manifest.to_bytes()
     assert isinstance(log.seal(manifest), Sealed)
 
 
@@ -91,7 +91,7 @@ def test_the_same_attempt_id_with_other_bytes_is_another_attempt(log: SlotLog, a
     """Equal attempt ids prove nothing; the bytes do."""
     manifest = author.manifest(log.head())
     log.seal(manifest)
-    assert isinstance(log.seal(manifest.model_copy(update={"driver": "twin"})), Lost)
+    assert isinstance(log.seal(manifest.model_copy(update={"driver": "twin"})), SlotTaken)
 
 
 def test_a_late_put_is_a_correct_epoch_and_the_next_driver_goes_on_after_it(author: Author, clock: ManualClock) -> None:
@@ -103,9 +103,9 @@ def test_a_late_put_is_a_correct_epoch_and_the_next_driver_goes_on_after_it(auth
     with pytest.raises(SealUndecidedError) as caught:
         sleeper.seal(manifest)
     assert "kept" in caught.value.as_dict()
-    assert bucket.deliver() is True
+    assert bucket.deliver_held() is True
     rival = SlotLog(MemoryStore(bucket), "p", clock=clock)
-    assert isinstance(rival.seal(author.manifest(SlotLog(MemoryStore(), "p").head())), Lost)
+    assert isinstance(rival.seal(author.manifest(SlotLog(MemoryStore(), "p").head())), SlotTaken)
     assert author.seal(rival).parent == str(manifest.id)
 
 
@@ -115,10 +115,10 @@ def test_an_undecided_seal_can_be_asked_again(author: Author, clock: ManualClock
     store = MemoryStore(hook=lambda request: Fault.REFUSED if down[0] and request.verb in {"create", "get"} else None)
     log = SlotLog(store, "p", clock=clock, seal_budget=5.0)
     manifest = author.manifest(log.head())
-    before = clock.now()
+    before = clock.monotonic()
     with pytest.raises(SealUndecidedError):
         log.seal(manifest)
-    assert clock.now() - before <= 5.0
+    assert clock.monotonic() - before <= 5.0
     down[0] = False
     assert isinstance(log.seal(manifest), Sealed)
 
@@ -130,7 +130,7 @@ def test_counters_that_do_not_add_up_are_never_sealed(log: SlotLog, author: Auth
     assert log.head().slot == 0
 
 
-def restore(log: SlotLog, target: CheckpointId | None) -> Sealed | Lost:
+def restore(log: SlotLog, target: CheckpointId | None) -> Sealed | SlotTaken:
     """Fork at the head."""
     return log.fork(log.head(), target, request_id="r", who="ann", why="test")
 
@@ -144,11 +144,11 @@ def test_a_restore_opens_the_next_timeline_after_its_target(log: SlotLog, author
     assert head.fork is not None
     after = author.seal(log)
     assert str(after.id).startswith("t1-000003-")
-    fork = log.read(0, 4)
+    fork = log.read_slot(0, 4)
     assert fork is not None
     assert (after.parent, after.parent_sha256) == (str(two.id), fork.sha256)
     assert log.head().fork is None
-    assert [f.epoch.id for f in log.iter_back(after.id)] == [after.id, two.id, one.id]
+    assert [f.epoch.id for f in log.iterate_ancestors(after.id)] == [after.id, two.id, one.id]
 
 
 def test_a_restore_may_return_to_the_beginning(log: SlotLog, author: Author) -> None:
@@ -156,7 +156,7 @@ def test_a_restore_may_return_to_the_beginning(log: SlotLog, author: Author) -> 
     author.extend(log, 2)
     restore(log, None)
     assert author.seal(log).id.slot == 1
-    assert log.lineage(1) == [Stretch(1, 1, None)]
+    assert log.lineage(1) == [LineageSegment(1, 1, None)]
 
 
 def test_a_restore_may_return_to_an_abandoned_timeline(log: SlotLog, author: Author) -> None:
@@ -166,10 +166,10 @@ def test_a_restore_may_return_to_an_abandoned_timeline(log: SlotLog, author: Aut
     author.extend(log, 2)
     restore(log, old[3].id)
     last = author.seal(log)
-    assert log.lineage(2) == [Stretch(0, 1, 4), Stretch(2, 5, None)]
-    assert log.lineage(1) == [Stretch(0, 1, 2), Stretch(1, 3, 4)]
-    assert log.lineage(0) == [Stretch(0, 1, 5)]
-    assert [f.epoch.id for f in log.epochs(2, 1, 9)] == [*[m.id for m in old[:4]], last.id]
+    assert log.lineage(2) == [LineageSegment(0, 1, 4), LineageSegment(2, 5, None)]
+    assert log.lineage(1) == [LineageSegment(0, 1, 2), LineageSegment(1, 3, 4)]
+    assert log.lineage(0) == [LineageSegment(0, 1, 5)]
+    assert [f.epoch.id for f in log.epochs_between(2, 1, 9)] == [*[m.id for m in old[:4]], last.id]
 
 
 def test_two_restores_cannot_both_win(log: SlotLog, author: Author) -> None:
@@ -178,7 +178,7 @@ def test_two_restores_cannot_both_win(log: SlotLog, author: Author) -> None:
     head = log.head()
     assert isinstance(log.fork(head, one.id, request_id="a", who="ann", why=""), Sealed)
     outcome = log.fork(head, two.id, request_id="b", who="bob", why="")
-    assert isinstance(outcome, Lost)
+    assert isinstance(outcome, SlotTaken)
     assert isinstance(outcome.other, ForkRecord)
     assert outcome.other.request_id == "a"
     assert log.head().record == one
@@ -190,7 +190,7 @@ def test_a_sleeper_of_the_old_timeline_meets_the_fork(log: SlotLog, author: Auth
     sleeper = author.manifest(log.head())
     restore(log, one.id)
     outcome = log.seal(sleeper)
-    assert isinstance(outcome, Lost)
+    assert isinstance(outcome, SlotTaken)
     assert isinstance(outcome.other, ForkRecord)
 
 
@@ -205,9 +205,9 @@ def test_only_completed_checkpoints_can_be_restored(log: SlotLog, author: Author
 def test_a_retired_attempt_still_knows_its_fate(log: SlotLog, author: Author) -> None:
     """When a stub replaced the manifest, its sleeper is still told 'sealed', and the chain still holds."""
     one, two = author.extend(log, 2)
-    filled = log.read(0, 1)
+    filled = log.read_slot(0, 1)
     assert filled is not None
-    stub = Stub(
+    stub = RetiredEpoch(
         timeline=0,
         slot=1,
         attempt=one.attempt,
@@ -217,9 +217,9 @@ def test_a_retired_attempt_still_knows_its_fate(log: SlotLog, author: Author) ->
         created_at=one.created_at,
         retired_at=0,
     )
-    log.store.swap(filled.key, stub.to_bytes(), filled.etag)
+    log.store.compare_and_swap(filled.key, stub.to_bytes(), filled.etag)
     assert isinstance(log.seal(one), Sealed)
-    replaced = log.read(0, 1)
+    replaced = log.read_slot(0, 1)
     assert replaced is not None
     assert replaced.sha256 == two.parent_sha256
     with pytest.raises(PoisonError, match="stub"):
@@ -229,7 +229,7 @@ def test_a_retired_attempt_still_knows_its_fate(log: SlotLog, author: Author) ->
 def test_a_record_in_the_wrong_slot_is_found_out(log: SlotLog, author: Author) -> None:
     """A manifest that was copied by hand to another slot is refused."""
     manifest = author.manifest(log.head())
-    log.store.put(Layout("p").slot(0, 2), manifest.to_bytes())
+    log.store.put(BucketLayout("p").slot_key(0, 2), manifest.to_bytes())
     with pytest.raises(PoisonError, match="copied"):
         log.head()
 
@@ -242,13 +242,13 @@ def test_a_log_opened_elsewhere_follows_many_forks(log: SlotLog, author: Author)
         restore(log, manifests[0].id)
     fresh = SlotLog(log.store, "p")
     assert (fresh.head().timeline, fresh.head().slot) == (5, 1)
-    assert [f.new_timeline for f in fresh.forks()] == [1, 2, 3, 4, 5]
+    assert [f.new_timeline for f in fresh.list_forks()] == [1, 2, 3, 4, 5]
 
 
 def test_faults_while_reading_surface_as_transient(author: Author) -> None:
     """A store that is away makes reading fail, never look empty."""
 
-    def away(request: Request) -> Fault | None:
+    def away(request: StoreRequest) -> Fault | None:
         return Fault.REFUSED if request.verb in {"get", "list"} else None
 
     from tidegate.checkpoints.store import StoreUnavailableError

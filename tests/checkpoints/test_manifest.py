@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tidegate.checkpoints.canonical import canonical_bytes, parse_json, sha256_of_bytes, sha256_of_file
 from tidegate.checkpoints.identity import ensure_identity, read_identity, require_identity
-from tidegate.checkpoints.layout import CheckpointId, Layout, new_attempt
-from tidegate.checkpoints.lifecycle import Attempt, CheckpointState
-from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest, Stub, parse_record
+from tidegate.checkpoints.layout import CheckpointId, BucketLayout, generate_attempt_id
+from tidegate.checkpoints.lifecycle import AttemptLifecycle, CheckpointState
+from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest, RetiredEpoch, parse_record
 from tidegate.checkpoints.memory import Fault, MemoryStore
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 
@@ -25,7 +25,7 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize(("name", "kind"), [("manifest", Manifest), ("fork", ForkRecord), ("stub", Stub)])
+@pytest.mark.parametrize(("name", "kind"), [("manifest", Manifest), ("fork", ForkRecord), ("stub", RetiredEpoch)])
 def test_golden_records_of_version_1_stay_readable(name: str, kind: type) -> None:
     """Yesterday's bytes are read by today's code and written back byte for byte."""
     data = (GOLDEN / f"{name}-v1.json").read_bytes()
@@ -83,20 +83,20 @@ def test_what_json_would_change_silently_is_refused(value: object) -> None:
 @given(st.integers(0, 99), st.integers(1, 10**8), st.from_regex(r"[0-9a-f]{6,32}", fullmatch=True))
 def test_checkpoint_ids_survive_being_written(timeline: int, slot: int, attempt: str) -> None:
     """Parsing the written form gives the id back; keys of slots and folders do too."""
-    checkpoint, layout = CheckpointId(timeline, slot, attempt), Layout("p")
+    checkpoint, layout = CheckpointId(timeline, slot, attempt), BucketLayout("p")
     assert CheckpointId.parse(str(checkpoint)) == checkpoint
-    assert layout.slot_of(layout.slot(timeline, slot)) == (timeline, slot)
-    assert layout.attempt_of(layout.state(checkpoint) + "x.parquet") == checkpoint
-    assert layout.attempt_of(layout.table("late", checkpoint) + "sub/x.parquet") == checkpoint
-    assert layout.attempt_of(layout.slot(timeline, slot)) is None
+    assert layout.parse_slot_key(layout.slot_key(timeline, slot)) == (timeline, slot)
+    assert layout.parse_attempt(layout.state_prefix(checkpoint) + "x.parquet") == checkpoint
+    assert layout.parse_attempt(layout.table_prefix("late", checkpoint) + "sub/x.parquet") == checkpoint
+    assert layout.parse_attempt(layout.slot_key(timeline, slot)) is None
 
 
 @settings(deadline=None)  # two busy cores
 @given(st.integers(1, 10**9), st.integers(1, 10**9))
 def test_newer_slots_sort_first(one: int, two: int) -> None:
     """Key order is the reverse of slot order."""
-    layout = Layout("p")
-    assert (layout.slot(0, one) < layout.slot(0, two)) == (one > two)
+    layout = BucketLayout("p")
+    assert (layout.slot_key(0, one) < layout.slot_key(0, two)) == (one > two)
 
 
 def test_ids_and_names_are_checked() -> None:
@@ -106,39 +106,39 @@ def test_ids_and_names_are_checked() -> None:
             CheckpointId.parse(text)
     for name in ("", "a/b", "../x", ".hidden"):
         with pytest.raises(ConfigurationError, match="cannot be a pipeline name"):
-            Layout(name)
+            BucketLayout(name)
     with pytest.raises(ConfigurationError, match="table name"):
-        Layout("p").table("a/b", CheckpointId(0, 1, new_attempt()))
+        BucketLayout("p").table_prefix("a/b", CheckpointId(0, 1, generate_attempt_id()))
     with pytest.raises(ValueError, match="slots are"):
-        Layout("p").slot(0, 0)
+        BucketLayout("p").slot_key(0, 0)
 
 
 def test_the_row_equation() -> None:
     """Every disposition counts once; a missing row shows."""
     counters = Counters(read=21, released=10, late=1, dropped={"a": 2, "b": 3}, rejected=1, dead_lettered=1, retained=3)
-    assert counters.conserved()
-    assert not counters.model_copy(update={"late": 0}).conserved()
+    assert counters.is_conserved()
+    assert not counters.model_copy(update={"late": 0}).is_conserved()
 
 
 def test_an_attempt_moves_only_forward() -> None:
     """The lifecycle allows its edges and no other; a sent attempt is aborted only on evidence."""
-    attempt = Attempt("t0-000001-ab12cd")
+    attempt = AttemptLifecycle("t0-000001-ab12cd")
     for state in (CheckpointState.SNAPSHOT, CheckpointState.PERSISTED, CheckpointState.ACKNOWLEDGED):
-        attempt.to(state)
+        attempt.move_to(state)
     for wrong in (CheckpointState.TRIGGERED, CheckpointState.ABORTED):
         with pytest.raises(PoisonError, match="cannot go"):
-            attempt.to(wrong)
-    attempt.to(CheckpointState.ABORTED, slot_holds_other=True)
-    assert attempt.decided
+            attempt.move_to(wrong)
+    attempt.move_to(CheckpointState.ABORTED, slot_holds_other=True)
+    assert attempt.is_decided
     with pytest.raises(PoisonError, match="cannot go"):
-        attempt.to(CheckpointState.COMPLETE)
+        attempt.move_to(CheckpointState.COMPLETE)
 
 
 def test_an_attempt_that_was_never_sent_can_be_aborted() -> None:
     """Before the PUT, giving up is a fact."""
-    attempt = Attempt("t0-000001-ab12cd")
-    attempt.to(CheckpointState.ABORTED)
-    assert attempt.decided
+    attempt = AttemptLifecycle("t0-000001-ab12cd")
+    attempt.move_to(CheckpointState.ABORTED)
+    assert attempt.is_decided
 
 
 @pytest.mark.parametrize("fault", [None, Fault.LOST_ANSWER, Fault.NO_EFFECT, Fault.LATE])

@@ -9,7 +9,7 @@ from tests.checkpoints.power import Disk, Skip
 from tests.engine.harness import Bench, row, spec_of
 
 from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.verify import Verdict, verify
+from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.jobs.spec.errors import TidegateError
 
 EPOCHS = 3
@@ -49,8 +49,8 @@ def broken(tmp_path: Path, cut: int, seed: int, skip: Skip = "") -> str | None:
         there = [str(epoch.id) for epoch in after.epochs()]
         if there[: len(acknowledged)] != acknowledged:
             return f"{acknowledged} were acknowledged, {there} are there"
-        found = [verify(after.log, epoch.id).verdict for epoch in after.epochs()]
-        if set(found) - {Verdict.HEALTHY}:
+        found = [verify_checkpoint(after.log, epoch.id).verdict for epoch in after.epochs()]
+        if set(found) - {CheckpointVerdict.HEALTHY}:
             return f"damaged: {found}"
         drive(after, [])
     except TidegateError as error:

@@ -9,9 +9,9 @@ import pytest
 
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
-from tidegate.checkpoints.presence import listed_sizes
-from tidegate.checkpoints.verify import Problem, Verdict, verify
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.checkpoints.presence import list_object_sizes
+from tidegate.checkpoints.verify import ObjectProblem, CheckpointVerdict, verify_checkpoint
 
 if TYPE_CHECKING:
     from tests.checkpoints.conftest import Author
@@ -27,7 +27,7 @@ class Counting(MemoryStore):
         self.asked = Counter[str]()
         self.refused: set[str] = set()
 
-    def note(self, request: Request) -> Fault | None:
+    def note(self, request: StoreRequest) -> Fault | None:
         """One request."""
         self.asked[request.verb] += 1
         return Fault.REFUSED if request.verb in self.refused and "/slots/" not in request.key else None
@@ -58,8 +58,8 @@ def sealed(store: Counting, author: Author, count: int, beside: int = 0) -> Mani
 def test_the_requests_do_not_grow_with_the_state(store: Counting, author: Author) -> None:
     """A hundred segments cost as many requests as twenty."""
     manifest = sealed(store, author, 100, beside=3)
-    result = verify(SlotLog(store, "p"), manifest.id, checksums=False)
-    assert (result.verdict, result.objects) == (Verdict.HEALTHY, 101)
+    result = verify_checkpoint(SlotLog(store, "p"), manifest.id, checksums=False)
+    assert (result.verdict, result.objects) == (CheckpointVerdict.HEALTHY, 101)
     assert (store.asked["head"], store.asked["list"]) == (0, 1)
 
 
@@ -68,10 +68,10 @@ def test_what_a_listing_does_not_show_is_asked_for(store: Counting, author: Auth
     manifest = sealed(store, author, 40)
     store.delete(manifest.segments[3].key)
     store.put(manifest.segments[7].key, b"cut")
-    result = verify(SlotLog(store, "p"), manifest.id, checksums=False)
+    result = verify_checkpoint(SlotLog(store, "p"), manifest.id, checksums=False)
     assert [(f.key, f.problem) for f in result.findings] == [
-        (manifest.segments[3].key, Problem.MISSING),
-        (manifest.segments[7].key, Problem.SIZE),
+        (manifest.segments[3].key, ObjectProblem.MISSING),
+        (manifest.segments[7].key, ObjectProblem.SIZE),
     ]
     assert store.asked["head"] == 2
 
@@ -80,10 +80,10 @@ def test_a_listing_that_fails_condemns_nothing(store: Counting, author: Author) 
     """Then each object is asked for; if that fails as well, nothing is known."""
     manifest = sealed(store, author, 40)
     store.refused = {"list"}
-    assert verify(SlotLog(store, "p"), manifest.id, checksums=False).verdict is Verdict.HEALTHY
+    assert verify_checkpoint(SlotLog(store, "p"), manifest.id, checksums=False).verdict is CheckpointVerdict.HEALTHY
     assert store.asked["head"] == 40
     store.refused = {"list", "head"}
-    assert verify(SlotLog(store, "p"), manifest.id, checksums=False).verdict is Verdict.UNKNOWN
+    assert verify_checkpoint(SlotLog(store, "p"), manifest.id, checksums=False).verdict is CheckpointVerdict.UNKNOWN
 
 
 def test_pages_that_show_little_are_not_turned(store: Counting) -> None:
@@ -92,5 +92,5 @@ def test_pages_that_show_little_are_not_turned(store: Counting) -> None:
     for number in range(9000):
         store.put(f"p/timelines/0/state/{number:06d}-abcdef/order.parquet", DATA)
     store.asked.clear()
-    assert 0 < len(listed_sizes(store, keys)) < 10
+    assert 0 < len(list_object_sizes(store, keys)) < 10
     assert store.asked["list"] == 1

@@ -15,7 +15,7 @@ from tests.checkpoints.conftest import RACE, SCRIPT, Author, Ledger, Stage
 
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.clock import Clock
-from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.holder import ProcessIdentity
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.log import Sealed, SlotLog
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
@@ -43,9 +43,9 @@ def restorer(stage: Stage, name: str, won: list[str]) -> None:
     def body(store: MemoryStore, clock: Clock) -> None:
         log = SlotLog(store, "p", clock=clock, seal_budget=3.0, jitter=lambda: 0.5)
         head = log.head()
-        target = next(iter(log.iter_back(head.checkpoint)), None)
-        back = log.open(head.checkpoint).epoch.parent if head.checkpoint and target else None
-        checkpoint = next((f.epoch.id for f in log.iter_back(head.checkpoint) if str(f.epoch.id) == back), None)
+        target = next(iter(log.iterate_ancestors(head.checkpoint)), None)
+        back = log.open_checkpoint(head.checkpoint).epoch.parent if head.checkpoint and target else None
+        checkpoint = next((f.epoch.id for f in log.iterate_ancestors(head.checkpoint) if str(f.epoch.id) == back), None)
         if isinstance(log.fork(head, checkpoint, request_id=name, who=name, why="", at=0), Sealed):
             won.append(name)
 
@@ -56,13 +56,13 @@ def judge(bucket: MemoryBucket, told: list[tuple[Manifest, bool]], won: list[str
     """What must hold of the bucket and of what the actors were told, whatever happened."""
     log = SlotLog(MemoryStore(bucket), "p")
     for manifest, sealed in told:
-        filled = log.read(manifest.timeline, manifest.slot)
+        filled = log.read_slot(manifest.timeline, manifest.slot)
         assert filled is not None, "told a fate although the slot is empty"
         assert (filled.record == manifest) is sealed, "told another fate than the slot holds"
-    head, forks = log.head(), log.forks()
+    head, forks = log.head(), log.list_forks()
     assert set(won) <= {fork.request_id for fork in forks}, "a restore that was told it won is not in the log"
     before = None
-    for position, filled in enumerate(log.epochs(head.timeline, 1, head.slot), start=1):
+    for position, filled in enumerate(log.epochs_between(head.timeline, 1, head.slot), start=1):
         assert filled.epoch.slot == position
         assert filled.epoch.parent == (str(before) if before else None)
         before = filled.epoch.id
@@ -73,11 +73,11 @@ def judge(bucket: MemoryBucket, told: list[tuple[Manifest, bool]], won: list[str
 
 def no_gaps_and_one_fork(log: SlotLog, timeline: int, *, ended: bool) -> None:
     """Slots are filled without gaps, each names the hash before it, and only the last one may be a fork."""
-    newest = log.newest(timeline)
+    newest = log.newest_record(timeline)
     if newest is None:
         return
     first = log.lineage(timeline)[-1].first
-    records = [log.read(timeline, slot) for slot in range(first, newest.record.slot + 1)]
+    records = [log.read_slot(timeline, slot) for slot in range(first, newest.record.slot + 1)]
     kinds = [isinstance(filled.record, ForkRecord) for filled in records if filled is not None]
     assert len(kinds) == len(records), "a gap between slots"
     assert kinds == [False] * (len(kinds) - 1) + [ended]
@@ -112,7 +112,7 @@ def test_two_drivers_never_hold_the_lease_at_once(script: bytes) -> None:
     tokens: list[int] = []
 
     def body(name: str) -> Callable[[MemoryStore, Clock], None]:
-        holder = Holder(driver=name, host="elsewhere", boot="b", namespace="n", pid=1, start_ticks=1)
+        holder = ProcessIdentity(driver=name, host="elsewhere", boot="b", namespace="n", pid=1, start_ticks=1)
 
         def run(store: MemoryStore, clock: Clock) -> None:
             lease = Lease.acquire(store, "p", holder, clock=clock, standby=True)
@@ -126,7 +126,7 @@ def test_two_drivers_never_hold_the_lease_at_once(script: bytes) -> None:
         return run
 
     def at_most_one() -> None:
-        held = [name for name, lease in leases.items() if not lease.lost and lease.remaining > 0]
+        held = [name for name, lease in leases.items() if not lease.is_lost and lease.remaining_seconds > 0]
         assert len(held) <= 1, f"held at once by {held}"
 
     stage.after_each = at_most_one
@@ -152,10 +152,10 @@ class TestMutants:
 
     def test_taking_a_412_for_a_loss(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without reading back, the repetition of a successful PUT is told as a loss."""
-        from tidegate.checkpoints.log import Lost
+        from tidegate.checkpoints.log import SlotTaken
 
         monkeypatch.setattr(
-            SlotLog, "_compare", lambda log, record, mine, filled: Lost(filled.record, filled.sha256, filled.etag)
+            SlotLog, "_decide_outcome", lambda log, record, mine, filled: SlotTaken(filled.record, filled.sha256, filled.etag)
         )
         self._found(monkeypatch, "_refuse_unconserved", lambda log, record: None)
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import SecretStr
 
-from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.holder import ProcessIdentity
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.log import Head, Lost, Sealed, SlotLog
+from tidegate.checkpoints.log import LogHead, SlotTaken, Sealed, SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.s3 import S3Settings, S3Store
-from tidegate.infra.minio import Credentials, MinioServer, provision
+from tidegate.infra.minio import Credentials, MinioServer, provision_bucket
 from tidegate.infra.minio_build import ensure_minio
-from tidegate.infra.ports import is_free
+from tidegate.infra.ports import is_port_free
 
 if TYPE_CHECKING:
     from tests.checkpoints.conftest import Author
@@ -50,35 +50,35 @@ def open_log(server: MinioServer, app: Credentials) -> SlotLog:
 def crash(server: MinioServer) -> None:
     """kill -9, and wait until the kernel has given its port back: threads of a killed process may end after its leader."""
     server.kill()
-    while not is_free(server.port):
+    while not is_port_free(server.port):
         threading.Event().wait(0.01)
 
 
 @pytest.mark.minio
 def test_a_seal_outlasts_a_killed_server(server: MinioServer, author: Author) -> None:
     """A server that is gone when the PUT is sent, and comes back later, ends with the epoch sealed once."""
-    app = Credentials.random("app")
-    provision(server, "bucket", app)
+    app = Credentials.generate("app")
+    provision_bucket(server, "bucket", app)
     log = open_log(server, app)
     first = author.seal(log)
     manifest = author.manifest(log.head())
     crash(server)
-    outcome: list[Sealed | Lost] = []
+    outcome: list[Sealed | SlotTaken] = []
     sealing = threading.Thread(target=lambda: outcome.append(log.seal(manifest)))
     sealing.start()
     server.start()
     sealing.join(240)
     assert isinstance(outcome[0], Sealed)
-    assert [f.epoch for f in log.epochs(0, 1, 9)] == [first, manifest]
+    assert [f.epoch for f in log.epochs_between(0, 1, 9)] == [first, manifest]
 
 
 @pytest.mark.minio
 def test_many_kills_lose_and_double_nothing(server: MinioServer, author: Author) -> None:
     """While one thread seals epoch after epoch, the server is killed again and again at whatever moment; the chain holds."""
-    app = Credentials.random("app")
-    provision(server, "bucket", app)
+    app = Credentials.generate("app")
+    provision_bucket(server, "bucket", app)
     log = open_log(server, app)
-    told: list[tuple[Manifest, Sealed | Lost]] = []
+    told: list[tuple[Manifest, Sealed | SlotTaken]] = []
     ended = threading.Event()
 
     start = log.head()
@@ -89,7 +89,7 @@ def test_many_kills_lose_and_double_nothing(server: MinioServer, author: Author)
             manifest = author.manifest(head)
             outcome = log.seal(manifest)
             told.append((manifest, outcome))
-            head = Head(0, manifest.slot, manifest, outcome.sha256, outcome.etag)
+            head = LogHead(0, manifest.slot, manifest, outcome.sha256, outcome.etag)
         ended.set()
 
     driving = threading.Thread(target=drive, daemon=True)
@@ -103,20 +103,20 @@ def test_many_kills_lose_and_double_nothing(server: MinioServer, author: Author)
     assert ended.is_set()
     assert kills > 0
     assert all(isinstance(outcome, Sealed) for _, outcome in told)
-    assert [f.epoch for f in log.epochs(0, 1, 999)] == [manifest for manifest, _ in told]
+    assert [f.epoch for f in log.epochs_between(0, 1, 999)] == [manifest for manifest, _ in told]
 
 
 @pytest.mark.minio
 def test_a_lease_outlives_a_restart_of_the_server(server: MinioServer) -> None:
     """After the server comes back the holder renews and keeps its token."""
-    app = Credentials.random("app")
-    provision(server, "bucket", app)
+    app = Credentials.generate("app")
+    provision_bucket(server, "bucket", app)
     store = open_log(server, app).store
-    lease = Lease.acquire(store, "p", Holder.this_process())
+    lease = Lease.acquire(store, "p", ProcessIdentity.this_process())
     crash(server)
     server.start()
     lease.renew()
-    lease.check()
+    lease.ensure_held()
     assert lease.token == 1
 
 

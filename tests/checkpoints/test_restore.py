@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.holder import Holder
-from tidegate.checkpoints.lease import Lease, LeaseLostError, evict
+from tidegate.checkpoints.holder import ProcessIdentity
+from tidegate.checkpoints.lease import Lease, LeaseLostError, evict_lease_holder
 from tidegate.checkpoints.log import SealUndecidedError, SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.restore import HeadMovedError, commit_restore, plan_restore
 from tidegate.checkpoints.roots import RootsFile
 from tidegate.checkpoints.store import Store
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def lease_of(log: SlotLog, clock: ManualClock) -> Lease:
     """A lease for whoever restores."""
-    return Lease.acquire(log.store, "p", Holder.this_process(), clock=clock)
+    return Lease.acquire(log.store, "p", ProcessIdentity.this_process(), clock=clock)
 
 
 def test_a_restore_end_to_end_on_every_store(store: Store, author: Author, clock: ManualClock) -> None:
@@ -35,16 +35,16 @@ def test_a_restore_end_to_end_on_every_store(store: Store, author: Author, clock
     assert (plan.rows["read"], plan.rows["released"], plan.tables) == (20, 20, {"events": 20})
     commit_restore(log, lease_of(log, clock), plan, request_id="r", who="ann", why="test")
     assert author.seal(log).parent == str(manifests[1].id)
-    assert log.open(manifests[3].id).epoch == manifests[3]
+    assert log.open_checkpoint(manifests[3].id).epoch == manifests[3]
 
 
 def test_a_plan_changes_nothing(log: SlotLog, author: Author) -> None:
     """A dry run writes index pages at most."""
     manifests = author.extend(log, 3)
-    before = {e.key for e in log.store.list("")}
+    before = {e.key for e in log.store.list_objects("")}
     plan_restore(log, manifests[0].id)
     plan_restore(log, None)
-    assert all(key.startswith(log.layout.index) for key in {e.key for e in log.store.list("")} - before)
+    assert all(key.startswith(log.layout.index_prefix) for key in {e.key for e in log.store.list_objects("")} - before)
 
 
 def test_a_plan_tells_windows_and_spec(log: SlotLog, author: Author) -> None:
@@ -111,7 +111,7 @@ def test_an_epoch_that_slips_in_between_wins(log: SlotLog, author: Author, clock
     bucket: MemoryBucket = log.store.bucket  # type: ignore[attr-defined]
     slipped: list[Manifest] = []
 
-    def hook(request: Request) -> Fault | None:
+    def hook(request: StoreRequest) -> Fault | None:
         if request.verb == "create" and "/slots/" in request.key and not slipped:
             slipped.append(author.seal(log))
         return None
@@ -130,7 +130,7 @@ def test_a_restore_whose_answer_was_lost_can_be_called_again(author: Author, clo
     plan = plan_restore(log, manifests[0].id)
     down: list[bool] = []
 
-    def hook(request: Request) -> Fault | None:
+    def hook(request: StoreRequest) -> Fault | None:
         if request.verb == "create" and "/slots/" in request.key:
             down.append(True)
             return Fault.LOST_ANSWER
@@ -150,7 +150,7 @@ def test_no_restore_without_the_lease(log: SlotLog, author: Author, clock: Manua
     """An evicted restorer stops before it writes anything."""
     manifests = author.extend(log, 2)
     lease = lease_of(log, clock)
-    evict(log.store, "p")
+    evict_lease_holder(log.store, "p")
     clock.advance(10)
     with pytest.raises(LeaseLostError):
         commit_restore(log, lease, plan_restore(log, manifests[0].id), request_id="r", who="ann", why="")

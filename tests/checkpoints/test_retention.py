@@ -10,21 +10,21 @@ import pytest
 from hypothesis import Phase, given, settings
 from tests.checkpoints.conftest import RACE, SCRIPT, Author, Ledger, Stage
 
-from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.catalog import CheckpointCatalog
 from tidegate.checkpoints.clock import Clock, ManualClock
-from tidegate.checkpoints.layout import CheckpointId, new_attempt
-from tidegate.checkpoints.log import Lost, Sealed, SlotLog
-from tidegate.checkpoints.manifest import Manifest, Stub
+from tidegate.checkpoints.layout import CheckpointId, generate_attempt_id
+from tidegate.checkpoints.log import SlotTaken, Sealed, SlotLog
+from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore
-from tidegate.checkpoints.retention import Policy, Retention
+from tidegate.checkpoints.retention import RetentionPolicy, Retention
 from tidegate.checkpoints.roots import RootsFile, pin_checkpoint
-from tidegate.checkpoints.verify import Verdict, verify
+from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.store import Store
 
-EAGER = Policy(keep_last=2, keep_for=0, grace=0)
+EAGER = RetentionPolicy(keep_last=2, keep_for=0, grace=0)
 LATER = 1_760_000_000_000_000  # microseconds; after everything the author writes
 
 
@@ -33,14 +33,14 @@ def nothing() -> Iterable[str]:
     return ()
 
 
-def retention(log: SlotLog, policy: Policy = EAGER, **options: Any) -> Retention:
+def retention(log: SlotLog, policy: RetentionPolicy = EAGER, **options: Any) -> Retention:
     """Retention at a time when everything is old."""
     return Retention(log, policy, external=nothing, clock=ManualClock(wall_ticks=LATER), workers=1, **options)
 
 
 def state(log: SlotLog) -> dict[int, str]:
     """What fills the slots of timeline 0."""
-    return {row.slot: row.kind for row in Catalog(log, workers=1).index.rows(0)}
+    return {row.slot: row.kind for row in CheckpointCatalog(log, workers=1).index.summaries_of(0)}
 
 
 def test_old_checkpoints_become_stubs_and_their_files_go(store: Store, author: Author) -> None:
@@ -51,9 +51,9 @@ def test_old_checkpoints_become_stubs_and_their_files_go(store: Store, author: A
     assert report.retired == tuple(str(m.id) for m in manifests[:3])
     assert len(report.deleted) == 6
     assert state(log) == {1: "stub", 2: "stub", 3: "stub", 4: "epoch", 5: "epoch"}
-    assert [verify(log, m.id).verdict for m in manifests] == [Verdict.RETIRED] * 3 + [Verdict.HEALTHY] * 2
+    assert [verify_checkpoint(log, m.id).verdict for m in manifests] == [CheckpointVerdict.RETIRED] * 3 + [CheckpointVerdict.HEALTHY] * 2
     assert RootsFile(store, "p").read().condemned == {}
-    chain = [f.record.id for f in log.iter_back(log.head().checkpoint) if isinstance(f.record, Manifest | Stub)]
+    chain = [f.record.id for f in log.iterate_ancestors(log.head().checkpoint) if isinstance(f.record, Manifest | RetiredEpoch)]
     assert chain == [m.id for m in reversed(manifests)]
 
 
@@ -63,17 +63,17 @@ def test_segments_that_live_on_stay(log: SlotLog, author: Author) -> None:
     author.extend(log, 3)
     author.seal(log, segments=old.segments)
     retention(log).run()
-    assert log.store.head(old.segments[0].key) is not None
-    assert log.store.head(old.files["events"][0].key) is None
+    assert log.store.stat(old.segments[0].key) is not None
+    assert log.store.stat(old.files["events"][0].key) is None
 
 
 def test_a_dry_run_says_the_same_and_does_nothing(log: SlotLog, author: Author) -> None:
     """The dry run's report equals the real one's, and the bucket is as before but for the index."""
     author.extend(log, 5, with_files=True)
     state(log)
-    before = {e.key: e.etag for e in log.store.list("")}
+    before = {e.key: e.etag for e in log.store.list_objects("")}
     dry = retention(log).run(dry_run=True)
-    assert {e.key: e.etag for e in log.store.list("")} == before
+    assert {e.key: e.etag for e in log.store.list_objects("")} == before
     real = retention(log).run()
     assert dry.model_copy(update={"dry_run": False}) == real
 
@@ -81,9 +81,9 @@ def test_a_dry_run_says_the_same_and_does_nothing(log: SlotLog, author: Author) 
 def test_bounds_by_count_and_age_must_both_be_passed(log: SlotLog, author: Author) -> None:
     """What is young stays although there are many; what is among the newest stays although it is old."""
     author.extend(log, 5)
-    assert retention(log, Policy(keep_last=1, keep_for=10**9)).run().retired == ()
-    assert retention(log, Policy(keep_last=5, keep_for=0)).run().retired == ()
-    assert len(retention(log, Policy(keep_last=0, keep_for=0)).run().retired) == 4  # never the head
+    assert retention(log, RetentionPolicy(keep_last=1, keep_for=10**9)).run().retired == ()
+    assert retention(log, RetentionPolicy(keep_last=5, keep_for=0)).run().retired == ()
+    assert len(retention(log, RetentionPolicy(keep_last=0, keep_for=0)).run().retired) == 4  # never the head
 
 
 def test_pins_claims_and_unpublished_slots_stay(log: SlotLog, author: Author) -> None:
@@ -95,13 +95,13 @@ def test_pins_claims_and_unpublished_slots_stay(log: SlotLog, author: Author) ->
     roots.claim("void", manifests[2].id, timeline=0, slot=4, who="ann")
     report = retention(log, published_upto=lambda: 4).run()
     assert report.retired == (str(manifests[2].id), str(manifests[3].id))
-    assert [verify(log, m.id).verdict for m in manifests] == [
-        Verdict.HEALTHY,
-        Verdict.HEALTHY,
-        Verdict.RETIRED,
-        Verdict.RETIRED,
-        Verdict.HEALTHY,
-        Verdict.HEALTHY,
+    assert [verify_checkpoint(log, m.id).verdict for m in manifests] == [
+        CheckpointVerdict.HEALTHY,
+        CheckpointVerdict.HEALTHY,
+        CheckpointVerdict.RETIRED,
+        CheckpointVerdict.RETIRED,
+        CheckpointVerdict.HEALTHY,
+        CheckpointVerdict.HEALTHY,
     ]
 
 
@@ -112,17 +112,17 @@ def test_files_the_tables_still_reference_stay(log: SlotLog, author: Author) -> 
     Retention(
         log, EAGER, external=lambda: [log.store.uri(key) for key in kept], clock=ManualClock(wall_ticks=LATER), workers=1
     ).run()
-    assert all(log.store.head(key) for key in kept)
-    assert all(log.store.head(m.segments[0].key) is None for m in manifests[:2])
+    assert all(log.store.stat(key) for key in kept)
+    assert all(log.store.stat(m.segments[0].key) is None for m in manifests[:2])
 
 
 def test_an_undecided_attempt_is_never_touched(log: SlotLog, author: Author) -> None:
     """Files of an attempt for the next slot belong to somebody who may only be asleep; a decided loser's are garbage."""
     author.extend(log, 2, with_files=True)
-    sleeper, loser = CheckpointId(0, 3, new_attempt()), CheckpointId(0, 2, new_attempt())
+    sleeper, loser = CheckpointId(0, 3, generate_attempt_id()), CheckpointId(0, 2, generate_attempt_id())
     kept, gone = author.file(log.store, sleeper).key, author.file(log.store, loser).key
     assert retention(log).run().deleted == (gone,)
-    assert log.store.head(kept) is not None
+    assert log.store.stat(kept) is not None
     manifest = author.manifest(log.head(), attempt=sleeper.attempt)
     assert isinstance(log.seal(manifest), Sealed)
 
@@ -131,8 +131,8 @@ def test_young_garbage_is_spared_for_a_while(store: Store, author: Author) -> No
     """The grace time keeps what was just written, where the store knows when that was."""
     log = SlotLog(store, "p")
     author.seal(log, with_files=True)
-    author.file(store, CheckpointId(0, 1, new_attempt()))
-    report = Retention(log, Policy(keep_last=1, keep_for=0, grace=3600), external=nothing, workers=1).run()
+    author.file(store, CheckpointId(0, 1, generate_attempt_id()))
+    report = Retention(log, RetentionPolicy(keep_last=1, keep_for=0, grace=3600), external=nothing, workers=1).run()
     expected = (0, 1) if isinstance(store, MemoryStore) else (1, 0)  # memory knows no times
     assert (report.kept_by_grace, len(report.deleted)) == expected
 
@@ -142,7 +142,7 @@ def test_abandoned_timelines_are_kept_until_they_are_old(log: SlotLog, author: A
     old = author.extend(log, 4, with_files=True)
     log.fork(log.head(), old[1].id, request_id="r", who="ann", why="")
     author.extend(log, 3, with_files=True)
-    assert retention(log, Policy(keep_last=1, keep_for=10**9)).run().deleted == ()
+    assert retention(log, RetentionPolicy(keep_last=1, keep_for=10**9)).run().deleted == ()
     retention(log).run()
     assert state(log) == {1: "stub", 2: "stub", 3: "stub", 4: "stub", 5: "fork"}
     assert SlotLog(log.store, "p").head().slot == 5
@@ -152,19 +152,19 @@ def test_the_target_of_a_fresh_restore_is_the_head(log: SlotLog, author: Author)
     """Before anything is sealed after a restore, its target is never retired."""
     old = author.extend(log, 5, with_files=True)
     log.fork(log.head(), old[0].id, request_id="r", who="ann", why="")
-    retention(log, Policy(keep_last=0, keep_for=0, grace=0)).run()
+    retention(log, RetentionPolicy(keep_last=0, keep_for=0, grace=0)).run()
     assert SlotLog(log.store, "p").head().record == old[0]
-    assert verify(log, old[0].id).verdict is Verdict.HEALTHY
+    assert verify_checkpoint(log, old[0].id).verdict is CheckpointVerdict.HEALTHY
 
 
 def test_a_missing_slot_stops_the_sweep(log: SlotLog, author: Author) -> None:
     """When a manifest is gone nobody knows what it named, so nothing is deleted."""
     author.extend(log, 4, with_files=True)
-    log.store.delete(log.layout.slot(0, 3))
-    before = {e.key for e in log.store.list("") if e.key.endswith(".parquet")}
+    log.store.delete(log.layout.slot_key(0, 3))
+    before = {e.key for e in log.store.list_objects("") if e.key.endswith(".parquet")}
     with pytest.raises(PoisonError, match="slot 3 of timeline 0 is missing"):
         retention(log).run()
-    assert {e.key for e in log.store.list("") if e.key.endswith(".parquet")} == before
+    assert {e.key for e in log.store.list_objects("") if e.key.endswith(".parquet")} == before
 
 
 def test_what_retention_condemned_cannot_be_pinned_in_between(log: SlotLog, author: Author) -> None:
@@ -174,7 +174,7 @@ def test_what_retention_condemned_cannot_be_pinned_in_between(log: SlotLog, auth
     roots.condemn_retired(lambda seen: ({str(manifests[0].id)}, set()))
     with pytest.raises(ConfigurationError, match="retired"):
         pin_checkpoint(log, "late", manifests[0].id, who="ann")
-    retention(log, Policy(keep_last=2, keep_for=0)).run()
+    retention(log, RetentionPolicy(keep_last=2, keep_for=0)).run()
     with pytest.raises(PoisonError, match="stub"):
         pin_checkpoint(log, "late", manifests[0].id, who="ann")
     assert roots.read().pins == {}
@@ -194,7 +194,7 @@ def test_storage_is_reported_by_kind(log: SlotLog, author: Author) -> None:
     """Objects and bytes are counted by what they are."""
     author.extend(log, 2, with_files=True)
     RootsFile(log.store, "p").condemn_damaged(CheckpointId(0, 1, "abcdef"), "x")
-    report = retention(log).storage()
+    report = retention(log).storage_report()
     assert report.objects == {"slots": 2, "state": 2, "tables": 2, "other": 1}
     assert report.bytes["state"] > 0
 
@@ -205,7 +205,7 @@ def collector(stage: Stage) -> None:
     def body(store: MemoryStore, clock: Clock) -> None:
         log = SlotLog(store, "p", clock=clock)
         for _ in range(3):
-            policy = Policy(keep_last=1, keep_for=0, grace=0)
+            policy = RetentionPolicy(keep_last=1, keep_for=0, grace=0)
             with suppress(TransientError):  # the next run goes on
                 Retention(log, policy, external=nothing, clock=ManualClock(wall_ticks=LATER), workers=1).run()
 
@@ -233,7 +233,7 @@ def returner(stage: Stage, name: str, steps_back: int) -> None:
     def body(store: MemoryStore, clock: Clock) -> None:
         log = SlotLog(store, "p", clock=clock, seal_budget=3.0, jitter=lambda: 0.5)
         head = log.head()
-        epochs = [f.record.id for f in log.iter_back(head.checkpoint) if isinstance(f.record, Manifest)]
+        epochs = [f.record.id for f in log.iterate_ancestors(head.checkpoint) if isinstance(f.record, Manifest)]
         target = epochs[min(steps_back, len(epochs) - 1)] if epochs else None
         if target is not None:
             RootsFile(store, "p").claim(name, target, timeline=head.timeline, slot=head.next_slot, who=name)
@@ -247,7 +247,7 @@ def pinner(stage: Stage, pinned: list[CheckpointId]) -> None:
 
     def body(store: MemoryStore, clock: Clock) -> None:
         log = SlotLog(store, "p", clock=clock)
-        epochs = [f.record.id for f in log.iter_back(log.head().checkpoint) if isinstance(f.record, Manifest)]
+        epochs = [f.record.id for f in log.iterate_ancestors(log.head().checkpoint) if isinstance(f.record, Manifest)]
         if epochs:
             pin_checkpoint(log, "golden", epochs[-1], who="pin")
             pinned.append(epochs[-1])
@@ -260,13 +260,13 @@ def everything_left_is_whole(bucket: MemoryBucket, pinned: list[CheckpointId]) -
     log = SlotLog(MemoryStore(bucket), "p")
     head = log.head()
     for timeline in range(head.timeline + 1):
-        for row in Catalog(log, workers=1).index.rows(timeline):
-            filled = log.read(timeline, row.slot)
+        for row in CheckpointCatalog(log, workers=1).index.summaries_of(timeline):
+            filled = log.read_slot(timeline, row.slot)
             assert filled is not None
-            if isinstance(filled.record, Manifest) and str(filled.record.id) not in RootsFile(log.store, "p").read().retiring:
-                assert verify(log, filled.record.id, workers=1).verdict is Verdict.HEALTHY
+            if isinstance(filled.record, Manifest) and str(filled.record.id) not in RootsFile(log.store, "p").read().retiring_checkpoints:
+                assert verify_checkpoint(log, filled.record.id, workers=1).verdict is CheckpointVerdict.HEALTHY
     for checkpoint in pinned:
-        assert isinstance(log.open(checkpoint).record, Manifest), "a pinned checkpoint was retired"
+        assert isinstance(log.open_checkpoint(checkpoint).record, Manifest), "a pinned checkpoint was retired"
 
 
 def race_with_gc(script: bytes) -> None:
@@ -294,13 +294,13 @@ def test_gc_beside_drivers_restores_and_pins_deletes_nothing_needed(script: byte
 
 def test_gc_of_undecided_attempts_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: a sweep one slot too far takes files from under a driver that is about to seal."""
-    original = Retention._mark
+    original = Retention._mark_needed_files
 
     def one_too_far(self: Retention, leaving: Iterable[str]) -> object:
         marked = original(self, leaving)
         return type(marked)({t: bound + 1 for t, bound in marked.bounds.items()}, marked.keys)
 
-    monkeypatch.setattr(Retention, "_mark", one_too_far)
+    monkeypatch.setattr(Retention, "_mark_needed_files", one_too_far)
     with pytest.raises((AssertionError, TidegateError, BaseExceptionGroup)):
         settings(RACE, max_examples=500, database=None, phases=[Phase.generate])(given(SCRIPT)(race_with_gc))()
 
@@ -311,15 +311,15 @@ def test_a_stub_is_as_good_as_its_epoch_for_a_sleeper(log: SlotLog, author: Auth
     author.extend(log, 4)
     retention(log).run()
     outcome = log.seal(author.manifest(head))
-    assert isinstance(outcome, Lost)
-    assert isinstance(outcome.other, Stub)
+    assert isinstance(outcome, SlotTaken)
+    assert isinstance(outcome.other, RetiredEpoch)
 
 
 def test_a_refused_store_ends_the_run_before_anything_is_deleted(author: Author) -> None:
     """When manifests cannot be read, the mark is incomplete and the sweep does not start."""
     bucket = MemoryBucket()
     author.extend(SlotLog(MemoryStore(bucket), "p"), 4, with_files=True)
-    retention(SlotLog(MemoryStore(bucket), "p"), Policy(keep_last=9)).run()
+    retention(SlotLog(MemoryStore(bucket), "p"), RetentionPolicy(keep_last=9)).run()
     before = set(bucket.objects)
     away = MemoryStore(bucket, hook=lambda request: Fault.REFUSED if request.verb == "get" and "/slots/" in request.key else None)
     with pytest.raises(TidegateError):

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import SecretStr
 
-from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.holder import ProcessIdentity
 from tidegate.checkpoints.lease import Lease, LeaseLostError
-from tidegate.checkpoints.log import Lost, Sealed, SlotLog
-from tidegate.checkpoints.probe import require_honest
+from tidegate.checkpoints.log import SlotTaken, Sealed, SlotLog
+from tidegate.checkpoints.probe import require_honest_store
 from tidegate.checkpoints.s3 import S3Settings, S3Store
-from tidegate.infra.minio_build import cache_folder
-from tidegate.infra.ports import LOOPBACK, free_port
-from tidegate.infra.processes import kill, spawn
+from tidegate.infra.minio_build import locate_cache_folder
+from tidegate.infra.ports import LOOPBACK, choose_free_port
+from tidegate.infra.processes import kill_processes, spawn_process
 
 if TYPE_CHECKING:
     from tests.checkpoints.conftest import Author
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.minio, pytest.mark.slow]
 
 def program() -> Path:
     """The server, built by hand beforehand: it takes minutes, and the default tier does not need it."""
-    found = shutil.which("versitygw") or str(cache_folder() / "bin" / "versitygw")
+    found = shutil.which("versitygw") or str(locate_cache_folder() / "bin" / "versitygw")
     if not Path(found).exists():
         pytest.skip(f"no {found}: GOBIN={Path(found).parent} go install github.com/versity/versitygw/cmd/versitygw@v1.8.0")
     return Path(found)
@@ -40,17 +40,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Store]:
     folder = tmp_path_factory.mktemp("versitygw")
     (folder / "data" / "bucket").mkdir(parents=True)
     (folder / "sidecar").mkdir()
-    port = free_port()
+    port = choose_free_port()
     address = f"{LOOPBACK}:{port}"
     command = [str(program()), "--port", address, "posix", "--sidecar", str(folder / "sidecar"), str(folder / "data")]
     keys = {"ROOT_ACCESS_KEY": "access", "ROOT_SECRET_KEY": "secret-secret"}
-    mark = spawn(command, log=folder / "log", env=keys)
+    mark = spawn_process(command, log=folder / "log", env=keys)
     try:
         wait_for(port)
         secret = SecretStr(keys["ROOT_SECRET_KEY"])
         yield S3Store(S3Settings(bucket="bucket", endpoint=f"http://{address}", access_key="access", secret_key=secret))
     finally:
-        kill([mark])
+        kill_processes([mark])
 
 
 def wait_for(port: int) -> None:
@@ -65,7 +65,7 @@ def wait_for(port: int) -> None:
 
 def test_the_probe_finds_it_honest(store: S3Store) -> None:
     """Every conditional write the protocol needs is honoured."""
-    assert require_honest(store).honest
+    assert require_honest_store(store).is_honest
 
 
 def test_the_log_works_on_it(store: S3Store, author: Author) -> None:
@@ -75,18 +75,18 @@ def test_the_log_works_on_it(store: S3Store, author: Author) -> None:
     head = log.head()
     rival = author.manifest(head)
     author.seal(log)
-    assert isinstance(log.seal(rival), Lost)
+    assert isinstance(log.seal(rival), SlotTaken)
     assert isinstance(log.fork(log.head(), manifests[0].id, request_id="r", who="ann", why=""), Sealed)
     assert log.head().record == manifests[0]
 
 
 def test_the_lease_works_on_it(store: S3Store) -> None:
     """Taken, renewed, released, taken over; the old holder finds out."""
-    holder = Holder.this_process()
+    holder = ProcessIdentity.this_process()
     one = Lease.acquire(store, "leased", holder)
     one.renew()
     one.release()
     two = Lease.acquire(store, "leased", holder)
     assert two.token == 2
     with pytest.raises(LeaseLostError):
-        one.check()
+        one.ensure_held()

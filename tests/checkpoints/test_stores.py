@@ -11,9 +11,9 @@ import pytest
 from pydantic import SecretStr
 
 from tidegate.checkpoints.local import LocalStore, refuse_network_file_system
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.probe import probe, require_honest
+from tidegate.checkpoints.probe import probe_store, require_honest_store
 from tidegate.checkpoints.s3 import S3Settings, S3Store
 from tidegate.checkpoints.store import (
     NotFoundError,
@@ -37,26 +37,26 @@ def test_create_fills_a_key_once(store: Store) -> None:
 def test_swap_replaces_only_the_version_it_names(store: Store) -> None:
     """A swap needs the current ETag; a stale one and a missing key are refused."""
     old = store.create("k", b"one")
-    new = store.swap("k", b"two", old)
+    new = store.compare_and_swap("k", b"two", old)
     for key, etag in (("k", old), ("none", new)):
         with pytest.raises(PreconditionFailedError):
-            store.swap(key, b"three", etag)
+            store.compare_and_swap(key, b"three", etag)
     assert store.get("k").data == b"two"
-    assert store.head("none") is None
+    assert store.stat("none") is None
 
 
 def test_missing_objects_are_definite(store: Store) -> None:
     """A missing object is NotFoundError from get and download, None from head, and silence from delete."""
     with pytest.raises(NotFoundError):
         store.get("none")
-    assert store.head("none") is None
+    assert store.stat("none") is None
     store.delete("none")
 
 
 def test_head_describes_what_get_reads(store: Store) -> None:
     """Size and ETag of head and get agree."""
     store.put("x/y", b"12345")
-    entry = store.head("x/y")
+    entry = store.stat("x/y")
     assert entry is not None
     assert (entry.size, entry.etag) == (5, store.get("x/y").etag)
 
@@ -73,14 +73,14 @@ def test_listing_is_in_key_order_and_can_start_and_stop_anywhere(store: Store) -
     keys = ["a-b/1", "a/1", "a/2", "a/b/3", "a.json", "ab", "b/1", "a/b-c"]
     for key in keys:
         store.put(key, b"x")
-    everything = [e.key for e in store.list("")]
+    everything = [e.key for e in store.list_objects("")]
     assert everything == sorted(keys)
-    assert [e.key for e in store.list("a/")] == sorted(k for k in keys if k.startswith("a/"))
-    assert [e.key for e in store.list("a")] == sorted(k for k in keys if k.startswith("a"))
+    assert [e.key for e in store.list_objects("a/")] == sorted(k for k in keys if k.startswith("a/"))
+    assert [e.key for e in store.list_objects("a")] == sorted(k for k in keys if k.startswith("a"))
     for start in [*keys, "a/b", "zzz", "a/1x"]:
-        assert [e.key for e in store.list("", start_after=start)] == sorted(k for k in keys if k > start)
-    assert [e.key for e in store.list("", limit=3)] == sorted(keys)[:3]
-    assert list(store.list("", limit=0)) == []
+        assert [e.key for e in store.list_objects("", start_after=start)] == sorted(k for k in keys if k > start)
+    assert [e.key for e in store.list_objects("", limit=3)] == sorted(keys)[:3]
+    assert list(store.list_objects("", limit=0)) == []
     assert store.list_folders("") == ["a", "a-b", "b"]
     assert store.list_folders("a/") == ["b"]
     assert store.list_folders("none/") == []
@@ -110,7 +110,7 @@ def test_of_many_racers_exactly_one_wins(store: Store, swap: bool) -> None:
         gate.wait()
         data = f"racer {number}".encode()
         try:
-            _ = store.swap("k", data, etag) if swap else store.create("k", data)
+            _ = store.compare_and_swap("k", data, etag) if swap else store.create("k", data)
             outcomes.append(data.decode())
         except PreconditionFailedError:
             outcomes.append("lost")
@@ -126,8 +126,8 @@ def test_of_many_racers_exactly_one_wins(store: Store, swap: bool) -> None:
 
 def test_every_store_of_ours_is_honest(store: Store) -> None:
     """The probe finds all promises kept and leaves nothing behind."""
-    assert require_honest(store).broken == []
-    assert list(store.list("")) == []
+    assert require_honest_store(store).broken_promises == []
+    assert list(store.list_objects("")) == []
 
 
 def test_a_store_that_ignores_conditions_is_refused() -> None:
@@ -137,12 +137,12 @@ def test_a_store_that_ignores_conditions_is_refused() -> None:
         def create(self, key: str, data: bytes) -> str:
             return self.put(key, data)
 
-        def swap(self, key: str, data: bytes, etag: str) -> str:
+        def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:
             return self.put(key, data)
 
-    assert probe(Liar()).broken == ["refuses_second_create", "refuses_stale_swap", "refuses_swap_of_missing"]
+    assert probe_store(Liar()).broken_promises == ["refuses_second_create", "refuses_stale_swap", "refuses_swap_of_missing"]
     with pytest.raises(ConfigurationError, match="refuses_stale_swap"):
-        require_honest(Liar())
+        require_honest_store(Liar())
 
 
 @pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/./b", "a/..", "a\\b"])
@@ -231,7 +231,7 @@ def test_local_upload_of_a_file_in_place_copies_nothing(tmp_path: Path) -> None:
 def test_faults_do_what_they_say(fault: Fault, lies_there: bool, delivered: bool | None) -> None:
     """Each fault of a write leaves the bucket as its name promises, now and when held requests arrive."""
     bucket = MemoryBucket()
-    store = MemoryStore(bucket, hook=lambda request: fault if request.writes else None)
+    store = MemoryStore(bucket, hook=lambda request: fault if request.is_write else None)
     if fault is Fault.TWICE:
         store.create("k", b"x")
     else:
@@ -239,18 +239,18 @@ def test_faults_do_what_they_say(fault: Fault, lies_there: bool, delivered: bool
             store.create("k", b"x")
     assert ("k" in bucket.objects) is lies_there
     if delivered is not None:
-        assert bucket.deliver() is delivered
+        assert bucket.deliver_held() is delivered
         assert bucket.objects["k"] == b"x"
 
 
 def test_a_refused_request_is_known_to_have_no_effect() -> None:
     """Reads and writes that never reached the store say so."""
 
-    def hook(request: Request) -> Fault | None:
+    def hook(request: StoreRequest) -> Fault | None:
         return Fault.REFUSED
 
     store = MemoryStore(hook=hook)
-    for ask in (lambda: store.put("k", b""), lambda: store.get("k"), lambda: store.list("")):
+    for ask in (lambda: store.put("k", b""), lambda: store.get("k"), lambda: store.list_objects("")):
         with pytest.raises(StoreUnavailableError):
             ask()
     assert store.bucket.objects == {}
@@ -303,7 +303,7 @@ def test_wrong_names_and_keys_are_the_users_business(minio: S3Settings) -> None:
         with pytest.raises(StoreDeniedError, match="TIDEGATE_S3"):
             bad.create("k", b"")
         with pytest.raises(StoreDeniedError, match="TIDEGATE_S3"):
-            list(bad.list(""))
+            list(bad.list_objects(""))
 
 
 @pytest.mark.minio
@@ -322,7 +322,7 @@ def test_listing_across_pages(s3: S3Store) -> None:
     """Exactly one full page, and a little more, are listed completely."""
     for number in range(1000):
         s3.put(f"n/{number:04d}", b"")
-    assert len(list(s3.list("n/"))) == 1000
+    assert len(list(s3.list_objects("n/"))) == 1000
     s3.put("n/1000", b"")
-    assert [e.key for e in s3.list("n/")] == [f"n/{n:04d}" for n in range(1001)]
-    assert len(list(s3.list("n/", limit=1000))) == 1000
+    assert [e.key for e in s3.list_objects("n/")] == [f"n/{n:04d}" for n in range(1001)]
+    assert len(list(s3.list_objects("n/", limit=1000))) == 1000

@@ -8,19 +8,19 @@ import pytest
 
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.manifest import Manifest, Stub
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.roots import RootsFile
 from tidegate.checkpoints.store import Store, StoreDeniedError
-from tidegate.checkpoints.verify import Finding, Problem, Verdict, condemn, scrub, verify
+from tidegate.checkpoints.verify import VerificationFinding, ObjectProblem, CheckpointVerdict, condemn_if_damaged, scrub_checkpoints, verify_checkpoint
 
 if TYPE_CHECKING:
     from tests.checkpoints.conftest import Author
 
 
-def problems(log: SlotLog, checkpoint: CheckpointId, **options: bool) -> list[Problem]:
+def problems(log: SlotLog, checkpoint: CheckpointId, **options: bool) -> list[ObjectProblem]:
     """What verification finds."""
-    return [finding.problem for finding in verify(log, checkpoint, **options).findings]  # type: ignore[arg-type]
+    return [finding.problem for finding in verify_checkpoint(log, checkpoint, **options).findings]  # type: ignore[arg-type]
 
 
 def test_a_whole_checkpoint_is_healthy_on_every_store(store: Store, author: Author) -> None:
@@ -28,9 +28,9 @@ def test_a_whole_checkpoint_is_healthy_on_every_store(store: Store, author: Auth
     log = SlotLog(store, "p")
     one, two = author.extend(log, 2, with_files=True)
     for manifest in (one, two):
-        result = verify(log, manifest.id)
-        assert (result.verdict, result.objects, result.checksums) == (Verdict.HEALTHY, 3, True)
-        assert not condemn(log, result)
+        result = verify_checkpoint(log, manifest.id)
+        assert (result.verdict, result.objects, result.checksums) == (CheckpointVerdict.HEALTHY, 3, True)
+        assert not condemn_if_damaged(log, result)
 
 
 def test_damage_is_named_and_condemned(log: SlotLog, author: Author) -> None:
@@ -40,11 +40,11 @@ def test_damage_is_named_and_condemned(log: SlotLog, author: Author) -> None:
     log.store.delete(first)
     log.store.put(second, b"short")
     log.store.put(third, b"x" * len(log.store.get(third).data))
-    for manifest, problem in zip(manifests, (Problem.MISSING, Problem.SIZE, Problem.CHECKSUM), strict=True):
-        result = verify(log, manifest.id)
+    for manifest, problem in zip(manifests, (ObjectProblem.MISSING, ObjectProblem.SIZE, ObjectProblem.CHECKSUM), strict=True):
+        result = verify_checkpoint(log, manifest.id)
         assert [f.problem for f in result.findings] == [problem]
-        assert condemn(log, result)
-    assert RootsFile(log.store, "p").read().damaged == {str(m.id) for m in manifests}
+        assert condemn_if_damaged(log, result)
+    assert RootsFile(log.store, "p").read().damaged_checkpoints == {str(m.id) for m in manifests}
     assert problems(log, manifests[2].id, checksums=False) == []
 
 
@@ -55,11 +55,11 @@ def test_an_absent_store_is_evidence_of_nothing(verb: str, author: Author) -> No
     manifest = author.seal(SlotLog(MemoryStore(bucket), "p"), with_files=True)
     del bucket.objects[manifest.segments[0].key]
 
-    def hook(request: Request) -> Fault | None:
+    def hook(request: StoreRequest) -> Fault | None:
         return Fault.REFUSED if request.verb == verb and "/slots/" not in request.key else None
 
-    result = verify(SlotLog(MemoryStore(bucket, hook=hook), "p"), manifest.id)
-    expected = Verdict.DAMAGED if verb == "get" else Verdict.UNKNOWN  # presence is told by head and list alone
+    result = verify_checkpoint(SlotLog(MemoryStore(bucket, hook=hook), "p"), manifest.id)
+    expected = CheckpointVerdict.DAMAGED if verb == "get" else CheckpointVerdict.UNKNOWN  # presence is told by head and list alone
     assert result.verdict is expected
 
 
@@ -68,12 +68,12 @@ def test_refused_credentials_are_evidence_of_nothing(log: SlotLog, author: Autho
     manifest = author.seal(log, with_files=True)
 
     class Denied(MemoryStore):
-        def head(self, key: str) -> None:
+        def stat(self, key: str) -> None:
             raise StoreDeniedError("no", code="store.denied")
 
-    result = verify(SlotLog(Denied(log.store.bucket), "p"), manifest.id)  # type: ignore[attr-defined]
-    assert result.verdict is Verdict.UNKNOWN
-    assert not condemn(log, result)
+    result = verify_checkpoint(SlotLog(Denied(log.store.bucket), "p"), manifest.id)  # type: ignore[attr-defined]
+    assert result.verdict is CheckpointVerdict.UNKNOWN
+    assert not condemn_if_damaged(log, result)
 
 
 def test_a_slot_that_cannot_be_reached_is_unknown(author: Author) -> None:
@@ -81,38 +81,38 @@ def test_a_slot_that_cannot_be_reached_is_unknown(author: Author) -> None:
     bucket = MemoryBucket()
     manifest = author.seal(SlotLog(MemoryStore(bucket), "p"))
     away = SlotLog(MemoryStore(bucket, hook=lambda request: Fault.REFUSED), "p")
-    assert verify(away, manifest.id).verdict is Verdict.UNKNOWN
+    assert verify_checkpoint(away, manifest.id).verdict is CheckpointVerdict.UNKNOWN
 
 
 def test_a_record_that_was_changed_is_found_through_its_successor(log: SlotLog, author: Author) -> None:
     """The successor names the hash of the original bytes; the successor itself stays healthy."""
     one, two, three = author.extend(log, 3)
-    log.store.put(log.layout.slot(0, 2), two.model_copy(update={"driver": "forger"}).to_bytes())
-    assert [verify(log, m.id).verdict for m in (one, two, three)] == [Verdict.HEALTHY, Verdict.DAMAGED, Verdict.HEALTHY]
-    assert problems(log, two.id) == [Problem.CHAIN]
+    log.store.put(log.layout.slot_key(0, 2), two.model_copy(update={"driver": "forger"}).to_bytes())
+    assert [verify_checkpoint(log, m.id).verdict for m in (one, two, three)] == [CheckpointVerdict.HEALTHY, CheckpointVerdict.DAMAGED, CheckpointVerdict.HEALTHY]
+    assert problems(log, two.id) == [ObjectProblem.CHAIN]
 
 
 def test_garbage_in_a_slot_does_not_condemn_its_neighbours(log: SlotLog, author: Author) -> None:
     """A record that cannot be read is damaged; what follows it verifies by itself, and what precedes it is not condemned."""
     one, two, three = author.extend(log, 3)
-    log.store.put(log.layout.slot(0, 2), b"{")
-    assert problems(log, two.id) == [Problem.UNREADABLE]
-    assert verify(log, three.id).verdict is Verdict.HEALTHY
-    assert verify(log, one.id).verdict is Verdict.UNKNOWN
+    log.store.put(log.layout.slot_key(0, 2), b"{")
+    assert problems(log, two.id) == [ObjectProblem.UNREADABLE]
+    assert verify_checkpoint(log, three.id).verdict is CheckpointVerdict.HEALTHY
+    assert verify_checkpoint(log, one.id).verdict is CheckpointVerdict.UNKNOWN
 
 
 def test_checkpoints_that_never_were(log: SlotLog, author: Author) -> None:
     """An empty slot is missing, another attempt's slot is not this checkpoint, a stub is retired."""
     one = author.seal(log)
-    assert problems(log, CheckpointId(0, 5, one.attempt)) == [Problem.MISSING]
-    assert problems(log, CheckpointId(0, 1, "ffffffffffff")) == [Problem.CHAIN]
-    filled = log.read(0, 1)
+    assert problems(log, CheckpointId(0, 5, one.attempt)) == [ObjectProblem.MISSING]
+    assert problems(log, CheckpointId(0, 1, "ffffffffffff")) == [ObjectProblem.CHAIN]
+    filled = log.read_slot(0, 1)
     assert filled is not None
-    stub = Stub(
+    stub = RetiredEpoch(
         timeline=0, slot=1, attempt=one.attempt, parent=None, parent_sha256=None, original_sha256="0", created_at=0, retired_at=0
     )
     log.store.put(filled.key, stub.to_bytes())
-    assert verify(log, one.id).verdict is Verdict.RETIRED
+    assert verify_checkpoint(log, one.id).verdict is CheckpointVerdict.RETIRED
 
 
 def test_the_deep_check_has_the_last_word(log: SlotLog, author: Author) -> None:
@@ -120,14 +120,14 @@ def test_the_deep_check_has_the_last_word(log: SlotLog, author: Author) -> None:
     manifest = author.seal(log, with_files=True)
     asked: list[Manifest] = []
 
-    def recount(seen: Manifest) -> list[Finding]:
+    def recount(seen: Manifest) -> list[VerificationFinding]:
         asked.append(seen)
-        return [Finding(key=seen.segments[0].key, problem=Problem.CONTENT, detail="9 rows instead of 10")]
+        return [VerificationFinding(key=seen.segments[0].key, problem=ObjectProblem.CONTENT, detail="9 rows instead of 10")]
 
-    result = verify(log, manifest.id, deep=recount)
-    assert (result.verdict, result.deep) == (Verdict.DAMAGED, True)
+    result = verify_checkpoint(log, manifest.id, deep=recount)
+    assert (result.verdict, result.deep) == (CheckpointVerdict.DAMAGED, True)
     log.store.delete(manifest.segments[0].key)
-    verify(log, manifest.id, deep=recount)
+    verify_checkpoint(log, manifest.id, deep=recount)
     assert asked == [manifest]
 
 
@@ -135,5 +135,5 @@ def test_a_scrub_goes_on_after_damage(log: SlotLog, author: Author) -> None:
     """One result per checkpoint, in the order asked for."""
     manifests = author.extend(log, 3, with_files=True)
     log.store.delete(manifests[1].segments[0].key)
-    verdicts = [result.verdict for result in scrub(log, [m.id for m in manifests])]
-    assert verdicts == [Verdict.HEALTHY, Verdict.DAMAGED, Verdict.HEALTHY]
+    verdicts = [result.verdict for result in scrub_checkpoints(log, [m.id for m in manifests])]
+    assert verdicts == [CheckpointVerdict.HEALTHY, CheckpointVerdict.DAMAGED, CheckpointVerdict.HEALTHY]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.layout import CheckpointId, new_attempt
+from tidegate.checkpoints.layout import CheckpointId, generate_attempt_id
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
@@ -91,10 +91,10 @@ def spec_file(tmp_path: Path) -> Path:
 def seal(log: SlotLog, *, sketches: dict[str, Any] | None = None, spec_digest: str = "d" * 64, why: str = "no data") -> Manifest:
     """One more epoch: ten rows read, nine released, one late; one file."""
     head = log.head()
-    slot, attempt = head.next_slot, new_attempt()
+    slot, attempt = head.next_slot, generate_attempt_id()
     checkpoint = CheckpointId(head.timeline, slot, attempt)
     data = str(checkpoint).encode()
-    key = f"{log.layout.table('events', checkpoint)}part-0.parquet"
+    key = f"{log.layout.table_prefix('events', checkpoint)}part-0.parquet"
     log.store.put(key, data)
     file = FileRef(key=key, rows=9, bytes=len(data), sha256=sha256_of_bytes(data), kind="table:events")
     counters: dict[str, int] = {"read": 10 * slot, "released": 9 * slot, "late": slot}

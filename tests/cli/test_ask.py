@@ -8,8 +8,8 @@ import pytest
 from tests.cli.conftest import Cli
 
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.requests import Ack, AckOutcome, Kind, acknowledge, pending
-from tidegate.jobs.cli.ask import _answered
+from tidegate.checkpoints.requests import Ack, AckOutcome, RequestKind, acknowledge_request, list_pending_requests
+from tidegate.jobs.cli.ask import _await_answer
 from tidegate.jobs.spec.errors import ConfigurationError
 
 
@@ -18,23 +18,23 @@ def test_nobody_answers(cli: Cli, log: SlotLog, spec_file: Path) -> None:
     said = cli("abort-barrier", "flights", "7", "--wait", "0")
     assert said.exit_code == 3
     assert "no driver of flights has answered" in said.err
-    (request,) = pending(log.store, "flights")
-    assert (request.kind, request.barrier) == (Kind.ABORT_BARRIER, 7)
+    (request,) = list_pending_requests(log.store, "flights")
+    assert (request.kind, request.barrier) == (RequestKind.ABORT_BARRIER, 7)
 
 
 def test_a_refusal_is_told(cli: Cli, log: SlotLog, spec_file: Path) -> None:
     """What the driver refuses ends with exit code 2 and its reason."""
     cli("savepoint", "flights", "before", "--wait", "0")
-    (request,) = pending(log.store, "flights")
+    (request,) = list_pending_requests(log.store, "flights")
     refused = Ack(id=request.id, outcome=AckOutcome.REFUSED, detail="the name is taken", token=1, at=1)
-    acknowledge(log.store, "flights", refused)
+    acknowledge_request(log.store, "flights", refused)
     with pytest.raises(ConfigurationError, match="the name is taken"):
-        _answered(log, request, 0.0)
+        _await_answer(log, request, 0.0)
 
 
 @pytest.mark.parametrize("verb", ["attach", "detach", "resume"])
 def test_attachments_are_asked_for_by_name(cli: Cli, log: SlotLog, spec_file: Path, verb: str) -> None:
     """The request waits for a driver."""
     assert cli(verb, "flights", "totals", "--wait", "0").exit_code == 3
-    (request,) = pending(log.store, "flights")
+    (request,) = list_pending_requests(log.store, "flights")
     assert (request.kind.value, request.name) == (verb, "totals")

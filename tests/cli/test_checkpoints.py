@@ -7,8 +7,8 @@ import pytest
 from tests.cli.conftest import Cli, ids, seal
 
 from tidegate.checkpoints.clock import SystemClock
-from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.lease import ProcessIdentity, Lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.specs import write_spec
 from tidegate.jobs.spec.loader import load_spec
@@ -44,14 +44,14 @@ def test_verify_finds_a_lost_file(cli: Cli, log: SlotLog) -> None:
 
 def test_restore_asks_and_tells_what_it_costs(cli: Cli, log: SlotLog) -> None:
     """Without a yes nothing happens; with it the log goes on from the older checkpoint."""
-    set_desired(log.store, "flights", DesiredState.RUN, who="ann", why="nightly")
+    set_desired_state(log.store, "flights", DesiredState.RUN, who="ann", why="nightly")
     said = cli("checkpoints", "restore", "flights", "t0-000001", input="n\n")
     assert (said.exit_code, "2 epochs are taken back" in said.out) == (1, True)
     assert log.head().timeline == 0
     assert cli("checkpoints", "restore", "flights", "t0-000001", "--yes", "--why", "bad day").exit_code == 0
-    head, (fork,) = SlotLog(log.store, "flights").head(), log.forks()
+    head, (fork,) = SlotLog(log.store, "flights").head(), log.list_forks()
     assert (head.timeline, head.slot, fork.why) == (1, 1, "bad day")
-    wish = read_desired(log.store, "flights")
+    wish = read_desired_state(log.store, "flights")
     assert (wish.state, wish.who) == (DesiredState.RUN, "ann")
 
 
@@ -64,7 +64,7 @@ def test_dry_run_changes_nothing(cli: Cli, log: SlotLog) -> None:
 
 def test_restore_under_a_live_driver_is_refused(cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who renews the lease keeps it; the message says how to stop the stream."""
-    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     # The observer's pause is when the holder renews; nobody really waits.
     monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: lease.renew())
     said = cli("checkpoints", "restore", "flights", "t0-000001", "--yes")
@@ -76,32 +76,32 @@ def test_a_stopped_pipeline_stays_stopped_through_a_restore_until_it_is_started(
     """Nobody drives it; `start` says that it may run again."""
     assert "stays stopped" in cli("stop", "flights", "--why", "upgrade").out
     assert cli("checkpoints", "restore", "flights", "t0-000001", "--yes").exit_code == 0
-    assert (read_desired(log.store, "flights").state, read_desired(log.store, "flights").why) == (DesiredState.STOPPED, "upgrade")
+    assert (read_desired_state(log.store, "flights").state, read_desired_state(log.store, "flights").why) == (DesiredState.STOPPED, "upgrade")
     assert "who stands by takes over" in cli("start", "flights").out
-    assert read_desired(log.store, "flights").state is DesiredState.RUN
+    assert read_desired_state(log.store, "flights").state is DesiredState.RUN
 
 
 def test_a_restore_alone_keeps_no_driver_away(cli: Cli, log: SlotLog) -> None:
     """Where nobody ever said whether the pipeline should run, whoever starts a driver afterwards has one."""
     assert cli("checkpoints", "restore", "flights", "t0-000001", "--yes").exit_code == 0
-    assert not read_desired(log.store, "flights").keeps_drivers_away
+    assert not read_desired_state(log.store, "flights").keeps_drivers_away
 
 
 def test_nobody_starts_a_pipeline_in_the_middle_of_a_restore(cli: Cli, log: SlotLog) -> None:
     """As long as the one who restores lives; what a dead one left behind may be started."""
-    set_desired(log.store, "flights", DesiredState.RECOVERING, who="ann")
-    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    set_desired_state(log.store, "flights", DesiredState.RECOVERING, who="ann")
+    lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     said = cli("start", "flights")
     assert (said.exit_code, "ann restores flights" in said.err) == (2, True)
     lease.release()
     assert cli("start", "flights").exit_code == 0
-    assert read_desired(log.store, "flights").state is DesiredState.RUN
+    assert read_desired_state(log.store, "flights").state is DesiredState.RUN
 
 
 def test_latest_healthy_passes_over_what_the_checks_condemned(cli: Cli, log: SlotLog) -> None:
     """The newest checkpoint that a quality run found well, not the newest."""
     runs = [
-        {"checkpoint": str(f.epoch.id), "verdict": v} for f, v in zip(log.epochs(0, 1, 3), ("pass", "warn", "fail"), strict=True)
+        {"checkpoint": str(f.epoch.id), "verdict": v} for f, v in zip(log.epochs_between(0, 1, 3), ("pass", "warn", "fail"), strict=True)
     ]
     log.store.put("flights/quality/history.json", json.dumps({"format_version": 1, "runs": runs[::-1]}).encode())
     assert cli("checkpoints", "show", "flights", "latest_healthy", "--json").data["slot"] == 2

@@ -16,7 +16,7 @@ def _sent(log: SlotLog, tmp_path: Path) -> None:
     for attempt in (OLD, NEW):
         file = tmp_path / f"{attempt}.log"
         file.write_text("".join(f"{attempt} line {number}\n" for number in range(100)))
-        DriverLog(log.store, "flights", attempt, file).send()
+        DriverLog(log.store, "flights", attempt, file).send_new_pieces()
 
 
 def test_the_driver_started_last_is_shown(cli: Cli, log: SlotLog, tmp_path: Path) -> None:

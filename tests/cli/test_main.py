@@ -69,7 +69,7 @@ def test_exit_code_follows_the_class(
     def fail(store: object) -> None:
         raise kind("it broke", code="x", kept="everything", advice="wait")
 
-    monkeypatch.setattr(context, "known_pipelines", fail)
+    monkeypatch.setattr(context, "list_pipelines", fail)
     said = cli("status")
     assert said.exit_code == code
     assert [line.split(":")[0] for line in said.err.strip().splitlines()] == [f"{kind.failure_class.value} error", "kept", "next"]
@@ -81,7 +81,7 @@ def test_unexpected_error_has_no_traceback_unless_asked(cli: Cli, log: SlotLog, 
     def fail(store: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(context, "known_pipelines", fail)
+    monkeypatch.setattr(context, "list_pipelines", fail)
     said = cli("status")
     assert (said.exit_code, "RuntimeError: boom" in said.err, "Traceback" in said.err) == (1, True, False)
     monkeypatch.setenv("TIDEGATE_DEBUG", "1")
@@ -98,10 +98,10 @@ def test_store_comes_from_option_then_environment_then_folder(monkeypatch: pytes
     """The nearest word wins."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TIDEGATE_STORE", raising=False)
-    assert context.store_url(None) == ".tidegate/store"
+    assert context.resolve_store_url(None) == ".tidegate/store"
     monkeypatch.setenv("TIDEGATE_STORE", "memory://env")
-    assert context.store_url(None) == "memory://env"
-    assert context.store_url("memory://own") == "memory://own"
+    assert context.resolve_store_url(None) == "memory://env"
+    assert context.resolve_store_url("memory://own") == "memory://own"
 
 
 def test_spec_is_found_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_spec_is_found_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     for folder in ("dags/pipelines", "mine"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "flights.yaml").write_text(SPEC)
-    assert context.spec_path("flights") == Path("dags/pipelines/flights.yaml")
+    assert context.resolve_spec_path("flights") == Path("dags/pipelines/flights.yaml")
     monkeypatch.setenv("TIDEGATE_PIPELINES", str(tmp_path / "mine"))
-    assert context.spec_path("flights") == tmp_path / "mine" / "flights.yaml"
+    assert context.resolve_spec_path("flights") == tmp_path / "mine" / "flights.yaml"
 
 
 def test_validate_names_line_and_field(cli: Cli, spec_file: Path) -> None:
@@ -173,10 +173,10 @@ def test_conformance_counts_and_fails(cli: Cli, tmp_path: Path) -> None:
 
 def test_ages_and_sizes_for_people() -> None:
     """Two units are enough."""
-    assert output.age(0, 3_723_000_000) == "1h2m"
-    assert output.age(0, 61_500_000) == "1m1s"
-    assert output.age(5, 5) == "0s"
-    assert (output.size(999), output.size(1_500_000)) == ("999 B", "1.5 MB")
+    assert output.format_age(0, 3_723_000_000) == "1h2m"
+    assert output.format_age(0, 61_500_000) == "1m1s"
+    assert output.format_age(5, 5) == "0s"
+    assert (output.format_size(999), output.format_size(1_500_000)) == ("999 B", "1.5 MB")
 
 
 def test_store_of_the_stack_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -188,12 +188,12 @@ def test_store_of_the_stack_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(stack.Stack, "environment", lambda self: {"TIDEGATE_STORE": "s3://bucket"})
     (tmp_path / ".tidegate").mkdir()
     (tmp_path / ".tidegate" / "stack.json").write_text("{}")
-    assert context.store_url("stack") == "s3://bucket"
+    assert context.resolve_store_url("stack") == "s3://bucket"
     monkeypatch.delenv("TIDEGATE_STORE")
-    assert context.store_url(None) == "s3://bucket"
+    assert context.resolve_store_url(None) == "s3://bucket"
     monkeypatch.delenv("TIDEGATE_STORE")
     LocalStore(tmp_path / ".tidegate" / "store")
-    assert context.store_url(None) == ".tidegate/store"
+    assert context.resolve_store_url(None) == ".tidegate/store"
 
 
 def test_a_schema_is_proposed_from_an_object(cli: Cli, tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ from tests.cli.test_splice import OBJECTS, SPEC, Shop
 from tests.minio_server import RealMinio
 
 from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.probe import require_honest
-from tidegate.checkpoints.retention import Policy, Retention
+from tidegate.checkpoints.probe import require_honest_store
+from tidegate.checkpoints.retention import RetentionPolicy, Retention
 from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.infra.minio import Credentials
-from tidegate.infra.policies import Role, policy
-from tidegate.infra.provision import grant
-from tidegate.jobs.driver.backfill import batch_spec
-from tidegate.jobs.driver.landing_log import Landing
+from tidegate.infra.policies import Role, build_policy
+from tidegate.infra.provision import grant_policy
+from tidegate.jobs.driver.backfill import make_batch_spec
+from tidegate.jobs.driver.landing_log import LandingLog
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.operators.maintain import MaintainOperator
 
@@ -53,9 +53,9 @@ def become(real_minio: RealMinio, cli: Cli, tmp_path: Path, monkeypatch: pytest.
         whole.put(number, rows)
 
     def change(role: Role) -> str:
-        own = Credentials.random(role.value)
-        rights = policy(role, real_minio.bucket, "shop", prefix=prefix, inputs=["inbox/web/"])
-        grant(real_minio.server.endpoint, real_minio.server.root, real_minio.bucket, own, rights)
+        own = Credentials.generate(role.value)
+        rights = build_policy(role, real_minio.bucket, "shop", prefix=prefix, inputs=["inbox/web/"])
+        grant_policy(real_minio.server.endpoint, real_minio.server.root, real_minio.bucket, own, rights)
         monkeypatch.setenv("TIDEGATE_STORE", url)
         monkeypatch.setenv("TIDEGATE_S3_ACCESS_KEY", own.access_key)
         monkeypatch.setenv("TIDEGATE_S3_SECRET_KEY", own.secret_key)
@@ -87,7 +87,7 @@ def test_driver_and_airflow(become: Become, cli: Cli, tmp_path: Path) -> None:
     """A driver's keys are enough for the driver and for all that Airflow's tasks do: one key pair serves an Airflow."""
     url = become(Role.DRIVER)
     store = open_store(url)
-    require_honest(store)
+    require_honest_store(store)
     shop = shop_of(url, tmp_path)
     shop.run()
     done(cli, "checkpoints", "pin", "shop", "latest", "kept")
@@ -101,13 +101,13 @@ def test_driver_and_airflow(become: Become, cli: Cli, tmp_path: Path) -> None:
     found = MaintainOperator(task_id="maintain", pipeline="shop", spec="shop.yaml", keep_hours=0.0).execute({})
     assert found["scrubbed"] > 0
     assert found["logs_forgotten"] > 0
-    swept = Retention(shop.log, Policy(keep_last=1, keep_for=0, grace=0), external=lambda: ()).run()
+    swept = Retention(shop.log, RetentionPolicy(keep_last=1, keep_for=0, grace=0), external=lambda: ()).run()
     assert swept.retired
     assert swept.deleted
     day = datetime(2026, 5, 1, tzinfo=UTC)
-    batch = batch_spec(shop.spec, (day, day.replace(day=2)), tmp_path).name
+    batch = make_batch_spec(shop.spec, (day, day.replace(day=2)), tmp_path).name
     store.put(f"{batch}/status.json", b"{}")
-    for entry in list(store.list(f"{batch}/")):
+    for entry in list(store.list_objects(f"{batch}/")):
         store.delete(entry.key)
     with pytest.raises(StoreDeniedError):
         store.put("inbox/web/9.parquet", b"x")
@@ -151,16 +151,16 @@ def test_lander(become: Become, tmp_path: Path) -> None:
     store = open_store(become(Role.LANDER))
     (tmp_path / "landed.yaml").write_text(LANDED)
     source = load_spec(tmp_path / "landed.yaml").sources["web"]
-    assert Landing("web", source, store, tmp_path / "one").land(0, b"rows", 1)
-    assert not Landing("web", source, store, tmp_path / "one").land(0, b"rows", 1)
-    assert Landing("web", source, store, tmp_path / "two", new_generation=True).generation == 2
+    assert LandingLog("web", source, store, tmp_path / "one").land_batch(0, b"rows", 1)
+    assert not LandingLog("web", source, store, tmp_path / "one").land_batch(0, b"rows", 1)
+    assert LandingLog("web", source, store, tmp_path / "two", new_generation=True).generation == 2
     refused: list[Callable[[], object]] = [
         lambda: store.get("inbox/web/0000.parquet"),
         lambda: store.delete("inbox/web/0000.parquet"),
-        lambda: list(store.list("inbox/web/")),
+        lambda: list(store.list_objects("inbox/web/")),
         lambda: store.put("inbox/other/x", b""),
         lambda: store.put("shop/lease.json", b"{}"),
-        lambda: list(store.list("shop/")),
+        lambda: list(store.list_objects("shop/")),
     ]
     for ask in refused:
         with pytest.raises(StoreDeniedError):

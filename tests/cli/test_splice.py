@@ -18,12 +18,12 @@ from tidegate.checkpoints.identity import ensure_identity
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.epoch import Author, Engine
+from tidegate.jobs.engine.epoch import ManifestAuthor, Engine
 from tidegate.jobs.engine.faults import NoFaults
 from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.sinks.exact import check_exact
+from tidegate.jobs.sinks.exact import audit_exactness
 from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.small import SmallTables
+from tidegate.jobs.sinks.small import DriverTables
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.spec.loader import load_spec
@@ -59,11 +59,11 @@ class Shop:
             self.log,
             [ObjectSource("web", source, store)],
             ReferenceMover(store, spec),
-            author=Author(self.uid, "driver", "0"),
+            author=ManifestAuthor(self.uid, "driver", "0"),
             steps=PlainSteps(),
             clock=clock,
             faults=NoFaults(),
-            small_tables=SmallTables(store).write,
+            small_tables=DriverTables(store).write,
         )
 
     def put(self, number: int, rows: list[tuple[str | None, str, int]]) -> None:
@@ -97,7 +97,7 @@ class Shop:
 
     def exact(self) -> list[str]:
         """What an independent recomputation finds wrong."""
-        return check_exact(
+        return audit_exactness(
             self.spec, self.store, self.log, lambda name: read_table(self.spec, self.store, name, current_only=True)
         ).problems
 

@@ -6,20 +6,20 @@ import pytest
 from tests.cli.conftest import Cli, seal
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.desired import read_desired
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.desired import read_desired_state
+from tidegate.checkpoints.lease import ProcessIdentity, Lease
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.requests import pending
-from tidegate.checkpoints.status import Status, write_status
-from tidegate.jobs.driver.landing_log import Landing
+from tidegate.checkpoints.requests import list_pending_requests
+from tidegate.checkpoints.status import DriverStatus, write_status
+from tidegate.jobs.driver.landing_log import LandingLog
 from tidegate.jobs.spec.loader import load_spec
 
 
 def say(log: SlotLog, lease: Lease, state: str, *, ago: float = 0.0, **body: object) -> None:
     """The driver's own word."""
-    at = SYSTEM_CLOCK.ticks() - int(ago * 1_000_000)
-    write_status(log.store, "flights", Status(token=lease.token, driver="d", step="move", at=at, body={"state": state, **body}))
+    at = SYSTEM_CLOCK.wall_ticks() - int(ago * 1_000_000)
+    write_status(log.store, "flights", DriverStatus(token=lease.token, driver="d", step="move", at=at, body={"state": state, **body}))
 
 
 def test_stopped_pipeline_shows_where_it_stands(cli: Cli, log: SlotLog) -> None:
@@ -54,7 +54,7 @@ def test_each_reason_is_told(cli: Cli, log: SlotLog, why: str) -> None:
 @pytest.mark.parametrize(("ago", "state"), [(0.0, "running"), (60.0, "silent")])
 def test_running_driver_has_to_speak(cli: Cli, log: SlotLog, ago: float, state: str) -> None:
     """A held lease with a fresh status is running; an old status is silence."""
-    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     say(log, lease, "running", ago=ago)
     data = cli("status", "flights", "--json").data
     assert (data["state"], data["driver"]["step"]) == (state, "move")
@@ -62,7 +62,7 @@ def test_running_driver_has_to_speak(cli: Cli, log: SlotLog, ago: float, state: 
 
 def test_silent_sources_are_named(cli: Cli, log: SlotLog) -> None:
     """As the driver says it, for people and for machines."""
-    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     say(log, lease, "running", silent={"LGA": 4_000_000_000})
     assert "LGA for 4,000 s" in cli("status", "flights").out
     assert cli("status", "flights", "--json").data["silent"] == {"LGA": 4000}
@@ -70,7 +70,7 @@ def test_silent_sources_are_named(cli: Cli, log: SlotLog) -> None:
 
 def test_what_waits_is_told(cli: Cli, log: SlotLog) -> None:
     """Messages by source and partition, and objects that came behind a greater name."""
-    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     lag = {"web/0": 1200, "web/1": 34, "app/0": 0}
     say(log, lease, "running", lag=lag, late_uploads={"files": 3})
     out = cli("status", "flights").out
@@ -83,24 +83,24 @@ def test_what_waits_is_told(cli: Cli, log: SlotLog) -> None:
 
 def test_dead_driver_is_lost(cli: Cli, log: SlotLog) -> None:
     """A holder that is proven dead did not end, it was lost."""
-    dead = Holder.this_process().model_copy(update={"start_ticks": 1})
+    dead = ProcessIdentity.this_process().model_copy(update={"start_ticks": 1})
     say(log, Lease.acquire(log.store, "flights", dead), "running")
     assert cli("status", "flights", "--json").data["state"] == "lost"
 
 
 def test_foreign_words_are_ignored(cli: Cli, log: SlotLog) -> None:
     """A status with another token than the lease's is somebody's last words."""
-    first = Lease.acquire(log.store, "flights", Holder.this_process())
+    first = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     say(log, first, "running")
     first.release()
-    second = Lease.acquire(log.store, "flights", Holder.this_process())
+    second = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     assert second.token > first.token
     assert cli("status", "flights", "--json").data["state"] == "starting"
 
 
 def test_failure_is_told(cli: Cli, log: SlotLog) -> None:
     """How a driver ended, and why, outlives it."""
-    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     error = {"class": "poison", "message": "row 7 has no time", "code": "x"}
     say(log, lease, "failed", error=error)
     lease.release()
@@ -126,15 +126,15 @@ def test_stop_of_a_stopped_pipeline_is_kept(cli: Cli, log: SlotLog) -> None:
     """Stopping what does not run still says that it should not."""
     said = cli("stop", "flights", "--why", "holiday")
     assert (said.exit_code, "does not run" in said.out) == (0, True)
-    assert read_desired(log.store, "flights").why == "holiday"
+    assert read_desired_state(log.store, "flights").why == "holiday"
 
 
 def test_stop_asks_this_driver_and_waits(cli: Cli, log: SlotLog) -> None:
     """The request names the driver's token; one that does not end in time is a transient failure, and the wish stays."""
-    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     said = cli("stop", "flights", "--wait", "0")
     assert (said.exit_code, "has not ended" in said.err) == (3, True)
-    (request,) = pending(log.store, "flights")
+    (request,) = list_pending_requests(log.store, "flights")
     assert (request.kind, request.token) == ("drain", lease.token)
 
 
@@ -153,7 +153,7 @@ def test_a_paused_reducer_is_named_with_the_row_and_the_reason(cli: Cli, log: Sl
 
 def test_sinks_that_are_behind_are_named(cli: Cli, log: SlotLog) -> None:
     """With more than the tables to follow, each is told apart."""
-    lease = Lease.acquire(log.store, "flights", Holder.this_process())
+    lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     say(log, lease, "running", sinks={"iceberg": 0, "warehouse": 7})
     assert "iceberg up to date, warehouse 7 behind" in cli("status", "flights").out
 
@@ -181,12 +181,12 @@ def test_landings_are_told(
     (tmp_path / "flights.yaml").write_text(LANDED)
     source = load_spec(tmp_path / "flights.yaml").sources["EWR"]
     assert cli("status", "flights.yaml", "--json").data["landings"] == {"EWR": {"state": "never ran", "why": None}}
-    now = SYSTEM_CLOCK.ticks()
+    now = SYSTEM_CLOCK.wall_ticks()
     with monkeypatch.context() as patch:
-        patch.setattr(SYSTEM_CLOCK, "ticks", lambda: now - int(ago * 1_000_000))
-        landing = Landing("EWR", source, log.store, tmp_path / "checkpoint")
-        landing.land(7, b"x", 1_200)
-        landing.say(word, "a value" if word == "failed" else None)
+        patch.setattr(SYSTEM_CLOCK, "wall_ticks", lambda: now - int(ago * 1_000_000))
+        landing = LandingLog("EWR", source, log.store, tmp_path / "checkpoint")
+        landing.land_batch(7, b"x", 1_200)
+        landing.report_status(word, "a value" if word == "failed" else None)
     found = cli("status", "flights.yaml", "--json").data["landings"]["EWR"]
     assert (found["state"], found["batch"], found["rows"]) == (state, 7, 1_200)
     out = cli("status", "flights.yaml").out

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.cli.conftest import Cli
 
 from tidegate.checkpoints.log import SlotLog
-from tidegate.jobs.cli.support_bundle import Masker
+from tidegate.jobs.cli.support_bundle import SecretMasker
 
 PLANTED = ("hunter2-of-minio", "s3cr3t-in-the-url", "kafka-pass-phrase", "spark-conf-value", "bearer-0123456789", "s-own-word")
 KAFKA = """\
@@ -60,7 +60,7 @@ def test_no_secret_gets_in(cli: Cli, log: SlotLog, tmp_path: Path, monkeypatch: 
         "catalog postgresql://me:s3cr3t-in-the-url@db/catalog",
         'api_key="bearer-0123456789"',
     ]
-    log.store.put(f"{log.layout.logs}a/driver.log", "\n".join(lines).encode())
+    log.store.put(f"{log.layout.logs_prefix}a/driver.log", "\n".join(lines).encode())
     files = bundle(cli, tmp_path)
     whole = "\n".join(files.values())
     assert [secret for secret in PLANTED if secret in whole] == []
@@ -81,9 +81,9 @@ def test_what_is_in_it(cli: Cli, log: SlotLog, spec_file: Path, tmp_path: Path) 
 
 def test_masker_leaves_words_alone() -> None:
     """A short secret is masked under its name only: as a word elsewhere it would tear holes into everything."""
-    masker = Masker({"DB_PASSWORD": "test"})
-    assert masker.text("the test of a test") == "the test of a test"
-    assert masker.document({"password": "test", "count": 3, "lease_token": 7}) == {
+    masker = SecretMasker({"DB_PASSWORD": "test"})
+    assert masker.mask_text("the test of a test") == "the test of a test"
+    assert masker.mask_document({"password": "test", "count": 3, "lease_token": 7}) == {
         "password": "***",
         "count": 3,
         "lease_token": 7,
@@ -141,9 +141,9 @@ def test_a_secret_is_known_by_where_it_stands(text: str, wraps: list[Callable[[s
     """Behind its name, in a header, an address, a signed address or a key; also within JSON and addresses, to any part of it."""
     for wrap in wraps:
         text = wrap(text)
-    masker = Masker({})
-    assert MARK not in masker.text(text)
-    assert MARK not in json.dumps(masker.document({"log": [text]}))
+    masker = SecretMasker({})
+    assert MARK not in masker.mask_text(text)
+    assert MARK not in json.dumps(masker.mask_document({"log": [text]}))
 
 
 @given(secrets(), st.lists(st.sampled_from(ENCODERS), max_size=3))
@@ -153,6 +153,6 @@ def test_a_known_secret_is_masked_anywhere(secret: str, wraps: list[Callable[[st
     text = f"tried {secret} once"
     for wrap in wraps:
         text = wrap(text)
-    for masker in (Masker({"BROKER_PASSWORD": secret}), Masker({"BROKER": secret}, ["BROKER"])):
-        assert MARK not in masker.text(text)
-        assert MARK not in json.dumps(masker.document({secret: [text]}))
+    for masker in (SecretMasker({"BROKER_PASSWORD": secret}), SecretMasker({"BROKER": secret}, ["BROKER"])):
+        assert MARK not in masker.mask_text(text)
+        assert MARK not in json.dumps(masker.mask_document({secret: [text]}))

@@ -15,7 +15,7 @@ from tests.e2e.drivers import Steady
 from tidegate.checkpoints.local import LocalStore
 from tidegate.jobs.cli.main import app as tidegate
 from tidegate.jobs.driver import backfill, process
-from tidegate.jobs.driver.backfill import batch_spec, differences
+from tidegate.jobs.driver.backfill import make_batch_spec, compare_results
 from tidegate.jobs.driver.process import RunOptions, run_pipeline
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.reference.mover import ReferenceMover
@@ -43,14 +43,14 @@ def _row(hour: int, key: str = "a", n: int = 1, total: float | None = 0.5) -> di
 def test_equal_results_are_equal() -> None:
     """Sums of floats may differ in their last digits; nothing equals nothing."""
     stream = [_row(0, total=0.1 + 0.2), _row(1, total=None)]
-    found = differences(WINDOW, stream, [_row(0, total=0.3), _row(1, total=None)])
+    found = compare_results(WINDOW, stream, [_row(0, total=0.3), _row(1, total=None)])
     assert (found["equal"], found["different"], found["only_stream"], found["only_batch"]) == (2, 0, 0, 0)
 
 
 def test_what_differs_is_counted_and_named() -> None:
     """A row that came too late for the stream is in the batch's result."""
     stream, batch = [_row(0), _row(1), _row(2, "a")], [_row(0, n=2), _row(1), _row(1, "b"), _row(2, "b")]
-    found = differences(WINDOW, stream, batch)
+    found = compare_results(WINDOW, stream, batch)
     assert (found["equal"], found["different"], found["only_stream"], found["only_batch"]) == (1, 1, 1, 2)
     (shown,) = found["examples"]["different"]
     assert (shown["stream"]["n"], shown["batch"]["n"]) == ("1", "2")
@@ -60,15 +60,15 @@ def test_what_differs_is_counted_and_named() -> None:
 def test_what_one_side_has_not_closed_is_not_held_against_it(swapped: bool) -> None:
     """The stream may have closed less than the batch, or more; that is no difference."""
     sides = [[_row(0)], [_row(0), _row(1), _row(2)]]
-    found = differences(WINDOW, *(reversed(sides) if swapped else sides))
+    found = compare_results(WINDOW, *(reversed(sides) if swapped else sides))
     assert (found["equal"], found["only_stream"], found["only_batch"]) == (1, 0, 0)
-    assert differences(WINDOW, [], [_row(0)])["only_batch"] == 0
+    assert compare_results(WINDOW, [], [_row(0)])["only_batch"] == 0
 
 
 def test_the_batch_takes_all_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first epoch is not cut where an epoch of a stream is: what stands behind would be late."""
-    monkeypatch.setattr(objects, "_MOST_OBJECTS", 2)
-    source = batch_spec(SPEC, (START, START), tmp_path).sources["one"]
+    monkeypatch.setattr(objects, "_MAX_OBJECTS_PER_SLICE", 2)
+    source = make_batch_spec(SPEC, (START, START), tmp_path).sources["one"]
     store = LocalStore(tmp_path / "store")
     for n in range(5):
         store.put(f"inbox/{n}.parquet", b"none")
@@ -80,7 +80,7 @@ def test_the_batch_run_has_a_name_of_its_own() -> None:
     """Another range is another pipeline, and nothing of it reaches the outside."""
     outside = {"sinks": {"copy": {"kind": "files", "path": "out"}}, "outputs": {"namespace": "shared", "catalog": "sqlite:////x"}}
     spec = SPEC.model_validate({**SPEC.model_dump(mode="json", by_alias=True), **outside})
-    batch, other = (batch_spec(spec, (START, START + timedelta(days=days)), Path("/tmp/x")) for days in (1, 2))
+    batch, other = (make_batch_spec(spec, (START, START + timedelta(days=days)), Path("/tmp/x")) for days in (1, 2))
     assert (batch.sinks, batch.outputs.namespace, batch.outputs.catalog) == ({}, None, "sqlite:////tmp/x/catalog.sqlite")
     assert batch.name.startswith("p__bf_")
     assert batch.name != other.name
@@ -95,7 +95,7 @@ def test_what_the_stream_had_to_leave_out_is_found(tmp_path: Path, monkeypatch: 
     assert run_pipeline(steady.spec, RunOptions(store_url=steady.store_url)) == 0
     assert steady.table("late").num_rows > 0
     app = typer.Typer()
-    app.command()(backfill.main)
+    app.command()(backfill.run_backfill)
     bounds = ["--start", "2026-03-01T00:00:00Z", "--end", "2026-03-02T00:00:00Z"]
     done = CliRunner().invoke(app, [str(steady.spec_file), "--store", steady.store_url, *bounds])
     assert done.exit_code == 0, done.output
@@ -105,7 +105,7 @@ def test_what_the_stream_had_to_leave_out_is_found(tmp_path: Path, monkeypatch: 
     assert found["only_stream"] == 0
     for shown in found["examples"]["different"]:
         assert int(shown["batch"]["n"]) > int(shown["stream"]["n"])
-    assert [entry.key for entry in steady.store().list("steady__bf_")] == []
+    assert [entry.key for entry in steady.store().list_objects("steady__bf_")] == []
     late = ["--output", "per_minute", "--since", bounds[1], "--until", bounds[3], "--store", steady.store_url, "--json"]
     asked = CliRunner().invoke(tidegate, ["splice", "late", str(steady.spec_file), *late])
     request = json.loads(asked.stdout)["data"]["request"]
@@ -120,7 +120,7 @@ def test_a_range_without_an_offset_is_refused(tmp_path: Path) -> None:
     """The user's mistake in one sentence, and the exit code of a configuration error."""
     steady = Steady(tmp_path, 1)
     app = typer.Typer()
-    app.command()(backfill.main)
+    app.command()(backfill.run_backfill)
     done = CliRunner().invoke(app, [str(steady.spec_file), "--store", steady.store_url, "--start", "2026-03-01", "--end", "x"])
     assert done.exit_code == 2
     assert "is no instant with an offset from UTC" in done.output

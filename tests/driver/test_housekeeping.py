@@ -14,7 +14,7 @@ from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.store import StoreUnavailableError
 from tidegate.jobs.driver import housekeeping
-from tidegate.jobs.driver.housekeeping import Housekeeper, maintain
+from tidegate.jobs.driver.housekeeping import Housekeeper, maintain_bucket
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 SPEC = PipelineSpec.model_validate(
@@ -39,7 +39,7 @@ def test_the_index_is_filled_up_when_many_slots_are_new(log: SlotLog, monkeypatc
         for sealed, refreshed in ((2, 0), (1, 1), (2, 1), (1, 2)):
             for _ in range(sealed):
                 Author().seal(log)
-            keeper.look()
+            keeper.run_round()
             assert refresh.call_count == refreshed
 
 
@@ -51,15 +51,15 @@ def test_retention_runs_as_often_as_the_spec_says(log: SlotLog) -> None:
         for minute in range(0, 25, 5):
             now[0] = 60.0 * minute
             for keeper in keepers:
-                keeper.look()
+                keeper.run_round()
     assert run.call_count == 2
 
 
 def test_a_store_that_is_away_is_only_logged(log: SlotLog) -> None:
     """The next round tries again."""
     keeper = Housekeeper(SPEC, log)
-    with patch.object(SlotLog, "head", side_effect=StoreUnavailableError.at("memory://", "away")):
-        keeper.look()
+    with patch.object(SlotLog, "head", side_effect=StoreUnavailableError.for_uri("memory://", "away")):
+        keeper.run_round()
 
 
 def _never() -> PipelineSpec:
@@ -70,7 +70,7 @@ def _never() -> PipelineSpec:
 def test_where_drivers_have_catalogs_of_their_own_nothing_is_merged(log: SlotLog) -> None:
     """It is said what to set; retention runs all the same."""
     Author().seal(log)
-    done = maintain(SPEC, log)
-    assert "set outputs.catalog" in done.left
+    done = maintain_bucket(SPEC, log)
+    assert "set outputs.catalog" in done.compaction_obstacle
     assert done.compacted == {}
     assert done.swept.retired == ()

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from tests.engine.harness import Bench, row, spec_of
-from tidegate.checkpoints.requests import Ack, AckOutcome, Kind, acknowledge, read_ack, submit
+from tidegate.checkpoints.requests import Ack, AckOutcome, RequestKind, acknowledge_request, read_ack, submit_request
 from tidegate.checkpoints.roots import RootsFile
-from tidegate.jobs.driver.inbox import Inbox
+from tidegate.jobs.driver.inbox import RequestInbox
 from tidegate.jobs.engine.epoch import Engine, EpochReport
 
 
@@ -19,13 +19,13 @@ class Driver:
     def __init__(self, bench: Bench) -> None:
         self.engine: Engine = bench.engine()
         newest = lambda: self.engine.standing.head.record  # noqa: E731
-        self.inbox = Inbox(bench.store, "p", lambda: 1, threading.Event(), newest, bench.clock)
+        self.inbox = RequestInbox(bench.store, "p", lambda: 1, threading.Event(), newest, bench.clock)
 
     def epoch(self, *, crash: bool = False) -> EpochReport:
         """One epoch; with `crash` nothing happens after the seal."""
         report = self.engine.run_epoch(self.inbox.collect())
         if not crash and report.sealed:
-            self.inbox.applied(report)
+            self.inbox.acknowledge_applied(report)
         return report
 
 
@@ -39,7 +39,7 @@ def bench() -> Bench:
 
 def test_a_savepoint_is_pinned_and_acknowledged(bench: Bench) -> None:
     """The epoch that applied it is what is pinned."""
-    asked = submit(bench.store, "p", Kind.SAVEPOINT, who="ann", name="before", clock=bench.clock)
+    asked = submit_request(bench.store, "p", RequestKind.SAVEPOINT, who="ann", name="before", clock=bench.clock)
     report = Driver(bench).epoch()
     ack = read_ack(bench.store, "p", asked.id)
     assert ack is not None
@@ -47,10 +47,10 @@ def test_a_savepoint_is_pinned_and_acknowledged(bench: Bench) -> None:
     assert RootsFile(bench.store, "p").read().pins["before"].checkpoint == str(report.sealed)
 
 
-@pytest.mark.parametrize("kind", [Kind.SAVEPOINT, Kind.PIN])
-def test_a_pin_is_made_up_for_by_the_successor(bench: Bench, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [RequestKind.SAVEPOINT, RequestKind.PIN])
+def test_a_pin_is_made_up_for_by_the_successor(bench: Bench, kind: RequestKind) -> None:
     """Killed between the seal and the pin: the next driver pins the very epoch that applied it, once."""
-    asked = submit(bench.store, "p", kind, who="ann", name="before", clock=bench.clock)
+    asked = submit_request(bench.store, "p", kind, who="ann", name="before", clock=bench.clock)
     sealed = Driver(bench).epoch(crash=True).sealed
     assert read_ack(bench.store, "p", asked.id) is None
     bench.sources["a"].append(row(3))
@@ -67,7 +67,7 @@ def test_a_pin_is_made_up_for_by_the_successor(bench: Bench, kind: Kind) -> None
 def test_a_refused_pin_is_said(bench: Bench) -> None:
     """The name is taken by another checkpoint."""
     for _ in range(2):
-        asked = submit(bench.store, "p", Kind.SAVEPOINT, who="ann", name="same", clock=bench.clock)
+        asked = submit_request(bench.store, "p", RequestKind.SAVEPOINT, who="ann", name="same", clock=bench.clock)
         Driver(bench).epoch()
     ack = read_ack(bench.store, "p", asked.id)
     assert ack is not None
@@ -77,7 +77,7 @@ def test_a_refused_pin_is_said(bench: Bench) -> None:
 
 def test_a_driver_that_did_not_know_it_had_sealed_finishes_its_requests(bench: Bench) -> None:
     """The answer to its PUT was lost; after a reload its own epoch is the newest."""
-    asked = submit(bench.store, "p", Kind.SAVEPOINT, who="ann", name="before", clock=bench.clock)
+    asked = submit_request(bench.store, "p", RequestKind.SAVEPOINT, who="ann", name="before", clock=bench.clock)
     driver = Driver(bench)
     driver.epoch(crash=True)
     assert read_ack(bench.store, "p", asked.id) is None
@@ -88,11 +88,11 @@ def test_a_driver_that_did_not_know_it_had_sealed_finishes_its_requests(bench: B
 
 def test_attach_detach_and_resume_reach_the_dispatcher(bench: Bench) -> None:
     """They are handed on in order; a name that the spec does not know is refused."""
-    inbox = Inbox(bench.store, "p", lambda: 1, threading.Event(), lambda: None, bench.clock, attachments={"pick"})
-    for kind in (Kind.ATTACH, Kind.DETACH, Kind.RESUME):
-        submit(bench.store, "p", kind, who="ann", name="pick", clock=bench.clock)
+    inbox = RequestInbox(bench.store, "p", lambda: 1, threading.Event(), lambda: None, bench.clock, attachments={"pick"})
+    for kind in (RequestKind.ATTACH, RequestKind.DETACH, RequestKind.RESUME):
+        submit_request(bench.store, "p", kind, who="ann", name="pick", clock=bench.clock)
         bench.clock.advance(1)
-    stranger = submit(bench.store, "p", Kind.ATTACH, who="ann", name="pickk", clock=bench.clock)
+    stranger = submit_request(bench.store, "p", RequestKind.ATTACH, who="ann", name="pickk", clock=bench.clock)
     assert inbox.collect().attachments == (("attach", "pick"), ("detach", "pick"), ("resume", "pick"))
     ack = read_ack(bench.store, "p", stranger.id)
     assert ack is not None
@@ -101,18 +101,18 @@ def test_attach_detach_and_resume_reach_the_dispatcher(bench: Bench) -> None:
 
 def test_a_hold_lasts_until_the_merge_is_over(bench: Bench) -> None:
     """It is no part of an epoch; whoever asked acknowledges it."""
-    asked = submit(bench.store, "p", Kind.HOLD, who="ann", name="request", clock=bench.clock)
+    asked = submit_request(bench.store, "p", RequestKind.HOLD, who="ann", name="request", clock=bench.clock)
     inbox = Driver(bench).inbox
     assert inbox.collect().ids == ()
     assert inbox.held == asked
-    acknowledge(bench.store, "p", Ack(id=asked.id, outcome=AckOutcome.APPLIED, token=0, at=0))
+    acknowledge_request(bench.store, "p", Ack(id=asked.id, outcome=AckOutcome.APPLIED, token=0, at=0))
     inbox.collect()
     assert inbox.held is None
 
 
 def test_a_hold_of_the_dead_is_over_by_the_drivers_own_clock(bench: Bench) -> None:
     """However far ahead the clock of whoever asked is: five minutes after it was first seen the driver goes on."""
-    asked = submit(bench.store, "p", Kind.HOLD, who="ann", name="request", ttl=1e6, clock=bench.clock)
+    asked = submit_request(bench.store, "p", RequestKind.HOLD, who="ann", name="request", ttl=1e6, clock=bench.clock)
     inbox = Driver(bench).inbox
     inbox.collect()
     bench.clock.advance(299.0)

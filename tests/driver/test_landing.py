@@ -16,16 +16,16 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pydantic import ValidationError
 
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, Request
-from tidegate.jobs.driver.landing import bounded, failure_of, run_queries
-from tidegate.jobs.driver.landing_log import Landing, read_landing
+from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.jobs.driver.landing import bound_batch_size, classify_query_failure, run_landing_query
+from tidegate.jobs.driver.landing_log import LandingLog, read_landing_status
 from tidegate.jobs.driver.metrics import LandingMetrics
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.sources.view import InputView
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TidegateError, TransientError
 from tidegate.jobs.spec.inputs import LandingOptions
-from tidegate.jobs.spec.pipeline import Limits, PipelineSpec, SourceSpec
+from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec, SourceSpec
 
 RATE = {"format": "rate", "columns": {"at": "timestamp", "n": "value"}}
 
@@ -38,16 +38,16 @@ def spec(**more: object) -> SourceSpec:
 
 def keys(store: MemoryStore) -> list[str]:
     """The landed objects."""
-    return [e.key.rpartition("/")[2] for e in store.list("inbox/a/") if "/_" not in e.key]
+    return [e.key.rpartition("/")[2] for e in store.list_objects("inbox/a/") if "/_" not in e.key]
 
 
 def test_batch_lands_once(tmp_path: Path) -> None:
     """A batch that Spark runs again finds its object, whose bytes stay those of the first time."""
     store = MemoryStore()
-    landing = Landing("a", spec(), store, tmp_path)
-    assert landing.land(0, b"first", 1)
-    assert not Landing("a", spec(), store, tmp_path).land(0, b"again", 1)
-    assert landing.land(3, b"later", 1)
+    landing = LandingLog("a", spec(), store, tmp_path)
+    assert landing.land_batch(0, b"first", 1)
+    assert not LandingLog("a", spec(), store, tmp_path).land_batch(0, b"again", 1)
+    assert landing.land_batch(3, b"later", 1)
     assert keys(store) == ["0001-000000000000.parquet", "0001-000000000003.parquet"]
     assert store.get("inbox/a/0001-000000000000.parquet").data == b"first"
 
@@ -55,21 +55,21 @@ def test_batch_lands_once(tmp_path: Path) -> None:
 def test_lost_checkpoint_is_refused(tmp_path: Path) -> None:
     """Another checkpoint folder must not take the log over unasked; asked, it goes on behind, in a generation of its own."""
     store = MemoryStore()
-    Landing("a", spec(), store, tmp_path / "one").land(7, b"x", 1)
+    LandingLog("a", spec(), store, tmp_path / "one").land_batch(7, b"x", 1)
     with pytest.raises(ConfigurationError, match="another checkpoint folder"):
-        Landing("a", spec(), store, tmp_path / "two")
-    Landing("a", spec(), store, tmp_path / "two", new_generation=True).land(0, b"y", 1)
+        LandingLog("a", spec(), store, tmp_path / "two")
+    LandingLog("a", spec(), store, tmp_path / "two", new_generation=True).land_batch(0, b"y", 1)
     assert keys(store) == ["0001-000000000007.parquet", "0002-000000000000.parquet"]
     with pytest.raises(ConfigurationError, match="another checkpoint folder"):
-        Landing("a", spec(), store, tmp_path / "one")
+        LandingLog("a", spec(), store, tmp_path / "one")
 
 
 def test_one_process_per_folder(tmp_path: Path) -> None:
     """A second process on the same folder is refused while the first one lives."""
-    landing = Landing("a", spec(), MemoryStore(), tmp_path)
-    with landing.alone(), pytest.raises(ConfigurationError, match="another process"), landing.alone():
+    landing = LandingLog("a", spec(), MemoryStore(), tmp_path)
+    with landing.lock_folder(), pytest.raises(ConfigurationError, match="another process"), landing.lock_folder():
         pass
-    with landing.alone():
+    with landing.lock_folder():
         pass
 
 
@@ -79,11 +79,11 @@ def test_a_full_address_is_where_the_pipeline_reads(tmp_path: Path) -> None:
     source = spec(path=elsewhere.as_uri())
     sink = io.BytesIO()
     pq.write_table(pa.table({"at": pa.array([0], pa.timestamp("us", "UTC")), "n": [1]}), sink)
-    Landing("a", source, store, tmp_path / "checkpoint").land(0, sink.getvalue(), 1)
-    assert list(store.list("")) == []
+    LandingLog("a", source, store, tmp_path / "checkpoint").land_batch(0, sink.getvalue(), 1)
+    assert list(store.list_objects("")) == []
     pipeline = PipelineSpec.model_validate({"name": "p", "sources": {"a": source}})
     reader = ObjectSource("a", source, InputView(store, pipeline, tmp_path / "scratch"))
-    assert [part["rows"] for part in reader.plan(Member("a"), None, Limits()).parts] == [1]
+    assert [part["rows"] for part in reader.plan(Member("a"), None, ReadLimits()).parts] == [1]
 
 
 def noted(folder: Path, batch: int, offsets: str) -> None:
@@ -96,9 +96,9 @@ def test_the_newest_batch_comes_again_as_it_was(tmp_path: Path) -> None:
     """Noted offsets are those of the first time: it is the same batch, whether its object was written before the end or not."""
     store = MemoryStore()
     noted(tmp_path, 4, "10 to 20")
-    Landing("a", spec(), store, tmp_path)._begin(4)  # and the process dies
-    assert Landing("a", spec(), store, tmp_path).land(4, b"x", 1)
-    assert not Landing("a", spec(), store, tmp_path).land(4, b"x", 1)
+    LandingLog("a", spec(), store, tmp_path)._note_batch(4)  # and the process dies
+    assert LandingLog("a", spec(), store, tmp_path).land_batch(4, b"x", 1)
+    assert not LandingLog("a", spec(), store, tmp_path).land_batch(4, b"x", 1)
 
 
 @pytest.mark.parametrize(("batch", "offsets"), [(4, "10 to 30"), (3, "5 to 20"), (3, "5 to 10")])
@@ -107,10 +107,10 @@ def test_a_folder_that_went_back_is_refused(tmp_path: Path, batch: int, offsets:
     store = MemoryStore()
     for number, what in ((3, "5 to 10"), (4, "10 to 20")):
         noted(tmp_path, number, what)
-        Landing("a", spec(), store, tmp_path).land(number, b"x", 1)
+        LandingLog("a", spec(), store, tmp_path).land_batch(number, b"x", 1)
     noted(tmp_path, batch, offsets)
     with pytest.raises(ConfigurationError, match="went back"):
-        Landing("a", spec(), store, tmp_path).land(batch, b"y", 1)
+        LandingLog("a", spec(), store, tmp_path).land_batch(batch, b"y", 1)
     assert len(keys(store)) == 2
 
 
@@ -118,17 +118,17 @@ def test_a_folder_that_went_back_is_refused(tmp_path: Path, batch: int, offsets:
 def test_nothing_is_written_behind_a_new_generation(tmp_path: Path, begun: bool) -> None:
     """A process that was taken for dead writes no object whose key sorts before what may have been read."""
     store = MemoryStore()
-    old = Landing("a", spec(), store, tmp_path / "old")
-    old.land(0, b"x", 1)
+    old = LandingLog("a", spec(), store, tmp_path / "old")
+    old.land_batch(0, b"x", 1)
     if begun:
-        old._begin(1)
-    Landing("a", spec(), store, tmp_path / "new", new_generation=True).land(0, b"y", 1)
+        old._note_batch(1)
+    LandingLog("a", spec(), store, tmp_path / "new", new_generation=True).land_batch(0, b"y", 1)
     before = {key: store.get(f"inbox/a/{key}").data for key in keys(store)}
     if begun:
-        assert not old.land(1, b"z", 1)
+        assert not old.land_batch(1, b"z", 1)
         assert pq.read_table(io.BytesIO(before["0001-000000000001.parquet"])).num_rows == 0
     with pytest.raises(FencedError, match="another process began a generation"):
-        old.land(2, b"z", 1)
+        old.land_batch(2, b"z", 1)
     assert {key: store.get(f"inbox/a/{key}").data for key in keys(store)} == before
 
 
@@ -136,17 +136,17 @@ def test_nothing_is_written_behind_a_new_generation(tmp_path: Path, begun: bool)
 def test_a_lost_answer_is_no_fence(tmp_path: Path, fault: Fault) -> None:
     """A note or an object whose write is not known to have happened is read back: the batch is there, once."""
     bucket, asked = MemoryBucket(), Counter[str]()
-    Landing("a", spec(), MemoryStore(bucket), tmp_path)
+    LandingLog("a", spec(), MemoryStore(bucket), tmp_path)
 
-    def once(request: Request) -> Fault | None:
+    def once(request: StoreRequest) -> Fault | None:
         asked[request.verb] += 1
         return fault if request.verb in ("swap", "create") and asked[request.verb] == 1 else None
 
-    landing = Landing("a", spec(), MemoryStore(bucket, hook=once), tmp_path)
-    landing.land(0, b"x", 1)
+    landing = LandingLog("a", spec(), MemoryStore(bucket, hook=once), tmp_path)
+    landing.land_batch(0, b"x", 1)
     while bucket.held:
-        bucket.deliver()
-    assert landing.land(1, b"y", 1)
+        bucket.deliver_held()
+    assert landing.land_batch(1, b"y", 1)
     assert [bucket.objects[f"inbox/a/{key}"] for key in keys(MemoryStore(bucket))] == [b"x", b"y"]
 
 
@@ -161,7 +161,7 @@ def test_a_lost_answer_is_no_fence(tmp_path: Path, fault: Fault) -> None:
 )
 def test_a_batch_is_bounded(landing: dict[str, Any], bound: dict[str, str]) -> None:
     """The first batch of a topic or a folder is not all there is: it passes through the driver's memory."""
-    assert bounded(LandingOptions.model_validate(landing)) == bound
+    assert bound_batch_size(LandingOptions.model_validate(landing)) == bound
 
 
 @pytest.mark.parametrize(
@@ -173,21 +173,21 @@ def test_a_batch_is_bounded(landing: dict[str, Any], bound: dict[str, str]) -> N
 )
 def test_whose_failure_it_is(tmp_path: Path, said: str, error: type[TidegateError], code: str) -> None:
     """A value that an expression cannot take fails every time; what Spark says of the world may pass; our own words stay."""
-    landing = Landing("a", spec(), MemoryStore(), tmp_path)
-    found = failure_of(landing, RuntimeError(said))
+    landing = LandingLog("a", spec(), MemoryStore(), tmp_path)
+    found = classify_query_failure(landing, RuntimeError(said))
     assert (type(found), found.code) == (error, code)
     landing.failure = ConfigurationError("ours", code="x")
-    assert failure_of(landing, RuntimeError(said)) is landing.failure
+    assert classify_query_failure(landing, RuntimeError(said)) is landing.failure
 
 
 def test_the_process_leaves_word(tmp_path: Path) -> None:
     """What it landed last and when, which process it is, and how it ended."""
     store = MemoryStore()
-    landing = Landing("a", spec(), store, tmp_path)
-    assert read_landing("a", spec(), store) is None
-    landing.land(3, b"x", 5)
-    landing.say("failed", "no more")
-    found = read_landing("a", spec(), store)
+    landing = LandingLog("a", spec(), store, tmp_path)
+    assert read_landing_status("a", spec(), store) is None
+    landing.land_batch(3, b"x", 5)
+    landing.report_status("failed", "no more")
+    found = read_landing_status("a", spec(), store)
     assert found is not None
     assert [found[k] for k in ("state", "why", "batch", "rows", "landed", "pid")] == ["failed", "no more", 3, 5, 5, os.getpid()]
 
@@ -207,10 +207,10 @@ def test_a_socket_never_goes_on_at_an_old_checkpoint(tmp_path: Path) -> None:
     """A socket numbers its lines anew for each process: so generation and checkpoint are new, and no line is taken as read."""
     store = MemoryStore()
     socket = spec(landing={"format": "socket", "columns": {"at": "timestamp", "n": "value"}})
-    first = Landing("a", socket, store, tmp_path)
-    first.land(0, b"x", 1)
-    second = Landing("a", socket, store, tmp_path)
-    assert second.land(0, b"y", 1)
+    first = LandingLog("a", socket, store, tmp_path)
+    first.land_batch(0, b"x", 1)
+    second = LandingLog("a", socket, store, tmp_path)
+    assert second.land_batch(0, b"y", 1)
     assert first.spark_folder != second.spark_folder
     assert keys(store) == ["0001-000000000000.parquet", "0002-000000000000.parquet"]
 
@@ -218,11 +218,11 @@ def test_a_socket_never_goes_on_at_an_old_checkpoint(tmp_path: Path) -> None:
 class Query:
     """A query that finishes some batches and fails, or is idle."""
 
-    def __init__(self, landing: Landing, batches: int, failure: str | None) -> None:
+    def __init__(self, landing: LandingLog, batches: int, failure: str | None) -> None:
         (landing.spark_folder / "commits").mkdir(parents=True, exist_ok=True)
         for _ in range(batches):
-            landing.land(landing.committed() + 1, b"x", 2)
-            (landing.spark_folder / "commits" / str(landing.committed() + 1)).touch()
+            landing.land_batch(landing.newest_committed_batch() + 1, b"x", 2)
+            (landing.spark_folder / "commits" / str(landing.newest_committed_batch() + 1)).touch()
         self.isActive, self._failure = failure is None, failure
         self.stopped = 0
 
@@ -249,14 +249,14 @@ def test_a_query_that_got_on_is_started_again(tmp_path: Path, runs: list[tuple[i
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     metrics = LandingMetrics(provider.get_meter("t"), "p", "a")
-    landing = Landing("a", spec(), MemoryStore(), tmp_path, metrics=metrics)
+    landing = LandingLog("a", spec(), MemoryStore(), tmp_path, metrics=metrics)
     queries: list[Query] = []
 
     def start() -> Any:
         queries.append(Query(landing, *runs[len(queries)]))
         return queries[-1]
 
-    failed = run_queries(start, landing, threading.Event(), until_idle=0.5)
+    failed = run_landing_query(start, landing, threading.Event(), until_idle=0.5)
     said = None if failed is None else failed.message
     assert (len(queries), said) == (len(runs), None if end is None else f"the landing query of a failed: {end}")
     assert [query.stopped for query in queries] == [1] * len(runs)

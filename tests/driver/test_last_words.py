@@ -12,11 +12,11 @@ import structlog
 
 from tests.driver.test_observe import FACTS, sealed
 from tests.engine.harness import spec_of
-from tidegate.checkpoints.lease import Holder, Lease, read_lease
+from tidegate.checkpoints.lease import ProcessIdentity, Lease, read_lease
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.jobs.driver import observe
-from tidegate.jobs.driver.observe import Observers
-from tidegate.jobs.driver.process import RunOptions, _Run
+from tidegate.jobs.driver.observe import EpochListeners
+from tidegate.jobs.driver.process import RunOptions, _DriverSession
 from tidegate.jobs.sources.view import InputView
 
 
@@ -27,7 +27,7 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
         monkeypatch.setenv("OPENLINEAGE_URL", address)
-        monkeypatch.setattr(observe, "LAST_WORDS", 0.2)
+        monkeypatch.setattr(observe, "FLUSH_TIMEOUT", 0.2)
         yield
 
 
@@ -35,18 +35,18 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_lease_is_free_before_the_collector_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next driver need not wait for it."""
     store, spec = MemoryStore(), spec_of()
-    lease = Lease.acquire(store, spec.name, Holder.this_process())
+    lease = Lease.acquire(store, spec.name, ProcessIdentity.this_process())
     view = InputView(store, spec, tmp_path)
-    run = _Run(spec, store, view, "0" * 32, lease, tmp_path, threading.Event(), RunOptions(store_url="memory://"))
+    run = _DriverSession(spec, store, view, "0" * 32, lease, tmp_path, threading.Event(), RunOptions(store_url="memory://"))
     free: list[bool] = []
-    really = Observers.close
+    really = EpochListeners.close
 
-    def close(observers: Observers) -> None:
+    def close(observers: EpochListeners) -> None:
         seen = read_lease(store, spec.name)
-        free.append(seen is not None and seen.free)
+        free.append(seen is not None and seen.is_free)
         really(observers)
 
-    monkeypatch.setattr(Observers, "close", close)
+    monkeypatch.setattr(EpochListeners, "close", close)
     run.close()
     view.close()
     assert free == [True]
@@ -57,9 +57,9 @@ def test_the_lease_is_free_before_the_collector_is_waited_for(tmp_path: Path, mo
 def test_last_words_are_bounded() -> None:
     """A mute receiver costs what is allowed for it, and a line in the log; nothing is raised."""
     bench, reports = sealed()
-    observers = Observers(bench.spec, bench.store, lambda: FACTS, lambda *_: None)
+    observers = EpochListeners(bench.spec, bench.store, lambda: FACTS, lambda *_: None)
     for report in reports:
-        observers.epoch(report, 0.1)
+        observers.on_epoch(report, 0.1)
     with structlog.testing.capture_logs() as logs:
         observers.close()
     assert "lineage_dropped" in [line["event"] for line in logs]

@@ -21,10 +21,10 @@ from tests.otlp import collecting
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.s3 import S3Settings, S3Store
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.driver.lineage import events_of, lineage_from_environment
-from tidegate.jobs.driver.logs import standing
-from tidegate.jobs.driver.metrics import NAMES, STATES, DriverMetrics, provider_from_environment
-from tidegate.jobs.driver.observe import Observers, observed_landing
+from tidegate.jobs.driver.lineage import make_epoch_events, create_lineage_sender
+from tidegate.jobs.driver.logs import add_log_context
+from tidegate.jobs.driver.metrics import METRICS, DRIVER_STATES, DriverMetrics, create_meter_provider
+from tidegate.jobs.driver.observe import EpochListeners, measure_landing
 from tidegate.jobs.engine.epoch import EpochReport
 from tidegate.jobs.spec.errors import PoisonError
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -78,7 +78,7 @@ def test_metrics_follow_the_counters() -> None:
     provider = MeterProvider([reader])
     metrics = DriverMetrics(provider.get_meter("t"), "p", lambda: FACTS, bench.clock, lambda: 5.0)
     for report in reports:
-        metrics.epoch(report, 0.5)
+        metrics.record_epoch(report, 0.5)
     found = measured(reader)
     last = reports[-1].manifest
     assert last is not None
@@ -90,14 +90,14 @@ def test_metrics_follow_the_counters() -> None:
     assert found["tidegate.rows.late", (("output", "events"),)] == last.counters.late == 2
     assert found["tidegate.barriers", (("outcome", "complete"),)] == 1
     assert found["tidegate.frontier.lag", ()] == pytest.approx(
-        (bench.clock.ticks() - reports[-1].decision.frontier_after) / SECOND
+        (bench.clock.wall_ticks() - reports[-1].decision.frontier_after) / SECOND
     )
     assert found["tidegate.source.lag", (("member", "a/0"),)] == 7
     assert found["tidegate.source.backlog", (("member", "b/"),)] == 3
     assert found["tidegate.source.silent", (("source", "b"),)] == 5
     assert found["tidegate.sink.lag", (("sink", "iceberg"),)] == found["tidegate.unpublished", ()] == 2
     assert found["tidegate.publish.duration", (("sink", "iceberg"),)] == 1.5
-    assert {name for name, _ in found} <= set(NAMES)
+    assert {name for name, _ in found} <= set(METRICS)
     provider.shutdown()
 
 
@@ -112,7 +112,7 @@ def test_states_and_errors_that_are_over_are_told_as_over() -> None:
     found = measured(reader)
     assert (found["tidegate.driver.error", trouble], found["tidegate.driver.error", other]) == (0, 1)
     assert {dict(at)["state"]: v for (n, at), v in found.items() if n == "tidegate.driver.state"} == {
-        state: int(state == "waiting") for state in STATES
+        state: int(state == "waiting") for state in DRIVER_STATES
     }
     provider.shutdown()
 
@@ -123,9 +123,9 @@ def test_the_age_of_a_turn_is_not_that_of_a_checkpoint() -> None:
     reader, now = InMemoryMetricReader(), [0.0]
     provider = MeterProvider([reader])
     metrics = DriverMetrics(provider.get_meter("t"), "p", lambda: FACTS, bench.clock, lambda: now[0])
-    metrics.epoch(reports[0], 0.5)
+    metrics.record_epoch(reports[0], 0.5)
     now[0] = 100.0
-    metrics.epoch(replace(reports[1], manifest=None, sealed=None), 0.5)
+    metrics.record_epoch(replace(reports[1], manifest=None, sealed=None), 0.5)
     now[0] = 107.0
     found = measured(reader)
     assert (found["tidegate.loop.age", ()], found["tidegate.checkpoint.age", ()]) == (7.0, 107.0)
@@ -138,9 +138,9 @@ def test_a_collector_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = dict(FACTS)
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        observers = Observers(bench.spec, bench.store, lambda: facts, lambda *_: None)
+        observers = EpochListeners(bench.spec, bench.store, lambda: facts, lambda *_: None)
         for report in reports:
-            observers.epoch(report, 0.5)
+            observers.on_epoch(report, 0.5)
         facts["state"] = "finished"
         observers.close()
     assert collector.last("tidegate_epochs_total", pipeline="p") == 2
@@ -156,8 +156,8 @@ def test_the_last_word_of_a_landing(monkeypatch: pytest.MonkeyPatch, error: Exce
     """Whether it was stopped or failed is told to the collector at its end, whenever that is."""
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        with nullcontext() if error is None else pytest.raises(ValueError, match="x"), observed_landing("p", "a") as landing:
-            landing.landed(3)
+        with nullcontext() if error is None else pytest.raises(ValueError, match="x"), measure_landing("p", "a") as landing:
+            landing.record_batch(3)
             if error is not None:
                 raise error
     own = {"pipeline": "p", "source": "a"}
@@ -168,9 +168,9 @@ def test_the_last_word_of_a_landing(monkeypatch: pytest.MonkeyPatch, error: Exce
 
 def test_nothing_is_measured_unless_asked() -> None:
     """Without an endpoint in the environment no meter is made, and no lineage is sent."""
-    assert provider_from_environment({}, "p") is None
-    assert provider_from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"}, "p") is None
-    assert lineage_from_environment({"OPENLINEAGE_URL": "file:///etc/passwd"}, spec_of(), MemoryStore()) is None
+    assert create_meter_provider({}, "p") is None
+    assert create_meter_provider({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_SDK_DISABLED": "true"}, "p") is None
+    assert create_lineage_sender({"OPENLINEAGE_URL": "file:///etc/passwd"}, spec_of(), MemoryStore()) is None
 
 
 class _Taker(BaseHTTPRequestHandler):
@@ -200,11 +200,11 @@ def taker() -> Iterator[str]:
 def test_lineage_per_epoch(taker: str) -> None:
     """Each sealed epoch is one finished run, with its inputs, and its outputs' rows; the same epoch has the same run id."""
     bench, reports = sealed()
-    lineage = lineage_from_environment({"OPENLINEAGE_URL": taker, "OPENLINEAGE_API_KEY": "k"}, bench.spec, bench.store)
+    lineage = create_lineage_sender({"OPENLINEAGE_URL": taker, "OPENLINEAGE_API_KEY": "k"}, bench.spec, bench.store)
     assert lineage is not None
     for report in reports:
-        lineage.epoch(report, 0.1)
-    lineage.failed(PoisonError("p: a row", code="x.y"))
+        lineage.on_epoch(report, 0.1)
+    lineage.on_failure(PoisonError("p: a row", code="x.y"))
     lineage.close(5.0)
     assert {(path, auth) for path, auth, _ in _Taker.bodies} == {("/api/v1/lineage", "Bearer k")}
     bodies = [body for _, _, body in _Taker.bodies]
@@ -213,7 +213,7 @@ def test_lineage_per_epoch(taker: str) -> None:
     assert (runs[::2], len(set(runs))) == (runs[1::2], 3)
     first = reports[0].manifest
     assert first is not None
-    assert bodies[:2] == events_of(bench.spec, bench.store, first, 0.1, "tidegate")
+    assert bodies[:2] == make_epoch_events(bench.spec, bench.store, first, 0.1, "tidegate")
     assert bodies[0]["eventTime"] < bodies[1]["eventTime"]
     assert bodies[1]["inputs"] == [{"namespace": "memory://test", "name": "inbox/x"}] * 2
     rows = {o["name"]: o["outputFacets"]["outputStatistics"]["rowCount"] for o in bodies[1]["outputs"]}
@@ -268,16 +268,16 @@ def _second_of(spec: PipelineSpec, store: Store) -> dict[str, Any]:
     manifest = reports[1].manifest
     assert manifest is not None
     files = manifest.files["events"]
-    return events_of(spec, store, manifest.model_copy(update={"files": {"events": files, "w": files}}), 1.0, "tidegate")[1]
+    return make_epoch_events(spec, store, manifest.model_copy(update={"files": {"events": files, "w": files}}), 1.0, "tidegate")[1]
 
 
 def test_lineage_nobody_takes_changes_nothing() -> None:
     """An address where nobody listens costs a line in the log."""
     bench, reports = sealed()
-    lineage = lineage_from_environment({"OPENLINEAGE_URL": "http://127.0.0.1:9"}, bench.spec, bench.store)
+    lineage = create_lineage_sender({"OPENLINEAGE_URL": "http://127.0.0.1:9"}, bench.spec, bench.store)
     assert lineage is not None
     with structlog.testing.capture_logs() as logs:
-        lineage.epoch(reports[0], 0.1)
+        lineage.on_epoch(reports[0], 0.1)
         lineage.close(5.0)
     assert [line["event"] for line in logs] == ["lineage_not_sent"] * 2
 
@@ -288,9 +288,9 @@ def test_a_line_per_sealed_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     bench, reports = sealed()
     progress: list[EpochReport] = []
-    observers = Observers(bench.spec, bench.store, dict, lambda report, _: progress.append(report))
-    with structlog.testing.capture_logs([standing]) as logs:
-        observers.epoch(reports[0], 0.25)
+    observers = EpochListeners(bench.spec, bench.store, dict, lambda report, _: progress.append(report))
+    with structlog.testing.capture_logs([add_log_context]) as logs:
+        observers.on_epoch(reports[0], 0.25)
         structlog.get_logger().info("later")
     observers.close()
     first = reports[0].manifest
@@ -298,6 +298,6 @@ def test_a_line_per_sealed_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert progress == reports[:1]
     assert (logs[0]["event"], logs[0]["pipeline"], logs[0]["epoch"], logs[0]["attempt"]) == ("sealed", "p", 1, first.attempt)
     assert (logs[1]["pipeline"], logs[1]["epoch"]) == ("p", 2)
-    with structlog.testing.capture_logs([standing]) as logs:
+    with structlog.testing.capture_logs([add_log_context]) as logs:
         structlog.get_logger().info("another pipeline's")
     assert "pipeline" not in logs[0]

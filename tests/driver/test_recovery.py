@@ -7,10 +7,10 @@ import json
 import pytest
 
 from tests.epochs import seal_epoch
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.lease import ProcessIdentity, Lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.driver.recovery import settle_head
+from tidegate.jobs.driver.recovery import select_start_checkpoint
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.loader import parse_spec
 
@@ -32,16 +32,16 @@ def _checked(log: SlotLog, **verdicts: str) -> None:
     """Quality runs: `s4="fail"` is one that looked at slot 4."""
     runs = []
     for slot, verdict in verdicts.items():
-        filled = log.read(0, int(slot[1:]))
+        filled = log.read_slot(0, int(slot[1:]))
         assert filled is not None
         runs.append({"checkpoint": str(filled.epoch.id), "verdict": verdict})
     log.store.put("p/quality/history.json", json.dumps({"runs": runs}).encode())
 
 
 def _settle(log: SlotLog, recover_to: str) -> tuple[int, int]:
-    lease = Lease.acquire(log.store, "p", Holder.this_process())
+    lease = Lease.acquire(log.store, "p", ProcessIdentity.this_process())
     try:
-        settle_head(SPEC, log, lease, recover_to)
+        select_start_checkpoint(SPEC, log, lease, recover_to)
     finally:
         lease.release()
     head = log.head()
@@ -58,7 +58,7 @@ def test_latest_healthy_goes_back_before_what_failed(log: SlotLog) -> None:
     """The newest checkpoint that a good run speaks for; a fork that says why, never silent."""
     _checked(log, s3="pass", s5="fail")
     assert _settle(log, "latest_healthy") == (1, 3)
-    (fork,) = log.forks()
+    (fork,) = log.list_forks()
     assert fork.why == "started with recover_to=latest_healthy"
 
 
@@ -67,7 +67,7 @@ def test_latest_healthy_goes_back_once(log: SlotLog) -> None:
     _checked(log, s3="pass", s5="fail")
     for _ in range(3):
         assert _settle(log, "latest_healthy") == (1, 3)
-    assert len(log.forks()) == 1
+    assert len(log.list_forks()) == 1
 
 
 def test_without_failed_checks_latest_healthy_is_latest(log: SlotLog) -> None:
@@ -75,7 +75,7 @@ def test_without_failed_checks_latest_healthy_is_latest(log: SlotLog) -> None:
     assert _settle(log, "latest_healthy") == (0, 6)
     _checked(log, s4="warn")
     assert _settle(log, "latest_healthy") == (0, 6)
-    assert log.forks() == []
+    assert log.list_forks() == []
 
 
 def test_when_everything_failed_somebody_has_to_look(log: SlotLog) -> None:

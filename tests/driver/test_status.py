@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.engine.harness import SECOND, Bench, row, spec_of
-from tidegate.jobs.driver.status import silent_sources
+from tidegate.jobs.driver.status import find_silent_sources
 
 
 def test_a_source_that_says_nothing_is_named() -> None:
@@ -13,13 +13,13 @@ def test_a_source_that_says_nothing_is_named() -> None:
     quiet, loud = sorted(bench.sources)
     for source in bench.sources.values():
         source.append(row(1))
-    silent = [silent_sources(engine.run_epoch().decision, 20 * SECOND)]
+    silent = [find_silent_sources(engine.run_epoch().decision, 20 * SECOND)]
     for number in range(4):
         bench.clock.advance(9)
         bench.sources[loud].append(row(2 + number))
         decision = engine.run_epoch().decision
-        silent.append(silent_sources(decision, 20 * SECOND))
+        silent.append(find_silent_sources(decision, 20 * SECOND))
     assert silent == [{}, {}, {}, {quiet: 27 * SECOND}, {quiet: 36 * SECOND}]
-    assert silent_sources(decision, None) == {}
+    assert find_silent_sources(decision, None) == {}
     bench.sources[quiet].end()
-    assert silent_sources(engine.run_epoch().decision, 20 * SECOND) == {}
+    assert find_silent_sources(engine.run_epoch().decision, 20 * SECOND) == {}

@@ -8,27 +8,27 @@ import pytest
 
 from tests.engine.harness import Bench
 from tests.streams.support import streams_spec
-from tidegate.jobs.driver.streams import dispatcher_of, followers
+from tidegate.jobs.driver.streams import make_dispatcher, make_followers
 from tidegate.jobs.reference.mover import ReferenceMover
 from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.jobs.streams.dispatcher import Dispatcher
-from tidegate.jobs.streams.requests import RequestSink
+from tidegate.jobs.streams.dispatcher import StreamDispatcher
+from tidegate.jobs.streams.requests import SpliceRequestSink
 
 
 def test_only_a_pipeline_with_streams_dispatches() -> None:
     """And a predicate that cannot be read stops the driver before the first epoch."""
     plain, bad = Bench(streams_spec()), {"p": {"from": "events", "to": "d", "where": "nowhere = 1"}}
     mover = ReferenceMover(plain.store, plain.spec)
-    assert dispatcher_of(plain.spec, plain.store, plain.log, mover) is None
+    assert make_dispatcher(plain.spec, plain.store, plain.log, mover) is None
     good = streams_spec(streams={"d": {}}, pipes={"p": {"from": "events", "to": "d"}})
-    assert isinstance(dispatcher_of(good, plain.store, plain.log, mover), Dispatcher)
+    assert isinstance(make_dispatcher(good, plain.store, plain.log, mover), StreamDispatcher)
     with pytest.raises(ConfigurationError, match="nowhere"):
-        dispatcher_of(streams_spec(streams={"d": {}}, pipes=bad), plain.store, plain.log, mover)
+        make_dispatcher(streams_spec(streams={"d": {}}, pipes=bad), plain.store, plain.log, mover)
 
 
 @pytest.mark.parametrize(("merge", "expected"), [("concat", 0), ("splice", 1)])
 def test_splices_have_a_follower_that_writes_their_documents(tmp_path: Path, merge: str, expected: int) -> None:
     """Beside the sinks, and only where there can be a request."""
     spec = streams_spec(streams={"d": {}}, pipes={"p": {"from": "events", "to": "d", "merge": merge}})
-    found = followers(spec, Bench(spec).store, "0" * 32, tmp_path)
-    assert sum(isinstance(sink, RequestSink) for sink in found) == expected
+    found = make_followers(spec, Bench(spec).store, "0" * 32, tmp_path)
+    assert sum(isinstance(sink, SpliceRequestSink) for sink in found) == expected

@@ -9,8 +9,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from tidegate.jobs.driver import troubles
-from tidegate.jobs.driver.loop import _worth_waiting
-from tidegate.jobs.driver.troubles import known_error
+from tidegate.jobs.driver.loop import _require_transient
+from tidegate.jobs.driver.troubles import classify_error
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TidegateError
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "/scratch/part.parquet")
@@ -33,9 +33,9 @@ def wrapped(error: TidegateError, cause: Exception) -> TidegateError:
 )
 def test_a_full_disk_is_waited_out_however_it_is_wrapped(error: Exception) -> None:
     """It is transient, names the pipeline, what is kept and what to do."""
-    known = _worth_waiting("flights", error)
+    known = _require_transient("flights", error)
     assert (known.code, known.pipeline, known.retry_after) == ("driver.disk_full", "flights", 2.0)
-    assert known_error("flights", error).failure_class.exit_code == 3
+    assert classify_error("flights", error).failure_class.exit_code == 3
     assert "flights: no space left for scratch files" in known.message
     assert known.kept
     assert known.advice
@@ -54,7 +54,7 @@ def test_a_full_disk_is_waited_out_however_it_is_wrapped(error: Exception) -> No
 def test_what_this_process_cannot_outlive_ends_it(error: Exception) -> None:
     """Defects, a lost JVM, poison, fencing and wrong names are raised on, unchanged."""
     with pytest.raises(type(error)) as caught:
-        _worth_waiting("p", error)
+        _require_transient("p", error)
     assert caught.value is error
 
 
@@ -62,17 +62,17 @@ def test_a_lost_jvm_is_known_by_whatever_py4j_says(monkeypatch: pytest.MonkeyPat
     """Killed in the middle of a call it looks like a class that does not exist; only a JVM that answers makes that a defect."""
     strange = Py4JError("org.apache.spark.sql.classic.SparkSession does not exist in the JVM")
     poison = wrapped(PoisonError("Spark could not compute this epoch", code="spark.failed"), strange)
-    monkeypatch.setattr(troubles, "_jvm_answers", lambda: False)
-    assert [known_error("p", error).code for error in (strange, poison)] == ["driver.jvm_lost"] * 2
-    monkeypatch.setattr(troubles, "_jvm_answers", lambda: True)
-    assert [known_error("p", error).code for error in (strange, poison)] == ["driver.unexpected", "spark.failed"]
+    monkeypatch.setattr(troubles, "_is_jvm_responding", lambda: False)
+    assert [classify_error("p", error).code for error in (strange, poison)] == ["driver.jvm_lost"] * 2
+    monkeypatch.setattr(troubles, "_is_jvm_responding", lambda: True)
+    assert [classify_error("p", error).code for error in (strange, poison)] == ["driver.unexpected", "spark.failed"]
 
 
 @pytest.mark.parametrize("words", ["<_MultiThreadedRendezvous: StatusCode.UNAVAILABLE>", "[INVALID_HANDLE.SESSION_NOT_FOUND]"])
 def test_a_lost_connect_server_is_worth_a_new_driver(words: str) -> None:
     """The server is away, or came back without our session: no fault of the pipeline's."""
     poison = wrapped(PoisonError("Spark could not compute this epoch", code="spark.failed"), PySparkException(words))
-    known = known_error("p", poison)
+    known = classify_error("p", poison)
     assert (known.code, known.failure_class.exit_code) == ("driver.jvm_lost", 3)
 
 
@@ -87,6 +87,6 @@ def test_a_lost_connect_server_is_worth_a_new_driver(words: str) -> None:
 )
 def test_every_end_has_a_sentence_and_an_exit_code(error: Exception, code: str, exit_code: int) -> None:
     """A lost JVM is worth a new start; a defect says where its traceback is."""
-    known = known_error("p", error)
+    known = classify_error("p", error)
     assert (known.code, known.failure_class.exit_code) == (code, exit_code)
     assert "\n" not in known.message

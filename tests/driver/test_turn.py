@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from tenacity import Retrying, stop_after_attempt
 
-from tidegate.checkpoints.desired import Desired, DesiredState, read_desired, set_desired
-from tidegate.checkpoints.lease import Holder, Lease, read_lease
+from tidegate.checkpoints.desired import DesiredDocument, DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.lease import ProcessIdentity, Lease, read_lease
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.jobs.driver import turn
-from tidegate.jobs.driver.turn import ALIVE, Turn
+from tidegate.jobs.driver.turn import ALIVE_FILE, LeaderElection
 from tidegate.jobs.spec.errors import FencedError
 
-NewTurn = Callable[[bool], Turn]
+NewTurn = Callable[[bool], LeaderElection]
 
 
 @pytest.fixture
@@ -28,23 +28,23 @@ def store() -> MemoryStore:
 def turn_of(store: MemoryStore, tmp_path: Path) -> NewTurn:
     """A driver's turn, of one that stands by or does not."""
     once = Retrying(stop=stop_after_attempt(1), reraise=True)
-    return lambda standby: Turn(store, "p", threading.Event(), once, standby=standby, alive=tmp_path / ALIVE)
+    return lambda standby: LeaderElection(store, "p", threading.Event(), once, standby=standby, alive=tmp_path / ALIVE_FILE)
 
 
 def want(store: MemoryStore, state: DesiredState) -> None:
     """Somebody says so."""
-    set_desired(store, "p", state, who="ann", why="upgrade")
+    set_desired_state(store, "p", state, who="ann", why="upgrade")
 
 
 def test_nobody_said_anything(turn_of: NewTurn, store: MemoryStore) -> None:
     """Then whoever was started may drive."""
     for standby in (False, True):
         one = turn_of(standby)
-        assert one.comes()
-        lease = one.take_lease("uid")
+        assert one.wait_until_wanted()
+        lease = one.acquire_lease("uid")
         assert lease is not None
         lease.release()
-    assert read_desired(store, "p") == Desired()
+    assert read_desired_state(store, "p") == DesiredDocument()
 
 
 @pytest.mark.parametrize("state", [DesiredState.STOPPED, DesiredState.RECOVERING])
@@ -52,7 +52,7 @@ def test_one_that_does_not_stand_by_ends(turn_of: NewTurn, store: MemoryStore, s
     """With who said what, and what to do; the lease is as before."""
     want(store, state)
     with pytest.raises(FencedError, match=rf"p should be {state} \(said by ann: upgrade\)") as said:
-        turn_of(False).comes()
+        turn_of(False).wait_until_wanted()
     assert said.value.advice == "when it should run again: tidegate start p"
     assert read_lease(store, "p") is None
 
@@ -60,14 +60,14 @@ def test_one_that_does_not_stand_by_ends(turn_of: NewTurn, store: MemoryStore, s
 def test_a_persons_own_run_ends_a_stop_but_no_restore(turn_of: NewTurn, store: MemoryStore) -> None:
     """`tidegate run` means run. Where nothing was said, nothing is: Airflow's sweep would start it again for ever."""
     one = turn_of(False)
-    one.ask("bob")
-    assert read_desired(store, "p") == Desired()
+    one.clear_stop("bob")
+    assert read_desired_state(store, "p") == DesiredDocument()
     want(store, DesiredState.STOPPED)
-    one.ask("bob")
-    assert (read_desired(store, "p").state, read_desired(store, "p").who) == (DesiredState.RUN, "bob")
+    one.clear_stop("bob")
+    assert (read_desired_state(store, "p").state, read_desired_state(store, "p").who) == (DesiredState.RUN, "bob")
     want(store, DesiredState.RECOVERING)
-    one.ask("bob")
-    assert read_desired(store, "p").state is DesiredState.RECOVERING
+    one.clear_stop("bob")
+    assert read_desired_state(store, "p").state is DesiredState.RECOVERING
 
 
 def test_a_standby_waits_for_the_wish(
@@ -78,11 +78,11 @@ def test_a_standby_waits_for_the_wish(
     want(store, DesiredState.STOPPED)
     waiting = turn_of(True)
     came: list[bool] = []
-    thread = threading.Thread(target=lambda: came.append(waiting.comes()))
+    thread = threading.Thread(target=lambda: came.append(waiting.wait_until_wanted()))
     thread.start()
     thread.join(0.2)
     assert thread.is_alive()
-    assert (tmp_path / ALIVE).exists()
+    assert (tmp_path / ALIVE_FILE).exists()
     want(store, DesiredState.RUN)
     thread.join(10)
     assert came == [True]
@@ -100,19 +100,19 @@ def test_a_stop_that_comes_with_the_lease_is_seen(turn_of: NewTurn, store: Memor
 
     monkeypatch.setattr(Lease, "acquire", acquire)
     with pytest.raises(FencedError, match="p should be stopped"):
-        turn_of(False).take_lease("uid")
+        turn_of(False).acquire_lease("uid")
     lease = read_lease(store, "p")
     assert lease is not None
-    assert lease.free
+    assert lease.is_free
 
 
 def test_a_standby_that_is_asked_to_end_does(turn_of: NewTurn, store: MemoryStore) -> None:
     """Beside a driver, and beside a stopped pipeline; neither is an error."""
     waiting = turn_of(True)
     waiting.stop.set()
-    driver = Lease.acquire(store, "p", Holder.this_process("other"), uid="uid")
-    assert waiting.take_lease("uid") is None
+    driver = Lease.acquire(store, "p", ProcessIdentity.this_process("other"), uid="uid")
+    assert waiting.acquire_lease("uid") is None
     driver.release()
     want(store, DesiredState.STOPPED)
-    assert waiting.take_lease("uid") is None
-    assert not waiting.comes()
+    assert waiting.acquire_lease("uid") is None
+    assert not waiting.wait_until_wanted()

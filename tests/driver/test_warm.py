@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.jobs.driver import warm as warming
-from tidegate.jobs.spark.class_archive import DUMP_VARIABLE, archive_file, archive_options
+from tidegate.jobs.spark.class_archive import ARCHIVE_DUMP_VARIABLE, locate_class_archive, build_archive_options
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 
 
@@ -26,24 +26,24 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_an_archive_fits_one_java_and_one_spark(machine: dict[str, str], tmp_path: Path) -> None:
     """Another Java or another Spark means another file; without a Java there is none."""
-    mine = archive_file(machine)
+    mine = locate_class_archive(machine)
     assert mine is not None
-    assert mine == archive_file(machine)
-    assert mine != archive_file({**machine, "SPARK_HOME": "/opt/spark"})
+    assert mine == locate_class_archive(machine)
+    assert mine != locate_class_archive({**machine, "SPARK_HOME": "/opt/spark"})
     Path(machine["JAVA_HOME"], "bin", "java").write_text("#!/bin/sh\n# updated\n")
-    assert mine != archive_file(machine)
-    assert archive_file({**machine, "JAVA_HOME": str(tmp_path / "nowhere")}) is None
+    assert mine != locate_class_archive(machine)
+    assert locate_class_archive({**machine, "JAVA_HOME": str(tmp_path / "nowhere")}) is None
 
 
 def test_the_jvm_is_told_of_an_archive_only_if_it_is_there(machine: dict[str, str]) -> None:
     """No archive, no option; with one it is shared, quietly; while one is made it is written."""
-    archive = archive_file(machine)
+    archive = locate_class_archive(machine)
     assert archive is not None
-    assert archive_options(machine) == ""
+    assert build_archive_options(machine) == ""
     archive.parent.mkdir(parents=True)
     archive.touch()
-    assert archive_options(machine).startswith(f'"-XX:SharedArchiveFile={archive}" -Xshare:auto ')
-    assert archive_options({**machine, DUMP_VARIABLE: "/some/where.jsa"}).startswith(
+    assert build_archive_options(machine).startswith(f'"-XX:SharedArchiveFile={archive}" -Xshare:auto ')
+    assert build_archive_options({**machine, ARCHIVE_DUMP_VARIABLE: "/some/where.jsa"}).startswith(
         '"-XX:ArchiveClassesAtExit=/some/where.jsa" '
     )
 
@@ -54,21 +54,21 @@ def test_it_is_made_once(machine: dict[str, str], monkeypatch: pytest.MonkeyPatc
 
     def run(arguments: list[str], environment: dict[str, str]) -> str:
         runs.append(arguments)
-        Path(environment[DUMP_VARIABLE]).write_text("classes")
+        Path(environment[ARCHIVE_DUMP_VARIABLE]).write_text("classes")
         return ""
 
-    monkeypatch.setattr(warming, "_run", run)
-    archive, made = warming.warm()
+    monkeypatch.setattr(warming, "_run_warmup_driver", run)
+    archive, made = warming.build_class_archive()
     assert (made, archive.read_text()) == (True, "classes")
-    assert warming.warm() == (archive, False)
-    assert warming.warm(again=True) == (archive, True)
+    assert warming.build_class_archive() == (archive, False)
+    assert warming.build_class_archive(again=True) == (archive, True)
     assert len(runs) == 2
     assert os.listdir(archive.parent) == [archive.name]
 
     archive.unlink()
-    monkeypatch.setattr(warming, "_run", lambda _arguments, _environment: "the JVM said no")
+    monkeypatch.setattr(warming, "_run_warmup_driver", lambda _arguments, _environment: "the JVM said no")
     with pytest.raises(TransientError, match="the JVM said no"):
-        warming.warm()
+        warming.build_class_archive()
     assert os.listdir(archive.parent) == []
 
 
@@ -76,4 +76,4 @@ def test_without_java_it_says_so(machine: dict[str, str], monkeypatch: pytest.Mo
     """The advice is to install one."""
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     with pytest.raises(ConfigurationError, match="no Java"):
-        warming.warm()
+        warming.build_class_archive()

@@ -23,7 +23,7 @@ from tests.e2e.feed import SOURCES
 from tests.operators.conftest import task_state
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.open import open_store
-from tidegate.infra.processes import is_alive, marked_with
+from tidegate.infra.processes import is_process_alive, find_processes_with
 from tidegate.infra.stack import Stack
 from tidegate.infra.stack_state import StackState
 from tidegate.jobs.spec.errors import TidegateError, TransientError
@@ -134,7 +134,7 @@ class Watch(threading.Thread):
         return longest
 
     def _drivers(self) -> Iterator[int]:
-        for mark in marked_with("TIDEGATE_STACK_ID", self._stack_id):
+        for mark in find_processes_with("TIDEGATE_STACK_ID", self._stack_id):
             try:
                 command = Path(f"/proc/{mark.pid}/cmdline").read_bytes().split(b"\0")
             except OSError:
@@ -148,8 +148,8 @@ class Killer:
 
     def __init__(self, stack: Stack, watch: Watch, say: Callable[[str], None]) -> None:
         self._stack, self._watch, self._say = stack, watch, say
-        self._log = SlotLog(open_store(stack.store), PIPELINE)
-        self._api = stack.api()
+        self._log = SlotLog(open_store(stack.store_url), PIPELINE)
+        self._api = stack.airflow_api()
 
     def wait_until_running(self) -> None:
         """The stream is watched and has sealed something."""
@@ -161,7 +161,7 @@ class Killer:
         watcher = self._triggerer_job()
         killed, at = self._now()
         os.kill(mark.pid, SIGKILL)
-        noticed = self._until(lambda: not is_alive(mark), killed)
+        noticed = self._until(lambda: not is_process_alive(mark), killed)
         self._stack.up(self._say)
         back = {"triggerer": lambda: self._triggerer_job() not in (None, watcher), "api-server": lambda: True}
         recovered = self._until(back.get(name, lambda: self._beats(name, at)), killed)
@@ -202,7 +202,7 @@ class Killer:
         """The bucket itself: nothing can be sealed until it is back; nothing may be started either."""
         said = self._waits()
         killed, at = self._now()
-        self._stack.minio().kill()
+        self._stack.minio_server().kill()
         noticed = self._until(lambda: self._waits() > said, killed)
         self._stack.up(self._say)
         return self._overcome("MinIO", "driver", noticed, killed, at)
@@ -216,7 +216,7 @@ class Killer:
         slot = self._log.head().slot
         self._until(lambda: self._slot() >= slot + 2, killed)
         head = self._log.head()
-        times = [f.epoch.created_at for f in self._log.epochs(head.timeline, 1, head.slot)]
+        times = [f.epoch.created_at for f in self._log.epochs_between(head.timeline, 1, head.slot)]
         pause = max(b - a for a, b in pairwise(times) if b > at) / 1e6
         row = Kill(what, by, noticed, sealed if recovered is None else recovered, int(after > 0), pause)
         self._say(f"killed {what}: noticed after {row.noticed:.1f} s, recovered after {row.recovered:.1f} s")

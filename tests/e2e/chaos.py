@@ -134,7 +134,7 @@ class Chaos:
 
     def _outcome(self) -> Outcome:
         head = self._log.head()
-        sealed = sorted(f.epoch.created_at for f in self._log.epochs(head.timeline, 1, head.slot))
+        sealed = sorted(f.epoch.created_at for f in self._log.epochs_between(head.timeline, 1, head.slot))
         outcome = Outcome(launches=self._steady.launches, epochs=head.slot)
         for kind, at in self._attacks:
             after = next((moment for moment in sealed if moment > at), None)

@@ -17,7 +17,7 @@ from tests.e2e.feed import SPEC, write_feed
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.open import open_store
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.exact import Exactness, check_exact
+from tidegate.jobs.sinks.exact import ExactnessReport, audit_exactness
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.spec.loader import parse_spec
 
@@ -76,10 +76,10 @@ class Piped:
         """A published table."""
         return read_table(self.spec, self.store(), name)
 
-    def exact(self) -> Exactness:
+    def exact(self) -> ExactnessReport:
         """The independent check."""
         store = self.store()
-        return check_exact(self.spec, store, self.log(), lambda name: read_table(self.spec, store, name, current_only=True))
+        return audit_exactness(self.spec, store, self.log(), lambda name: read_table(self.spec, store, name, current_only=True))
 
     def content(self) -> dict[str, list[str]]:
         """All rows of all tables a user cares about, without what exactness leaves out."""

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tidegate.infra.ports import free_port
+from tidegate.infra.ports import choose_free_port
 
 
 class PostgresServer:
@@ -54,7 +54,7 @@ class PostgresServer:
         return f"postgresql://tidegate@127.0.0.1:{self.port}/postgres"
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        self.port = free_port()
+        self.port = choose_free_port()
         options = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-p", str(self.port)]
         with self._log.open("ab") as log:
             command = [str(self._bin / "postgres"), "-D", str(self._data), *options]

@@ -38,7 +38,7 @@ from tests.e2e.kafka_client import KafkaClient
 from tidegate.infra.flights import AIRPORTS, SCHEMA, FlightsFeed, read_flights
 from tidegate.infra.jars import BROKER, CONNECTOR, ensure_jars, spark_jars
 from tidegate.infra.kafka import KafkaServer
-from tidegate.jobs.sources.kafka_admin import JvmOffsets
+from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
 from tidegate.jobs.spec.inputs import KafkaOptions
 
 __all__ = ["Outcome", "by_all_routes", "main"]
@@ -247,7 +247,7 @@ def _landed(pipeline: Piped) -> int:
     return sum(int(pq.read_metadata(path).num_rows) for path in (pipeline.inbox / "inbox" / "landed").glob("*.parquet"))
 
 
-def kafka(folder: Path, departures: Departures, broker: KafkaServer, jars: str, offsets: JvmOffsets) -> Outcome:
+def kafka(folder: Path, departures: Departures, broker: KafkaServer, jars: str, offsets: JvmTopicOffsets) -> Outcome:
     """The topic itself."""
     source = f'kind: kafka\n    kafka: {{servers: "{broker.servers}", topic: {TOPIC}}}\n    limits: {{rows: 150}}'
     pipeline = Piped(folder, SPEC.format(name="kafka", source=source, types=TYPES))
@@ -271,10 +271,10 @@ def kafka(folder: Path, departures: Departures, broker: KafkaServer, jars: str, 
     return judge("kafka", pipeline, departures, ("driver", "JVM", "broker"), time.monotonic() - begun)
 
 
-def _caught_up(pipeline: Piped, offsets: JvmOffsets) -> bool:
+def _caught_up(pipeline: Piped, offsets: JvmTopicOffsets) -> bool:
     record = pipeline.log().head().record
     read = {} if record is None else {member.partition("/")[2]: part["end"] for member, part in record.cut.items()}
-    return read == {str(partition): end for partition, (_, end) in offsets.ask().items()}
+    return read == {str(partition): end for partition, (_, end) in offsets.read_offsets().items()}
 
 
 def _feed(client: KafkaClient, departures: Departures) -> Iterator[int]:
@@ -301,7 +301,7 @@ def by_all_routes(work: Path, days: int) -> list[Outcome]:
     client = KafkaClient(jars[0], broker.servers)
     try:
         client.topic(TOPIC, len(AIRPORTS))
-        offsets = JvmOffsets(KafkaOptions(servers=broker.servers, topic=TOPIC), lambda: client.jvm)
+        offsets = JvmTopicOffsets(KafkaOptions(servers=broker.servers, topic=TOPIC), lambda: client.jvm)
         found.append(landing(work / "landing", departures, broker.servers, jars[1], _feed(client, departures)))
         found.append(kafka(work / "kafka", departures, broker, jars[1], offsets))
     finally:

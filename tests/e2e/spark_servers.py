@@ -18,8 +18,8 @@ from typing import Final
 
 import psutil
 
-from tidegate.infra.ports import free_port
-from tidegate.infra.processes import ProcessMark, is_alive, kill, spawn
+from tidegate.infra.ports import choose_free_port
+from tidegate.infra.processes import ProcessId, is_process_alive, kill_processes, spawn_process
 
 _PATIENCE = 300.0  # seconds: two servers at once on a busy machine
 
@@ -29,7 +29,7 @@ class Cluster:
     """A standalone master and its workers."""
 
     master: str
-    workers: Sequence[ProcessMark]
+    workers: Sequence[ProcessId]
     log: Path
     """The master's."""
 
@@ -45,7 +45,7 @@ class Cluster:
         """kill -9 of a worker and of the executors it runs, as when a host dies."""
         mark = self.workers[number]
         below = psutil.Process(mark.pid).children(recursive=True)
-        kill([mark])
+        kill_processes([mark])
         for executor in below:
             if executor.is_running():
                 executor.kill()
@@ -61,7 +61,7 @@ def standalone(folder: Path, workers: int, *, cores: int = 2, hidden: Path | Non
         cores: of each.
         hidden: a folder that the workers see empty, as hosts with another disk would.
     """
-    port = free_port(None)
+    port = choose_free_port(None)
     url = f"spark://127.0.0.1:{port}"
     own = "org.apache.spark.deploy"
     log = folder / "master.log"
@@ -77,7 +77,7 @@ def standalone(folder: Path, workers: int, *, cores: int = 2, hidden: Path | Non
             _until(folder / f"worker-{number}.log", "Successfully registered with master", marks[number + 1])
         yield Cluster(url, marks[1:], folder / "master.log")
     finally:
-        kill(marks)
+        kill_processes(marks)
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,17 @@ class ConnectServer:
     """A Spark Connect server and its `sc://` address."""
 
     address: str
-    mark: ProcessMark
+    mark: ProcessId
 
     def kill(self) -> None:
         """kill -9."""
-        kill([self.mark])
+        kill_processes([self.mark])
 
 
 @contextmanager
 def connect_server(folder: Path) -> Iterator[ConnectServer]:
     """A Spark Connect server on this machine."""
-    port, log = free_port(None), folder / "connect.log"
+    port, log = choose_free_port(None), folder / "connect.log"
     address = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
     settings = {**address, "spark.ui.enabled": "false", "spark.driver.memory": "1g", "spark.master": "local[2]"}
     options = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
@@ -105,7 +105,7 @@ def connect_server(folder: Path) -> Iterator[ConnectServer]:
         _until_open(port, mark, log)
         yield ConnectServer(f"sc://127.0.0.1:{port}", mark)
     finally:
-        kill([mark])
+        kill_processes([mark])
 
 
 def can_hide() -> bool:
@@ -121,7 +121,7 @@ def _apart(hidden: Path | None) -> list[str]:
     return [] if hidden is None else [*_APART, "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden)]
 
 
-def _start(log: Path, *command: str, prefix: Sequence[str] = ()) -> ProcessMark:
+def _start(log: Path, *command: str, prefix: Sequence[str] = ()) -> ProcessId:
     """Run one of Spark's own classes with the Spark that pyspark brings along."""
     spark = find_spec("pyspark")
     assert spark is not None
@@ -130,16 +130,16 @@ def _start(log: Path, *command: str, prefix: Sequence[str] = ()) -> ProcessMark:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("SPARK")}
     # Else the web pages and the executors would listen on every interface.
     own = {"SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SCALA_VERSION": "2.13", "PYSPARK_PYTHON": sys.executable}
-    return spawn([*prefix, f"{home}/bin/spark-class", *command], log=log, env=inherited | own, cwd=log.parent)
+    return spawn_process([*prefix, f"{home}/bin/spark-class", *command], log=log, env=inherited | own, cwd=log.parent)
 
 
-def _until(log: Path, words: str, mark: ProcessMark) -> None:
+def _until(log: Path, words: str, mark: ProcessId) -> None:
     deadline = time.monotonic() + _PATIENCE
     while re.search(words, log.read_text(errors="replace")) is None:
         _still_waiting(mark, deadline, log)
 
 
-def _until_open(port: int, mark: ProcessMark, log: Path) -> None:
+def _until_open(port: int, mark: ProcessId, log: Path) -> None:
     deadline = time.monotonic() + _PATIENCE
     while True:
         with socket.socket() as probe:
@@ -148,7 +148,7 @@ def _until_open(port: int, mark: ProcessMark, log: Path) -> None:
         _still_waiting(mark, deadline, log)
 
 
-def _still_waiting(mark: ProcessMark, deadline: float, log: Path) -> None:
-    if not is_alive(mark) or time.monotonic() > deadline:
+def _still_waiting(mark: ProcessId, deadline: float, log: Path) -> None:
+    if not is_process_alive(mark) or time.monotonic() > deadline:
         raise TimeoutError(f"not up: {log.read_text(errors='replace')[-3000:]}")
     time.sleep(0.1)

@@ -16,7 +16,7 @@ from tests.e2e.feed import SPEC, write_feed
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.open import open_store
 from tidegate.infra.stack import Stack, StackSettings
-from tidegate.jobs.sinks.exact import check_exact, sealed_epochs
+from tidegate.jobs.sinks.exact import audit_exactness, list_sealed_epochs
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.spec.loader import load_spec
 
@@ -47,11 +47,11 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
 def test_every_process_is_killed_once(stack: Stack, tmp_path: Path) -> None:
     """Each kill is noticed and overcome by itself; drivers are launched as often as one was killed; the tables are exact."""
     write_feed(tmp_path / "feed", OBJECTS)
-    feed = Feed(tmp_path / "feed", stack.store)
+    feed = Feed(tmp_path / "feed", stack.store_url)
     feed.start()
-    api = stack.api()
+    api = stack.airflow_api()
     api.wait_for_dag(f"{PIPELINE}.stream")
-    run = api.trigger(f"{PIPELINE}.stream")
+    run = api.trigger_dag(f"{PIPELINE}.stream")
     watch = Watch(stack, run)
     killer = Killer(stack, watch, print)
     killer.wait_until_running()
@@ -81,7 +81,7 @@ def test_every_process_is_killed_once(stack: Stack, tmp_path: Path) -> None:
 
 def _one_driver_at_a_time(stack: Stack, launches: int) -> None:
     """As many launches and leases as drivers that were killed, and every slot sealed by the lease that was on."""
-    epochs = sealed_epochs(SlotLog(open_store(stack.store), PIPELINE))
+    epochs = list_sealed_epochs(SlotLog(open_store(stack.store_url), PIPELINE))
     tokens = [epoch.lease_token for epoch in epochs]
     assert len(list((stack.home / "drivers" / PIPELINE).glob("*.json"))) == launches
     assert tokens == sorted(tokens)
@@ -92,10 +92,10 @@ def _one_driver_at_a_time(stack: Stack, launches: int) -> None:
 
 def _exact(stack: Stack, file: Path) -> None:
     """Every row in one place, windows equal a recomputation, the newest epoch replayed gives the same rows."""
-    spec, store = load_spec(file), open_store(stack.store)
-    found = check_exact(spec, store, SlotLog(store, PIPELINE), lambda name: read_table(spec, store, name, current_only=True))
+    spec, store = load_spec(file), open_store(stack.store_url)
+    found = audit_exactness(spec, store, SlotLog(store, PIPELINE), lambda name: read_table(spec, store, name, current_only=True))
     assert found.problems == []
     assert found.windows["per_minute"] > 100
-    again = [sys.executable, "-m", "tidegate.jobs.cli", "replay", str(file), "--store", stack.store, "--json"]
+    again = [sys.executable, "-m", "tidegate.jobs.cli", "replay", str(file), "--store", stack.store_url, "--json"]
     replayed = subprocess.run(again, capture_output=True, text=True, timeout=900, check=False)
     assert json.loads(replayed.stdout)["data"]["equal"] is True, replayed.stdout + replayed.stderr

@@ -14,7 +14,7 @@ from playwright.sync_api import Error as PlaywrightError
 
 from tests.e2e.browser import PATIENCE, browser_of_the_machine, needs_chromium, strange_requests
 from tests.operators.conftest import Cockpit, cockpit_of
-from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.catalog import CheckpointCatalog
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.roots import RootsFile
 
@@ -54,7 +54,7 @@ def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
     """A real Airflow and MinIO with one stream, driven by a fake driver."""
     with cockpit_of(tmp_path_factory.mktemp("browser"), {"walk": SPEC}) as found:
         found.known("walk.pin")
-        found.runs = {"walk": found.api.trigger("walk.stream")}
+        found.runs = {"walk": found.api.trigger_dag("walk.stream")}
         found.until(lambda: found.head("walk") >= 12, 180, "some checkpoints")
         yield found
 
@@ -112,7 +112,7 @@ def test_from_the_list_to_a_restore_that_another_person_approves(cockpit: Cockpi
     expect(other.locator("#trail")).to_contain_text("approved by olga")
     expect(other.locator(".facts")).to_contain_text("t1-", timeout=_LONG)
     expect(other.locator("header .pill")).to_contain_text("running", timeout=_LONG)
-    fork = SlotLog(cockpit.store, "walk").forks()[0]
+    fork = SlotLog(cockpit.store, "walk").list_forks()[0]
     assert (fork.recover_to, fork.who) == (target, "uwe")
 
 
@@ -144,7 +144,7 @@ def test_a_checkpoint_is_pinned_and_unpinned(cockpit: Cockpit, see_as: As) -> No
     pins = RootsFile(cockpit.store, "walk").read().pins
     assert (pins["release_7"].checkpoint, pins["release_7"].who) == (target, "uwe")
     expect(page.locator("#trail")).to_contain_text("release_7", timeout=PATIENCE)
-    assert str(Catalog(SlotLog(cockpit.store, "walk")).resolve("release_7")) == target
+    assert str(CheckpointCatalog(SlotLog(cockpit.store, "walk")).resolve("release_7")) == target
 
 
 def test_a_viewer_sees_and_may_not(cockpit: Cockpit, see_as: As) -> None:
@@ -154,11 +154,11 @@ def test_a_viewer_sees_and_may_not(cockpit: Cockpit, see_as: As) -> None:
     page.locator("#checkpoints tbody tr").first.wait_for()
     assert page.locator("[id^=restore-], [id^=pin-]").count() == 0
     assert page.locator("[id^=diff-]").count() > 0
-    before = len(cockpit.api.runs("walk.recover"))
+    before = len(cockpit.api.list_runs("walk.recover"))
     for dag in ("walk.recover", "walk.pin"):
         answer = page.request.post(f"{cockpit.stack.airflow_url}/api/v2/dags/{dag}/dagRuns", data={"logical_date": None})
         assert answer.status == 403
-    assert len(cockpit.api.runs("walk.recover")) == before
+    assert len(cockpit.api.list_runs("walk.recover")) == before
     assert page.context.browser is not None
     stranger = page.context.browser.new_page()
     for path in ("page", "assets/app.js", "api/streams", "api/streams/walk.stream/checkpoints", "docs/walk.quality/index.html"):
@@ -170,12 +170,12 @@ def test_another_site_cannot_act_for_somebody(cockpit: Cockpit, see_as: As) -> N
     """A foreign page in admin's own browser, cookie and all, can neither start a restore nor read anything."""
     page = see_as("admin")
     page.locator("tr[data-pipeline]").wait_for()
-    before = len(cockpit.api.runs("walk.recover"))
+    before = len(cockpit.api.list_runs("walk.recover"))
     with _foreign_site() as url:
         foreign = page.context.new_page()
         foreign.goto(url)
         assert foreign.evaluate(_ATTACK, cockpit.stack.airflow_url) == ["refused", "opaque", "opaque", "refused"]
-    assert len(cockpit.api.runs("walk.recover")) == before
+    assert len(cockpit.api.list_runs("walk.recover")) == before
 
 
 def test_it_lives_within_airflow_s_own_pages(cockpit: Cockpit, see_as: As) -> None:

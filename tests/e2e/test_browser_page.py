@@ -12,9 +12,9 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.e2e.browser import PATIENCE, browser_of_the_machine, needs_chromium, strange_requests, wide
 from tests.operators.history import GALLERY, History, gallery
-from tests.operators.pages import FakeDesk, app_of, served
+from tests.operators.pages import FakeAirflowQueries, app_of, served
 from tests.yardstick import slowness
-from tidegate.checkpoints.memory import Fault, MemoryStore, Request
+from tidegate.checkpoints.memory import Fault, MemoryStore, StoreRequest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(1800)]
 
@@ -62,7 +62,7 @@ class Site:
 
     url: str
     alive: History
-    desk: FakeDesk
+    desk: FakeAirflowQueries
     store: MemoryStore
     fault: Fault | None = None
 
@@ -73,11 +73,11 @@ def site() -> Iterator[Site]:
 
     store = MemoryStore()
 
-    def hook(request: Request) -> Fault | None:
+    def hook(request: StoreRequest) -> Fault | None:
         return found.fault
 
     # The page has a client of its own: what it cannot reach, the drivers go on with.
-    desk = FakeDesk(GALLERY, MemoryStore(store.bucket, hook=hook), paused=["orders"])
+    desk = FakeAirflowQueries(GALLERY, MemoryStore(store.bucket, hook=hook), paused=["orders"])
     found = Site("", gallery(store, 90), desk, store)
     with served(app_of(desk)) as url:
         found.url = f"{url}/page"

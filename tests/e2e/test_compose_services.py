@@ -26,7 +26,7 @@ from ruamel.yaml import YAML
 from tests.e2e.postgres_server import PostgresServer, running
 from tests.infra.deploy import DEPLOY
 from tidegate.infra.kafka import KafkaServer
-from tidegate.infra.ports import free_port
+from tidegate.infra.ports import choose_free_port
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = YAML(typ="safe").load(DEPLOY / "compose" / "compose.yaml")
@@ -98,7 +98,7 @@ asyncio.run(ask())
 def test_airflow_on_postgresql(postgres: PostgresServer, tmp_path: Path) -> None:
     """The settings of the compose file migrate a database, fill it with the DAGs, serve it, and reach it asynchronously."""
     asked = settings("airflow-api", {"POSTGRES_PASSWORD": "word", "AIRFLOW_FERNET_KEY": Fernet.generate_key().decode()})
-    port = free_port()
+    port = choose_free_port()
     environment = {
         **{name: value for name, value in os.environ.items() if "AIRFLOW" not in name},
         **{name: text.replace("@postgres/", f"@127.0.0.1:{postgres.port}/") for name, text in asked.items()},
@@ -124,7 +124,7 @@ def test_airflow_on_postgresql(postgres: PostgresServer, tmp_path: Path) -> None
 
 def test_a_spark_cluster(tmp_path: Path) -> None:
     """The commands of master and worker start a cluster that computes."""
-    port = free_port()
+    port = choose_free_port()
     local = {
         **os.environ,
         **settings("spark-worker", {}),

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.e2e.drivers import SIGKILLED, Piped
-from tidegate.jobs.sinks.exact import check_exact
+from tidegate.jobs.sinks.exact import audit_exactness
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.sources.view import InputView
 
@@ -96,6 +96,6 @@ def test_formats_agree_through_a_kill(tmp_path: Path) -> None:
     assert len(dead) == 12
     store = mixed.store()
     view = InputView(store, mixed.spec, tmp_path / "view")
-    exact = check_exact(mixed.spec, view, mixed.log(), lambda name: read_table(mixed.spec, store, name, current_only=True))
+    exact = audit_exactness(mixed.spec, view, mixed.log(), lambda name: read_table(mixed.spec, store, name, current_only=True))
     assert exact.problems == []
     assert {r["object"] for r in dead if r["_source"] == "csv"} == {f"inbox/csv/{n:03d}.csv.gz" for n in range(6)}

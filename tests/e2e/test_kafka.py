@@ -16,10 +16,10 @@ from tests.e2e.kafka_marks import ON_A_BROKER
 from tidegate.infra.kafka import KafkaServer
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.kafka import KafkaSource
-from tidegate.jobs.sources.kafka_admin import JvmOffsets
+from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
 from tidegate.jobs.spec.errors import PoisonError, TransientError
 from tidegate.jobs.spec.inputs import KafkaOptions
-from tidegate.jobs.spec.pipeline import Limits
+from tidegate.jobs.spec.pipeline import ReadLimits
 
 pytestmark = ON_A_BROKER
 
@@ -66,10 +66,10 @@ def cut_of(pipeline: Piped) -> dict[str, Any]:
     return {} if record is None else record.cut
 
 
-def caught_up(pipeline: Piped, offsets: JvmOffsets) -> bool:
+def caught_up(pipeline: Piped, offsets: JvmTopicOffsets) -> bool:
     """Whether everything the broker holds is in a sealed epoch."""
     read = {member.partition("/")[2]: part["end"] for member, part in cut_of(pipeline).items()}
-    return read == {str(partition): end for partition, (_, end) in offsets.ask().items()}
+    return read == {str(partition): end for partition, (_, end) in offsets.read_offsets().items()}
 
 
 def seen(pipeline: Piped) -> list[tuple[str, int, int]]:
@@ -84,9 +84,9 @@ def test_every_offset_once(jars: tuple[list[Path], list[Path]], broker: KafkaSer
     Messages that cannot be read are dead letters at their own offset; a transaction's marker is no row; partitions that are
     added later are read from their beginning; offsets that retention took are named, not stepped over.
     """
-    offsets = JvmOffsets(KafkaOptions(servers=broker.servers, topic="clicks"), lambda: client.jvm)
+    offsets = JvmTopicOffsets(KafkaOptions(servers=broker.servers, topic="clicks"), lambda: client.jvm)
     with pytest.raises(TransientError, match="there is no topic clicks"):
-        offsets.ask()
+        offsets.read_offsets()
     client.topic("clicks", 3)
     produce(client, range(90))
     client.send("clicks", 0, "not json", key="x")
@@ -98,7 +98,7 @@ def test_every_offset_once(jars: tuple[list[Path], list[Path]], broker: KafkaSer
     client.flush()
     wanted = {0: (0, 34), 1: (0, 31), 2: (0, 31)}
     deadline = time.monotonic() + 30  # the marker of the transaction comes when the broker is ready for it
-    while (found := dict(offsets.ask())) != wanted and time.monotonic() < deadline:
+    while (found := dict(offsets.read_offsets())) != wanted and time.monotonic() < deadline:
         time.sleep(0.1)
     assert found == wanted
 
@@ -136,7 +136,7 @@ def test_every_offset_once(jars: tuple[list[Path], list[Path]], broker: KafkaSer
 
     client.forget("clicks", 0, before=20)
     source = KafkaSource("web", pipeline.spec.sources["web"], offsets)
-    source.members()
-    assert source.plan(Member("web", "0"), {"offset": 20}, Limits()).start == 20
+    source.list_members()
+    assert source.plan(Member("web", "0"), {"offset": 20}, ReadLimits()).start == 20
     with pytest.raises(PoisonError, match="offsets 19 to 19 of clicks partition 0 are gone"):
-        source.plan(Member("web", "0"), {"offset": 19}, Limits())
+        source.plan(Member("web", "0"), {"offset": 19}, ReadLimits())

@@ -17,8 +17,8 @@ from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
 from tidegate.infra.kafka import KafkaServer
 from tidegate.jobs.sinks import kafka_exact
-from tidegate.jobs.sinks.kafka_exact import ExactKafkaSink
-from tidegate.jobs.sinks.kafka_messages import Message
+from tidegate.jobs.sinks.kafka_exact import ExactlyOnceKafkaSink
+from tidegate.jobs.sinks.kafka_messages import KafkaMessage
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
 
@@ -48,7 +48,7 @@ def read(servers: str, topic: str, isolation: str) -> Counter[str]:
     return found
 
 
-def follow(publisher: ExactKafkaSink, log: SlotLog) -> None:
+def follow(publisher: ExactlyOnceKafkaSink, log: SlotLog) -> None:
     """To the head. A broker that has just started does not know its coordinators; a driver tries again, and so do we."""
     deadline = time.monotonic() + 120
     while publisher.lag(log):
@@ -66,23 +66,23 @@ def test_each_epoch_once(jars: tuple[list[Path], list[Path]], tmp_path: Path) ->
     given: dict[str, Any] = {"kind": "kafka", "servers": broker.servers, "topic": "out", "tables": ["events"]}
     of = World(LocalStore(tmp_path / "store"), tmp_path, make_spec(sinks={"out": given | {"delivery": "exactly_once"}}))
 
-    def publisher() -> ExactKafkaSink:
-        return ExactKafkaSink("out", KafkaSinkSpec.model_validate(given), of.spec, of.store, UID)
+    def publisher() -> ExactlyOnceKafkaSink:
+        return ExactlyOnceKafkaSink("out", KafkaSinkSpec.model_validate(given), of.spec, of.store, UID)
 
-    def breaks_off(*_: object) -> Iterator[Message]:
-        yield Message("out", None, "{}", [("tidegate-epoch", b"never committed")])
+    def breaks_off(*_: object) -> Iterator[KafkaMessage]:
+        yield KafkaMessage("out", None, "{}", [("tidegate-epoch", b"never committed")])
         dying._client._producer.flush(60)  # type: ignore[attr-defined]
         raise KeyboardInterrupt
 
     try:
         of.seal(3)
         dying, second = publisher(), publisher()
-        with patch.object(kafka_exact, "messages_of", breaks_off), pytest.raises(KeyboardInterrupt):
+        with patch.object(kafka_exact, "build_row_messages", breaks_off), pytest.raises(KeyboardInterrupt):
             follow(dying, of.log)
         follow(second, of.log)
 
         of.seal()
-        with patch.object(second, "move_mark", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        with patch.object(second, "move_position", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
             follow(second, of.log)
         third = publisher()
         assert third.lag(of.log) == 1, "the copy does not know of the commit"
@@ -91,7 +91,7 @@ def test_each_epoch_once(jars: tuple[list[Path], list[Path]], tmp_path: Path) ->
         for turn in (second, third, dying):  # each is fenced by the one before, or was
             of.seal()
             follow(turn, of.log)
-        sealed = {str(filled.epoch.id): 2 for filled in of.log.epochs(0, 1, of.log.head().slot)}
+        sealed = {str(filled.epoch.id): 2 for filled in of.log.epochs_between(0, 1, of.log.head().slot)}
         assert read(broker.servers, "out", "read_committed") == sealed
         assert read(broker.servers, "out", "read_uncommitted") == sealed | {"never committed": 1}
     finally:

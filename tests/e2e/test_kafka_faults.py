@@ -19,7 +19,7 @@ from tests.e2e.kafka_client import KafkaClient
 from tests.e2e.kafka_marks import ON_A_BROKER
 from tests.spark.test_kafka import proto
 from tidegate.infra.kafka import KafkaServer
-from tidegate.jobs.sources.kafka_admin import JvmOffsets
+from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.inputs import KafkaOptions
 
@@ -210,7 +210,7 @@ def test_each_fault_has_its_state(
     for turn in range(10):
         client.send("keyed", 0, json.dumps({"at": START.isoformat(), "amount": 100 + turn}), key=f"late {turn}")
     client.flush()
-    (low, _) = JvmOffsets(KafkaOptions(servers=broker.servers, topic="keyed"), lambda: client.jvm).ask()[0]
+    (low, _) = JvmTopicOffsets(KafkaOptions(servers=broker.servers, topic="keyed"), lambda: client.jvm).read_offsets()[0]
     assert low == 0, "compaction does not move a topic's beginning"
     client.close()
     broker.stop()
@@ -226,9 +226,9 @@ def test_expired_certificate(jars: tuple[list[Path], list[Path]], tmp_path: Path
         broker = KafkaServer(jars[0], tmp_path / f"broker-{name}", tls=keystore(tmp_path, name, begun))
         broker.start()
         options = {"security.protocol": "SSL", "ssl.truststore.location": str(trusted), "ssl.truststore.password": "secret"}
-        offsets = JvmOffsets(KafkaOptions(servers=broker.servers, topic="t", options=options), lambda: client.jvm)
+        offsets = JvmTopicOffsets(KafkaOptions(servers=broker.servers, topic="t", options=options), lambda: client.jvm)
         with pytest.raises(TransientError, match=said):
-            offsets.ask()
+            offsets.read_offsets()
         broker.stop()
     client.close()
 
@@ -236,9 +236,9 @@ def test_expired_certificate(jars: tuple[list[Path], list[Path]], tmp_path: Path
 def test_a_name_that_dns_does_not_know(jars: tuple[list[Path], list[Path]]) -> None:
     """Not now, perhaps: a name server that is away says the same, so it is waited for."""
     client = KafkaClient(jars[0], "127.0.0.1:9")
-    offsets = JvmOffsets(KafkaOptions(servers="broker.invalid:9092", topic="t"), lambda: client.jvm)
+    offsets = JvmTopicOffsets(KafkaOptions(servers="broker.invalid:9092", topic="t"), lambda: client.jvm)
     with pytest.raises(TransientError, match="could not be reached"):
-        offsets.ask()
+        offsets.read_offsets()
     client.close()
 
 

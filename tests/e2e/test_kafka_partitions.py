@@ -55,7 +55,7 @@ def send(client: KafkaClient, partition: int, number: int, at: datetime) -> None
 def epochs(pipeline: Piped) -> list[Manifest]:
     """The sealed epochs that read something."""
     log = pipeline.log()
-    found = [filled.epoch for filled in log.epochs(0, 1, log.head().slot)]
+    found = [filled.epoch for filled in log.epochs_between(0, 1, log.head().slot)]
     return [epoch for epoch in found if any(piece["end"] > piece["start"] for piece in epoch.cut.values())]
 
 

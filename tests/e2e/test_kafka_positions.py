@@ -10,7 +10,7 @@ from tests.e2e.drivers import Piped, wait_for
 from tests.e2e.kafka_client import KafkaClient
 from tests.e2e.kafka_marks import ON_A_BROKER
 from tidegate.infra.kafka import KafkaServer
-from tidegate.jobs.sources.kafka_admin import JvmOffsets
+from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
 from tidegate.jobs.spec.inputs import KafkaOptions
 
 pytestmark = ON_A_BROKER
@@ -64,8 +64,8 @@ def test_transactions(jars: tuple[list[Path], list[Path]], broker: KafkaServer, 
     produce(client, range(1, 2))
     undecided = client.transaction("open", "clicks", [message(2)])
     produce(client, range(3, 4))
-    offsets = JvmOffsets(KafkaOptions(servers=broker.servers, topic="clicks"), lambda: client.jvm)
-    assert (offsets.ask(), offsets.ask(settled=False)) == ({0: (0, 5)}, {0: (0, 7)})
+    offsets = JvmTopicOffsets(KafkaOptions(servers=broker.servers, topic="clicks"), lambda: client.jvm)
+    assert (offsets.read_offsets(), offsets.read_offsets(settled=False)) == ({0: (0, 5)}, {0: (0, 7)})
 
     pipeline = Piped(tmp_path / "p", SPEC.format(servers=broker.servers, more=""))
     environment = {"TIDEGATE_SPARK_JARS": ",".join(map(str, jars[1]))}

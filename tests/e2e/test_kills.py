@@ -9,8 +9,8 @@ import pytest
 
 from tests.e2e.drivers import SIGKILLED, Piped, Steady
 from tests.e2e.feed import SPEC, write_feed
-from tidegate.jobs.engine.deep import deep_check
-from tidegate.jobs.engine.faults import POINTS
+from tidegate.jobs.engine.deep import make_content_check
+from tidegate.jobs.engine.faults import EPOCH_POINTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
 
@@ -32,8 +32,8 @@ def test_the_undisturbed_run_is_exact(calm: Steady) -> None:
     assert sum(source["read"] for source in found.rows.values()) == calm.rows
     assert found.windows["per_minute"] > 40
     log = calm.log()
-    for filled in log.iter_back(log.head().checkpoint):
-        assert deep_check(log.store)(filled.epoch) == []
+    for filled in log.iterate_ancestors(log.head().checkpoint):
+        assert make_content_check(log.store)(filled.epoch) == []
 
 
 def killed(steady: Steady, faults: Sequence[str]) -> Steady:
@@ -54,7 +54,7 @@ def test_killed_around_the_seal(calm: Steady, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_killed_in_every_step(calm: Steady, tmp_path: Path) -> None:
     """One kill after another, at each fault point: the same rows in every table."""
-    assert killed(Steady(tmp_path, OBJECTS), [f"{point}:2" for point in POINTS]).content() == calm.content()
+    assert killed(Steady(tmp_path, OBJECTS), [f"{point}:2" for point in EPOCH_POINTS]).content() == calm.content()
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_killed_twice_in_every_step(tmp_path: Path) -> None:
     """Twice in a row at each fault point, then to the end: no loss, no duplicate, the same rows in every table."""
     calm = Steady(tmp_path / "calm", 36)
     assert calm.run() == 0, calm.log_text()
-    faults = [f"{point}:2" for point in POINTS for _ in range(2)]
+    faults = [f"{point}:2" for point in EPOCH_POINTS for _ in range(2)]
     assert killed(Steady(tmp_path / "killed", 36), faults).content() == calm.content()
 
 
@@ -80,10 +80,10 @@ def test_restored_by_hand(calm: Steady, tmp_path: Path) -> None:
     """Back to an older checkpoint and forward again: another timeline, the same rows in every table."""
     steady = Steady(tmp_path, OBJECTS)
     assert steady.run("", "--epochs", "12") == 0, steady.log_text()
-    older = next(f.epoch for f in steady.log().epochs(0, 5, 5))
+    older = next(f.epoch for f in steady.log().epochs_between(0, 5, 5))
     assert steady.run("", "--recover-to", str(older.id)) == 0, steady.log_text()
     head = steady.log().head()
-    assert (head.timeline, [fork.recover_to for fork in steady.log().forks()]) == (1, [str(older.id)])
+    assert (head.timeline, [fork.recover_to for fork in steady.log().list_forks()]) == (1, [str(older.id)])
     assert steady.exact().problems == []
     assert steady.content() == calm.content()
 
@@ -99,5 +99,5 @@ def test_beyond_the_largest_lateness_cuts_do_not_matter(tmp_path: Path) -> None:
     assert one.run() == 0, one.log_text()
     assert three.run() == 0, three.log_text()
     assert one.table("late").num_rows == 0
-    assert len(list(three.log().epochs(0, 1, 1000))) < len(list(one.log().epochs(0, 1, 1000)))
+    assert len(list(three.log().epochs_between(0, 1, 1000))) < len(list(one.log().epochs_between(0, 1, 1000)))
     assert one.content() == three.content()

@@ -18,7 +18,7 @@ from tests.e2e.feed import SPEC
 from tests.e2e.spark_servers import Cluster, ConnectServer, connect_server, standalone
 from tidegate.jobs.spec.errors import FailureClass
 from tidegate.operators.access import StoreAccess
-from tidegate.operators.launch import Launched
+from tidegate.operators.launch import LaunchedDriver
 from tidegate.operators.submit import SubmitLauncher
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -64,12 +64,12 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-def _until(true: Callable[[], object], launched: Launched, seconds: float = 600.0) -> None:
+def _until(true: Callable[[], object], launched: LaunchedDriver, seconds: float = 600.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         said = Path(launched.log).read_text(errors="replace")[-5000:]
         assert time.monotonic() < deadline, f"not seen in {seconds:.0f} s: {said}"
-        assert launched.exit_code() in (None, 0), said
+        assert launched.read_exit_code() in (None, 0), said
         time.sleep(0.1)
 
 
@@ -88,7 +88,7 @@ def test_two_pipelines_on_a_cluster_that_loses_a_worker(cluster: Cluster, wheel:
         _until(lambda steady=steady: steady.log().head().slot >= 2, started[name])  # type: ignore[misc]
     cluster.kill_worker(cluster.busiest())
     for name, steady in pipelines.items():
-        _until(lambda name=name: started[name].exit_code() == 0, started[name])  # type: ignore[misc]
+        _until(lambda name=name: started[name].read_exit_code() == 0, started[name])  # type: ignore[misc]
         assert steady.exact().problems == []
         assert "Traceback" not in Path(started[name].log).read_text()
     assert pipelines["left"].content() == pipelines["right"].content()
@@ -125,7 +125,7 @@ def test_a_driver_over_connect_is_replaced_beside_its_jvm(tmp_path: Path) -> Non
         assert driver.wait() == SIGKILLED
         killed, before = time.time_ns() // 1000, steady.log().head().slot
         assert steady.start().wait(timeout=600) == 0, steady.log_text()
-    first = next(filled.epoch for filled in steady.log().epochs(0, before + 1, before + 1))
+    first = next(filled.epoch for filled in steady.log().epochs_between(0, before + 1, before + 1))
     gap = (first.created_at - killed) / 1e6
     sys.stdout.write(f"kill -9 of a driver over Connect to the next sealed epoch: {gap:.1f} s\n")
     assert steady.exact().problems == []

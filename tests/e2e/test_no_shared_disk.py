@@ -109,7 +109,7 @@ def test_hosts_without_the_drivers_disk(minio: RealMinio, cluster: Cluster, tmp_
         assert db.sql("select count(*) from found").fetchall() == db.sql(f"select count(*) from ({wanted})").fetchall()
         assert db.sql('select "at", item, amount from input except all select "at", item, amount from events').fetchall() == []
         assert db.sql("select count(*), count(distinct position) from events").fetchall() == [(ROWS * OBJECTS,) * 2]
-    assert [entry.key for entry in piped.store().list("wide/staging/")] == []
+    assert [entry.key for entry in piped.store().list_objects("wide/staging/")] == []
 
 
 def test_the_wrong_staging_is_refused_before_anything_is_read(minio: RealMinio, cluster: Cluster, tmp_path: Path) -> None:

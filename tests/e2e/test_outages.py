@@ -19,7 +19,7 @@ from tests.minio_server import RealMinio, running
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.probe import probe
+from tidegate.checkpoints.probe import probe_store
 from tidegate.checkpoints.status import read_status
 from tidegate.checkpoints.store import Store, StoreUnavailableError
 from tidegate.jobs.spec.errors import TidegateError
@@ -242,7 +242,7 @@ def test_full_disks_are_waited_out(tmp_path: Path) -> None:
             with disks.full(steady.inbox):
                 wait_for(lambda: any(said["code"] == "store.full" for said in steady.said("transient")), driver)
                 with pytest.raises(StoreUnavailableError, match="disk is full"):
-                    probe(store)  # what `tidegate status` shows beside a status that cannot be written
+                    probe_store(store)  # what `tidegate status` shows beside a status that cannot be written
             for source in SOURCES:
                 (bucket / "inbox" / source / "_DONE").touch()
             assert driver.wait(timeout=900) == 0, steady.log_text()

@@ -18,9 +18,9 @@ import pytest
 
 from tests.minio_server import RealMinio
 from tests.operators.history import History, drives
-from tests.operators.pages import FakeDesk, app_of, served
+from tests.operators.pages import FakeAirflowQueries, app_of, served
 from tests.yardstick import slowness
-from tidegate.checkpoints.layout import new_attempt
+from tidegate.checkpoints.layout import generate_attempt_id
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.open import open_store
 
@@ -54,7 +54,7 @@ def test_fifty_pipelines_in_a_second(minio_environment: RealMinio) -> None:
     for name in names:
         History(store, name).extend(2)
     keepers = [drives(store, name) for name in names[:3]]
-    with served(app_of(FakeDesk(names, store))) as url:
+    with served(app_of(FakeAirflowQueries(names, store))) as url:
         many, found = _best(f"{url}/api/streams")
         one, _ = _best(f"{url}/api/streams/p00.stream")
         slow = slowness()
@@ -73,10 +73,10 @@ def test_ten_thousand_checkpoints() -> None:
     first = history.extend(1)[0]
     for slot in range(2, 10_001):
         copy = first.model_copy(
-            update={"slot": slot, "attempt": new_attempt(), "created_at": first.created_at + slot * 1_000_000}
+            update={"slot": slot, "attempt": generate_attempt_id(), "created_at": first.created_at + slot * 1_000_000}
         )
-        store.put(history.log.layout.slot(0, slot), copy.to_bytes())
-    with served(app_of(FakeDesk(["long"], store))) as url:
+        store.put(history.log.layout.slot_key(0, slot), copy.to_bytes())
+    with served(app_of(FakeAirflowQueries(["long"], store))) as url:
         stream = f"{url}/api/streams/long.stream"
         costs = {
             "newest checkpoints": _best(f"{stream}/checkpoints", 3, 0)[0],

@@ -40,7 +40,7 @@ def test_state_moves_to_another_parallelism(tmp_path: Path) -> None:
     found = steady.exact()
     assert found.problems == []
     assert sum(source["read"] for source in found.rows.values()) == steady.rows
-    epochs = [filled.epoch for filled in steady.log().epochs(0, 1, 1000)]
+    epochs = [filled.epoch for filled in steady.log().epochs_between(0, 1, 1000)]
     assert before == 6 < len(epochs)
     most = [max(objects(e).values(), default=0) for e in epochs]
     assert max(most) == 1, [objects(e) for e in epochs]

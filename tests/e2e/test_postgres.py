@@ -17,12 +17,12 @@ from tests.sinks.conftest import UID, World, make_spec
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
-from tidegate.jobs.engine.columns import TIMESTAMP
-from tidegate.jobs.sinks.marks import Mark
+from tidegate.jobs.engine.columns import TIMESTAMP_UTC
+from tidegate.jobs.sinks.marks import FollowerPosition
 from tidegate.jobs.sinks.postgres import PostgresSink
-from tidegate.jobs.sinks.slots import MovedError, read_mark
-from tidegate.jobs.sinks.small import write_small
-from tidegate.jobs.sinks.tables import published_upto, rewound
+from tidegate.jobs.sinks.slots import LedgerMovedError, read_stored_position
+from tidegate.jobs.sinks.small import write_parquet_once
+from tidegate.jobs.sinks.tables import find_published_slot, have_followers_rewound
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
 from tidegate.jobs.spec.sinks import PostgresSinkSpec
 
@@ -81,15 +81,15 @@ def results(world: World, *rows: tuple[int, int, int, list[str]]) -> None:
 def _hourly(world: World, table: str, me: CheckpointId, rows: tuple[tuple[int, int, int, list[str]], ...]) -> Any:
     hour = 3_600_000_000
     content = {
-        "window_start": pa.array([h * hour for h, _, _, _ in rows], pa.int64()).cast(TIMESTAMP),
-        "window_end": pa.array([(h + 1) * hour for h, _, _, _ in rows], pa.int64()).cast(TIMESTAMP),
+        "window_start": pa.array([h * hour for h, _, _, _ in rows], pa.int64()).cast(TIMESTAMP_UTC),
+        "window_end": pa.array([(h + 1) * hour for h, _, _, _ in rows], pa.int64()).cast(TIMESTAMP_UTC),
         "revision": pa.array([r for _, r, _, _ in rows], pa.int32()),
         "replaces": pa.array([names for _, _, _, names in rows], pa.list_(pa.string())),
         "n": pa.array([n for _, _, n, _ in rows], pa.int64()),
         "_timeline": pa.array([me.timeline] * len(rows), pa.int32()),
         "_epoch": pa.array([me.slot] * len(rows), pa.int64()),
     }
-    return write_small(world.store, f"{world.layout.table(table, me)}part-0.parquet", pa.table(content))
+    return write_parquet_once(world.store, f"{world.layout.table_prefix(table, me)}part-0.parquet", pa.table(content))
 
 
 def hourly(pg: PostgresServer) -> list[tuple[int, int, int]]:
@@ -111,16 +111,16 @@ def test_every_slot_once(world: World, pg: PostgresServer) -> None:
     assert events(pg) == world.wanted("events")
     assert pg.rows("select count(*) from p.checkpoints") == [(23,)]
     assert ledger(pg) == (0, 23)
-    mark = read_mark(world.store, "p", "warehouse")
+    mark = read_stored_position(world.store, "p", "warehouse")
     assert mark is not None
-    assert mark.mark == Mark(0, 23)
+    assert mark.position == FollowerPosition(0, 23)
 
 
 def test_an_epoch_is_all_or_nothing(world: World, pg: PostgresServer) -> None:
     """A failure after some tables leaves neither rows nor a moved ledger; the next call applies the slot."""
     world.seal(2, ("events", "late"))
     sink = sink_of(world)
-    real, calls = PostgresSink._copy, []
+    real, calls = PostgresSink._copy_rows, []
 
     def failing(self: PostgresSink, cursor: Any, target: Any, rows: Any) -> None:
         real(self, cursor, target, rows)
@@ -128,7 +128,7 @@ def test_an_epoch_is_all_or_nothing(world: World, pg: PostgresServer) -> None:
         if len(calls) == 4:
             raise psycopg.OperationalError("the connection is lost")
 
-    with patch.object(PostgresSink, "_copy", failing), pytest.raises(TransientError, match="connection is lost"):
+    with patch.object(PostgresSink, "_copy_rows", failing), pytest.raises(TransientError, match="connection is lost"):
         sink.follow(world.log)
     assert ledger(pg) == (0, 1)
     assert {e for _, e in events(pg)} == {1}
@@ -143,7 +143,7 @@ def test_a_restore_is_followed(world: World, pg: PostgresServer) -> None:
     world.seal(2)
     sink.follow(world.log)
     world.fork(third.id)
-    assert not rewound(world.spec, world.log)
+    assert not have_followers_rewound(world.spec, world.log)
     world.seal(1)
     assert sink.follow(world.log) == 1
     assert events(pg) == world.wanted("events")
@@ -161,8 +161,8 @@ def test_a_publisher_that_slept_through_a_restore_changes_nothing(world: World, 
     slept = world.seal(1)
     world.fork(first)
     sink_of(world).follow(world.log)
-    with pytest.raises(MovedError):
-        sink_of(world)._apply(slept, Mark(0, 1), Mark(0, 2))
+    with pytest.raises(LedgerMovedError):
+        sink_of(world)._apply_epoch(slept, FollowerPosition(0, 1), FollowerPosition(0, 2))
     assert events(pg) == world.wanted("events")
 
 
@@ -194,8 +194,8 @@ def test_without_the_ledger_they_double_rows(world: World, pg: PostgresServer) -
     epoch = world.seal(1)
     sink = sink_of(world)
     sink.follow(world.log)
-    with patch.object(PostgresSink, "_move", lambda *_: None):
-        sink_of(world)._apply(epoch, Mark(0, 0), Mark(0, 1))
+    with patch.object(PostgresSink, "_move_ledger", lambda *_: None):
+        sink_of(world)._apply_epoch(epoch, FollowerPosition(0, 0), FollowerPosition(0, 1))
     assert events(pg) != world.wanted("events")
 
 
@@ -244,9 +244,9 @@ def test_retention_waits_for_it(world: World, pg: PostgresServer) -> None:
     sink.follow(world.log)
     world.seal(2)
     world.sink().follow(world.log)
-    assert published_upto(world.spec, world.log) == 3
+    assert find_published_slot(world.spec, world.log) == 3
     sink.follow(world.log)
-    assert published_upto(world.spec, world.log) == 5
+    assert find_published_slot(world.spec, world.log) == 5
 
 
 def test_types_survive(tmp_path: Path, pg: PostgresServer) -> None:
@@ -275,7 +275,7 @@ def test_types_survive(tmp_path: Path, pg: PostgresServer) -> None:
     }
     rows = pa.table(
         {
-            "t": pa.array(values["t"], pa.int64()).cast(TIMESTAMP),
+            "t": pa.array(values["t"], pa.int64()).cast(TIMESTAMP_UTC),
             "s": pa.array([*values["s"][:1], None]),
             "x": pa.array(values["x"], pa.binary()),
             "d": pa.array(["-123.450", None]).cast(pa.decimal128(12, 3)),
@@ -287,7 +287,7 @@ def test_types_survive(tmp_path: Path, pg: PostgresServer) -> None:
         }
     )
     with patch.object(
-        world, "_file", side_effect=lambda t, me, _: write_small(world.store, f"{world.layout.table(t, me)}x", rows)
+        world, "_file", side_effect=lambda t, me, _: write_parquet_once(world.store, f"{world.layout.table_prefix(t, me)}x", rows)
     ):
         world.seal(1, ("events",))
     sink_of(world).follow(world.log)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.e2e.drivers import SIGKILLED, Steady, wait_for
 from tidegate.checkpoints.lease import read_lease
 from tidegate.jobs.cli.main import app
-from tidegate.jobs.driver.turn import ALIVE
+from tidegate.jobs.driver.turn import ALIVE_FILE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -34,7 +34,7 @@ def test_a_standby_takes_over(tmp_path: Path) -> None:
     for there, here in held:
         here.rename(there)
     assert standby.wait(timeout=900) == 0, steady.log_text()
-    first = next(f.epoch for f in log.epochs(0, before + 1, before + 1))
+    first = next(f.epoch for f in log.epochs_between(0, before + 1, before + 1))
     sys.stdout.write(f"kill -9 to the next sealed epoch: {(first.created_at - killed) / 1e6:.1f} s\n")
     assert first.created_at > killed
     assert steady.exact().problems == []
@@ -50,8 +50,8 @@ def test_a_stop_holds_until_somebody_starts(tmp_path: Path) -> None:
     log = steady.log()
     driver = steady.start("", "--standby", "--work", str(tmp_path / "work"))
     wait_for(lambda: log.head().slot >= 3, driver)
-    first_beat = (tmp_path / "work" / ALIVE).stat().st_mtime
-    wait_for(lambda: (tmp_path / "work" / ALIVE).stat().st_mtime > first_beat, driver)
+    first_beat = (tmp_path / "work" / ALIVE_FILE).stat().st_mtime
+    wait_for(lambda: (tmp_path / "work" / ALIVE_FILE).stat().st_mtime > first_beat, driver)
     standby = steady.start("", "--standby")
     wait_for(lambda: steady.said("standing_by", 2), standby)
 
@@ -60,11 +60,11 @@ def test_a_stop_holds_until_somebody_starts(tmp_path: Path) -> None:
     wait_for(lambda: steady.said("kept_waiting", 2), standby)
     restarted = steady.start("", "--standby")  # as a supervisor does, whatever the exit code was
     wait_for(lambda: steady.said("kept_waiting", 3), restarted)
-    newest = next(f.epoch for f in log.epochs(0, 2, 2)).id
+    newest = next(f.epoch for f in log.epochs_between(0, 2, 2)).id
     assert "stands at" in tidegate(steady, "checkpoints restore", str(newest), "--yes")
     lease = read_lease(steady.store(), "steady")
     assert lease is not None
-    assert lease.free
+    assert lease.is_free
     assert (log.head().timeline, log.head().slot) == (1, 2), "the fork, and nothing after it"
     assert steady.said("standing_by", 3) == [], "no Spark for a stopped pipeline"
 

@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from tests.e2e.drivers import SIGKILLED, Piped
-from tidegate.jobs.sinks.exact import check_exact
+from tidegate.jobs.sinks.exact import audit_exactness
 from tidegate.jobs.sources.view import InputView
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -69,5 +69,5 @@ def test_two_tables(tmp_path: Path) -> None:
     assert found == [(START + timedelta(minutes=m), "ab"[m % 2], 2 * n, 2 * n * m) for m, n in twice.items()]
     assert (pipeline.table("late").num_rows, pipeline.table("dead_letters").num_rows) == (0, 0)
     view = InputView(pipeline.store(), pipeline.spec, tmp_path / "view")
-    assert check_exact(pipeline.spec, view, pipeline.log(), pipeline.table).problems == []
+    assert audit_exactness(pipeline.spec, view, pipeline.log(), pipeline.table).problems == []
     catalog.close()

@@ -14,12 +14,12 @@ from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.epoch import Author, Engine
+from tidegate.jobs.engine.epoch import ManifestAuthor, Engine
 from tidegate.jobs.engine.faults import Faults, NoFaults
-from tidegate.jobs.engine.interfaces import Dispatch, MoveOrder
+from tidegate.jobs.engine.interfaces import RowDispatcher, MoveOrder
 from tidegate.jobs.reference.memory_source import MemorySource
 from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.sinks.small import SmallTables
+from tidegate.jobs.sinks.small import DriverTables
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 SECOND = 1_000_000
@@ -34,11 +34,11 @@ class PlainSteps:
         self.timings: Mapping[str, float] = {}
 
     @contextmanager
-    def step(self, name: str) -> Iterator[None]:
+    def measure_step(self, name: str) -> Iterator[None]:
         """Nothing to announce."""
         yield
 
-    def attempt(self, epoch: int, name: str) -> None:
+    def begin_attempt(self, epoch: int, name: str) -> None:
         """Nobody to tell."""
 
     def require_lease(self) -> int:
@@ -59,7 +59,7 @@ class Bench:
         self.log = SlotLog(self.store, spec.name, clock=self.clock)
 
     def engine(
-        self, *, faults: Faults | None = None, steps: PlainSteps | None = None, dispatch: Dispatch | None = None
+        self, *, faults: Faults | None = None, steps: PlainSteps | None = None, dispatch: RowDispatcher | None = None
     ) -> Engine:
         """A driver's engine, standing at the head."""
         return Engine(
@@ -67,7 +67,7 @@ class Bench:
             SlotLog(self.store, self.spec.name, clock=self.clock),
             list(self.sources.values()),
             ReferenceMover(self.store, self.spec, self.sources),
-            author=Author("uid", "driver", "0"),
+            author=ManifestAuthor("uid", "driver", "0"),
             steps=steps or PlainSteps(),
             clock=self.clock,
             faults=faults or NoFaults(),
@@ -76,12 +76,12 @@ class Bench:
         )
 
     def _small(self, order: MoveOrder) -> dict[str, Any]:
-        return SmallTables(self.store).write(order)
+        return DriverTables(self.store).write(order)
 
     def epochs(self) -> list[Manifest]:
         """Sealed epochs of the current lineage."""
         head = self.log.head()
-        return [f.epoch for f in self.log.epochs(head.timeline, 1, head.slot)]
+        return [f.epoch for f in self.log.epochs_between(head.timeline, 1, head.slot)]
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """Rows of a table over all sealed epochs, in order of epochs."""

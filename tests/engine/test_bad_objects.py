@@ -16,7 +16,7 @@ from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch import Engine
-from tidegate.jobs.engine.interfaces import Moved, MoveOrder
+from tidegate.jobs.engine.interfaces import MoveResult, MoveOrder
 from tidegate.jobs.reference.mover import ReferenceMover
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.spec.errors import PoisonError, TransientError
@@ -46,7 +46,7 @@ class Meddler(ReferenceMover):
         super().__init__(store, spec)
         self.deed = deed
 
-    def move(self, order: MoveOrder) -> Moved:
+    def move(self, order: MoveOrder) -> MoveResult:
         deed, self.deed = self.deed, lambda: None
         moved = super().move(order) if deed.__name__ == "after" else None
         deed()

@@ -12,8 +12,8 @@ import pytest
 from tests.engine.harness import Bench, barrier, row, spec_of
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.verify import Problem
-from tidegate.jobs.engine.deep import deep_check
+from tidegate.checkpoints.verify import ObjectProblem
+from tidegate.jobs.engine.deep import make_content_check
 
 
 def sealed(**fields: Any) -> Bench:
@@ -35,7 +35,7 @@ POLICIES = ("side_output", "drop", "emit_flagged", "adjust", "reject_to_origin")
 def test_what_is_sealed_adds_up(mode: str, policy: str) -> None:
     """Every epoch, whatever the mode and the late policy."""
     bench = sealed(release={"mode": mode, "on_late": policy})
-    assert [deep_check(bench.store)(epoch) for epoch in bench.epochs()] == [[]] * len(bench.epochs())
+    assert [make_content_check(bench.store)(epoch) for epoch in bench.epochs()] == [[]] * len(bench.epochs())
 
 
 def rewritten(bench: Bench, file: FileRef, change: Callable[[Any], Any]) -> FileRef:
@@ -49,8 +49,8 @@ def rewritten(bench: Bench, file: FileRef, change: Callable[[Any], Any]) -> File
 
 def found(bench: Bench, manifest: Manifest) -> list[str]:
     """What the check says."""
-    findings = deep_check(bench.store)(manifest)
-    assert {f.problem for f in findings} <= {Problem.CONTENT}
+    findings = make_content_check(bench.store)(manifest)
+    assert {f.problem for f in findings} <= {ObjectProblem.CONTENT}
     return [f"{f.key.rpartition('/')[2]}: {f.detail}" for f in findings]
 
 

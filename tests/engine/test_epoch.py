@@ -10,14 +10,14 @@ import pytest
 
 from tests.engine.harness import SECOND, Bench, PlainSteps, barrier, row, spec_of
 from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.engine.faults import POINTS
+from tidegate.jobs.engine.faults import EPOCH_POINTS
 from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.engine.replay import replay_epoch
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.reference.memory_source import MemorySource
 from tidegate.jobs.reference.mover import ReferenceMover
 from tidegate.jobs.spec.errors import FencedError
-from tidegate.jobs.spec.pipeline import Limits
+from tidegate.jobs.spec.pipeline import ReadLimits
 
 
 class Crash(BaseException):
@@ -78,7 +78,7 @@ def test_every_manifest_conserves_and_chains() -> None:
     _run(bench)
     epochs = bench.epochs()
     assert len(epochs) >= 6
-    assert all(e.counters.conserved() for e in epochs)
+    assert all(e.counters.is_conserved() for e in epochs)
     assert [e.parent for e in epochs[1:]] == [str(e.id) for e in epochs[:-1]]
     assert epochs[-1].counters.read == 62
     late = [r for r in bench.rows("late") if r["output"] == "events"]
@@ -116,7 +116,7 @@ def test_nothing_to_do_seals_nothing() -> None:
 class Chosen(MemorySource):
     """A source that chooses where it begins."""
 
-    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: Limits, *, blocked: bool = False) -> Slice:
+    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: ReadLimits, *, blocked: bool = False) -> Slice:
         """As planned, and chosen where nothing is known."""
         return replace(super().plan(member, resume, limits, blocked=blocked), begins=resume is None)
 
@@ -134,7 +134,7 @@ def test_a_chosen_beginning_is_sealed_at_once() -> None:
     assert engine.run_epoch().sealed is None
 
 
-@pytest.mark.parametrize("point", [p for p in POINTS if not p.startswith(("publish", "report"))])
+@pytest.mark.parametrize("point", [p for p in EPOCH_POINTS if not p.startswith(("publish", "report"))])
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_crash_at_any_step_changes_nothing(point: str, nth: int) -> None:
     """Killed at a step and started anew, twice, the tables equal an undisturbed run's: equal cuts, equal rows."""
@@ -190,7 +190,7 @@ def test_replay_gives_the_same_rows() -> None:
         scratch = _Overlay(bench.store)
         mover = ReferenceMover(scratch, bench.spec, bench.sources)
         replay = replay_epoch(bench.spec, epoch, parent, mover, bench.store, scratch)
-        assert replay.equal, replay
+        assert replay.is_equal, replay
 
 
 class _Overlay(MemoryStore):
@@ -202,7 +202,7 @@ class _Overlay(MemoryStore):
 
     def get(self, key: str) -> Any:
         """Own object first."""
-        return super().get(key) if self.head(key) else self._below.get(key)
+        return super().get(key) if self.stat(key) else self._below.get(key)
 
 
 def test_idle_member_lets_the_frontier_pass() -> None:
@@ -238,7 +238,7 @@ def test_a_far_jump_in_the_very_first_rows_is_set_aside() -> None:
     """`max_jump` judges against a recorded clock, so the first epoch records one and reads nothing (semantics.md section 1)."""
     source = spec_of().sources["a"].model_dump(mode="json", exclude_defaults=True, by_alias=True)
     bench = Bench(spec_of(sources={"a": source | {"max_jump": "1m"}}))
-    ahead = bench.clock.ticks() / SECOND + 3600
+    ahead = bench.clock.wall_ticks() / SECOND + 3600
     bench.sources["a"].append(row(ahead), row(1), row(2))
     _drain(bench, bench.engine())
     first, *rest = bench.epochs()

@@ -7,7 +7,7 @@ import pytest
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.jobs.engine.faults import NoFaults
-from tidegate.jobs.engine.publisher import Publisher, Publishers
+from tidegate.jobs.engine.publisher import Publisher, PublisherGroup
 from tidegate.jobs.spec.errors import PoisonError, TidegateError, TransientError
 
 
@@ -72,17 +72,17 @@ def test_a_sink_that_is_away_does_not_hold_up_the_others() -> None:
     """Each follows by itself; the driver waits for the slowest, and says which has how far to go."""
     well, away = Sink(), Sink(*[TransientError("away", code="sink.unavailable")] * 1000)
     well.name, away.name = "well", "away"
-    both = Publishers([well, away], SlotLog(MemoryStore(), "p"), NoFaults())
+    both = PublisherGroup([well, away], SlotLog(MemoryStore(), "p"), NoFaults())
     both.start(3)
     try:
         assert not both.wait_below(1, 0.2)
         while both.trouble is None or both.lags["well"]:
             both.wait_below(1, 0.05)
         assert both.lags == {"well": 0, "away": 3}
-        assert both.took.keys() == {"well"}
-        assert both.unpublished == 3
+        assert both.publish_seconds.keys() == {"well"}
+        assert both.unpublished_count == 3
         away.errors.clear()
         assert both.drain(20.0)
-        assert both.took["away"] > both.took["well"]  # the wait is in it
+        assert both.publish_seconds["away"] > both.publish_seconds["well"]  # the wait is in it
     finally:
         both.stop()

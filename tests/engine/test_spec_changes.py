@@ -8,13 +8,13 @@ import pytest
 
 from tests.engine.harness import Bench, row, spec_of
 from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.holder import ProcessIdentity
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.restore import commit_restore, plan_restore
-from tidegate.checkpoints.specs import spec_changes
-from tidegate.jobs.driver.recovery import settle_head
+from tidegate.checkpoints.specs import compare_spec_with_checkpoint
+from tidegate.jobs.driver.recovery import select_start_checkpoint
 from tidegate.jobs.reference.memory_source import MemorySource
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -31,8 +31,8 @@ def changed(bench: Bench, **fields: Any) -> Bench:
 
 def settle(bench: Bench, recover_to: str = "latest") -> None:
     """What a driver does before its first epoch."""
-    lease = Lease.acquire(bench.store, "p", Holder.this_process(), clock=bench.clock)
-    settle_head(bench.spec, bench.log, lease, recover_to)
+    lease = Lease.acquire(bench.store, "p", ProcessIdentity.this_process(), clock=bench.clock)
+    select_start_checkpoint(bench.spec, bench.log, lease, recover_to)
     lease.release()
 
 
@@ -56,13 +56,13 @@ def finish(bench: Bench) -> None:
     engine = bench.engine()
     for _ in range(6):
         engine.run_epoch()
-    assert all(epoch.counters.conserved() for epoch in bench.epochs())
+    assert all(epoch.counters.is_conserved() for epoch in bench.epochs())
     assert bench.epochs()[-1].counters.retained == 0
 
 
 def restore(bench: Bench, target: CheckpointId | None) -> None:
     """What `tidegate checkpoints restore` does."""
-    lease = Lease.acquire(bench.store, "p", Holder.this_process(), clock=bench.clock)
+    lease = Lease.acquire(bench.store, "p", ProcessIdentity.this_process(), clock=bench.clock)
     commit_restore(bench.log, lease, plan_restore(bench.log, target), request_id="r", who="ann", why="")
     lease.release()
 
@@ -191,5 +191,5 @@ def test_a_spec_nobody_kept_is_not_judged(bench: Bench) -> None:
     other = changed(bench, windows={})
     manifest = bench.epochs()[-1]
     bench.store.delete(f"p/specs/{manifest.spec_digest}.json")
-    assert spec_changes(bench.store, other.spec, manifest) is None
+    assert compare_spec_with_checkpoint(bench.store, other.spec, manifest) is None
     settle(other)

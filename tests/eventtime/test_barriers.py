@@ -32,14 +32,14 @@ class Rig:
         return barriers
 
     def close(self, barriers: Barriers, *pending: str) -> list[tuple[int, BarrierOutcome, tuple[str, ...]]]:
-        barriers.settle(self.clock, pending)
-        closed = barriers.take()
+        barriers.close_ready(self.clock, pending)
+        closed = barriers.take_closed()
         self.state = barriers.to_dict()
         return [(c.health.id, c.health.outcome, c.health.tardy or c.health.missing) for c in closed]
 
     def arrive(self, member: str, id_: int | None = None, *, type_: str = "run", time: int = 0) -> Any:
         barriers = self.open()
-        barriers.arrive(member, BarrierRow(self.clock, type_, id_, time), self.clock)
+        barriers.record_arrival(member, BarrierRow(self.clock, type_, id_, time), self.clock)
         return self.close(barriers)
 
     def tick(self, clock: int, *pending: str) -> Any:
@@ -63,7 +63,7 @@ def test_a_late_id_is_ignored_or_recorded_as_tardy() -> None:
     assert rig.tick(10) == []
     assert rig.tick(11) == [(1, INCOMPLETE, ("c",))]
     assert rig.arrive("c", 1) == [(1, INCOMPLETE, ("c",))]
-    assert rig.open().standing() == set()
+    assert rig.open().members_at_barrier() == set()
 
 
 def test_a_newer_id_subsumes_the_open_one() -> None:
@@ -71,8 +71,8 @@ def test_a_newer_id_subsumes_the_open_one() -> None:
     rig = Rig(identity="id", overtake="subsume")
     rig.arrive("a", 1)
     assert rig.arrive("b", 2) == [(1, ABORTED, ("b", "c"))]
-    assert rig.open().blocked() == {"b"}
-    assert (rig.arrive("c", 1), rig.open().blocked()) == ([], {"b"})
+    assert rig.open().blocked_members() == {"b"}
+    assert (rig.arrive("c", 1), rig.open().blocked_members()) == ([], {"b"})
 
 
 def test_abort_concerns_one_id_and_cancel_all_up_to_it() -> None:
@@ -83,11 +83,11 @@ def test_abort_concerns_one_id_and_cancel_all_up_to_it() -> None:
     assert not barriers.abort(3, 0)
     assert rig.close(barriers) == [(3, ABORTED, ())]
     assert rig.arrive("a", 1) == []
-    assert (rig.arrive("b", 3), rig.open().standing()) == ([], {"a"})
+    assert (rig.arrive("b", 3), rig.open().members_at_barrier()) == ([], {"a"})
     barriers = rig.open()
-    barriers.cancel(2, 0)
+    barriers.cancel_up_to(2, 0)
     assert [c[:2] for c in rig.close(barriers)] == [(1, ABORTED), (2, ABORTED)]
-    assert (rig.arrive("b", 2), rig.open().standing()) == ([], set())
+    assert (rig.arrive("b", 2), rig.open().members_at_barrier()) == ([], set())
 
 
 def test_the_checkpoint_class_aborts_on_timeout() -> None:

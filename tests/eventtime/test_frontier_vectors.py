@@ -25,19 +25,19 @@ class Inputs:
             self.coalescer.join(str(number))
 
     def at(self, number: int, value: int) -> list[int | str]:
-        self.coalescer.frontier(str(number), value)
+        self.coalescer.signal_frontier(str(number), value)
         return self.emitted()
 
     def idle(self, number: int) -> list[int | str]:
-        self.coalescer.idle(str(number))
+        self.coalescer.signal_idle(str(number))
         return self.emitted()
 
     def active(self, number: int) -> list[int | str]:
-        self.coalescer.active(str(number))
+        self.coalescer.signal_active(str(number))
         return self.emitted()
 
     def done(self, number: int) -> list[int | str]:
-        self.coalescer.done(str(number))
+        self.coalescer.signal_done(str(number))
         return self.emitted()
 
     def emitted(self) -> list[int | str]:
@@ -48,7 +48,7 @@ def test_the_least_frontier_is_emitted() -> None:
     """H1: nothing before both inputs have a frontier, then always the least."""
     inputs = Inputs(2, **FREEZE)
     assert [inputs.at(0, 1), inputs.at(1, 2), inputs.at(0, 3), inputs.at(1, 4)] == [[], [1], [2], [3]]
-    assert inputs.coalescer.top() == 4
+    assert inputs.coalescer.latest_time_frontier() == 4
 
 
 def test_an_idle_input_is_left_out_until_it_has_data() -> None:
@@ -215,7 +215,7 @@ def test_a_new_member_starts_at_the_frontier() -> None:
     inputs.coalescer.join("new")
     assert inputs.coalescer.inputs["new"]["frontier"] == 10
     assert inputs.at(0, 20) == []
-    inputs.coalescer.frontier("new", 15)
+    inputs.coalescer.signal_frontier("new", 15)
     assert inputs.emitted() == [15]
 
 

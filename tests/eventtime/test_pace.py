@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.jobs.conformance.feed import Barrier, Feed, Point, pipeline
-from tidegate.jobs.eventtime.decider import blocked, hold_back, initial_state, next_timer
+from tidegate.jobs.eventtime.decider import list_blocked_members, select_members_ahead, create_initial_state, find_next_timer
 from tidegate.jobs.eventtime.types import Member
 
 S = 1_000_000
@@ -65,9 +65,9 @@ def test_a_member_far_ahead_is_not_read() -> None:
     feed.add("a", Point(100), Point(101))
     feed.add("b", Point(5), Point(6))
     feed.step(0, {"a": 1, "b": 1})
-    assert hold_back(feed.spec, feed.state) == {A}
+    assert select_members_ahead(feed.spec, feed.state) == {A}
     feed.step(0, {"b": 1})
-    assert hold_back(feed.spec, feed.state) == set()
+    assert select_members_ahead(feed.spec, feed.state) == set()
 
 
 def test_a_full_buffer_stops_the_members_ahead() -> None:
@@ -76,8 +76,8 @@ def test_a_full_buffer_stops_the_members_ahead() -> None:
     feed.add("a", Point(10), Point(11), Point(12))
     feed.add("b", Point(5))
     feed.step(0)
-    assert hold_back(feed.spec, feed.state, buffered_rows=1) == set()
-    assert hold_back(feed.spec, feed.state, buffered_rows=2) == {A}
+    assert select_members_ahead(feed.spec, feed.state, buffered_rows=1) == set()
+    assert select_members_ahead(feed.spec, feed.state, buffered_rows=2) == {A}
 
 
 def test_a_member_behind_an_open_barrier_does_not_count_as_ahead() -> None:
@@ -86,29 +86,29 @@ def test_a_member_behind_an_open_barrier_does_not_count_as_ahead() -> None:
     feed.add("a", Point(1), Barrier(2))
     feed.add("b", Point(500), Point(501))
     feed.step(0, {"a": 2, "b": 1})
-    assert hold_back(feed.spec, feed.state, buffered_rows=5) == set()
-    assert blocked(feed.state) == {A}
+    assert select_members_ahead(feed.spec, feed.state, buffered_rows=5) == set()
+    assert list_blocked_members(feed.state) == {A}
 
 
 def test_the_next_timer() -> None:
     """Idle timers, the build window, a barrier's timeout and the start-up grace: whichever is first."""
-    assert next_timer(feed_of().spec, initial_state(feed_of().spec)) is None
+    assert find_next_timer(feed_of().spec, create_initial_state(feed_of().spec)) is None
     feed = feed_of()
     feed.step(0)
-    assert next_timer(feed.spec, feed.state) == 60 * S
+    assert find_next_timer(feed.spec, feed.state) == 60 * S
     feed = feed_of(release={"build_window": "20s"})
     feed.add("a", Point(1), Barrier(2))
     feed.step(S)
-    assert next_timer(feed.spec, feed.state) == 21 * S
+    assert find_next_timer(feed.spec, feed.state) == 21 * S
     feed.add("b", Point(5))
     feed.step(2 * S)
-    assert next_timer(feed.spec, feed.state) == 22 * S
+    assert find_next_timer(feed.spec, feed.state) == 22 * S
     feed = feed_of(release={"startup_grace": "3s"}, coalesce={"idle_timeout": "never"})
     feed.add("a", Point(1))
     feed.step(0)
-    assert next_timer(feed.spec, feed.state) == 3 * S
+    assert find_next_timer(feed.spec, feed.state) == 3 * S
     feed.step(3 * S)
-    assert next_timer(feed.spec, feed.state) is None
+    assert find_next_timer(feed.spec, feed.state) is None
 
 
 def test_the_clock_of_a_running_timer_is_worth_an_epoch() -> None:

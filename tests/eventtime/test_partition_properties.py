@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.jobs.conformance.feed import pipeline
-from tidegate.jobs.eventtime.decider import decide, hold_back, initial_state, next_timer
+from tidegate.jobs.eventtime.decider import decide, select_members_ahead, create_initial_state, find_next_timer
 from tidegate.jobs.eventtime.types import Member, MemberSurvey, Survey
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -65,7 +65,7 @@ def surveys(epochs: list[tuple[int, list[Any]]]) -> list[Survey]:
 @given(specs(), EPOCHS)
 def test_any_life_of_partitions_keeps_the_promises(spec: PipelineSpec, epochs: list[tuple[int, list[Any]]]) -> None:
     """F and every F_i are monotone, a status is emitted only when it changes, and a state from JSON has the same future."""
-    state = initial_state(spec)
+    state = create_initial_state(spec)
     status = "active"
     for survey in surveys(epochs):
         decision = decide(spec, state, survey)
@@ -83,9 +83,9 @@ def test_any_life_of_partitions_keeps_the_promises(spec: PipelineSpec, epochs: l
                 earlier = before[name]["frontier"] if name in before else None
                 assert earlier is None or now["frontier"] >= earlier
         state = decision.after
-        timer = next_timer(spec, state)
+        timer = find_next_timer(spec, state)
         assert timer is None or isinstance(timer, int)
-        assert hold_back(spec, state) == set()
+        assert select_members_ahead(spec, state) == set()
 
 
 @settings(deadline=None)
@@ -94,7 +94,7 @@ def test_the_frontier_does_not_overtake_an_active_partition(spec: PipelineSpec, 
     """Property 2: F moves only as far as the least frontier among active, aligned partitions, unless a timer let it."""
     if "max" in (spec.coalesce.coalesce, spec.sources["a"].coalesce.coalesce) or spec.release.build_window is not None:
         return
-    state = initial_state(spec)
+    state = create_initial_state(spec)
     for survey in surveys(epochs):
         decision = decide(spec, state, survey)
         state = decision.after

@@ -113,7 +113,7 @@ def test_wire() -> None:
 def test_a_spec_reads_back_as_itself(preset: str) -> None:
     """Applying a preset to a spec that already has it changes nothing: its digest stays."""
     found = spec(preset, {"lag": "3s"})
-    again = PipelineSpec.model_validate_json(found.canonical())
+    again = PipelineSpec.model_validate_json(found.canonical_json())
     assert again == found
     assert again.digest() == found.digest()
 

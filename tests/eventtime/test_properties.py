@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidegate.jobs.conformance.feed import Barrier, Feed, Item, Point, Punctuation, Step, pipeline
 from tidegate.jobs.eventtime.coalesce import Coalescer
-from tidegate.jobs.eventtime.decider import decide, initial_state
+from tidegate.jobs.eventtime.decider import decide, create_initial_state
 from tidegate.jobs.eventtime.types import BarrierOutcome, Member, MemberSurvey, Survey
 from tidegate.jobs.spec.options import CoalesceOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -162,15 +162,15 @@ def test_the_order_of_falling_idle_does_not_matter(order: list[int], starts: lis
         for number, start in enumerate(starts):
             coalescer.join(str(number))
             if start is not None:
-                coalescer.frontier(str(number), start)
+                coalescer.signal_frontier(str(number), start)
         coalescer.settle()
         for number in sequence:
             for _ in range(data.draw(st.integers(1, 2))):
-                coalescer.idle(str(number))
+                coalescer.signal_idle(str(number))
                 signals = coalescer.settle()
         finals.add(coalescer.value)
         assert coalescer.status == "idle"
-        coalescer.idle("0")
+        coalescer.signal_idle("0")
         assert coalescer.settle() == []
     assert len(finals) == 1, signals
 
@@ -269,7 +269,7 @@ EXTREMES = st.sampled_from([TICK_MIN, TICK_MIN + 1, -1, 0, 1, 10**17, TICK_MAX -
 def test_extremes(times: list[int], count: int, lag: int, frontier: str, frame: int | None, done: bool) -> None:
     """Property 10: int64 ends, far-future stamps, no member at all, one member, all done: frontiers stay in int64."""
     spec = pipeline(("s",), {"lag": lag, "frontier": frontier, "frame": frame, "partition_by": "folder"})
-    state = initial_state(spec)
+    state = create_initial_state(spec)
     for time in [*times, None]:
         ends = done and time is None
         rows = 0 if time is None else 1

@@ -13,7 +13,7 @@ from tidegate.expectations.checks import limit_values, load_suites
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.quality import QualityLimits
-from tidegate.jobs.spec.reasons import DeadReason, LateReason
+from tidegate.jobs.spec.reasons import DeadLetterReason, LateReason
 
 GOOD = """\
 suite: mine
@@ -33,7 +33,7 @@ def test_suites_know_every_reason(spec: PipelineSpec) -> None:
     """A reason that the mover writes and the suite does not list would fail every quality run that meets it."""
     checks = {check.id: check for suite in load_suites(spec) for check in suite.checks}
     assert checks["late_reasons"].kwargs["value_set"] == list(get_args(LateReason))
-    assert checks["dead_reasons"].kwargs["value_set"] == list(get_args(DeadReason))
+    assert checks["dead_reasons"].kwargs["value_set"] == list(get_args(DeadLetterReason))
 
 
 def test_built_in_suites_cover_every_part(spec: PipelineSpec) -> None:
@@ -51,7 +51,7 @@ def test_limits_reach_the_arguments(spec: PipelineSpec) -> None:
     changed = with_quality(spec, limits={"late_ratio": 0.25})
     check = next(c for s in load_suites(changed) for c in s.checks if c.id == "late_ratio")
     limits = limit_values(changed.quality.limits)
-    assert check.resolved(limits)["max_value"] == 0.25
+    assert check.resolve_kwargs(limits)["max_value"] == 0.25
     assert "25%" in check.says.format(**limits)
 
 

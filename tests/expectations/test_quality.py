@@ -11,14 +11,14 @@ import pytest
 from tests.expectations.conftest import changed, manifest
 
 from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.desired import DesiredState, set_desired
+from tidegate.checkpoints.desired import DesiredState, set_desired_state
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.store import Store
 from tidegate.expectations import __main__ as command
 from tidegate.expectations import quality, summaries
-from tidegate.expectations.evidence import TableReader, gather
+from tidegate.expectations.evidence import TableReader, gather_evidence
 from tidegate.expectations.summaries import Evidence
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -61,7 +61,7 @@ def test_tables_are_cut_at_the_newest_published_epoch(spec: PipelineSpec, health
     store = MemoryStore()
     fill(store)
     behind = changed(healthy, checkpoints=healthy.checkpoints.slice(0, 2))
-    evidence = gather(spec, store, reader(behind), clock=ManualClock())
+    evidence = gather_evidence(spec, store, reader(behind), clock=ManualClock())
     assert evidence.barriers["_epoch"].to_pylist() == [1, 2]
     assert (evidence.head is not None and evidence.head.slot, evidence.sealed) == (2, 3)
 
@@ -71,10 +71,10 @@ def test_past_is_the_manifest_before_the_recent_ones(spec: PipelineSpec, read: T
     store = MemoryStore()
     fill(store)
     recent = PipelineSpec.model_validate(spec.model_dump(by_alias=True) | {"quality": {"recent": 2}})
-    past = gather(recent, store, read, clock=ManualClock()).past
+    past = gather_evidence(recent, store, read, clock=ManualClock()).past
     assert past is not None
     assert past.slot == 1
-    assert gather(spec, store, read, clock=ManualClock()).past is None
+    assert gather_evidence(spec, store, read, clock=ManualClock()).past is None
 
 
 @pytest.mark.parametrize(("state", "pending", "wanted"), [("run", True, True), ("run", False, False), ("stopped", True, False)])
@@ -84,8 +84,8 @@ def test_next_checkpoint_is_due_only_with_work_and_will(
     """An idle stream seals nothing, a stopped one neither; neither is behind."""
     store = MemoryStore()
     fill(store, pending=pending)
-    set_desired(store, "flights", DesiredState(state), who="test")
-    assert gather(spec, store, read, clock=ManualClock()).wanted is wanted
+    set_desired_state(store, "flights", DesiredState(state), who="test")
+    assert gather_evidence(spec, store, read, clock=ManualClock()).wanted is wanted
 
 
 def test_only_recent_events_are_read(spec: PipelineSpec, healthy: Evidence) -> None:
@@ -95,14 +95,14 @@ def test_only_recent_events_are_read(spec: PipelineSpec, healthy: Evidence) -> N
     epoch = pa.array([1 + n // 40 for n in range(96)], pa.int64())
     grown = changed(healthy, events=healthy.events.set_column(6, "_epoch", epoch))
     short = PipelineSpec.model_validate(spec.model_dump(by_alias=True) | {"quality": {"release_epochs": 2}})
-    evidence = gather(short, store, reader(grown), clock=ManualClock())
+    evidence = gather_evidence(short, store, reader(grown), clock=ManualClock())
     assert (evidence.events_since, evidence.events.num_rows) == (1, 56)
-    assert summaries.release(evidence)["positions_missing"].tolist() == [0]
+    assert summaries.summarize_release(evidence)["positions_missing"].tolist() == [0]
 
 
 def test_pipeline_that_never_ran_has_evidence(spec: PipelineSpec, healthy: Evidence) -> None:
     """Before the first epoch there is nothing, and no error."""
-    evidence = gather(spec, MemoryStore(), lambda name, *, since=0: getattr(healthy, name).slice(0, 0), clock=ManualClock())
+    evidence = gather_evidence(spec, MemoryStore(), lambda name, *, since=0: getattr(healthy, name).slice(0, 0), clock=ManualClock())
     assert (evidence.head, evidence.sealed) == (None, 0)
 
 
@@ -115,17 +115,17 @@ def test_command_prints_verdict_and_key(
     (tmp_path / "flights.yaml").write_text(SPEC)
     store = LocalStore(tmp_path / "store")
     fill(store)
-    monkeypatch.setattr(quality, "_table_reader", lambda spec, store: read)
+    monkeypatch.setattr(quality, "_make_table_reader", lambda spec, store: read)
     arguments = ["run", str(tmp_path / "flights.yaml"), "--store", str(tmp_path / "store")]
     assert command.main(arguments) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("flights: pass")
     stored = json.loads(store.get(out[-1]).data)
     assert (stored["verdict"], stored["checkpoint"]) == ("pass", "t0-000003-aaaaaaaaaaaa")
-    assert store.head(stored["docs"]) is not None
+    assert store.stat(stored["docs"]) is not None
 
     doubled = changed(healthy, events=pa.concat_tables([healthy.events, healthy.events.slice(0, 1)]))
-    monkeypatch.setattr(quality, "_table_reader", lambda spec, store: reader(doubled))
+    monkeypatch.setattr(quality, "_make_table_reader", lambda spec, store: reader(doubled))
     assert command.main([*arguments, "--json"]) == 1
     envelope = json.loads(capsys.readouterr().out)
     assert envelope["kind"] == "quality"

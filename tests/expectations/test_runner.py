@@ -24,10 +24,10 @@ pytestmark = [
 
 def record(run: RunResult, number: int = 0) -> dict[str, object]:
     """A result as `quality` makes it."""
-    failed = [{"id": c.id, "suite": c.suite} for c in run.failed]
+    failed = [{"id": c.id, "suite": c.suite} for c in run.failed_checks]
     checks = [
         {"id": c.id, "suite": c.suite, "says": c.says, "observed": c.observed, "passed": c.passed, "severity": c.severity,
-         "summary": c.summary, "page": c.page}
+         "summary": c.summary, "page": c.page_name}
         for c in run.checks
     ]  # fmt: skip
     at = f"2026-11-21T18:00:{number % 60:02d}Z"
@@ -38,14 +38,14 @@ def record(run: RunResult, number: int = 0) -> dict[str, object]:
 def test_healthy_pipeline_passes_every_check(healthy: Evidence) -> None:
     """Nothing is reported where nothing is wrong."""
     run = runner.run_suites(healthy)
-    assert (run.verdict, [c.id for c in run.failed]) == ("pass", [])
+    assert (run.verdict, [c.id for c in run.failed_checks]) == ("pass", [])
 
 
 def test_warning_names_check_and_offender(healthy: Evidence) -> None:
     """A source above its limit makes a warning that names it and its value."""
     run = runner.run_suites(changed(healthy, head=manifest(3, late=10), late=pa.concat_tables([healthy.late] * 10)))
     assert run.verdict == "warn"
-    (failed,) = run.failed
+    (failed,) = run.failed_checks
     assert (failed.id, failed.observed) == ("late_ratio", "EWR: 0.2, JFK: 0.2")
 
 
@@ -55,7 +55,7 @@ def test_critical_comes_first_and_fails(healthy: Evidence) -> None:
     late = pa.concat_tables([healthy.late, odd])
     run = runner.run_suites(changed(healthy, late=late, barriers=healthy.barriers.slice(0, 0), sealed=99))
     assert run.verdict == "fail"
-    assert [(c.id, c.severity) for c in run.failed] == [("late_reasons", "critical"), ("unpublished", "warn")]
+    assert [(c.id, c.severity) for c in run.failed_checks] == [("late_reasons", "critical"), ("unpublished", "warn")]
 
 
 def test_check_on_a_column_that_is_not_there_is_a_configuration_error(healthy: Evidence, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_docs_need_no_network_and_no_scripts(healthy: Evidence) -> None:
     """No page loads anything from anywhere; the pages link each other."""
     store = MemoryStore()
     run = runner.run_suites(healthy)
-    key = docs.publish(store, record(run), run)
+    key = docs.publish_data_docs(store, record(run), run)
     pages = {k: v.decode() for k, v in store.bucket.objects.items() if k.endswith(".html")}
     assert len(pages) == 2 + len(run.validations)
     for page in pages.values():
@@ -100,8 +100,8 @@ def test_history_is_bounded_and_old_pages_go(healthy: Evidence, monkeypatch: pyt
     store = MemoryStore()
     run = runner.run_suites(healthy)
     for number in range(3):
-        docs.publish(store, record(run, number), run)
+        docs.publish_data_docs(store, record(run, number), run)
     assert store.list_folders("flights/quality/docs/") == ["run001", "run002"]
-    assert len(list(store.list("flights/quality/results/run"))) == 3
+    assert len(list(store.list_objects("flights/quality/results/run"))) == 3
     assert [r["id"] for r in json.loads(store.get("flights/quality/history.json").data)["runs"]] == ["run002", "run001"]
     assert "<polyline" in store.get("flights/quality/docs/index.html").data.decode()

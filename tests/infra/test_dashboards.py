@@ -19,10 +19,10 @@ from tests.driver.test_observe import FACTS, sealed
 from tests.infra.deploy import DEPLOY
 from tests.otlp import Collector, collecting
 
-from tidegate.jobs.driver.metrics import NAMES
-from tidegate.jobs.driver.observe import Observers, observed_landing
+from tidegate.jobs.driver.metrics import METRICS
+from tidegate.jobs.driver.observe import EpochListeners, measure_landing
 from tidegate.operators import metrics
-from tidegate.operators.watch import Sighting, StreamState
+from tidegate.operators.watch import LivenessSample, StreamLiveness
 
 _METRIC = re.compile(r"(?:airflow_)?tidegate_[a-z_]*[a-z]")
 
@@ -33,13 +33,13 @@ def told() -> set[str]:
     bench, reports = sealed()
     with collecting() as collector, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        observers = Observers(bench.spec, bench.store, lambda: FACTS, lambda *_: None)
+        observers = EpochListeners(bench.spec, bench.store, lambda: FACTS, lambda *_: None)
         for report in (*reports, replace(reports[-1], manifest=None, sealed=None, lost=True)):
-            observers.epoch(report, 0.5)
+            observers.on_epoch(report, 0.5)
         observers.close()
-        with observed_landing("p", "a") as landing:
-            landing.landed(3)
-            landing.again()
+        with measure_landing("p", "a") as landing:
+            landing.record_batch(3)
+            landing.record_restart()
         _airflow(collector)
     return collector.names
 
@@ -49,19 +49,19 @@ def _airflow(collector: Collector) -> None:
     exporter = OTLPMetricExporter(f"{collector.url}/v1/metrics")
     provider = MeterProvider([PeriodicExportingMetricReader(exporter)], shutdown_on_exit=False)
     stats.initialize(factory=lambda: cast(StatsLogger, SafeOtelLogger(provider)), export_legacy_names=True)
-    metrics.looked("p", None)
-    metrics.looked("p", Sighting(None, 1.0, {"sealed_at": 0}, 1))
-    metrics.ended("p", StreamState.LOST)
-    metrics.launched("p", replaces=True)
-    metrics.adopted("p")
-    metrics.unwatched("p")
+    metrics.record_look("p", None)
+    metrics.record_look("p", LivenessSample(None, 1.0, {"sealed_at": 0}, 1))
+    metrics.record_stream_end("p", StreamLiveness.LOST)
+    metrics.record_launch("p", replaces=True)
+    metrics.record_adoption("p")
+    metrics.record_unwatched("p")
     provider.shutdown()
     stats.initialize(factory=NoStatsLogger, export_legacy_names=True)
 
 
 def test_every_metric_is_told(told: set[str]) -> None:
     """What is promised to be measured comes to a collector."""
-    promised = [*NAMES, *(f"airflow.{name}" for name in metrics.NAMES)]
+    promised = [*METRICS, *(f"airflow.{name}" for name in metrics.METRIC_DESCRIPTIONS)]
     assert [name for name in promised if not any(t.startswith(name.replace(".", "_")) for t in told)] == []
 
 

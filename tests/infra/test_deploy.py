@@ -24,11 +24,11 @@ from tests.minio_server import CertifiedMinio, RealMinio
 from tidegate.checkpoints.canonical import sha256_of_bytes
 from tidegate.checkpoints.identity import ensure_identity
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.probe import require_honest
+from tidegate.checkpoints.probe import require_honest_store
 from tidegate.checkpoints.s3 import S3Settings, S3Store
 from tidegate.checkpoints.store import StoreDeniedError, StoreUnavailableError
 from tidegate.infra.minio import REGION, Credentials
-from tidegate.infra.policies import Role, policy
+from tidegate.infra.policies import Role, build_policy
 
 COMPOSE = DEPLOY / "compose" / "compose.yaml"
 
@@ -140,10 +140,10 @@ def store_as(real_minio: RealMinio) -> StoreAs:
     admin = MinioAdmin(endpoint=server.endpoint.removeprefix("http://"), credentials=keys, secure=False)
 
     def make(role: Role) -> S3Store:
-        own = Credentials.random(role.value)
+        own = Credentials.generate(role.value)
         admin.user_add(own.access_key, own.secret_key)
         admin.policy_add(
-            f"test-{role.value}", policy=policy(role, real_minio.bucket, "shop", prefix="team", inputs=["inbox/web"])
+            f"test-{role.value}", policy=build_policy(role, real_minio.bucket, "shop", prefix="team", inputs=["inbox/web"])
         )
         admin.policy_set(f"test-{role.value}", user=own.access_key)
         return store_with(real_minio.server.endpoint, real_minio.bucket, own, "team")
@@ -165,21 +165,21 @@ def test_driver_can_drive_and_no_more(store_as: StoreAs, minio_environment: Real
     whole.put("inbox/web/1.parquet", b"rows")
     whole.put("other/lease.json", b"{}")
     store = store_as(Role.DRIVER)
-    require_honest(store)
+    require_honest_store(store)
     ensure_identity(store, "shop")
     assert SlotLog(store, "shop").head().slot == 0
     etag = store.create("shop/lease.json", b"1")
-    store.swap("shop/lease.json", b"2", etag)
+    store.compare_and_swap("shop/lease.json", b"2", etag)
     store.delete("shop/lease.json")
     assert store.get("inbox/web/1.parquet").data == b"rows"
-    assert [entry.key for entry in store.list("inbox/web/")] == ["inbox/web/1.parquet"]
+    assert [entry.key for entry in store.list_objects("inbox/web/")] == ["inbox/web/1.parquet"]
     refused: list[Callable[[], object]] = [
         lambda: store.put("inbox/web/2.parquet", b"x"),
         lambda: store.delete("inbox/web/1.parquet"),
         lambda: store.get("other/lease.json"),
         lambda: store.put("other/lease.json", b"x"),
-        lambda: list(store.list("other/")),
-        lambda: list(store.list("")),
+        lambda: list(store.list_objects("other/")),
+        lambda: list(store.list_objects("")),
     ]
     for ask in refused:
         with pytest.raises(StoreDeniedError):
@@ -220,7 +220,7 @@ def test_tls_with_a_private_ca(tls_minio: CertifiedMinio, monkeypatch: pytest.Mo
     """With the CA's file named, everything works over TLS; without, the error says what to name."""
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tls_minio.ca))
     store = S3Store(tls_minio.settings())
-    require_honest(store)
+    require_honest_store(store)
     assert store.create("p/x", b"1")
     monkeypatch.delenv("AWS_CA_BUNDLE")
     with pytest.raises(StoreUnavailableError, match=r"its certificate: .*AWS_CA_BUNDLE"):
@@ -252,7 +252,7 @@ def test_an_expired_certificate_is_waited_for(tmp_path: Path, monkeypatch: pytes
         thread = threading.Thread(target=serve)
         thread.start()
         monkeypatch.setenv("AWS_CA_BUNDLE", str(pem))
-        store = store_with(f"https://127.0.0.1:{server.getsockname()[1]}", "b", Credentials.random("app"), "")
+        store = store_with(f"https://127.0.0.1:{server.getsockname()[1]}", "b", Credentials.generate("app"), "")
         with pytest.raises(StoreUnavailableError, match="its certificate: certificate has expired"):
             store.put("p/x", b"1")
         stop.set()

@@ -18,8 +18,8 @@ import pytest
 from ruamel.yaml import YAML
 from tests.infra.deploy import DEPLOY
 
-from tidegate.infra.minio_build import cache_folder
-from tidegate.jobs.driver.turn import ALIVE
+from tidegate.infra.minio_build import locate_cache_folder
+from tidegate.jobs.driver.turn import ALIVE_FILE
 from tidegate.jobs.spec.loader import parse_spec
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ EVERYTHING: dict[str, Any] = {
 
 def tool(name: str) -> str:
     """Where a tool is; skips the test when it is nowhere."""
-    built = cache_folder() / "bin" / name
+    built = locate_cache_folder() / "bin" / name
     found = str(built) if built.exists() else shutil.which(name)
     return found or pytest.skip(f"no {name}: make deploy-check builds it")
 
@@ -109,7 +109,7 @@ def test_chart_makes_what_a_pipeline_needs(tmp_path: Path) -> None:
     assert sorted(kinds) == sorted([*one, *one, "ServiceAccount"])
     container = made(text, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]
     assert container["args"][-3:] == ["--work", "/work", "--standby"]
-    assert f"/work/{ALIVE} " in container["livenessProbe"]["exec"]["command"][-1]
+    assert f"/work/{ALIVE_FILE} " in container["livenessProbe"]["exec"]["command"][-1]
     for name, value in (("AWS_CA_BUNDLE", "/etc/tidegate-ca/ca.pem"), ("PATIENCE", "10000000"), ("DEBUG", "true")):
         assert {"name": name, "value": value} in container["env"]
 

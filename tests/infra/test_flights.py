@@ -20,7 +20,7 @@ import pytest
 from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
 from tidegate.checkpoints.store import OutcomeUnknownError, StoreUnavailableError
 from tidegate.infra import flights as module
-from tidegate.infra.flights import AIRPORTS, SCHEMA, FlightsFeed, HourObject, feed, main
+from tidegate.infra.flights import AIRPORTS, SCHEMA, FlightsFeed, HourObject, feed_flights, main
 from tidegate.jobs.spec.errors import ConfigurationError
 
 NEW_YORK = ZoneInfo("America/New_York")
@@ -48,7 +48,7 @@ def test_the_year_is_complete() -> None:
 def test_the_week_agrees_with_the_file_read_by_hand() -> None:
     """Airport, flight and scheduled minute of every row equal those of the CSV file, local time turned to UTC by hand."""
     expected: Counter[tuple[str, str, int, datetime]] = Counter()
-    with zipfile.ZipFile(module._archive()) as archive, archive.open("flights.csv") as raw:
+    with zipfile.ZipFile(module._find_archive()) as archive, archive.open("flights.csv") as raw:
         for line in islice(csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8")), 30_000):  # January and more
             day, hour, minute = (int(line[part]) for part in ("day", "hour", "minute"))
             if line["month"] == "1" and 6 <= day < 13 and line["dep_time"] != "NA":
@@ -121,7 +121,7 @@ def test_one_simulated_hour_takes_the_pace() -> None:
     time, store = FakeTime(), MemoryStore(MemoryBucket())
     one_day = FlightsFeed("2013-01-06", 1)
     hours = [item.hour for item in one_day.objects()]
-    feed(one_day, store, pace=2.0, progress=lambda _: None, clock=lambda: time.now, sleep=time.sleep)
+    feed_flights(one_day, store, pace=2.0, progress=lambda _: None, clock=lambda: time.now, sleep=time.sleep)
     assert time.now - 100.0 == pytest.approx(2.0 * ((hours[-1] - hours[0]) / timedelta(hours=1)))
 
 
@@ -140,13 +140,13 @@ def test_goes_on_where_it_stopped() -> None:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        feed(one_day, store, progress=lambda _: None, clock=lambda: time.now, sleep=give_up)
-    already = len(list(store.list("inbox/")))
+        feed_flights(one_day, store, progress=lambda _: None, clock=lambda: time.now, sleep=give_up)
+    already = len(list(store.list_objects("inbox/")))
     assert 0 < already < len(everything)
     resumed_at = time.now
-    sent = feed(one_day, store, progress=lambda _: None, clock=lambda: time.now, sleep=time.sleep)
+    sent = feed_flights(one_day, store, progress=lambda _: None, clock=lambda: time.now, sleep=time.sleep)
     assert sent == len(everything) - already
-    assert sorted(entry.key for entry in store.list("inbox/")) == sorted(everything)
+    assert sorted(entry.key for entry in store.list_objects("inbox/")) == sorted(everything)
     assert time.now - resumed_at < 24
 
 
@@ -160,16 +160,16 @@ def test_waits_for_a_store_that_is_away() -> None:
         def create(self, key: str, data: bytes) -> str:
             self.calls += 1
             if self.calls == 3:
-                raise StoreUnavailableError.at(key, "refused")
+                raise StoreUnavailableError.for_uri(key, "refused")
             etag = super().create(key, data)
             if self.calls == 5:
-                raise OutcomeUnknownError.at(key, "time-out")
+                raise OutcomeUnknownError.for_uri(key, "time-out")
             return etag
 
     store = Shaky(MemoryBucket())
     one_day = FlightsFeed("2013-01-06", 1)
-    feed(one_day, store, pace=0.0, progress=lines.append, clock=lambda: time.now, sleep=time.sleep)
-    written = {entry.key: pa.BufferReader(store.get(entry.key).data) for entry in store.list("inbox/")}
+    feed_flights(one_day, store, pace=0.0, progress=lines.append, clock=lambda: time.now, sleep=time.sleep)
+    written = {entry.key: pa.BufferReader(store.get(entry.key).data) for entry in store.list_objects("inbox/")}
     assert sum(pq.read_table(data).num_rows for data in written.values()) == sum(i.table.num_rows for i in one_day.objects())
     assert sum("waiting for the store" in line for line in lines) == 2
 

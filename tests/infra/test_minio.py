@@ -16,8 +16,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from tidegate.infra import minio_build
-from tidegate.infra.minio import REGION, Credentials, MinioServer, provision
-from tidegate.infra.minio_build import cache_folder, ensure_minio
+from tidegate.infra.minio import REGION, Credentials, MinioServer, provision_bucket
+from tidegate.infra.minio_build import locate_cache_folder, ensure_minio
 from tidegate.jobs.spec.errors import TransientError
 
 
@@ -43,13 +43,13 @@ def server(tmp_path: Path) -> Iterator[MinioServer]:
 @pytest.mark.minio
 def test_survives_kill_minus_9(server: MinioServer) -> None:
     """After kill -9 it comes back at the same address with every acknowledged object and the same users."""
-    app = Credentials.random("app")
-    provision(server, "tidegate", app)
+    app = Credentials.generate("app")
+    provision_bucket(server, "tidegate", app)
     endpoint = server.endpoint
     _client(server, app).put_object(Bucket="tidegate", Key="a/b", Body=b"kept", IfNoneMatch="*")
     server.kill()
     assert not server.alive
-    assert not server.healthy()
+    assert not server.is_healthy()
     server.start()
     assert server.endpoint == endpoint
     assert _client(server, app).get_object(Bucket="tidegate", Key="a/b")["Body"].read() == b"kept"
@@ -58,9 +58,9 @@ def test_survives_kill_minus_9(server: MinioServer) -> None:
 @pytest.mark.minio
 def test_application_user_has_its_bucket_only(server: MinioServer) -> None:
     """The user the pipelines run as can neither make a bucket nor look into another one."""
-    app = Credentials.random("app")
-    provision(server, "tidegate", app)
-    provision(server, "tidegate", app)  # safe to repeat
+    app = Credentials.generate("app")
+    provision_bucket(server, "tidegate", app)
+    provision_bucket(server, "tidegate", app)  # safe to repeat
     _client(server, server.root).create_bucket(Bucket="others")
     with pytest.raises(ClientError, match="AccessDenied"):
         _client(server, app).create_bucket(Bucket="mine")
@@ -88,7 +88,7 @@ def test_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_second_build_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two commands at once build once: the second waits, says so, and takes the first one's program."""
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(minio_build, "_build", lambda *_: pytest.fail("built twice"))
+    monkeypatch.setattr(minio_build, "_build_minio", lambda *_: pytest.fail("built twice"))
     folder = tmp_path / "bin"
     folder.mkdir()
     waiting = threading.Event()
@@ -137,10 +137,10 @@ def test_a_finished_build_is_found_the_next_time(tmp_path: Path, monkeypatch: py
 
 def test_cache_folder_follows_the_environment() -> None:
     """The XDG variable decides where builds are kept."""
-    assert cache_folder({"XDG_CACHE_HOME": "/elsewhere"}) == Path("/elsewhere/tidegate")
+    assert locate_cache_folder({"XDG_CACHE_HOME": "/elsewhere"}) == Path("/elsewhere/tidegate")
 
 
 def test_secrets_stay_out_of_repr() -> None:
     """Printing credentials shows no secret."""
-    keys = Credentials.random("app")
+    keys = Credentials.generate("app")
     assert keys.secret_key not in repr(keys)

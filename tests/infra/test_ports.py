@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.infra import ports
-from tidegate.infra.ports import LOOPBACK, free_port, is_free
+from tidegate.infra.ports import LOOPBACK, choose_free_port, is_port_free
 
 
 def _listen() -> socket.socket:
@@ -20,7 +20,7 @@ def _listen() -> socket.socket:
 
 def test_offers_no_port_twice() -> None:
     """Two servers that are started one after the other never get the same port."""
-    offered = [free_port() for _ in range(50)]
+    offered = [choose_free_port() for _ in range(50)]
     assert len(set(offered)) == 50
 
 
@@ -30,18 +30,18 @@ def test_offers_none_that_the_kernel_gives_away(tmp_path: Path, monkeypatch: pyt
     told = tmp_path / "range"
     if given is not None:
         told.write_text(given)
-    monkeypatch.setattr(ports, "_EPHEMERAL", told)
-    found = [free_port() for _ in range(20)]
+    monkeypatch.setattr(ports, "_EPHEMERAL_RANGE_FILE", told)
+    found = [choose_free_port() for _ in range(20)]
     if given and given.startswith("32768"):
         assert max(found) < 32768
-    assert all(is_free(port) for port in found), "and where that range leaves no room, one of it"
+    assert all(is_port_free(port) for port in found), "and where that range leaves no room, one of it"
 
 
 def test_keeps_a_preferred_port_while_it_is_free() -> None:
     """A restarted server keeps its address unless somebody took it meanwhile."""
     with _listen() as server:
         taken = server.getsockname()[1]
-        assert not is_free(taken)
-        assert free_port(taken) != taken
-    assert is_free(taken)
-    assert free_port(taken) == taken
+        assert not is_port_free(taken)
+        assert choose_free_port(taken) != taken
+    assert is_port_free(taken)
+    assert choose_free_port(taken) == taken

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.infra.processes import ProcessMark, is_alive, kill, marked_with, spawn, start_ticks, stop
+from tidegate.infra.processes import ProcessId, is_process_alive, kill_processes, find_processes_with, spawn_process, read_start_ticks, stop_processes
 
 # A parent with a child of its own; both end on SIGTERM only if the parent is told to.
 _FAMILY = """
@@ -23,25 +23,25 @@ open(sys.argv[1] + ".ready", "w").close()
 time.sleep(600)
 """
 
-Family = Callable[[str], tuple[ProcessMark, ProcessMark]]
+Family = Callable[[str], tuple[ProcessId, ProcessId]]
 
 
 @pytest.fixture
 def family(tmp_path: Path) -> Iterator[Family]:
-    marks: list[ProcessMark] = []
+    marks: list[ProcessId] = []
 
-    def start(manner: str) -> tuple[ProcessMark, ProcessMark]:
+    def start(manner: str) -> tuple[ProcessId, ProcessId]:
         note = tmp_path / "child"
-        parent = spawn([sys.executable, "-c", _FAMILY, str(note), manner], log=tmp_path / "log")
+        parent = spawn_process([sys.executable, "-c", _FAMILY, str(note), manner], log=tmp_path / "log")
         marks.append(parent)
         _until(lambda: Path(f"{note}.ready").exists())
         pid = int(note.read_text())
-        ticks = start_ticks(pid)
+        ticks = read_start_ticks(pid)
         assert ticks is not None
-        return parent, ProcessMark(pid, ticks)
+        return parent, ProcessId(pid, ticks)
 
     yield start
-    kill(marks)
+    kill_processes(marks)
 
 
 def _until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -55,41 +55,41 @@ def test_a_process_leads_its_own_session(family: Family) -> None:
     """A Ctrl-C at the terminal of the starter does not reach it."""
     parent, _ = family("obedient")
     assert os.getsid(parent.pid) == parent.pid
-    assert is_alive(parent)
+    assert is_process_alive(parent)
 
 
 @pytest.mark.parametrize("manner", ["obedient", "deaf"])
 def test_stop_ends_the_whole_group(family: Family, manner: str) -> None:
     """SIGTERM where it helps, SIGKILL where it does not, and no child is left behind."""
     parent, child = family(manner)
-    stop([parent], grace=0.3)
-    assert not is_alive(parent)
-    _until(lambda: not is_alive(child))
+    stop_processes([parent], grace=0.3)
+    assert not is_process_alive(parent)
+    _until(lambda: not is_process_alive(child))
 
 
 def test_kill_reaches_the_children_of_a_dead_leader(family: Family) -> None:
     """A leader that crashed does not save its children."""
     parent, child = family("obedient")
     os.kill(parent.pid, 9)
-    _until(lambda: not is_alive(parent))
-    assert is_alive(child)
-    kill([parent])
-    _until(lambda: not is_alive(child))
+    _until(lambda: not is_process_alive(parent))
+    assert is_process_alive(child)
+    kill_processes([parent])
+    _until(lambda: not is_process_alive(child))
 
 
 def test_never_touches_a_reused_pid(family: Family) -> None:
     """The same pid with other start ticks is a stranger: it is reported as dead and left alone."""
     parent, _ = family("obedient")
-    stranger = ProcessMark(parent.pid, parent.start_ticks - 1)
-    assert not is_alive(stranger)
-    stop([stranger], grace=0.1)
-    assert is_alive(parent)
+    stranger = ProcessId(parent.pid, parent.start_ticks - 1)
+    assert not is_process_alive(stranger)
+    stop_processes([stranger], grace=0.1)
+    assert is_process_alive(parent)
 
 
 def test_a_zombie_is_dead(tmp_path: Path) -> None:
     """A process that has ended is dead even before its parent has waited for it."""
     pid = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
-    _until(lambda: start_ticks(pid) is None)
+    _until(lambda: read_start_ticks(pid) is None)
     assert Path(f"/proc/{pid}/stat").exists()
     os.waitpid(pid, 0)
 
@@ -98,9 +98,9 @@ def test_finds_descendants_by_their_environment(tmp_path: Path) -> None:
     """What a server starts in a session of its own is still found, by a random value in its environment."""
     value = os.urandom(8).hex()
     env = {**os.environ, "TIDEGATE_STACK_ID": value}
-    mark = spawn([sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "log", env=env)
+    mark = spawn_process([sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "log", env=env)
     try:
-        _until(lambda: mark in marked_with("TIDEGATE_STACK_ID", value))
-        assert marked_with("TIDEGATE_STACK_ID", "another") == []
+        _until(lambda: mark in find_processes_with("TIDEGATE_STACK_ID", value))
+        assert find_processes_with("TIDEGATE_STACK_ID", "another") == []
     finally:
-        kill([mark])
+        kill_processes([mark])

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.minio_server import RealMinio
 
-from tidegate.checkpoints.probe import require_honest
+from tidegate.checkpoints.probe import require_honest_store
 from tidegate.checkpoints.s3 import S3Settings, S3Store
 from tidegate.checkpoints.store import StoreDeniedError
-from tidegate.infra.policies import Role, policy
-from tidegate.infra.ports import free_port
+from tidegate.infra.policies import Role, build_policy
+from tidegate.infra.ports import choose_free_port
 from tidegate.infra.provision import Credentials, main
 
 Called = Callable[..., tuple[int, str]]
@@ -53,7 +53,7 @@ def roles_of(folder: Path, *pipelines: str) -> Iterator[Path]:
     """A file with the driver's rights for each pipeline."""
     for pipeline in pipelines:
         role = folder / f"{pipeline}.json"
-        role.write_text(json.dumps(policy(Role.DRIVER, "provisioned", pipeline, inputs=["inbox/web"])))
+        role.write_text(json.dumps(build_policy(Role.DRIVER, "provisioned", pipeline, inputs=["inbox/web"])))
         yield role
 
 
@@ -66,7 +66,7 @@ def store_of(endpoint: str, user: Credentials) -> S3Store:
 @pytest.mark.minio
 def test_a_bucket_and_a_user_with_a_role(real_minio: RealMinio, called: Called, tmp_path: Path) -> None:
     """The bucket is made; the user has the whole of it, and on demand the role's rights only; repeating changes nothing."""
-    server, user = real_minio.server, Credentials.random("driver")
+    server, user = real_minio.server, Credentials.generate("driver")
     given = variables(server.endpoint, server.root, user)
     assert called(given) == (0, f"bucket provisioned: {user.access_key} has all of it\n")
     store = store_of(server.endpoint, user)
@@ -76,7 +76,7 @@ def test_a_bucket_and_a_user_with_a_role(real_minio: RealMinio, called: Called, 
     store.put("anywhere", b"x")
     for _ in range(2):
         assert called(given, role, only=True) == (0, f"bucket provisioned: {user.access_key} has the rights of {role}\n")
-    require_honest(store)
+    require_honest_store(store)
     store.put("shop/lease.json", b"{}")
     with pytest.raises(StoreDeniedError):
         store.put("anywhere", b"y")
@@ -85,7 +85,7 @@ def test_a_bucket_and_a_user_with_a_role(real_minio: RealMinio, called: Called, 
 @pytest.mark.minio
 def test_one_key_for_two_pipelines(real_minio: RealMinio, called: Called, tmp_path: Path) -> None:
     """The rights for a second pipeline come on top of those for the first."""
-    server, user = real_minio.server, Credentials.random("driver")
+    server, user = real_minio.server, Credentials.generate("driver")
     for role in roles_of(tmp_path, "shop", "flights", "shop"):
         assert called(variables(server.endpoint, server.root, user), role)[0] == 0
     store = store_of(server.endpoint, user)
@@ -98,14 +98,14 @@ def test_one_key_for_two_pipelines(real_minio: RealMinio, called: Called, tmp_pa
 @pytest.mark.minio
 def test_wrong_keys_are_told(real_minio: RealMinio, called: Called) -> None:
     """A MinIO that refuses is a fault of configuration, in one line."""
-    code, said = called(variables(real_minio.server.endpoint, Credentials.random("nobody"), Credentials.random("app")))
+    code, said = called(variables(real_minio.server.endpoint, Credentials.generate("nobody"), Credentials.generate("app")))
     assert code == 2
     assert "refused" in said
 
 
 def test_what_is_missing_is_told(called: Called, tmp_path: Path) -> None:
     """Variables that are not set, a store that is no bucket, a file that is no policy, a server that is away."""
-    away = variables(f"http://127.0.0.1:{free_port()}", Credentials.random("root"), Credentials.random("app"))
+    away = variables(f"http://127.0.0.1:{choose_free_port()}", Credentials.generate("root"), Credentials.generate("app"))
     no_policy = tmp_path / "no.json"
     no_policy.write_text("{")
     cases: list[tuple[dict[str, str], Path | None, int, str]] = [

@@ -12,15 +12,15 @@ import pytest
 
 from tidegate.infra import stack_state
 from tidegate.infra.airflow import (
-    COMPONENTS,
+    AIRFLOW_COMPONENTS,
     IMPATIENT,
     PATIENT,
-    airflow_settings,
-    child_environment,
-    component_settings,
+    build_airflow_settings,
+    build_process_environment,
+    build_component_settings,
 )
 from tidegate.infra.airflow_api import AirflowApiError
-from tidegate.infra.processes import ProcessMark, is_alive, start_ticks
+from tidegate.infra.processes import ProcessId, is_process_alive, read_start_ticks
 from tidegate.infra.stack import Stack, StackSettings
 from tidegate.infra.stack_state import StackSecrets, StackState
 from tidegate.jobs.spec.errors import ConfigurationError
@@ -28,15 +28,15 @@ from tidegate.jobs.spec.errors import ConfigurationError
 
 def test_state_survives_the_command(tmp_path: Path) -> None:
     """What one command wrote the next one reads, with the same ids, ports and processes."""
-    state = StackState(ports={"minio": 1}, processes={"minio": ProcessMark(2, 3)}, airflow_digest="d", migrated="3")
+    state = StackState(ports={"minio": 1}, processes={"minio": ProcessId(2, 3)}, airflow_digest="d", migrated="3")
     state.save(tmp_path / "stack.json")
     assert StackState.load(tmp_path / "stack.json") == state
 
 
 def test_processes_of_another_boot_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a reboot pids and start ticks name strangers; ports are still wanted."""
-    StackState(ports={"minio": 1}, processes={"minio": ProcessMark(2, 3)}).save(tmp_path / "stack.json")
-    monkeypatch.setattr(stack_state, "_boot_id", lambda: "another")
+    StackState(ports={"minio": 1}, processes={"minio": ProcessId(2, 3)}).save(tmp_path / "stack.json")
+    monkeypatch.setattr(stack_state, "_read_boot_id", lambda: "another")
     state = StackState.load(tmp_path / "stack.json")
     assert state.processes == {}
     assert state.ports == {"minio": 1}
@@ -65,18 +65,18 @@ def test_damaged_files_are_named(tmp_path: Path, content: str) -> None:
 
 def test_everything_listens_on_loopback_only(tmp_path: Path) -> None:
     """Airflow's server is bound to 127.0.0.1, and the log servers, which cannot be, are off."""
-    settings = airflow_settings(tmp_path, tmp_path, 1, StackSecrets.random())
+    settings = build_airflow_settings(tmp_path, tmp_path, 1, StackSecrets.generate())
     assert settings["AIRFLOW__API__HOST"] == "127.0.0.1"
-    assert "--skip-serve-logs" in COMPONENTS["scheduler"]
-    assert "--skip-serve-logs" in COMPONENTS["triggerer"]
+    assert "--skip-serve-logs" in AIRFLOW_COMPONENTS["scheduler"]
+    assert "--skip-serve-logs" in AIRFLOW_COMPONENTS["triggerer"]
 
 
 def test_only_the_server_that_waits_for_itself_gives_up_soon(tmp_path: Path) -> None:
     """Airflow's API server may wait for its own lock on SQLite; it ends before a heartbeat is missed. Others are patient."""
-    settings = airflow_settings(tmp_path, tmp_path, 1, StackSecrets.random())
+    settings = build_airflow_settings(tmp_path, tmp_path, 1, StackSecrets.generate())
     key = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS"
     assert settings[key] == settings[f"{key}_ASYNC"] == "tidegate.infra.airflow.PATIENT"
-    own = {name: component_settings(name) for name in COMPONENTS}
+    own = {name: build_component_settings(name) for name in AIRFLOW_COMPONENTS}
     assert {name for name, found in own.items() if found} == {"api-server"}
     assert set(own["api-server"].values()) == {"tidegate.infra.airflow.IMPATIENT"}
     assert IMPATIENT["timeout"] < int(settings["AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT"]) / 2 < PATIENT["timeout"]
@@ -85,7 +85,7 @@ def test_only_the_server_that_waits_for_itself_gives_up_soon(tmp_path: Path) -> 
 def test_children_get_no_foreign_airflow_settings() -> None:
     """A user's own AIRFLOW variables and PYTHONPATH do not leak into the stack."""
     inherited = {"AIRFLOW_HOME": "/other", "AIRFLOW__CORE__EXECUTOR": "X", "PYTHONPATH": "/repo", "PATH": "/bin", "LANG": "C"}
-    env = child_environment({"AIRFLOW_HOME": "/mine"}, inherited)
+    env = build_process_environment({"AIRFLOW_HOME": "/mine"}, inherited)
     assert env["AIRFLOW_HOME"] == "/mine"
     assert env["LANG"] == "C"
     assert env["PATH"].endswith(":/bin")
@@ -153,26 +153,26 @@ def test_up_again_and_down(tmp_path: Path) -> None:
 
         assert _listening(after) == {"127.0.0.1", "::1"}
 
-        api = stack.api()
+        api = stack.airflow_api()
         api.wait_for_dag("leaves")
         api.unpause("leaves")
-        run = api.trigger("leaves")
+        run = api.trigger_dag("leaves")
         assert api.wait_for_run("leaves", run, timeout=600)["state"] == "success"
-        log = api.log("leaves", run, "start")
+        log = api.read_task_log("leaves", run, "start")
         assert "CHILD" in log
         assert api.import_errors() == {}
         with pytest.raises(AirflowApiError, match="403"):
-            stack.api("vic").trigger("leaves")
+            stack.airflow_api("vic").trigger_dag("leaves")
     finally:
         stack.down(lines.append)
     child = int(log.split("CHILD ")[1].split()[0])
-    assert start_ticks(child) is None
-    assert not any(is_alive(mark) for mark in after.values())
+    assert read_start_ticks(child) is None
+    assert not any(is_process_alive(mark) for mark in after.values())
     assert set(stack.status().processes.values()) == {"stopped"}
     _check_no_secret_leaked(stack)
 
 
-def _listening(marks: dict[str, ProcessMark]) -> set[str]:
+def _listening(marks: dict[str, ProcessId]) -> set[str]:
     """The addresses on which the processes and their children listen."""
     leaders = [psutil.Process(mark.pid) for mark in marks.values()]
     found = set()

@@ -34,11 +34,11 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 from tests.operators.conftest import spec_of
 
-from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.lease import ProcessIdentity, Lease
 from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.requests import pending
-from tidegate.operators.desk import Desk
+from tidegate.checkpoints.requests import list_pending_requests
+from tidegate.operators.desk import AirflowQueries
 
 BUNDLE, FILE = "dags-folder", "tidegate_dags.py"
 STREAMS = ("one", "two")
@@ -73,7 +73,7 @@ def broken_files(dags: Path) -> dict[str, Any]:
 
     def look() -> dict[str, Any]:
         errors = parse(dags)
-        return {"errors": len(errors), "streams": {row["dag_id"]: row["unread"] for row in Desk()._streams()}}
+        return {"errors": len(errors), "streams": {row["dag_id"]: row["unread"] for row in AirflowQueries()._query_streams()}}
 
     bad, code = dags / "pipelines" / "bad.yaml", dags / FILE
     good = code.read_text()
@@ -90,7 +90,7 @@ def broken_files(dags: Path) -> dict[str, Any]:
     seen["mended"] = look()
     with create_session() as session:
         session.execute(DagModel.__table__.update().where(DagModel.dag_id == "two.stream").values(is_stale=True))
-    seen["removed"] = {row["dag_id"]: row["unread"] for row in Desk()._streams()}
+    seen["removed"] = {row["dag_id"]: row["unread"] for row in AirflowQueries()._query_streams()}
     parse(dags)
     return seen
 
@@ -106,16 +106,16 @@ def marks() -> dict[str, Any]:
             runs = f"/api/v2/dags/{name}.stream/dagRuns"
             client.post(runs, json={"logical_date": None, "dag_run_id": "r"}).raise_for_status()
             defer(f"{name}.stream")
-            set_desired(store, name, DesiredState.RUN, who="ann", why="run r")
-            lease = Lease.acquire(store, name, Holder.this_process())
+            set_desired_state(store, name, DesiredState.RUN, who="ann", why="run r")
+            lease = Lease.acquire(store, name, ProcessIdentity.this_process())
             client.patch(f"{runs}/r{path}", json=body).raise_for_status()
-            until(lambda: pending(store, name))
+            until(lambda: list_pending_requests(store, name))
             lease.release()
-            seen[name] = [read_desired(store, name).why, [(str(q.kind), q.token) for q in pending(store, name)]]
+            seen[name] = [read_desired_state(store, name).why, [(str(q.kind), q.token) for q in list_pending_requests(store, name)]]
 
         marked("one", "", {"state": "failed"})
         marked("two", "/taskInstances/stream", {"new_state": "success"})
-        set_desired(store, "two", DesiredState.RUN, who="ann", why="by hand")
+        set_desired_state(store, "two", DesiredState.RUN, who="ann", why="by hand")
         with create_session() as session:
             run = session.scalars(select(DagRun).where(DagRun.dag_id == "two.stream")).one()
             run.state = "success"
@@ -124,7 +124,7 @@ def marks() -> dict[str, Any]:
         for thread in threading.enumerate():  # what must not happen would happen there
             if thread.name == "mark two.stream":
                 thread.join()
-        seen["long over"] = read_desired(store, "two").why
+        seen["long over"] = read_desired_state(store, "two").why
     return seen
 
 

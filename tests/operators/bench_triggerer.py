@@ -19,14 +19,14 @@ from typing import IO
 
 import psutil
 
-from tidegate.checkpoints.keeper import LeaseKeeper
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.keeper import LeaseRenewer
+from tidegate.checkpoints.lease import ProcessIdentity, Lease
 from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.status import Status, write_status
+from tidegate.checkpoints.status import DriverStatus, write_status
 from tidegate.checkpoints.store import Store
-from tidegate.infra.minio import REGION, Credentials, MinioServer, provision
+from tidegate.infra.minio import REGION, Credentials, MinioServer, provision_bucket
 from tidegate.infra.minio_build import ensure_minio
-from tidegate.infra.processes import stop
+from tidegate.infra.processes import stop_processes
 from tidegate.operators.trigger import StreamTrigger
 
 _URL = "s3://tidegate"
@@ -42,15 +42,15 @@ class Simulated:
         nothing = subprocess.DEVNULL
         self.process = subprocess.Popen(["sleep", "3600"], stdin=nothing, stdout=nothing, stderr=nothing)
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        holder = Holder.this_process(name).model_copy(update={"pid": self.process.pid, "start_ticks": int(fields[19])})
+        holder = ProcessIdentity.this_process(name).model_copy(update={"pid": self.process.pid, "start_ticks": int(fields[19])})
         self.lease = Lease.acquire(store, name, holder)
-        self.keeper = LeaseKeeper(self.lease).start()
+        self.keeper = LeaseRenewer(self.lease).start()
 
     def beat(self) -> None:
         """As a driver does every two seconds."""
-        self.keeper.step("wait", 120.0)
+        self.keeper.announce_step("wait", 120.0)
         body = {"state": "running", "step_since": time.time()}
-        write_status(self._store, self._name, Status(token=self.lease.token, driver=self._name, step="wait", at=0, body=body))
+        write_status(self._store, self._name, DriverStatus(token=self.lease.token, driver=self._name, step="wait", at=0, body=body))
 
     def end(self, *, process: bool) -> None:
         """The lease is no longer renewed, nor given back; the process is gone as well, or is not."""
@@ -78,14 +78,14 @@ def main() -> None:
             asyncio.run(_bench(names, chosen.seconds))
         finally:
             if server.mark is not None:
-                stop([server.mark])
+                stop_processes([server.mark])
 
 
 def _serve(server: MinioServer) -> None:
-    server.launch()
+    server.start_process()
     server.wait_until_healthy()
-    keys = Credentials.random("app")
-    provision(server, _URL.removeprefix("s3://"), keys)
+    keys = Credentials.generate("app")
+    provision_bucket(server, _URL.removeprefix("s3://"), keys)
     os.environ |= {
         "TIDEGATE_STORE": _URL,
         "TIDEGATE_S3_ENDPOINT": server.endpoint,

@@ -21,14 +21,14 @@ import pytest
 from tenacity import retry, retry_if_result, stop_after_attempt, wait_fixed
 from tests.epochs import seal_epoch
 
-from tidegate.checkpoints.desired import read_desired
+from tidegate.checkpoints.desired import read_desired_state
 from tidegate.checkpoints.lease import LeaseView, read_lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.open import open_store
 from tidegate.infra import airflow
-from tidegate.infra.airflow import airflow_settings
+from tidegate.infra.airflow import build_airflow_settings
 from tidegate.infra.stack import Stack, StackSettings
-from tidegate.operators.launch import tail
+from tidegate.operators.launch import tail_log_file
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -92,7 +92,7 @@ class Cockpit:
     """A real Airflow and MinIO with one small pipeline per test, driven by fake drivers."""
 
     def __init__(self, stack: Stack) -> None:
-        self.stack, self.api, self.store = stack, stack.api(), open_store(stack.store)
+        self.stack, self.api, self.store = stack, stack.airflow_api(), open_store(stack.store_url)
         self.runs: dict[str, str] = {}
         self.checks = ""
 
@@ -101,8 +101,8 @@ class Cockpit:
         for name in PIPELINES:
             self.known(f"{name}.quality")
         self.tell("flaky", "transient")
-        self.runs = {name: self.api.trigger(f"{name}.stream") for name in STREAMS}
-        self.checks = self.api.trigger("checked.quality")
+        self.runs = {name: self.api.trigger_dag(f"{name}.stream") for name in STREAMS}
+        self.checks = self.api.trigger_dag("checked.quality")
 
     def known(self, dag_id: str) -> dict[str, Any]:
         """Wait until Airflow knows the DAG."""
@@ -110,8 +110,8 @@ class Cockpit:
 
     def ended(self, dag_id: str, run: str, seconds: float) -> dict[str, Any]:
         """Wait for the end of a run, good or bad."""
-        self.until(lambda: self.api.run(dag_id, run)["state"] in ("success", "failed"), seconds, f"end of {run} of {dag_id}")
-        return self.api.run(dag_id, run)
+        self.until(lambda: self.api.get_run(dag_id, run)["state"] in ("success", "failed"), seconds, f"end of {run} of {dag_id}")
+        return self.api.get_run(dag_id, run)
 
     def running(self, pipeline: str) -> str:
         """Wait until the stream runs, is watched and has sealed something; the run id."""
@@ -130,12 +130,12 @@ class Cockpit:
 
     def log(self, pipeline: str, run: str, kind: str = "stream", try_number: int = 1) -> str:
         """Its log."""
-        return self.api.log(f"{pipeline}.{kind}", run, kind, try_number)
+        return self.api.read_task_log(f"{pipeline}.{kind}", run, kind, try_number)
 
     def holder(self, pipeline: str) -> LeaseView | None:
         """The lease, if somebody alive holds it."""
         view = read_lease(self.store, pipeline)
-        return None if view is None or view.free else view
+        return None if view is None or view.is_free else view
 
     def token(self, pipeline: str) -> int:
         """Token of the live driver; 0 without one."""
@@ -193,13 +193,13 @@ class Cockpit:
         with database_of(self.stack) as database:
             found = {name: [" | ".join(map(str, row)) for row in database.execute(query)] for name, query in asked.items()}
         found["desired, lease"] = [
-            f"{name}: {read_desired(self.store, name).model_dump(exclude={'at'})} token {self.token(name)}" for name in self.runs
+            f"{name}: {read_desired_state(self.store, name).model_dump(exclude={'at'})} token {self.token(name)}" for name in self.runs
         ]
         for log in sorted((self.stack.home / "logs").glob("*.log")):
-            found[log.name] = [line[:400] for line in tail(str(log), 2_000, 1 << 20) if "http.access" not in line][-25:]
+            found[log.name] = [line[:400] for line in tail_log_file(str(log), 2_000, 1 << 20) if "http.access" not in line][-25:]
         for folder in sorted((self.stack.home / "drivers").glob("*")):
             for log in sorted(folder.glob("*.log"))[-1:]:
-                found[f"{folder.name}/{log.name}"] = tail(str(log), 5)
+                found[f"{folder.name}/{log.name}"] = tail_log_file(str(log), 5)
         return "\n".join(f"--- {name}\n" + "\n".join(lines) for name, lines in found.items())
 
 
@@ -237,7 +237,7 @@ def task_state(stack: Stack, dag_id: str, run_id: str) -> str:
 def _patient(*arguments: Any) -> dict[str, str]:
     """Airflow's settings; a worker or scheduler that a busy machine holds up is not given up, or it would cost a try."""
     given = ("TASK_INSTANCE_HEARTBEAT_TIMEOUT", "SCHEDULER_HEALTH_CHECK_THRESHOLD")
-    return {**airflow_settings(*arguments), **{f"AIRFLOW__SCHEDULER__{name}": "180" for name in given}}
+    return {**build_airflow_settings(*arguments), **{f"AIRFLOW__SCHEDULER__{name}": "180" for name in given}}
 
 
 @contextmanager
@@ -258,7 +258,7 @@ def cockpit_of(folder: Path, specs: Mapping[str, str], more: Mapping[str, str] |
     with pytest.MonkeyPatch.context() as patch:
         for variable, program in (("TIDEGATE_DRIVER", "fake_driver.py"), ("TIDEGATE_CHECKS", "fake_checks.py")):
             patch.setenv(variable, f"{sys.executable} {Path(__file__).with_name(program)}")
-        patch.setattr(airflow, "airflow_settings", lambda *arguments: {**_patient(*arguments), **(more or {})})
+        patch.setattr(airflow, "build_airflow_settings", lambda *arguments: {**_patient(*arguments), **(more or {})})
         try:
             stack.up(print)
             for key, value in stack.environment().items():

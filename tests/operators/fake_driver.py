@@ -17,14 +17,14 @@ import time
 from typing import Any
 
 from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.keeper import LeaseKeeper
-from tidegate.checkpoints.layout import new_attempt
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.keeper import LeaseRenewer
+from tidegate.checkpoints.layout import generate_attempt_id
+from tidegate.checkpoints.lease import ProcessIdentity, Lease
 from tidegate.checkpoints.log import Sealed, SlotLog
 from tidegate.checkpoints.manifest import Counters, Manifest
 from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.requests import Ack, AckOutcome, Kind, acknowledge, pending
-from tidegate.checkpoints.status import Status, write_status
+from tidegate.checkpoints.requests import Ack, AckOutcome, RequestKind, acknowledge_request, list_pending_requests
+from tidegate.checkpoints.status import DriverStatus, write_status
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TidegateError, TransientError
 from tidegate.jobs.spec.loader import load_spec
@@ -43,8 +43,8 @@ class FakeDriver:
     def __init__(self, store: Store, pipeline: str) -> None:
         self.store, self.pipeline = store, pipeline
         self.uid = ensure_identity(store, pipeline)
-        self.lease = Lease.acquire(store, pipeline, Holder.this_process(), uid=self.uid)
-        self.keeper = LeaseKeeper(self.lease).start()
+        self.lease = Lease.acquire(store, pipeline, ProcessIdentity.this_process(), uid=self.uid)
+        self.keeper = LeaseRenewer(self.lease).start()
         self.log = SlotLog(store, pipeline)
         self.stop = threading.Event()
         self.facts: dict[str, Any] = {}
@@ -76,7 +76,7 @@ class FakeDriver:
 
     def beat(self) -> None:
         """Seal one empty epoch."""
-        self.keeper.step("seal", 60.0)
+        self.keeper.announce_step("seal", 60.0)
         head = self.log.head()
         now = time.time_ns() // 1000
         frontier, slot = 1_357_000_000_000_000 + head.next_slot * 60_000_000, head.next_slot
@@ -93,7 +93,7 @@ class FakeDriver:
             code_version="fake",
             parent=str(head.checkpoint) if head.checkpoint else None,
             parent_sha256=head.sha256,
-            attempt=new_attempt(),
+            attempt=generate_attempt_id(),
             lease_token=self.lease.token,
             driver=self.lease.holder.driver,
             recorded_now=now,
@@ -112,16 +112,16 @@ class FakeDriver:
 
     def obey(self) -> None:
         """Stop and drain requests."""
-        for request in pending(self.store, self.pipeline):
-            if request.kind in (Kind.STOP, Kind.DRAIN) and request.unfit(self.lease.token, time.time_ns() // 1000) is None:
+        for request in list_pending_requests(self.store, self.pipeline):
+            if request.kind in (RequestKind.STOP, RequestKind.DRAIN) and request.refusal_outcome(self.lease.token, time.time_ns() // 1000) is None:
                 ack = Ack(id=request.id, outcome=AckOutcome.APPLIED, token=self.lease.token, at=time.time_ns() // 1000)
-                acknowledge(self.store, self.pipeline, ack)
+                acknowledge_request(self.store, self.pipeline, ack)
                 self.stop.set()
 
     def say(self, state: str, error: TidegateError | None = None) -> None:
         """Write the status."""
         self.facts |= {"state": state, "error": error.as_dict() if error else None, "step_since": self.step_since}
-        status = Status(
+        status = DriverStatus(
             token=self.lease.token, driver=self.lease.holder.driver, step="seal", at=time.time_ns() // 1000, body=self.facts
         )
         write_status(self.store, self.pipeline, status)

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from math import ceil, log, sin
 from typing import Any
 
-from tidegate.checkpoints.desired import DesiredState, set_desired
-from tidegate.checkpoints.holder import Holder
-from tidegate.checkpoints.keeper import LeaseKeeper
-from tidegate.checkpoints.layout import CheckpointId, Layout, new_attempt
+from tidegate.checkpoints.desired import DesiredState, set_desired_state
+from tidegate.checkpoints.holder import ProcessIdentity
+from tidegate.checkpoints.keeper import LeaseRenewer
+from tidegate.checkpoints.layout import CheckpointId, BucketLayout, generate_attempt_id
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.log import Sealed, SlotLog
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
-from tidegate.checkpoints.requests import Kind, submit
+from tidegate.checkpoints.requests import RequestKind, submit_request
 from tidegate.checkpoints.roots import RootsFile
-from tidegate.checkpoints.status import Status, write_status
+from tidegate.checkpoints.status import DriverStatus, write_status
 from tidegate.checkpoints.store import Store
 
 AIRPORTS = ("EWR", "JFK", "LGA")
@@ -87,7 +87,7 @@ class History:
             code_version="1",
             parent=str(head.checkpoint) if head.checkpoint else None,
             parent_sha256=head.sha256,
-            attempt=new_attempt(),
+            attempt=generate_attempt_id(),
             lease_token=1,
             driver="d",
             recorded_now=int(at * SECOND),
@@ -147,38 +147,38 @@ class History:
 
     def restore(self, target: Manifest, who: str = "ann", why: str = "a bad file came in") -> None:
         """Fork back to a checkpoint."""
-        self.log.fork(self.log.head(), target.id, request_id=new_attempt(), who=who, why=why)
+        self.log.fork(self.log.head(), target.id, request_id=generate_attempt_id(), who=who, why=why)
 
     def says(self, state: str, token: int = 1, **body: Any) -> None:
         """The driver's words."""
         body = {"state": state, "unpublished": 1, **body}
         write_status(
-            self.store, self.pipeline, Status(token=token, driver="d", step="move", at=int(time.time() * SECOND), body=body)
+            self.store, self.pipeline, DriverStatus(token=token, driver="d", step="move", at=int(time.time() * SECOND), body=body)
         )
 
     def wanted(self, state: DesiredState, why: str = "") -> None:
         """What shall be."""
-        set_desired(self.store, self.pipeline, state, who="ann", why=why)
+        set_desired_state(self.store, self.pipeline, state, who="ann", why=why)
 
     def checked(self, verdict: str, checkpoint: CheckpointId, failed: Sequence[dict[str, Any]] = ()) -> None:
         """A quality run."""
-        key = Layout(self.pipeline).quality
+        key = BucketLayout(self.pipeline).quality_prefix
         run = {"at": "2026-11-21T20:00:00Z", "verdict": verdict, "checkpoint": str(checkpoint), "failed": list(failed)}
         self.store.put(f"{key}results/latest.json", json.dumps({**run, "docs": f"{key}docs/r1/index.html"}).encode())
         self.store.put(f"{key}history.json", json.dumps({"runs": [{"id": "r1", **run}]}).encode())
         self.store.put(f"{key}docs/r1/index.html", b"<!doctype html><h1>Data Docs</h1>")
 
 
-def drives(store: Store, pipeline: str) -> LeaseKeeper:
+def drives(store: Store, pipeline: str) -> LeaseRenewer:
     """A live lease, renewed until it is stopped."""
-    keeper = LeaseKeeper(Lease.acquire(store, pipeline, Holder.this_process())).start()
-    keeper.step("move", 3600.0)
+    keeper = LeaseRenewer(Lease.acquire(store, pipeline, ProcessIdentity.this_process())).start()
+    keeper.announce_step("move", 3600.0)
     return keeper
 
 
 def drove(store: Store, pipeline: str) -> None:
     """A lease that was given back."""
-    Lease.acquire(store, pipeline, Holder.this_process()).release()
+    Lease.acquire(store, pipeline, ProcessIdentity.this_process()).release()
 
 
 def gallery(store: Store, length: int = 90) -> History:
@@ -191,7 +191,7 @@ def gallery(store: Store, length: int = 90) -> History:
     flights.wanted(DesiredState.RUN)
     flights.says("running")
     RootsFile(store, "flights").pin("before_fix", newest[length // 4].id, who="ann", why="known to be good")
-    submit(store, "flights", Kind.SAVEPOINT, who="uwe", why="before the release", name="release_7")
+    submit_request(store, "flights", RequestKind.SAVEPOINT, who="uwe", why="before the release", name="release_7")
     flights.checked("pass", newest[length // 2].id)
 
     taxis = History(store, "taxis", ("yellow", "green"))

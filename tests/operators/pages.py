@@ -19,10 +19,10 @@ from tests.operators.history import GALLERY, gallery
 
 from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
 from tidegate.checkpoints.store import Store
-from tidegate.operators.page import SEES_SITE, SEES_STREAM, make_app
+from tidegate.operators.page import REQUIRE_SITE_ACCESS, REQUIRE_STREAM_ACCESS, make_app
 
 
-class FakeDesk:
+class FakeAirflowQueries:
     """Knows the DAGs by heart; everybody may do what `may` says. All are in one store."""
 
     def __init__(
@@ -37,27 +37,27 @@ class FakeDesk:
         self.shown: list[dict[str, Any]] = []
         self._store = store
 
-    def store(self, conn_id: str | None) -> Store:
+    def open_store(self, conn_id: str | None) -> Store:
         return self._store
 
-    def streams(self, user: Any) -> list[dict[str, Any]]:
+    def list_streams(self, user: Any) -> list[dict[str, Any]]:
         own = {"runs": 1, "conn_id": None}
         return [{"dag_id": f"{p}.stream", "paused": p in self.paused, "unread": None, **own} for p in sorted(self.pipelines)]
 
-    def stream(self, dag_id: str) -> dict[str, Any] | None:
-        return next((stream for stream in self.streams(None) if stream["dag_id"] == dag_id), None)
+    def find_stream(self, dag_id: str) -> dict[str, Any] | None:
+        return next((stream for stream in self.list_streams(None) if stream["dag_id"] == dag_id), None)
 
-    def actions(self, user: Any, pipeline: str) -> list[str]:
+    def list_startable_actions(self, user: Any, pipeline: str) -> list[str]:
         return self.may
 
-    def runs(self, user: Any, pipeline: str) -> list[dict[str, Any]]:
+    def list_action_runs(self, user: Any, pipeline: str) -> list[dict[str, Any]]:
         return self.shown
 
 
-def app_of(desk: FakeDesk) -> FastAPI:
+def app_of(desk: FakeAirflowQueries) -> FastAPI:
     """The page's application for a user whom nobody asks for a login."""
     app = make_app(desk)  # type: ignore[arg-type]
-    for asked in (SEES_SITE.dependency, SEES_STREAM.dependency, get_user):
+    for asked in (REQUIRE_SITE_ACCESS.dependency, REQUIRE_STREAM_ACCESS.dependency, get_user):
         assert asked is not None
         app.dependency_overrides[asked] = lambda: None
     return app
@@ -84,7 +84,7 @@ def main() -> None:
     """Serve the gallery until interrupted; its first stream goes on."""
     store = MemoryStore(MemoryBucket())
     alive = gallery(store)
-    with served(app_of(FakeDesk(GALLERY, store, paused=["orders"])), int(sys.argv[1]) if len(sys.argv) > 1 else 0) as url:
+    with served(app_of(FakeAirflowQueries(GALLERY, store, paused=["orders"])), int(sys.argv[1]) if len(sys.argv) > 1 else 0) as url:
         sys.stdout.write(f"{url}/page\n")
         while True:
             time.sleep(alive.every)

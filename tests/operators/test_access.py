@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.checkpoints.s3 import S3Store
 from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.operators.access import StoreAccess, child_environment
+from tidegate.operators.access import StoreAccess, build_child_environment
 
 
 def _connection(monkeypatch: pytest.MonkeyPatch, **extra: Any) -> None:
@@ -23,7 +23,7 @@ def test_a_connection_gives_address_and_keys(monkeypatch: pytest.MonkeyPatch) ->
     access = StoreAccess.resolve("lake")
     assert access.url == "s3://lake/streams"
     assert "do-not-tell" not in repr(access)
-    given = child_environment(access, {"PATH": "/bin", "AIRFLOW_CONN_LAKE": "x", "AIRFLOW__CORE__FERNET_KEY": "x"})
+    given = build_child_environment(access, {"PATH": "/bin", "AIRFLOW_CONN_LAKE": "x", "AIRFLOW__CORE__FERNET_KEY": "x"})
     assert given == {
         "PATH": "/bin",
         "PYTHONUNBUFFERED": "1",
@@ -62,7 +62,7 @@ def test_triggers_share_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """One client per address and keys in a process; a task's own is its own."""
     _connection(monkeypatch, store="s3://lake/streams")
     one, two = StoreAccess.resolve("lake"), StoreAccess.resolve("lake")
-    assert one.shared() is two.shared()
-    assert one.shared() is not one.open()
+    assert one.open_shared() is two.open_shared()
+    assert one.open_shared() is not one.open()
     _connection(monkeypatch, store="s3://lake/others")
-    assert StoreAccess.resolve("lake").shared() is not one.shared()
+    assert StoreAccess.resolve("lake").open_shared() is not one.open_shared()

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tidegate.checkpoints.catalog import Catalog
-from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+from tidegate.checkpoints.catalog import CheckpointCatalog
+from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.log import SlotLog
 from tidegate.infra.airflow_api import AirflowApiError
 
@@ -38,7 +38,7 @@ def test_a_cleared_task_adopts_its_driver(cockpit: Cockpit) -> None:
     """The new try finds the driver alive: same token, and the late on_kill of the old trigger leaves it alone."""
     run = cockpit.running("cleared")
     token = cockpit.token("cleared")
-    cockpit.api.clear("cleared.stream", run, "stream")
+    cockpit.api.clear_task("cleared.stream", run, "stream")
     cockpit.until(lambda: cockpit.watched("cleared", run, at_least=2), 60, "second try")
     head = cockpit.head("cleared")
     # The old trigger's on_kill comes up to 3 s after the clear, and then asks Airflow for the state: let it have its say.
@@ -53,7 +53,7 @@ def test_a_task_marked_failed_stops_its_driver(cockpit: Cockpit) -> None:
     run = cockpit.running("ended")
     cockpit.api.request("PATCH", f"/dags/ended.stream/dagRuns/{run}/taskInstances/stream", {"new_state": "failed"})
     cockpit.until(lambda: cockpit.holder("ended") is None, 40, "end of the driver")
-    desired = read_desired(cockpit.store, "ended")
+    desired = read_desired_state(cockpit.store, "ended")
     assert (desired.state, desired.why) == (DesiredState.STOPPED, "the task was set to failed in Airflow")
 
 
@@ -70,17 +70,17 @@ def test_a_stream_goes_back_to_an_older_checkpoint(cockpit: Cockpit) -> None:
     """The recover DAG stops the driver, forks, and the stream's own run goes on from there on a new timeline."""
     run = cockpit.running("restored")
     cockpit.until(lambda: cockpit.head("restored") >= 8, 60, "some checkpoints")
-    target = next(row.id for row in Catalog(SlotLog(cockpit.store, "restored")).listing() if row.slot == 3)
-    recovery = cockpit.api.trigger("restored.recover", {"checkpoint": target, "reason": "a test"})
+    target = next(row.id for row in CheckpointCatalog(SlotLog(cockpit.store, "restored")).list_checkpoints() if row.slot == 3)
+    recovery = cockpit.api.trigger_dag("restored.recover", {"checkpoint": target, "reason": "a test"})
     ended = cockpit.ended("restored.recover", recovery, 120)
     log = cockpit.log("restored", recovery, "recover")
     assert ended["state"] == "success", log
     assert f"Impact of restoring restored to {target}" in log
     head = SlotLog(cockpit.store, "restored").head()
-    fork = SlotLog(cockpit.store, "restored").forks()[0]
+    fork = SlotLog(cockpit.store, "restored").list_forks()[0]
     assert head.timeline == 1
     assert (fork.recover_to, fork.why, fork.who) == (target, "a test", "admin")
-    assert read_desired(cockpit.store, "restored").state is DesiredState.RUN
+    assert read_desired_state(cockpit.store, "restored").state is DesiredState.RUN
     cockpit.until(lambda: cockpit.task("restored", run)["state"] == "deferred", 60, "watched stream")
     assert cockpit.task("restored", run)["try_number"] == 1
 
@@ -96,12 +96,12 @@ def test_failed_expectations_turn_the_run_red(cockpit: Cockpit) -> None:
 
 def test_the_sweep_starts_what_should_run(cockpit: Cockpit) -> None:
     """A stream that should run and has neither driver nor run gets a run; one that is stopped does not."""
-    set_desired(cockpit.store, "swept", DesiredState.RUN, who="test", why="it should run")
-    run = cockpit.api.trigger("tidegate.sweep")
+    set_desired_state(cockpit.store, "swept", DesiredState.RUN, who="test", why="it should run")
+    run = cockpit.api.trigger_dag("tidegate.sweep")
     assert cockpit.ended("tidegate.sweep", run, 90)["state"] == "success"
     cockpit.until(lambda: cockpit.token("swept") > 0, 60, "driver")
-    assert "swept: should run and does not" in cockpit.api.log("tidegate.sweep", run, "look")
-    assert "ended: desired: stopped" in cockpit.api.log("tidegate.sweep", run, "look")
+    assert "swept: should run and does not" in cockpit.api.read_task_log("tidegate.sweep", run, "look")
+    assert "ended: desired: stopped" in cockpit.api.read_task_log("tidegate.sweep", run, "look")
 
 
 def test_a_driver_that_never_seals_ends_in_airflow_s_retries(cockpit: Cockpit) -> None:
@@ -145,4 +145,4 @@ def test_the_page_is_behind_airflow_s_login(cockpit: Cockpit) -> None:
 def test_a_viewer_cannot_start_a_recovery(cockpit: Cockpit) -> None:
     """The page's only writing call is Airflow's own API, which refuses a viewer."""
     with pytest.raises(AirflowApiError, match="403"):
-        cockpit.stack.api("vic").trigger("lost.recover", {"checkpoint": "latest"})
+        cockpit.stack.airflow_api("vic").trigger_dag("lost.recover", {"checkpoint": "latest"})

@@ -16,10 +16,10 @@ from signal import SIGKILL
 import pytest
 from tests.operators.conftest import Cockpit, cockpit_of, spec_of, task_state
 
-from tidegate.checkpoints.desired import DesiredState, read_desired
+from tidegate.checkpoints.desired import DesiredState, read_desired_state
 from tidegate.checkpoints.log import SlotLog
 from tidegate.infra.airflow_api import AirflowApiError
-from tidegate.infra.processes import is_alive
+from tidegate.infra.processes import is_process_alive
 from tidegate.infra.stack_state import StackState
 
 pytestmark = [pytest.mark.airflow, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -36,7 +36,7 @@ def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
     with cockpit_of(tmp_path_factory.mktemp("actions"), specs) as found:
         for name in STREAMS:
             found.known(f"{name}.stream")
-        found.runs = {name: found.api.trigger(f"{name}.stream") for name in STREAMS}
+        found.runs = {name: found.api.trigger_dag(f"{name}.stream") for name in STREAMS}
         yield found
 
 
@@ -45,11 +45,11 @@ def _mark(cockpit: Cockpit, pipeline: str, run: str, state: str) -> None:
 
 
 def _clear(cockpit: Cockpit, pipeline: str, run: str, kind: str = "stream", task: str = "stream") -> None:
-    cockpit.api.clear(f"{pipeline}.{kind}", run, task)
+    cockpit.api.clear_task(f"{pipeline}.{kind}", run, task)
 
 
 def _ended(cockpit: Cockpit, pipeline: str, run: str) -> None:
-    cockpit.until(lambda: cockpit.api.run(f"{pipeline}.stream", run)["state"] in ("success", "failed"), 60, "end of the run")
+    cockpit.until(lambda: cockpit.api.get_run(f"{pipeline}.stream", run)["state"] in ("success", "failed"), 60, "end of the run")
 
 
 def _delete(cockpit: Cockpit, pipeline: str, run: str) -> None:
@@ -59,11 +59,11 @@ def _delete(cockpit: Cockpit, pipeline: str, run: str) -> None:
 def _crash(cockpit: Cockpit, component: str) -> None:
     mark = StackState.load(cockpit.stack.home / "stack.json").processes[component]
     os.kill(mark.pid, SIGKILL)
-    cockpit.until(lambda: not is_alive(mark), 60, f"end of the {component}")
+    cockpit.until(lambda: not is_process_alive(mark), 60, f"end of the {component}")
 
 
 def _sweep(cockpit: Cockpit) -> None:
-    run = cockpit.api.trigger("tidegate.sweep")
+    run = cockpit.api.trigger_dag("tidegate.sweep")
     assert cockpit.ended("tidegate.sweep", run, 120)["state"] == "success"
 
 
@@ -75,32 +75,32 @@ def test_marked_success_deleted_and_run_again(cockpit: Cockpit) -> None:
     token = cockpit.token("marked")
     _mark(cockpit, "marked", run, "success")
     cockpit.until(lambda: cockpit.holder("marked") is None, 40, "end of the driver")
-    desired = read_desired(cockpit.store, "marked")
+    desired = read_desired_state(cockpit.store, "marked")
     assert (desired.state, desired.why) == (DesiredState.STOPPED, "the task was set to success in Airflow")
     _ended(cockpit, "marked", run)  # or the scheduler, which ends the run at its own pace, undoes the clear
     _clear(cockpit, "marked", run)
     cockpit.until(lambda: cockpit.token("marked") == token + 1, 60, "driver of the re-run")
-    assert read_desired(cockpit.store, "marked").state is DesiredState.RUN
+    assert read_desired_state(cockpit.store, "marked").state is DesiredState.RUN
     cockpit.until(lambda: cockpit.watched("marked", run), 60, "watched re-run")
     _mark(cockpit, "marked", run, "failed")
     cockpit.until(lambda: cockpit.holder("marked") is None, 40, "end of the second driver")
     _ended(cockpit, "marked", run)
     _delete(cockpit, "marked", run)
-    assert cockpit.api.runs("marked.stream") == []
-    assert read_desired(cockpit.store, "marked").state is DesiredState.STOPPED
+    assert cockpit.api.list_runs("marked.stream") == []
+    assert read_desired_state(cockpit.store, "marked").state is DesiredState.STOPPED
 
 
 def test_a_run_that_waits_takes_the_driver_over(cockpit: Cockpit) -> None:
     """A second run waits; when the first is marked failed, the second adopts the driver: nothing is stopped or started."""
     first = cockpit.running("followed")
     token = cockpit.token("followed")
-    second = cockpit.api.trigger("followed.stream")
+    second = cockpit.api.trigger_dag("followed.stream")
     _mark(cockpit, "followed", first, "failed")
     cockpit.until(lambda: cockpit.watched("followed", second), 60, "watched second run")
     head = cockpit.head("followed")
     cockpit.until(lambda: cockpit.head("followed") >= head + 10, 60, "more checkpoints")
     assert cockpit.token("followed") == token
-    assert read_desired(cockpit.store, "followed").state is DesiredState.RUN
+    assert read_desired_state(cockpit.store, "followed").state is DesiredState.RUN
 
 
 def test_a_clear_right_after_a_mark_wins(cockpit: Cockpit) -> None:
@@ -108,13 +108,13 @@ def test_a_clear_right_after_a_mark_wins(cockpit: Cockpit) -> None:
 
     A clear that meets the scheduler, which is about to end the run, is undone by that: then a person clears once more.
     """
-    run = next(run["dag_run_id"] for run in cockpit.api.runs("followed.stream") if run["state"] == "running")
+    run = next(run["dag_run_id"] for run in cockpit.api.list_runs("followed.stream") if run["state"] == "running")
     token = cockpit.token("followed")
     _mark(cockpit, "followed", run, "failed")
     _clear(cockpit, "followed", run)
 
     def again() -> bool:
-        if cockpit.api.run("followed.stream", run)["state"] in ("success", "failed"):
+        if cockpit.api.get_run("followed.stream", run)["state"] in ("success", "failed"):
             _clear(cockpit, "followed", run)
         return cockpit.watched("followed", run, at_least=2)
 
@@ -123,7 +123,7 @@ def test_a_clear_right_after_a_mark_wins(cockpit: Cockpit) -> None:
     cockpit.until(lambda: cockpit.head("followed") >= head + 30, 120, "checkpoints long after the mark")
     cockpit.until(lambda: cockpit.watched("followed", run, at_least=2), 60, "watched second try")
     assert cockpit.token("followed") in (token, token + 1)
-    assert read_desired(cockpit.store, "followed").state is DesiredState.RUN
+    assert read_desired_state(cockpit.store, "followed").state is DesiredState.RUN
 
 
 def test_a_dead_stream_of_a_paused_dag_says_so(cockpit: Cockpit) -> None:
@@ -157,14 +157,14 @@ def test_a_resume_outlives_the_api_server(cockpit: Cockpit) -> None:
 def test_an_approval_at_once_is_not_lost(cockpit: Cockpit) -> None:
     """An answer in the instant of asking is taken, or the question is asked again; the stream is restored once, never twice."""
     cockpit.running("asked")
-    recovery = cockpit.api.trigger("asked.recover", {"checkpoint": "latest", "reason": "a test"})
-    olga = cockpit.stack.api("olga")
+    recovery = cockpit.api.trigger_dag("asked.recover", {"checkpoint": "latest", "reason": "a test"})
+    olga = cockpit.stack.airflow_api("olga")
     path = f"/dags/asked.recover/dagRuns/{recovery}/taskInstances/approve"
     waiting: dict[int, float] = {}
 
     def answered() -> bool:
         with suppress(AirflowApiError):  # not asked yet
-            olga.answer("asked.recover", recovery, "approve", ["Approve"])
+            olga.answer_question("asked.recover", recovery, "approve", ["Approve"])
             return True
         return False
 
@@ -178,12 +178,12 @@ def test_an_approval_at_once_is_not_lost(cockpit: Cockpit) -> None:
                 answered()
             elif taken and since > 30:
                 _clear(cockpit, "asked", recovery, "recover", "approve")
-        return cockpit.api.run("asked.recover", recovery)["state"] in ("success", "failed")
+        return cockpit.api.get_run("asked.recover", recovery)["state"] in ("success", "failed")
 
     cockpit.until(answered, 60, "question")
     cockpit.until(ended, 240, "end of the restore")
-    assert cockpit.api.run("asked.recover", recovery)["state"] == "success"
-    assert [fork.why for fork in SlotLog(cockpit.store, "asked").forks()] == ["a test (approved by olga)"]
+    assert cockpit.api.get_run("asked.recover", recovery)["state"] == "success"
+    assert [fork.why for fork in SlotLog(cockpit.store, "asked").list_forks()] == ["a test (approved by olga)"]
 
 
 def test_broken_files_take_nothing_down(cockpit: Cockpit) -> None:
@@ -202,10 +202,10 @@ def test_broken_files_take_nothing_down(cockpit: Cockpit) -> None:
         return json.loads(cockpit.get("api/streams/paused.stream", "vic")[1])["unread"]
 
     changed(spec, "apiVersion: tidegate/v1\nname: bad\nsauces: {}\n")
-    cockpit.until(lambda: cockpit.api.dag("tidegate.broken_specs"), 60, "DAG of the broken spec")
-    told = cockpit.api.trigger("tidegate.broken_specs")
+    cockpit.until(lambda: cockpit.api.get_dag("tidegate.broken_specs"), 60, "DAG of the broken spec")
+    told = cockpit.api.trigger_dag("tidegate.broken_specs")
     assert cockpit.ended("tidegate.broken_specs", told, 60)["state"] == "failed"
-    assert "bad.yaml:3: sauces: unknown field" in cockpit.api.log("tidegate.broken_specs", told, "read")
+    assert "bad.yaml:3: sauces: unknown field" in cockpit.api.read_task_log("tidegate.broken_specs", told, "read")
     assert (unread(), cockpit.api.import_errors()) == (None, {})
     spec.unlink()
     changed(code, "# a DAG of airflow\nraise RuntimeError('broken on purpose')\n")
@@ -231,7 +231,7 @@ def test_without_a_triggerer(cockpit: Cockpit) -> None:
     for state in ("failed", "success"):
         _mark(cockpit, f"blind_{state}", runs[f"blind_{state}"], state)
         cockpit.until(lambda: _stopped(cockpit, f"blind_{state}"), 40, f"driver that heard of {state}")  # noqa: B023 - at once
-        assert read_desired(cockpit.store, f"blind_{state}").why == f"the task was set to {state} in Airflow"
+        assert read_desired_state(cockpit.store, f"blind_{state}").why == f"the task was set to {state} in Airflow"
     cockpit.until(lambda: cockpit.watched("blind_cleared", runs["blind_cleared"], at_least=2), 60, "second try")
     _ended(cockpit, "blind_success", runs["blind_success"])
     _delete(cockpit, "blind_success", runs["blind_success"])
@@ -242,9 +242,9 @@ def test_without_a_triggerer(cockpit: Cockpit) -> None:
     assert cockpit.token("blind_cleared") == tokens["blind_cleared"]
     _sweep(cockpit)
     assert [_stopped(cockpit, name) for name in ("blind_failed", "blind_success")] == [True, True]
-    assert cockpit.api.runs("blind_success.stream") == []
+    assert cockpit.api.list_runs("blind_success.stream") == []
 
 
 def _stopped(cockpit: Cockpit, pipeline: str) -> bool:
     """Nobody drives it, and nobody shall."""
-    return cockpit.holder(pipeline) is None and read_desired(cockpit.store, pipeline).state is DesiredState.STOPPED
+    return cockpit.holder(pipeline) is None and read_desired_state(cockpit.store, pipeline).state is DesiredState.STOPPED

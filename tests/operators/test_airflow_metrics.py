@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.otlp import collecting
 
-from tidegate.operators.metrics import NAMES
+from tidegate.operators.metrics import METRIC_DESCRIPTIONS
 
 from .conftest import cockpit_of, spec_of
 
@@ -22,7 +22,7 @@ def test_a_lost_driver_is_measured(tmp_path: Path) -> None:
         metrics = {f"AIRFLOW__METRICS__{name}": value for name, value in sending.items()}
         with cockpit_of(tmp_path, {"lost": spec_of("lost")}, metrics) as cockpit:
             cockpit.known("lost.stream")
-            cockpit.runs["lost"] = cockpit.api.trigger("lost.stream")
+            cockpit.runs["lost"] = cockpit.api.trigger_dag("lost.stream")
             cockpit.running("lost")
             cockpit.until(lambda: collector.last("airflow_tidegate_stream_watched", pipeline="lost") == 1, 60, "a watched stream")
             before = cockpit.kill("lost")
@@ -33,4 +33,4 @@ def test_a_lost_driver_is_measured(tmp_path: Path) -> None:
             cockpit.until(lambda: collector.last("airflow_tidegate_driver_launched_total", **launched), 60, "word of the launch")
             cockpit.until(lambda: collector.last("airflow_tidegate_stream_seal_age", pipeline="lost"), 60, "the age of a seal")
     ours = {name.removesuffix("_total") for name in collector.names if name.startswith("airflow_tidegate_")}
-    assert ours - {f"airflow_{name}".replace(".", "_") for name in NAMES} == set()
+    assert ours - {f"airflow_{name}".replace(".", "_") for name in METRIC_DESCRIPTIONS} == set()

@@ -13,7 +13,7 @@ from tests.splice.test_merge import LATE_ONES
 from tests.splice.worlds import play
 
 from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.splices import OPEN, SpliceRequest, listing
+from tidegate.checkpoints.splices import OPEN_STATES, SpliceRequest, list_splice_requests
 from tidegate.infra.airflow_api import AirflowApi, AirflowApiError
 from tidegate.jobs.spec.loader import load_spec
 
@@ -50,8 +50,8 @@ def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
 
 def decide(cockpit: Cockpit, answer: str, request: str = "", **filled: str) -> str:
     """A run of the DAG, answered by olga; its id."""
-    run = cockpit.api.trigger("mended.splice", {"request": request} if request else {})
-    olga = cockpit.stack.api("olga")
+    run = cockpit.api.trigger_dag("mended.splice", {"request": request} if request else {})
+    olga = cockpit.stack.airflow_api("olga")
     waiting: dict[int, float] = {}
 
     def ended() -> bool:
@@ -60,10 +60,10 @@ def decide(cockpit: Cockpit, answer: str, request: str = "", **filled: str) -> s
             since = time.monotonic() - waiting.setdefault(task["try_number"], time.monotonic())
             if since > _SETTLED and not answered(olga, run):
                 with suppress(AirflowApiError):  # it was taken, although Airflow said otherwise; or it is asked again
-                    olga.answer("mended.splice", run, "approve", [answer], filled)
+                    olga.answer_question("mended.splice", run, "approve", [answer], filled)
             elif since > _TAKEN and answered(olga, run):
-                cockpit.api.clear("mended.splice", run, "approve")  # its task took no notice: a person lets it ask again
-        return cockpit.api.run("mended.splice", run)["state"] in ("success", "failed")
+                cockpit.api.clear_task("mended.splice", run, "approve")  # its task took no notice: a person lets it ask again
+        return cockpit.api.get_run("mended.splice", run)["state"] in ("success", "failed")
 
     cockpit.until(ended, 600, f"end of the run that {answer.lower()}s")
     return run
@@ -77,23 +77,23 @@ def answered(api: AirflowApi, run: str) -> bool:
 
 def known(cockpit: Cockpit) -> dict[str, SpliceRequest]:
     """The requests in the bucket, by id."""
-    return {request.id: request for request in listing(cockpit.store, "mended")}
+    return {request.id: request for request in list_splice_requests(cockpit.store, "mended")}
 
 
 def test_a_part_is_merged_and_the_rest_rejected(cockpit: Cockpit) -> None:
     """Part makes two requests and merges nothing; one is approved and merged as promised, the other stays out."""
     before = cockpit.head("mended")
     run = decide(cockpit, "Part", part_source="a")
-    assert cockpit.api.run("mended.splice", run)["state"] == "success", cockpit.api.log("mended.splice", run, "report")
+    assert cockpit.api.get_run("mended.splice", run)["state"] == "success", cockpit.api.read_task_log("mended.splice", run, "report")
     states = {task: found["state"] for task, found in cockpit.api.task_instances("mended.splice", run).items()}
     assert states == {"report": "success", "approve": "success", "merge": "skipped"}
     assert cockpit.head("mended") == before
-    ours, rest = sorted((request for request in known(cockpit).values() if request.state in OPEN), key=lambda request: request.id)
+    ours, rest = sorted((request for request in known(cockpit).values() if request.state in OPEN_STATES), key=lambda request: request.id)
     assert (ours.id.rpartition("-")[2], rest.id.rpartition("-")[2]) == ("part", "rest")
 
     run = decide(cockpit, "Approve", ours.id)
-    log = cockpit.api.log("mended.splice", run, "merge")
-    assert cockpit.api.run("mended.splice", run)["state"] == "success", log
+    log = cockpit.api.read_task_log("mended.splice", run, "merge")
+    assert cockpit.api.get_run("mended.splice", run)["state"] == "success", log
     assert cockpit.head("mended") == before + 1
 
     run = decide(cockpit, "Reject", rest.id)

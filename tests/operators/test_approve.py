@@ -12,12 +12,12 @@ from airflow.sdk.exceptions import AirflowSkipException
 from tests.epochs import checkpoint_id, seal_epoch
 
 from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.trail import What, note, read_trails
+from tidegate.checkpoints.trail import RestoreEvent, record_restore_event, read_restore_audits
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.operators import recover
 from tidegate.operators.approve import ApproveRestoreOperator, ReportRestoreOperator
 from tidegate.operators.factory import build_dags
-from tidegate.operators.recover import DRIFT, RecoverOperator
+from tidegate.operators.recover import MAX_APPROVAL_DRIFT, RecoverOperator
 
 SPEC = """\
 apiVersion: tidegate/v1
@@ -82,9 +82,9 @@ def test_an_approved_restore_names_both_people(log: SlotLog) -> None:
     assert "epochs rewound   3" in text
     asking.answer("Approve", "olga")
     asking.recover()
-    (fork,) = log.forks()
+    (fork,) = log.list_forks()
     assert (fork.recover_to, fork.who, fork.why) == (target, "ann", "a test (approved by olga)")
-    (trail,) = read_trails(log.store, "p")
+    (trail,) = read_restore_audits(log.store, "p")
     assert (trail.request, trail.target, trail.head, trail.why) == ("r", target, checkpoint_id(log, 6), "a test")
     assert [(s.what, s.who) for s in trail.steps] == [("asked", "ann"), ("approved", "olga"), ("restored", "ann")]
 
@@ -96,8 +96,8 @@ def test_nobody_approves_his_own_restore(log: SlotLog) -> None:
     asking.answer("Approve", "ann")
     with pytest.raises(ConfigurationError, match="ann has asked for it and may not approve it as well"):
         asking.recover()
-    assert log.forks() == []
-    assert [s.what for s in read_trails(log.store, "p")[0].steps] == [What.ASKED, What.APPROVED, What.REFUSED]
+    assert log.list_forks() == []
+    assert [s.what for s in read_restore_audits(log.store, "p")[0].steps] == [RestoreEvent.ASKED, RestoreEvent.APPROVED, RestoreEvent.REFUSED]
 
 
 def test_without_an_answer_nothing_is_restored(log: SlotLog) -> None:
@@ -106,7 +106,7 @@ def test_without_an_answer_nothing_is_restored(log: SlotLog) -> None:
     asking.report(checkpoint_id(log, 3))
     with pytest.raises(ConfigurationError, match="nobody has answered"):
         asking.recover()
-    assert log.forks() == []
+    assert log.list_forks() == []
 
 
 def test_an_approval_does_not_outlive_another_restore(log: SlotLog) -> None:
@@ -118,14 +118,14 @@ def test_an_approval_does_not_outlive_another_restore(log: SlotLog) -> None:
     first.recover()
     with pytest.raises(ConfigurationError, match="restored to something else after the report"):
         second.recover()
-    assert len(log.forks()) == 1
+    assert len(log.list_forks()) == 1
 
 
 def test_an_approval_holds_for_so_many_epochs(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A live stream goes on while it is thought about; beyond the bound in the report it is asked again."""
-    monkeypatch.setattr(recover, "DRIFT", 2)
+    monkeypatch.setattr(recover, "MAX_APPROVAL_DRIFT", 2)
     asking = Asking()
-    assert f"up to {DRIFT} further epochs" in asking.report(checkpoint_id(log, 3))["text"]
+    assert f"up to {MAX_APPROVAL_DRIFT} further epochs" in asking.report(checkpoint_id(log, 3))["text"]
     asking.answer("Approve", "olga")
     for _ in range(3):
         seal_epoch(log)
@@ -138,21 +138,21 @@ def test_a_rejection_is_kept(log: SlotLog) -> None:
     asking = Asking()
     asking.report(checkpoint_id(log, 3))
     asking.answer("Reject", "olga")
-    assert [(s.what, s.who) for s in read_trails(log.store, "p")[0].steps][-1] == ("rejected", "olga")
+    assert [(s.what, s.who) for s in read_restore_audits(log.store, "p")[0].steps][-1] == ("rejected", "olga")
 
 
 def test_a_dry_run_asks_nobody(log: SlotLog) -> None:
     """It ends after the report, which stands in its log."""
     with pytest.raises(AirflowSkipException, match="nobody is asked"):
         Asking().report(checkpoint_id(log, 3), dry_run=True)
-    assert read_trails(log.store, "p") == []
+    assert read_restore_audits(log.store, "p") == []
 
 
 def test_a_trail_takes_each_step_once(log: SlotLog) -> None:
     """A task that is tried again says nothing new; the newest request comes first."""
     for request in ("a", "b", "a"):
-        note(log.store, "p", request, What.ASKED, who="ann", target="t", head="h")
-    assert [(t.request, len(t.steps)) for t in read_trails(log.store, "p")] == [("b", 1), ("a", 1)]
+        record_restore_event(log.store, "p", request, RestoreEvent.ASKED, who="ann", target="t", head="h")
+    assert [(t.request, len(t.steps)) for t in read_restore_audits(log.store, "p")] == [("b", 1), ("a", 1)]
 
 
 def test_the_spec_switches_approval_on(tmp_path: Path) -> None:

@@ -5,15 +5,15 @@ from collections.abc import Callable
 import pytest
 
 from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.desired import DesiredState, set_desired
-from tidegate.checkpoints.lease import Holder, Lease, read_lease
+from tidegate.checkpoints.desired import DesiredState, set_desired_state
+from tidegate.checkpoints.lease import ProcessIdentity, Lease, read_lease
 from tidegate.checkpoints.memory import MemoryStore
-from tidegate.checkpoints.requests import Kind, pending
-from tidegate.checkpoints.status import Status, write_status
-from tidegate.operators.control import Patience, stop_driver
-from tidegate.operators.sweep import end_abandoned_recovery, verdict
+from tidegate.checkpoints.requests import RequestKind, list_pending_requests
+from tidegate.checkpoints.status import DriverStatus, write_status
+from tidegate.operators.control import StopTimeouts, stop_driver
+from tidegate.operators.sweep import end_abandoned_recovery, decide_start
 
-ELSEWHERE = Holder(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+ELSEWHERE = ProcessIdentity(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
 
 
 class World(ManualClock):
@@ -34,7 +34,7 @@ def test_a_listening_driver_is_asked_and_drains() -> None:
     lease = Lease.acquire(store, "p", ELSEWHERE, clock=clock)
 
     def driver() -> None:
-        if any(r.kind is Kind.DRAIN and r.token == lease.token for r in pending(store, "p")):
+        if any(r.kind is RequestKind.DRAIN and r.token == lease.token for r in list_pending_requests(store, "p")):
             lease.release()
 
     clock.meanwhile = driver
@@ -46,7 +46,7 @@ def test_a_deaf_driver_elsewhere_loses_its_lease() -> None:
     store, clock = MemoryStore(), World(lambda: None)
     lease = Lease.acquire(store, "p", ELSEWHERE, clock=clock)
     clock.meanwhile = lease.renew
-    said = stop_driver(store, "p", who="ann", why="test", patience=Patience(request=3), clock=clock)
+    said = stop_driver(store, "p", who="ann", why="test", patience=StopTimeouts(request=3), clock=clock)
     view = read_lease(store, "p")
     assert "taken away" in said
     assert view is not None
@@ -57,12 +57,12 @@ def test_without_a_driver_there_is_nothing_to_stop() -> None:
     """A free lease ends it at once; no request is left behind for a successor."""
     store = MemoryStore()
     assert stop_driver(store, "p", who="ann", why="test", clock=ManualClock()) == "no driver was running"
-    assert pending(store, "p") == []
+    assert list_pending_requests(store, "p") == []
 
 
 def _failed(store: MemoryStore, kind: str) -> None:
     body = {"state": "failed", "error": {"class": kind, "message": "row 7"}}
-    write_status(store, "p", Status(token=1, driver="d", step="x", at=0, body=body))
+    write_status(store, "p", DriverStatus(token=1, driver="d", step="x", at=0, body=body))
 
 
 @pytest.mark.parametrize(
@@ -80,26 +80,26 @@ def test_the_sweep_starts_only_what_should_run(
 ) -> None:
     """What a person stopped, what a run cares for, and what only a person can mend is left alone."""
     store = MemoryStore()
-    set_desired(store, "p", desired, who="ann")
+    set_desired_state(store, "p", desired, who="ann")
     if failed:
         _failed(store, failed)
-    assert verdict(store, "p", watched=watched) == expected
+    assert decide_start(store, "p", watched=watched) == expected
 
 
 def test_an_abandoned_recovery_ends() -> None:
     """A recovery whose process was killed keeps the stream down for a quarter of an hour, not for ever."""
     store, clock = MemoryStore(), ManualClock()
-    set_desired(store, "p", DesiredState.RECOVERING, who="ann", clock=clock)
+    set_desired_state(store, "p", DesiredState.RECOVERING, who="ann", clock=clock)
     clock.advance(14 * 60)
     assert not end_abandoned_recovery(store, "p", clock)
     clock.advance(2 * 60)
     assert end_abandoned_recovery(store, "p", clock)
-    assert verdict(store, "p", watched=False)[0]
+    assert decide_start(store, "p", watched=False)[0]
 
 
 def test_a_driver_without_a_run_is_given_one() -> None:
     """Its run was deleted, or ended while the triggerer was down: the new run adopts it."""
     store = MemoryStore()
-    set_desired(store, "p", DesiredState.RUN, who="ann")
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
     Lease.acquire(store, "p", ELSEWHERE)
-    assert verdict(store, "p", watched=False) == (True, "a driver runs without a run: giving it one")
+    assert decide_start(store, "p", watched=False) == (True, "a driver runs without a run: giving it one")

@@ -10,7 +10,7 @@ import pytest
 
 from tidegate.checkpoints.desired import DesiredState
 from tidegate.checkpoints.memory import MemoryStore
-from tidegate.operators.desk import _unread
+from tidegate.operators.desk import _explain_stale_dag
 from tidegate.operators.view import StreamView
 
 from .history import History, drives
@@ -26,20 +26,20 @@ def dag(parsed: datetime | None = NOW) -> Any:
 
 def test_a_broken_file_hides_no_stream() -> None:
     """Every stream that the file had when it was last read is shown."""
-    assert _unread(dag(), 0, {FILE: NOW + timedelta(seconds=20)}, {FILE}) == "errors"
-    assert _unread(dag(), 1, {FILE: NOW}, {FILE}) == "errors"
+    assert _explain_stale_dag(dag(), 0, {FILE: NOW + timedelta(seconds=20)}, {FILE}) == "errors"
+    assert _explain_stale_dag(dag(), 1, {FILE: NOW}, {FILE}) == "errors"
 
 
 def test_a_stream_removed_before_stays_hidden() -> None:
     """Errors make every DAG that a file ever had stale; one that was removed from it long ago is not meant."""
-    assert _unread(dag(NOW - timedelta(days=9)), 0, {FILE: NOW}, {FILE}) is None
-    assert _unread(dag(None), 0, {FILE: NOW}, {FILE}) is None
+    assert _explain_stale_dag(dag(NOW - timedelta(days=9)), 0, {FILE: NOW}, {FILE}) is None
+    assert _explain_stale_dag(dag(None), 0, {FILE: NOW}, {FILE}) is None
 
 
 def test_a_removed_stream_is_hidden_when_nothing_runs() -> None:
     """Its spec is gone, or the whole file; while a run is active its driver may live, so it is shown."""
-    assert _unread(dag(), 0, {FILE: NOW}, set()) is None
-    assert _unread(dag(), 1, {FILE: NOW}, set()) == "missing"
+    assert _explain_stale_dag(dag(), 0, {FILE: NOW}, set()) is None
+    assert _explain_stale_dag(dag(), 1, {FILE: NOW}, set()) == "missing"
 
 
 @pytest.mark.parametrize(("unread", "says"), [("errors", "cannot read its DAG file"), ("missing", "does not find its DAG")])

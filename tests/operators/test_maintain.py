@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tests.epochs import checkpoint_id, seal_epoch
 
-from tidegate.checkpoints.catalog import Catalog
+from tidegate.checkpoints.catalog import CheckpointCatalog
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.roots import RootsFile
 from tidegate.checkpoints.verify import Verification
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.operators import maintain
-from tidegate.operators.maintain import SHARES, MaintainOperator, due_for_scrub
+from tidegate.operators.maintain import SCRUB_SHARES, MaintainOperator, select_for_scrub
 
 FILES = {"events": {"before": 9, "after": 2}}
 REPORT = {"data": {"retired": ["t0-000001-aa"], "deleted": ["x", "y"], "deleted_bytes": 7, "compacted": FILES}}
@@ -52,18 +52,18 @@ def test_a_good_run_says_what_it_did(log: SlotLog, monkeypatch: pytest.MonkeyPat
     found = _run()
     assert (found["retired"], found["deleted"], found["deleted_bytes"]) == (1, 2, 7)
     assert (found["data_files_before"], found["data_files_after"]) == (9, 2)
-    assert found["scrubbed"] >= 20 // SHARES
+    assert found["scrubbed"] >= 20 // SCRUB_SHARES
     assert said[0][4:7] == ["gc", "p.yaml", "--store"]
 
 
 def test_every_checkpoint_is_read_within_a_week(log: SlotLog) -> None:
     """The newest and the pinned ones each time, the others once in so many runs."""
-    RootsFile(log.store, "p").pin("keep", log.open(Catalog(log).resolve(checkpoint_id(log, 4))).epoch.id, who="ann", why="")
-    rows = Catalog(log).listing()
-    days = [{str(c) for c in due_for_scrub(rows, day)} for day in range(SHARES)]
+    RootsFile(log.store, "p").pin("keep", log.open_checkpoint(CheckpointCatalog(log).resolve(checkpoint_id(log, 4))).epoch.id, who="ann", why="")
+    rows = CheckpointCatalog(log).list_checkpoints()
+    days = [{str(c) for c in select_for_scrub(rows, day)} for day in range(SCRUB_SHARES)]
     assert set.union(*days) == {row.id for row in rows}
     assert all({checkpoint_id(log, 20), checkpoint_id(log, 4)} <= day for day in days)
-    assert max(len(day) for day in days) <= 2 + 20 // SHARES + 1
+    assert max(len(day) for day in days) <= 2 + 20 // SCRUB_SHARES + 1
 
 
 def test_a_damaged_checkpoint_turns_the_run_red(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_a_damaged_checkpoint_turns_the_run_red(log: SlotLog, monkeypatch: pytes
         }
         return [Verification.model_validate(found)]
 
-    monkeypatch.setattr(maintain, "scrub", scrub)
+    monkeypatch.setattr(maintain, "scrub_checkpoints", scrub)
     with pytest.raises(PoisonError, match=r"1 checkpoint\(s\) of p are damaged: .*missing: p/x.parquet"):
         _run()
     assert bad in RootsFile(log.store, "p").read().condemned

@@ -12,21 +12,21 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 from tests.operators.test_control import World
 
-from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.lease import ProcessIdentity, Lease
 from tidegate.checkpoints.memory import Fault, MemoryStore
-from tidegate.checkpoints.requests import Kind, pending
+from tidegate.checkpoints.requests import RequestKind, list_pending_requests
 from tidegate.operators import marks
-from tidegate.operators.marks import Mark, Obedience
-from tidegate.operators.plugin import _EARS
+from tidegate.operators.marks import MarkedTask, StopOnMark
+from tidegate.operators.plugin import _LISTENER
 
-ELSEWHERE = Holder(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+ELSEWHERE = ProcessIdentity(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
 WHY = "the task was set to failed in Airflow"
 
 
-def mark(*, asleep: bool = True) -> Mark:
+def mark(*, asleep: bool = True) -> MarkedTask:
     """Of the first try of run `r`."""
-    return Mark("try", "p.stream", "r", "failed", asleep, datetime(2026, 1, 1, tzinfo=UTC))
+    return MarkedTask("try", "p.stream", "r", "failed", asleep, datetime(2026, 1, 1, tzinfo=UTC))
 
 
 class Stage:
@@ -40,24 +40,24 @@ class Stage:
 
     def drive(self) -> None:
         """A driver begins, as run `r` wants it."""
-        set_desired(self.store, "p", DesiredState.RUN, who="ann", why="run r")
+        set_desired_state(self.store, "p", DesiredState.RUN, who="ann", why="run r")
         self.lease = Lease.acquire(self.store, "p", ELSEWHERE, clock=self.clock)
 
     def beat(self) -> None:
         """The driver looks for requests, whenever somebody waits."""
-        asked = [request for request in pending(self.store, "p") if request.kind is Kind.DRAIN]
+        asked = [request for request in list_pending_requests(self.store, "p") if request.kind is RequestKind.DRAIN]
         if self.lease is not None and self.lease.token in [request.token for request in asked]:
             self.lease.release()
             self.lease = None
 
     def obey(self, objections: Callable[[], str | None] = lambda: None, *, asleep: bool = True) -> None:
         """Bring a mark to the driver."""
-        Obedience(mark(asleep=asleep), lambda: self.store, objections, clock=self.clock, say=self.said.append).run()
+        StopOnMark(mark(asleep=asleep), lambda: self.store, objections, clock=self.clock, say=self.said.append).run()
 
     @property
     def wish(self) -> tuple[str, str]:
         """What shall be, and why."""
-        desired = read_desired(self.store, "p")
+        desired = read_desired_state(self.store, "p")
         return desired.state.value, desired.why
 
 
@@ -82,7 +82,7 @@ def test_a_mark_that_no_longer_holds_changes_nothing(why: str) -> None:
     stage = Stage()
     stage.obey(objections(why))
     assert stage.wish == ("run", "run r")
-    assert (stage.lease is not None, pending(stage.store, "p")) == (True, [])
+    assert (stage.lease is not None, list_pending_requests(stage.store, "p")) == (True, [])
     assert stage.said == [f"{why}: the driver stays"]
 
 
@@ -91,7 +91,7 @@ def test_a_clear_that_overtakes_the_mark_is_not_undone_by_it() -> None:
     stage = Stage()
     stage.obey(objections(None, "the task was cleared since"))
     assert stage.wish == ("run", "run r")
-    assert pending(stage.store, "p") == []
+    assert list_pending_requests(stage.store, "p") == []
 
 
 def test_the_driver_of_a_re_run_is_not_stopped_by_an_old_mark() -> None:
@@ -106,7 +106,7 @@ def test_the_driver_of_a_re_run_is_not_stopped_by_an_old_mark() -> None:
     answers = objections(None, None)
 
     def ask() -> str | None:
-        if read_desired(stage.store, "p").state is DesiredState.STOPPED:
+        if read_desired_state(stage.store, "p").state is DesiredState.STOPPED:
             meanwhile()
         return answers()
 
@@ -125,7 +125,7 @@ def test_a_task_that_was_awake_is_looked_after() -> None:
     waited: list[float] = []
 
     def beat() -> None:
-        waited.append(stage.clock.now())
+        waited.append(stage.clock.monotonic())
         if len(waited) == 3:
             stage.drive()
         Stage.beat(stage)
@@ -135,7 +135,7 @@ def test_a_task_that_was_awake_is_looked_after() -> None:
     assert stage.lease is None
     assert stage.wish == ("stopped", WHY)
     assert stage.said.count("the driver drained and stopped by itself") == 1
-    assert stage.clock.now() >= 120
+    assert stage.clock.monotonic() >= 120
 
 
 def test_somebody_else_s_wish_after_the_mark_is_left_alone() -> None:
@@ -145,7 +145,7 @@ def test_somebody_else_s_wish_after_the_mark_is_left_alone() -> None:
     def beat() -> None:
         if stage.lease is None and stage.wish[0] == "stopped":
             stage.drive()
-            set_desired(stage.store, "p", DesiredState.RUN, who="uwe", why="run another")
+            set_desired_state(stage.store, "p", DesiredState.RUN, who="uwe", why="run another")
         Stage.beat(stage)
 
     stage.clock.meanwhile = beat
@@ -157,25 +157,25 @@ def test_somebody_else_s_wish_after_the_mark_is_left_alone() -> None:
 def test_a_restore_says_itself_what_shall_be() -> None:
     """The mark of a run during a restore changes nothing."""
     stage = Stage()
-    set_desired(stage.store, "p", DesiredState.RECOVERING, who="ann", why="a restore")
+    set_desired_state(stage.store, "p", DesiredState.RECOVERING, who="ann", why="a restore")
     stage.obey()
     assert stage.wish == ("recovering", "a restore")
 
 
 def test_what_the_trigger_does_as_well_is_done_once() -> None:
     """on_kill asks the same driver for the same try: there is one request."""
-    from tidegate.operators.control import Patience, stop_driver
+    from tidegate.operators.control import StopTimeouts, stop_driver
 
     stage = Stage()
     stage.clock.meanwhile = lambda: None
-    stop_driver(stage.store, "p", who="airflow", why=WHY, patience=Patience(0, 0, 0), asker="try", clock=stage.clock)
-    asked = pending(stage.store, "p")
+    stop_driver(stage.store, "p", who="airflow", why=WHY, patience=StopTimeouts(0, 0, 0), asker="try", clock=stage.clock)
+    asked = list_pending_requests(stage.store, "p")
     assert [request.token for request in asked] == [1]
     again = Stage()
     again.clock.meanwhile = lambda: None
     for _ in range(2):
-        stop_driver(again.store, "p", who="airflow", why=WHY, patience=Patience(0, 0, 0), token=1, asker="try", clock=again.clock)
-    assert [request.id for request in pending(again.store, "p")] == [asked[0].id]
+        stop_driver(again.store, "p", who="airflow", why=WHY, patience=StopTimeouts(0, 0, 0), token=1, asker="try", clock=again.clock)
+    assert [request.id for request in list_pending_requests(again.store, "p")] == [asked[0].id]
 
 
 def test_a_store_that_is_away_is_asked_again_for_a_while() -> None:
@@ -187,7 +187,7 @@ def test_a_store_that_is_away_is_asked_again_for_a_while() -> None:
     away[0] = True
 
     def beat() -> None:
-        if stage.clock.now() > 60:
+        if stage.clock.monotonic() > 60:
             away[0] = False
             Stage.beat(stage)
 
@@ -200,10 +200,10 @@ def test_a_store_that_is_away_is_asked_again_for_a_while() -> None:
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> list[Mark]:
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[MarkedTask]:
     """Marks for which a thread would be started."""
-    found: list[Mark] = []
-    monkeypatch.setattr(marks, "_begin", found.append)
+    found: list[MarkedTask] = []
+    monkeypatch.setattr(marks, "_start_stop_thread", found.append)
     return found
 
 
@@ -212,17 +212,17 @@ def task(task_id: str = "stream", dag_id: str = "p.stream") -> Any:
     return SimpleNamespace(id="try", dag_id=dag_id, task_id=task_id, run_id="r", trigger_id=3)
 
 
-def test_only_a_person_s_mark_of_a_stream_is_heard(heard: list[Mark], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_person_s_mark_of_a_stream_is_heard(heard: list[MarkedTask], monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers and the scheduler name the state before; other tasks are none of our business."""
     monkeypatch.setattr(marks, "object_session", lambda task: None)
-    _EARS.on_task_instance_failed("running", task())
-    _EARS.on_task_instance_success("running", task())
-    _EARS.on_task_instance_success(None, task("other"))
-    _EARS.on_task_instance_success(None, task(dag_id="p.recover"))
+    _LISTENER.on_task_instance_failed("running", task())
+    _LISTENER.on_task_instance_success("running", task())
+    _LISTENER.on_task_instance_success(None, task("other"))
+    _LISTENER.on_task_instance_success(None, task(dag_id="p.recover"))
     assert heard == []
-    _EARS.on_task_instance_failed(None, task())
-    _EARS.on_task_instance_success(None, task())
-    _EARS.on_task_instance_skipped(None, task())
+    _LISTENER.on_task_instance_failed(None, task())
+    _LISTENER.on_task_instance_success(None, task())
+    _LISTENER.on_task_instance_skipped(None, task())
     assert [(mark.pipeline, mark.state, mark.asleep) for mark in heard] == [
         ("p", "failed", True),
         ("p", "success", True),
@@ -230,17 +230,17 @@ def test_only_a_person_s_mark_of_a_stream_is_heard(heard: list[Mark], monkeypatc
     ]
 
 
-def test_a_mark_counts_when_it_is_committed(heard: list[Mark], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mark_counts_when_it_is_committed(heard: list[MarkedTask], monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before, and not if the request fails."""
     with Session(create_engine("sqlite://")) as session:
         monkeypatch.setattr(marks, "object_session", lambda task: session)
         session.execute(text("select 1"))
-        marks.hear(task(), "failed")
+        marks.on_task_marked(task(), "failed")
         session.rollback()
         assert heard == []
     with Session(create_engine("sqlite://")) as session:
         session.execute(text("select 1"))
-        marks.hear(task(), "failed")
+        marks.on_task_marked(task(), "failed")
         assert heard == []
         session.commit()
         assert len(heard) == 1

@@ -17,15 +17,15 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from tests.operators.test_stream import NotingLauncher, _execute, _resume
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.lease import ProcessIdentity, Lease
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.status import Status, write_status
+from tidegate.checkpoints.status import DriverStatus, write_status
 from tidegate.checkpoints.store import Store, StoreUnavailableError
 from tidegate.operators import metrics, stream, trigger
 from tidegate.operators.trigger import StreamTrigger
 
-ELSEWHERE = Holder(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+ELSEWHERE = ProcessIdentity(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
 Noted = Callable[[], dict[tuple[str, str], float]]
 
 
@@ -56,7 +56,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> St
     """A bucket of its own per test; triggers look at it without settling."""
     url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
     monkeypatch.setenv("TIDEGATE_STORE", url)
-    monkeypatch.setattr(trigger, "_SETTLE", 0.0)
+    monkeypatch.setattr(trigger, "_SETTLE_SECONDS", 0.0)
     return open_store(url)
 
 
@@ -82,8 +82,8 @@ async def _watch(during: Callable[[], Awaitable[None]]) -> dict[str, Any]:
 def test_a_watched_stream_and_its_loss(store: Store, noted: Noted) -> None:
     """Looks are counted while it lives, with the ages of heartbeat and seal; its end by state, and that nobody looks any more."""
     lease = Lease.acquire(store, "p", ELSEWHERE)
-    sealed_at = SYSTEM_CLOCK.ticks() - 60_000_000
-    write_status(store, "p", Status(token=1, driver="d", step="wait", at=0, body={"state": "running", "sealed_at": sealed_at}))
+    sealed_at = SYSTEM_CLOCK.wall_ticks() - 60_000_000
+    write_status(store, "p", DriverStatus(token=1, driver="d", step="wait", at=0, body={"state": "running", "sealed_at": sealed_at}))
     alive: dict[tuple[str, str], float] = {}
 
     async def during() -> None:
@@ -98,7 +98,7 @@ def test_a_watched_stream_and_its_loss(store: Store, noted: Noted) -> None:
     after = noted()
     assert after["tidegate.stream.ended", "lost"] == 1
     assert after["tidegate.stream.watched", ""] == 0
-    assert {name for name, _ in after} <= set(metrics.NAMES)
+    assert {name for name, _ in after} <= set(metrics.METRIC_DESCRIPTIONS)
 
 
 def test_looks_that_nobody_answers(store: Store, noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_a_cancelled_trigger_watches_no_more(store: Store, noted: Noted) -> None
 
 def test_launches_and_adoptions(store: Store, noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start, a replacement of what was lost, and a driver that ran already are three things."""
-    monkeypatch.setattr(stream, "launcher", lambda submit: NotingLauncher())
+    monkeypatch.setattr(stream, "make_launcher", lambda submit: NotingLauncher())
     _execute()
     with pytest.raises(TaskDeferred):
         _resume("lost")

@@ -10,19 +10,19 @@ from tests.operators.history import GALLERY, History, drives, drove, gallery
 from tidegate.checkpoints import index
 from tidegate.checkpoints.clock import ManualClock
 from tidegate.checkpoints.desired import DesiredState
-from tidegate.checkpoints.memory import Fault, MemoryStore, Request
+from tidegate.checkpoints.memory import Fault, MemoryStore, StoreRequest
 from tidegate.checkpoints.roots import RootsFile
-from tidegate.checkpoints.trail import What, note
+from tidegate.checkpoints.trail import RestoreEvent, record_restore_event
 from tidegate.operators import view
-from tidegate.operators.points import lateness
+from tidegate.operators.points import build_lateness_charts
 from tidegate.operators.view import StreamView
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charts of ten epochs, tables of five, index pages of eight: a short history has several of each."""
-    monkeypatch.setattr(view, "POINTS", 10)
-    monkeypatch.setattr(index, "PAGE", 8)
+    monkeypatch.setattr(view, "CHART_POINTS", 10)
+    monkeypatch.setattr(index, "SLOTS_PER_PAGE", 8)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def gets() -> list[str]:
 def store(gets: list[str]) -> MemoryStore:
     """Counts what is read from it."""
 
-    def hook(request: Request) -> Fault | None:
+    def hook(request: StoreRequest) -> Fault | None:
         if request.verb == "get":
             gets.append(request.key)
         return None
@@ -52,7 +52,7 @@ def pages(stream: StreamView, **asked: Any) -> list[tuple[int, int]]:
     """Every page of the table, one after another."""
     found, before = [], None
     while True:
-        page = stream.checkpoints(before, limit=5, **asked)
+        page = stream.checkpoint_page(before, limit=5, **asked)
         found += slots(page["rows"])
         if page["next"] is None:
             return found
@@ -133,7 +133,7 @@ def test_a_deep_past_is_paged_from_the_index(store: MemoryStore, gets: list[str]
     everything = pages(stream)
     assert len(everything) == 60
     gets.clear()
-    assert slots(stream.checkpoints((0, 20), limit=5)["rows"]) == [(0, slot) for slot in range(19, 14, -1)]
+    assert slots(stream.checkpoint_page((0, 20), limit=5)["rows"]) == [(0, slot) for slot in range(19, 14, -1)]
     assert sum("/slots/" in key for key in gets) < 8
 
 
@@ -145,7 +145,7 @@ def test_a_row_says_what_speaks_for_and_against_a_checkpoint(store: MemoryStore)
     roots.pin("good", epochs[1].id, who="ann", why="known")
     roots.condemn_damaged(epochs[2].id, "checksum of one file")
     history.checked("fail", epochs[4].id)
-    rows = {row["slot"]: row for row in StreamView(store, "p").checkpoints()["rows"]}
+    rows = {row["slot"]: row for row in StreamView(store, "p").checkpoint_page()["rows"]}
     assert rows[2]["pins"] == ["good"]
     assert (rows[3]["restorable"], rows[3]["verified"], rows[3]["condemned"]) == (
         False,
@@ -159,9 +159,9 @@ def test_a_checked_checkpoint_remembers_it(store: MemoryStore) -> None:
     """Whoever asks whether a checkpoint is whole is told, and so is everybody after; nothing is written."""
     epoch = History(store, "p").extend(1)[0]
     stream = StreamView(store, "p")
-    assert stream.checkpoints()["rows"][0]["verified"] is None
+    assert stream.checkpoint_page()["rows"][0]["verified"] is None
     assert stream.verify(str(epoch.id))["verdict"] == "damaged"  # a history's files do not exist
-    assert stream.checkpoints()["rows"][0]["verified"]["verdict"] == "damaged"
+    assert stream.checkpoint_page()["rows"][0]["verified"]["verdict"] == "damaged"
     assert RootsFile(store, "p").read().condemned == {}
 
 
@@ -182,8 +182,8 @@ def test_barriers_are_found_far_behind_the_charts(store: MemoryStore) -> None:
 def test_trails_pins_and_requests_are_shown(store: MemoryStore) -> None:
     """Who restored what, when and why; what was only asked for as well."""
     history = gallery(store, 4)
-    note(store, "flights", "run-1", What.ASKED, who="uwe", target="t1-000270-aa", head="t1-000290-bb", why="late files")
-    note(store, "flights", "run-1", What.REJECTED, who="olga")
+    record_restore_event(store, "flights", "run-1", RestoreEvent.ASKED, who="uwe", target="t1-000270-aa", head="t1-000290-bb", why="late files")
+    record_restore_event(store, "flights", "run-1", RestoreEvent.REJECTED, who="olga")
     found = StreamView(store, "flights").detail()
     assert [(r["who"], r["why"], r["fork_slot"], r["slot"]) for r in found["restores"]] == [("ann", "a bad file came in", 9, 13)]
     assert [(step["what"], step["who"]) for step in found["trail"][0]["steps"]] == [("asked", "uwe"), ("rejected", "olga")]
@@ -261,14 +261,14 @@ def test_what_differs_and_what_a_restore_takes_back(store: MemoryStore) -> None:
     stream = StreamView(store, "p")
     read = epochs[4].counters.read - epochs[1].counters.read
     assert stream.diff("good", "latest")["counters"]["read"] == read
-    plan = stream.impact("good")
+    plan = stream.restore_impact("good")
     assert (plan["epochs_rewound"], plan["rows"]["read"], plan["since"]) == (3, read, epochs[1].created_at // 1000)
 
 
 def test_the_curve_of_lateness() -> None:
     """At a lag of a minute the rows up to a minute behind are in time; a target names the least lag that is enough."""
     buckets = {"0": 90, "1": 0, str(_bucket(60)): 9, str(_bucket(3600)): 1}
-    found = lateness([{"one": {"gamma": 1.01, "buckets": buckets}}, {}])
+    found = build_lateness_charts([{"one": {"gamma": 1.01, "buckets": buckets}}, {}])
     one = found["sources"]["one"]
     assert (one["rows"], one["in_order"], sum(one["bars"])) == (100, 90, 10)
     assert one["bars"][found["bars"].index(60)] + one["bars"][found["bars"].index(300)] == 9
@@ -282,8 +282,8 @@ def test_the_curve_of_lateness() -> None:
 
 def test_no_rows_no_curve() -> None:
     """Idle sources have nothing to draw and do not divide by zero."""
-    assert lateness([{}, {}])["sources"] == {}
-    empty = lateness([{"one": {"gamma": 1.01, "buckets": {}}}])["sources"]["one"]
+    assert build_lateness_charts([{}, {}])["sources"] == {}
+    empty = build_lateness_charts([{"one": {"gamma": 1.01, "buckets": {}}}])["sources"]["one"]
     assert (empty["rows"], empty["curve"]) == (0, [])
 
 

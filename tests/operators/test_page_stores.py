@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from tests.operators.history import History
-from tests.operators.pages import FakeDesk, app_of, served
+from tests.operators.pages import FakeAirflowQueries, app_of, served
 
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.operators.desk import Desk, _conn_id
+from tidegate.operators.desk import AirflowQueries, _find_store_connection
 from tidegate.operators.factory import build_dags
 
 SPEC = """\
@@ -25,21 +25,21 @@ sources:
 """
 
 
-class TwoStores(FakeDesk):
+class TwoStores(FakeAirflowQueries):
     """One stream in the environment's store, one in a connection's, one with a connection that nobody made."""
 
     def __init__(self, own: Store, lake: Store) -> None:
         super().__init__(["away", "here", "there"], own)
         self._lake = lake
 
-    def store(self, conn_id: str | None) -> Store:
+    def open_store(self, conn_id: str | None) -> Store:
         if conn_id == "nowhere":
             raise ConfigurationError("Airflow knows no connection 'nowhere'", code="airflow.no_connection")
         return self._store if conn_id is None else self._lake
 
-    def streams(self, user: Any) -> list[dict[str, Any]]:
+    def list_streams(self, user: Any) -> list[dict[str, Any]]:
         places = {"away.stream": "nowhere", "here.stream": None, "there.stream": "lake"}
-        return [{**stream, "conn_id": places[stream["dag_id"]]} for stream in super().streams(user)]
+        return [{**stream, "conn_id": places[stream["dag_id"]]} for stream in super().list_streams(user)]
 
 
 def _get(url: str) -> Any:
@@ -64,14 +64,14 @@ def test_the_dag_names_its_connection(tmp_path: Path, monkeypatch: pytest.Monkey
     """The factory notes it in a tag, the API server reads it there and opens the store; without one it is the environment's."""
     (tmp_path / "p.yaml").write_text(SPEC)
     named = build_dags(tmp_path, conn_id="lake")["p.stream"].tags
-    assert _conn_id(named) == "lake"
-    assert _conn_id(build_dags(tmp_path)["p.stream"].tags) is None
+    assert _find_store_connection(named) == "lake"
+    assert _find_store_connection(build_dags(tmp_path)["p.stream"].tags) is None
     monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "aws", "extra": {"store": str(tmp_path / "lake")}}))
-    assert Desk().store("lake").uri("x").endswith("/lake/x")
+    assert AirflowQueries().open_store("lake").uri("x").endswith("/lake/x")
 
 
 def test_a_connection_that_names_no_store_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says what to put into the connection's extra."""
     monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "aws", "login": "x"}))
     with pytest.raises(ConfigurationError, match="'lake' has no 'store' in its extra"):
-        Desk().store("lake")
+        AirflowQueries().open_store("lake")

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from tests.epochs import checkpoint_id, seal_epoch
 
-from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.restore import plan_restore
 from tidegate.checkpoints.store import Store
-from tidegate.checkpoints.trail import What, read_trails
+from tidegate.checkpoints.trail import RestoreEvent, read_restore_audits
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.operators import recover
-from tidegate.operators.recover import RecoverOperator, report
+from tidegate.operators.recover import RecoverOperator, format_impact_report
 
 
 def _run(checkpoint: str, *, dry_run: bool = False, active: int = 1, run_id: str = "r") -> dict[str, Any]:
@@ -33,14 +33,14 @@ def _run(checkpoint: str, *, dry_run: bool = False, active: int = 1, run_id: str
 
 
 def _wish(store: Store) -> DesiredState:
-    return read_desired(store, "p").state
+    return read_desired_state(store, "p").state
 
 
 def test_a_restore_is_a_fork_with_who_and_why(log: SlotLog) -> None:
     """The next slot of the timeline names the checkpoint, the person and the reason, and the stream shall run."""
     target = checkpoint_id(log, 3)
     outcome = _run(target)
-    fork = log.forks()[0]
+    fork = log.list_forks()[0]
     assert (fork.recover_to, fork.who, fork.why, fork.request_id) == (target, "ann", "a test", "r")
     assert (outcome["timeline"], outcome["fork_slot"]) == (1, 3)
     assert _wish(log.store) is DesiredState.RUN
@@ -50,7 +50,7 @@ def test_a_dry_run_changes_nothing(log: SlotLog) -> None:
     """Verified and reported: 3 epochs and 30 rows would be taken back."""
     plan = _run(checkpoint_id(log, 3), dry_run=True)["plan"]
     assert (plan["epochs_rewound"], plan["rows"]["read"]) == (3, 30)
-    assert log.forks() == []
+    assert log.list_forks() == []
     assert _wish(log.store) is DesiredState.STOPPED
 
 
@@ -60,32 +60,32 @@ def test_a_retry_after_the_fork_does_not_restore_twice(log: SlotLog) -> None:
     _run(target)
     seal_epoch(log)
     _run(target)
-    assert len(log.forks()) == 1
+    assert len(log.list_forks()) == 1
     _run(target, run_id="another")
-    assert len(log.forks()) == 2
+    assert len(log.list_forks()) == 2
 
 
 def test_a_try_killed_after_the_fork_is_made_up_for(log: SlotLog) -> None:
     """The stream shall run again, and the trail says what was done; a restore of somebody else is left alone."""
     _run(checkpoint_id(log, 3))
-    fork = log.forks()[0]
-    trail = next(entry.key for entry in log.store.list("p/") if "/trail/" in entry.key)
+    fork = log.list_forks()[0]
+    trail = next(entry.key for entry in log.store.list_objects("p/") if "/trail/" in entry.key)
     log.store.delete(trail)
-    set_desired(log.store, "p", DesiredState.RECOVERING, who=fork.who, why=fork.why)
+    set_desired_state(log.store, "p", DesiredState.RECOVERING, who=fork.who, why=fork.why)
     _run(checkpoint_id(log, 3))
     assert _wish(log.store) is DesiredState.RUN
-    assert [step.what for step in read_trails(log.store, "p")[0].steps] == [What.RESTORED]
-    set_desired(log.store, "p", DesiredState.RECOVERING, who="bob", why="another")
+    assert [step.what for step in read_restore_audits(log.store, "p")[0].steps] == [RestoreEvent.RESTORED]
+    set_desired_state(log.store, "p", DesiredState.RECOVERING, who="bob", why="another")
     _run(checkpoint_id(log, 3))
     assert _wish(log.store) is DesiredState.RECOVERING
 
 
 def test_an_unknown_checkpoint_leaves_the_stream_alone(log: SlotLog) -> None:
     """Nothing is stopped before it is known where to go back to."""
-    set_desired(log.store, "p", DesiredState.RUN, who="bob")
+    set_desired_state(log.store, "p", DesiredState.RUN, who="bob")
     with pytest.raises(ConfigurationError, match="does not name a checkpoint"):
         _run("t9-000001-abcdef")
-    assert read_desired(log.store, "p").who == "bob"
+    assert read_desired_state(log.store, "p").who == "bob"
 
 
 def test_a_failed_restore_restores_the_wish(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_failed_restore_restores_the_wish(log: SlotLog, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(recover, "commit_restore", broken)
     for wish in (DesiredState.RUN, DesiredState.STOPPED):
-        set_desired(log.store, "p", wish, who="bob")
+        set_desired_state(log.store, "p", wish, who="bob")
         with pytest.raises(ConfigurationError):
             _run(checkpoint_id(log, 3))
         assert _wish(log.store) is wish
@@ -104,8 +104,8 @@ def test_a_failed_restore_restores_the_wish(log: SlotLog, monkeypatch: pytest.Mo
 
 def test_the_report_says_what_is_taken_back(log: SlotLog) -> None:
     """For the task log, and for whoever approves."""
-    filled = log.read(0, 2)
+    filled = log.read_slot(0, 2)
     assert filled is not None
-    text = report(plan_restore(log, filled.epoch.id))
+    text = format_impact_report(plan_restore(log, filled.epoch.id))
     assert "epochs rewound   4" in text
     assert "rows taken back  read 40, released 40" in text

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tidegate.operators.access import StoreAccess
-from tidegate.operators.launch import Launched, LocalLauncher
+from tidegate.operators.launch import LaunchedDriver, LocalLauncher
 from tidegate.operators.shelter import drain_drivers
 
 Wait = Callable[..., None]
@@ -31,7 +31,7 @@ COMMAND = (
 )
 
 
-def _launch(tmp_path: Path, script: str, wait_until: Wait) -> Launched:
+def _launch(tmp_path: Path, script: str, wait_until: Wait) -> LaunchedDriver:
     launcher = LocalLauncher(tmp_path / "drivers", [sys.executable, "-c", script])
     started = launcher.launch("p", str(tmp_path / "p.yaml"), StoreAccess(str(tmp_path)), "latest")
     wait_until(lambda: (tmp_path / "drivers" / "p" / "started").exists())
@@ -49,10 +49,10 @@ def test_drivers_drain_before_the_container_ends(tmp_path: Path, wait_until: Wai
     )
     assert shelter.stdout is not None
     assert shelter.stdout.readline() == b"up\n"
-    assert driver.alive()
+    assert driver.is_alive()
     shelter.send_signal(signal.SIGTERM)
     assert shelter.wait(timeout=60) == 7
-    assert driver.exit_code() == 0
+    assert driver.read_exit_code() == 0
     assert (tmp_path / "drivers" / "p" / "sealed").exists()
     shelter.stdout.close()
 

@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 
 from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.splices import SpliceRequest, create, read
+from tidegate.checkpoints.splices import SpliceRequest, create_splice_request, read_splice_request
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.operators.factory import build_dags
 from tidegate.operators.splice import ApproveSpliceOperator, MergeSpliceOperator, ReportSpliceOperator
@@ -43,7 +43,7 @@ class Asking:
         self.answers: dict[str, tuple[int, str, Any]] = {}
         monkeypatch.setattr(subprocess, "run", self._run)
         request = SpliceRequest(id="s1", pipeline="p", origin="late", row_count=7, created_at=0, who="ann", why="a test")
-        create(store, request)
+        create_splice_request(store, request)
         shown = {"request": request.model_dump(mode="json"), "impact": IMPACT}
         self.answers["show"] = (0, "impact", shown)
         self.answers["late"] = (0, "splice", {"request": "s1"})
@@ -92,7 +92,7 @@ def test_an_approved_request_is_merged_as_shown(asking: Asking) -> None:
     merging = asking.calls[-1]
     assert merging[merging.index("--digest") + 1] == IMPACT["digest"]
     assert merging[merging.index("--who") + 1] == "olga"
-    kept = read(asking.store, "p", "s1")
+    kept = read_splice_request(asking.store, "p", "s1")
     assert (kept.state, kept.decided_by, kept.approved_digest) == ("approved", "olga", IMPACT["digest"])
     assert [(line["what"], line["who"]) for line in kept.trail] == [("reported", "bob"), ("approved", "olga")]
 
@@ -104,7 +104,7 @@ def test_a_task_that_airflow_tries_again_decides_once(asking: Asking, answer: st
         asking.report("s1")
     for _ in range(2):
         asking.answer(answer, "olga")
-    assert [line["what"] for line in read(asking.store, "p", "s1").trail] == ["reported", what]
+    assert [line["what"] for line in read_splice_request(asking.store, "p", "s1").trail] == ["reported", what]
 
 
 @pytest.mark.parametrize("asker", ["ann", "bob"])
@@ -114,7 +114,7 @@ def test_who_asked_does_not_decide(asking: Asking, asker: str) -> None:
     asking.answer("Approve", asker)
     with pytest.raises(ConfigurationError, match=f"{asker} has asked for it"):
         asking.merge()
-    assert read(asking.store, "p", "s1").trail[-1]["what"] == "refused"
+    assert read_splice_request(asking.store, "p", "s1").trail[-1]["what"] == "refused"
 
 
 def test_a_rejection_closes_the_request(asking: Asking) -> None:
@@ -123,7 +123,7 @@ def test_a_rejection_closes_the_request(asking: Asking) -> None:
     asking.answer("Reject", "olga")
     with pytest.raises(ConfigurationError, match="olga has rejected it"):
         asking.merge()
-    kept = read(asking.store, "p", "s1")
+    kept = read_splice_request(asking.store, "p", "s1")
     assert (kept.state, kept.decided_by) == ("rejected", "olga")
 
 

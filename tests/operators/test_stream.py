@@ -13,20 +13,20 @@ from airflow.sdk.exceptions import DagRunTriggerException, TaskDeferred
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
+from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.layout import Layout
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.layout import BucketLayout
+from tidegate.checkpoints.lease import ProcessIdentity, Lease
 from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.requests import Kind, submit
+from tidegate.checkpoints.requests import RequestKind, submit_request
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 from tidegate.operators import stream
 from tidegate.operators.failures import DriverLostError
-from tidegate.operators.launch import Launched
-from tidegate.operators.stream import RELAUNCHES, Budget, Past, StreamOperator
+from tidegate.operators.launch import LaunchedDriver
+from tidegate.operators.stream import MAX_RELAUNCHES, RelaunchBudget, RunMemory, StreamOperator
 
-HERE = Holder(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+HERE = ProcessIdentity(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
 
 
 class NotingLauncher:
@@ -34,9 +34,9 @@ class NotingLauncher:
 
     started: ClassVar[list[str]] = []
 
-    def launch(self, pipeline: str, spec: str, access: Any, recover_to: str) -> Launched:
+    def launch(self, pipeline: str, spec: str, access: Any, recover_to: str) -> LaunchedDriver:
         self.started.append(recover_to)
-        return Launched(f"attempt-{len(self.started)}", "/nowhere/log", HERE, "/nowhere/exit")
+        return LaunchedDriver(f"attempt-{len(self.started)}", "/nowhere/log", HERE, "/nowhere/exit")
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> St
     url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
     monkeypatch.setenv("TIDEGATE_STORE", url)
     monkeypatch.setattr(NotingLauncher, "started", [])
-    monkeypatch.setattr(stream, "launcher", lambda submit: NotingLauncher())
+    monkeypatch.setattr(stream, "make_launcher", lambda submit: NotingLauncher())
     return open_store(url)
 
 
@@ -78,15 +78,15 @@ def _event(state: str, error: dict[str, str]) -> dict[str, Any]:
     return {"state": state, "why": "because", "token": 1, "error": error}
 
 
-def _resume(state: str, error: dict[str, str] | None = None, budget: Budget | None = None) -> Any:
-    return _operator().resume(_context(), _event(state, error or {}), None, asdict(budget or Budget()))
+def _resume(state: str, error: dict[str, str] | None = None, budget: RelaunchBudget | None = None) -> Any:
+    return _operator().resume(_context(), _event(state, error or {}), None, asdict(budget or RelaunchBudget()))
 
 
 def test_a_free_stream_is_launched(store: Store) -> None:
     """Nobody drives: the task starts a driver, says that the stream should run, and watches for the next token."""
     deferred = _execute()
     assert NotingLauncher.started == ["latest"]
-    assert read_desired(store, "p").state is DesiredState.RUN
+    assert read_desired_state(store, "p").state is DesiredState.RUN
     assert (deferred.trigger.floor, deferred.trigger.launched["attempt"]) == (1, "attempt-1")
     assert deferred.method_name == "resume"
 
@@ -101,24 +101,24 @@ def test_a_live_driver_is_adopted(store: Store) -> None:
 
 def test_nothing_is_launched_while_somebody_restores(store: Store) -> None:
     """A recovery under way is waited for by the trigger; the wish of the restorer stays."""
-    set_desired(store, "p", DesiredState.RECOVERING, who="ann")
+    set_desired_state(store, "p", DesiredState.RECOVERING, who="ann")
     _execute()
     assert NotingLauncher.started == []
-    assert read_desired(store, "p").state is DesiredState.RECOVERING
+    assert read_desired_state(store, "p").state is DesiredState.RECOVERING
 
 
 def test_an_automatic_retry_respects_a_stop(store: Store) -> None:
     """Stopped while the task waited for its retry: it ends green. A person's clear starts the stream again."""
-    set_desired(store, "p", DesiredState.STOPPED, who="ann")
+    set_desired_state(store, "p", DesiredState.STOPPED, who="ann")
     assert "stopped" in _operator().execute(_context(try_number=2))["why"]
     _execute(try_number=2, max_tries=4)
-    assert read_desired(store, "p").state is DesiredState.RUN
+    assert read_desired_state(store, "p").state is DesiredState.RUN
 
 
 @pytest.mark.parametrize("state", ["lost", "stalled", "stopped"])
 def test_an_unintended_end_is_followed_by_a_new_driver(store: Store, state: str) -> None:
     """Lost, stalled, or stopped by nobody: the stream should run, so it is launched anew without a retry."""
-    set_desired(store, "p", DesiredState.RUN, who="ann")
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
     with pytest.raises(TaskDeferred) as deferred:
         _resume(state)
     assert NotingLauncher.started == ["latest"]
@@ -128,23 +128,23 @@ def test_an_unintended_end_is_followed_by_a_new_driver(store: Store, state: str)
 
 def test_without_progress_airflow_s_retries_take_over(store: Store) -> None:
     """After a few launches in a row without a new checkpoint the task fails as transient."""
-    set_desired(store, "p", DesiredState.RUN, who="ann")
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
     with pytest.raises(DriverLostError, match="without a new checkpoint"):
-        _resume("lost", budget=Budget(None, RELAUNCHES))
+        _resume("lost", budget=RelaunchBudget(None, MAX_RELAUNCHES))
     assert NotingLauncher.started == []
 
 
 def test_progress_renews_the_budget() -> None:
     """A stream that seals between two losses may be lost as often as it likes."""
-    assert Budget("a", RELAUNCHES).spend("b") == Budget("b", 1)
-    assert not Budget("a", RELAUNCHES - 1).spend("a").exhausted
-    assert Budget("a", RELAUNCHES).spend("a").exhausted
+    assert RelaunchBudget("a", MAX_RELAUNCHES).after_loss("b") == RelaunchBudget("b", 1)
+    assert not RelaunchBudget("a", MAX_RELAUNCHES - 1).after_loss("a").exhausted
+    assert RelaunchBudget("a", MAX_RELAUNCHES).after_loss("a").exhausted
 
 
 @pytest.mark.parametrize(("kind", "error"), [("poison", PoisonError), ("configuration", ConfigurationError)])
 def test_what_needs_a_person_fails_the_task(store: Store, kind: str, error: type[Exception]) -> None:
     """Poison and configuration are raised as they were reported, for the retry policy to see."""
-    set_desired(store, "p", DesiredState.RUN, who="ann")
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
     with pytest.raises(error, match="row 7"):
         _resume("failed", {"class": kind, "message": "row 7"})
     assert NotingLauncher.started == []
@@ -152,7 +152,7 @@ def test_what_needs_a_person_fails_the_task(store: Store, kind: str, error: type
 
 def test_a_fenced_driver_means_that_another_one_drives(store: Store) -> None:
     """The other one is adopted; nothing is wrong with the stream."""
-    set_desired(store, "p", DesiredState.RUN, who="ann")
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
     Lease.acquire(store, "p", HERE)
     with pytest.raises(TaskDeferred) as deferred:
         _resume("failed", {"class": "fenced"})
@@ -162,41 +162,41 @@ def test_a_fenced_driver_means_that_another_one_drives(store: Store) -> None:
 
 def test_a_wanted_stop_ends_green(store: Store) -> None:
     """Somebody said stopped, and the driver has stopped."""
-    set_desired(store, "p", DesiredState.STOPPED, who="ann")
+    set_desired_state(store, "p", DesiredState.STOPPED, who="ann")
     assert "meant to be stopped" in _resume("stopped")["why"]
 
 
 def test_a_request_from_outside_is_a_wish_to_stop(store: Store) -> None:
     """Whoever asked the driver to stop meant it, whatever desired.json says; a recovery's own request does not count."""
-    set_desired(store, "p", DesiredState.RUN, who="ann")
-    submit(store, "p", Kind.DRAIN, who="airflow", token=1, request_id="hold-1")
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
+    submit_request(store, "p", RequestKind.DRAIN, who="airflow", token=1, request_id="hold-1")
     with pytest.raises(TaskDeferred):
         _resume("stopped")
-    submit(store, "p", Kind.STOP, who="bob", why="enough", token=1)
+    submit_request(store, "p", RequestKind.STOP, who="bob", why="enough", token=1)
     assert "meant to be stopped" in _resume("stopped")["why"]
-    assert read_desired(store, "p").who == "bob"
+    assert read_desired_state(store, "p").who == "bob"
 
 
 def test_a_finished_stream_stays_finished(store: Store) -> None:
     """All sources are done: the run ends green, and the sweep has nothing to bring back."""
-    set_desired(store, "p", DesiredState.RUN, who="ann")
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
     _resume("finished")
-    assert read_desired(store, "p").state is DesiredState.STOPPED
+    assert read_desired_state(store, "p").state is DesiredState.STOPPED
 
 
 def _wipe(store: Store) -> None:
-    for entry in list(store.list(Layout("p").root)):
+    for entry in list(store.list_objects(BucketLayout("p").pipeline_prefix)):
         store.delete(entry.key)
 
 
 def test_a_wiped_bucket_is_no_stop(store: Store) -> None:
     """A run left over from another time meets an empty bucket: it fails and says so, it does not end green or start anew."""
-    set_desired(store, "p", DesiredState.RUN, who="ann")
-    past = asdict(Past(uid=ensure_identity(store, "p")))
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
+    past = asdict(RunMemory(uid=ensure_identity(store, "p")))
     _wipe(store)
     for state in ("lost", "stopped", "finished", "stalled"):
         with pytest.raises(ConfigurationError, match=r"no longer knows p.*is gone"):
-            _operator().resume(_context(), _event(state, {}), None, asdict(Budget()), past)
+            _operator().resume(_context(), _event(state, {}), None, asdict(RelaunchBudget()), past)
     with pytest.raises(ConfigurationError, match=r"no longer knows p"):  # of an older run, that remembered nothing
         _resume("lost")
     assert NotingLauncher.started == []
@@ -204,10 +204,10 @@ def test_a_wiped_bucket_is_no_stop(store: Store) -> None:
 
 def test_another_bucket_under_the_same_name_is_refused(store: Store) -> None:
     """The identity differs from the one the run has seen: another stream lives there."""
-    set_desired(store, "p", DesiredState.RUN, who="ann")
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
     ensure_identity(store, "p")
     with pytest.raises(ConfigurationError, match="it was the-old-one"):
-        _operator().resume(_context(), _event("lost", {}), None, asdict(Budget()), asdict(Past(uid="the-old-one")))
+        _operator().resume(_context(), _event("lost", {}), None, asdict(RelaunchBudget()), asdict(RunMemory(uid="the-old-one")))
 
 
 def test_a_retry_over_a_wiped_bucket_fails(store: Store) -> None:
@@ -221,8 +221,8 @@ def test_a_retry_of_a_try_that_never_came_so_far_is_the_first(store: Store) -> N
     memory = Memory()
     with pytest.raises(TaskDeferred):
         _operator().execute(_context(try_number=2, memory=memory))
-    assert read_desired(store, "p").state is DesiredState.RUN
-    set_desired(store, "p", DesiredState.STOPPED, who="ann")
+    assert read_desired_state(store, "p").state is DesiredState.RUN
+    set_desired_state(store, "p", DesiredState.STOPPED, who="ann")
     assert "was stopped" in _operator().execute(_context(try_number=3, memory=memory))["why"]
 
 
@@ -233,7 +233,7 @@ def test_the_identity_is_remembered_once_there_is_one(store: Store) -> None:
     assert first.kwargs["past"]["uid"] is None
     uid = ensure_identity(store, "p")
     with pytest.raises(TaskDeferred) as again:
-        _operator().resume(_context(), _event("lost", {}), None, asdict(Budget()), first.kwargs["past"])
+        _operator().resume(_context(), _event("lost", {}), None, asdict(RelaunchBudget()), first.kwargs["past"])
     assert again.value.kwargs is not None
     assert again.value.kwargs["past"]["uid"] == uid
 
@@ -246,10 +246,10 @@ def test_an_old_run_hands_its_driver_over(store: Store) -> None:
         operator.execute(_context())
     remembered = deferred.value.kwargs
     assert remembered is not None
-    assert 3590e6 < deferred.value.trigger.due - SYSTEM_CLOCK.ticks() <= 3600e6
+    assert 3590e6 < deferred.value.trigger.due - SYSTEM_CLOCK.wall_ticks() <= 3600e6
     with pytest.raises(DagRunTriggerException) as handed:
         operator.resume(_context(), _event("live", {}), **remembered)
     assert (handed.value.trigger_dag_id, handed.value.wait_for_completion) == ("p.stream", False)
     assert "already" in operator.resume(_context(queued=1), _event("live", {}), **remembered)["why"]
-    assert read_desired(store, "p").state is DesiredState.RUN
+    assert read_desired_state(store, "p").state is DesiredState.RUN
     assert NotingLauncher.started == ["latest"]

@@ -18,7 +18,7 @@ from airflow.providers.apache.spark.hooks import spark_submit
 from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.operators.access import StoreAccess
 from tidegate.operators.factory import build_dags
-from tidegate.operators.launch import LocalLauncher, launcher
+from tidegate.operators.launch import LocalLauncher, make_launcher
 from tidegate.operators.recover import RecoverOperator
 from tidegate.operators.stream import StreamOperator
 from tidegate.operators.submit import SubmitLauncher
@@ -65,7 +65,7 @@ def _line(spec: Path) -> list[str]:
     stem = spec.parent / uuid.uuid4().hex
     inherited = {"KAFKA_JAAS": JAAS, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://o", "AWS_CA_BUNDLE": "/ca", "HOME": "/home/airflow"}
     environment = {**ACCESS.environment, "TIDEGATE_STORE": ACCESS.url, **inherited}
-    return launcher.command(str(spec), ACCESS, "latest", stem, environment)
+    return launcher.build_command(str(spec), ACCESS, "latest", stem, environment)
 
 
 def _after(line: list[str], option: str) -> list[str]:
@@ -116,7 +116,7 @@ def test_kubernetes_fetches_the_program_from_somewhere(spec: Path, monkeypatch: 
     """Said before a driver's pod would fail for it."""
     _connect(monkeypatch, "k8s")
     with pytest.raises(ConfigurationError, match=r"spark\.kubernetes\.file\.upload\.path"):
-        SubmitLauncher("cluster").command(str(spec), ACCESS, "latest", spec.parent / "x", ACCESS.environment)
+        SubmitLauncher("cluster").build_command(str(spec), ACCESS, "latest", spec.parent / "x", ACCESS.environment)
 
 
 def test_kubernetes_needs_its_provider(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +132,8 @@ def test_the_spec_chooses_the_launcher(spec: Path) -> None:
     dags = build_dags(spec.parent)
     stream = dags["p.stream"].get_task("stream")
     assert isinstance(stream, StreamOperator)
-    assert isinstance(launcher(stream.submit), SubmitLauncher)
-    assert isinstance(launcher(None), LocalLauncher)
+    assert isinstance(make_launcher(stream.submit), SubmitLauncher)
+    assert isinstance(make_launcher(None), LocalLauncher)
     recover = dags["p.recover"].get_task("recover")
     assert isinstance(recover, RecoverOperator)
     assert recover.submit == stream.submit

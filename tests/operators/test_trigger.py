@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.desired import DesiredState, read_desired, set_desired
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.lease import ProcessIdentity, Lease
 from tidegate.checkpoints.manifest import Counters, Manifest
 from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.status import Status, write_status
+from tidegate.checkpoints.status import DriverStatus, write_status
 from tidegate.checkpoints.store import Store
 from tidegate.operators import trigger
-from tidegate.operators.assets import SealTrigger, is_event
-from tidegate.operators.launch import Launched
+from tidegate.operators.assets import SealTrigger, has_new_event
+from tidegate.operators.launch import LaunchedDriver
 from tidegate.operators.observe import StreamObserver
 from tidegate.operators.trigger import StreamTrigger
 
-ELSEWHERE = Holder(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+ELSEWHERE = ProcessIdentity(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def _trigger(floor: int = 1) -> StreamTrigger:
 
 
 def _kill(monkeypatch: pytest.MonkeyPatch, state: str | None, floor: int = 1, other_runs: int = 0) -> None:
-    monkeypatch.setattr(trigger, "_state_of", lambda task: state)
-    monkeypatch.setattr(trigger, "_other_runs", lambda task: other_runs)
+    monkeypatch.setattr(trigger, "_read_task_state", lambda task: state)
+    monkeypatch.setattr(trigger, "_count_other_runs", lambda task: other_runs)
     asyncio.run(_trigger(floor).on_kill())
 
 
@@ -66,7 +66,7 @@ def test_a_task_that_a_person_ended_ends_its_driver(
     Lease.acquire(store, "p", ELSEWHERE)
     _kill(monkeypatch, state)
     assert stops == [f"the task was set to {state} in Airflow"]
-    assert read_desired(store, "p").state is DesiredState.STOPPED
+    assert read_desired_state(store, "p").state is DesiredState.STOPPED
 
 
 @pytest.mark.parametrize("state", ["deferred", "running", "queued", "scheduled", "up_for_retry", None])
@@ -74,20 +74,20 @@ def test_a_cleared_task_keeps_its_driver(
     store: Store, stops: list[str], monkeypatch: pytest.MonkeyPatch, state: str | None
 ) -> None:
     """on_kill comes up to three seconds after a clear, when the new try has adopted the driver: it must not kill it."""
-    set_desired(store, "p", DesiredState.RUN, who="ann")
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
     Lease.acquire(store, "p", ELSEWHERE)
     _kill(monkeypatch, state)
     assert stops == []
-    assert read_desired(store, "p").state is DesiredState.RUN
+    assert read_desired_state(store, "p").state is DesiredState.RUN
 
 
 def test_a_run_that_waits_keeps_the_driver(store: Store, stops: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether on_kill or the next run comes first is luck; what becomes of the stream is not."""
-    set_desired(store, "p", DesiredState.RUN, who="ann")
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
     Lease.acquire(store, "p", ELSEWHERE)
     _kill(monkeypatch, "failed", other_runs=1)
     assert stops == []
-    assert read_desired(store, "p").state is DesiredState.RUN
+    assert read_desired_state(store, "p").state is DesiredState.RUN
 
 
 def test_a_driver_of_somebody_else_is_not_stopped(store: Store, stops: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_a_driver_of_somebody_else_is_not_stopped(store: Store, stops: list[str]
 
 def test_a_trigger_survives_its_own_serialisation() -> None:
     """The triggerer builds it anew from class path and arguments."""
-    launched = Launched("a", "log", ELSEWHERE, "exit").as_dict()
+    launched = LaunchedDriver("a", "log", ELSEWHERE, "exit").as_dict()
     made = StreamTrigger(pipeline="p", floor=3, conn_id="c", launched=launched, due=7)
     path, arguments = made.serialize()
     assert path == "tidegate.operators.trigger.StreamTrigger"
@@ -112,12 +112,12 @@ def test_a_trigger_survives_its_own_serialisation() -> None:
 def test_nothing_is_reported_while_somebody_restores(store: Store) -> None:
     """The driver is gone because a recovery stopped it: the trigger waits until the recovery says what shall be."""
     Lease.acquire(store, "p", ELSEWHERE).release()
-    write_status(store, "p", Status(token=1, driver="d", step="x", at=0, body={"state": "stopped"}))
-    set_desired(store, "p", DesiredState.RECOVERING, who="ann")
+    write_status(store, "p", DriverStatus(token=1, driver="d", step="x", at=0, body={"state": "stopped"}))
+    set_desired_state(store, "p", DesiredState.RECOVERING, who="ann")
     watching, observer = _trigger(), StreamObserver(store, "p", floor=1)
-    assert watching._look(store, observer) is None
-    set_desired(store, "p", DesiredState.RUN, who="ann")
-    seen = watching._look(store, observer)
+    assert watching._observe_change(store, observer) is None
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
+    seen = watching._observe_change(store, observer)
     assert seen is not None
     assert seen.state == "stopped"
 
@@ -126,10 +126,10 @@ def test_a_live_stream_is_reported_when_its_run_is_due(store: Store) -> None:
     """Until then a live stream is no news; from then on the task may hand its driver over."""
     Lease.acquire(store, "p", ELSEWHERE)
     watching, observer = _trigger(), StreamObserver(store, "p", floor=1)
-    watching.due = SYSTEM_CLOCK.ticks() + 3_600_000_000
-    assert watching._look(store, observer) is None
-    watching.due = SYSTEM_CLOCK.ticks()
-    seen = watching._look(store, observer)
+    watching.due = SYSTEM_CLOCK.wall_ticks() + 3_600_000_000
+    assert watching._observe_change(store, observer) is None
+    watching.due = SYSTEM_CLOCK.wall_ticks()
+    seen = watching._observe_change(store, observer)
     assert seen is not None
     assert seen.state == "live"
 
@@ -157,11 +157,11 @@ def _manifest(slot: int, late: int = 0, outcome: str | None = None, timeline: in
 def test_what_counts_as_an_event() -> None:
     """Any checkpoint seals; late rows and troubled barriers count only when they are new; a restore starts anew."""
     mark = {"timeline": 0, "slot": 5, "late": 3, "barrier": 4}
-    assert is_event("sealed", _manifest(6), mark)
-    assert not is_event("sealed", _manifest(5), mark)
-    assert is_event("late", _manifest(6, late=4), mark)
-    assert not is_event("late", _manifest(6, late=3), mark)
-    assert is_event("barrier", _manifest(6, outcome="incomplete"), mark)
-    assert not is_event("barrier", _manifest(6, outcome="complete"), mark)
-    assert is_event("late", _manifest(4, late=1, timeline=1), mark)
-    assert not is_event("late", _manifest(1), None)
+    assert has_new_event("sealed", _manifest(6), mark)
+    assert not has_new_event("sealed", _manifest(5), mark)
+    assert has_new_event("late", _manifest(6, late=4), mark)
+    assert not has_new_event("late", _manifest(6, late=3), mark)
+    assert has_new_event("barrier", _manifest(6, outcome="incomplete"), mark)
+    assert not has_new_event("barrier", _manifest(6, outcome="complete"), mark)
+    assert has_new_event("late", _manifest(4, late=1, timeline=1), mark)
+    assert not has_new_event("late", _manifest(1), None)

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 
 from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.lease import Holder, Lease, LeaseView, read_lease
+from tidegate.checkpoints.lease import ProcessIdentity, Lease, LeaseView, read_lease
 from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore
-from tidegate.checkpoints.status import Status, write_status
+from tidegate.checkpoints.status import DriverStatus, write_status
 from tidegate.operators.observe import StreamObserver
-from tidegate.operators.watch import Observation, Rules, Sighting, StreamState, Timer, is_final, judge
+from tidegate.operators.watch import Observation, LivenessLimits, LivenessSample, StreamLiveness, ChangeTimer, needs_person, judge_liveness
 
-ELSEWHERE = Holder(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
-RULES = Rules(start_timeout=180, stall_after=120)
+ELSEWHERE = ProcessIdentity(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+RULES = LivenessLimits(start_timeout=180, stall_after=120)
 
 
-def _lease(token: int = 1, holder: Holder | None = ELSEWHERE) -> LeaseView:
+def _lease(token: int = 1, holder: ProcessIdentity | None = ELSEWHERE) -> LeaseView:
     store = MemoryStore()
     held = Lease.acquire(store, "p", ELSEWHERE, clock=ManualClock())
     if holder is None:
@@ -25,100 +25,100 @@ def _lease(token: int = 1, holder: Holder | None = ELSEWHERE) -> LeaseView:
     return LeaseView(view.record.model_copy(update={"token": token}), view.etag)
 
 
-def _seen(**changes: Any) -> Sighting:
+def _seen(**changes: Any) -> LivenessSample:
     base: dict[str, Any] = {"lease": _lease(), "silent_for": 1.0, "status": {"token": 1, "state": "running"}, "floor": 1}
-    return Sighting(**(base | changes))
+    return LivenessSample(**(base | changes))
 
 
-def _state(**changes: Any) -> StreamState:
-    return judge(_seen(**changes), RULES).state
+def _state(**changes: Any) -> StreamLiveness:
+    return judge_liveness(_seen(**changes), RULES).state
 
 
 def test_a_renewed_lease_is_live() -> None:
     """Somebody who renews the lease and finishes steps drives."""
-    assert _state() is StreamState.LIVE
+    assert _state() is StreamLiveness.LIVE
 
 
 def test_a_silent_lease_is_lost() -> None:
     """A lease elsewhere that was not renewed for longer than its TTL is lost."""
-    assert _state(silent_for=7.5) is StreamState.LOST
-    assert _state(silent_for=6.5) is StreamState.LIVE
+    assert _state(silent_for=7.5) is StreamLiveness.LOST
+    assert _state(silent_for=6.5) is StreamLiveness.LIVE
 
 
 def test_a_dead_holder_here_is_lost_at_once() -> None:
     """A pid of this host that belongs to nobody any more needs no waiting."""
-    me = Holder.this_process()
+    me = ProcessIdentity.this_process()
     dead = LeaseView(_lease().record.model_copy(update={"holder": me.model_copy(update={"start_ticks": 1})}), "e")
-    found = judge(_seen(lease=dead, silent_for=0.0), RULES)
-    assert found.state is StreamState.LOST
+    found = judge_liveness(_seen(lease=dead, silent_for=0.0), RULES)
+    assert found.state is StreamLiveness.LOST
     assert "is dead" in found.why
 
 
 def test_no_step_finished_is_stalled() -> None:
     """Whoever renews the lease but finishes nothing for `stall_after` is stalled."""
-    assert _state(still_for=121) is StreamState.STALLED
+    assert _state(still_for=121) is StreamLiveness.STALLED
 
 
 @pytest.mark.parametrize(("word", "still_for"), [("waiting", 9_999.0), ("starting", 170.0)])
 def test_waiting_and_starting_are_not_stalled(word: str, still_for: float) -> None:
     """A driver that waits for the store, or for its JVM, does not count as stalled."""
-    assert _state(status={"token": 1, "state": word}, still_for=still_for) is StreamState.LIVE
+    assert _state(status={"token": 1, "state": word}, still_for=still_for) is StreamLiveness.LIVE
 
 
 def test_a_launched_process_may_take_its_time() -> None:
     """Between launch and lease only the process shows life, and its patience ends at `start_timeout`."""
     before = {"token": 3, "state": "failed"}  # the words of a predecessor
     start: dict[str, Any] = {"lease": _lease(3, None), "floor": 4, "process_alive": True, "status": before}
-    assert _state(**start, launched_for=30.0) is StreamState.LIVE
-    assert _state(**start, launched_for=200.0) is StreamState.STALLED
+    assert _state(**start, launched_for=30.0) is StreamLiveness.LIVE
+    assert _state(**start, launched_for=200.0) is StreamLiveness.STALLED
 
 
 def test_a_running_process_without_its_lease_is_stalled() -> None:
     """A wedged driver loses its lease; its process must be removed before another starts."""
-    assert _state(silent_for=9.0, process_alive=True) is StreamState.STALLED
+    assert _state(silent_for=9.0, process_alive=True) is StreamLiveness.STALLED
 
 
 @pytest.mark.parametrize("word", ["finished", "stopped"])
 def test_last_words_of_the_watched_driver_count(word: str) -> None:
     """What the driver said last decides when the lease is free."""
-    assert _state(lease=_lease(1, None), status={"token": 1, "state": word}) is StreamState(word)
+    assert _state(lease=_lease(1, None), status={"token": 1, "state": word}) is StreamLiveness(word)
 
 
 def test_last_words_of_an_earlier_driver_do_not_count() -> None:
     """A status with a token below the floor was written by a predecessor."""
-    assert _state(lease=_lease(1, None), floor=2, status={"token": 1, "state": "finished"}) is StreamState.LOST
+    assert _state(lease=_lease(1, None), floor=2, status={"token": 1, "state": "finished"}) is StreamLiveness.LOST
 
 
 def test_a_failure_keeps_its_class() -> None:
     """The error travels with the observation, and poison is final."""
     error = {"class": "poison", "message": "row 7", "code": "x"}
-    found = judge(_seen(lease=_lease(1, None), status={"token": 1, "state": "failed", "error": error}), RULES)
-    assert found.state is StreamState.FAILED
-    assert is_final(found)
+    found = judge_liveness(_seen(lease=_lease(1, None), status={"token": 1, "state": "failed", "error": error}), RULES)
+    assert found.state is StreamLiveness.FAILED
+    assert needs_person(found)
     assert Observation.from_dict(found.as_dict()) == found
 
 
 @pytest.mark.parametrize(
     ("code", "expected", "kind"),
     [
-        (0, StreamState.STOPPED, None),
-        (1, StreamState.FAILED, "poison"),
-        (2, StreamState.FAILED, "configuration"),
-        (3, StreamState.FAILED, "transient"),
-        (4, StreamState.FAILED, "fenced"),
-        (137, StreamState.LOST, None),
+        (0, StreamLiveness.STOPPED, None),
+        (1, StreamLiveness.FAILED, "poison"),
+        (2, StreamLiveness.FAILED, "configuration"),
+        (3, StreamLiveness.FAILED, "transient"),
+        (4, StreamLiveness.FAILED, "fenced"),
+        (137, StreamLiveness.LOST, None),
     ],
 )
-def test_an_exit_code_stands_in_for_missing_words(code: int, expected: StreamState, kind: str | None) -> None:
+def test_an_exit_code_stands_in_for_missing_words(code: int, expected: StreamLiveness, kind: str | None) -> None:
     """A driver that could not even write its status is classified by its exit code; a signal means lost."""
-    found = judge(_seen(lease=None, status=None, exit_code=code), RULES)
+    found = judge_liveness(_seen(lease=None, status=None, exit_code=code), RULES)
     assert (found.state, found.error.get("class")) == (expected, kind)
 
 
 def test_a_timer_starts_anew_with_every_change() -> None:
     """Standstill is counted from the last change, on the caller's clock."""
-    timer = Timer()
-    assert [timer.still_for(value, now) for value, now in [("a", 5.0), ("a", 9.0), ("b", 10.0), ("b", 11.5)]] == [0, 4, 0, 1.5]
+    timer = ChangeTimer()
+    assert [timer.seconds_unchanged(value, now) for value, now in [("a", 5.0), ("a", 9.0), ("b", 10.0), ("b", 11.5)]] == [0, 4, 0, 1.5]
 
 
 def test_an_outage_of_the_store_is_not_held_against_the_driver() -> None:
@@ -127,18 +127,18 @@ def test_an_outage_of_the_store_is_not_held_against_the_driver() -> None:
     store = MemoryStore(bucket)
     Lease.acquire(store, "p", ELSEWHERE, clock=clock)
     observer = StreamObserver(MemoryStore(bucket, hook=lambda _: Fault.REFUSED if away[0] else None), "p", floor=1, clock=clock)
-    assert observer.look() is not None
+    assert observer.observe() is not None
     away[0] = True
     clock.advance(30)
-    assert observer.look() is None
+    assert observer.observe() is None
     away[0] = False
-    found = observer.look()
+    found = observer.observe()
     assert found is not None
-    assert found.state is StreamState.LIVE
+    assert found.state is StreamLiveness.LIVE
     clock.advance(8)
-    lost = observer.look()
+    lost = observer.observe()
     assert lost is not None
-    assert lost.state is StreamState.LOST
+    assert lost.state is StreamLiveness.LOST
 
 
 def test_the_floor_follows_the_driver() -> None:
@@ -146,13 +146,13 @@ def test_the_floor_follows_the_driver() -> None:
     clock, store = ManualClock(), MemoryStore()
     first = Lease.acquire(store, "p", ELSEWHERE, clock=clock)
     observer = StreamObserver(store, "p", floor=first.token, clock=clock)
-    observer.look()
+    observer.observe()
     first.release()
     Lease.acquire(store, "p", ELSEWHERE, clock=clock)
-    observer.look()
+    observer.observe()
     assert observer.floor == 2
-    write_status(store, "p", Status(token=1, driver="d", step="x", at=0, body={"state": "finished"}))
+    write_status(store, "p", DriverStatus(token=1, driver="d", step="x", at=0, body={"state": "finished"}))
     clock.advance(60)
-    found = observer.look()
+    found = observer.observe()
     assert found is not None
-    assert found.state is StreamState.LOST
+    assert found.state is StreamLiveness.LOST

@@ -15,7 +15,7 @@ from tests.epochs import seal_epoch
 from tidegate.checkpoints.log import SlotLog
 from tidegate.operators import windows
 from tidegate.operators.factory import build_dags
-from tidegate.operators.windows import ClosedWindowsOperator, closed_periods, partition_key, window_asset
+from tidegate.operators.windows import ClosedWindowsOperator, list_closed_periods, format_partition_key, window_asset
 
 MINUTE = 60_000_000
 HOUR = 60 * MINUTE
@@ -72,7 +72,7 @@ def test_a_restore_announces_again(empty_log: SlotLog) -> None:
     _seal(empty_log, START + HOUR)
     _seal(empty_log, START + 3 * HOUR)
     assert len(_announce()) == 3
-    target = empty_log.read(0, 2)
+    target = empty_log.read_slot(0, 2)
     assert target is not None
     empty_log.fork(empty_log.head(), target.epoch.id, request_id="r", who="ann", why="")
     assert _announce() == []
@@ -82,10 +82,10 @@ def test_a_restore_announces_again(empty_log: SlotLog) -> None:
 
 def test_a_stream_that_catches_up_is_announced_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not more than so many periods at once, oldest first."""
-    monkeypatch.setattr(windows, "MOST", 3)
-    assert closed_periods(START, START + 9 * HOUR, HOUR) == [START, START + HOUR, START + 2 * HOUR]
-    assert closed_periods(None, START, HOUR) == []
-    assert partition_key(START + 90 * MINUTE) == "2026-01-01T01:30:00"
+    monkeypatch.setattr(windows, "MAX_PERIODS", 3)
+    assert list_closed_periods(START, START + 9 * HOUR, HOUR) == [START, START + HOUR, START + 2 * HOUR]
+    assert list_closed_periods(None, START, HOUR) == []
+    assert format_partition_key(START + 90 * MINUTE) == "2026-01-01T01:30:00"
 
 
 def test_only_who_asks_gets_the_dag(tmp_path: Path) -> None:

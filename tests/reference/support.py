@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tidegate.jobs.conformance.bench import DeciderBench
-from tidegate.jobs.engine.interfaces import Cut, Moved
-from tidegate.jobs.eventtime.decider import blocked, hold_back
+from tidegate.jobs.engine.interfaces import Cut, MoveResult
+from tidegate.jobs.eventtime.decider import list_blocked_members, select_members_ahead
 from tidegate.jobs.eventtime.types import Decision, Member
 from tidegate.jobs.reference.model import Model, Offer, Outcome
-from tidegate.jobs.spec.pipeline import Limits, PipelineSpec
+from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec
 
 SOAK = "TIDEGATE_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("TIDEGATE_EXAMPLES", "25"))
@@ -48,7 +48,7 @@ class Pair:
     """The same world on the model and on decider plus mover, epoch by epoch."""
 
     world: World
-    moved: list[tuple[Decision, Moved]] = field(default_factory=list)
+    moved: list[tuple[Decision, MoveResult]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -79,13 +79,13 @@ class Pair:
         for member in tick.ends - self.ended:
             self.real.sources[member.source].end(member.partition)
         self.ended |= tick.ends
-        held = hold_back(self.world.spec, self.real.state, self.real.buffered) if number else set()
+        held = select_members_ahead(self.world.spec, self.real.state, self.real.buffered) if number else set()
         offers = {m: self._offer(m, 0 if m in held else tick.limit) for m in self.world.members}
-        waiting = blocked(self.real.state) | held
+        waiting = list_blocked_members(self.real.state) | held
         slices = []
         for member in self.world.members:
             source = self.real.sources[member.source]
-            limits = Limits(rows=tick.limit)
+            limits = ReadLimits(rows=tick.limit)
             slices.append(source.plan(member, self.real.resume.get(member), limits, blocked=member in waiting))
         outcome = self.model.epoch(self.now, offers, run_start=number == 0, aborts=tick.aborts)
         decision, moved, cut = self.real.run(Cut(tuple(slices)), self.now, run_start=number == 0, aborts=tick.aborts)
@@ -103,7 +103,7 @@ class Pair:
         whole = end == len(rows)
         return Offer(list(enumerate(rows[start:end], start)), not whole, whole and member in self.ended)
 
-    def seen_by_decider(self, decision: Decision, moved: Moved, cut: Cut) -> dict[str, Any]:
+    def seen_by_decider(self, decision: Decision, moved: MoveResult, cut: Cut) -> dict[str, Any]:
         """One epoch in comparable form."""
         real = self.real
         return {

@@ -12,13 +12,13 @@ import pytest
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Slice, seq_of
-from tidegate.jobs.eventtime.types import BEGINNING, Decision, Mark, Member
+from tidegate.jobs.engine.interfaces import Cut, MoveResult, MoveOrder, Slice, join_seq
+from tidegate.jobs.eventtime.types import FIRST_RELEASE_MARK, Decision, ReleaseMark, Member
 from tidegate.jobs.reference.memory_source import MemorySource
 from tidegate.jobs.reference.mover import ReferenceMover
 from tidegate.jobs.reference.tables import read_rows_of
 from tidegate.jobs.spec.errors import PoisonError
-from tidegate.jobs.spec.pipeline import Limits, PipelineSpec
+from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec
 from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
 
 COLUMNS = {"t": "timestamp", "until": "timestamp", "kind": "string", "k": "string", "v": "long"}
@@ -45,21 +45,21 @@ class Rig:
 
     def plan(self, *rows: dict[str, Any]) -> Slice:
         self.source.append(*rows)
-        return self.source.plan(Member("a"), self.resume, Limits())
+        return self.source.plan(Member("a"), self.resume, ReadLimits())
 
-    def run(self, *rows: dict[str, Any], before: int, after: int, decision: Decision | None = None) -> Moved:
+    def run(self, *rows: dict[str, Any], before: int, after: int, decision: Decision | None = None) -> MoveResult:
         part = self.plan(*rows)
         survey = self.mover.survey(Cut((part,)), self.state)
         self.epoch += 1
-        decided = decision or Decision(0, before, after, 0, Mark(0, before), False, Mark(0, before), Mark(0, after))
+        decided = decision or Decision(0, before, after, 0, ReleaseMark(0, before), False, ReleaseMark(0, before), ReleaseMark(0, after))
         order = MoveOrder(Cut((part,)), decided, self.segments, "p/0", str(self.epoch), 0, self.epoch, self.position, self.state)
         moved = self.mover.move(order)
-        assert moved.counters.conserved()
+        assert moved.counters.is_conserved()
         self.resume, self.segments, self.position = part.resume, moved.segments, moved.next_position
         self.state = {"clock": 0, "members": {"a/0": {"generator": survey.members[0].punctuation_state}}}
         return moved
 
-    def table(self, moved: Moved, name: str) -> list[dict[str, Any]]:
+    def table(self, moved: MoveResult, name: str) -> list[dict[str, Any]]:
         return [row for ref in moved.files.get(name, ()) for row in read_rows_of(self.store, ref)]
 
 
@@ -77,7 +77,7 @@ def test_rows_leave_in_order_when_the_mark_passes_them() -> None:
     second = rig.run(at(20, 2), before=15, after=40)
     assert [(r["t"], r["position"]) for r in rig.table(second, "events")] == [(20, 1), (30, 2)]
     assert not second.segments
-    assert second.released_max == Mark(0, 30)
+    assert second.released_max == ReleaseMark(0, 30)
 
 
 def test_a_segment_is_kept_until_its_last_row_left() -> None:
@@ -135,9 +135,9 @@ def test_windows_update_and_purge() -> None:
     """W3: a window is emitted when F passes it, updated while lateness lasts, then its rows are late."""
     window = {"kind": "tumbling", "size": 10, "lateness": 5, "aggregates": {"n": "count(*)"}}
     rig = Rig(pipeline(release={"mode": "pass_through"}, windows={"w": window}))
-    free = Decision(0, 0, 0, 0, None, False, BEGINNING, BEGINNING)
+    free = Decision(0, 0, 0, 0, None, False, FIRST_RELEASE_MARK, FIRST_RELEASE_MARK)
 
-    def step(*rows: dict[str, Any], before: int, after: int) -> Moved:
+    def step(*rows: dict[str, Any], before: int, after: int) -> MoveResult:
         return rig.run(*rows, before=before, after=after, decision=replace(free, frontier_before=before, frontier_after=after))
 
     assert step(at(2), before=TICK_MIN, after=TICK_MIN).files.keys() == {"events"}
@@ -197,16 +197,16 @@ def test_object_slices_are_cast_to_the_schema() -> None:
     pq.write_table(table, buffer)
     store.put("a/one.parquet", buffer.getvalue())
     piece = {"key": "a/one.parquet", "ordinal": 2, "row_start": 1, "row_end": 3}
-    part = Slice(Member("a"), seq_of(2, 1), seq_of(2, 3), (piece,))
+    part = Slice(Member("a"), join_seq(2, 1), join_seq(2, 3), (piece,))
     mover = ReferenceMover(store, spec)
     survey = mover.survey(Cut((part,)), {}).members[0]
     assert (survey.rows, survey.dead, survey.max_time) == (1, 1, 3000)
-    decision = Decision(0, TICK_MIN, TICK_MAX, 0, None, False, BEGINNING, Mark(1, TICK_MIN))
+    decision = Decision(0, TICK_MIN, TICK_MAX, 0, None, False, FIRST_RELEASE_MARK, ReleaseMark(1, TICK_MIN))
     moved = mover.move(MoveOrder(Cut((part,)), decision, (), "p/0", "1", 0, 1, 0))
     rows = read_rows_of(store, moved.files["events"][0])
-    assert [(r["t"], r["v"], r["_seq"]) for r in rows] == [(3000, 3, seq_of(2, 2))]
+    assert [(r["t"], r["v"], r["_seq"]) for r in rows] == [(3000, 3, join_seq(2, 2))]
     dead = read_rows_of(store, moved.files["dead_letters"][0])
-    assert [(r["reason"], r["object"], r["_seq"]) for r in dead] == [("bad_value", "a/one.parquet", seq_of(2, 1))]
+    assert [(r["reason"], r["object"], r["_seq"]) for r in dead] == [("bad_value", "a/one.parquet", join_seq(2, 1))]
 
 
 def test_many_segments_are_gathered() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.reference.support import EXAMPLES
 from tidegate.jobs.conformance.bench import ENGINES, Bench, Play, bench
 from tidegate.jobs.conformance.windows_common import END, WINDOW, pipeline, watermark
-from tidegate.jobs.eventtime.types import Mark
+from tidegate.jobs.eventtime.types import ReleaseMark
 from tidegate.jobs.reference.glom import Group, Left, build
 from tidegate.jobs.reference.windows import spans_of
 from tidegate.jobs.spec.errors import PoisonError
@@ -393,9 +393,9 @@ def test_g1_rows_are_grouped_by_the_first_of_the_group() -> None:
         found: list[tuple[int, int]] = []
         group = Group()
         for epoch in ([Left(0, time, n)] for n, time in enumerate(times)):  # every row in an epoch of its own
-            done, group = build(group, epoch, GlomOptions.model_validate(options), Mark(0, epoch[0].time))
+            done, group = build(group, epoch, GlomOptions.model_validate(options), ReleaseMark(0, epoch[0].time))
             found += [(one.row(GlomOptions.model_validate(options))["stamp"], len(one.times)) for one in done]
-        done, group = build(group, [], GlomOptions.model_validate(options), Mark(0, 2**63 - 1))
+        done, group = build(group, [], GlomOptions.model_validate(options), ReleaseMark(0, 2**63 - 1))
         assert not group.times
         return [*found, *((one.row(GlomOptions.model_validate(options))["stamp"], len(one.times)) for one in done)]
 

@@ -14,25 +14,25 @@ from tests.simulation.storage import SimStore
 from tests.simulation.world import Baton, Process, SimClock, World
 
 from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.keeper import LeaseKeeper
+from tidegate.checkpoints.keeper import LeaseRenewer
 from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.lease import Lease, evict
-from tidegate.checkpoints.log import Lost, Sealed, SlotLog
+from tidegate.checkpoints.lease import Lease, evict_lease_holder
+from tidegate.checkpoints.log import SlotTaken, Sealed, SlotLog
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
-from tidegate.checkpoints.requests import Kind, submit
+from tidegate.checkpoints.requests import RequestKind, submit_request
 from tidegate.checkpoints.restore import commit_restore, plan_restore
-from tidegate.checkpoints.retention import Policy, Retention
+from tidegate.checkpoints.retention import RetentionPolicy, Retention
 from tidegate.checkpoints.roots import pin_checkpoint
-from tidegate.jobs.driver.inbox import Inbox
-from tidegate.jobs.driver.recovery import settle_head
+from tidegate.jobs.driver.inbox import RequestInbox
+from tidegate.jobs.driver.recovery import select_start_checkpoint
 from tidegate.jobs.driver.steps import DriverSteps
-from tidegate.jobs.engine.epoch import Author, Engine
+from tidegate.jobs.engine.epoch import ManifestAuthor, Engine
 from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.reference.memory_source import MemorySource
 from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.sinks.compaction import compact_tables, delete_unnamed
-from tidegate.jobs.sinks.small import SmallTables
-from tidegate.jobs.sinks.tables import published_upto, rewound
+from tidegate.jobs.sinks.compaction import compact_tables, delete_orphan_files
+from tidegate.jobs.sinks.small import DriverTables
+from tidegate.jobs.sinks.tables import find_published_slot, have_followers_rewound
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
 
 __all__ = ["KINDS", "SPEC", "Stage", "WatchedLog"]
@@ -73,10 +73,10 @@ class WatchedLog(SlotLog):
         super().__init__(store, PIPELINE, clock=clock, jitter=store.world.rng.random)
         self.world = store.world
 
-    def seal(self, record: Manifest | ForkRecord) -> Sealed | Lost:
+    def seal(self, record: Manifest | ForkRecord) -> Sealed | SlotTaken:
         """Seal, and check what was told."""
         outcome = super().seal(record)
-        key = self.layout.slot(record.timeline, record.slot)
+        key = self.layout.slot_key(record.timeline, record.slot)
         mine = self.world.bucket.bytes.get(key) == record.to_bytes()
         if mine is not isinstance(outcome, Sealed):
             raise Violation(f"slot {record.slot} of {record.timeline}: told {type(outcome).__name__}, the slot says otherwise")
@@ -86,7 +86,7 @@ class WatchedLog(SlotLog):
 class SimSteps(DriverSteps):
     """The driver's steps; the world knows where everybody stands."""
 
-    def __init__(self, keeper: LeaseKeeper, process: Process) -> None:
+    def __init__(self, keeper: LeaseRenewer, process: Process) -> None:
         self._process = process
         super().__init__(keeper)
 
@@ -161,18 +161,18 @@ class Stage:
         clock = SimClock(world, process.host)
         uid = self._patiently(clock, lambda: ensure_identity(store, PIPELINE))
         lease = self._acquire(store, process, clock, uid)
-        keeper = LeaseKeeper(lease, clock=clock)
+        keeper = LeaseRenewer(lease, clock=clock)
         world.spawn(f"{name}.keeper", process, partial(self._keep, keeper, clock, process), "lease")
         steps = SimSteps(keeper, process)
         log = WatchedLog(store)
-        self._patiently(clock, lambda: settle_head(self.spec, log, lease, "latest"))
+        self._patiently(clock, lambda: select_start_checkpoint(self.spec, log, lease, "latest"))
         engine = self._patiently(clock, lambda: self._engine(store, log, uid, name, steps, clock))
         sinks: list[Sink] = [SimSink(self.spec, store, uid, self.catalog), *sink_of(self.spec, store, uid, self.server)]
         for sink in sinks:
             role = "publish" if isinstance(sink, SimSink) else "sink"
             world.spawn(f"{name}.{sink.name}", process, partial(self._publish, sink, store, clock, process), role)
         try:
-            inbox = Inbox(store, PIPELINE, lambda: lease.token, process.stop, lambda: engine.standing.head.record, clock)
+            inbox = RequestInbox(store, PIPELINE, lambda: lease.token, process.stop, lambda: engine.standing.head.record, clock)
             self._epochs(engine, keeper, inbox, process, clock, epochs)
         except FencedError as error:
             process.exited = f"fenced: {error.code}"
@@ -185,7 +185,7 @@ class Stage:
         lease.release()
         process.exited, process.alive = "done", False
 
-    def _epochs(self, engine: Engine, keeper: LeaseKeeper, inbox: Inbox, process: Process, clock: SimClock, epochs: int) -> None:
+    def _epochs(self, engine: Engine, keeper: LeaseRenewer, inbox: RequestInbox, process: Process, clock: SimClock, epochs: int) -> None:
         sealed, troubles = 0, 0
         for _ in range(6 * epochs):
             if keeper.lost.is_set():
@@ -193,7 +193,7 @@ class Stage:
             try:
                 report = engine.run_epoch(inbox.collect())
                 if report.sealed:
-                    inbox.applied(report)
+                    inbox.acknowledge_applied(report)
             except TransientError:
                 troubles += 1
                 if troubles > PATIENCE:
@@ -226,17 +226,17 @@ class Stage:
             log,
             list(self.sources.values()),
             ReferenceMover(store, self.spec, self.sources),
-            author=Author(uid, name, "0"),
+            author=ManifestAuthor(uid, name, "0"),
             steps=steps,
             clock=clock,
             faults=self.world,
-            small_tables=SmallTables(store).write,
+            small_tables=DriverTables(store).write,
         )
 
-    def _keep(self, keeper: LeaseKeeper, clock: SimClock, process: Process) -> None:
+    def _keep(self, keeper: LeaseRenewer, clock: SimClock, process: Process) -> None:
         while process.alive and not keeper.lost.is_set():
             clock.sleep(2.0)
-            keeper.tick()
+            keeper.renew_once()
 
     def _publish(self, sink: Sink, store: SimStore, clock: SimClock, process: Process) -> None:
         log = WatchedLog(store)
@@ -269,9 +269,9 @@ class Stage:
     def _restore(self, name: str, process: Process, back: int) -> None:
         store, clock = SimStore(self.world), SimClock(self.world, process.host)
         log = WatchedLog(store)
-        evict(store, PIPELINE)
+        evict_lease_holder(store, PIPELINE)
         lease = self._acquire(store, process, clock, None)
-        keeper = LeaseKeeper(lease, clock=clock)
+        keeper = LeaseRenewer(lease, clock=clock)
         self.world.spawn(f"{name}.keeper", process, partial(self._keep, keeper, clock, process), "lease")
         plan = plan_restore(log, self._target(log, back))
         for _ in range(PATIENCE):
@@ -291,10 +291,10 @@ class Stage:
         found: CheckpointId | None = head.checkpoint
         if back < 0 and head.timeline > 0:
             newest = [
-                f for t in range(head.timeline) for s in range(1, 8) if (f := log.read(t, s)) and isinstance(f.record, Manifest)
+                f for t in range(head.timeline) for s in range(1, 8) if (f := log.read_slot(t, s)) and isinstance(f.record, Manifest)
             ]
             return newest[-1].epoch.id if newest else None
-        for filled in log.iter_back(head.checkpoint):
+        for filled in log.iterate_ancestors(head.checkpoint):
             if back == 0:
                 return filled.epoch.id
             back -= 1
@@ -334,7 +334,7 @@ class Stage:
             with suppress(TransientError):
                 compact_tables(self.spec, store)
             with suppress(TransientError):
-                delete_unnamed(self.spec, store, grace=0.0, clock=clock)
+                delete_orphan_files(self.spec, store, grace=0.0, clock=clock)
             clock.sleep(self.world.rng.choice((0.1, 1.0, 5.0)))
         process.exited, process.alive = "done", False
 
@@ -353,7 +353,7 @@ class Stage:
         process.exited, process.alive = "done", False
 
     def _ask_savepoint(self, name: str, store: SimStore, clock: SimClock) -> None:
-        submit(store, PIPELINE, Kind.SAVEPOINT, who=name, name=f"{name}s", request_id=name, clock=clock)
+        submit_request(store, PIPELINE, RequestKind.SAVEPOINT, who=name, name=f"{name}s", request_id=name, clock=clock)
 
     def _pin_newest(self, name: str, store: SimStore, clock: SimClock) -> None:
         """A pin may be refused, and what it names may have been retired."""
@@ -370,10 +370,10 @@ class Stage:
         """The real thing, on the model's catalog."""
         return Retention(
             log,
-            Policy(keep_last=keep, keep_for=-1e9, grace=0.0),
+            RetentionPolicy(keep_last=keep, keep_for=-1e9, grace=0.0),
             external=lambda: external_files(self.catalog, store),
-            published_upto=lambda: published_upto(self.spec, log),
-            rewound=lambda: rewound(self.spec, log),
+            published_upto=lambda: find_published_slot(self.spec, log),
+            rewound=lambda: have_followers_rewound(self.spec, log),
             clock=clock,
             workers=1,
         )

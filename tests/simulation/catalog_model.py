@@ -22,20 +22,20 @@ from tests.simulation.coverage import COMMIT, KINDS, LOAD
 from tests.simulation.storage import MERGED, SimStore
 from tests.simulation.world import World
 
-from tidegate.checkpoints.layout import Layout
+from tidegate.checkpoints.layout import BucketLayout
 from tidegate.checkpoints.store import NotFoundError, Store
-from tidegate.jobs.sinks.arrange import Arrangement, Values
-from tidegate.jobs.sinks.follower import Follower, tag_name
+from tidegate.jobs.sinks.arrange import PhysicalLayout, PartitionValues
+from tidegate.jobs.sinks.follower import TableFollower, build_tag_name
 from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.marks import Mark
-from tidegate.jobs.sinks.pointer import read_current
-from tidegate.jobs.sinks.rewrite import Held, bound_of, new_stem, sequence_number
+from tidegate.jobs.sinks.marks import FollowerPosition
+from tidegate.jobs.sinks.pointer import read_published_cut
+from tidegate.jobs.sinks.rewrite import LiveDataFile, parse_commit_bound, make_merged_stem, get_newest_sequence_number
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["Catalog", "ModelFollower", "SimSink", "external_files", "key_of"]
 
-LAYOUT = Layout(PIPELINE)
+LAYOUT = BucketLayout(PIPELINE)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Snapshot:
 
     number: int
     parent: Snapshot | None
-    mark: Mark
+    mark: FollowerPosition
     files: tuple[str, ...]
     uid: str
 
@@ -84,7 +84,7 @@ class Catalog:
         self.rebase = False  # pyiceberg's own retry, for a mutant
         self.fences = True
         self.validates = True
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, LiveDataFile] = {}
         world.catalog = self
         world.table_files = self.live_files
 
@@ -92,7 +92,7 @@ class Catalog:
         """What the tables name now, and what the pointer's versions name."""
         return {file for metadata in self.tables.values() for file in (metadata.main.files if metadata.main else ())}
 
-    def held(self, key: str) -> Held:
+    def held(self, key: str) -> LiveDataFile:
         """What Iceberg knows of a data file: its rows, and of which slots they are."""
         if key not in self._held:
             data = self.world.bucket.written[key]
@@ -104,7 +104,7 @@ class Catalog:
                 spec_id=0,
                 partition=None,
             )
-            self._held[key] = Held(file, min(slots), max(slots))
+            self._held[key] = LiveDataFile(file, min(slots), max(slots))
         return self._held[key]
 
     def close(self) -> None:
@@ -221,53 +221,53 @@ class Catalog:
             raise Violation(f"{table}: {missing[0]} was published although it is gone")
 
 
-class ModelFollower(Follower):
+class ModelFollower(TableFollower):
     """A table with marks, on the model."""
 
     table: Any
 
     @property
-    def location(self) -> str:
+    def metadata_location(self) -> str:
         """Name of the version."""
         return str(self._metadata.location)
 
-    def owner(self) -> str | None:
+    def owner_uid(self) -> str | None:
         """Who published last."""
         return self._metadata.main.uid if self._metadata.main else None
 
-    def mark(self) -> Mark | None:
+    def newest_position(self) -> FollowerPosition | None:
         """The mark of main."""
         return self._metadata.main.mark if self._metadata.main else None
 
-    def rolled_back(self) -> bool:
+    def was_rolled_back(self) -> bool:
         """Nobody rolls back by hand here."""
         return False
 
-    def tagged(self) -> list[Mark]:
+    def tagged_positions(self) -> list[FollowerPosition]:
         """Marks of group ends, oldest first."""
         return sorted((s.mark for s in self._metadata.tags.values()), key=lambda m: (m.upto, m.timeline))
 
-    def widen(self, schema: Any) -> None:
+    def add_missing_columns(self, schema: Any) -> None:
         """All columns are there."""
 
-    def arrange(self, wanted: Arrangement) -> None:
+    def set_layout(self, wanted: PhysicalLayout) -> None:
         """Files lie as they lie."""
 
-    def arrangement(self) -> Arrangement:
+    def current_layout(self) -> PhysicalLayout:
         """Neither partitioned nor sorted."""
-        return Arrangement()
+        return PhysicalLayout()
 
-    def held(self) -> list[Held]:
+    def live_files(self) -> list[LiveDataFile]:
         """The files of main."""
         return [self.table.catalog.held(key) for key in (self._metadata.main.files if self._metadata.main else ())]
 
-    def replace(self, gone: Collection[DataFile], new: Mapping[str, Values]) -> None:
+    def replace_files(self, gone: Collection[DataFile], new: Mapping[str, PartitionValues]) -> None:
         """Merged files in the place of others; refused as by `rewrite.put_files`."""
         main, coming = self._metadata.main, _keys(new)
         leaving = set(_keys(file.file_path for file in gone))
         if main is None or (self.table.catalog.validates and not leaving <= set(main.files)):
             raise ValidationException("main has not got all the parts")
-        if any((bound_of(path) or 0) <= sequence_number(self.table.metadata) for path in new):
+        if any((parse_commit_bound(path) or 0) <= get_newest_sequence_number(self.table.metadata) for path in new):
             raise ValidationException("too late")
         self._require_there(coming)
 
@@ -279,20 +279,20 @@ class ModelFollower(Follower):
 
         self._commit(main.mark.timeline, change)
 
-    def begin(self, timeline: int, upto: int) -> None:
+    def initialize(self, timeline: int, upto: int) -> None:
         """The first snapshot."""
-        self._commit(timeline, lambda m: self._appended(m, (), Mark(timeline, upto)))
+        self._commit(timeline, lambda m: self._appended(m, (), FollowerPosition(timeline, upto)))
 
-    def apply(self, files: Collection[str], timeline: int, first: int, upto: int, tags: Collection[str] | None = None) -> None:
+    def append_slots(self, files: Collection[str], timeline: int, first: int, upto: int, tags: Collection[str] | None = None) -> None:
         """Append, tag, forget."""
 
         def change(metadata: Metadata) -> Metadata:
-            after = self._appended(metadata, _keys(files), Mark(timeline, upto))
+            after = self._appended(metadata, _keys(files), FollowerPosition(timeline, upto))
             assert after.main is not None
             if tags is None:
                 return after
             kept = {n: s for n, s in metadata.tags.items() if n in tags}
-            return replace(after, tags=kept | {tag_name(timeline, upto): after.main})
+            return replace(after, tags=kept | {build_tag_name(timeline, upto): after.main})
 
         self._require_there(_keys(files))
         self._commit(timeline, change)
@@ -308,7 +308,7 @@ class ModelFollower(Follower):
                 old = old.parent
             if not self.table.catalog.fences and old is not None:
                 return replace(metadata, main=old)
-            after = self._appended(replace(metadata), (), Mark(timeline, position))
+            after = self._appended(replace(metadata), (), FollowerPosition(timeline, position))
             assert after.main is not None
             return replace(after, main=replace(after.main, files=kept))
 
@@ -321,7 +321,7 @@ class ModelFollower(Follower):
         one = self.table.catalog.held(key)
         if (one.last or 0) <= position or (one.first or 0) > position:
             return key if (one.last or 0) <= position else None
-        cut = f"{PIPELINE}/iceberg/{self.table.table}/{new_stem(self.table.metadata)}-{0:016x}.parquet"
+        cut = f"{PIPELINE}/iceberg/{self.table.table}/{make_merged_stem(self.table.metadata)}-{0:016x}.parquet"
         store = SimStore(self.table.catalog.world)
         try:
             rows = [row for row in rows_of(store.get(key).data) if row["_epoch"] <= position]
@@ -343,7 +343,7 @@ class ModelFollower(Follower):
         found: Metadata = self.table.metadata
         return found
 
-    def _appended(self, metadata: Metadata, files: Iterable[str], mark: Mark) -> Metadata:
+    def _appended(self, metadata: Metadata, files: Iterable[str], mark: FollowerPosition) -> Metadata:
         before = metadata.main
         number = metadata.newest + 1
         main = Snapshot(number, before, mark, (*(before.files if before else ()), *files), self.uid)
@@ -362,16 +362,16 @@ class SimSink(IcebergSink):
         super().__init__(spec, store, uid, Path("unused"))
         self._model = catalog
 
-    def _open(self) -> Any:
+    def _get_catalog(self) -> Any:
         return self._model
 
-    def _schema(self, table: str, files: list[str], follower: Follower | None = None) -> Any:
+    def _wanted_schema(self, table: str, files: list[str], follower: TableFollower | None = None) -> Any:
         return None
 
 
 def external_files(catalog: Catalog, store: SimStore) -> set[str]:
     """`tables.referenced_files` on the model: what the published versions name."""
-    current = read_current(store, PIPELINE)
+    current = read_published_cut(store, PIPELINE)
     versions = [catalog.versions[location] for location in (current.tables.values() if current else ())]
     return {store.uri(file) for version in versions for file in version.files()}
 
@@ -386,5 +386,5 @@ def _keys(uris: Iterable[str]) -> tuple[str, ...]:
 
 
 def _slot(key: str) -> int:
-    attempt = LAYOUT.attempt_of(key)
+    attempt = LAYOUT.parse_attempt(key)
     return attempt.slot if attempt else 0

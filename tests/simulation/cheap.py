@@ -25,7 +25,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import PreconditionFailedError, Store
 from tidegate.jobs.reference import mover, order_buffer, window_state
 from tidegate.jobs.sinks import iceberg, pointer, slots, small
-from tidegate.jobs.sinks.schemas import own_schema
+from tidegate.jobs.sinks.schemas import build_system_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["Rows", "cheap", "parsed", "record_of", "rows_of"]
@@ -62,7 +62,7 @@ def _packed(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 @lru_cache
 def _own_names(table: str) -> list[str]:
-    return list(own_schema(table).names)
+    return list(build_system_schema(table).names)
 
 
 def _write_rows(
@@ -160,7 +160,7 @@ class _Columns:
         return self._known[key][1]
 
 
-_DIGEST, _CANONICAL = _OnceEach(PipelineSpec.digest), _OnceEach(PipelineSpec.canonical)
+_DIGEST, _CANONICAL = _OnceEach(PipelineSpec.digest), _OnceEach(PipelineSpec.canonical_json)
 _BYTES = _OnceEach(manifest.Manifest.to_bytes)
 _RECORD, _JSON, _SHA = _Once(manifest.parse_record), _Once(canonical.parse_json), _Once(canonical.sha256_of_bytes)
 parsed: Callable[[bytes], Any] = _JSON

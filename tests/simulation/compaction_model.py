@@ -14,25 +14,25 @@ from tests.simulation.coverage import ASK, KINDS
 from tests.simulation.storage import SimStore
 
 from tidegate.jobs.sinks import compaction
-from tidegate.jobs.sinks.compaction import _Bin, _Table
-from tidegate.jobs.sinks.rewrite import new_stem
+from tidegate.jobs.sinks.compaction import _FileGroup, _TableCompactor
+from tidegate.jobs.sinks.rewrite import make_merged_stem
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 __all__ = ["COMPACTION"]
 
 
-class _SimTable(_Table):
+class _SimTable(_TableCompactor):
     """The real run over one table; its files hold marshalled rows."""
 
     _store: SimStore
 
-    def _merged(self, follower: Any, bins: Iterable[_Bin], arrangement: object) -> dict[str, tuple[Any, ...]]:
+    def _write_merged_files(self, follower: Any, bins: Iterable[_FileGroup], arrangement: object) -> dict[str, tuple[Any, ...]]:
         new: dict[str, tuple[Any, ...]] = {}
         for one in bins:
             rows = Rows(r for part in one.parts for r in rows_of(self._store.get(key_of(part.file.file_path)).data))
-            assert rows.num_rows == one.rows
-            stem = f"{self._spec.name}/iceberg/{self._name}/{new_stem(follower.table.metadata)}"
-            new[self._put(f"{stem}-{0:016x}.parquet", marshal.dumps([*rows], 2), rows.num_rows)] = ()
+            assert rows.num_rows == one.row_count
+            stem = f"{self._spec.name}/iceberg/{self._name}/{make_merged_stem(follower.table.metadata)}"
+            new[self._store_merged_file(f"{stem}-{0:016x}.parquet", marshal.dumps([*rows], 2), rows.num_rows)] = ()
         return new
 
 

@@ -13,17 +13,17 @@ from tests.simulation.cheap import parsed, record_of, rows_of
 from tests.simulation.judge_sinks import judge_sink
 from tests.simulation.storage import MERGED
 
-from tidegate.checkpoints.layout import LAST_SLOT, Layout
-from tidegate.checkpoints.log import SlotLog, Stretch
-from tidegate.checkpoints.manifest import Manifest, Stub
+from tidegate.checkpoints.layout import LAST_SLOT, BucketLayout
+from tidegate.checkpoints.log import SlotLog, LineageSegment
+from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.checkpoints.roots import RootsFile
-from tidegate.jobs.sinks.pointer import read_current
+from tidegate.jobs.sinks.pointer import read_published_cut
 from tidegate.jobs.spec.pipeline import CHECKPOINTS
 
 __all__ = ["judge"]
 
-LAYOUT = Layout(PIPELINE)
+LAYOUT = BucketLayout(PIPELINE)
 
 
 def judge(stage: Stage) -> None:
@@ -50,12 +50,12 @@ def _require(holds: bool, message: str) -> None:
         raise Violation(message)
 
 
-def _sealed(stage: Stage, lineage: list[Stretch], upto: int) -> list[Manifest]:
+def _sealed(stage: Stage, lineage: list[LineageSegment], upto: int) -> list[Manifest]:
     """The epochs of the current lineage as they were sealed, retired or not."""
     found = []
     for slot in range(1, upto + 1):
-        home = next(s.timeline for s in lineage if s.holds(slot))
-        data = stage.world.bucket.bytes.get(LAYOUT.slot(home, slot))
+        home = next(s.timeline for s in lineage if s.contains(slot))
+        data = stage.world.bucket.bytes.get(LAYOUT.slot_key(home, slot))
         _require(data is not None, f"slot {slot} of timeline {home} is empty")
         record = record_of(data or b"")
         _require(isinstance(record, Manifest), f"slot {slot} of timeline {home} holds no epoch")
@@ -65,16 +65,16 @@ def _sealed(stage: Stage, lineage: list[Stretch], upto: int) -> list[Manifest]:
 
 def _chained(stage: Stage, log: SlotLog) -> None:
     """Per timeline: no gaps, one fork and it is the last, each record names the hash before it."""
-    forks = log.forks()
+    forks = log.list_forks()
     for timeline in range(len(forks) + 1):
         slots = sorted(
-            LAST_SLOT - int(key[-15:-5]) for key in stage.world.bucket.objects if key.startswith(LAYOUT.slots(timeline))
+            LAST_SLOT - int(key[-15:-5]) for key in stage.world.bucket.objects if key.startswith(LAYOUT.slots_prefix(timeline))
         )
         if not slots:
             continue
         first = 1 if timeline == 0 else forks[timeline - 1].fork_slot + 1
         _require(slots == list(range(first, first + len(slots))), f"timeline {timeline} has the slots {slots}")
-        filled = [log.read(timeline, slot) for slot in slots]
+        filled = [log.read_slot(timeline, slot) for slot in slots]
         kinds = [f.record.kind == "fork" for f in filled if f]
         _require(not any(kinds[:-1]) and kinds[-1] is (timeline < len(forks)), f"timeline {timeline}: forks at {kinds}")
         for before, after in pairwise(filled):
@@ -101,8 +101,8 @@ def _restorable(stage: Stage) -> None:
 
 def _pinned(stage: Stage, log: SlotLog) -> None:
     roots = RootsFile(log.store, PIPELINE).read()
-    for ack in (parsed(data) for key, data in stage.world.bucket.objects.items() if key.startswith(LAYOUT.acks)):
-        asked = parsed(stage.world.bucket.objects[LAYOUT.request(ack["id"])])
+    for ack in (parsed(data) for key, data in stage.world.bucket.objects.items() if key.startswith(LAYOUT.acks_prefix)):
+        asked = parsed(stage.world.bucket.objects[LAYOUT.request_key(ack["id"])])
         if ack["outcome"] == "applied" and asked["kind"] == "savepoint":
             pin = roots.pins.get(asked["name"])
             _require(pin is not None and pin.checkpoint == ack["checkpoint"], f"savepoint {ack} is pinned as {pin}")
@@ -112,20 +112,20 @@ def _pinned(stage: Stage, log: SlotLog) -> None:
         )
         _require(key is not None, f"pin {name} names nothing")
         record = record_of(stage.world.bucket.objects[key or ""])
-        _require(not isinstance(record, Stub), f"pin {name}: {pin.checkpoint} was retired")
+        _require(not isinstance(record, RetiredEpoch), f"pin {name}: {pin.checkpoint} was retired")
 
 
 def _conserved(lineage: list[Manifest]) -> None:
     for epoch in lineage:
-        _require(epoch.counters.conserved(), f"epoch {epoch.id} does not conserve")
+        _require(epoch.counters.is_conserved(), f"epoch {epoch.id} does not conserve")
 
 
 def _tables_follow(stage: Stage, lineage: list[Manifest], head: tuple[int, int]) -> None:
     """Every table names the files of the lineage, each once, and no other."""
-    for table in SPEC.tables:
+    for table in SPEC.table_names:
         metadata = stage.catalog.tables.get(table)
         if table == CHECKPOINTS:
-            wanted = [f"{LAYOUT.table(table, e.id)}publisher.parquet" for e in lineage]
+            wanted = [f"{LAYOUT.table_prefix(table, e.id)}publisher.parquet" for e in lineage]
         else:
             wanted = [f.key for e in lineage for f in e.files.get(table, []) if f.rows]
         has = [*metadata.main.files] if metadata and metadata.main else []
@@ -149,7 +149,7 @@ def _contents(stage: Stage, keys: list[str]) -> Counter[str]:
 
 def _readable(stage: Stage, log: SlotLog) -> None:
     """What readers are pointed to is there."""
-    current = read_current(log.store, PIPELINE)
+    current = read_published_cut(log.store, PIPELINE)
     for table, location in (current.tables if current else {}).items():
         main = stage.catalog.versions[location].main
         gone = [key for key in (main.files if main else ()) if key not in stage.world.bucket.objects]
@@ -168,7 +168,7 @@ def _rows(stage: Stage, lineage: list[Manifest]) -> None:
     data = {
         (name, n): raw
         for name, source in stage.sources.items()
-        for n, raw in enumerate(source._rows[source.members()[0]])
+        for n, raw in enumerate(source._rows[source.list_members()[0]])
         if raw["kind"] == "data"
     }
     lost, doubled = sorted(data.keys() - places.keys()), [k for k, n in places.items() if n > 1 or k not in data]

@@ -36,7 +36,7 @@ def _exactly_once(stage: Stage, database: Database, lineage: list[Manifest], hea
     """Ledger and rows are those of the lineage; an upserted window has its newest revision."""
     if lineage and (database.ledger is None or database.ledger[1:] != head):
         raise Violation(f"the ledger stands at {database.ledger}, the log at {head}")
-    for table in stage.spec.tables:
+    for table in stage.spec.table_names:
         there = database.tables.get(table, [])
         if table == CHECKPOINTS:
             has, wanted = Counter(str(row["slot"]) for row in there), Counter(str(epoch.slot) for epoch in lineage)

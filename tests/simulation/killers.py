@@ -18,18 +18,18 @@ from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.schedule import finish, recover, simulated
 from tests.simulation.world import Process, Rule, SimClock, World
 
-from tidegate.checkpoints.keeper import LeaseKeeper
+from tidegate.checkpoints.keeper import LeaseRenewer
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.memory import MemoryStore
-from tidegate.checkpoints.requests import Kind, Request, pending, submit
+from tidegate.checkpoints.requests import RequestKind, DriverRequest, list_pending_requests, submit_request
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.roots import Roots, RootsFile
-from tidegate.jobs.driver.inbox import Inbox
+from tidegate.jobs.driver.inbox import RequestInbox
 from tidegate.jobs.sinks import compaction
 from tidegate.jobs.sinks.iceberg import IcebergSink
 from tidegate.jobs.sinks.postgres import PostgresSink
-from tidegate.jobs.sinks.standard import StandardSink
+from tidegate.jobs.sinks.standard import AtLeastOnceSink
 
 __all__ = ["KILLERS", "Killer", "play"]
 
@@ -255,7 +255,7 @@ def stale_stop(stage: Stage) -> None:
     """A stop request meant for a driver that died before it read it; its successor must not obey."""
     stage.world.rules.append(Rule("d0", *SLOT, "crash", 2))
     _until(stage, _ended(stage.driver("d0", epochs=3)), "d0 dead")
-    submit(MemoryStore(stage.world.bucket, name="sim"), PIPELINE, Kind.STOP, who="ann", token=1, clock=SimClock(stage.world, 0))
+    submit_request(MemoryStore(stage.world.bucket, name="sim"), PIPELINE, RequestKind.STOP, who="ann", token=1, clock=SimClock(stage.world, 0))
     successor = stage.driver("d1", host=1, epochs=3)
     _until(stage, _ended(successor), "d1 done")
     if not _sealed(stage, 3, "d1")():
@@ -265,7 +265,7 @@ def stale_stop(stage: Stage) -> None:
 def lost_pin(stage: Stage) -> None:
     """A driver dies right after it sealed the epoch of a savepoint, before the pin: its successor must pin that very epoch."""
     store = MemoryStore(stage.world.bucket, name="sim")
-    asked = submit(store, PIPELINE, Kind.SAVEPOINT, who="ann", name="kept", clock=SimClock(stage.world, 0))
+    asked = submit_request(store, PIPELINE, RequestKind.SAVEPOINT, who="ann", name="kept", clock=SimClock(stage.world, 0))
     stage.world.rules.append(Rule("d0", *SLOT, "crash after"))
     _until(stage, _ended(stage.driver("d0", epochs=3)), "d0 dead")
     _until(stage, _ended(stage.driver("d1", host=1, epochs=2)), "d1 done")
@@ -357,17 +357,17 @@ def _published(stage: Stage, table: str) -> int:
 
 
 def _unconditional() -> list[Any]:
-    return [patch.object(SlotLog, "_send", mutants._send_anyway)]
+    return [patch.object(SlotLog, "_send_record", mutants._send_anyway)]
 
 
-def _forget_applied(inbox: Inbox) -> list[Request]:
+def _forget_applied(inbox: RequestInbox) -> list[DriverRequest]:
     manifest = inbox._newest()
-    return [r for r in pending(inbox._store, PIPELINE) if manifest is None or r.id not in manifest.requests]
+    return [r for r in list_pending_requests(inbox._store, PIPELINE) if manifest is None or r.id not in manifest.requests]
 
 
 def _lost_renewal_is_a_loss(lease: Lease) -> bool:
     lease._lost = "no answer"
-    raise lease._lost_error()
+    raise lease._lease_lost_error()
 
 
 def _without_folders(retention: Retention, marked: Any) -> Any:
@@ -377,14 +377,14 @@ def _without_folders(retention: Retention, marked: Any) -> Any:
 KILLERS = (
     Killer("a sleeper wakes after a takeover", takeover, _unconditional),
     Killer("a sleeper wakes after a restore", sleeper_and_restore, _unconditional),
-    Killer("a sleeper wakes after GC", sleeper_and_gc, lambda: [patch.object(Retention, "_garbage", mutants._garbage_of_all)]),
+    Killer("a sleeper wakes after GC", sleeper_and_gc, lambda: [patch.object(Retention, "_unmarked_entries", mutants._garbage_of_all)]),
     Killer("a PUT repeated by the client library", retried_put, lambda: [mutants._seal(mutants._believe_412)]),
     Killer("a PUT that lands minutes later", late_put, _unconditional),
     Killer("two restores at once", two_restores, _unconditional),
     Killer(
         "a crash between fork record and tables",
         crash_after_fork,
-        lambda: [patch.object(IcebergSink, "_rewind", lambda *_: None)],
+        lambda: [patch.object(IcebergSink, "_rewind_tables", lambda *_: None)],
     ),
     Killer("two publishers of one epoch", two_publishers, lambda: [patch.object(Stage, "__init__", mutants._with(rebase=True))]),
     Killer(
@@ -395,7 +395,7 @@ KILLERS = (
     Killer(
         "a table made by one publisher and begun by another",
         begun_by_another,
-        lambda: [patch.object(IcebergSink, "_require_new", lambda *_: None)],
+        lambda: [patch.object(IcebergSink, "_refuse_begun_table", lambda *_: None)],
     ),
     Killer(
         "a compaction that straddles a restore",
@@ -405,45 +405,45 @@ KILLERS = (
     Killer(
         "a compaction that lands after its files were looked through",
         late_merge,
-        lambda: [patch.object(compaction, "bound_of", lambda _: 0)],
+        lambda: [patch.object(compaction, "parse_commit_bound", lambda _: 0)],
     ),
     Killer("GC against a restore being written", claim_and_gc, lambda: [patch.object(RootsFile, "claim", mutants._no_claim)]),
-    Killer("GC against a pin", pin_and_gc, lambda: [patch.object(Roots, "kept", set())]),
+    Killer("GC against a pin", pin_and_gc, lambda: [patch.object(Roots, "protected_checkpoints", set())]),
     Killer(
-        "GC against a file only a table names", table_only, lambda: [patch.object(Retention, "_keys_of", lambda *_: iter(()))]
+        "GC against a file only a table names", table_only, lambda: [patch.object(Retention, "_catalog_keys", lambda *_: iter(()))]
     ),
     Killer(
         "GC against a follower's own new file",
         follower_file_and_gc,
-        lambda: [patch.object(Retention, "_garbage", _without_folders)],
+        lambda: [patch.object(Retention, "_unmarked_entries", _without_folders)],
     ),
     Killer(
         "GC against a publisher that missed a restore",
         abandoned_publish_and_gc,
-        lambda: [patch.object(actors, "rewound", lambda *_: True)],
+        lambda: [patch.object(actors, "have_followers_rewound", lambda *_: True)],
     ),
     Killer(
-        "a lease renewal whose answer was lost", lost_renewal, lambda: [patch.object(Lease, "_adopt", _lost_renewal_is_a_loss)]
+        "a lease renewal whose answer was lost", lost_renewal, lambda: [patch.object(Lease, "_read_back_renewal", _lost_renewal_is_a_loss)]
     ),
-    Killer("a newest checkpoint found bad", bad_newest, lambda: [patch.object(actors, "settle_head", lambda *_: None)]),
-    Killer("a stale stop request", stale_stop, lambda: [patch.object(Request, "unfit", lambda *_: None)]),
+    Killer("a newest checkpoint found bad", bad_newest, lambda: [patch.object(actors, "select_start_checkpoint", lambda *_: None)]),
+    Killer("a stale stop request", stale_stop, lambda: [patch.object(DriverRequest, "refusal_outcome", lambda *_: None)]),
     Killer(
         "a bucket wiped while the catalog survives",
         wiped_bucket,
-        lambda: [patch.object(IcebergSink, "_checked", lambda _, follower: follower)],
+        lambda: [patch.object(IcebergSink, "_require_same_owner", lambda _, follower: follower)],
     ),
     Killer(
         "two publishers of a database",
         two_database_publishers,
-        lambda: [patch.object(PostgresSink, "_move", mutants._move_anyway)],
+        lambda: [patch.object(PostgresSink, "_move_ledger", mutants._move_anyway)],
         "postgres",
     ),
     Killer(
         "a delivery of an abandoned epoch after the restore",
         late_delivery,
-        lambda: [patch.object(StandardSink, "_rewind", mutants._rewind_silently)],
+        lambda: [patch.object(AtLeastOnceSink, "_rewind_sink", mutants._rewind_silently)],
         "webhook",
     ),
-    Killer("a savepoint sealed but not pinned", lost_pin, lambda: [patch.object(Inbox, "_unfinished", _forget_applied)]),
-    Killer("a wedged driver whose heartbeat lives", wedged, lambda: [patch.object(LeaseKeeper, "overdue", False)]),
+    Killer("a savepoint sealed but not pinned", lost_pin, lambda: [patch.object(RequestInbox, "_list_unfinished", _forget_applied)]),
+    Killer("a wedged driver whose heartbeat lives", wedged, lambda: [patch.object(LeaseRenewer, "is_overdue", False)]),
 )

@@ -17,7 +17,7 @@ from tests.simulation.actors import Stage
 from tests.simulation.cheap import cheap
 from tests.simulation.schedule import run_seed
 
-from tidegate.checkpoints.log import Lost, Sealed, SlotLog
+from tidegate.checkpoints.log import SlotTaken, Sealed, SlotLog
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.roots import RootsFile
@@ -25,11 +25,11 @@ from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedEr
 from tidegate.jobs.engine import epoch
 from tidegate.jobs.engine.epoch import Engine
 from tidegate.jobs.sinks import compaction
-from tidegate.jobs.sinks.compaction import _Bin, _Table
-from tidegate.jobs.sinks.marks import Mark
-from tidegate.jobs.sinks.pointer import read_current, replace_table
+from tidegate.jobs.sinks.compaction import _FileGroup, _TableCompactor
+from tidegate.jobs.sinks.marks import FollowerPosition
+from tidegate.jobs.sinks.pointer import read_published_cut, replace_table_location
 from tidegate.jobs.sinks.postgres import PostgresSink
-from tidegate.jobs.sinks.standard import FilesSink, StandardSink
+from tidegate.jobs.sinks.standard import FilesSink, AtLeastOnceSink
 
 __all__ = ["MUTANTS", "Mutant", "hunt"]
 
@@ -61,8 +61,8 @@ def _send_anyway(log: SlotLog, key: str, data: bytes) -> str | None:
         return None
 
 
-def _believe_412(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | Lost:
-    original = SlotLog._look
+def _believe_412(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | SlotTaken:
+    original = SlotLog._read_back_slot
 
     def seal(key: str, data: bytes) -> str | None:
         try:
@@ -73,24 +73,24 @@ def _believe_412(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | Lost:
             return None
 
     try:
-        with patch.object(log, "_send", seal):
+        with patch.object(log, "_send_record", seal):
             return _SEAL(log, record)
     except _NotMineError:
-        filled = original(log, log.layout.slot(record.timeline, record.slot))
-        return Lost(filled.record if filled else record, filled.sha256 if filled else "", "")
+        filled = original(log, log.layout.slot_key(record.timeline, record.slot))
+        return SlotTaken(filled.record if filled else record, filled.sha256 if filled else "", "")
 
 
 class _NotMineError(Exception):
     """A 412."""
 
 
-_SEAL, _NEWEST = SlotLog.seal, SlotLog.newest
-_BROUGHT_IN = _Table._brought_in
-_GARBAGE = Retention._garbage
-_RECORD = epoch.slice_record
+_SEAL, _NEWEST = SlotLog.seal, SlotLog.newest_record
+_BROUGHT_IN = _TableCompactor._commit_merged_files
+_GARBAGE = Retention._unmarked_entries
+_RECORD = epoch.slice_to_record
 _STAGE = Stage.__init__
-_MOVE = PostgresSink._move
-_DELIVER = FilesSink._deliver
+_MOVE = PostgresSink._move_ledger
+_DELIVER = FilesSink._deliver_epoch
 
 
 def _newest_once(log: SlotLog, timeline: int) -> Any:
@@ -98,7 +98,7 @@ def _newest_once(log: SlotLog, timeline: int) -> Any:
     return known if known is not None and known.record.timeline == timeline else _NEWEST(log, timeline)
 
 
-def _publish_first(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | Lost:
+def _publish_first(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | SlotTaken:
     """Apply the attempt's files to `events`, then seal."""
     world = log.store.world  # type: ignore[attr-defined]
     catalog = world.catalog
@@ -106,11 +106,11 @@ def _publish_first(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | Lost
         from tests.simulation.catalog_model import ModelFollower
 
         follower = ModelFollower(catalog.handle("events"), record.uid)
-        mark = follower.mark()
+        mark = follower.newest_position()
         if mark is not None and mark.timeline == record.timeline and mark.upto < record.slot:
             keys = [log.store.uri(f.key) for f in record.files.get("events", [])]
             with suppress(CommitFailedException, OSError):
-                follower.apply(keys, record.timeline, record.slot, record.slot)
+                follower.append_slots(keys, record.timeline, record.slot, record.slot)
     return _SEAL(log, record)
 
 
@@ -152,7 +152,7 @@ def _give_up(log: SlotLog, key: str, data: bytes) -> str | None:
         return None
 
 
-def _rows_then_ledger(sink: Any, epoch: Manifest, before: Mark, after: Mark) -> None:
+def _rows_then_ledger(sink: Any, epoch: Manifest, before: FollowerPosition, after: FollowerPosition) -> None:
     with sink._cursor() as cursor:
         for table in sink.tables:
             for rows in sink.rows_of(epoch, table):
@@ -161,16 +161,16 @@ def _rows_then_ledger(sink: Any, epoch: Manifest, before: Mark, after: Mark) -> 
         sink._move(cursor, before, after)
 
 
-def _move_anyway(sink: Any, cursor: Any, before: Mark, after: Mark) -> None:
+def _move_anyway(sink: Any, cursor: Any, before: FollowerPosition, after: FollowerPosition) -> None:
     _MOVE(sink, cursor, sink._ledger(cursor, lock=True), after)
 
 
-def _mark_first(sink: Any, epoch: Manifest, before: Mark, after: Mark) -> None:
+def _mark_first(sink: Any, epoch: Manifest, before: FollowerPosition, after: FollowerPosition) -> None:
     sink.move_mark(before, after)
     sink._deliver(epoch)
 
 
-def _rewind_silently(sink: Any, before: Mark, after: Mark, way: Any) -> None:
+def _rewind_silently(sink: Any, before: FollowerPosition, after: FollowerPosition, way: Any) -> None:
     sink.move_mark(before, after)
 
 
@@ -185,13 +185,13 @@ def _announce_first(sink: Any, epoch: Manifest) -> None:
         receiver.put(key, data)
 
 
-def _keep_one(run: _Table, bins: list[_Bin], new: Any, metadata: Any) -> bool:
-    return _BROUGHT_IN(run, [_Bin(one.parts[1:]) for one in bins], new, metadata)
+def _keep_one(run: _TableCompactor, bins: list[_FileGroup], new: Any, metadata: Any) -> bool:
+    return _BROUGHT_IN(run, [_FileGroup(one.parts[1:]) for one in bins], new, metadata)
 
 
 def _point_anyway(store: Any, pipeline: str, table: str, old: str, new: str) -> bool:
-    current = read_current(store, pipeline)
-    return current is not None and replace_table(store, pipeline, table, current.tables.get(table, ""), new)
+    current = read_published_cut(store, pipeline)
+    return current is not None and replace_table_location(store, pipeline, table, current.tables.get(table, ""), new)
 
 
 def _no_claim(roots: RootsFile, *_: Any, **__: Any) -> Any:
@@ -199,37 +199,37 @@ def _no_claim(roots: RootsFile, *_: Any, **__: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("seal without condition", lambda: [patch.object(SlotLog, "_send", _send_anyway)]),
+    Mutant("seal without condition", lambda: [patch.object(SlotLog, "_send_record", _send_anyway)]),
     Mutant("a 412 taken as a loss without reading back", lambda: [_seal(_believe_412)], 0.1),
-    Mutant("an unknown outcome taken as a success", lambda: [patch.object(SlotLog, "_send", _give_up)], 0.1),
-    Mutant("the newest slot is the one that was read last", lambda: [patch.object(SlotLog, "newest", _newest_once)]),
+    Mutant("an unknown outcome taken as a success", lambda: [patch.object(SlotLog, "_send_record", _give_up)], 0.1),
+    Mutant("the newest slot is the one that was read last", lambda: [patch.object(SlotLog, "newest_record", _newest_once)]),
     Mutant("publish before seal", lambda: [_seal(_publish_first)]),
     Mutant("no fence snapshot", lambda: [patch.object(Stage, "__init__", _with(fences=False))], focus=("sleep", "commit")),
     Mutant("publishers rebase (pyiceberg's own retry)", lambda: [patch.object(Stage, "__init__", _with(rebase=True))]),
     Mutant(
         "GC of an undecided attempt",
-        lambda: [patch.object(Retention, "_garbage", _garbage_of_all)],
+        lambda: [patch.object(Retention, "_unmarked_entries", _garbage_of_all)],
         focus=("sleep", "seal"),
     ),
-    Mutant("GC forgets the files of tables", lambda: [patch.object(Retention, "_keys_of", lambda retention, uris: iter(()))]),
-    Mutant("off by one in the cut: the last row again", lambda: [patch.object(epoch, "slice_record", _read_again)]),
-    Mutant("off by one in the cut: a row skipped", lambda: [patch.object(epoch, "slice_record", _skip_one)]),
+    Mutant("GC forgets the files of tables", lambda: [patch.object(Retention, "_catalog_keys", lambda retention, uris: iter(()))]),
+    Mutant("off by one in the cut: the last row again", lambda: [patch.object(epoch, "slice_to_record", _read_again)]),
+    Mutant("off by one in the cut: a row skipped", lambda: [patch.object(epoch, "slice_to_record", _skip_one)]),
     Mutant("restore without a claim", lambda: [patch.object(RootsFile, "claim", _no_claim)], focus=("sleep", "fork")),
     Mutant(
         "PostgreSQL: rows and ledger in two transactions",
-        lambda: [patch.object(PostgresSink, "_apply", _rows_then_ledger)],
+        lambda: [patch.object(PostgresSink, "_apply_epoch", _rows_then_ledger)],
         sink="postgres",
     ),
     Mutant(
         "PostgreSQL: a ledger that moves from anywhere",
-        lambda: [patch.object(PostgresSink, "_move", _move_anyway)],
+        lambda: [patch.object(PostgresSink, "_move_ledger", _move_anyway)],
         sink="postgres",
     ),
-    Mutant("webhook: marked before it is delivered", lambda: [patch.object(StandardSink, "_apply", _mark_first)], sink="webhook"),
-    Mutant("webhook: restores are not told", lambda: [patch.object(StandardSink, "_rewind", _rewind_silently)], sink="webhook"),
+    Mutant("webhook: marked before it is delivered", lambda: [patch.object(AtLeastOnceSink, "_apply_epoch", _mark_first)], sink="webhook"),
+    Mutant("webhook: restores are not told", lambda: [patch.object(AtLeastOnceSink, "_rewind_sink", _rewind_silently)], sink="webhook"),
     Mutant(
         "compaction: files deleted that may still be named",
-        lambda: [patch.object(compaction, "bound_of", lambda _: 0)],
+        lambda: [patch.object(compaction, "parse_commit_bound", lambda _: 0)],
         focus=("late", "replace"),
     ),
     Mutant(
@@ -237,13 +237,13 @@ MUTANTS = (
         lambda: [patch.object(Stage, "__init__", _with(validates=False))],
         focus=("sleep", "replace"),
     ),
-    Mutant("compaction: a merged part stays as well", lambda: [patch.object(_Table, "_brought_in", _keep_one)]),
+    Mutant("compaction: a merged part stays as well", lambda: [patch.object(_TableCompactor, "_commit_merged_files", _keep_one)]),
     Mutant(
         "compaction: readers are pointed to it wherever they are",
-        lambda: [patch.object(compaction, "replace_table", _point_anyway)],
+        lambda: [patch.object(compaction, "replace_table_location", _point_anyway)],
         focus=("sleep", "replace"),
     ),
-    Mutant("files: named before they are there", lambda: [patch.object(FilesSink, "_deliver", _announce_first)], sink="files"),
+    Mutant("files: named before they are there", lambda: [patch.object(FilesSink, "_deliver_epoch", _announce_first)], sink="files"),
 )
 
 

@@ -17,7 +17,7 @@ from tests.simulation.servers import read_model_table
 from tests.simulation.world import World
 
 from tidegate.checkpoints import index, retention, verify
-from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.holder import ProcessIdentity
 from tidegate.jobs.driver import inbox, recovery
 from tidegate.jobs.sinks import compaction, iceberg, postgres, rewrite
 
@@ -55,7 +55,7 @@ def simulated(world: World) -> Iterator[None]:
     """What the real code takes from its surroundings comes from the world: random names, dead processes, pools."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(secrets, "token_hex", lambda size=16: f"{world.rng.getrandbits(8 * size):0{2 * size}x}"))
-        stack.enter_context(patch.object(Holder, "proven_dead", lambda holder: world.dead(holder)))
+        stack.enter_context(patch.object(ProcessIdentity, "is_proven_dead", lambda holder: world.dead(holder)))
         for module in (iceberg, index, retention, verify):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", _Inline))
         for module in (compaction, inbox, recovery):
@@ -63,8 +63,8 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(cheap())
         for where, name, what in COMPACTION:
             stack.enter_context(patch.object(where, name, what))
-        stack.enter_context(patch.object(rewrite, "_LIFE", 2))
-        stack.enter_context(patch.object(iceberg, "_GROUP", 3))
+        stack.enter_context(patch.object(rewrite, "_COMMITS_UNTIL_EXPIRY", 2))
+        stack.enter_context(patch.object(iceberg, "_SLOTS_PER_GROUP", 3))
         stack.enter_context(patch.object(postgres, "read_table", read_model_table))
         yield
 

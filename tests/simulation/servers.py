@@ -17,10 +17,10 @@ from tests.simulation.world import World
 
 from tidegate.checkpoints.canonical import canonical_bytes
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.pointer import read_current
+from tidegate.jobs.sinks.pointer import read_published_cut
 from tidegate.jobs.sinks.postgres import PostgresSink
 from tidegate.jobs.sinks.slots import SlotFollower
-from tidegate.jobs.sinks.standard import FilesSink, StandardSink, WebhookSink
+from tidegate.jobs.sinks.standard import FilesSink, AtLeastOnceSink, WebhookSink
 from tidegate.jobs.spec.errors import TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import FilesSinkSpec
@@ -164,7 +164,7 @@ class SimPostgres(PostgresSink):
     database: Database
 
     @contextmanager
-    def _cursor(self) -> Iterator[Any]:
+    def _transaction_cursor(self) -> Iterator[Any]:
         transaction = Transaction(self.database)
         try:
             yield transaction
@@ -177,20 +177,20 @@ class SimPostgres(PostgresSink):
             transaction.end()
             raise
 
-    def _prepare(self, cursor: Any) -> None:
+    def _prepare_schema(self, cursor: Any) -> None:
         """The schema is there."""
 
-    def _columns(self, cursor: Any, table: str) -> set[str]:
+    def _read_columns(self, cursor: Any, table: str) -> set[str]:
         return {"any"} if table in self.database.tables else set()
 
-    def _insert(self, cursor: Any, table: str, rows: Any) -> None:
-        cursor.insert(table, rows, _window_of if self._upserts(table) else None)
+    def _insert_rows(self, cursor: Any, table: str, rows: Any) -> None:
+        cursor.insert(table, rows, _window_of if self._is_upserted(table) else None)
 
-    def _name(self, table: str) -> Any:
+    def _qualify_name(self, table: str) -> Any:
         return table
 
     @staticmethod
-    def _sql(text: str, *parts: Any) -> Any:
+    def _compose_sql(text: str, *parts: Any) -> Any:
         return text.format(*parts)
 
 
@@ -212,7 +212,7 @@ class SimWebhook(WebhookSink):
 
     receiver: Receiver
 
-    def _post(self, body: dict[str, Any], identity: str) -> None:
+    def _post_json(self, body: dict[str, Any], identity: str) -> None:
         self.receiver.put(identity, canonical_bytes(body))
 
 
@@ -220,7 +220,7 @@ class SimFiles(FilesSink):
     """The real sink; its files go to the model of a receiver."""
 
     def __init__(self, name: str, given: FilesSinkSpec, spec: PipelineSpec, store: Store, uid: str, receiver: Receiver) -> None:
-        StandardSink.__init__(self, name, spec, store, uid, given.tables)
+        AtLeastOnceSink.__init__(self, name, spec, store, uid, given.tables)
         self.start, self._format, self._to = given.start, given.format, receiver  # type: ignore[assignment]
 
 
@@ -250,7 +250,7 @@ def sink_of(spec: PipelineSpec, store: Store, uid: str, server: Any) -> Iterator
 
 def read_model_table(spec: PipelineSpec, store: Any, table: str, *, at: int, current_only: bool) -> Rows:
     """`tables.read_table` on the model of the catalog."""
-    current = read_current(store, spec.name)
+    current = read_published_cut(store, spec.name)
     location = current.tables.get(table) if current else None
     if location is None:
         return Rows()

@@ -11,10 +11,10 @@ from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import parsed
 from tests.simulation.coverage import ASK, KINDS, PUT, SWAP
 
-from tidegate.checkpoints.layout import Layout
-from tidegate.checkpoints.memory import MemoryBucket, MemoryStore, Request, etag_of
+from tidegate.checkpoints.layout import BucketLayout
+from tidegate.checkpoints.memory import MemoryBucket, MemoryStore, StoreRequest, compute_etag
 from tidegate.checkpoints.store import (
-    Entry,
+    ObjectInfo,
     NotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,
@@ -39,7 +39,7 @@ class SimBucket(MemoryBucket):
     def __init__(self, world: World) -> None:
         super().__init__()
         self.world = world
-        self.layout = Layout(PIPELINE)
+        self.layout = BucketLayout(PIPELINE)
         self.keys: list[str] = []
         self.etags: dict[str, str] = {}
         self.needs: dict[str, set[str]] = {}  # slot key -> keys its manifest names
@@ -47,7 +47,7 @@ class SimBucket(MemoryBucket):
         self.bytes: dict[str, bytes] = {}  # of slots, as first filled
         self.written: dict[str, bytes] = {}  # of tables' files, whether or not they are still there
 
-    def apply(self, request: Request) -> str:
+    def apply(self, request: StoreRequest) -> str:
         """Let a write take effect, if the bucket may look like that."""
         key, verb, there = request.key, request.verb, self.etags.get(request.key)
         if verb == "delete":
@@ -55,17 +55,17 @@ class SimBucket(MemoryBucket):
             self.remove(key)
             return ""
         if verb == "create" and there is not None:
-            raise PreconditionFailedError.at(key, "nothing", there)
+            raise PreconditionFailedError.for_uri(key, "nothing", there)
         if verb == "swap" and there != request.etag:
-            raise PreconditionFailedError.at(key, str(request.etag), there or "nothing")
+            raise PreconditionFailedError.for_uri(key, str(request.etag), there or "nothing")
         before, data = self.objects.get(key), request.data or b""
         if there is None:
             insort(self.keys, key)
         self.objects[key] = data
-        etag = self.etags[key] = etag_of(data)
+        etag = self.etags[key] = compute_etag(data)
         if "/slots/" in key:
             self._filled(request, before)
-        elif key == self.layout.lease:
+        elif key == self.layout.lease_key:
             self.world.mark("lease", _lease_mark(data))
         elif key == POINTER:
             self._pointed(parsed(data))
@@ -89,7 +89,7 @@ class SimBucket(MemoryBucket):
         found = [key for key in self.keys[start : start + size + 1] if key > after][:size]
         return [key for key in found if key.startswith(prefix)]
 
-    def _filled(self, request: Request, there: bytes | None) -> None:
+    def _filled(self, request: StoreRequest, there: bytes | None) -> None:
         data = request.data or b""
         record = parsed(data)
         if record["kind"] == "stub":
@@ -117,7 +117,7 @@ class SimBucket(MemoryBucket):
                 raise Violation(f"readers of {table} are pointed to {mark} as {at}")
 
     def _deleting(self, key: str) -> None:
-        if key not in self.objects or (self.layout.attempt_of(key) is None and MERGED not in key):
+        if key not in self.objects or (self.layout.parse_attempt(key) is None and MERGED not in key):
             return
         for slot, files in self.needs.items():
             if key in files:
@@ -142,72 +142,72 @@ class SimStore(MemoryStore):
 
     def get(self, key: str) -> StoredObject:
         """Read one object."""
-        self._read("get", key)
+        self._begin_read("get", key)
         data = self.bucket.objects.get(key)
         if data is None:
-            raise NotFoundError.at(self.uri(key))
+            raise NotFoundError.for_uri(self.uri(key))
         return StoredObject(key, data, self.bucket.etags[key])
 
-    def head(self, key: str) -> Entry | None:
+    def stat(self, key: str) -> ObjectInfo | None:
         """Describe one object."""
-        self._read("head", key)
+        self._begin_read("head", key)
         return self._entry(key) if key in self.bucket.objects else None
 
-    def list(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[Entry]:
+    def list_objects(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[ObjectInfo]:
         """In pages, each as the bucket stands when it is asked for."""
         left, after = limit if limit is not None else 1 << 60, start_after or ""
         while left > 0:
             size = min(left, _PAGE)
-            self._read("list", prefix)
+            self._begin_read("list", prefix)
             page = [self._entry(key) for key in self.bucket.page(prefix, after, size)]
             yield from page
             if len(page) < size:
                 return
             left, after = left - len(page), page[-1].key
 
-    def _entry(self, key: str) -> Entry:
-        return Entry(key, len(self.bucket.objects[key]), self.bucket.etags[key], None)
+    def _entry(self, key: str) -> ObjectInfo:
+        return ObjectInfo(key, len(self.bucket.objects[key]), self.bucket.etags[key], None)
 
-    def _read(self, verb: str, key: str) -> None:
+    def _begin_read(self, verb: str, key: str) -> None:
         self.world.travel()
         kind = self.world.fate(verb, key, KINDS[ASK])
         if kind == "503":
-            raise StoreUnavailableError.at(self.uri(key), "503")
+            raise StoreUnavailableError.for_uri(self.uri(key), "503")
         if kind:
             self.world.endure(kind)
 
-    def _write(self, request: Request) -> str:
+    def _send_write(self, request: StoreRequest) -> str:
         self.world.travel()
         kind = self.world.fate(request.verb, request.key, KINDS[_SORTS[request.verb]])
         if not kind:
             return self.bucket.apply(request)
         if kind == "503":
-            raise StoreUnavailableError.at(self.uri(request.key), "503")
+            raise StoreUnavailableError.for_uri(self.uri(request.key), "503")
         if kind in ("sleep", "crash", "slow", "clock jump"):
             self.world.endure(kind)
         if kind == "late":
             self._hold(request)
         if kind in ("409", "lost request", "late"):
-            raise OutcomeUnknownError.at(self.uri(request.key), kind)
+            raise OutcomeUnknownError.for_uri(self.uri(request.key), kind)
         return self._effect(request, kind)
 
-    def _effect(self, request: Request, kind: str) -> str:
+    def _effect(self, request: StoreRequest, kind: str) -> str:
         if kind in ("lost answer", "500", "crash after"):
             with suppress(PreconditionFailedError):
                 self.bucket.apply(request)
             if kind == "crash after":
                 self.world.endure("crash")
-            raise OutcomeUnknownError.at(self.uri(request.key), kind)
+            raise OutcomeUnknownError.for_uri(self.uri(request.key), kind)
         etag = self.bucket.apply(request)
         if kind == "retried":  # the client library asked twice; the second answer counts
-            raise PreconditionFailedError.at(request.key, "the first answer", etag)
+            raise PreconditionFailedError.for_uri(request.key, "the first answer", etag)
         if kind == "twice":
             self._hold(request)
         if kind == "slow answer":
             self.world.endure(kind)
         return etag
 
-    def _hold(self, request: Request) -> None:
+    def _hold(self, request: StoreRequest) -> None:
         """It arrives later, and is judged by the bucket as it stands then."""
 
         def arrive() -> None:

@@ -19,7 +19,7 @@ from tests.simulation.basics import LATENCY, NEVER, Crash, Violation
 from tests.simulation.coverage import CELLS, KINDS, POINT, step_of
 from tests.simulation.storage import SimBucket
 
-from tidegate.checkpoints.holder import Holder
+from tidegate.checkpoints.holder import ProcessIdentity
 from tidegate.jobs.spec.errors import TidegateError
 
 __all__ = ["Actor", "Baton", "Process", "Rule", "SimClock", "World"]
@@ -64,9 +64,9 @@ class Process:
         self.watchers.clear()
 
     @property
-    def holder(self) -> Holder:
+    def holder(self) -> ProcessIdentity:
         """What stands in the lease."""
-        return Holder(driver=self.name, host=f"host{self.host}", boot="b", namespace="n", pid=self.pid, start_ticks=self.pid)
+        return ProcessIdentity(driver=self.name, host=f"host{self.host}", boot="b", namespace="n", pid=self.pid, start_ticks=self.pid)
 
 
 @dataclass(eq=False)
@@ -190,7 +190,7 @@ class World:
         if self._running is not None and self._running.process is process:
             raise Crash
 
-    def dead(self, holder: Holder) -> bool:
+    def dead(self, holder: ProcessIdentity) -> bool:
         """What an observer on the same host can prove (stands in for /proc)."""
         me = self.current()
         if me is None or holder.host != f"host{me.process.host}":
@@ -389,11 +389,11 @@ class SimClock:
     def __init__(self, world: World, host: int) -> None:
         self.world, self.host = world, host
 
-    def now(self) -> float:
+    def monotonic(self) -> float:
         """Seconds since this host started."""
         return self.world.now + self.world._offsets[self.host]
 
-    def ticks(self) -> int:
+    def wall_ticks(self) -> int:
         """Microseconds since 1970, as this host believes."""
         return 1_750_000_000_000_000 + int(self.world.now * 1_000_000) + self.world.skews[self.host]
 

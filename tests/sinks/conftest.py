@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.layout import CheckpointId, Layout, new_attempt
+from tidegate.checkpoints.layout import CheckpointId, BucketLayout, generate_attempt_id
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import Sealed, SlotLog
-from tidegate.checkpoints.manifest import Counters, FileRef, Manifest, Stub
+from tidegate.checkpoints.manifest import Counters, FileRef, Manifest, RetiredEpoch
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.schemas import table_schema
-from tidegate.jobs.sinks.small import write_small
+from tidegate.jobs.sinks.schemas import build_table_schema
+from tidegate.jobs.sinks.small import write_parquet_once
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 UID = "0" * 32
@@ -49,7 +49,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.log = SlotLog(self.store, self.spec.name, clock=ManualClock())
-        self.layout = Layout(self.spec.name)
+        self.layout = BucketLayout(self.spec.name)
 
     def sink(self, workdir: str = "one", uid: str = UID) -> IcebergSink:
         """A publisher; publishers with the same work folder share a catalog."""
@@ -68,10 +68,10 @@ class World:
 
     def retire(self, slot: int) -> None:
         """Replace a manifest by its stub."""
-        filled = self.log.read(0, slot)
+        filled = self.log.read_slot(0, slot)
         assert filled is not None
         epoch = filled.epoch
-        stub = Stub(
+        stub = RetiredEpoch(
             timeline=0,
             slot=slot,
             attempt=epoch.attempt,
@@ -81,12 +81,12 @@ class World:
             created_at=epoch.created_at,
             retired_at=0,
         )
-        self.store.swap(filled.key, stub.to_bytes(), filled.etag)
+        self.store.compare_and_swap(filled.key, stub.to_bytes(), filled.etag)
 
     def forget_after(self, timeline: int, slot: int) -> None:
         """A bucket that lost its newest slots."""
-        for entry in list(self.store.list(self.layout.timelines)):
-            found = self.layout.slot_of(entry.key)
+        for entry in list(self.store.list_objects(self.layout.timelines_prefix)):
+            found = self.layout.parse_slot_key(entry.key)
             if found and found > (timeline, slot):
                 self.store.delete(entry.key)
         self.log = SlotLog(self.store, self.spec.name, clock=ManualClock())
@@ -105,7 +105,7 @@ class World:
     def wanted(self, table: str = "events") -> list[tuple[int, int]]:
         """What a table must hold: the rows of the current lineage."""
         head = self.log.head()
-        epochs = [f.epoch for f in self.log.epochs(head.timeline, 1, head.slot)]
+        epochs = [f.epoch for f in self.log.epochs_between(head.timeline, 1, head.slot)]
         if table == "checkpoints":
             return [(e.timeline, e.slot) for e in epochs]
         return sorted((e.timeline, e.slot) for e in epochs for f in e.files.get(table, []) for _ in range(f.rows))
@@ -117,13 +117,13 @@ class World:
     def exact(self, sink: IcebergSink) -> bool:
         """Whether every table holds the lineage's rows, each once."""
         head = self.log.head()
-        epochs = [f.epoch for f in self.log.epochs(head.timeline, 1, head.slot)]
+        epochs = [f.epoch for f in self.log.epochs_between(head.timeline, 1, head.slot)]
         tables = {"events", "checkpoints", *(t for e in epochs for t in e.files)}
         return all(self.rows(sink, t) == self.wanted(t) for t in tables)
 
     def _epoch(self, tables: tuple[str, ...], rows: int) -> Manifest:
         head = self.log.head()
-        me = CheckpointId(head.timeline, head.next_slot, new_attempt())
+        me = CheckpointId(head.timeline, head.next_slot, generate_attempt_id())
         files = {table: [self._file(table, me, rows)] for table in tables}
         return Manifest(
             pipeline=self.spec.name,
@@ -145,12 +145,12 @@ class World:
         )
 
     def _file(self, table: str, me: CheckpointId, rows: int) -> FileRef:
-        schema = table_schema(self.spec, table)
+        schema = build_table_schema(self.spec, table)
         own = {"_timeline": [me.timeline] * rows, "_epoch": [me.slot] * rows}
         given = {name: values for name, values in self.values(me.slot, rows).items() if name in schema.names}
         columns = {f.name: [None] * rows for f in schema} | given | own
         data = pa.table({f.name: pa.array(columns[f.name], f.type) for f in schema}, schema=schema)
-        return write_small(self.store, f"{self.layout.table(table, me)}part-0.parquet", data)
+        return write_parquet_once(self.store, f"{self.layout.table_prefix(table, me)}part-0.parquet", data)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pyspark
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from tidegate.infra.ports import LOOPBACK, free_port
+from tidegate.infra.ports import LOOPBACK, choose_free_port
 
 ARTIFACTS: Final = (
     "org.apache.iceberg:iceberg-core:1.10.0",
@@ -33,7 +33,7 @@ class RestCatalogServer:
         self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token, auto_convert=True))
         self._database = f"jdbc:sqlite:{folder / 'rest.sqlite'}"
         self._warehouse = (folder / "warehouse").as_uri()
-        self.port = free_port()
+        self.port = choose_free_port()
         self.address = f"http://{LOOPBACK}:{self.port}/"
         self._server: Any = None
 

@@ -10,11 +10,11 @@ import pytest
 from tests.sinks.conftest import World
 
 from tidegate.checkpoints.identity import ensure_identity, read_identity
-from tidegate.checkpoints.lease import Holder, Lease
+from tidegate.checkpoints.lease import ProcessIdentity, Lease
 from tidegate.checkpoints.local import LocalStore
-from tidegate.jobs.driver.housekeeping import maintain
-from tidegate.jobs.sinks.adopt import adopt
-from tidegate.jobs.sinks.pointer import read_current
+from tidegate.jobs.driver.housekeeping import maintain_bucket
+from tidegate.jobs.sinks.adopt import adopt_copied_store
+from tidegate.jobs.sinks.pointer import read_published_cut
 from tidegate.jobs.spec.errors import ConfigurationError
 
 
@@ -24,7 +24,7 @@ def original(world: World) -> World:
     world.seal(3, ("events", "late"))
     uid = ensure_identity(world.store, "p")
     world.sink(uid=uid).follow(world.log)
-    Lease.acquire(world.store, "p", Holder.this_process(), uid=uid).release()
+    Lease.acquire(world.store, "p", ProcessIdentity.this_process(), uid=uid).release()
     return world
 
 
@@ -46,7 +46,7 @@ def contents(world: World) -> dict[str, str]:
 def test_nothing_writes_for_a_copy(original: World, tmp_path: Path) -> None:
     """The driver and maintenance refuse it, with both places named; looking is allowed."""
     copy = copy_of(original, tmp_path)
-    for write in (lambda: ensure_identity(copy.store, "p"), lambda: maintain(copy.spec, copy.log)):
+    for write in (lambda: ensure_identity(copy.store, "p"), lambda: maintain_bucket(copy.spec, copy.log)):
         with pytest.raises(ConfigurationError, match=r"copy/p/identity.json is a copy of .*/p/identity.json") as said:
             write()
         assert "tidegate checkpoints adopt p" in str(said.value.advice)
@@ -56,19 +56,19 @@ def test_nothing_writes_for_a_copy(original: World, tmp_path: Path) -> None:
 def test_an_adopted_copy_goes_on_beside_the_original(original: World, tmp_path: Path) -> None:
     """Its tables hold the same rows, at its own place, and go on; not a byte of the original changes, and it goes on as well."""
     copy, before = copy_of(original, tmp_path), contents(original)
-    uid = adopt(copy.spec, copy.log)
+    uid = adopt_copied_store(copy.spec, copy.log)
     assert uid == ensure_identity(copy.store, "p") != read_identity(original.store, "p")
     sink = copy.sink(uid=uid)
     sink.follow(copy.log)
     copy.seal(2, ("events", "late"))
     sink.follow(copy.log)
     assert copy.exact(sink)
-    current = read_current(copy.store, "p")
+    current = read_published_cut(copy.store, "p")
     assert current is not None
     assert current.upto == 5
     assert all(place.startswith(copy.store.uri("p/iceberg/")) for place in current.tables.values())
     assert contents(original) == before
-    Lease.acquire(copy.store, "p", Holder.this_process(), uid=uid).release()
+    Lease.acquire(copy.store, "p", ProcessIdentity.this_process(), uid=uid).release()
 
     original.seal(1, ("events", "late"))
     mine = original.sink(uid=ensure_identity(original.store, "p"))
@@ -88,7 +88,7 @@ def test_tables_of_a_shared_catalog_stay_the_originals(original: World, tmp_path
     )
     copy = copy_of(original, tmp_path)
     copy.spec = shared
-    uid = adopt(shared, copy.log)
+    uid = adopt_copied_store(shared, copy.log)
     copy.seal(1)
     with pytest.raises(ConfigurationError, match="belongs to another pipeline"):
         copy.sink(uid=uid).follow(copy.log)
@@ -101,8 +101,8 @@ def test_tables_of_a_shared_catalog_stay_the_originals(original: World, tmp_path
 def test_what_cannot_be_adopted(original: World, tmp_path: Path) -> None:
     """The original itself; and a copy whose first epochs were retired, so that only the original's tables have their rows."""
     with pytest.raises(ConfigurationError, match="is no copy"):
-        adopt(original.spec, original.log)
+        adopt_copied_store(original.spec, original.log)
     copy = copy_of(original, tmp_path)
     copy.retire(1)
     with pytest.raises(ConfigurationError, match="epochs of p were retired"):
-        adopt(copy.spec, World(copy.store, tmp_path, copy.spec).log)
+        adopt_copied_store(copy.spec, World(copy.store, tmp_path, copy.spec).log)

@@ -15,10 +15,10 @@ from tests.sinks.test_layout import COLUMNS, LAYOUT, content, make_world, paths,
 from tidegate.checkpoints.clock import ManualClock
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.jobs.sinks import compaction, rewrite
-from tidegate.jobs.sinks.compaction import Compacted, compact_tables, delete_unnamed
-from tidegate.jobs.sinks.follower import Follower
-from tidegate.jobs.sinks.pointer import Current, move_current, read_current
-from tidegate.jobs.sinks.tables import read_table, referenced_files
+from tidegate.jobs.sinks.compaction import CompactionResult, compact_tables, delete_orphan_files
+from tidegate.jobs.sinks.follower import TableFollower
+from tidegate.jobs.sinks.pointer import PublishedCut, advance_published_cut, read_published_cut
+from tidegate.jobs.sinks.tables import read_table, list_referenced_files
 
 LATER = ManualClock(wall_ticks=4_000_000_000_000_000)
 
@@ -30,8 +30,8 @@ class CrashError(BaseException):
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few files are enough, and only the newest two slots are left alone."""
-    monkeypatch.setattr(compaction, "_LEAVE", 2)
-    monkeypatch.setattr(compaction, "_FEWEST", 3)
+    monkeypatch.setattr(compaction, "_NEWEST_SLOTS_KEPT", 2)
+    monkeypatch.setattr(compaction, "_MIN_FILES_PER_MERGE", 3)
 
 
 def filled(folder: Path, slots: int = 6, **outputs: Any) -> World:
@@ -46,20 +46,20 @@ def filled(folder: Path, slots: int = 6, **outputs: Any) -> World:
 
 def merged_files(world: World) -> set[str]:
     """All merged files in the store, by address."""
-    return {world.store.uri(entry.key) for entry in world.store.list("p/iceberg/") if "/merged/" in entry.key}
+    return {world.store.uri(entry.key) for entry in world.store.list_objects("p/iceberg/") if "/merged/" in entry.key}
 
 
 def before_the_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Let something happen between the writing of merged files of `events` and their first commit."""
-    original = Follower.replace
+    original = TableFollower.replace_files
 
-    def replace(self: Follower, *args: Any) -> None:
+    def replace(self: TableFollower, *args: Any) -> None:
         if self.table.name()[-1] == "events":
-            monkeypatch.setattr(Follower, "replace", original)
+            monkeypatch.setattr(TableFollower, "replace_files", original)
             act()
         original(self, *args)
 
-    monkeypatch.setattr(Follower, "replace", replace)
+    monkeypatch.setattr(TableFollower, "replace_files", replace)
 
 
 def test_small_files_become_a_large_one(tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_small_files_become_a_large_one(tmp_path: Path) -> None:
     world = filled(tmp_path)
     everything = content(world)
     done = compact_tables(world.spec, world.store)
-    assert done["events"] == Compacted(6, 3)
-    assert done["checkpoints"] == Compacted(6, 3)
+    assert done["events"] == CompactionResult(6, 3)
+    assert done["checkpoints"] == CompactionResult(6, 3)
     table = published(world)
     assert len(paths(table)) == 3
     snapshot = table.metadata.current_snapshot()
@@ -88,8 +88,8 @@ def test_small_files_become_a_large_one(tmp_path: Path) -> None:
 
 def test_epochs_go_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A publisher that had the table open meets the replacement, and applies what comes next once, also over group ends."""
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 2)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 2)
     world = filled(tmp_path, 6)
     sink = world.sink()
     sink.follow(world.log)
@@ -106,7 +106,7 @@ def test_nothing_is_merged_again_and_again(tmp_path: Path) -> None:
     world = filled(tmp_path)
     compact_tables(world.spec, world.store)
     before = merged_files(world)
-    assert compact_tables(world.spec, world.store)["events"] == Compacted(3, 3)
+    assert compact_tables(world.spec, world.store)["events"] == CompactionResult(3, 3)
     assert merged_files(world) == before
 
 
@@ -114,11 +114,11 @@ def test_files_of_the_size_wanted_are_left_alone(tmp_path: Path) -> None:
     """A file that is large enough is not read."""
     world = filled(tmp_path, 6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compaction._Table, "_put", lambda *_: pytest.fail("nothing is to be written"))
-        patch.setattr(compaction, "_LEVEL", 1)
-        target = compaction._Table(world.spec, world.store, world.sink()._open(), Current("0" * 32, 0, 0), "events")
+        patch.setattr(compaction._TableCompactor, "_store_merged_file", lambda *_: pytest.fail("nothing is to be written"))
+        patch.setattr(compaction, "_LOWEST_LEVEL_BYTES", 1)
+        target = compaction._TableCompactor(world.spec, world.store, world.sink()._get_catalog(), PublishedCut("0" * 32, 0, 0), "events")
         target._target = 100
-        assert target.compact() == Compacted(6, 6)
+        assert target.compact() == CompactionResult(6, 6)
 
 
 def test_partitions_stay_apart(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_restore_into_a_merged_file(tmp_path: Path) -> None:
     sink.follow(world.log)
     assert world.exact(world.sink())
     for table in ("events", "late", "checkpoints"):
-        assert all("/timelines/" in path or rewrite.bound_of(path) for path in paths(published(world, table)))
+        assert all("/timelines/" in path or rewrite.parse_commit_bound(path) for path in paths(published(world, table)))
     assert len(content(world, "late")) == 9
 
 
@@ -176,7 +176,7 @@ def test_a_publisher_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sink.follow(world.log)
     world.seal(1, ("events",), rows=3)
     before_the_commit(monkeypatch, lambda: sink.follow(world.log))
-    assert compact_tables(world.spec, world.store)["events"] == Compacted(6, 3)
+    assert compact_tables(world.spec, world.store)["events"] == CompactionResult(6, 3)
     assert world.exact(world.sink())
     assert len(content(world)) == 21
     world.seal(1, ("events",), rows=3)
@@ -197,7 +197,7 @@ def test_a_restore_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         sink.follow(world.log)
 
     before_the_commit(monkeypatch, restore)
-    assert compact_tables(world.spec, world.store)["events"] == Compacted(9, 9)  # as it found them; it left them alone
+    assert compact_tables(world.spec, world.store)["events"] == CompactionResult(9, 9)  # as it found them; it left them alone
     assert world.exact(world.sink())
     assert {row["_epoch"] for row in content(world)} == {1, 2, 3}
 
@@ -212,7 +212,7 @@ def test_a_crash_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, st
         raise CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr(compaction._Table if step == "_brought_in" else compaction, step, crash)
+        patch.setattr(compaction._TableCompactor if step == "_brought_in" else compaction, step, crash)
         with pytest.raises(CrashError):
             compact_tables(world.spec, world.store)
     assert content(world) == everything
@@ -226,32 +226,32 @@ def test_a_crash_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, st
 
 def test_garbage_goes_when_nobody_can_bring_it_in_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sleeper's files stay until the table has moved on past their bound; then they go, and the sleeper is refused."""
-    monkeypatch.setattr(rewrite, "_LIFE", 2)
+    monkeypatch.setattr(rewrite, "_COMMITS_UNTIL_EXPIRY", 2)
     world = filled(tmp_path)
     sink = world.sink()
 
     def sleep() -> None:
         for _ in range(3):
-            assert delete_unnamed(world.spec, world.store, grace=0.0, clock=LATER) == []
+            assert delete_orphan_files(world.spec, world.store, grace=0.0, clock=LATER) == []
             world.seal(1, ("events",), rows=3)
             sink.follow(world.log)
-        would_go = delete_unnamed(world.spec, world.store, grace=0.0, dry_run=True, clock=LATER)
-        (gone,) = delete_unnamed(world.spec, world.store, grace=0.0, clock=LATER)
+        would_go = delete_orphan_files(world.spec, world.store, grace=0.0, dry_run=True, clock=LATER)
+        (gone,) = delete_orphan_files(world.spec, world.store, grace=0.0, clock=LATER)
         assert would_go == [gone]
         assert gone.key.startswith("p/iceberg/events/merged/")
 
     before_the_commit(monkeypatch, sleep)
-    assert compact_tables(world.spec, world.store)["events"] == Compacted(6, 6)  # told when it was planned
+    assert compact_tables(world.spec, world.store)["events"] == CompactionResult(6, 6)  # told when it was planned
     assert world.exact(world.sink())
-    assert all(Path(file).exists() for file in referenced_files(world.spec, world.store))
+    assert all(Path(file).exists() for file in list_referenced_files(world.spec, world.store))
 
 
 def test_named_files_are_never_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However far the table has moved on: what a snapshot names stays; what was merged further goes with its last snapshot."""
-    monkeypatch.setattr(rewrite, "_LIFE", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
-    monkeypatch.setattr(compaction, "_LEVEL", 1_000_000)  # merged files are of one level with their parts
+    monkeypatch.setattr(rewrite, "_COMMITS_UNTIL_EXPIRY", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 2)
+    monkeypatch.setattr(compaction, "_LOWEST_LEVEL_BYTES", 1_000_000)  # merged files are of one level with their parts
     world = filled(tmp_path, 5)
     deleted = 0
     for _ in range(3):
@@ -261,8 +261,8 @@ def test_named_files_are_never_deleted(tmp_path: Path, monkeypatch: pytest.Monke
             world.sink().follow(world.log)
             world.seal(1, ("events",), rows=3)
         world.sink().follow(world.log)
-        deleted += len(delete_unnamed(world.spec, world.store, grace=0.0, clock=LATER))
-        assert all(Path(file).exists() for file in referenced_files(world.spec, world.store))
+        deleted += len(delete_orphan_files(world.spec, world.store, grace=0.0, clock=LATER))
+        assert all(Path(file).exists() for file in list_referenced_files(world.spec, world.store))
         assert world.exact(world.sink())
     assert deleted > 0
 
@@ -274,25 +274,25 @@ def test_where_it_does_nothing(tmp_path: Path) -> None:
     world = filled(tmp_path / "two", 6, compact=False)
     assert compact_tables(world.spec, world.store) == {}
     store = MemoryStore()
-    move_current(store, "p", Current("0" * 32, 0, 9, {"events": "memory:///metadata.json"}))
+    advance_published_cut(store, "p", PublishedCut("0" * 32, 0, 9, {"events": "memory:///metadata.json"}))
     assert compact_tables(make_spec(), store) == {}
-    assert delete_unnamed(make_spec(), store, grace=0.0) == []
+    assert delete_orphan_files(make_spec(), store, grace=0.0) == []
 
 
 def test_tables_that_it_must_not_touch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another pipeline's, one that is not in the catalog, one from which another engine deleted single rows: said, and left."""
     world = filled(tmp_path, 5)
-    current = read_current(world.store, "p")
+    current = read_published_cut(world.store, "p")
     assert current is not None
-    catalog = world.sink()._open()
-    other = compaction._Table(world.spec, world.store, catalog, Current("1" * 32, 0, 5), "events")
+    catalog = world.sink()._get_catalog()
+    other = compaction._TableCompactor(world.spec, world.store, catalog, PublishedCut("1" * 32, 0, 5), "events")
     assert "another pipeline" in other.compact().skipped
-    absent = compaction._Table(world.spec, world.store, catalog, current, "hourly")
+    absent = compaction._TableCompactor(world.spec, world.store, catalog, current, "hourly")
     assert "does not have it" in absent.compact().skipped
 
-    def refuse(_: Follower) -> None:
+    def refuse(_: TableFollower) -> None:
         raise ValueError("another engine deleted single rows of it")
 
-    monkeypatch.setattr(Follower, "held", refuse)
+    monkeypatch.setattr(TableFollower, "live_files", refuse)
     done = compact_tables(world.spec, world.store)["events"]
-    assert done == Compacted(0, 0, "another engine deleted single rows of it")
+    assert done == CompactionResult(0, 0, "another engine deleted single rows of it")

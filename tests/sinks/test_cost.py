@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.engine.harness import Bench, row, spec_of
 
 from tidegate.checkpoints.local import LocalStore
-from tidegate.jobs.sinks.catalog import BucketFiles
+from tidegate.jobs.sinks.catalog import StoreFileIO
 from tidegate.jobs.sinks.iceberg import IcebergSink
 
 
@@ -23,9 +23,9 @@ class Counting(LocalStore):
         self._count(key)
         return super().create(key, data)
 
-    def swap(self, key: str, data: bytes, etag: str) -> str:
+    def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:
         self._count(key)
-        return super().swap(key, data, etag)
+        return super().compare_and_swap(key, data, etag)
 
     def put(self, key: str, data: bytes) -> str:
         self._count(key)
@@ -56,5 +56,5 @@ def test_an_epoch_costs_two_puts_beyond_its_data(tmp_path: Path) -> None:
 
 def test_small_files_go_by_one_put() -> None:
     """Arrow's own way is an upload of parts, three requests for each of Iceberg's metadata files."""
-    files = BucketFiles({"s3.endpoint": "http://127.0.0.1:1", "s3.region": "us-east-1"}).fs_by_scheme("s3", "bucket")
+    files = StoreFileIO({"s3.endpoint": "http://127.0.0.1:1", "s3.region": "us-east-1"}).fs_by_scheme("s3", "bucket")
     assert files.__reduce__()[1][0]["allow_delayed_open"] is True

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from tidegate.jobs.sinks.drivers import client_library
+from tidegate.jobs.sinks.drivers import import_client_library
 from tidegate.jobs.spec.errors import ConfigurationError
 
 
 def test_a_missing_library_names_the_extra_that_brings_it() -> None:
     """Not a traceback of an import, but which sink needs what, and the command that installs it."""
-    assert client_library("json", of="sinks.a", package="json", extra="none") is json
+    assert import_client_library("json", of="sinks.a", package="json", extra="none") is json
     with pytest.raises(ConfigurationError, match=r"sinks\.a needs its-package, which is not installed") as refused:
-        client_library("no_such_module_anywhere", of="sinks.a", package="its-package", extra="postgres")
+        import_client_library("no_such_module_anywhere", of="sinks.a", package="its-package", extra="postgres")
     assert 'pip install "tidegate[postgres]"' in str(refused.value)

@@ -15,12 +15,12 @@ from tidegate.checkpoints.clock import ManualClock
 from tidegate.checkpoints.identity import ensure_identity
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.engine.epoch import Author, Engine
+from tidegate.jobs.engine.epoch import ManifestAuthor, Engine
 from tidegate.jobs.engine.faults import NoFaults
 from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.sinks.exact import Exactness, check_exact
-from tidegate.jobs.sinks.schemas import table_schema
-from tidegate.jobs.sinks.small import SmallTables
+from tidegate.jobs.sinks.exact import ExactnessReport, audit_exactness
+from tidegate.jobs.sinks.schemas import build_table_schema
+from tidegate.jobs.sinks.small import DriverTables
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -49,11 +49,11 @@ class World:
             self.log,
             [ObjectSource("s", self.spec.sources["s"], self.store)],
             ReferenceMover(self.store, self.spec),
-            author=Author(ensure_identity(self.store, "p"), "driver", "0"),
+            author=ManifestAuthor(ensure_identity(self.store, "p"), "driver", "0"),
             steps=PlainSteps(),
             clock=ManualClock(),
             faults=NoFaults(),
-            small_tables=SmallTables(self.store).write,
+            small_tables=DriverTables(self.store).write,
         )
 
     def play(self, draw: random.Random, objects: int) -> None:
@@ -75,17 +75,17 @@ class World:
         for _ in range(objects + 2):
             self.engine.run_epoch()
 
-    def exact(self, lose: str = "") -> Exactness:
+    def exact(self, lose: str = "") -> ExactnessReport:
         """What the check finds; of the table `lose` it is not shown the last row."""
 
         def table(name: str) -> pa.Table:
             head = self.log.head()
-            files = [f for filled in self.log.epochs(0, 1, head.slot) for f in filled.epoch.files.get(name, []) if f.rows]
+            files = [f for filled in self.log.epochs_between(0, 1, head.slot) for f in filled.epoch.files.get(name, []) if f.rows]
             parts = [pq.read_table(io.BytesIO(self.store.get(file.key).data)) for file in files]
-            whole = pa.concat_tables([table_schema(self.spec, name).empty_table(), *parts], promote_options="permissive")
+            whole = pa.concat_tables([build_table_schema(self.spec, name).empty_table(), *parts], promote_options="permissive")
             return whole.slice(0, whole.num_rows - (name == lose))
 
-        return check_exact(self.spec, self.store, self.log, table)
+        return audit_exactness(self.spec, self.store, self.log, table)
 
 
 @pytest.mark.parametrize("bounded", [True, False])
@@ -112,7 +112,7 @@ def test_topics_are_not_read_again() -> None:
     topic = {"kind": "kafka", "kafka": {"servers": "b:9092", "topic": "t"}, "path": ""}
     raw = world.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     world.spec = PipelineSpec.model_validate({**raw, "sources": {"s": {**raw["sources"]["s"], **topic}}})
-    for entry in list(world.store.list("in/")):
+    for entry in list(world.store.list_objects("in/")):
         world.store.delete(entry.key)
     found = world.exact()
     assert (found.problems, found.topics, found.windows, set(found.skipped)) == ([], ["s"], {}, {"by", "all"})

@@ -13,28 +13,28 @@ from pyiceberg.table import Table
 from tests.sinks.conftest import UID, World, make_spec
 
 from tidegate.jobs.sinks import iceberg
-from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, Follower
+from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, TableFollower
 from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.marks import Mark, Way
-from tidegate.jobs.sinks.pointer import read_current
+from tidegate.jobs.sinks.marks import FollowerPosition, CurrentLineage
+from tidegate.jobs.sinks.pointer import read_published_cut
 from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
 
 
-def once(monkeypatch: pytest.MonkeyPatch, target: str, when: Callable[[Follower], bool], act: Callable[[], object]) -> None:
+def once(monkeypatch: pytest.MonkeyPatch, target: str, when: Callable[[TableFollower], bool], act: Callable[[], object]) -> None:
     """Let somebody else act at the moment between load and commit: just before `Follower.target` runs."""
-    original = getattr(Follower, target)
+    original = getattr(TableFollower, target)
     done: list[bool] = []
 
-    def interrupted(self: Follower, *args: Any, **more: Any) -> None:
+    def interrupted(self: TableFollower, *args: Any, **more: Any) -> None:
         if not done and when(self):
             done.append(True)
             act()
         original(self, *args, **more)
 
-    monkeypatch.setattr(Follower, target, interrupted)
+    monkeypatch.setattr(TableFollower, target, interrupted)
 
 
-def is_table(name: str) -> Callable[[Follower], bool]:
+def is_table(name: str) -> Callable[[TableFollower], bool]:
     """Whether a follower is that table."""
     return lambda follower: follower.table.name()[-1] == name
 
@@ -85,12 +85,12 @@ def test_follower_away_for_twenty_epochs_catches_up(world: World) -> None:
 
 def test_catching_up_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """However far behind, one snapshot takes a bounded number of slots."""
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MOST", 4)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_SLOTS_PER_SNAPSHOT", 4)
     world.seal(11)
     sink = world.sink()
     assert sink.follow(world.log) == 11
     assert world.exact(sink)
-    assert [m.upto for m in Follower(sink.open_table("events"), UID).tagged()] == [11]
+    assert [m.upto for m in TableFollower(sink.open_table("events"), UID).tagged_positions()] == [11]
 
 
 def test_untouched_tables_cost_nothing_until_the_group_ends(world: World) -> None:
@@ -113,8 +113,8 @@ def test_untouched_tables_cost_nothing_until_the_group_ends(world: World) -> Non
 
 def test_metadata_stays_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old tags and snapshots are forgotten, but for the newest; data files stay."""
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 2)
     sink = world.sink()
     for _ in range(14):
         world.seal()
@@ -167,8 +167,8 @@ def test_the_race_doubles_rows_without_the_mends(world: World, monkeypatch: pyte
     world.seal(1)
     once(monkeypatch, "apply", is_table("events"), lambda: two.follow(world.log))
     if missing == "mark check":
-        monkeypatch.setattr(Follower, "mark", lambda self: Mark(0, 3 + (self.twice > 1)))
-        monkeypatch.setattr(Follower, "twice", property(lambda self: world.rows(one).count((0, 4)) // 2), raising=False)
+        monkeypatch.setattr(TableFollower, "newest_position", lambda self: FollowerPosition(0, 3 + (self.twice > 1)))
+        monkeypatch.setattr(TableFollower, "twice", property(lambda self: world.rows(one).count((0, 4)) // 2), raising=False)
     one.follow(world.log)
     assert world.rows(one).count((0, 4)) == 4
 
@@ -239,13 +239,13 @@ def test_a_table_begun_by_another_is_judged_anew(world: World, monkeypatch: pyte
             other.follow(world.log)
         return load(catalog, identifier)
 
-    begun, begin = list[Mark | None](), Follower.begin
+    begun, begin = list[FollowerPosition | None](), TableFollower.initialize
 
-    def noted(follower: Follower, timeline: int, upto: int) -> None:
-        begun.append(follower.mark())
+    def noted(follower: TableFollower, timeline: int, upto: int) -> None:
+        begun.append(follower.newest_position())
         begin(follower, timeline, upto)
 
-    monkeypatch.setattr(Follower, "begin", noted)
+    monkeypatch.setattr(TableFollower, "initialize", noted)
     monkeypatch.setattr(SqlCatalog, "create_table", making)
     monkeypatch.setattr(SqlCatalog, "load_table", late)
     sleeper.follow(world.log)
@@ -276,13 +276,13 @@ def test_a_bare_rollback_stops_no_sleeper_in_general_but_a_fence_does(world: Wor
     world.seal(2)
     sink = world.sink()
     sink.follow(world.log)
-    asleep, mine = (Follower(sink.open_table("events"), UID) for _ in range(2))
+    asleep, mine = (TableFollower(sink.open_table("events"), UID) for _ in range(2))
     seen = mine.table.metadata.current_snapshot_id
     mine.rewind(1, 2)
-    assert mine.mark() == Mark(1, 2)
+    assert mine.newest_position() == FollowerPosition(1, 2)
     assert mine.table.metadata.current_snapshot_id != seen
     with pytest.raises(CommitFailedException):
-        asleep.apply([], 0, 3, 3)
+        asleep.append_slots([], 0, 3, 3)
 
 
 @pytest.mark.parametrize("where", ["before", "after events", "between rollback and fence"])
@@ -382,7 +382,7 @@ def test_catalog_is_rebuilt_from_the_log(world: World, lost: str) -> None:
         world.lose_catalog()
         world.store.delete("p/iceberg/current.json")
     fresh = world.sink()
-    assert fresh.rebuild(world.log) == 5
+    assert fresh.rebuild_tables(world.log) == 5
     assert world.exact(fresh)
 
 
@@ -391,7 +391,7 @@ def test_rebuild_says_when_an_epoch_was_retired(world: World) -> None:
     world.seal(2)
     world.retire(1)
     with pytest.raises(PoisonError, match="no manifest"):
-        world.sink().rebuild(world.log)
+        world.sink().rebuild_tables(world.log)
 
 
 def test_tables_outside_the_lineage_are_fenced(world: World) -> None:
@@ -443,7 +443,7 @@ def test_no_retry_property_stands_in_every_table(world: World) -> None:
     world.seal(1, ("events", "hourly"))
     sink = world.sink()
     sink.follow(world.log)
-    for table in world.spec.tables:
+    for table in world.spec.table_names:
         assert sink.open_table(table).properties["commit.retry.num-retries"] == "0"
 
 
@@ -540,7 +540,7 @@ def test_file_that_does_not_fit_is_poison(world: World) -> None:
 
 
 def _mark(sink: IcebergSink, table: str) -> int:
-    mark = Follower(sink.open_table(table), UID).mark()
+    mark = TableFollower(sink.open_table(table), UID).newest_position()
     assert mark is not None
     return mark.upto
 
@@ -554,22 +554,22 @@ def test_a_table_made_by_a_publisher_that_missed_a_restore_stays_empty(
     world: World, monkeypatch: pytest.MonkeyPatch, mended: bool
 ) -> None:
     """The restore was followed before the table was there; its maker dies right after. Without the mend abandoned rows stay."""
-    monkeypatch.setattr(iceberg, "_THREADS", 1)
+    monkeypatch.setattr(iceberg, "_COMMIT_THREADS", 1)
     first = world.seal(1)
     stale, other = world.sink(), world.sink()
     stale.follow(world.log)
     world.seal(1, ("hourly",))
-    create = IcebergSink._create
+    create = IcebergSink._create_table
 
     def slept(sink: IcebergSink, table: str, *arguments: Any) -> Any:
         world.fork(first.id)
         other.follow(world.log)
-        monkeypatch.setattr(IcebergSink, "_load", _die)
+        monkeypatch.setattr(IcebergSink, "_load_tables", _die)
         return create(sink, table, *arguments)
 
-    monkeypatch.setattr(IcebergSink, "_create", slept)
+    monkeypatch.setattr(IcebergSink, "_create_table", slept)
     if not mended:
-        monkeypatch.setattr(Way, "holds", lambda _: True)
+        monkeypatch.setattr(CurrentLineage, "is_current", lambda _: True)
     with pytest.raises(BaseException, match="killed"):
         stale.follow(world.log)
     assert (world.rows(other, "hourly") == []) == mended
@@ -581,12 +581,12 @@ def test_a_publisher_that_knew_a_table_before_checkpoints_does_not_show_it_as_it
     Found by the simulation: readers missed rows, and the collector took their files for garbage.
     """
     stale, other = world.sink(), world.sink()
-    stale._create("events", [], 0, 0)
+    stale._create_table("events", [], 0, 0)
     world.seal()
     other.follow(world.log)
     world.seal(1, ("late",))
     stale.follow(world.log)
-    current = read_current(world.store, "p")
+    current = read_published_cut(world.store, "p")
     assert current is not None
     assert (current.upto, current.tables["events"]) == (2, other.open_table("events").metadata_location)
 

@@ -11,7 +11,7 @@ from tests.engine.harness import Bench, row, spec_of
 
 from tidegate.jobs.sinks.kafka import KafkaSink
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
-from tidegate.jobs.spec.packages import with_connectors
+from tidegate.jobs.spec.packages import add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
 
@@ -88,7 +88,7 @@ def test_connector_is_asked_for() -> None:
     plain = spec_of()
     raw = plain.model_dump(by_alias=True, exclude_unset=True) | {"sinks": {"out": GIVEN.model_dump()}}
     spec = PipelineSpec.model_validate(raw)
-    assert "spark-sql-kafka" in with_connectors(spec).conf["spark.jars.packages"]
-    assert with_connectors(plain) == plain.spark
+    assert "spark-sql-kafka" in add_connector_jars(spec).conf["spark.jars.packages"]
+    assert add_connector_jars(plain) == plain.spark
     own = PipelineSpec.model_validate(raw | {"spark": {"conf": {"spark.jars": "mine.jar"}}})
-    assert with_connectors(own).conf == {"spark.jars": "mine.jar"}
+    assert add_connector_jars(own).conf == {"spark.jars": "mine.jar"}

@@ -12,8 +12,8 @@ import pytest
 from tests.sinks.conftest import UID, World, make_spec
 
 from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.sinks.kafka_exact import ExactKafkaSink, RefusedError
-from tidegate.jobs.sinks.kafka_messages import Message
+from tidegate.jobs.sinks.kafka_exact import ExactlyOnceKafkaSink, KafkaClientError
+from tidegate.jobs.sinks.kafka_messages import KafkaMessage
 from tidegate.jobs.sinks.make import make_sinks
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
@@ -26,7 +26,7 @@ class Broker:
     """What is committed, the ledger, and which producer is the newest."""
 
     def __init__(self) -> None:
-        self.committed: list[Message] = []
+        self.committed: list[KafkaMessage] = []
         self.ledger: str | None = None
         self.newest = 0
 
@@ -37,23 +37,23 @@ class Client:
     def __init__(self, broker: Broker, *answers: str) -> None:
         self.broker, self.answers, self.own = broker, list(answers), 0
 
-    def open(self) -> str | None:
+    def acquire_ledger(self) -> str | None:
         self.broker.newest += 1
         self.own = self.broker.newest
         return self.broker.ledger
 
-    def write(self, messages: Iterable[Message], ledger: str, number: int) -> None:
+    def commit_messages(self, messages: Iterable[KafkaMessage], ledger: str, number: int) -> None:
         found = list(messages)
         answer = self.answers.pop(0) if self.answers else ""
         if self.own != self.broker.newest:
-            raise RefusedError("_FENCED", "a newer producer")
+            raise KafkaClientError("_FENCED", "a newer producer")
         if answer and not answer.startswith("lost:"):
-            raise RefusedError(answer, "no")
+            raise KafkaClientError(answer, "no")
         assert json.loads(ledger)["upto"] == number
         self.broker.committed += found
         self.broker.ledger = ledger
         if answer:
-            raise RefusedError(answer.removeprefix("lost:"), "no answer")
+            raise KafkaClientError(answer.removeprefix("lost:"), "no answer")
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -64,9 +64,9 @@ def world() -> World:
     return World(MemoryStore(), Path("/nowhere"), make_spec(sinks={"out": GIVEN}))
 
 
-def sink(of: World, client: Client) -> ExactKafkaSink:
+def sink(of: World, client: Client) -> ExactlyOnceKafkaSink:
     """A publisher's sink."""
-    return ExactKafkaSink("out", KafkaSinkSpec.model_validate(GIVEN), of.spec, of.store, UID, client)
+    return ExactlyOnceKafkaSink("out", KafkaSinkSpec.model_validate(GIVEN), of.spec, of.store, UID, client)
 
 
 def delivered(broker: Broker) -> list[str]:
@@ -84,9 +84,9 @@ def test_a_crash_between_commit_and_copy() -> None:
     of, broker = world(), Broker()
     sealed = [str(of.seal().id) for _ in range(3)]
     first = sink(of, Client(broker))
-    with patch.object(first, "move_mark", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with patch.object(first, "move_position", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         first.follow(of.log)
-    with patch.object(first, "move_mark", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with patch.object(first, "move_position", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         first.follow(of.log)
     assert delivered(broker) == sealed[:1]
     assert sink(of, Client(broker)).follow(of.log) == 2
@@ -193,5 +193,5 @@ def test_a_message_that_is_too_large() -> None:
 def test_the_spec_chooses(tmp_path: Path) -> None:
     """`delivery: exactly_once` makes this sink, and opens nothing yet."""
     of = world()
-    (found,) = (one for one in make_sinks(of.spec, of.store, UID, tmp_path) if isinstance(one, ExactKafkaSink))
+    (found,) = (one for one in make_sinks(of.spec, of.store, UID, tmp_path) if isinstance(one, ExactlyOnceKafkaSink))
     assert found.lag(of.log) == 0

@@ -15,10 +15,10 @@ from tests.sinks.conftest import World, make_spec
 
 from tidegate.checkpoints.clock import ManualClock
 from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.retention import Policy, Retention
+from tidegate.checkpoints.retention import RetentionPolicy, Retention
 from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.pointer import read_current
-from tidegate.jobs.sinks.tables import published_upto, read_table, referenced_files, rewound
+from tidegate.jobs.sinks.pointer import read_published_cut
+from tidegate.jobs.sinks.tables import find_published_slot, read_table, list_referenced_files, have_followers_rewound
 from tidegate.jobs.spec.errors import PoisonError
 
 COLUMNS = {
@@ -67,7 +67,7 @@ def content(world: World, table: str = "events") -> list[dict[str, Any]]:
 
 def published(world: World, table: str = "events") -> StaticTable:
     """What the readers' pointer names."""
-    current = read_current(world.store, "p")
+    current = read_published_cut(world.store, "p")
     assert current is not None
     return StaticTable.from_metadata(current.tables[table])
 
@@ -192,7 +192,7 @@ def test_a_second_publisher_finds_the_first_ones_files(tmp_path: Path) -> None:
     sink = world.sink()
     sink.follow(world.log)
     before = paths(sink.open_table("events"))
-    world.sink("two").rebuild(world.log)
+    world.sink("two").rebuild_tables(world.log)
     assert paths(world.sink().open_table("events")) == before
     assert world.exact(world.sink())
 
@@ -208,10 +208,10 @@ def test_a_file_that_somebody_else_put_there_is_not_taken(tmp_path: Path) -> Non
         pq.write_table(stolen, world.store.uri(key))
         return original(self, key, data, rows)
 
-    original = IcebergSink._put
+    original = IcebergSink._create_layout_file
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IcebergSink, "_put", other)
-        Path(world.store.uri(f"{world.layout.table('events', epoch.id)}x")).parent.mkdir(parents=True, exist_ok=True)
+        patch.setattr(IcebergSink, "_create_layout_file", other)
+        Path(world.store.uri(f"{world.layout.table_prefix('events', epoch.id)}x")).parent.mkdir(parents=True, exist_ok=True)
         with pytest.raises(PoisonError, match="has 1 rows, not"):
             sink.follow(world.log)
 
@@ -219,8 +219,8 @@ def test_a_file_that_somebody_else_put_there_is_not_taken(tmp_path: Path) -> Non
 def test_retention_keeps_what_the_tables_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once an epoch is retired its own files go, and the arranged ones stay."""
     world = make_world(tmp_path, layout=LAYOUT)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 1)
     epoch, sink = world.seal(1, rows=20), world.sink()
     for _ in range(2):
         sink.follow(world.log)
@@ -229,10 +229,10 @@ def test_retention_keeps_what_the_tables_name(tmp_path: Path, monkeypatch: pytes
     everything = content(world)
     retention = Retention(
         world.log,
-        Policy(keep_last=1, keep_for=0, grace=0),
-        external=lambda: referenced_files(world.spec, world.store),
-        published_upto=lambda: published_upto(world.spec, world.log),
-        rewound=lambda: rewound(world.spec, world.log),
+        RetentionPolicy(keep_last=1, keep_for=0, grace=0),
+        external=lambda: list_referenced_files(world.spec, world.store),
+        published_upto=lambda: find_published_slot(world.spec, world.log),
+        rewound=lambda: have_followers_rewound(world.spec, world.log),
         clock=ManualClock(wall_ticks=4_000_000_000_000_000),
     )
     report = retention.run()

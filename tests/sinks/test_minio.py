@@ -12,9 +12,9 @@ from tests.sinks.conftest import World
 from tests.sinks.test_follow import is_table, once
 
 from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.probe import require_honest
+from tidegate.checkpoints.probe import require_honest_store
 from tidegate.checkpoints.s3 import S3Store
-from tidegate.jobs.sinks.tables import read_table, referenced_files
+from tidegate.jobs.sinks.tables import read_table, list_referenced_files
 
 pytestmark = pytest.mark.minio
 
@@ -41,16 +41,16 @@ def test_follow_restore_and_read(bucket: World) -> None:
 def test_tls_with_a_private_ca(tls_minio: CertifiedMinio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CA that AWS_CA_BUNDLE names holds for the files of the tables as well: published, read, looked through."""
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tls_minio.ca))
-    monkeypatch.setattr("tidegate.jobs.sinks.compaction._LEAVE", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.compaction._NEWEST_SLOTS_KEPT", 1)
     store = S3Store(tls_minio.settings())
-    require_honest(store)  # waits until the server has started
+    require_honest_store(store)  # waits until the server has started
     world = World(store, tmp_path)
     sink = world.sink()
     world.seal(3, ("events", "hourly"))
     assert sink.follow(world.log) == 3
     assert world.exact(sink)
     assert read_table(world.spec, store, "events")["_epoch"].to_pylist() == [1, 1, 2, 2, 3, 3]
-    assert sum("/tables/events/" in file for file in referenced_files(world.spec, store)) == 3
+    assert sum("/tables/events/" in file for file in list_referenced_files(world.spec, store)) == 3
 
 
 def test_driver_on_another_host(bucket: World) -> None:

@@ -16,7 +16,7 @@ from tests.sinks.test_layout import published as arranged
 from tidegate.checkpoints.local import LocalStore
 from tidegate.infra.jars import ensure_jars
 from tidegate.jobs.sinks.compaction import compact_tables
-from tidegate.jobs.sinks.pointer import read_current
+from tidegate.jobs.sinks.pointer import read_published_cut
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.spec.errors import TransientError
 
@@ -61,7 +61,7 @@ def published(world: World) -> World:
 
 def test_pandas_and_duckdb(published: World) -> None:
     """The pointer names a table's metadata file; that is all a reader needs."""
-    current = read_current(published.store, "p")
+    current = read_published_cut(published.store, "p")
     assert current is not None
     table = StaticTable.from_metadata(current.tables["events"])
     frame = table.scan().to_pandas()
@@ -80,8 +80,8 @@ def test_spark(published: World, monkeypatch: pytest.MonkeyPatch) -> None:
         jars = ensure_jars("iceberg-spark", ARTIFACTS)
     except TransientError as error:
         pytest.skip(f"no registry with Iceberg's jars: {error.message}")
-    monkeypatch.setattr("tidegate.jobs.sinks.compaction._LEAVE", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.compaction._FEWEST", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.compaction._NEWEST_SLOTS_KEPT", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.compaction._MIN_FILES_PER_MERGE", 2)
     layout = {"late": {"partition_by": ["bucket(4, carrier)", "day(t)"], "sort_by": ["n desc"]}}
     published.spec, published.values = make_spec(COLUMNS, outputs={"layout": layout}), flights
     published.seal(3, ("late",), rows=20)

@@ -17,7 +17,7 @@ from tidegate.checkpoints.local import LocalStore
 from tidegate.infra.jars import ensure_jars
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.spec.errors import TransientError
-from tidegate.jobs.spec.pipeline import Limits
+from tidegate.jobs.spec.pipeline import ReadLimits
 
 pytestmark = [
     pytest.mark.e2e,
@@ -98,10 +98,10 @@ def test_a_source_waits_for_its_catalog(server: RestCatalogServer, tmp_path: Pat
     table = catalog.create_table(f"{namespace}.t", rows(1).schema, location=lake.path.as_uri())
     table.append(rows(1))
     source = lake.source()
-    resume = source.plan(ME, None, Limits()).resume
+    resume = source.plan(ME, None, ReadLimits()).resume
     table.append(rows(2))
     server.stop()
     with pytest.raises(TransientError, match="cannot be reached"):
-        source.plan(ME, resume, Limits())
+        source.plan(ME, resume, ReadLimits())
     server.start()
-    assert [part["rows"] for part in source.plan(ME, resume, Limits()).parts] == [1]
+    assert [part["rows"] for part in source.plan(ME, resume, ReadLimits()).parts] == [1]

@@ -14,9 +14,9 @@ from tests.sinks.conftest import World, make_spec
 from tidegate.checkpoints.clock import ManualClock
 from tidegate.checkpoints.layout import CheckpointId
 from tidegate.checkpoints.local import LocalStore
-from tidegate.jobs.sinks.compaction import compact_tables, delete_unnamed
-from tidegate.jobs.sinks.follower import Follower
-from tidegate.jobs.sinks.tables import read_table, referenced_files
+from tidegate.jobs.sinks.compaction import compact_tables, delete_orphan_files
+from tidegate.jobs.sinks.follower import TableFollower
+from tidegate.jobs.sinks.tables import read_table, list_referenced_files
 
 TABLES = ("events", "late", "hourly", "barriers")
 LATER = ManualClock(wall_ticks=4_000_000_000_000_000)
@@ -99,7 +99,7 @@ class Schedule:
         self.pending = self.dice.choice([None, overtake, self.restore, crash])
         with suppress(_CrashError):
             compact_tables(self.world.spec, self.world.store)
-            delete_unnamed(self.world.spec, self.world.store, grace=0.0, clock=LATER)
+            delete_orphan_files(self.world.spec, self.world.store, grace=0.0, clock=LATER)
         self.pending = None
 
     def restore(self) -> None:
@@ -115,7 +115,7 @@ class Schedule:
     def roll_back(self) -> None:
         """Somebody rolls one table back by hand, to any snapshot that it has, also into the middle of a rewind."""
         sink, name = self.world.sink(), self.dice.choice((*TABLES, "checkpoints"))
-        if sink._open().table_exists(("p", name)):
+        if sink._get_catalog().table_exists(("p", name)):
             table = sink.open_table(name)
             known = [snapshot.snapshot_id for snapshot in table.metadata.snapshots]
             if known:  # none: a publisher died while making the table
@@ -133,7 +133,7 @@ class Schedule:
         world, sink = self.world, self.world.sink()
         sink.follow(world.log)
         assert world.exact(sink)
-        assert all(Path(file).exists() for file in referenced_files(world.spec, world.store))
+        assert all(Path(file).exists() for file in list_referenced_files(world.spec, world.store))
         for table in ("events", "checkpoints"):
             rows = read_table(world.spec, world.store, table)
             found = zip(rows["_timeline"].to_pylist(), rows["_epoch"].to_pylist(), strict=True)
@@ -145,18 +145,18 @@ def run(folder: Path, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch, *,
     if compacts:
         monkeypatch.setattr("tidegate.jobs.sinks.iceberg.ThreadPoolExecutor", _Inline)
     schedule = Schedule(folder, seed, compacts)
-    monkeypatch.setattr("tidegate.jobs.sinks.compaction._LEAVE", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.compaction._FEWEST", 2)
-    monkeypatch.setattr("tidegate.jobs.sinks.compaction._AT_ONCE", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.rewrite._LIFE", 3)
+    monkeypatch.setattr("tidegate.jobs.sinks.compaction._NEWEST_SLOTS_KEPT", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.compaction._MIN_FILES_PER_MERGE", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.compaction._MERGES_PER_COMMIT", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.rewrite._COMMITS_UNTIL_EXPIRY", 3)
     for name in ("apply", "rewind", "begin", "replace"):
-        original = getattr(Follower, name)
+        original = getattr(TableFollower, name)
 
-        def disturbed(self: Follower, *args: Any, original: Any = original, **more: Any) -> None:
+        def disturbed(self: TableFollower, *args: Any, original: Any = original, **more: Any) -> None:
             schedule.interrupt()
             original(self, *args, **more)
 
-        monkeypatch.setattr(Follower, name, disturbed)
+        monkeypatch.setattr(TableFollower, name, disturbed)
     for _ in range(steps):
         schedule.step()
     schedule.finish()
@@ -165,16 +165,16 @@ def run(folder: Path, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch, *,
 @pytest.mark.parametrize("seed", range(4))
 def test_tables_equal_the_log_after_any_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Whatever happened, a fresh publisher leaves every row of the lineage in its table once, and nothing else."""
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 3)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 3)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 2)
     run(tmp_path, seed, 12, monkeypatch)
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 106))])
 def test_files_are_merged_in_any_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The same while small files are merged and garbage is deleted at any moment, by somebody who may die of it."""
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 3)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 3)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 2)
     run(tmp_path, seed, 12, monkeypatch, compacts=True)
 
 
@@ -182,7 +182,7 @@ def test_files_are_merged_in_any_schedule(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("seed", range(1000, 1200))
 def test_many_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The same, many times."""
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._GROUP", 3)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MOST", 5)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._TAGS", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 3)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_SLOTS_PER_SNAPSHOT", 5)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 2)
     run(tmp_path, seed, 15, monkeypatch)

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.memory import MemoryStore
 from tidegate.jobs.engine.interfaces import Cut, DeadObject, MoveOrder, Slice
-from tidegate.jobs.eventtime.types import BEGINNING, BarrierHealth, BarrierOutcome, Decision, Member
-from tidegate.jobs.sinks.schemas import own_schema
-from tidegate.jobs.sinks.small import SmallTables, barrier_rows, dead_object_rows, write_small
+from tidegate.jobs.eventtime.types import FIRST_RELEASE_MARK, BarrierHealth, BarrierOutcome, Decision, Member
+from tidegate.jobs.sinks.schemas import build_system_schema
+from tidegate.jobs.sinks.small import DriverTables, build_barrier_rows, build_dead_object_rows, write_parquet_once
 
 BARRIER = BarrierHealth(
     id=7,
@@ -38,8 +38,8 @@ def decision(*barriers: BarrierHealth) -> Decision:
         section=0,
         order_late=None,
         order_late_by_time=False,
-        release_before=BEGINNING,
-        release_after=BEGINNING,
+        release_before=FIRST_RELEASE_MARK,
+        release_after=FIRST_RELEASE_MARK,
         barriers=barriers,
     )
 
@@ -52,9 +52,9 @@ def order(decided: Decision, *dead: DeadObject) -> MoveOrder:
 
 def test_barrier_rows() -> None:
     """A closed barrier becomes one row with outcome, participants, missing and waiting time."""
-    table = barrier_rows(decision(BARRIER), 1, 4)
+    table = build_barrier_rows(decision(BARRIER), 1, 4)
     row = table.to_pylist()[0]
-    assert table.schema == own_schema("barriers")
+    assert table.schema == build_system_schema("barriers")
     assert (row["barrier_id"], row["outcome"], row["missing"], row["waited_us"], row["_epoch"]) == (
         7,
         "incomplete",
@@ -67,7 +67,7 @@ def test_barrier_rows() -> None:
 
 def test_dead_object_rows() -> None:
     """An unreadable object becomes one dead letter with its origin and no row."""
-    row = dead_object_rows([DEAD], 0, 4).to_pylist()[0]
+    row = build_dead_object_rows([DEAD], 0, 4).to_pylist()[0]
     assert (row["reason"], row["object"], row["etag"], row["row"], row["_seq"]) == (
         "not_parquet",
         "inbox/a/1",
@@ -80,8 +80,8 @@ def test_dead_object_rows() -> None:
 def test_writes_into_the_attempts_own_folders() -> None:
     """Files go below the attempt's tag; a table without rows gets none."""
     store = MemoryStore()
-    assert SmallTables(store).write(order(decision())) == {}
-    files = SmallTables(store).write(order(decision(BARRIER), DEAD))
+    assert DriverTables(store).write(order(decision())) == {}
+    files = DriverTables(store).write(order(decision(BARRIER), DEAD))
     assert {table: [f.key for f in refs] for table, refs in files.items()} == {
         "barriers": ["p/timelines/0/tables/barriers/000004-abcdef/driver.parquet"],
         "dead_letters": ["p/timelines/0/tables/dead_letters/000004-abcdef/driver.parquet"],
@@ -96,5 +96,5 @@ def test_second_writer_keeps_the_first_file() -> None:
     """Two publishers of one slot write the same key; whoever comes second refers to what lies there."""
     store = MemoryStore()
     key = "p/timelines/0/tables/barriers/000004-abcdef/driver.parquet"
-    first = write_small(store, key, barrier_rows(decision(BARRIER), 0, 4))
-    assert write_small(store, key, barrier_rows(decision(BARRIER), 0, 4)) == first
+    first = write_parquet_once(store, key, build_barrier_rows(decision(BARRIER), 0, 4))
+    assert write_parquet_once(store, key, build_barrier_rows(decision(BARRIER), 0, 4)) == first

@@ -16,8 +16,8 @@ from tests.sinks.conftest import UID, World, make_spec
 
 from tidegate.checkpoints.local import LocalStore
 from tidegate.jobs.sinks.make import make_sinks
-from tidegate.jobs.sinks.marks import Mark
-from tidegate.jobs.sinks.slots import MovedError, SlotFollower
+from tidegate.jobs.sinks.marks import FollowerPosition
+from tidegate.jobs.sinks.slots import LedgerMovedError, SlotFollower
 from tidegate.jobs.sinks.standard import FilesSink
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.jobs.spec.loader import parse_spec
@@ -94,7 +94,7 @@ def test_a_repetition_overwrites_itself(tmp_path: Path) -> None:
     """Delivered, and then a crash before the mark: delivered again under the same name."""
     world, sink = world_with(tmp_path, kind="files", path=str(tmp_path / "out"))
     world.seal(1)
-    with patch.object(FilesSink, "move_mark", side_effect=[None, KeyboardInterrupt]), pytest.raises(KeyboardInterrupt):
+    with patch.object(FilesSink, "move_position", side_effect=[None, KeyboardInterrupt]), pytest.raises(KeyboardInterrupt):
         sink.follow(world.log)
     assert follower(world).follow(world.log) == 1
     assert len(list((tmp_path / "out" / "events").iterdir())) == 1
@@ -148,8 +148,8 @@ def test_a_restore_is_told(tmp_path: Path, receiver: Receiver) -> None:
     sink.follow(world.log)
     kinds = [(b["kind"], b["timeline"], b.get("after_epoch")) for _, b in receiver.got if b["kind"] != "rows"]
     assert kinds == [("epoch", 0, None), ("epoch", 0, None), ("restore", 1, 1), ("epoch", 1, None)]
-    with pytest.raises(MovedError):
-        sink.move_mark(Mark(0, 1), Mark(0, slept.slot))
+    with pytest.raises(LedgerMovedError):
+        sink.move_position(FollowerPosition(0, 1), FollowerPosition(0, slept.slot))
 
 
 def test_a_notice_says_which_epochs_count(tmp_path: Path, receiver: Receiver) -> None:

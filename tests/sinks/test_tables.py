@@ -13,8 +13,8 @@ import pytest
 from tests.sinks.conftest import World, make_spec
 
 from tidegate.checkpoints.layout import CheckpointId
-from tidegate.jobs.sinks.schemas import table_schema
-from tidegate.jobs.sinks.tables import current_revisions, export, json_lines, published_upto, read_table, referenced_files
+from tidegate.jobs.sinks.schemas import build_table_schema
+from tidegate.jobs.sinks.tables import select_current_revisions, export_table, to_json_lines, find_published_slot, read_table, list_referenced_files
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 from tidegate.jobs.spec.windows import WindowSpec
 
@@ -32,7 +32,7 @@ def test_reads_without_a_catalog(published: World) -> None:
     """A reader needs the bucket only: the catalog may be on another host, or gone."""
     published.lose_catalog()
     table = read_table(published.spec, published.store, "events")
-    assert table.schema == table_schema(published.spec, "events")
+    assert table.schema == build_table_schema(published.spec, "events")
     assert table["_epoch"].to_pylist() == [1, 1, 2, 2, 3, 3]
 
 
@@ -52,13 +52,13 @@ def test_cut_that_is_not_published_yet(published: World) -> None:
 def test_tables_without_rows_are_empty(published: World) -> None:
     """A table that never had a row has its columns and no rows."""
     for name in ("barriers", "dead_letters", "hourly"):
-        assert read_table(published.spec, published.store, name).schema == table_schema(published.spec, name)
+        assert read_table(published.spec, published.store, name).schema == build_table_schema(published.spec, name)
         assert read_table(published.spec, published.store, name, current_only=True).num_rows == 0
 
 
 def test_nothing_published(world: World) -> None:
     """Before the first epoch every table is empty."""
-    assert all(read_table(world.spec, world.store, name).num_rows == 0 for name in world.spec.tables)
+    assert all(read_table(world.spec, world.store, name).num_rows == 0 for name in world.spec.table_names)
 
 
 def test_unknown_table_lists_choices(world: World) -> None:
@@ -76,7 +76,7 @@ def test_columns(published: World) -> None:
 
 def test_missing_metadata_is_transient(published: World) -> None:
     """Metadata that cannot be read is an error to try again, not a traceback."""
-    for entry in list(published.store.list("p/iceberg/events/")):
+    for entry in list(published.store.list_objects("p/iceberg/events/")):
         published.store.delete(entry.key)
     with pytest.raises(TransientError, match="cannot be read"):
         read_table(published.spec, published.store, "events")
@@ -85,7 +85,7 @@ def test_missing_metadata_is_transient(published: World) -> None:
 def test_checkpoints_table_says_what_the_manifest_says(published: World) -> None:
     """One row per sealed epoch, with the epoch's own counts."""
     table = read_table(published.spec, published.store, "checkpoints")
-    assert table.schema == table_schema(published.spec, "checkpoints")
+    assert table.schema == build_table_schema(published.spec, "checkpoints")
     assert table["rows_read"].to_pylist() == [2, 2, 2]
     assert table["slot"].to_pylist() == [1, 2, 3]
     assert table["checkpoint_id"][0].as_py().startswith("t0-000001-")
@@ -94,7 +94,7 @@ def test_checkpoints_table_says_what_the_manifest_says(published: World) -> None
 def results(*rows: tuple[str | None, int, int, int, int, list[str] | None]) -> Any:
     """Window results: (carrier, start hour, end hour, revision, epoch, replaces)."""
     spec = make_spec(windows={"w": {**SESSIONS, "keys": ["carrier"]}})
-    schema = table_schema(spec, "w")
+    schema = build_table_schema(spec, "w")
     columns: dict[str, list[Any]] = {f.name: [] for f in schema}
     for carrier, start, end, revision, epoch, replaces in rows:
         values = {"carrier": carrier, "revision": revision, "_epoch": epoch, "replaces": replaces, "n": epoch, "_timeline": 0}
@@ -119,7 +119,7 @@ def window(**more: Any) -> WindowSpec:
 def test_newest_revision_per_result() -> None:
     """Of each key and window only the greatest revision stays; null is a key like any other."""
     table = results(("a", 0, 1, 0, 1, None), ("a", 0, 1, 1, 3, None), (None, 0, 1, 0, 2, None), ("a", 1, 2, 0, 2, None))
-    assert current_revisions(table, window())["n"].to_pylist() == [3, 2, 2]
+    assert select_current_revisions(table, window())["n"].to_pylist() == [3, 2, 2]
 
 
 def test_replaced_sessions_are_gone() -> None:
@@ -128,20 +128,20 @@ def test_replaced_sessions_are_gone() -> None:
     table = results(
         ("a", 0, 1, 0, 1, []), ("b", 0, 1, 0, 1, []), ("a", 3, 4, 0, 2, []), ("a", 0, 4, 1, 3, names), ("a", 6, 7, 0, 4, [])
     )
-    current = current_revisions(table, window())
+    current = select_current_revisions(table, window())
     assert list(zip(current["carrier"].to_pylist(), current["n"].to_pylist(), strict=True)) == [("b", 1), ("a", 3), ("a", 4)]
 
 
 def test_window_without_keys() -> None:
     """A window without keys has one result per bounds."""
     table = results(("a", 0, 1, 0, 1, None), ("b", 0, 1, 1, 3, None)).drop_columns(["carrier"])
-    assert current_revisions(table, window(keys=[]))["n"].to_pylist() == [3]
+    assert select_current_revisions(table, window(keys=[]))["n"].to_pylist() == [3]
 
 
 def test_delta_revisions_are_all_current() -> None:
     """Under `revisions: delta` each revision carries a part, so none replaces another."""
     table = results(("a", 0, 1, 0, 1, None), ("a", 0, 1, 1, 3, None))
-    assert current_revisions(table, window(revisions="delta")) is table
+    assert select_current_revisions(table, window(revisions="delta")) is table
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "json"])
@@ -149,7 +149,7 @@ def test_export(tmp_path: Path, suffix: str) -> None:
     """A table is written in each format and can be read back."""
     table = results(("a", 0, 1, 0, 1, ["x"]), (None, 1, 2, 0, 2, None))
     path = tmp_path / f"out.{suffix}"
-    export(table, path)
+    export_table(table, path)
     if suffix == "parquet":
         assert pq.read_table(path).equals(table)
     elif suffix == "csv":
@@ -164,13 +164,13 @@ def test_export(tmp_path: Path, suffix: str) -> None:
 def test_export_that_cannot_be_written(tmp_path: Path, name: str) -> None:
     """Another ending or an unwritable place is the user's mistake, with the file named."""
     with pytest.raises(ConfigurationError, match=r"out\."):
-        export(results(), tmp_path / name)
+        export_table(results(), tmp_path / name)
 
 
 def test_referenced_files_are_those_of_every_kept_snapshot(published: World) -> None:
     """GC learns every data file that a reader of the published tables may open."""
-    found = referenced_files(published.spec, published.store)
-    epochs = [f.epoch for f in published.log.epochs(0, 1, 3)]
+    found = list_referenced_files(published.spec, published.store)
+    epochs = [f.epoch for f in published.log.epochs_between(0, 1, 3)]
     named = {published.store.uri(f.key) for e in epochs for files in e.files.values() for f in files}
     assert named < found
     assert len(found - named) == 3  # the files of the checkpoints table, which no manifest names
@@ -178,16 +178,16 @@ def test_referenced_files_are_those_of_every_kept_snapshot(published: World) -> 
 
 def test_published_upto_is_a_position_of_the_current_lineage(published: World) -> None:
     """After a restore only the slots before the fork count, until the tables have followed."""
-    target = published.log.open(published.log.head().checkpoint).epoch.parent  # type: ignore[arg-type]
+    target = published.log.open_checkpoint(published.log.head().checkpoint).epoch.parent  # type: ignore[arg-type]
     published.seal(1)
-    assert published_upto(published.spec, published.log) == 3
+    assert find_published_slot(published.spec, published.log) == 3
     published.fork(CheckpointId.parse(str(target)))
-    assert published_upto(published.spec, published.log) == 2
+    assert find_published_slot(published.spec, published.log) == 2
 
 
 def test_nothing_published_protects_everything(world: World) -> None:
     """Before the first publish no slot may be retired, and no file is referenced."""
-    assert (published_upto(world.spec, world.log), referenced_files(world.spec, world.store)) == (0, set())
+    assert (find_published_slot(world.spec, world.log), list_referenced_files(world.spec, world.store)) == (0, set())
 
 
 def test_what_is_no_number_is_json_all_the_same() -> None:
@@ -197,7 +197,7 @@ def test_what_is_no_number_is_json_all_the_same() -> None:
     def refuse(name: str) -> None:
         pytest.fail(f"{name} is no JSON")
 
-    assert [json.loads(line, parse_constant=refuse) for line in json_lines(values).splitlines()] == [
+    assert [json.loads(line, parse_constant=refuse) for line in to_json_lines(values).splitlines()] == [
         {"x": "NaN", "xs": [1.0]},
         {"x": "Infinity", "xs": ["-Infinity"]},
         {"x": 1.5, "xs": None},

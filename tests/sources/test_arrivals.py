@@ -13,17 +13,17 @@ import pytest
 from tests.minio_server import CertifiedMinio, RealMinio
 from tests.sources.test_objects import ME, all_slices, inbox, parquet, rows_of, spec
 
-from tidegate.checkpoints.memory import MemoryBucket, MemoryStore, Request
+from tidegate.checkpoints.memory import MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.probe import require_honest
+from tidegate.checkpoints.probe import require_honest_store
 from tidegate.checkpoints.s3 import S3Store
 from tidegate.jobs.sources import arrivals
-from tidegate.jobs.sources.arrivals import ArrivalLog, _Seen
-from tidegate.jobs.sources.make import Sources
-from tidegate.jobs.sources.notices import Notices, listen
+from tidegate.jobs.sources.arrivals import ArrivalLog, _SeenKeys
+from tidegate.jobs.sources.make import PipelineSources
+from tidegate.jobs.sources.notices import BucketNotifications, listen_for_objects
 from tidegate.jobs.sources.objects import DONE_MARKER, ObjectSource
 from tidegate.jobs.sources.view import InputView
-from tidegate.jobs.spec.pipeline import Limits, PipelineSpec
+from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec
 
 
 class Clock:
@@ -47,7 +47,7 @@ def store_of(*names: str) -> MemoryStore:
 
 def found(log: ArrivalLog) -> list[str]:
     """The last part of each name, in order."""
-    return [key.rpartition("/")[2] for key in log.keys(0, 1_000_000)]
+    return [key.rpartition("/")[2] for key in log.read_keys(0, 1_000_000)]
 
 
 def test_late_uploads_stand_at_the_end() -> None:
@@ -76,15 +76,15 @@ def test_notices_need_no_listing() -> None:
 
 def test_log_survives_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process reads the same order from the pages, across page borders, and enters nothing twice."""
-    monkeypatch.setattr(arrivals, "_PAGE", 3)
+    monkeypatch.setattr(arrivals, "_KEYS_PER_PAGE", 3)
     store = store_of(*"abcdefgh")
     first = log_of(store, Clock())
     first.discover()
     second = log_of(store, Clock())
     second.discover()
     assert found(second) == found(first) == list("abcdefgh")
-    assert second.keys(2, 3) == ["inbox/a/c", "inbox/a/d", "inbox/a/e"]
-    assert len(list(store.list("p/arrivals/"))) == 3
+    assert second.read_keys(2, 3) == ["inbox/a/c", "inbox/a/d", "inbox/a/e"]
+    assert len(list(store.list_objects("p/arrivals/"))) == 3
 
 
 def test_two_writers_never_disagree() -> None:
@@ -103,7 +103,7 @@ def test_two_writers_never_disagree() -> None:
 
 def test_safety_listing_is_done_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large folder is listed a piece at a time; no call lists it all."""
-    monkeypatch.setattr(arrivals, "_AT_ONCE", 2)
+    monkeypatch.setattr(arrivals, "_KEYS_PER_LISTING", 2)
     store, clock = store_of(*"bcdef"), Clock()
     log = log_of(store, clock)
     log.discover()
@@ -121,13 +121,13 @@ def test_source_reads_in_arrival_order() -> None:
     store = MemoryStore(MemoryBucket(inbox(2, 2)))
     clock = Clock()
     source = ObjectSource("a", spec(discovery={"order": "arrival"}), store, pipeline="p", clock=clock)
-    before = all_slices(source, Limits(rows=3))
+    before = all_slices(source, ReadLimits(rows=3))
     store.put("inbox/a/-01.parquet", parquet(2))
     clock.now = 600.0
-    after = all_slices(source, Limits(), before[-1].resume)
+    after = all_slices(source, ReadLimits(), before[-1].resume)
     assert rows_of(before + after) == [("000", 0), ("000", 1), ("001", 0), ("001", 1), ("-01", 0), ("-01", 1)]
     again = ObjectSource("a", spec(discovery={"order": "arrival"}), store, pipeline="p", clock=clock)
-    assert rows_of(all_slices(again, Limits(rows=1))) == rows_of(before + after)
+    assert rows_of(all_slices(again, ReadLimits(rows=1))) == rows_of(before + after)
 
 
 @pytest.mark.parametrize(("order", "behind"), [("arrival", [3, 2, 1, 1, 0]), ("keys", [1, 1, 1, 1, 0])])
@@ -136,7 +136,7 @@ def test_what_waits_is_counted_as_far_as_it_is_known(order: str, behind: list[in
     source = ObjectSource("a", spec(discovery={"order": order}), MemoryStore(MemoryBucket(inbox(1, 1, 2))), pipeline="p")
     resume, waiting = None, []
     for number in range(len(behind)):
-        resume = source.plan(ME, resume, Limits(objects=1, rows=1), blocked=number == 0).resume
+        resume = source.plan(ME, resume, ReadLimits(objects=1, rows=1), blocked=number == 0).resume
         waiting.append(source.backlog[str(ME)])
     assert waiting == behind
 
@@ -145,30 +145,30 @@ def test_bounded_source_ends_after_a_whole_listing() -> None:
     """With the end marker there, everything is listed before the source says that it is done."""
     store, clock = MemoryStore(MemoryBucket(inbox(1, 1))), Clock()
     source = ObjectSource("a", spec(discovery={"order": "arrival"}, bounded=True), store, pipeline="p", clock=clock)
-    resume = source.plan(ME, None, Limits()).resume
+    resume = source.plan(ME, None, ReadLimits()).resume
     store.put("inbox/a/-01.parquet", parquet(1))
     store.put(f"inbox/a/{DONE_MARKER}", b"")
-    last = source.plan(ME, resume, Limits())
+    last = source.plan(ME, resume, ReadLimits())
     assert (rows_of([last]), last.done) == ([("-01", 0)], True)
 
 
 def test_an_end_in_the_middle_of_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A listing that was under way when the end came has passed names already: it begins anew, once, and not in every epoch."""
-    monkeypatch.setattr(arrivals, "_AT_ONCE", 2)
+    monkeypatch.setattr(arrivals, "_KEYS_PER_LISTING", 2)
     listed: list[str] = []
 
-    def note(request: Request) -> None:
+    def note(request: StoreRequest) -> None:
         listed.extend([request.key] if request.verb == "list" and request.key.startswith("inbox/") else [])
 
     store = MemoryStore(MemoryBucket(inbox(1, 1, 1, 1, 1)), hook=note)
     source = ObjectSource("a", spec(discovery={"order": "arrival"}, bounded=True), store, pipeline="p", clock=Clock())
-    resume = source.plan(ME, None, Limits()).resume
+    resume = source.plan(ME, None, ReadLimits()).resume
     store.put("inbox/a/-01.parquet", parquet(1))
     store.put(f"inbox/a/{DONE_MARKER}", b"")
     found = []
     for _ in range(3):
         listed.clear()
-        part = source.plan(ME, resume, Limits(objects=2))
+        part = source.plan(ME, resume, ReadLimits(objects=2))
         found += rows_of([part])
         resume = part.resume
     assert ("-01", 0) in found
@@ -180,7 +180,7 @@ def test_what_is_known_takes_little_memory() -> None:
     """Less than 24 bytes a name; none is forgotten, and none is taken for known."""
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    seen = _Seen()
+    seen = _SeenKeys()
     for n in range(100_000):
         seen.add(f"inbox/a/{n}")
     taken = (tracemalloc.get_traced_memory()[0] - before) / 100_000
@@ -194,9 +194,9 @@ def test_object_that_is_gone_is_a_dead_letter() -> None:
     """An arrival that was deleted before it was read does not hold the source up."""
     store = MemoryStore(MemoryBucket(inbox(1, 1)))
     source = ObjectSource("a", spec(discovery={"order": "arrival"}), store, pipeline="p", clock=Clock())
-    assert source.plan(ME, None, Limits(), blocked=True).pending
+    assert source.plan(ME, None, ReadLimits(), blocked=True).pending
     store.delete("inbox/a/000.parquet")
-    part = source.plan(ME, None, Limits())
+    part = source.plan(ME, None, ReadLimits())
     assert ([d.reason for d in part.dead], rows_of([part])) == (["changed_object"], [("001", 0)])
 
 
@@ -209,15 +209,15 @@ def test_notifications_may_fail() -> None:
         raise OSError("NotImplemented")
         yield ""
 
-    notices = Notices(refuse)
+    notices = BucketNotifications(refuse)
     assert tried.wait(120)
-    assert notices.take() == []
+    assert notices.take_keys() == []
     notices.close()
 
 
 def test_local_store_has_none(tmp_path: Path) -> None:
     """A local folder is polled."""
-    assert listen(open_store(str(tmp_path)), "inbox/") is None
+    assert listen_for_objects(open_store(str(tmp_path)), "inbox/") is None
 
 
 @pytest.mark.minio
@@ -237,16 +237,16 @@ def test_a_late_upload_is_read_because_minio_named_it(minio_environment: RealMin
     pipeline = PipelineSpec.model_validate({"name": "p", "sources": {"a": spec(path=path, discovery={"order": "arrival"})}})
     store = open_store(base)
     view = InputView(store, pipeline, tmp_path)
-    home, folder = view.home("a")
+    home, folder = view.locate_source("a")
     home.put(f"{folder}m.parquet", parquet(1))
-    sources = Sources(pipeline, store, view)
+    sources = PipelineSources(pipeline, store, view)
     (source,) = sources.all
-    resume = source.plan(ME, None, Limits()).resume
-    deadline, late = time.monotonic() + 60, source.plan(ME, resume, Limits())
-    while late.empty and time.monotonic() < deadline:
+    resume = source.plan(ME, None, ReadLimits()).resume
+    deadline, late = time.monotonic() + 60, source.plan(ME, resume, ReadLimits())
+    while late.is_empty and time.monotonic() < deadline:
         home.put(f"{folder}a.parquet", parquet(1))  # again and again: when the listener stands is not known
         time.sleep(0.1)
-        late = source.plan(ME, resume, Limits())
+        late = source.plan(ME, resume, ReadLimits())
     sources.close()
     assert [part["key"].rpartition("/")[2] for part in late.parts] == ["a.parquet"]
 
@@ -256,19 +256,19 @@ def test_minio_names_new_objects_over_tls(tls_minio: CertifiedMinio, monkeypatch
     """So it is over TLS, where AWS_CA_BUNDLE names the file of a private CA."""
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tls_minio.ca))
     store = S3Store(tls_minio.settings("notices"))
-    require_honest(store)  # waits until the server has started
+    require_honest_store(store)  # waits until the server has started
     assert heard_from(store) == {"a/é 1.parquet"}
 
 
 def heard_from(store: S3Store) -> set[str]:
     """What is named when an object is written."""
-    notices = listen(store, "inbox/")
+    notices = listen_for_objects(store, "inbox/")
     assert notices is not None
     heard: list[str] = []
     deadline = time.monotonic() + 60
     while not heard and time.monotonic() < deadline:
         store.put("inbox/a/é 1.parquet", b"x")  # again and again: when the listener stands is not known
         time.sleep(0.1)
-        heard = notices.take()
+        heard = notices.take_keys()
     notices.close()
     return set(heard)

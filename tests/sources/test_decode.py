@@ -27,10 +27,10 @@ from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.reference.objects import ObjectReader
 from tidegate.jobs.reference.rows import RawRow
-from tidegate.jobs.sources.decode import decode
+from tidegate.jobs.sources.decode import decode_to_parquet
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.sources.view import InputView
-from tidegate.jobs.spec.pipeline import Limits, PipelineSpec
+from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 TICK = int(START.timestamp() * 1_000_000)
@@ -54,7 +54,7 @@ def view(objects: dict[str, bytes], folder: Path, **more: Any) -> tuple[InputVie
 def read(objects: dict[str, bytes], folder: Path, **more: Any) -> tuple[list[RawRow], Slice]:
     """All rows of the objects, as the reference mover gets them, and the slice they were planned in."""
     seen, source, pipeline = view(objects, folder, **more)
-    part = source.plan(Member("a"), None, Limits())
+    part = source.plan(Member("a"), None, ReadLimits())
     return list(ObjectReader(seen, pipeline.sources["a"]).rows(part)), part
 
 
@@ -360,7 +360,7 @@ def test_no_damage_ends_the_reader(tmp_path_factory: pytest.TempPathFactory, nam
     for place, byte in data.draw(st.lists(st.tuples(st.integers(0, len(damaged) - 1), st.integers(0, 255)), max_size=4)):
         damaged[place] = byte
     out = tmp_path_factory.mktemp("damaged") / "out.parquet"
-    found = decode(f"inbox/a/{name}", bytes(damaged), spec(format=kind).sources["a"], out)
+    found = decode_to_parquet(f"inbox/a/{name}", bytes(damaged), spec(format=kind).sources["a"], out)
     assert (found is None) == out.exists()
     if found is None:
         pq.read_table(out)
@@ -374,12 +374,12 @@ def test_avro_that_says_nothing(tmp_path: Path) -> None:
         head = (
             b"Obj\x01\x02" + b"\x16avro.schema" + bytes([(len(schema) << 1) & 0x7F | 0x80, len(schema) >> 6]) + schema + b"\x00"
         )
-        found = decode(
+        found = decode_to_parquet(
             "1.avro", head + b"s" * 16 + b"\x02\x02" + place + b"s" * 16, spec(format="avro").sources["a"], tmp_path / "o"
         )
         assert found is not None
         assert "an enum has no symbol" in found.detail
-    found = decode("1.avro", b"Obj\x01\x00" + b"s" * 16, spec(format="avro").sources["a"], tmp_path / "o")
+    found = decode_to_parquet("1.avro", b"Obj\x01\x00" + b"s" * 16, spec(format="avro").sources["a"], tmp_path / "o")
     assert found is not None
     assert "the header has no schema" in found.detail
 
@@ -400,7 +400,7 @@ def test_csv_that_names_a_column_twice(tmp_path: Path) -> None:
 def test_decoded_copy_is_a_cache(tmp_path: Path) -> None:
     """A copy that vanished is decoded again, and gives the same bytes."""
     seen, source, _ = view({"1.json": lines(*ROWS)}, tmp_path, format="json")
-    source.plan(Member("a"), None, Limits())
+    source.plan(Member("a"), None, ReadLimits())
     before = seen.get("inbox/a/1.json").data
     for copy in (tmp_path / "decoded").iterdir():
         copy.unlink()

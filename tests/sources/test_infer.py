@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.sources.test_decode import ROWS, WHOLE, csv, lines, read
 
-from tidegate.jobs.sources.infer import infer
+from tidegate.jobs.sources.infer import infer_columns
 
 SCHEMA = {"at": "timestamp", "item": "string", "amount": "long"}
 
@@ -22,7 +22,7 @@ SCHEMA = {"at": "timestamp", "item": "string", "amount": "long"}
 def test_what_is_proposed_takes_the_object(tmp_path: Path, name: str) -> None:
     """In every format and compression: the source that gets the proposal reads all rows."""
     form, data = WHOLE[name]
-    found = infer(name, data, form)
+    found = infer_columns(name, data, form)
     assert found == SCHEMA | ({"amount": "int"} if form == "avro" else {})
     rows, _ = read({name: data}, tmp_path, format=form, schema=found)
     assert [row.bad for row in rows] == [None, None, None]
@@ -35,10 +35,10 @@ def test_texts_are_taken_for_no_more_than_they_are() -> None:
         {"zip": "5", "n": None, "x": 1.5, "flag": False, "day": "2026-03-02", "mixed": "a", "none": None, "deep": [1]},
     ]
     wanted = {"zip": "string", "n": "long", "x": "double", "flag": "boolean", "day": "date", "mixed": "string"}
-    assert infer("1.json.gz", gzip.compress(lines(*rows)), "json") == wanted | {"none": "string", "deep": "string"}
+    assert infer_columns("1.json.gz", gzip.compress(lines(*rows)), "json") == wanted | {"none": "string", "deep": "string"}
     text = b"\xef\xbb\xbfzip,n,x\n01234,1,1\n5,2,1.5\n"
-    assert infer("1.csv", text, "csv") == {"zip": "string", "n": "long", "x": "double"}
-    assert infer("1.csv", csv(*(f"{r['at']},,1" for r in ROWS)), "csv") == SCHEMA
+    assert infer_columns("1.csv", text, "csv") == {"zip": "string", "n": "long", "x": "double"}
+    assert infer_columns("1.csv", csv(*(f"{r['at']},,1" for r in ROWS)), "csv") == SCHEMA
 
 
 @pytest.mark.parametrize("form", ["parquet", "orc"])
@@ -52,13 +52,13 @@ def test_typed_columns_keep_their_types(form: str) -> None:
     }
     sink = io.BytesIO()
     (pq if form == "parquet" else orc).write_table(pa.table(columns), sink)
-    found = infer("1", sink.getvalue(), form)
+    found = infer_columns("1", sink.getvalue(), form)
     assert found == {"small": "int", "price": "decimal(6,2)", "ratio": "float", "tags": "string"}
 
 
 def test_no_object() -> None:
     """Bytes that are something else are said to be."""
     with pytest.raises(ValueError, match="no row"):
-        infer("1.csv", b"", "csv")
+        infer_columns("1.csv", b"", "csv")
     with pytest.raises(ValueError, match="no JSON object"):
-        infer("1.json", b"[1]", "json")
+        infer_columns("1.json", b"[1]", "json")

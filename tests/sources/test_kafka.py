@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tidegate.jobs.eventtime.decider import decide, hold_back, initial_state
+from tidegate.jobs.eventtime.decider import decide, select_members_ahead, create_initial_state
 from tidegate.jobs.eventtime.types import Member, MemberSurvey, Survey
 from tidegate.jobs.sources.kafka import KafkaSource
-from tidegate.jobs.sources.kafka_admin import client_settings
+from tidegate.jobs.sources.kafka_admin import build_consumer_settings
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.jobs.spec.inputs import KafkaOptions
-from tidegate.jobs.spec.pipeline import Limits, PipelineSpec, SourceSpec
+from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec, SourceSpec
 
 ME = Member("web", "0")
 
@@ -28,12 +28,12 @@ class Broker:
         self.open: dict[int, int] = {}
         self.asked = self.identified = 0
 
-    def ask(self, *, settled: bool = True) -> Mapping[int, tuple[int, int]]:
+    def read_offsets(self, *, settled: bool = True) -> Mapping[int, tuple[int, int]]:
         """What it holds now; `open` is where a partition's first open transaction begins."""
         self.asked += 1
         return {p: (first, self.open.get(p, end) if settled else end) for p, (first, end) in self.held.items()}
 
-    def topic_id(self) -> str | None:
+    def read_topic_id(self) -> str | None:
         """The topic's."""
         self.identified += 1
         return self.id
@@ -55,7 +55,7 @@ def spec(**kafka: Any) -> SourceSpec:
 def source(broker: Broker, **kafka: Any) -> KafkaSource:
     """The source, having asked once."""
     found = KafkaSource("web", spec(**kafka), broker)
-    found.members()
+    found.list_members()
     return found
 
 
@@ -63,18 +63,18 @@ def test_partitions_are_members() -> None:
     """Each partition is a member; one that is added later becomes one, and is read from its beginning."""
     broker = Broker(p0=(0, 5), p1=(2, 3))
     src = source(broker)
-    assert src.members() == [Member("web", "0"), Member("web", "1")]
+    assert src.list_members() == [Member("web", "0"), Member("web", "1")]
     broker.held[2] = (0, 9)
-    assert src.members()[-1] == Member("web", "2")
-    assert src.plan(Member("web", "2"), None, Limits()).end == 9
+    assert src.list_members()[-1] == Member("web", "2")
+    assert src.plan(Member("web", "2"), None, ReadLimits()).end == 9
 
 
 def test_range_is_cut_at_the_end_and_at_the_limit() -> None:
     """A slice ends where the broker ended, or at the limit; what is behind is pending and counted as lag."""
     src = source(Broker(p0=(0, 100)))
-    first = src.plan(ME, None, Limits(rows=30))
+    first = src.plan(ME, None, ReadLimits(rows=30))
     assert (first.start, first.end, first.pending, src.lag) == (0, 30, True, {"web/0": 70})
-    rest = src.plan(ME, first.resume, Limits())
+    rest = src.plan(ME, first.resume, ReadLimits())
     assert (rest.start, rest.end, rest.pending, src.lag) == (30, 100, False, {"web/0": 0})
     part = rest.parts[0]
     assert (part["kafka"]["from"], part["kafka"]["to"]) == (30, 100)
@@ -85,8 +85,8 @@ def test_seq_is_the_offset() -> None:
     """Ordinal and row of a part give back the offset, beyond 32 bits as well; no slice crosses that border."""
     border = 1 << 32
     src = source(Broker(p0=(border - 2, border + 3)))
-    first = src.plan(ME, None, Limits())
-    second = src.plan(ME, first.resume, Limits())
+    first = src.plan(ME, None, ReadLimits())
+    second = src.plan(ME, first.resume, ReadLimits())
     assert (first.end, second.start, second.end) == (border, border, border + 3)
     for part in (*first.parts, *second.parts):
         assert (part["ordinal"] << 32) + part["row_start"] == part["kafka"]["from"]
@@ -96,7 +96,7 @@ def test_seq_is_the_offset() -> None:
 def test_trim() -> None:
     """A barrier in the middle ends the range behind it."""
     src = source(Broker(p0=(0, 100)))
-    whole = src.plan(ME, None, Limits())
+    whole = src.plan(ME, None, ReadLimits())
     short = src.trim(whole, 41)
     assert (short.end, short.resume, short.pending) == (41, {"offset": 41, "topic": "one"}, True)
     assert short.parts[0]["kafka"]["to"] == 41
@@ -105,18 +105,18 @@ def test_trim() -> None:
 
 def test_blocked_reads_nothing() -> None:
     """A blocked partition says only whether there is more."""
-    part = source(Broker(p0=(0, 9))).plan(ME, {"offset": 4}, Limits(), blocked=True)
-    assert (part.empty, part.pending, part.resume) == (True, True, {"offset": 4, "topic": "one"})
+    part = source(Broker(p0=(0, 9))).plan(ME, {"offset": 4}, ReadLimits(), blocked=True)
+    assert (part.is_empty, part.pending, part.resume) == (True, True, {"offset": 4, "topic": "one"})
 
 
 def test_latest_is_remembered() -> None:
     """`start: latest` means the first look: what arrives before the first checkpoint is read."""
     broker = Broker(p0=(0, 9))
     src = source(broker, start="latest")
-    assert src.plan(ME, None, Limits()).empty
+    assert src.plan(ME, None, ReadLimits()).is_empty
     broker.held[0] = (0, 12)
-    src.members()
-    later = src.plan(ME, None, Limits())
+    src.list_members()
+    later = src.plan(ME, None, ReadLimits())
     assert (later.start, later.end) == (9, 12)
 
 
@@ -124,44 +124,44 @@ def test_latest_is_for_a_new_topic() -> None:
     """Partitions that are added to a topic that is read begin at their first message, also in a driver that has just started."""
     broker = Broker(p0=(0, 9))
     src = source(broker, start="latest")
-    assert src.plan(ME, None, Limits()).end == 9
+    assert src.plan(ME, None, ReadLimits()).end == 9
     broker.held[1] = (0, 4)
-    src.members()
+    src.list_members()
     added = Member("web", "1")
-    assert [(p.start, p.end) for p in (src.plan(ME, None, Limits()), src.plan(added, None, Limits()))] == [(9, 9), (0, 4)]
+    assert [(p.start, p.end) for p in (src.plan(ME, None, ReadLimits()), src.plan(added, None, ReadLimits()))] == [(9, 9), (0, 4)]
     fresh = source(broker, start="latest")
-    fresh.plan(ME, {"offset": 9}, Limits())
-    assert (fresh.plan(added, None, Limits()).start, fresh.plan(added, None, Limits()).end) == (0, 4)
+    fresh.plan(ME, {"offset": 9}, ReadLimits())
+    assert (fresh.plan(added, None, ReadLimits()).start, fresh.plan(added, None, ReadLimits()).end) == (0, 4)
 
 
 def test_a_position_that_was_chosen_is_sealed() -> None:
     """Another driver would choose a newer end; where a topic's own beginning counts, there is nothing to keep."""
-    assert source(Broker(p0=(0, 9)), start="latest").plan(ME, None, Limits()).begins
-    assert not source(Broker(p0=(0, 9)), start="latest").plan(ME, {"offset": 9}, Limits()).begins
-    assert not source(Broker(p0=(0, 9))).plan(ME, None, Limits()).begins
+    assert source(Broker(p0=(0, 9)), start="latest").plan(ME, None, ReadLimits()).begins
+    assert not source(Broker(p0=(0, 9)), start="latest").plan(ME, {"offset": 9}, ReadLimits()).begins
+    assert not source(Broker(p0=(0, 9))).plan(ME, None, ReadLimits()).begins
 
 
 def test_retention_before_the_first_seal() -> None:
     """What was there at the first look is not stepped over."""
     broker = Broker(p0=(0, 9))
     src = source(broker, on_gap="report")
-    src.plan(ME, None, Limits())
+    src.plan(ME, None, ReadLimits())
     broker.held[0] = (4, 9)
-    src.members()
-    part = src.plan(ME, None, Limits())
+    src.list_members()
+    part = src.plan(ME, None, ReadLimits())
     assert (part.start, [d.detail for d in part.dead]) == (0, ["offsets 0 to 3 were removed by retention before they were read"])
 
 
 def test_retention_gap_stops() -> None:
     """Offsets that are gone before they were read stop the pipeline, and are named."""
     with pytest.raises(PoisonError, match=r"offsets 3 to 6 of clicks partition 0 are gone") as caught:
-        source(Broker(p0=(7, 9))).plan(ME, {"offset": 3}, Limits())
+        source(Broker(p0=(7, 9))).plan(ME, {"offset": 3}, ReadLimits())
     assert caught.value.code == "kafka.gap"
 
 
 def test_retention_gap_reported() -> None:
     """With `on_gap: report` the gap is a dead letter in the slice that goes on behind it."""
-    part = source(Broker(p0=(7, 9)), on_gap="report").plan(ME, {"offset": 3}, Limits())
+    part = source(Broker(p0=(7, 9)), on_gap="report").plan(ME, {"offset": 3}, ReadLimits())
     assert (part.start, part.end, part.parts[0]["kafka"]["from"]) == (3, 9, 7)
     assert [(d.seq, d.reason) for d in part.dead] == [(3, "missing_offsets")]
 
@@ -170,42 +170,42 @@ def test_retention_while_reading() -> None:
     """A range that was fetched is sealed, though retention has it meanwhile; one of a topic that was made again is not."""
     broker = Broker(p0=(0, 9))
     src = source(broker)
-    part = src.plan(ME, None, Limits())
+    part = src.plan(ME, None, ReadLimits())
     broker.held[0] = (4, 9)
-    assert src.changed(part) == ()
+    assert src.find_changed_objects(part) == ()
     broker.id = "another"
     with pytest.raises(TransientError, match="clicks was deleted and made again while it was read"):
-        src.changed(part)
+        src.find_changed_objects(part)
 
 
 def test_another_topic_of_the_same_name() -> None:
     """A topic that ends before what was read, or has another id, is not the same topic; also before anything was sealed."""
     with pytest.raises(PoisonError, match="it is not the topic"):
-        source(Broker(p0=(0, 2))).plan(ME, {"offset": 3}, Limits())
+        source(Broker(p0=(0, 2))).plan(ME, {"offset": 3}, ReadLimits())
     broker = Broker(p0=(0, 100))
     src = source(broker)
-    resume = src.plan(ME, None, Limits(rows=5)).resume
+    resume = src.plan(ME, None, ReadLimits(rows=5)).resume
     broker.id = "two"
-    src.members()
+    src.list_members()
     for place in (resume, None):
         with pytest.raises(PoisonError, match="has the id two instead of one: it is not the topic") as caught:
-            src.plan(ME, place, Limits())
+            src.plan(ME, place, ReadLimits())
         assert caught.value.code == "kafka.truncated"
-    assert src.plan(ME, {"offset": 5}, Limits()).end == 100, "older checkpoints know no id"
+    assert src.plan(ME, {"offset": 5}, ReadLimits()).end == 100, "older checkpoints know no id"
     broker.id = None
-    src.members()
-    assert src.plan(ME, resume, Limits()).resume == {"offset": 100}, "older brokers have none"
+    src.list_members()
+    assert src.plan(ME, resume, ReadLimits()).resume == {"offset": 100}, "older brokers have none"
 
 
 def test_open_transactions() -> None:
     """Nothing is read behind an open transaction; what was read there once, without isolation, does not make another topic."""
     broker = Broker(p0=(0, 9))
     broker.open[0] = 6
-    assert source(broker).plan(ME, {"offset": 2}, Limits()).end == 6
-    part = source(broker).plan(ME, {"offset": 8}, Limits())
+    assert source(broker).plan(ME, {"offset": 2}, ReadLimits()).end == 6
+    part = source(broker).plan(ME, {"offset": 8}, ReadLimits())
     assert (part.start, part.end, part.parts) == (8, 8, ())
     with pytest.raises(PoisonError, match="ends at offset 9, but 10 was read before"):
-        source(broker).plan(ME, {"offset": 10}, Limits())
+        source(broker).plan(ME, {"offset": 10}, ReadLimits())
 
 
 def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,10 +213,10 @@ def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     kafka = KafkaOptions(servers="b", topic="t", options={"ssl.key.password": "env:KEYPASS", "client.id": "x"})
     monkeypatch.setenv("KEYPASS", "s3cret")
     own = {"bootstrap.servers": "b", "isolation.level": "read_committed"}
-    assert client_settings(kafka) == {**own, "ssl.key.password": "s3cret", "client.id": "x"}
+    assert build_consumer_settings(kafka) == {**own, "ssl.key.password": "s3cret", "client.id": "x"}
     monkeypatch.delenv("KEYPASS")
     with pytest.raises(ConfigurationError, match="KEYPASS is not set"):
-        client_settings(kafka)
+        build_consumer_settings(kafka)
 
 
 @pytest.mark.parametrize(
@@ -249,24 +249,24 @@ def test_a_hundred_partitions() -> None:
     quiet, ahead = 42, 7
     times = {p: [START + n * SECOND for n in range(1 if p == quiet else 12)] for p in range(100)}
     times[ahead] = [at + 3600 * SECOND for at in times[ahead]]
-    topic = spec().model_copy(update={"limits": Limits(rows=5)})
+    topic = spec().model_copy(update={"limits": ReadLimits(rows=5)})
     fields = {"coalesce": {"idle_timeout": "never"}, "release": {"mode": "pass_through", "max_ahead": "10m"}}
     raw = {"name": "wide", "sources": {"web": topic.model_dump(by_alias=True, exclude_unset=True)}, **fields}
     pipeline = PipelineSpec.model_validate(raw)
     broker = Broker(**{f"p{p}": (0, len(found)) for p, found in times.items()})
     src = KafkaSource("web", pipeline.sources["web"], broker)
-    state, resume = initial_state(pipeline), dict.fromkeys(map(str, src.members()))
+    state, resume = create_initial_state(pipeline), dict.fromkeys(map(str, src.list_members()))
     took: list[dict[int, int]] = []
     for _ in range(5):
-        held, asked, identified = hold_back(pipeline, state), broker.asked, broker.identified
-        plans = [src.plan(m, resume[str(m)], topic.limits, blocked=m in held) for m in src.members()]
+        held, asked, identified = select_members_ahead(pipeline, state), broker.asked, broker.identified
+        plans = [src.plan(m, resume[str(m)], topic.limits, blocked=m in held) for m in src.list_members()]
         rows = [times[int(one.member.partition)][one.start : one.end] for one in plans]
         found = [
             MemberSurvey(one.member, len(r), min(r, default=None), max(r, default=None), pending=one.pending)
             for one, r in zip(plans, rows, strict=True)
         ]
         decision = decide(pipeline, state, Survey(now=START, members=tuple(found)))
-        assert not [gap for one in plans for gap in src.changed(one)]
+        assert not [gap for one in plans for gap in src.find_changed_objects(one)]
         assert (broker.asked, broker.identified) == (asked + 1, identified + 2), "for the plan; by its id also behind the move"
         state, resume = decision.after, {str(one.member): one.resume for one in plans}
         took.append({int(one.member.partition): one.end - one.start for one in plans})

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore
-from tidegate.checkpoints.store import Entry, StoredObject, StoreUnavailableError
-from tidegate.jobs.engine.interfaces import Slice, seq_of
+from tidegate.checkpoints.store import ObjectInfo, StoredObject, StoreUnavailableError
+from tidegate.jobs.engine.interfaces import Slice, join_seq
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.objects import DONE_MARKER, ObjectSource
-from tidegate.jobs.spec.pipeline import Limits, SourceSpec
+from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
 
 ME = Member("a")
 COLUMNS = {"t": "timestamp", "n": "long"}
@@ -47,12 +47,12 @@ def inbox(*sizes: int) -> dict[str, bytes]:
     return {f"inbox/a/{i:03d}.parquet": parquet(rows) for i, rows in enumerate(sizes)}
 
 
-def all_slices(src: ObjectSource, limits: Limits, resume: dict[str, Any] | None = None) -> list[Slice]:
+def all_slices(src: ObjectSource, limits: ReadLimits, resume: dict[str, Any] | None = None) -> list[Slice]:
     """Plan until nothing is left."""
     slices: list[Slice] = []
     while True:
         part = src.plan(ME, resume, limits)
-        if part.empty:
+        if part.is_empty:
             return slices
         slices.append(part)
         resume = part.resume
@@ -65,13 +65,13 @@ def rows_of(slices: list[Slice]) -> list[tuple[str, int]]:
 
 def test_reads_in_key_order() -> None:
     """Every row of every object is read once, in the order of the keys."""
-    got = rows_of(all_slices(source(inbox(2, 3, 1)), Limits()))
+    got = rows_of(all_slices(source(inbox(2, 3, 1)), ReadLimits()))
     assert got == [("000", 0), ("000", 1), ("001", 0), ("001", 1), ("001", 2), ("002", 0)]
 
 
 def test_part_says_what_to_read() -> None:
     """A part pins key, ETag, size and physical columns, and gives ordinal and row range."""
-    part = source(inbox(2)).plan(ME, None, Limits()).parts[0]
+    part = source(inbox(2)).plan(ME, None, ReadLimits()).parts[0]
     assert part["key"] == "inbox/a/000.parquet"
     assert part["etag"]
     assert part["size"] == len(parquet(2))
@@ -82,7 +82,7 @@ def test_part_says_what_to_read() -> None:
 @pytest.mark.parametrize("objects", [1, 2, 3])
 def test_object_limit(objects: int) -> None:
     """An epoch takes at most `limits.objects` objects and says that more is pending."""
-    slices = all_slices(source(inbox(1, 1, 1)), Limits(objects=objects))
+    slices = all_slices(source(inbox(1, 1, 1)), ReadLimits(objects=objects))
     assert [len(s.parts) for s in slices] == {1: [1, 1, 1], 2: [2, 1], 3: [3]}[objects]
     assert [s.pending for s in slices] == [True] * (len(slices) - 1) + [False]
 
@@ -90,7 +90,7 @@ def test_object_limit(objects: int) -> None:
 @pytest.mark.parametrize(("most", "objects"), [(1, [1, 1, 1]), (1.5, [2, 1]), (3, [3])])
 def test_byte_limit(most: float, objects: list[int]) -> None:
     """An epoch begins no further object once it has as many bytes, and takes one of any size."""
-    slices = all_slices(source(inbox(1, 1, 1)), Limits(bytes=int(most * len(parquet(1)))))
+    slices = all_slices(source(inbox(1, 1, 1)), ReadLimits(bytes=int(most * len(parquet(1)))))
     assert [len(s.parts) for s in slices] == objects
     assert [s.pending for s in slices] == [True] * (len(slices) - 1) + [False]
 
@@ -99,8 +99,8 @@ def test_byte_limit(most: float, objects: list[int]) -> None:
 def test_row_limit_cuts_inside_objects(rows: int) -> None:
     """A row limit cuts inside an object, and the next slice goes on at the very next row."""
     src = source(inbox(3, 0, 4, 2))
-    slices = all_slices(src, Limits(rows=rows))
-    assert rows_of(slices) == rows_of(all_slices(src, Limits()))
+    slices = all_slices(src, ReadLimits(rows=rows))
+    assert rows_of(slices) == rows_of(all_slices(src, ReadLimits()))
     assert all(len(rows_of([s])) <= rows for s in slices)
     assert all(a.end == b.start for a, b in pairwise(slices))
 
@@ -108,63 +108,63 @@ def test_row_limit_cuts_inside_objects(rows: int) -> None:
 def test_trim_then_resume_equals_no_trim() -> None:
     """A slice trimmed anywhere, and the slice after it, hold the same rows as the whole slice."""
     src = source(inbox(3, 2, 4))
-    whole = src.plan(ME, None, Limits())
+    whole = src.plan(ME, None, ReadLimits())
     for key, row in rows_of([whole]):
-        cut = src.trim(whole, seq_of(int(key), row) + 1)
+        cut = src.trim(whole, join_seq(int(key), row) + 1)
         assert cut.pending or cut == whole
-        rest = all_slices(src, Limits(), cut.resume)
+        rest = all_slices(src, ReadLimits(), cut.resume)
         assert rows_of([cut, *rest]) == rows_of([whole])
 
 
 def test_trim_at_the_end_is_nothing() -> None:
     """Trimming to the slice's own end changes nothing."""
     src = source(inbox(3))
-    whole = src.plan(ME, None, Limits())
+    whole = src.plan(ME, None, ReadLimits())
     assert src.trim(whole, whole.end) is whole
 
 
 def test_trim_drops_dead_objects_behind_the_barrier() -> None:
     """A bad object behind the barrier is not consumed yet."""
     src = source({**inbox(3), "inbox/a/001.parquet": b"junk"})
-    cut = src.trim(src.plan(ME, None, Limits()), seq_of(0, 2))
+    cut = src.trim(src.plan(ME, None, ReadLimits()), join_seq(0, 2))
     assert cut.dead == ()
-    rest = src.plan(ME, cut.resume, Limits())
-    assert [d.seq for d in rest.dead] == [seq_of(1, 0)]
+    rest = src.plan(ME, cut.resume, ReadLimits())
+    assert [d.seq for d in rest.dead] == [join_seq(1, 0)]
     assert rows_of([rest]) == [("000", 2)]
 
 
 def test_replay_gives_identical_slices() -> None:
     """Resuming from an old checkpoint in a new process plans exactly the same slices again."""
     objects = {**inbox(5, 0, 3, 2), "inbox/a/0015.parquet": b"junk"}
-    first = all_slices(source(objects), Limits(rows=2))
+    first = all_slices(source(objects), ReadLimits(rows=2))
     for i, part in enumerate(first):
-        assert all_slices(source(objects), Limits(rows=2), part.resume) == first[i + 1 :]
+        assert all_slices(source(objects), ReadLimits(rows=2), part.resume) == first[i + 1 :]
 
 
 def test_blocked_only_tells_pending() -> None:
     """A blocked member reads nothing, keeps its place, and tells whether something waits."""
     src = source(inbox(2, 2))
-    one = src.plan(ME, None, Limits(objects=1))
-    held = src.plan(ME, one.resume, Limits(), blocked=True)
-    assert (held.empty, held.pending, held.resume) == (True, True, one.resume)
-    two = src.plan(ME, one.resume, Limits())
-    assert not src.plan(ME, two.resume, Limits(), blocked=True).pending
+    one = src.plan(ME, None, ReadLimits(objects=1))
+    held = src.plan(ME, one.resume, ReadLimits(), blocked=True)
+    assert (held.is_empty, held.pending, held.resume) == (True, True, one.resume)
+    two = src.plan(ME, one.resume, ReadLimits())
+    assert not src.plan(ME, two.resume, ReadLimits(), blocked=True).pending
 
 
 def test_bounded_source_ends_at_its_marker() -> None:
     """A bounded member is done when the marker stands there and everything was read, not before."""
     objects = inbox(1, 1)
-    assert not source(objects, bounded=True).plan(ME, None, Limits()).done
+    assert not source(objects, bounded=True).plan(ME, None, ReadLimits()).done
     src = source({**objects, f"inbox/a/{DONE_MARKER}": b""}, bounded=True)
-    first = src.plan(ME, None, Limits(objects=1))
+    first = src.plan(ME, None, ReadLimits(objects=1))
     assert (first.done, first.pending) == (False, True)
-    assert src.plan(ME, first.resume, Limits()).done
+    assert src.plan(ME, first.resume, ReadLimits()).done
 
 
 def test_marker_without_bounded_means_nothing() -> None:
     """An unbounded source ignores markers and all other names with a leading underscore or dot."""
     src = source({**inbox(1), "inbox/a/_DONE": b"", "inbox/a/_SUCCESS": b"", "inbox/a/.hidden/x.parquet": b"x"})
-    part = src.plan(ME, None, Limits())
+    part = src.plan(ME, None, ReadLimits())
     assert (part.done, part.pending, part.dead, len(part.parts)) == (False, False, (), 1)
 
 
@@ -174,9 +174,9 @@ def test_folders_are_partitions() -> None:
         {"inbox/a/x/1.parquet": parquet(1), "inbox/a/y/1.parquet": parquet(2), "inbox/a/_tmp/1.parquet": parquet(1)},
         partition_by="folder",
     )
-    members = src.members()
+    members = src.list_members()
     assert members == [Member("a", "x"), Member("a", "y")]
-    assert [src.plan(m, None, Limits()).parts[0]["rows"] for m in members] == [1, 2]
+    assert [src.plan(m, None, ReadLimits()).parts[0]["rows"] for m in members] == [1, 2]
 
 
 def bad_objects() -> dict[str, tuple[bytes, str]]:
@@ -201,23 +201,23 @@ def test_bad_object_is_consumed_and_named(case: str) -> None:
     """A bad object is consumed as a dead letter with its reason; the objects around it are read."""
     data, reason = bad_objects()[case]
     src = source({"inbox/a/000.parquet": parquet(1), "inbox/a/001.parquet": data, "inbox/a/002.parquet": parquet(1)})
-    part = src.plan(ME, None, Limits())
-    assert [(d.key, d.reason, d.seq, d.size) for d in part.dead] == [("inbox/a/001.parquet", reason, seq_of(1, 0), len(data))]
+    part = src.plan(ME, None, ReadLimits())
+    assert [(d.key, d.reason, d.seq, d.size) for d in part.dead] == [("inbox/a/001.parquet", reason, join_seq(1, 0), len(data))]
     assert rows_of([part]) == [("000", 0), ("002", 0)]
-    assert src.plan(ME, part.resume, Limits()).empty
+    assert src.plan(ME, part.resume, ReadLimits()).is_empty
 
 
 def test_unknown_column_is_named() -> None:
     """The dead letter names the column that nobody declared."""
     data, _ = bad_objects()["unknown column"]
-    assert "extra" in source({"inbox/a/1": data}).plan(ME, None, Limits()).dead[0].detail
+    assert "extra" in source({"inbox/a/1": data}).plan(ME, None, ReadLimits()).dead[0].detail
 
 
 def test_other_missing_columns_and_wrong_types_are_not_bad_objects() -> None:
     """A missing column reads as null and a text in a number column is judged row by row: the object is good."""
     times = pa.array([1, 2], pa.timestamp("us", tz="UTC"))
     src = source({"inbox/a/1": parquet(2, t=times), "inbox/a/2": parquet(2, t=times, n=pa.array(["1", "x"]))})
-    part = src.plan(ME, None, Limits())
+    part = src.plan(ME, None, ReadLimits())
     assert part.dead == ()
     assert [p["columns"].get("n") for p in part.parts] == [None, "string"]
 
@@ -225,22 +225,22 @@ def test_other_missing_columns_and_wrong_types_are_not_bad_objects() -> None:
 def test_open_object_that_changed_is_an_error_row() -> None:
     """An object replaced while it was read in part is a dead letter, not a new object."""
     src = source(inbox(5, 1))
-    first = src.plan(ME, None, Limits(rows=2))
+    first = src.plan(ME, None, ReadLimits(rows=2))
     assert isinstance(src.store, MemoryStore)
     src.store.put("inbox/a/000.parquet", parquet(7))
-    rest = src.plan(ME, first.resume, Limits())
-    assert [(d.reason, d.seq) for d in rest.dead] == [("changed_object", seq_of(0, 2))]
+    rest = src.plan(ME, first.resume, ReadLimits())
+    assert [(d.reason, d.seq) for d in rest.dead] == [("changed_object", join_seq(0, 2))]
     assert rows_of([rest]) == [("001", 0)]
 
 
 def test_changed_names_replaced_and_vanished_objects() -> None:
     """Between plan and re-read, a new ETag or a missing object is found by looking again."""
     src = source(inbox(1, 1, 1))
-    part = src.plan(ME, None, Limits())
-    assert src.changed(part) == ()
+    part = src.plan(ME, None, ReadLimits())
+    assert src.find_changed_objects(part) == ()
     src.store.put("inbox/a/001.parquet", parquet(2))
     src.store.delete("inbox/a/002.parquet")
-    assert [(d.key, d.reason) for d in src.changed(part)] == [
+    assert [(d.key, d.reason) for d in src.find_changed_objects(part)] == [
         ("inbox/a/001.parquet", "changed_object"),
         ("inbox/a/002.parquet", "changed_object"),
     ]
@@ -252,7 +252,7 @@ def test_unreachable_store_is_transient() -> None:
     assert isinstance(src.store, MemoryStore)
     src.store.hook = lambda request: Fault.REFUSED
     with pytest.raises(StoreUnavailableError):
-        src.plan(ME, None, Limits())
+        src.plan(ME, None, ReadLimits())
 
 
 def test_footers_are_read_once() -> None:
@@ -260,20 +260,20 @@ def test_footers_are_read_once() -> None:
     src = source(inbox(1, 1, 1))
     assert isinstance(src.store, MemoryStore)
     asked: list[str] = []
-    src.plan(ME, None, Limits())
+    src.plan(ME, None, ReadLimits())
     src.store.hook = lambda request: asked.append(request.verb)
-    src.plan(ME, None, Limits())
+    src.plan(ME, None, ReadLimits())
     assert asked == ["list"]
 
 
 def test_large_object_is_read_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large object only the end is fetched, also when the footer is longer than the first range."""
-    monkeypatch.setattr("tidegate.jobs.sources.objects._WHOLE_UP_TO", 100)
+    monkeypatch.setattr("tidegate.jobs.sources.objects._WHOLE_READ_BYTES", 100)
     for first_read in (64 << 10, 1 << 10, 64):
-        monkeypatch.setattr("tidegate.jobs.sources.footers._FIRST_READ", first_read)
-        part = source(inbox(1000)).plan(ME, None, Limits())
+        monkeypatch.setattr("tidegate.jobs.sources.footers._FIRST_READ_BYTES", first_read)
+        part = source(inbox(1000)).plan(ME, None, ReadLimits())
         assert part.parts[0]["rows"] == 1000
-        dead = source({"inbox/a/1": parquet(1000)[:-3], "inbox/a/2": b"x" * 5000}).plan(ME, None, Limits()).dead
+        dead = source({"inbox/a/1": parquet(1000)[:-3], "inbox/a/2": b"x" * 5000}).plan(ME, None, ReadLimits()).dead
         assert [d.reason for d in dead] == ["truncated", "not_parquet"]
 
 
@@ -283,20 +283,20 @@ class Crowded(MemoryStore):
     COUNT = 1_000_000
     told = 0
 
-    def list(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[Entry]:
+    def list_objects(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[ObjectInfo]:
         if prefix != "inbox/a/":
-            yield from super().list(prefix, start_after=start_after, limit=limit)
+            yield from super().list_objects(prefix, start_after=start_after, limit=limit)
             return
         first = int(start_after[-15:-8]) + 1 if start_after else 0
         for number in range(first, min(self.COUNT, first + (limit or self.COUNT))):
             self.told += 1
-            yield Entry(f"inbox/a/{number:07d}.parquet", 1, "e", 0.0)
+            yield ObjectInfo(f"inbox/a/{number:07d}.parquet", 1, "e", 0.0)
 
     def get(self, key: str) -> StoredObject:
         return StoredObject(key, ONE, "e") if key.startswith("inbox/") else super().get(key)
 
-    def head(self, key: str) -> Entry | None:
-        return Entry(key, len(ONE), "e", 0.0) if key.startswith("inbox/") else super().head(key)
+    def stat(self, key: str) -> ObjectInfo | None:
+        return ObjectInfo(key, len(ONE), "e", 0.0) if key.startswith("inbox/") else super().stat(key)
 
 
 ONE = parquet(1)
@@ -308,7 +308,7 @@ def test_a_million_objects_are_never_listed_whole(done: int) -> None:
     store = Crowded(MemoryBucket({}))
     src = ObjectSource("a", spec(), store)
     key = f"inbox/a/{done - 1:07d}.parquet" if done else None
-    part = src.plan(ME, {"ordinal": done, "row": 0, "key": key, "open": None}, Limits(objects=5))
+    part = src.plan(ME, {"ordinal": done, "row": 0, "key": key, "open": None}, ReadLimits(objects=5))
     assert [p["ordinal"] for p in part.parts] == list(range(done, done + 5))
     assert store.told <= 7
 
@@ -317,8 +317,8 @@ def test_a_million_arrivals_are_entered_in_pieces() -> None:
     """With names in no order, a look at a million objects takes a bounded piece of the listing, and reading begins at once."""
     store = Crowded(MemoryBucket({}))
     src = ObjectSource("a", spec(discovery={"order": "arrival"}), store, pipeline="p")
-    part = src.plan(ME, None, Limits(objects=5))
+    part = src.plan(ME, None, ReadLimits(objects=5))
     assert len(part.parts) == 5
     first, store.told = store.told, 0
-    src.plan(ME, dict(part.resume), Limits(objects=5))
+    src.plan(ME, dict(part.resume), ReadLimits(objects=5))
     assert max(first, store.told) <= 20_000, "behind the greatest name, and a piece of the safety listing"

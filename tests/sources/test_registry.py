@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from tidegate.jobs.sources.registry import Schemas, Unfit, folder_of_schemas, registry_at
+from tidegate.jobs.sources.registry import SchemaCache, UnusableSchema, make_folder_reader, make_registry_reader
 from tidegate.jobs.spec.errors import ConfigurationError, TransientError
 
 
@@ -56,13 +56,13 @@ def registry() -> Iterator[Registry]:
 def test_a_number_is_asked_for_once(registry: Registry) -> None:
     """What is known is not asked for again; what was not known is."""
     registry.answers["/schemas/ids/3"] = (200, {"schema": "{}"})
-    schemas = Schemas(registry_at(registry.address, "avro", "ann:secret"))
-    assert schemas.learn({3, 4})
+    schemas = SchemaCache(make_registry_reader(registry.address, "avro", "ann:secret"))
+    assert schemas.fetch_missing({3, 4})
     assert schemas.known == {3: b"{}"}
     assert registry.login == "Basic " + base64.b64encode(b"ann:secret").decode()
-    assert not schemas.learn({4})
+    assert not schemas.fetch_missing({4})
     registry.answers["/schemas/ids/4"] = (200, {"schema": "[]"})
-    assert schemas.learn({4})
+    assert schemas.fetch_missing({4})
     assert sorted(registry.asked) == ["/schemas/ids/3", *["/schemas/ids/4"] * 3]
 
 
@@ -71,7 +71,7 @@ def test_protobuf_comes_serialized(registry: Registry) -> None:
     file = FileDescriptorProto(name="a.proto", package="a")
     text = base64.b64encode(file.SerializeToString()).decode()
     registry.answers["/schemas/ids/3?format=serialized"] = (200, {"schemaType": "PROTOBUF", "schema": text})
-    found = registry_at(registry.address, "protobuf")(3)
+    found = make_registry_reader(registry.address, "protobuf")(3)
     assert found is not None
     assert FileDescriptorSet.FromString(found).file[0].package == "a"
 
@@ -89,29 +89,29 @@ def test_answers_that_are_no_schema(
     """Each says what it is: a right that is missing, a registry in trouble."""
     registry.answers["/schemas/ids/3"] = answer
     with pytest.raises(error, match=said):
-        registry_at(registry.address, "avro")(3)
+        make_registry_reader(registry.address, "avro")(3)
 
 
 def test_schemas_that_cannot_be_used(registry: Registry) -> None:
     """They are known, with the reason, and asked for once: a message that was written with one is no fault of the spec."""
     registry.answers["/schemas/ids/3"] = (200, {"schemaType": "JSON", "schema": ""})
     registry.answers["/schemas/ids/4"] = (200, {"schema": "{}", "references": [{"name": "x"}]})
-    schemas = Schemas(registry_at(registry.address, "avro"))
-    assert schemas.learn({3, 4, 5})
-    assert schemas.known == {3: Unfit("it is of type JSON"), 4: Unfit("it refers to other schemas")}
-    assert not schemas.learn({3, 4, 5}), "nothing new: the messages are not fetched again"
+    schemas = SchemaCache(make_registry_reader(registry.address, "avro"))
+    assert schemas.fetch_missing({3, 4, 5})
+    assert schemas.known == {3: UnusableSchema("it is of type JSON"), 4: UnusableSchema("it refers to other schemas")}
+    assert not schemas.fetch_missing({3, 4, 5}), "nothing new: the messages are not fetched again"
 
 
 def test_a_registry_that_is_away() -> None:
     """Nobody listens: waited for."""
     with pytest.raises(TransientError, match="could not be reached"):
-        registry_at("http://127.0.0.1:9", "avro")(3)
+        make_registry_reader("http://127.0.0.1:9", "avro")(3)
 
 
 def test_a_folder(tmp_path: Path) -> None:
     """Files named by their numbers; a folder that is not there is a mistake in the spec."""
     (tmp_path / "3.avsc").write_text("{}")
-    ask = folder_of_schemas(tmp_path, "avro")
+    ask = make_folder_reader(tmp_path, "avro")
     assert (ask(3), ask(4)) == (b"{}", None)
     with pytest.raises(ConfigurationError, match="there is no folder"):
-        folder_of_schemas(tmp_path / "no", "avro")
+        make_folder_reader(tmp_path / "no", "avro")

@@ -16,7 +16,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.sources.view import InputView
-from tidegate.jobs.spec.pipeline import Limits, PipelineSpec, SourceSpec
+from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec, SourceSpec
 
 ME = Member("a")
 
@@ -48,25 +48,25 @@ def test_small_and_large_objects(store: Store) -> None:
         store.put(f"inbox/a/{name}.parquet", parquet(rows))
     store.put("inbox/a/3.parquet", b"x" * 400_000)
     src = ObjectSource("a", spec(), store)
-    part = src.plan(ME, None, Limits())
+    part = src.plan(ME, None, ReadLimits())
     assert [p["rows"] for p in part.parts] == [3, 40_000]
     for piece in part.parts:
-        head = store.head(piece["key"])
+        head = store.stat(piece["key"])
         assert head is not None
         assert (piece["etag"], piece["size"]) == (head.etag, head.size)
     assert part.parts[1]["size"] > 300_000
     assert [d.reason for d in part.dead] == ["not_parquet"]
-    assert src.changed(part) == ()
+    assert src.find_changed_objects(part) == ()
 
 
 def test_replaced_object_is_noticed(store: Store) -> None:
     """A new version of an object that is open in the resume point is an error row on every store."""
     store.put("inbox/a/1.parquet", parquet(5))
     src = ObjectSource("a", spec(), store)
-    first = src.plan(ME, None, Limits(rows=2))
+    first = src.plan(ME, None, ReadLimits(rows=2))
     store.put("inbox/a/1.parquet", parquet(5))
-    assert [d.key for d in src.changed(first)] == ["inbox/a/1.parquet"]
-    assert [d.reason for d in src.plan(ME, first.resume, Limits()).dead] == ["changed_object"]
+    assert [d.key for d in src.find_changed_objects(first)] == ["inbox/a/1.parquet"]
+    assert [d.reason for d in src.plan(ME, first.resume, ReadLimits()).dead] == ["changed_object"]
 
 
 def test_full_address(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_full_address(tmp_path: Path) -> None:
     pipeline = PipelineSpec(name="p", sources={"a": spec(f"file://{tmp_path}/elsewhere")})
     view = InputView(LocalStore(tmp_path / "store"), pipeline, tmp_path)
     src = ObjectSource("a", pipeline.sources["a"], view)
-    assert [p["key"] for p in src.plan(ME, None, Limits()).parts] == ["@a/1.parquet"]
+    assert [p["key"] for p in src.plan(ME, None, ReadLimits()).parts] == ["@a/1.parquet"]
 
 
 @pytest.mark.minio
@@ -87,7 +87,7 @@ def test_a_thousand_objects(minio_environment: object) -> None:
     for i in range(1003):
         store.put(f"inbox/a/{i:05d}.parquet", data)
     src = ObjectSource("a", spec(), store)
-    first = src.plan(ME, None, Limits())
+    first = src.plan(ME, None, ReadLimits())
     assert (len(first.parts), first.pending) == (1000, True)
-    rest = src.plan(ME, first.resume, Limits())
+    rest = src.plan(ME, first.resume, ReadLimits())
     assert ([p["ordinal"] for p in rest.parts], rest.pending) == ([1000, 1001, 1002], False)

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.checkpoints.local import LocalStore
-from tidegate.infra.ports import LOOPBACK, free_port
+from tidegate.infra.ports import LOOPBACK, choose_free_port
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.sources.view import InputView
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.jobs.spec.pipeline import Limits, PipelineSpec
+from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec
 
 ME = Member("lake")
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -59,7 +59,7 @@ class Lake:
 
     def read(self, resume: dict[str, Any] | None = None) -> tuple[list[list[int]], list[str], dict[str, Any]]:
         """The numbers of each file behind a place, what is dead, and the place behind them."""
-        part = self.source().plan(ME, resume, Limits())
+        part = self.source().plan(ME, resume, ReadLimits())
         tables = [pq.read_table(pa.BufferReader(self.view.get(p["key"]).data)) for p in part.parts]
         for p, table in zip(part.parts, tables, strict=True):
             assert p["columns"].keys() >= {"at", "n", "shop"}
@@ -250,7 +250,7 @@ def test_iceberg_may_begin_at_the_current_snapshot(tmp_path: Path, iceberg: tupl
 
 def test_iceberg_catalog_that_is_away(tmp_path: Path) -> None:
     """A catalog that cannot be reached is waited for."""
-    lake = Lake(tmp_path, format="iceberg", name="n.t", catalog=f"http://{LOOPBACK}:{free_port()}/")
+    lake = Lake(tmp_path, format="iceberg", name="n.t", catalog=f"http://{LOOPBACK}:{choose_free_port()}/")
     with pytest.raises(TransientError, match="catalog or files cannot be reached"):
         lake.read()
 

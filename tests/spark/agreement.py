@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.engine.interfaces import Cut, Moved, MoveOrder, Slice, seq_of
-from tidegate.jobs.eventtime.decider import decide, initial_state
+from tidegate.jobs.engine.interfaces import Cut, MoveResult, MoveOrder, Slice, join_seq
+from tidegate.jobs.eventtime.decider import decide, create_initial_state
 from tidegate.jobs.eventtime.types import Decision, Member, MemberSurvey
 from tidegate.jobs.reference.mover import ReferenceMover
 from tidegate.jobs.sources.footers import Footer, parse_footer
@@ -48,7 +48,7 @@ class Side:
     prefix: str
     segments: tuple[FileRef, ...] = ()
     position: int = 0
-    moved: list[Moved] = field(default_factory=list)
+    moved: list[MoveResult] = field(default_factory=list)
 
 
 class Pair:
@@ -61,7 +61,7 @@ class Pair:
         self.store = LocalStore(folder / "store")
         self.spark: SparkMover = SparkMover(self.store, spec, folder / "work", session=session)
         self.sides = {"spark": Side(self.spark, "spark/0"), "reference": Side(ReferenceMover(self.store, spec), "reference/0")}
-        self.state = initial_state(spec)
+        self.state = create_initial_state(spec)
         self.ordinals: dict[Member, int] = {}
         self.waiting: dict[Member, list[dict[str, Any]]] = {}
         self.now = 0
@@ -79,7 +79,7 @@ class Pair:
         assert path is not None
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, **options)
-        found = self.store.head(key)
+        found = self.store.stat(key)
         assert found is not None
         footer = parse_footer(path.read_bytes(), path.stat().st_size)
         assert isinstance(footer, Footer)
@@ -87,7 +87,7 @@ class Pair:
         part = {"key": key, "etag": found.etag, "size": found.size, "ordinal": ordinal, "rows": table.num_rows}
         self.waiting.setdefault(member, []).append({**part, "row_start": 0, "row_end": table.num_rows, "columns": columns})
 
-    def run(self, now: int, *, done: bool = False, decision: Decision | None = None) -> tuple[Moved, Moved]:
+    def run(self, now: int, *, done: bool = False, decision: Decision | None = None) -> tuple[MoveResult, MoveResult]:
         """One epoch over everything that waits; asserts that surveys, tables and counters agree."""
         blocked = {Member.parse(m) for m in self.state.get("blocked", ())}
         members = sorted({*self.waiting, *(Member(s) for s in self.spec.sources if not self.ordinals)} | set(self.ordinals))
@@ -107,13 +107,13 @@ class Pair:
         self.compare(*moved)
         return moved[0], moved[1]
 
-    def compare(self, spark: Moved, reference: Moved) -> None:
+    def compare(self, spark: MoveResult, reference: MoveResult) -> None:
         """The two did the same."""
         for table in {*spark.files, *reference.files}:
             got, wanted = self.rows(spark.files.get(table, ())), self.rows(reference.files.get(table, ()))
             assert same(got, wanted), difference(table, got, wanted)
         assert spark.counters == reference.counters
-        assert spark.counters.conserved()
+        assert spark.counters.is_conserved()
         assert spark.next_position == reference.next_position
         assert spark.buffered_rows == reference.buffered_rows
         assert spark.released_max == reference.released_max
@@ -138,12 +138,12 @@ class Pair:
         if not parts or blocked:
             at = self._next(member)
             return Slice(member, at, at, pending=bool(parts), done=done and not parts)
-        start = seq_of(parts[0]["ordinal"], parts[0]["row_start"])
-        return Slice(member, start, seq_of(parts[-1]["ordinal"], parts[-1]["row_end"]), parts, done=done)
+        start = join_seq(parts[0]["ordinal"], parts[0]["row_start"])
+        return Slice(member, start, join_seq(parts[-1]["ordinal"], parts[-1]["row_end"]), parts, done=done)
 
     def _next(self, member: Member) -> int:
         parts = self.waiting.get(member)
-        return seq_of(parts[0]["ordinal"], parts[0]["row_start"]) if parts else seq_of(self.ordinals.get(member, 0), 0)
+        return join_seq(parts[0]["ordinal"], parts[0]["row_start"]) if parts else join_seq(self.ordinals.get(member, 0), 0)
 
     def _trimmed(self, cut: Cut, members: tuple[MemberSurvey, ...]) -> Cut:
         for piece, found in zip(cut.slices, members, strict=True):
@@ -151,12 +151,12 @@ class Pair:
                 cut = cut.with_slice(_trim(piece, found.barrier.seq + 1))
         return cut
 
-    def _move(self, name: str, cut: Cut, decision: Decision) -> Moved:
+    def _move(self, name: str, cut: Cut, decision: Decision) -> MoveResult:
         side = self.sides[name]
         order = MoveOrder(
             cut, decision, side.segments, side.prefix, f"{self.epoch:06d}-abcdef", 0, self.epoch, side.position, self.state
         )
-        moved: Moved = side.mover.move(order)
+        moved: MoveResult = side.mover.move(order)
         side.segments, side.position = moved.segments, moved.next_position
         side.moved.append(moved)
         return moved
@@ -164,8 +164,8 @@ class Pair:
     def _consume(self, piece: Slice) -> None:
         left = []
         for part in self.waiting.get(piece.member, []):
-            start = seq_of(part["ordinal"], part["row_start"])
-            end = seq_of(part["ordinal"], part["row_end"])
+            start = join_seq(part["ordinal"], part["row_start"])
+            end = join_seq(part["ordinal"], part["row_end"])
             if end > max(piece.end, start):
                 left.append({**part, "row_start": part["row_start"] + max(0, piece.end - start)})
         self.waiting[piece.member] = [part for part in left if part["row_start"] < part["row_end"]]
@@ -174,7 +174,7 @@ class Pair:
 def _trim(piece: Slice, end: int) -> Slice:
     parts = []
     for part in piece.parts:
-        start = seq_of(part["ordinal"], part["row_start"])
+        start = join_seq(part["ordinal"], part["row_start"])
         if start < end:
             parts.append({**part, "row_end": min(part["row_end"], part["row_start"] + end - start)})
     return replace(piece, end=end, parts=tuple(parts), pending=True, done=False)

@@ -96,7 +96,7 @@ def test_movers_agree_on_the_way_of_many_rows(
 ) -> None:
     """The plans for many rows (scans, sorted ranges, files written by tasks) give what those for few rows give."""
     if arranged_by == "tasks":
-        monkeypatch.setattr("tidegate.jobs.spark.arranged.ARRANGED_ROWS", -1)
+        monkeypatch.setattr("tidegate.jobs.spark.arranged.DRIVER_SORT_ROWS", -1)
     monkeypatch.setattr("tidegate.jobs.spark.read.SMALL_ROWS", 0)
     monkeypatch.setattr("tidegate.jobs.spark.ranges.RANGE_ROWS", 3)
     for module in ("write", "epoch", "late", "known"):

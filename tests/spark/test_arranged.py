@@ -24,10 +24,10 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
 
     def noted(epoch: Any) -> Any:
-        seen.append(arranged.arranged(epoch))
+        seen.append(arranged.sort_release(epoch))
         return seen[-1]
 
-    monkeypatch.setattr(order, "arranged", noted)
+    monkeypatch.setattr(order, "sort_release", noted)
     monkeypatch.setattr("tidegate.jobs.spark.read.SMALL_ROWS", 0)
     monkeypatch.setattr(ranges, "RANGE_ROWS", 4)
     for module in ("write", "epoch", "late", "known"):
@@ -51,8 +51,8 @@ def test_the_driver_arranges_what_tasks_arrange(
     """Rows, positions, segments and column types are the same, and the same as the reference's."""
     spec = spec_of({"b": {}, "a": {}}, release={"on_late": "emit_flagged"})
     pairs = []
-    for limit, folder in ((arranged.ARRANGED_ROWS, "driver"), (-1, "tasks")):
-        monkeypatch.setattr(arranged, "ARRANGED_ROWS", limit)
+    for limit, folder in ((arranged.DRIVER_SORT_ROWS, "driver"), (-1, "tasks")):
+        monkeypatch.setattr(arranged, "DRIVER_SORT_ROWS", limit)
         pairs.append(Pair(spec, session, tmp_path / folder))
         feed(pairs[-1])
     assert [piece is not None for piece in found] == [True] * 4 + [False] * 4
@@ -89,7 +89,7 @@ def test_what_is_too_large_is_left_to_spark(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[Any]
 ) -> None:
     """Beyond a number of bytes, of the cut or of rows that waited, the driver does not hold them."""
-    monkeypatch.setattr(arranged, "ARRANGED_BYTES", 100)
+    monkeypatch.setattr(arranged, "DRIVER_SORT_BYTES", 100)
     pair = Pair(spec_of({"a": {}}), session, tmp_path)
     for epoch, seconds in enumerate((range(20), range(20, 23), ())):
         if seconds:
@@ -103,6 +103,6 @@ def test_what_is_too_large_is_left_to_spark(
 def test_pieces_are_even() -> None:
     """No piece is larger than a range, and none is much smaller than the others."""
     limit = ranges.RANGE_ROWS
-    assert ranges.evenly(0) == []
-    assert ranges.evenly(limit) == [(0, limit)]
-    assert ranges.evenly(limit + 2) == [(0, limit // 2 + 1), (limit // 2 + 1, limit + 2)]
+    assert ranges.split_evenly(0) == []
+    assert ranges.split_evenly(limit) == [(0, limit)]
+    assert ranges.split_evenly(limit + 2) == [(0, limit // 2 + 1), (limit // 2 + 1, limit + 2)]

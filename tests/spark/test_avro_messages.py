@@ -11,7 +11,7 @@ import pytest
 
 from tests.spark.test_kafka import rows
 from tidegate.infra.jars import CONNECTOR, spark_jars
-from tidegate.jobs.sources.registry import Unfit
+from tidegate.jobs.sources.registry import UnusableSchema
 from tidegate.jobs.spec.errors import TransientError
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ def test_a_damaged_record_is_told(avro: SparkSession) -> None:
 
 def test_schemas_that_cannot_be_used(avro: SparkSession) -> None:
     """Each makes dead letters of its own messages, which say why, and of no others."""
-    known: dict[int, bytes | Unfit] = {
+    known: dict[int, bytes | UnusableSchema] = {
         1: record("long"),
-        2: Unfit("it refers to other schemas"),
+        2: UnusableSchema("it refers to other schemas"),
         3: b'"string"',
         4: record("nonsense"),
     }

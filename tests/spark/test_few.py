@@ -9,7 +9,7 @@ import pytest
 
 from tests.spark.agreement import SECOND, spec_of
 from tidegate.jobs.spark.aggregates import Aggregation
-from tidegate.jobs.spark.few import merges, results_of
+from tidegate.jobs.spark.few import can_merge_in_driver, merge_due_results
 from tidegate.jobs.spec.time import TICK_MAX
 
 pytestmark = pytest.mark.unit
@@ -51,7 +51,7 @@ def test_windows_that_close_or_changed_have_one_result_each() -> None:
         (10, None, 1, 0, 3, 1, None, True),
         (20, "x", 1, 0, 3, 9, 9.0, True),
     )
-    found = results_of(aggregation(lateness="30s"), rows, before=12 * SECOND, after=25 * SECOND, timeline=0, slot=3)
+    found = merge_due_results(aggregation(lateness="30s"), rows, before=12 * SECOND, after=25 * SECOND, timeline=0, slot=3)
     assert found is not None
     told = {(row["k"], row["window_start"].timestamp()): row for row in found.to_pylist()}
     assert {key: (row["revision"], row["rows"], row["total"]) for key, row in told.items()} == {
@@ -64,7 +64,7 @@ def test_windows_that_close_or_changed_have_one_result_each() -> None:
 def test_a_purged_window_has_no_result() -> None:
     """State of a window that is purged counts for nothing, whoever keeps its segment."""
     rows = partials((0, "x", 1, 0, 1, 2, 1.0, False), (0, "x", 0, 1, 3, 1, 1.0, True))
-    found = results_of(aggregation(), rows, before=12 * SECOND, after=25 * SECOND, timeline=0, slot=3)
+    found = merge_due_results(aggregation(), rows, before=12 * SECOND, after=25 * SECOND, timeline=0, slot=3)
     assert found is not None
     assert found.num_rows == 0
 
@@ -72,7 +72,7 @@ def test_a_purged_window_has_no_result() -> None:
 def test_a_sum_that_may_overflow_is_left_to_spark() -> None:
     """Arrow's sums wrap around; Spark's fail, and name the overflow."""
     rows = partials((0, "x", 1, 0, 1, TICK_MAX - 1, 1.0, False), (0, "x", 1, 0, 2, 2, 1.0, True))
-    assert results_of(aggregation(), rows, before=0, after=25 * SECOND, timeline=0, slot=3) is None
+    assert merge_due_results(aggregation(), rows, before=0, after=25 * SECOND, timeline=0, slot=3) is None
 
 
 @pytest.mark.parametrize(
@@ -90,4 +90,4 @@ def test_a_sum_that_may_overflow_is_left_to_spark() -> None:
 )
 def test_only_what_merges_exactly_is_merged(more: dict[str, Any], kinds: dict[str, Any], expected: bool) -> None:
     """Decimals grow, floats compare by their own rules in Spark (NaN, -0.0), lists have no bound: these stay Spark's."""
-    assert merges(aggregation(**more), pa.schema(list({**STATE, **kinds}.items()))) is expected
+    assert can_merge_in_driver(aggregation(**more), pa.schema(list({**STATE, **kinds}.items()))) is expected

@@ -19,16 +19,16 @@ from tidegate.jobs.streams.fold import Reducer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidegate.jobs.spark.folds import SparkFolds
+    from tidegate.jobs.spark.folds import SparkReducerRunner
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
-def spark_folds(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> SparkFolds:
-    from tidegate.jobs.spark.folds import SparkFolds
+def spark_folds(session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> SparkReducerRunner:
+    from tidegate.jobs.spark.folds import SparkReducerRunner
 
-    return SparkFolds(session, tmp_path_factory.mktemp("folds"), least=1, groups=3)
+    return SparkReducerRunner(session, tmp_path_factory.mktemp("folds"), least=1, groups=3)
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ rows = st.lists(
     phases=[Phase.explicit, Phase.generate],
 )
 @given(first=rows, second=rows, which=st.sampled_from(REDUCERS))
-def test_tasks_fold_as_the_driver_does(spark_folds: SparkFolds, first: Any, second: Any, which: Reducer) -> None:
+def test_tasks_fold_as_the_driver_does(spark_folds: SparkReducerRunner, first: Any, second: Any, which: Reducer) -> None:
     """Two batches, the second from the states of the first: dispatches, states and the row at which it stops are the same."""
     expected = fold_batch(which, table(first), {})
     found = spark_folds(which, table(first), {})
@@ -88,7 +88,7 @@ def test_tasks_fold_as_the_driver_does(spark_folds: SparkFolds, first: Any, seco
     assert spark_folds(which, table(second, len(first)), states) == fold_batch(which, table(second, len(first)), states)
 
 
-def test_a_reducer_in_tasks_stops_at_the_least_row_and_goes_on_there(spark_folds: SparkFolds, tmp_path: Path) -> None:
+def test_a_reducer_in_tasks_stops_at_the_least_row_and_goes_on_there(spark_folds: SparkReducerRunner, tmp_path: Path) -> None:
     """Two keys fail in one batch: the earlier row is named, rows of other keys behind it wait as well; then all go on, once."""
     spec = streams_spec(
         streams={"d": {"schema": {"v": "long"}}},
@@ -109,7 +109,7 @@ def test_a_reducer_in_tasks_stops_at_the_least_row_and_goes_on_there(spark_folds
     assert world.state().attachments["r"].cursor == 6
 
 
-def test_tasks_refuse_side_effects_and_chance(spark_folds: SparkFolds) -> None:
+def test_tasks_refuse_side_effects_and_chance(spark_folds: SparkReducerRunner) -> None:
     """What pauses a reducer in the driver pauses it in a task, in the same words."""
     for name, error in (("writing", "SideEffectError: open"), ("calling", "SideEffectError: socket"), ("forgetful", "not JSON")):
         failure = spark_folds(keyed(name, "k"), table([("a", 0.0, 1), ("b", 0.0, 2)]), {}).failure
@@ -122,12 +122,12 @@ def test_tasks_refuse_side_effects_and_chance(spark_folds: SparkFolds) -> None:
 
 def test_what_is_not_worth_a_job_stays_in_the_driver(session: SparkSession, tmp_path: Path) -> None:
     """Reducers without keys are one sequence, and few rows cost less than starting a task: no job runs for them."""
-    from tidegate.jobs.spark.folds import WORTH_A_JOB, SparkFolds
+    from tidegate.jobs.spark.folds import MIN_JOB_ROWS, SparkReducerRunner
 
-    chosen = SparkFolds(session, tmp_path / "nowhere")
+    chosen = SparkReducerRunner(session, tmp_path / "nowhere")
     few = table([("a", 0.0, 1)] * 10)
     assert chosen(keyed("totals", "k"), few, {}) == fold_batch(keyed("totals", "k"), few, {})
-    many = table([("a", 0.0, 1)] * WORTH_A_JOB)
+    many = table([("a", 0.0, 1)] * MIN_JOB_ROWS)
     assert chosen(keyed("totals"), many, {}).failure is None
     with pytest.raises(FileNotFoundError):
         chosen(keyed("totals", "k"), many, {})

@@ -33,7 +33,7 @@ NESTED: Final = ["{}", "[]", '{"n": 1}', '[1, {"s": null}]', '{"s":"\\"n\\":"}',
 BEYOND: Final = ["1e999", "-1e999", "4.9e-324", "1" * 1500]
 NO_JSON: Final = ["NaN", "01", "+1", ".5", "'x'", "True", "", '"open', '"a\tb"', '"\\q"']
 LITERALS: Final = [*NUMBERS, *TEXTS, *TIMES, *NESTED, *BEYOND, *NO_JSON, "null", "true", "false"]
-OTHER_KEYS: Final = ['"y"', '"s"', '"\\u006e"', '"x\\"s"', '"N"', '""', "n", '"m"', f'"{payloads._BAD}"']
+OTHER_KEYS: Final = ['"y"', '"s"', '"\\u006e"', '"x\\"s"', '"N"', '""', "n", '"m"', f'"{payloads._CORRUPT_COLUMN}"']
 COLONS: Final = [":"] * 6 + [": ", " :", "\t: ", "\n:", "::", ""]
 WHOLE: Final = [*("", " ", "null", "1", "[]", "[{}]", '[{"n":1}]', "{}", " {}", "{} x", '{"n":1,}', "/*c*/{}", "\ufeff{}"), None]
 
@@ -67,7 +67,7 @@ def test_values_are_what_their_texts_would_be(session: SparkSession, added: str,
     one = [f'{{"at":"2026-03-01T10:00:00Z","{name}":{literal}}}' for name in COLUMNS for literal in LITERALS]
     given = [*WHOLE, *one, *messages(1, 2000)]
     as_values = rows(session, given, **own)
-    monkeypatch.setattr(payloads, "_READ", {})
+    monkeypatch.setattr(payloads, "_NATIVE_JSON_TYPES", {})
     as_texts = rows(session, given, **own)
     for message, value, text in zip(given, as_values, as_texts, strict=True):
         assert comparable(value) == comparable(text), message

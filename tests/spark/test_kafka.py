@@ -12,10 +12,10 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from tidegate.jobs.driver.troubles import known_error
-from tidegate.jobs.sources.registry import Unfit
-from tidegate.jobs.spark.kafka import _told
-from tidegate.jobs.spark.payloads import decoded
+from tidegate.jobs.driver.troubles import classify_error
+from tidegate.jobs.sources.registry import UnusableSchema
+from tidegate.jobs.spark.kafka import _translate_job_error
+from tidegate.jobs.spark.payloads import decode_messages
 from tidegate.jobs.spec.errors import PoisonError, TransientError
 from tidegate.jobs.spec.pipeline import SourceSpec
 
@@ -42,7 +42,7 @@ def spec_of(**more: Any) -> SourceSpec:
 def rows(
     session: SparkSession,
     values: Sequence[str | bytes | None],
-    known: Mapping[int, bytes | Unfit] | None = None,
+    known: Mapping[int, bytes | UnusableSchema] | None = None,
     *,
     key: bytes = b"ann",
     header: bytes = b"phone",
@@ -54,7 +54,7 @@ def rows(
         (bytearray(key), v if v is None else bytearray(v.encode() if isinstance(v, str) else v), "t", 0, n, SENT, headers)
         for n, v in enumerate(values)
     ]
-    found = decoded(session.createDataFrame(data, SCHEMA), spec_of(**more), known).collect()
+    found = decode_messages(session.createDataFrame(data, SCHEMA), spec_of(**more), known).collect()
     return [row.asDict() for row in found]
 
 
@@ -286,7 +286,7 @@ def test_a_job_that_fails_is_told_by_what_failed_it(
     with pytest.raises((PySparkException, Py4JJavaError)) as caught:
         session.range(1).selectExpr(f"{failure} AS v").write.parquet(str(tmp_path / "out"))
     try:
-        raise _told("web", spec_of(), caught.value) from caught.value
+        raise _translate_job_error("web", spec_of(), caught.value) from caught.value
     except (PoisonError, TransientError) as error:
-        told = known_error("p", error)
+        told = classify_error("p", error)
     assert (told.code, words in str(told)) == (code, True), str(told)

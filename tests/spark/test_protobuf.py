@@ -10,7 +10,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from tidegate.jobs.spark.protobuf import reader_of, texts_of
+from tidegate.jobs.spark.protobuf import make_payload_reader, decode_to_texts
 from tidegate.jobs.spec.errors import ConfigurationError
 
 FIELD = FieldDescriptorProto
@@ -70,7 +70,7 @@ def order(**values: Any) -> bytes:
 
 def text(name: str, **values: Any) -> str | None:
     """The text of a field of a message with these values."""
-    ((found, bad),) = texts_of(SET, "shop.Order", [name], None, [order(**values)])
+    ((found, bad),) = decode_to_texts(SET, "shop.Order", [name], None, [order(**values)])
     assert bad is None
     return found
 
@@ -116,7 +116,7 @@ def test_messages_in_messages() -> None:
 )
 def test_values_that_have_no_text(name: str, values: dict[str, Any], complaint: str) -> None:
     """A time that no calendar has, a message of a type that nobody knows: the message's fault, its neighbours are read."""
-    found = texts_of(SET, "shop.Order", [name, "paid"], None, [order(**values), order(paid=True)])
+    found = decode_to_texts(SET, "shop.Order", [name, "paid"], None, [order(**values), order(paid=True)])
     assert found[0][:2] == [None, None]
     assert complaint in str(found[0][2])
     assert found[1][1:] == ["true", None]
@@ -125,8 +125,8 @@ def test_values_that_have_no_text(name: str, values: dict[str, Any], complaint: 
 def test_a_mistake_is_told_before_spark_runs() -> None:
     """A message that the schema has not, a file that is not there."""
     with pytest.raises(ConfigurationError, match=r"no message shop\.Nothing"):
-        reader_of(SET, "shop.Nothing", ["numbers"], None)
+        make_payload_reader(SET, "shop.Nothing", ["numbers"], None)
     lonely = schema()
     lonely.dependency.append("other.proto")
     with pytest.raises(ConfigurationError, match=r"it imports other\.proto, which is not in it"):
-        reader_of(bytes(FileDescriptorSet(file=[lonely]).SerializeToString()), "shop.Order", ["numbers"], None)
+        make_payload_reader(bytes(FileDescriptorSet(file=[lonely]).SerializeToString()), "shop.Order", ["numbers"], None)

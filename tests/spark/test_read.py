@@ -14,9 +14,9 @@ from tests.spark.test_kafka import spec_of
 from tidegate.jobs.engine.interfaces import CorruptObjectsError, Cut, Slice
 from tidegate.jobs.eventtime.types import Member
 from tidegate.jobs.sources.kafka import KafkaSource
-from tidegate.jobs.spark.read import CutFrame, Part, Sessions, rows_at, unreadable
+from tidegate.jobs.spark.read import CutFrame, CutPart, SparkSessions, read_rows_at, unreadable_objects_error
 from tidegate.jobs.spec.errors import TransientError
-from tidegate.jobs.spec.pipeline import Limits, PipelineSpec
+from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 class Held:
     """A topic of one partition, whose first 50,000 offsets are read already."""
 
-    def ask(self, *, settled: bool = True) -> dict[int, tuple[int, int]]:
+    def read_offsets(self, *, settled: bool = True) -> dict[int, tuple[int, int]]:
         return {0: (0, 50_100)}
 
-    def topic_id(self) -> None:
+    def read_topic_id(self) -> None:
         return None
 
 
 def piece() -> Slice:
     """Offsets 50,000 to 50,100."""
     source = KafkaSource("web", spec_of(), Held())
-    source.members()
-    return source.plan(Member("web", "0"), {"offset": 50_000}, Limits())
+    source.list_members()
+    return source.plan(Member("web", "0"), {"offset": 50_000}, ReadLimits())
 
 
 @pytest.mark.spark
@@ -54,9 +54,9 @@ def test_rows_of_a_range_that_begins_anywhere(session: SparkSession, tmp_path: P
     own = {"sent": pa.nulls(6, times.type), "price": pa.nulls(6, pa.decimal128(6, 2))}
     pq.write_table(pa.table({**known, **texts, **own}), file)
     fields = ("key", "etag", "ordinal", "rows", "row_start", "row_end")
-    part = Part(member=0, path=file, columns=tuple(planned["columns"].items()), **{name: planned[name] for name in fields})
+    part = CutPart(member=0, path=file, columns=tuple(planned["columns"].items()), **{name: planned[name] for name in fields})
     staged = CutFrame(cut, (part,), None, 100, in_driver=False)
-    found = rows_at(Sessions(session, session), spec, staged, {0: np.array([2, 5])})
+    found = read_rows_at(SparkSessions(session, session), spec, staged, {0: np.array([2, 5])})
     assert found is not None
     assert sorted((row["_seq"], row["n"]) for row in found.select("_seq", "n").collect()) == [(50_004, 2), (50_099, 5)]
 
@@ -64,5 +64,5 @@ def test_rows_of_a_range_that_begins_anywhere(session: SparkSession, tmp_path: P
 def test_a_copy_that_cannot_be_read_is_no_dead_letter() -> None:
     """A copy of offsets is fetched again, since the messages are in their topic; an object is what it is."""
     key = piece().parts[0]["key"]
-    assert isinstance(unreadable([key]), TransientError)
-    assert isinstance(unreadable(["inbox/a.parquet"]), CorruptObjectsError)
+    assert isinstance(unreadable_objects_error([key]), TransientError)
+    assert isinstance(unreadable_objects_error(["inbox/a.parquet"]), CorruptObjectsError)

@@ -12,9 +12,9 @@ from tests.spark.agreement import spec_of
 from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
 from tidegate.checkpoints.s3 import S3Settings
 from tidegate.checkpoints.store import StoreUnavailableError
-from tidegate.jobs.spark.staging import BucketStaging, open_staging, s3a_settings
+from tidegate.jobs.spark.staging import BucketStaging, open_staging, build_s3a_settings
 from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.jobs.spec.packages import with_connectors
+from tidegate.jobs.spec.packages import add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class Aging(MemoryStore):
         self._written[key] = self.now
         return super().upload(path, key)
 
-    def list(self, prefix: str, **more: Any) -> Any:
-        for entry in super().list(prefix, **more):
+    def list_objects(self, prefix: str, **more: Any) -> Any:
+        for entry in super().list_objects(prefix, **more):
             yield type(entry)(entry.key, entry.size, entry.etag, self._written[entry.key])
 
 
@@ -104,19 +104,19 @@ def test_a_file_is_uploaded_once_and_goes_with_its_folder(tmp_path: Path) -> Non
     for folder in ("epoch-1", "epoch-2"):
         (workdir / folder).mkdir(parents=True)
         (workdir / folder / "rows.parquet").write_bytes(b"rows")
-    first = staging.shown(workdir / "epoch-1" / "rows.parquet")
-    assert staging.shown(workdir / "epoch-1" / "rows.parquet") == first
-    staging.shown(workdir / "epoch-2" / "rows.parquet")
-    assert staging.shown(workdir / "epoch-2" / "segment.parquet", key="p/state/segment.parquet").endswith(
+    first = staging.expose_file(workdir / "epoch-1" / "rows.parquet")
+    assert staging.expose_file(workdir / "epoch-1" / "rows.parquet") == first
+    staging.expose_file(workdir / "epoch-2" / "rows.parquet")
+    assert staging.expose_file(workdir / "epoch-2" / "segment.parquet", key="p/state/segment.parquet").endswith(
         "p/state/segment.parquet"
     )
     assert store.uploads == 2
-    staging.forget(workdir / "epoch-1")
-    assert [entry.key for entry in store.list("p/staging/")] == ["p/staging/driver/epoch-2/rows.parquet"]
-    staging.shown(workdir / "epoch-1" / "rows.parquet")
+    staging.discard(workdir / "epoch-1")
+    assert [entry.key for entry in store.list_objects("p/staging/")] == ["p/staging/driver/epoch-2/rows.parquet"]
+    staging.expose_file(workdir / "epoch-1" / "rows.parquet")
     assert store.uploads == 3
-    staging.forget(workdir)
-    assert list(store.list("p/staging/")) == []
+    staging.discard(workdir)
+    assert list(store.list_objects("p/staging/")) == []
 
 
 def test_what_a_dead_driver_left_goes_after_a_day(tmp_path: Path) -> None:
@@ -127,31 +127,31 @@ def test_what_a_dead_driver_left_goes_after_a_day(tmp_path: Path) -> None:
     store.put("p/staging/other/rows.parquet", b"rows")
     store.now = 1.5 * DAY
     everything: SparkSession = Anywhere()  # type: ignore[assignment]
-    BucketStaging(store, "p", tmp_path / "driver").prove(everything)
-    assert [entry.key for entry in store.list("p/")] == ["p/staging/driver/probe.txt", "p/staging/other/rows.parquet"]
+    BucketStaging(store, "p", tmp_path / "driver").verify_access(everything)
+    assert [entry.key for entry in store.list_objects("p/")] == ["p/staging/driver/probe.txt", "p/staging/other/rows.parquet"]
 
 
 def test_an_outage_of_the_store_is_not_blamed_on_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks fail when the store is away, and the driver asks it why; a store that is away loses no epoch by not being tidied."""
     store = Aging()
     staging = BucketStaging(store, "p", tmp_path)
-    assert staging.outage() is None
-    away = StoreUnavailableError.at("s3://b/p", "refused")
+    assert staging.find_outage() is None
+    away = StoreUnavailableError.for_uri("s3://b/p", "refused")
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise away
 
-    monkeypatch.setattr(store, "head", refuse)
-    monkeypatch.setattr(store, "list", refuse)
-    assert staging.outage() is away
-    staging.forget(tmp_path)
+    monkeypatch.setattr(store, "stat", refuse)
+    monkeypatch.setattr(store, "list_objects", refuse)
+    assert staging.find_outage() is away
+    staging.discard(tmp_path)
 
 
 def test_s3a_is_told_what_the_store_is_told() -> None:
     """Endpoint, region and keys; without keys S3A looks for them itself."""
     given = S3Settings(bucket="b", endpoint="https://minio.example.org", region="eu-west-1")
-    assert "fs.s3a.access.key" not in s3a_settings(given)
-    found = s3a_settings(S3Settings.model_validate({**given.model_dump(), "access_key": "who", "secret_key": "what"}))
+    assert "fs.s3a.access.key" not in build_s3a_settings(given)
+    found = build_s3a_settings(S3Settings.model_validate({**given.model_dump(), "access_key": "who", "secret_key": "what"}))
     assert found["fs.s3a.endpoint"] == "https://minio.example.org"
     assert found["fs.s3a.connection.ssl.enabled"] == "true"
     assert (found["fs.s3a.access.key"], found["fs.s3a.secret.key"]) == ("who", "what")
@@ -160,9 +160,9 @@ def test_s3a_is_told_what_the_store_is_told() -> None:
 def test_the_jars_come_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hadoop's S3A without the SDK's bundle; jars that are named stand in for it."""
     monkeypatch.delenv("TIDEGATE_SPARK_JARS", raising=False)
-    conf = with_connectors(far(staging="bucket")).conf
+    conf = add_connector_jars(far(staging="bucket")).conf
     assert "hadoop-aws" in conf["spark.jars.packages"]
     assert "software.amazon.awssdk:bundle" in conf["spark.jars.excludes"]
-    assert "spark.jars.packages" not in with_connectors(far()).conf
+    assert "spark.jars.packages" not in add_connector_jars(far()).conf
     monkeypatch.setenv("TIDEGATE_SPARK_JARS", "/jars/a.jar")
-    assert with_connectors(far(staging="bucket")).conf == {"spark.jars": "/jars/a.jar"}
+    assert add_connector_jars(far(staging="bucket")).conf == {"spark.jars": "/jars/a.jar"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs.spec.changes import Change, Live, Verdict, changes
+from tidegate.jobs.spec.changes import SpecChange, LiveState, ChangeEffect, compare_specs
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 BASE: dict[str, Any] = {
@@ -19,14 +19,14 @@ BASE: dict[str, Any] = {
     },
     "windows": {"w": {"kind": "tumbling", "size": "1h", "keys": ["k"], "aggregates": {"n": "count(*)", "s": "sum(v)"}}},
 }
-BUSY = Live(frozenset({"w"}), 7)
+BUSY = LiveState(frozenset({"w"}), 7)
 
 
-def judged(edit: Callable[[dict[str, Any]], object], live: Live = BUSY) -> list[Change]:
+def judged(edit: Callable[[dict[str, Any]], object], live: LiveState = BUSY) -> list[SpecChange]:
     """The changes that an edit of the base spec makes."""
     edited = copy.deepcopy(BASE)
     edit(edited)
-    return changes(PipelineSpec.model_validate(BASE), PipelineSpec.model_validate(edited), live)
+    return compare_specs(PipelineSpec.model_validate(BASE), PipelineSpec.model_validate(edited), live)
 
 
 def _add_column(spec: dict[str, Any]) -> None:
@@ -87,12 +87,12 @@ ICEBERG = {"format": "iceberg", "name": "n.a", "catalog": "sqlite:///a"}
 @pytest.mark.parametrize(
     ("old", "new", "verdict"),
     [
-        ({"table": ICEBERG}, {"table": {**ICEBERG, "name": "n.b"}}, Verdict.REFUSED),
-        ({"table": ICEBERG}, {"table": {**ICEBERG, "catalog": "sqlite:///b"}}, Verdict.KEPT),
-        ({"table": {"format": "delta"}}, {"table": {"format": "delta", "on_rewrite": "skip"}}, Verdict.KEPT),
-        ({"discovery": {"order": "arrival"}}, {}, Verdict.REFUSED),
-        (topic("clicks"), topic("orders"), Verdict.REFUSED),
-        (topic("clicks"), topic("clicks", servers="other:9092"), Verdict.KEPT),
+        ({"table": ICEBERG}, {"table": {**ICEBERG, "name": "n.b"}}, ChangeEffect.REFUSED),
+        ({"table": ICEBERG}, {"table": {**ICEBERG, "catalog": "sqlite:///b"}}, ChangeEffect.KEPT),
+        ({"table": {"format": "delta"}}, {"table": {"format": "delta", "on_rewrite": "skip"}}, ChangeEffect.KEPT),
+        ({"discovery": {"order": "arrival"}}, {}, ChangeEffect.REFUSED),
+        (topic("clicks"), topic("orders"), ChangeEffect.REFUSED),
+        (topic("clicks"), topic("clicks", servers="other:9092"), ChangeEffect.KEPT),
     ],
     ids=[
         "another table",
@@ -103,12 +103,12 @@ ICEBERG = {"format": "iceberg", "name": "n.a", "catalog": "sqlite:///a"}
         "another broker",
     ],
 )
-def test_positions_hold_for_one_place(old: dict[str, Any], new: dict[str, Any], verdict: Verdict) -> None:
+def test_positions_hold_for_one_place(old: dict[str, Any], new: dict[str, Any], verdict: ChangeEffect) -> None:
     """A position among a table's files, or in the order of arrival, means nothing elsewhere, even without any other state."""
     before, after = (
         PipelineSpec.model_validate({**BASE, "sources": {"a": {**BASE["sources"]["a"], **own}}}) for own in (old, new)
     )
-    assert [change.verdict for change in changes(before, after, Live())] == [verdict]
+    assert [change.verdict for change in compare_specs(before, after, LiveState())] == [verdict]
 
 
 @pytest.mark.parametrize(
@@ -122,15 +122,15 @@ def test_positions_hold_for_one_place(old: dict[str, Any], new: dict[str, Any], 
 )
 def test_without_state_there_is_nothing_to_misread(edit: Callable[[dict[str, Any]], object]) -> None:
     """No open window, no buffered row: kept."""
-    assert {c.verdict for c in judged(edit, Live())} == {Verdict.KEPT}
+    assert {c.verdict for c in judged(edit, LiveState())} == {ChangeEffect.KEPT}
 
 
-@pytest.mark.parametrize("live", [BUSY, Live()])
+@pytest.mark.parametrize("live", [BUSY, LiveState()])
 @pytest.mark.parametrize(
     ("before", "after"),
     [(None, {"kind": "k", "keys": ["v"]}), ({"kind": "k", "keys": ["v"]}, None), ({"kind": "k", "keys": ["v"]}, {"start": "up"})],
 )
-def test_edges_are_never_changed_under_rows(before: dict[str, Any] | None, after: dict[str, Any] | None, live: Live) -> None:
+def test_edges_are_never_changed_under_rows(before: dict[str, Any] | None, after: dict[str, Any] | None, live: LiveState) -> None:
     """Added, removed or changed: a row that was an edge would be none, or the other way round. Refused, with state or without."""
 
     def of(edges: dict[str, Any] | None) -> PipelineSpec:
@@ -139,8 +139,8 @@ def test_edges_are_never_changed_under_rows(before: dict[str, Any] | None, after
         spec["sources"]["a"]["edges"] = edges
         return PipelineSpec.model_validate(spec)
 
-    found = changes(of(before), of(after if before is None or after is None else {**before, **after}), live)
-    assert {change.verdict for change in found} == {Verdict.REFUSED}
+    found = compare_specs(of(before), of(after if before is None or after is None else {**before, **after}), live)
+    assert {change.verdict for change in found} == {ChangeEffect.REFUSED}
     assert all(change.what.startswith("sources.a.edges") for change in found)
     assert "new name" in found[0].why
 
@@ -154,7 +154,7 @@ def test_a_source_that_is_gone_takes_its_open_edges_along() -> None:
     new = copy.deepcopy(old)
     del new["sources"]["b"]
     new["windows"]["x"] = new["windows"]["w"]
-    found = {c.what: c.why for c in changes(PipelineSpec.model_validate(old), PipelineSpec.model_validate(new), BUSY)}
+    found = {c.what: c.why for c in compare_specs(PipelineSpec.model_validate(old), PipelineSpec.model_validate(new), BUSY)}
     assert "its open edges count no more" in found["sources.b removed"]
     assert "the edges that are open" in found["windows.x added"]
 

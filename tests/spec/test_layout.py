@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from tidegate.jobs.sinks.schemas import table_schema
-from tidegate.jobs.spec.layout import PartitionBy, Transform
+from tidegate.jobs.sinks.schemas import build_table_schema
+from tidegate.jobs.spec.layout import PartitionBy, PartitionTransform
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 COLUMNS = {"t": "timestamp", "day": "date", "k": "string", "n": "long", "v": "double", "d": "decimal(9,2)", "b": "boolean"}
@@ -41,14 +41,14 @@ def test_partitions_are_read() -> None:
     """Each form says a column, what is taken of it, and how wide."""
     given = spec({"events": {"partition_by": ["day(t)", "bucket( 16 , k )", "n"], "sort_by": ["k", "t desc", "n asc"]}})
     layout = given.outputs.layout["events"]
-    assert layout.partitions == (
-        PartitionBy("t", Transform.DAY),
-        PartitionBy("k", Transform.BUCKET, 16),
+    assert layout.partition_fields == (
+        PartitionBy("t", PartitionTransform.DAY),
+        PartitionBy("k", PartitionTransform.BUCKET, 16),
         PartitionBy("n"),
     )
-    assert [(key.column, key.descending) for key in layout.order] == [("k", False), ("t", True), ("n", False)]
-    assert [str(part) for part in layout.partitions] == ["day(t)", "bucket(16, k)", "n"]
-    assert [part.iceberg for part in layout.partitions] == ["day", "bucket[16]", "identity"]
+    assert [(key.column, key.descending) for key in layout.sort_fields] == [("k", False), ("t", True), ("n", False)]
+    assert [str(part) for part in layout.partition_fields] == ["day(t)", "bucket(16, k)", "n"]
+    assert [part.iceberg_transform for part in layout.partition_fields] == ["day", "bucket[16]", "identity"]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_what_cannot_be_is_refused_by_name(layout: dict[str, Any], said: str) ->
 def test_the_columns_offered_are_those_of_the_tables() -> None:
     """Whatever a layout may name stands in the table, with the type that the rules go by."""
     given = spec({})
-    for table, columns in given._arrangeable().items():
-        found = table_schema(given, table)
+    for table, columns in given._layout_columns().items():
+        found = build_table_schema(given, table)
         for column, kind in columns.items():
             assert column in found.names, f"{table}.{column}"
             if kind in TYPES:

@@ -71,7 +71,7 @@ def test_python_api_equals_yaml() -> None:
 def test_canonical_json_reads_back() -> None:
     """A spec's canonical JSON is itself a spec, equal to the first."""
     spec = parse_spec(GOOD)
-    assert parse_spec(spec.canonical()) == spec
+    assert parse_spec(spec.canonical_json()) == spec
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def spec(**more: Any) -> PipelineSpec:
 
 def test_events_can_be_left_out_where_nothing_is_put_in_order() -> None:
     """Windows and late rows alone are a pipeline; the events table stays, empty."""
-    assert "events" in spec(release={"mode": "pass_through"}).tables
+    assert "events" in spec(release={"mode": "pass_through"}).table_names
 
 
 def test_what_needs_events_refuses_to_go_without() -> None:

@@ -37,25 +37,25 @@ def spec_of(text: str) -> PipelineSpec:
 def test_streams_are_worked_on_in_the_order_of_their_dependencies() -> None:
     """Columns of a piped stream come from its origin; every stream is a table."""
     spec = spec_of(GOOD)
-    assert spec.graph.order == ("events", "big", "totals", "report")
-    assert dict(spec.graph.columns["big"]) == dict(spec.columns)
-    assert spec.graph.writers("totals") == ["sum"]
-    assert spec.graph.readers("big") == ["sum"]
-    assert {"big", "totals", "report", "rejections"} <= set(spec.tables)
+    assert spec.stream_graph.order == ("events", "big", "totals", "report")
+    assert dict(spec.stream_graph.columns["big"]) == dict(spec.columns)
+    assert spec.stream_graph.writers_of("totals") == ["sum"]
+    assert spec.stream_graph.readers_of("big") == ["sum"]
+    assert {"big", "totals", "report", "rejections"} <= set(spec.table_names)
     assert spec.pipes["show"].times == (1_767_225_600_000_000, None)
 
 
 def test_the_spec_survives_json() -> None:
     """What stands in the bucket reads back as the same spec, and the JSON Schema names the new sections."""
     spec = spec_of(GOOD)
-    assert PipelineSpec.model_validate_json(spec.canonical()) == spec
+    assert PipelineSpec.model_validate_json(spec.canonical_json()) == spec
     properties: dict[str, Any] = PipelineSpec.model_json_schema()["properties"]
     assert {"streams", "pipes", "reducers"} <= set(properties)
 
 
 def test_without_streams_there_is_no_new_table() -> None:
     """A pipeline that dispatches nothing has the tables it always had."""
-    assert "rejections" not in spec_of("").tables
+    assert "rejections" not in spec_of("").table_names
 
 
 @pytest.mark.parametrize(

@@ -29,17 +29,17 @@ from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.infra.flights import AIRPORTS, FlightsFeed
-from tidegate.jobs.engine.epoch import Author, Engine
+from tidegate.jobs.engine.epoch import ManifestAuthor, Engine
 from tidegate.jobs.engine.faults import NoFaults
 from tidegate.jobs.engine.interfaces import Mover
 from tidegate.jobs.reference.mover import ReferenceMover
 from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.small import SmallTables
+from tidegate.jobs.sinks.small import DriverTables
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.sources.objects import ObjectSource
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.splice.merge import estimate, merge
-from tidegate.jobs.splice.requests import Asking, LateFilter, from_late, pending_rows
+from tidegate.jobs.splice.merge import estimate_impact, merge_request
+from tidegate.jobs.splice.requests import RequestOptions, LateFilter, create_from_late_rows, list_pending_rows
 
 COLUMNS = {
     "event_time": "timestamp",
@@ -95,11 +95,11 @@ class Proof:
             self.log,
             [ObjectSource(name, source, self.store) for name, source in self.spec.sources.items()],
             self.mover,
-            author=Author(self.uid, "driver", "0"),
+            author=ManifestAuthor(self.uid, "driver", "0"),
             steps=PlainSteps(),
             clock=clock,
             faults=NoFaults(),
-            small_tables=SmallTables(self.store).write,
+            small_tables=DriverTables(self.store).write,
         )
         begun = time.monotonic()
         for number, bucket in enumerate(chain(buckets(days, hours), self._far())):
@@ -122,14 +122,14 @@ class Proof:
 
     def merges(self, requests: int) -> Iterator[dict[str, Any]]:
         """Late rows, a stretch of event time at a time."""
-        times = sorted(pending_rows(self.spec, self.log, LateFilter())["event_time"].cast(pa.int64()).to_pylist())
+        times = sorted(list_pending_rows(self.spec, self.log, LateFilter())["event_time"].cast(pa.int64()).to_pylist())
         cuts = [None, *(times[len(times) * n // requests] for n in range(1, requests)), None]
         for since, until in pairwise(cuts):
             begun = time.monotonic()
-            request = from_late(self.spec, self.log, LateFilter(since=since, until=until), Asking("proof"))
+            request = create_from_late_rows(self.spec, self.log, LateFilter(since=since, until=until), RequestOptions("proof"))
             asked = time.monotonic()
-            _, impact = estimate(self.spec, self.log, request)
-            outcome = merge(self.spec, self.log, request.id, who="proof", digest=impact.digest)
+            _, impact = estimate_impact(self.spec, self.log, request)
+            outcome = merge_request(self.spec, self.log, request.id, who="proof", digest=impact.digest)
             sealed = time.monotonic()
             self.sink.follow(self.log)
             assert outcome.actual == impact.digest
@@ -188,7 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
     with TemporaryDirectory(prefix="tidegate-proof-") as folder:
         proof = Proof(Path(folder), chosen.mover)
         seconds = proof.run(chosen.days, chosen.hours)
-        late = pending_rows(proof.spec, proof.log, LateFilter()).num_rows
+        late = list_pending_rows(proof.spec, proof.log, LateFilter()).num_rows
         read = proof.log.head().record
         rows = read.counters.read if read else 0
         print(

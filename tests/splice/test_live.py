@@ -21,8 +21,8 @@ from tests.splice.test_streams import V, current, values
 from tests.streams.support import World, streams_spec
 
 from tidegate.checkpoints.open import open_store
-from tidegate.jobs.splice.merge import merge
-from tidegate.jobs.splice.requests import Asking, LateFilter, from_late
+from tidegate.jobs.splice.merge import merge_request
+from tidegate.jobs.splice.requests import RequestOptions, LateFilter, create_from_late_rows
 
 pytestmark = pytest.mark.minio
 
@@ -64,10 +64,10 @@ def test_merges_race_a_driver(minio_environment: RealMinio) -> None:
         world.epoch(*rows)
     log = world.bench.log
     bounds: list[int | None] = [None, 10 * SECOND, 30 * SECOND, None]
-    requests = [from_late(spec, log, LateFilter(since=since, until=until), Asking("ann")).id for since, until in pairwise(bounds)]
+    requests = [create_from_late_rows(spec, log, LateFilter(since=since, until=until), RequestOptions("ann")).id for since, until in pairwise(bounds)]
     with driving(world):
-        outcomes = [merge(spec, log, request, who="ann") for request in reversed(requests)]
-    assert all(outcome.actual == outcome.promised for outcome in outcomes)
+        outcomes = [merge_request(spec, log, request, who="ann") for request in reversed(requests)]
+    assert all(outcome.actual == outcome.reported_digest for outcome in outcomes)
     sys.stdout.write(f"lost slots: {[o.lost for o in outcomes]}, seconds: {[round(o.seconds, 2) for o in outcomes]}\n")
     world.feed((1000, 1))
     while not world.engine.run_epoch().sealed:  # it has lost its slot to the last merge

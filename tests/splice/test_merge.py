@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.engine.harness import SECOND, Bench, row, spec_of
 from tests.splice.worlds import WINDOWS, in_time, play, results, stream, table, world
 
-from tidegate.jobs.sinks.tables import current_revisions
+from tidegate.jobs.sinks.tables import select_current_revisions
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
-from tidegate.jobs.splice.merge import POINTS, estimate, merge, merged_in
-from tidegate.jobs.splice.requests import Asking, LateFilter, Mend, _typed, from_dead_letters, from_late, pending_rows, state_of
+from tidegate.jobs.splice.merge import CRASH_POINTS, estimate_impact, merge_request, find_merge_checkpoint
+from tidegate.jobs.splice.requests import RequestOptions, LateFilter, RowRepair, _cast_rows, create_from_dead_letters, create_from_late_rows, list_pending_rows, resolve_request_state
 
 Epochs = list[dict[str, list[dict[str, Any]]]]
 
@@ -28,11 +28,11 @@ LATE_ONES: Epochs = [
 
 
 def _request(bench: Bench, **which: Any) -> str:
-    return from_late(bench.spec, bench.log, LateFilter(**which), Asking("ann", "test")).id
+    return create_from_late_rows(bench.spec, bench.log, LateFilter(**which), RequestOptions("ann", "test")).id
 
 
 def _merge(bench: Bench, **which: Any) -> Any:
-    return merge(bench.spec, bench.log, _request(bench, **which), who="ann")
+    return merge_request(bench.spec, bench.log, _request(bench, **which), who="ann")
 
 
 def _same_as_in_time(bench: Bench, epochs: Epochs) -> None:
@@ -109,8 +109,8 @@ def test_a_merge_reads_around_its_rows_only() -> None:
     """What lies minutes before and behind a late row costs nothing."""
     bench = world(["fixed"])
     play(bench, [{"a": [row(n) for n in range(2_000)], "b": [row(2_000)]}, {"a": [], "b": [row(1_000, 9)]}])
-    request = from_late(bench.spec, bench.log, LateFilter(), Asking("ann"))
-    _, impact = estimate(bench.spec, bench.log, request)
+    request = create_from_late_rows(bench.spec, bench.log, LateFilter(), RequestOptions("ann"))
+    _, impact = estimate_impact(bench.spec, bench.log, request)
     assert impact.cost["rows_read"] < 50
 
 
@@ -118,8 +118,8 @@ def test_the_report_is_the_merge() -> None:
     """The impact report tells each change before it happens, and its digest is that of the sealed rows."""
     bench = world(["fixed"])
     play(bench, LATE_ONES)
-    request = from_late(bench.spec, bench.log, LateFilter(sources=("b",)), Asking("ann"))
-    _, impact = estimate(bench.spec, bench.log, request)
+    request = create_from_late_rows(bench.spec, bench.log, LateFilter(sources=("b",)), RequestOptions("ann"))
+    _, impact = estimate_impact(bench.spec, bench.log, request)
     events, fixed = impact.tables
     assert (events.table, events.added, events.changed, fixed.table, fixed.added, fixed.changed) == (
         "events",
@@ -131,7 +131,7 @@ def test_the_report_is_the_merge() -> None:
     )
     change = next(c for c in fixed.changes if c["old"])
     assert (change["key"], change["old"]["n"], change["new"]["n"], change["revision"]) == ({"_source": "b"}, 1, 2, 1)
-    assert merge(bench.spec, bench.log, request.id, who="ann").actual == impact.digest
+    assert merge_request(bench.spec, bench.log, request.id, who="ann").actual == impact.digest
 
 
 def test_an_effect_that_changed_is_refused() -> None:
@@ -139,18 +139,18 @@ def test_an_effect_that_changed_is_refused() -> None:
     bench = world(["fixed"])
     play(bench, LATE_ONES)
     mine = _request(bench, sources=("a",), until=5 * SECOND)
-    digest = estimate(bench.spec, bench.log, _read(bench, mine))[1].digest
+    digest = estimate_impact(bench.spec, bench.log, _read(bench, mine))[1].digest
     other = _request(bench)
-    merge(bench.spec, bench.log, other, who="bob")
+    merge_request(bench.spec, bench.log, other, who="bob")
     with pytest.raises(ConfigurationError, match="not the one that was approved"):
-        merge(bench.spec, bench.log, mine, who="ann", digest="0" * 64)
+        merge_request(bench.spec, bench.log, mine, who="ann", digest="0" * 64)
     assert len(digest) == 64
 
 
 def _read(bench: Bench, request_id: str) -> Any:
-    from tidegate.checkpoints.splices import read
+    from tidegate.checkpoints.splices import read_splice_request
 
-    return read(bench.store, bench.spec.name, request_id)
+    return read_splice_request(bench.store, bench.spec.name, request_id)
 
 
 def test_a_live_driver_goes_on_after_the_merge() -> None:
@@ -184,8 +184,8 @@ def test_a_merge_goes_on_after_a_drivers_epoch() -> None:
             bench.clock.advance(1.0)
             assert driver.run_epoch().sealed
 
-    outcome = merge(bench.spec, bench.log, _request(bench), who="ann", step=step)
-    assert (outcome.lost, outcome.actual) == (2, outcome.promised)
+    outcome = merge_request(bench.spec, bench.log, _request(bench), who="ann", step=step)
+    assert (outcome.lost, outcome.actual) == (2, outcome.reported_digest)
     assert str(bench.log.head().checkpoint) == outcome.checkpoint
 
 
@@ -193,7 +193,7 @@ class Crash(BaseException):
     """What a kill -9 looks like."""
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", CRASH_POINTS)
 def test_crash_at_every_step(point: str) -> None:
     """Before or after, never between: a crash leaves the old results or the new ones, and the merge can be called again."""
     bench = world(["fixed", "visits"])
@@ -206,17 +206,17 @@ def test_crash_at_every_step(point: str) -> None:
             raise Crash
 
     with pytest.raises(Crash):
-        merge(bench.spec, bench.log, mine, who="ann", step=step)
-    if POINTS.index(point) <= POINTS.index("merge.seal"):
+        merge_request(bench.spec, bench.log, mine, who="ann", step=step)
+    if CRASH_POINTS.index(point) <= CRASH_POINTS.index("merge.seal"):
         assert {name: results(bench, name) for name in bench.spec.windows} == before
-        assert merged_in(bench.log, mine) is None
+        assert find_merge_checkpoint(bench.log, mine) is None
     else:
         _same_as_in_time(bench, LATE_ONES)
-    again = merge(bench.spec, bench.log, mine, who="ann")
-    assert again.again == (POINTS.index(point) > POINTS.index("merge.seal"))
+    again = merge_request(bench.spec, bench.log, mine, who="ann")
+    assert again.again == (CRASH_POINTS.index(point) > CRASH_POINTS.index("merge.seal"))
     assert _read(bench, mine).state == "merged"
     _same_as_in_time(bench, LATE_ONES)
-    assert merge(bench.spec, bench.log, mine, who="ann").again
+    assert merge_request(bench.spec, bench.log, mine, who="ann").again
 
 
 def test_a_restore_takes_the_merge_back() -> None:
@@ -225,11 +225,11 @@ def test_a_restore_takes_the_merge_back() -> None:
     play(bench, LATE_ONES)
     target = bench.log.head().checkpoint
     mine = _request(bench)
-    merge(bench.spec, bench.log, mine, who="ann")
+    merge_request(bench.spec, bench.log, mine, who="ann")
     bench.log.fork(bench.log.head(), target, request_id="r", who="ann", why="oops")
-    assert state_of(bench.log, _read(bench, mine)) == "created"
+    assert resolve_request_state(bench.log, _read(bench, mine)) == "created"
     assert results(bench, "fixed") != results(in_time(bench.spec, LATE_ONES), "fixed")
-    assert not merge(bench.spec, bench.log, mine, who="ann").again
+    assert not merge_request(bench.spec, bench.log, mine, who="ann").again
     _same_as_in_time(bench, LATE_ONES)
 
 
@@ -240,7 +240,7 @@ def test_rows_are_asked_for_once() -> None:
     mine = _request(bench)
     with pytest.raises(ConfigurationError, match="no such rows"):
         _request(bench)
-    merge(bench.spec, bench.log, mine, who="ann")
+    merge_request(bench.spec, bench.log, mine, who="ann")
     with pytest.raises(ConfigurationError, match="no such rows"):
         _request(bench)
 
@@ -306,15 +306,15 @@ def test_any_series_of_merges_equals_a_run_in_time(epochs: Epochs, cuts: Sequenc
     for since, until in pairwise(bounds):
         for source in ("a", "b"):
             which = LateFilter(since=since, until=until, sources=(source,))
-            if pending_rows(bench.spec, bench.log, which).num_rows:
-                mine.append(from_late(bench.spec, bench.log, which, Asking("ann")).id)
+            if list_pending_rows(bench.spec, bench.log, which).num_rows:
+                mine.append(create_from_late_rows(bench.spec, bench.log, which, RequestOptions("ann")).id)
     for request in data.draw(st.permutations(mine)):
-        outcome = merge(bench.spec, bench.log, request, who="ann")
-        assert outcome.actual == outcome.promised
+        outcome = merge_request(bench.spec, bench.log, request, who="ann")
+        assert outcome.actual == outcome.reported_digest
     _same_as_in_time(bench, epochs)
     for name, window in bench.spec.windows.items():
         found = table(bench, name)
-        assert found is None or current_revisions(found, window).num_rows == len(results(bench, name))
+        assert found is None or select_current_revisions(found, window).num_rows == len(results(bench, name))
 
 
 def test_dead_rows_keep_the_times_they_have() -> None:
@@ -323,9 +323,9 @@ def test_dead_rows_keep_the_times_they_have() -> None:
     play(
         bench, [{"a": [row(1), {"t": None, "v": 3, "kind": "data", "n": None}], "b": [row(1)]}, {"a": [row(30)], "b": [row(30)]}]
     )
-    mend = Mend({"t": "1970-01-01T00:00:02Z"}, {})
-    request = from_dead_letters(bench.spec, bench.log, mend, Asking("ann"))
-    merge(bench.spec, bench.log, request.id, who="ann")
+    mend = RowRepair({"t": "1970-01-01T00:00:02Z"}, {})
+    request = create_from_dead_letters(bench.spec, bench.log, mend, RequestOptions("ann"))
+    merge_request(bench.spec, bench.log, request.id, who="ann")
     assert sorted(r["n"] for r in results(bench, "fixed") if r["_source"] == "a") == [1, 2]
-    rows = _typed(bench.spec, [{"t": 5, "_seq": 1}, {"t": "1970-01-01T00:00:02Z", "_seq": 2}])
+    rows = _cast_rows(bench.spec, [{"t": 5, "_seq": 1}, {"t": "1970-01-01T00:00:02Z", "_seq": 2}])
     assert rows["t"].cast("int64").to_pylist() == [5, 2 * SECOND]

@@ -22,24 +22,24 @@ from tests.streams.test_agreement import EDGES, attachment, spec_of
 from tidegate.checkpoints.local import LocalStore
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.memory import MemoryStore
-from tidegate.checkpoints.overlay import OverlayStore
-from tidegate.checkpoints.splices import listing, read
-from tidegate.jobs.driver.inbox import Inbox
-from tidegate.jobs.engine.deep import deep_check
+from tidegate.checkpoints.overlay import ScratchStore
+from tidegate.checkpoints.splices import list_splice_requests, read_splice_request
+from tidegate.jobs.driver.inbox import RequestInbox
+from tidegate.jobs.engine.deep import make_content_check
 from tidegate.jobs.engine.replay import replay_epoch
-from tidegate.jobs.engine.standing import SPLICE
+from tidegate.jobs.engine.standing import SPLICE_KIND
 from tidegate.jobs.reference.mover import ReferenceMover
 from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.positions import SPLICED, current_rows, starts_of
+from tidegate.jobs.sinks.positions import SPLICE_COLUMN, select_current_rows, find_rewrite_starts
 from tidegate.jobs.sinks.tables import read_table
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
-from tidegate.jobs.splice.merge import POINTS, estimate, merge
-from tidegate.jobs.splice.requests import Asking, LateFilter, from_file, from_late
+from tidegate.jobs.splice.merge import CRASH_POINTS, estimate_impact, merge_request
+from tidegate.jobs.splice.requests import RequestOptions, LateFilter, create_from_file, create_from_late_rows
 from tidegate.jobs.streams import model
-from tidegate.jobs.streams.dispatcher import Dispatcher
+from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.history import LogHistory
-from tidegate.jobs.streams.requests import RequestSink
-from tidegate.jobs.streams.types import Merge
+from tidegate.jobs.streams.requests import SpliceRequestSink
+from tidegate.jobs.streams.types import MergeMode
 
 STREAMS = ("a", "b", "c")
 
@@ -54,8 +54,8 @@ def current(world: World, name: str) -> Any:
     if not parts:
         return pa.table({"position": [], "stream_time": [], "_id": [], "v": []})
     rows = pa.concat_tables(parts, promote_options="permissive")
-    starts = starts_of(rows.filter(pc.is_valid(rows[SPLICED]))) if SPLICED in rows.column_names else {}
-    return current_rows(rows, starts)
+    starts = find_rewrite_starts(rows.filter(pc.is_valid(rows[SPLICE_COLUMN]))) if SPLICE_COLUMN in rows.column_names else {}
+    return select_current_rows(rows, starts)
 
 
 def seen(world: World, name: str) -> list[tuple[Any, ...]]:
@@ -96,7 +96,7 @@ class Pair:
 
     def _told(self) -> None:
         head = self.world.head()
-        every = sorted((r for r in self.world.bench.rows("events") if not r.get(SPLICED)), key=lambda r: r["position"])
+        every = sorted((r for r in self.world.bench.rows("events") if not r.get(SPLICE_COLUMN)), key=lambda r: r["position"])
         events, self.released = every[self.released :], len(every)
         values = [({"v": r["v"], "t": r["t"]}, round(r["t"].timestamp() * 1e6)) for r in events]
         ids = [f"{r['_source']}/{r['_partition']}/{r['_seq']}" for r in events]
@@ -122,11 +122,11 @@ class Pair:
         name = f"n{number}"
         state = self.world.state()
         known = state.attachments.get(name)
-        found = state.requests.get(known.request(name)) if known else None
+        found = state.requests.get(known.request_id(name)) if known else None
         if known is None or found is None or found.open or found.merged or not found.rows:
             return
-        RequestSink(self.world.bench.clock).follow(self.world.bench.log)
-        self._merged(known.request(name))
+        SpliceRequestSink(self.world.bench.clock).follow(self.world.bench.log)
+        self._merged(known.request_id(name))
         self.reference.merge(name, self.world.head().recorded_now)
 
     def late(self, back: int, value: int) -> None:
@@ -137,12 +137,12 @@ class Pair:
         late = [row for row in self.world.bench.rows("late") if row["output"] == "events"]
         bench = self.world.bench
         try:
-            request = from_late(bench.spec, bench.log, LateFilter(outputs=("events",)), Asking("ann"))
+            request = create_from_late_rows(bench.spec, bench.log, LateFilter(outputs=("events",)), RequestOptions("ann"))
             self._merged(request.id)
         except ConfigurationError as error:
             assert error.code in ("splice.no_rows", "splice.too_early")  # noqa: PT017
             return
-        segment = next(s for s in self.world.head().segments if s.kind == SPLICE and s.extra["request"] == request.id)
+        segment = next(s for s in self.world.head().segments if s.kind == SPLICE_KIND and s.extra["request"] == request.id)
         there = pq.read_table(io.BytesIO(bench.store.get(segment.key).data)).to_pylist()
         ids = {(r["_source"], r["_partition"], r["_seq"]) for r in there}
         rows = [r for r in late if (r["_source"], r["_partition"], r["_seq"]) in ids]
@@ -156,9 +156,9 @@ class Pair:
     def _merged(self, request: str) -> None:
         bench = self.world.bench
         before = {name: seen(self.world, name) for name in STREAMS}
-        outcome = merge(bench.spec, bench.log, request, who="ann")
-        assert outcome.actual == outcome.promised
-        rewrites = next(s.extra for s in self.world.head().segments if s.kind == SPLICE and s.extra["request"] == request).get(
+        outcome = merge_request(bench.spec, bench.log, request, who="ann")
+        assert outcome.actual == outcome.reported_digest
+        rewrites = next(s.extra for s in self.world.head().segments if s.kind == SPLICE_KIND and s.extra["request"] == request).get(
             "rewrites", {}
         )
         for name in STREAMS:
@@ -175,7 +175,7 @@ class Pair:
 
 
 attachments = st.lists(
-    st.tuples(st.sampled_from(EDGES), st.sampled_from(["running", "totals", "pipe"]), st.booleans(), st.sampled_from(Merge)),
+    st.tuples(st.sampled_from(EDGES), st.sampled_from(["running", "totals", "pipe"]), st.booleans(), st.sampled_from(MergeMode)),
     min_size=1,
     max_size=4,
 )
@@ -193,10 +193,10 @@ steps = st.lists(
 
 FOUND = (  # rows merged into an empty stream came with the merge, whatever comes later
     [
-        (("a", "b"), "pipe", True, Merge.SPLICE),
-        (("events", "b"), "pipe", True, Merge.SPLICE),
-        (("b", "c"), "pipe", False, Merge.SPLICE),
-        (("b", "c"), "totals", True, Merge.CONCAT),
+        (("a", "b"), "pipe", True, MergeMode.SPLICE),
+        (("events", "b"), "pipe", True, MergeMode.SPLICE),
+        (("b", "c"), "pipe", False, MergeMode.SPLICE),
+        (("b", "c"), "totals", True, MergeMode.CONCAT),
     ],
     [
         *[("attach", 0), ("rows", [(2, 5), (2, 7), (1, 11)]), ("late", (7, 9)), ("attach", 1), ("attach", 2), ("late", (9, 19))],
@@ -251,7 +251,7 @@ def late_world(**fields: Any) -> World:
 def late_request(world: World) -> str:
     """The late row, asked for."""
     bench = world.bench
-    return from_late(bench.spec, bench.log, LateFilter(), Asking("ann")).id
+    return create_from_late_rows(bench.spec, bench.log, LateFilter(), RequestOptions("ann")).id
 
 
 def values(world: World, name: str) -> list[int]:
@@ -265,13 +265,13 @@ def test_a_late_row_reaches_everything_behind_the_events() -> None:
     bench = world.bench
     assert (values(world, "sums"), values(world, "more")) == ([1, 6, 15], [1, 7, 22])
     request = late_request(world)
-    _, impact = estimate(bench.spec, bench.log, read(bench.store, "p", request))
+    _, impact = estimate_impact(bench.spec, bench.log, read_splice_request(bench.store, "p", request))
     found = {t.table: (t.added, t.changed, t.removed, t.moved) for t in impact.tables}
     assert found == {"events": (1, 0, 0, 2), "sums": (1, 2, 0, 0), "more": (1, 2, 0, 0)}
     sums = next(t for t in impact.tables if t.table == "sums")
     assert [(c["old"] and c["old"]["v"], c["new"]["v"]) for c in sums.changes] == [(None, 4), (6, 9), (15, 18)]
-    outcome = merge(bench.spec, bench.log, request, who="ann", digest=impact.digest)
-    assert outcome.actual == outcome.promised == impact.digest
+    outcome = merge_request(bench.spec, bench.log, request, who="ann", digest=impact.digest)
+    assert outcome.actual == outcome.reported_digest == impact.digest
     assert (values(world, "sums"), values(world, "more")) == ([1, 4, 9, 18], [1, 5, 14, 32])
     assert {name: sum(f.rows for f in files) for name, files in world.head().files.items()} == {"events": 1, "sums": 3, "more": 3}
     world.driver()
@@ -284,7 +284,7 @@ class Crash(BaseException):
     """What a kill -9 looks like."""
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", CRASH_POINTS)
 def test_a_crash_at_any_step_of_a_merge_into_streams(point: str) -> None:
     """Before or after, never between; called again it is there once; the driver goes on above it."""
     world = late_world()
@@ -296,13 +296,13 @@ def test_a_crash_at_any_step_of_a_merge_into_streams(point: str) -> None:
             raise Crash
 
     with pytest.raises(Crash):
-        merge(bench.spec, bench.log, request, who="ann", step=step)
-    done = POINTS.index(point) > POINTS.index("merge.seal")
+        merge_request(bench.spec, bench.log, request, who="ann", step=step)
+    done = CRASH_POINTS.index(point) > CRASH_POINTS.index("merge.seal")
     assert values(world, "more") == ([1, 5, 14, 32] if done else before)
     world.driver()
     world.epoch((10, 1))
     assert values(world, "sums") == ([1, 4, 9, 18, 19] if done else [1, 6, 15, 16])
-    assert merge(bench.spec, bench.log, request, who="ann").again == done
+    assert merge_request(bench.spec, bench.log, request, who="ann").again == done
     assert values(world, "sums") == [1, 4, 9, 18, 19]
 
 
@@ -311,7 +311,7 @@ def test_a_driver_that_seals_meanwhile_loses_nothing() -> None:
     world = late_world()
     bench = world.bench
     request, driver = late_request(world), world.engine
-    _, impact = estimate(bench.spec, bench.log, read(bench.store, "p", request))
+    _, impact = estimate_impact(bench.spec, bench.log, read_splice_request(bench.store, "p", request))
     races = iter([True, True, False])
 
     def step(point: str) -> None:
@@ -319,8 +319,8 @@ def test_a_driver_that_seals_meanwhile_loses_nothing() -> None:
             world.feed((20 + bench.log.head().slot, 1))
             assert driver.run_epoch().sealed
 
-    outcome = merge(bench.spec, bench.log, request, who="ann", digest=impact.digest, step=step)
-    assert (outcome.lost, outcome.actual) == (2, outcome.promised)
+    outcome = merge_request(bench.spec, bench.log, request, who="ann", digest=impact.digest, step=step)
+    assert (outcome.lost, outcome.actual) == (2, outcome.reported_digest)
     assert values(world, "sums") == [1, 4, 9, 18, 19, 20]
     world.feed((40, 1))
     assert driver.run_epoch().lost
@@ -332,7 +332,7 @@ def test_a_merge_that_keeps_losing_is_given_the_next_slot() -> None:
     """A driver that seals before every seal of the merge is asked to hold after two, and goes on when the merge is over."""
     world = late_world()
     bench, driver = world.bench, world.engine
-    inbox = Inbox(bench.store, "p", lambda: 1, threading.Event(), lambda: bench.log.head().record)
+    inbox = RequestInbox(bench.store, "p", lambda: 1, threading.Event(), lambda: bench.log.head().record)
     request = late_request(world)
 
     def step(point: str) -> None:
@@ -341,8 +341,8 @@ def test_a_merge_that_keeps_losing_is_given_the_next_slot() -> None:
             world.feed((20 + bench.log.head().slot, 1))
             assert driver.run_epoch().sealed
 
-    outcome = merge(bench.spec, bench.log, request, who="ann", step=step)
-    assert (outcome.lost, outcome.actual) == (2, outcome.promised)
+    outcome = merge_request(bench.spec, bench.log, request, who="ann", step=step)
+    assert (outcome.lost, outcome.actual) == (2, outcome.reported_digest)
     inbox.collect()
     assert inbox.held is None
     assert values(world, "sums") == [1, 4, 9, 18, 19, 20]
@@ -353,11 +353,11 @@ def test_another_effect_than_the_approved_one_is_refused() -> None:
     world = late_world()
     bench = world.bench
     first = late_request(world)
-    _, impact = estimate(bench.spec, bench.log, read(bench.store, "p", first))
+    _, impact = estimate_impact(bench.spec, bench.log, read_splice_request(bench.store, "p", first))
     world.epoch((2, 2))
-    merge(bench.spec, bench.log, late_request(world), who="bob")
+    merge_request(bench.spec, bench.log, late_request(world), who="bob")
     with pytest.raises(ConfigurationError, match="not the one that was approved"):
-        merge(bench.spec, bench.log, first, who="ann", digest=impact.digest)
+        merge_request(bench.spec, bench.log, first, who="ann", digest=impact.digest)
 
 
 def test_a_merge_over_which_a_reducer_fails_is_refused() -> None:
@@ -365,14 +365,14 @@ def test_a_merge_over_which_a_reducer_fails_is_refused() -> None:
     world = late_world(function="tests.streams.folds:picky")
     world.epoch((4, 13))
     with pytest.raises(PoisonError, match="would stop sum at a/0/4: ValueError: not a 13"):
-        merge(world.bench.spec, world.bench.log, late_request(world), who="ann")
-    assert read(world.bench.store, "p", read_only(world)).state == "created"
+        merge_request(world.bench.spec, world.bench.log, late_request(world), who="ann")
+    assert read_splice_request(world.bench.store, "p", read_only(world)).state == "created"
     assert values(world, "sums") == [0, 1, 2]
 
 
 def read_only(world: World) -> str:
     """Id of the one request that there is."""
-    (request,) = listing(world.bench.store, "p")
+    (request,) = list_splice_requests(world.bench.store, "p")
     return request.id
 
 
@@ -380,7 +380,7 @@ def test_a_paused_reducer_stays_paused_at_its_row() -> None:
     """Rows merged before the row at which it stopped are dispatched, those behind it wait with it."""
     folds.broken.add(9)
     world = late_world(function="tests.streams.folds:fragile")
-    merge(world.bench.spec, world.bench.log, late_request(world), who="ann")
+    merge_request(world.bench.spec, world.bench.log, late_request(world), who="ann")
     assert values(world, "sums") == [100, 301, 502]
     state = world.state().attachments["sum"]
     assert (state.status, state.cursor, state.failure and state.failure["position"]) == ("paused", 3, 3)
@@ -394,7 +394,7 @@ def test_a_stream_may_end_earlier_than_before() -> None:
     """A fold that dispatches nothing any more leaves an empty stream, and the next row is its first."""
     world = late_world(function="tests.streams.folds:until_three")
     assert values(world, "sums") == [5, 9]
-    merge(world.bench.spec, world.bench.log, late_request(world), who="ann")
+    merge_request(world.bench.spec, world.bench.log, late_request(world), who="ann")
     assert values(world, "sums") == []
     world.driver()
     world.epoch((11, 100))
@@ -406,19 +406,19 @@ def test_a_restore_takes_a_merge_into_streams_back() -> None:
     world = late_world()
     bench = world.bench
     target, request = bench.log.head().checkpoint, late_request(world)
-    merge(bench.spec, bench.log, request, who="ann")
+    merge_request(bench.spec, bench.log, request, who="ann")
     bench.log.fork(bench.log.head(), target, request_id="r", who="ann", why="oops")
     world.driver()
     world.epoch((10, 1))
     assert values(world, "sums") == [1, 6, 15, 16]
-    merge(bench.spec, bench.log, request, who="ann")
+    merge_request(bench.spec, bench.log, request, who="ann")
     assert values(world, "sums") == [1, 4, 9, 18, 19]
 
 
 def test_an_attachment_made_after_a_merge_reads_the_rows_as_they_stand() -> None:
     """Its backfill has the merged rows in their places, from the events and from a stream."""
     world = late_world()
-    merge(world.bench.spec, world.bench.log, late_request(world), who="ann")
+    merge_request(world.bench.spec, world.bench.log, late_request(world), who="ann")
     spec = world.bench.spec.model_dump(by_alias=True)
     copies: dict[str, Any] = {"all": {}, "of_sums": {}}
     pipes = {"p": {"from": "events", "to": "all"}, "q": {"from": "sums", "to": "of_sums"}}
@@ -439,7 +439,7 @@ def test_readers_of_the_published_tables_see_one_version(tmp_path: Path) -> None
     sink = IcebergSink(spec, store, "0" * 32, tmp_path / "work")
     sink.follow(log)
     slot = log.head().slot
-    merge(spec, log, late_request(world), who="ann")
+    merge_request(spec, log, late_request(world), who="ann")
 
     def shown(**options: Any) -> list[int]:
         return list(read_table(spec, store, "sums", **options)["v"].to_pylist())
@@ -465,7 +465,7 @@ def test_with_pass_through_merged_rows_are_the_next_ones(tmp_path: Path) -> None
     lost = tmp_path / "lost.csv"
     lost.write_text("t,v\n1970-01-01T00:00:03Z,3\n")
     bench = world.bench
-    merge(bench.spec, bench.log, from_file(bench.spec, bench.log, lost, Asking("ann")).id, who="ann")
+    merge_request(bench.spec, bench.log, create_from_file(bench.spec, bench.log, lost, RequestOptions("ann")).id, who="ann")
     assert values(world, "sums") == [1, 6]
     world.driver()
     world.epoch((6, 6))
@@ -481,22 +481,22 @@ def test_an_epoch_before_a_merge_is_replayed_on_what_it_had() -> None:
     world.epoch((5, 5), (9, 9))
     world.epoch(ask=(("attach", "p"),))
     world.epoch((3, 3))
-    merge(spec, world.bench.log, late_request(world), who="ann")
+    merge_request(spec, world.bench.log, late_request(world), who="ann")
     parent, attaching = world.bench.epochs()[1:3]
     scratch = MemoryStore()
-    overlay = OverlayStore(world.bench.store, scratch)
+    overlay = ScratchStore(world.bench.store, scratch)
     history = LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t", parent)
     mover = ReferenceMover(overlay, spec, world.bench.sources)
-    found = replay_epoch(spec, attaching, parent, mover, overlay, scratch, Dispatcher(spec, overlay, history))
-    assert found.equal, found.tables
+    found = replay_epoch(spec, attaching, parent, mover, overlay, scratch, StreamDispatcher(spec, overlay, history))
+    assert found.is_equal, found.tables
     assert values(world, "copy") == [1, 3, 5, 9]
 
 
 def test_a_merge_into_streams_verifies() -> None:
     """Every checkpoint of the lineage, the merge's own among them, is whole when it is looked at to the last row."""
     world = late_world()
-    merge(world.bench.spec, world.bench.log, late_request(world), who="ann")
+    merge_request(world.bench.spec, world.bench.log, late_request(world), who="ann")
     world.driver()
     world.epoch((10, 1))
     for epoch in world.bench.epochs():
-        assert deep_check(world.bench.store)(epoch) == []
+        assert make_content_check(world.bench.store)(epoch) == []

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.engine.harness import SECOND, Bench, spec_of
 
-from tidegate.jobs.sinks.positions import current_positions
-from tidegate.jobs.sinks.tables import current_revisions
+from tidegate.jobs.sinks.positions import compute_current_positions
+from tidegate.jobs.sinks.tables import select_current_revisions
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.splice.standing import Identity
+from tidegate.jobs.splice.standing import RowIdentity
 
 AGGREGATES = {
     "n": "count(*)", "s": "sum(v)", "low": "min(v)", "high": "max(v)", "mean": "avg(v)", "kinds": "distinct(v)",
@@ -64,18 +64,18 @@ def results(bench: Bench, name: str) -> list[dict[str, Any]]:
     found = table(bench, name)
     if found is None:
         return []
-    rows = current_revisions(found, bench.spec.windows[name]).to_pylist()
+    rows = select_current_revisions(found, bench.spec.windows[name]).to_pylist()
     plain = [{k: v for k, v in row.items() if k not in ("revision", "replaces", "_timeline", "_epoch")} for row in rows]
     return sorted(plain, key=lambda row: repr((row["window_start"], row.get("_source"))))
 
 
-def stream(bench: Bench) -> list[tuple[int, int, Identity]]:
+def stream(bench: Bench) -> list[tuple[int, int, RowIdentity]]:
     """The events as (position, time, identity), in their current order."""
     found = table(bench, "events")
     if found is None:
         return []
     if "_splice" in found.column_names:
-        found = current_positions(found, found.filter(pa.compute.is_valid(found["_splice"])), "t")
+        found = compute_current_positions(found, found.filter(pa.compute.is_valid(found["_splice"])), "t")
     times = found["t"].cast(pa.int64()).to_pylist()
     rows = zip(
         found["position"].to_pylist(), times, *(found[c].to_pylist() for c in ("_source", "_partition", "_seq")), strict=True
@@ -91,6 +91,6 @@ def in_time(spec: PipelineSpec, epochs: Sequence[Mapping[str, Sequence[dict[str,
     return bench
 
 
-def late_identities(bench: Bench) -> list[Identity]:
+def late_identities(bench: Bench) -> list[RowIdentity]:
     """Late rows, each once, in order."""
     return sorted({(r["_source"], r["_partition"], r["_seq"]) for r in bench.rows("late")})

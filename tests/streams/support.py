@@ -8,12 +8,12 @@ from tests.engine.harness import SECOND, Bench, row, spec_of
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.epoch import Asked, Engine, EpochReport
+from tidegate.jobs.engine.epoch import EpochRequests, Engine, EpochReport
 from tidegate.jobs.engine.faults import Faults
-from tidegate.jobs.streams.batches import Runner, fold_batch
-from tidegate.jobs.streams.dispatcher import Dispatcher
+from tidegate.jobs.streams.batches import ReducerRunner, fold_batch
+from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.history import LogHistory
-from tidegate.jobs.streams.standing import StreamsState
+from tidegate.jobs.streams.standing import DispatchState
 
 __all__ = ["SECOND", "World", "row", "streams_spec"]
 
@@ -28,7 +28,7 @@ def streams_spec(**fields: Any) -> Any:
 class World:
     """Feeds rows, runs epochs, reads streams."""
 
-    def __init__(self, spec: Any, run: Runner = fold_batch, store: Store | None = None) -> None:
+    def __init__(self, spec: Any, run: ReducerRunner = fold_batch, store: Store | None = None) -> None:
         self.bench = Bench(spec, store)
         self.run = run
         self.engine = self.driver()
@@ -40,7 +40,7 @@ class World:
             self.bench.spec = spec
         bench = self.bench
         log = SlotLog(bench.store, bench.spec.name, clock=bench.clock)
-        dispatch = Dispatcher(bench.spec, bench.store, LogHistory(log, "t"), self.run) if bench.spec.streams else None
+        dispatch = StreamDispatcher(bench.spec, bench.store, LogHistory(log, "t"), self.run) if bench.spec.streams else None
         self.engine = bench.engine(faults=faults, dispatch=dispatch)
         return self.engine
 
@@ -52,9 +52,9 @@ class World:
         """One epoch over these rows."""
         self.feed(*rows)
         if now is not None:
-            self.bench.clock.advance(now - self.bench.clock.now())
+            self.bench.clock.advance(now - self.bench.clock.monotonic())
         self._asked += len(ask)
-        return self.engine.run_epoch(Asked(ids=tuple(f"r{self._asked}-{n}" for n in range(len(ask))), attachments=ask))
+        return self.engine.run_epoch(EpochRequests(ids=tuple(f"r{self._asked}-{n}" for n in range(len(ask))), attachments=ask))
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """Rows of a stream in order of position."""
@@ -68,6 +68,6 @@ class World:
         """The newest epoch."""
         return self.bench.epochs()[-1]
 
-    def state(self) -> StreamsState:
+    def state(self) -> DispatchState:
         """Where streams stand."""
-        return StreamsState.of(self.head().notes["streams"])
+        return DispatchState.from_record(self.head().notes["streams"])

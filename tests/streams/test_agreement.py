@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tests.streams import folds
 from tests.streams.support import World, streams_spec
 from tidegate.jobs.streams import model
-from tidegate.jobs.streams.types import Merge
+from tidegate.jobs.streams.types import MergeMode
 
 V = {"schema": {"t": "timestamp", "v": "long"}}
 EDGES = [("events", "a"), ("a", "b"), ("events", "b"), ("a", "c"), ("b", "c")]
 FOLDS = {"running": folds.running, "totals": folds.totals}
 
 attachments = st.lists(
-    st.tuples(st.sampled_from(EDGES), st.sampled_from(["running", "totals", "pipe"]), st.booleans(), st.sampled_from(Merge)),
+    st.tuples(st.sampled_from(EDGES), st.sampled_from(["running", "totals", "pipe"]), st.booleans(), st.sampled_from(MergeMode)),
     min_size=1,
     max_size=4,
 )
@@ -134,7 +134,7 @@ def test_a_backfill_in_pieces_is_the_backfill_at_once(values: list[int], chunk: 
     """For a splice and for a reducer's state the pieces do not show."""
     states, collected = [], []
     for size in (chunk, 10**6):
-        drawn = [(("events", "a"), "running", False, Merge.SPLICE), (("events", "b"), "totals", False, Merge.CONCAT)]
+        drawn = [(("events", "a"), "running", False, MergeMode.SPLICE), (("events", "b"), "totals", False, MergeMode.CONCAT)]
         world = World(spec_of(drawn, size))
         world.epoch(*((n, v) for n, v in enumerate(values)))
         world.epoch(ask=(("attach", "n0"), ("attach", "n1")))

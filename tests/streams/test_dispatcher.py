@@ -11,15 +11,15 @@ from tests.streams import folds
 from tests.streams.support import World, streams_spec
 from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.memory import MemoryStore
-from tidegate.checkpoints.overlay import OverlayStore
-from tidegate.checkpoints.splices import listing
-from tidegate.jobs.engine.faults import POINTS
+from tidegate.checkpoints.overlay import ScratchStore
+from tidegate.checkpoints.splices import list_splice_requests
+from tidegate.jobs.engine.faults import EPOCH_POINTS
 from tidegate.jobs.engine.replay import replay_epoch
 from tidegate.jobs.reference.mover import ReferenceMover
 from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.jobs.streams.dispatcher import Dispatcher
+from tidegate.jobs.streams.dispatcher import StreamDispatcher
 from tidegate.jobs.streams.history import LogHistory
-from tidegate.jobs.streams.requests import RequestSink
+from tidegate.jobs.streams.requests import SpliceRequestSink
 
 V = {"schema": {"v": "long"}}
 
@@ -261,7 +261,7 @@ def test_a_buffer_orders_what_its_writers_send() -> None:
     assert world.rows("rejections") == []
 
 
-@pytest.mark.parametrize("point", [p for p in POINTS if p.split(".")[0] in ("plan", "survey", "decide", "move", "seal")])
+@pytest.mark.parametrize("point", [p for p in EPOCH_POINTS if p.split(".")[0] in ("plan", "survey", "decide", "move", "seal")])
 def test_a_crash_at_any_step_dispatches_everything_once(point: str) -> None:
     """Streams, states, rejections and requests equal those of a run without a crash."""
 
@@ -320,34 +320,34 @@ def test_replay_dispatches_the_same_and_changes_nothing() -> None:
     world = World(spec)
     for second in range(4):
         world.epoch((second, second), ask=(("attach", "p"),) if second == 2 else ())
-    before = {entry.key: entry.etag for entry in world.bench.store.list("p/")}
+    before = {entry.key: entry.etag for entry in world.bench.store.list_objects("p/")}
     parent, replayed = None, set[str]()
     for epoch in world.bench.epochs():
         scratch = MemoryStore()
-        overlay = OverlayStore(world.bench.store, scratch)
+        overlay = ScratchStore(world.bench.store, scratch)
         mover = ReferenceMover(overlay, spec, world.bench.sources)
-        dispatch = Dispatcher(spec, overlay, LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t"))
+        dispatch = StreamDispatcher(spec, overlay, LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t"))
         found = replay_epoch(spec, epoch, parent, mover, overlay, scratch, dispatch)
-        assert found.equal, found.tables
+        assert found.is_equal, found.tables
         replayed |= found.tables.keys()
         parent = epoch
     assert replayed == {"events", "d", "e", "rejections"}
-    assert {entry.key: entry.etag for entry in world.bench.store.list("p/")} == before
+    assert {entry.key: entry.etag for entry in world.bench.store.list_objects("p/")} == before
 
 
 def test_the_document_of_a_request_follows_the_log() -> None:
     """Written when the request is complete, once, whoever comes to write it; its files are those of the manifest."""
     world = world_of("pipes", "p", {"from": "events", "to": "d", "attach": "on_request", "merge": "splice", "rows_per_epoch": 2})
-    sink, log = RequestSink(world.bench.clock), world.bench.log
+    sink, log = SpliceRequestSink(world.bench.clock), world.bench.log
     world.epoch(*((s, s) for s in range(3)))
     world.epoch(ask=(("attach", "p"),))
     sink.follow(log)
-    assert listing(world.bench.store, "p") == []
+    assert list_splice_requests(world.bench.store, "p") == []
     world.epoch()
-    for follower in (sink, sink, RequestSink(world.bench.clock)):
+    for follower in (sink, sink, SpliceRequestSink(world.bench.clock)):
         follower.follow(log)
-    (request,) = listing(world.bench.store, "p")
+    (request,) = list_splice_requests(world.bench.store, "p")
     assert (request.id, request.origin, request.destination, request.row_count) == ("p-0-000002", "attachment", "d", 3)
     assert (request.min_time, request.max_time, request.state) == (0, 2_000_000, "created")
-    assert [file.key for file in request.files()] == [s.key for s in world.head().segments if s.kind == "splice:p"]
+    assert [file.key for file in request.row_files()] == [s.key for s in world.head().segments if s.kind == "splice:p"]
     assert sink.lag(log) == 0

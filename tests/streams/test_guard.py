@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs.streams.guard import SideEffectError, pure
+from tidegate.jobs.streams.guard import SideEffectError, refuse_side_effects
 
 
 def write_low(path: Path) -> None:
@@ -40,10 +40,10 @@ def test_effects_are_refused_even_when_swallowed(effect: Callable[[Path], object
 
 def hidden(effect: Callable[[Path], object], target: Path) -> None:
     """Runs it under the guard, and swallows what it raises."""
-    with pure() as guard:
+    with refuse_side_effects() as guard:
         with contextlib.suppress(Exception):
             effect(target)
-        guard.check()
+        guard.raise_refused()
 
 
 def test_reading_and_importing_are_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,9 +51,9 @@ def test_reading_and_importing_are_fine(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "fresh_module.py").write_text("ANSWER = 42\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    with pure() as guard:
+    with refuse_side_effects() as guard:
         assert importlib.import_module("fresh_module").ANSWER == 42
         assert (tmp_path / "fresh_module.py").read_text() == "ANSWER = 42\n"
-        guard.check()
+        guard.raise_refused()
     (tmp_path / "after").write_text("x")
     sys.modules.pop("fresh_module")

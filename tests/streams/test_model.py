@@ -10,8 +10,8 @@ import pytest
 
 from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
 from tidegate.jobs.streams.model import Attachment, World, pipe
-from tidegate.jobs.streams.rules import collected, inherits
-from tidegate.jobs.streams.types import Event, Merge, Phase
+from tidegate.jobs.streams.rules import is_collected, inherits_stamp
+from tidegate.jobs.streams.types import Event, MergeMode, DispatchPhase
 
 HEAD_ROW = 40
 
@@ -54,14 +54,14 @@ def test_unstamped_rows_never_go_back_and_stamped_ones_are_refused() -> None:
 @pytest.mark.parametrize(
     ("inherit", "merge", "before_merge", "after_merge", "refused"),
     [
-        (True, Merge.CONCAT, [1000, 1001, 1002], None, [HEAD_ROW]),
-        (True, Merge.SPLICE, [HEAD_ROW], [10, 20, 30, HEAD_ROW], []),
-        (False, Merge.CONCAT, [1000, 1001, 1002, 1003], None, []),
-        (False, Merge.SPLICE, [1003], [10, 20, 30, 1003], []),
+        (True, MergeMode.CONCAT, [1000, 1001, 1002], None, [HEAD_ROW]),
+        (True, MergeMode.SPLICE, [HEAD_ROW], [10, 20, 30, HEAD_ROW], []),
+        (False, MergeMode.CONCAT, [1000, 1001, 1002, 1003], None, []),
+        (False, MergeMode.SPLICE, [1003], [10, 20, 30, 1003], []),
     ],
 )
 def test_every_row_of_the_stamp_table(
-    inherit: bool, merge: Merge, before_merge: list[int], after_merge: list[int] | None, refused: list[int]
+    inherit: bool, merge: MergeMode, before_merge: list[int], after_merge: list[int] | None, refused: list[int]
 ) -> None:
     """P2 and P6: an origin of 10, 20, 30 and then 40, through each kind of attachment."""
     world = world_of("o", "d", tick=1)
@@ -76,17 +76,17 @@ def test_every_row_of_the_stamp_table(
         assert world.times("d") == after_merge
 
 
-@pytest.mark.parametrize(("inherit", "merge", "phase"), [*itertools.product([True, False], Merge, Phase)])
-def test_all_cells_of_the_stamp_table(inherit: bool, merge: Merge, phase: Phase) -> None:
+@pytest.mark.parametrize(("inherit", "merge", "phase"), [*itertools.product([True, False], MergeMode, DispatchPhase)])
+def test_all_cells_of_the_stamp_table(inherit: bool, merge: MergeMode, phase: DispatchPhase) -> None:
     """Parent or destination, request or stream, for each of the eight cells."""
     parent = {
-        (True, Merge.CONCAT): {Phase.HEAD},
-        (True, Merge.SPLICE): {Phase.BACKFILL, Phase.HEAD},
-        (False, Merge.CONCAT): set[Phase](),
-        (False, Merge.SPLICE): {Phase.BACKFILL},
+        (True, MergeMode.CONCAT): {DispatchPhase.HEAD},
+        (True, MergeMode.SPLICE): {DispatchPhase.BACKFILL, DispatchPhase.HEAD},
+        (False, MergeMode.CONCAT): set[DispatchPhase](),
+        (False, MergeMode.SPLICE): {DispatchPhase.BACKFILL},
     }
-    assert inherits(inherit, merge, phase) == (phase in parent[inherit, merge])
-    assert collected(merge, phase) == (merge is Merge.SPLICE and phase is Phase.BACKFILL)
+    assert inherits_stamp(inherit, merge, phase) == (phase in parent[inherit, merge])
+    assert is_collected(merge, phase) == (merge is MergeMode.SPLICE and phase is DispatchPhase.BACKFILL)
 
 
 def test_merge_inserts_behind_equal_stamps_and_renumbers() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.jobs.streams.model import Attachment, World, pipe
-from tidegate.jobs.streams.types import Event, Merge
+from tidegate.jobs.streams.types import Event, MergeMode
 
 ROOT, STREAMS = "root", ("root", "a", "b", "c")
 Operation = tuple[str, Any]
@@ -28,7 +28,7 @@ def totals(state: int, event: Event, index: int) -> tuple[int, list[Mapping[str,
     return state + event["v"], [{"v": state + index + event["v"]}]
 
 
-def attachment(name: str, origin: str, to: str, kind: str, inherit: bool, merge: Merge) -> Attachment:
+def attachment(name: str, origin: str, to: str, kind: str, inherit: bool, merge: MergeMode) -> Attachment:
     """One of three kinds."""
     if kind == "pipe":
         return pipe(name, origin, to, positions=(1, 9), where=lambda v: v["v"] % 4 != 0, inherit=inherit, merge=merge)
@@ -47,7 +47,7 @@ graph = st.lists(
         st.sampled_from([("root", "a"), ("a", "b"), ("root", "b"), ("a", "c"), ("b", "c")]),
         st.sampled_from(["reducer", "keyed", "pipe"]),
         st.booleans(),
-        st.sampled_from(Merge),
+        st.sampled_from(MergeMode),
     ),
     min_size=1,
     max_size=4,
@@ -211,7 +211,7 @@ def test_order_of_every_writer_is_kept(edges: list[Any], steps: list[Operation])
         run.take(number, step)
     before = copy.deepcopy(seen(run.world))
     for spec in run.attachments:
-        if spec.name not in run.attached() or spec.merge is Merge.SPLICE or spec.to[0] == "c":
+        if spec.name not in run.attached() or spec.merge is MergeMode.SPLICE or spec.to[0] == "c":
             continue
         places = {row.id: row.position for row in run.world.rows(spec.origin)}
         sent = [r.origin for r in run.world.rows(spec.to[0]) if r.origin is not None and r.origin.attachment == spec.name]

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.streams.support import World, streams_spec
 from tidegate.checkpoints.local import LocalStore
 from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.schemas import table_schema
+from tidegate.jobs.sinks.schemas import build_table_schema
 from tidegate.jobs.sinks.tables import read_table
 
 
@@ -26,7 +26,7 @@ def test_streams_and_rejections_are_tables(tmp_path: Path) -> None:
         world.epoch((second, second))
     sink.follow(world.bench.log)
     assert [row["v"] for row in read_table(spec, store, "copy").sort_by("position").to_pylist()] == [1, 2, 3]
-    assert read_table(spec, store, "sums").schema == table_schema(spec, "sums")
+    assert read_table(spec, store, "sums").schema == build_table_schema(spec, "sums")
     (refused,) = read_table(spec, store, "rejections").to_pylist()
     assert (refused["stream"], refused["row_id"], refused["via"]) == ("events", "a/0/1", "old")
     first = world.bench.epochs()[0].id
