@@ -64,7 +64,7 @@ soak: venv ## simulate crashes, races, faults of store, catalog and sinks (SECON
 .PHONY: search
 search: venv ## new random worlds for the properties of event time, at low priority (EXAMPLES=2000); what it finds becomes a test
 	HYPOTHESIS=search TIDEGATE_EXAMPLES=$(or $(EXAMPLES),2000) nice -n 19 $(BIN)/python -m pytest -n0 --timeout=0 \
-		tests/eventtime tests/reference/test_agreement.py tests/reference/test_edges.py $(ARGS)
+		tests/eventtime tests/oracle/test_agreement.py tests/oracle/test_edges.py $(ARGS)
 
 .PHONY: bench-seal
 bench-seal: venv ## how long a seal takes against a local MinIO (p50, p95), and how many PUTs an epoch makes

@@ -1,7 +1,8 @@
 """Check, without a network, that requirements.lock still fits pyproject.toml and is what is installed.
 
-Resolving anew is `make lock`; this only proves that nobody changed one file and forgot the other: every requirement is
-pinned to a version it allows, every pin has hashes and none an address, and the environment holds the pinned versions.
+Resolving anew is `make lock`; this only proves that nobody changed one file and forgot the other:
+every requirement is pinned to a version it allows, every pin has hashes and none an address, and
+the environment holds the pinned versions.
 """
 
 from __future__ import annotations
@@ -28,13 +29,19 @@ def main() -> int:
     problems = [*_form(text, len(pins)), *_requirements(project, locked), *_installed(pins)]
     for problem in problems:
         print(problem)
-    print(f"{len(pins)} pins, {len(problems)} problem(s)" + ("; run: make lock" if problems else ""))
+    print(
+        f"{len(pins)} pins, {len(problems)} problem(s)" + ("; run: make lock" if problems else "")
+    )
     return 1 if problems else 0
 
 
 def _form(text: str, pins: int) -> list[str]:
     statements = re.split(r"\n(?=\S)", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE))
-    unhashed = [statement.split()[0] for statement in statements if statement.strip() and "--hash=sha256:" not in statement]
+    unhashed = [
+        statement.split()[0]
+        for statement in statements
+        if statement.strip() and "--hash=sha256:" not in statement
+    ]
     problems = [f"{name} has no hash" for name in unhashed]
     if re.search(r"https?://|--index|--find-links|\bfile:", text):
         problems.append("the lock names an address")
@@ -42,7 +49,11 @@ def _form(text: str, pins: int) -> list[str]:
 
 
 def _requirements(project: dict[str, object], locked: dict[str, str]) -> list[str]:
-    table: dict[str, list[str]] = project["project"] | project["project"]["optional-dependencies"] | project["dependency-groups"]  # type: ignore[operator,index]
+    table: dict[str, list[str]] = (
+        project["project"]
+        | project["project"]["optional-dependencies"]
+        | project["dependency-groups"]
+    )  # type: ignore[operator,index]
     problems = []
     for text in [*table["dependencies"], *table["demo"], *table["postgres"], *table["dev"]]:
         wanted = Requirement(text)

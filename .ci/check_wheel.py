@@ -1,4 +1,7 @@
-"""Check a wheel's members against the checkout: every file of the five packages, once, as a file, and nothing else."""
+"""Check a wheel's members against the checkout.
+
+Every file of the five packages, once, as a file, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 _PACKAGES = ("checkpoints", "expectations", "infra", "jobs", "operators")
-_ALSO = {"tidegate/__init__.py", "tidegate/py.typed"}
+_ALSO = {f"tidegate/{name}" for name in ("__init__.py", "errors.py", "time_units.py", "py.typed")}
 _METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt"}
 
 
@@ -17,7 +20,9 @@ def main(wheel: Path) -> int:
     """Print every difference; return the exit code."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        links = [item.filename for item in archive.infolist() if stat.S_ISLNK(item.external_attr >> 16)]
+        links = [
+            item.filename for item in archive.infolist() if stat.S_ISLNK(item.external_attr >> 16)
+        ]
     code = {name for name in names if ".dist-info/" not in name}
     metadata = {name.rpartition("/")[2] for name in set(names) - code}
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *_PACKAGES]

@@ -1,13 +1,20 @@
-"""Who drives. The lease keeps drivers apart in peace; it is not what makes data safe, the slots are.
+"""Who drives.
+
+The lease keeps drivers apart in peace; it is not what makes data safe, the slots are.
 
 Rules, each with its reason:
 
-* Every write is a swap by ETag with a fresh nonce: equal bytes would have an equal ETag, and an observer could not see a renewal.
-* The holder counts its TTL from before it *sent* the renewal that counted, on a clock that runs during sleep.
-* An observer trusts no time in the record: it times an *unchanged ETag* on its own clock, for the TTL the record names.
-* The token grows with every takeover and stands in every manifest and status, so whoever reads them can tell old from new.
+* Every write is a swap by ETag with a fresh nonce: equal bytes would have an equal ETag, and an
+  observer could not see a renewal.
+* The holder counts its TTL from before it *sent* the renewal that counted, on a clock that runs
+  during sleep.
+* An observer trusts no time in the record: it times an *unchanged ETag* on its own clock, for the
+  TTL the record names.
+* The token grows with every takeover and stands in every manifest and status, so whoever reads them
+  can tell old from new.
 * A lost answer is read back; a nonce I sent is mine, whichever of my requests brought it there.
-* Released means: swapped for a record without a holder. Nothing is ever deleted conditionally; MinIO ignores that condition.
+* Released means: swapped for a record without a holder. Nothing is ever deleted conditionally;
+    MinIO ignores that condition.
 """
 
 from __future__ import annotations
@@ -20,27 +27,21 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tidegate.checkpoints.canonical import canonical_bytes, parse_json
-from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.holder import ProcessIdentity
-from tidegate.checkpoints.layout import BucketLayout
-from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError, Store
-from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError
+from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.store import (
+    NotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    Store,
+)
+from tidegate.errors import ConfigurationError, FencedError, PoisonError
 
-__all__ = [
-    "LEASE_RENEW_INTERVAL",
-    "LEASE_TTL",
-    "ProcessIdentity",
-    "Lease",
-    "LeaseHeldError",
-    "LeaseLostError",
-    "LeaseView",
-    "LeaseObserver",
-    "evict_lease_holder",
-    "read_lease",
-]
-
-LEASE_TTL = 6.0  # seconds; three renewals may fail in a row, and a loss is still seen well under 15 s
+LEASE_TTL = (
+    6.0  # seconds; three renewals may fail in a row, and a loss is still seen well under 15 s
+)
 LEASE_RENEW_INTERVAL = 2.0  # seconds
 _OBSERVE_INTERVAL = 0.5  # seconds between looks at a foreign lease
 _TRIES = 8  # lost answers in a row before giving the store up as ill
@@ -70,7 +71,10 @@ class LeaseRecord(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """What an observer sees. There is no age here: how long a lease has been silent is for `LeaseObserver` to measure."""
+    """What an observer sees.
+
+    There is no age here: how long a lease has been silent is for `LeaseObserver` to measure.
+    """
 
     record: LeaseRecord
     etag: str
@@ -101,7 +105,9 @@ def read_lease(store: Store, pipeline: str) -> LeaseView | None:
     try:
         return LeaseView(LeaseRecord.model_validate(parse_json(found.data)), found.etag)
     except (ValueError, ValidationError) as error:
-        raise PoisonError(f"{store.uri(key)} is not a lease", code="lease.malformed", pipeline=pipeline) from error
+        raise PoisonError(
+            f"{store.uri(key)} is not a lease", code="lease.malformed", pipeline=pipeline
+        ) from error
 
 
 class LeaseObserver:
@@ -128,24 +134,32 @@ class LeaseObserver:
     def silent_seconds(self) -> float:
         """Seconds from when the current version was first seen to when it was last asked for.
 
-        What happened since then is not known: a store that is slow to answer, or an observer that is held up, is no silence.
+        What happened since then is not known: a store that is slow to answer, or an observer that
+        is held up, is no silence.
         """
         return max(0.0, self._asked - self._since)
 
     def is_expired(self, view: LeaseView | None) -> bool:
-        """Whether the lease just looked at may be taken: absent, free, proven dead, or silent for longer than its TTL."""
+        """Whether the lease just looked at may be taken.
+
+        Absent, free, proven dead, or silent for longer than its TTL.
+        """
         return view is None or view.is_free or self.silent_seconds > view.record.ttl
 
 
 class Lease:
     """The lease as its holder has it. Thread-safe: the keeper renews while the driver checks."""
 
-    def __init__(self, store: Store, record: LeaseRecord, etag: str, sent: float, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, record: LeaseRecord, etag: str, sent: float, clock: Clock
+    ) -> None:
         self._store, self._clock = store, clock
         self._record, self._etag = record, etag
         self._key = BucketLayout(record.pipeline).lease_key
         self._valid_until = sent + record.ttl
-        self._sent: dict[str, float] = {}  # nonces whose answer was lost, with the time they were sent
+        self._sent: dict[
+            str, float
+        ] = {}  # nonces whose answer was lost, with the time they were sent
         self._lost: str | None = None
         self._lock = threading.RLock()
 
@@ -165,14 +179,17 @@ class Lease:
     ) -> Lease:
         """Take the lease, waiting out a silent holder.
 
-        Takes at once what is absent, free, or held by a process proven dead. Otherwise watches for the TTL of the record.
+        Takes at once what is absent, free, or held by a process proven dead. Otherwise watches for
+        the TTL of the record.
 
-        With `standby`, go on waiting while the holder shows signs of life. `stop` is asked between looks and ends the wait. `may`
-        is asked whenever the lease could be taken: while it says no, the lease is left alone.
+        With `standby`, go on waiting while the holder shows signs of life. `stop` is asked between
+        looks and ends the wait. `may` is asked whenever the lease could be taken: while it says no,
+        the lease is left alone.
 
         Raises:
             ConfigurationError: the lease in the bucket belongs to another pipeline uid.
-            LeaseHeldError: the holder renewed while we watched (not with `standby`), or `stop` said so.
+            LeaseHeldError: the holder renewed while we watched (not with `standby`), or `stop` said
+                so.
         """
         watch = LeaseObserver(store, pipeline, clock)
         lost_answers: dict[str, LeaseRecord] = {}
@@ -180,16 +197,28 @@ class Lease:
             view = watch.observe()
             _require_same_uid(view, pipeline, uid)
             if view is not None and view.record.nonce in lost_answers:
-                return cls(store, view.record, view.etag, clock.monotonic() - ttl, clock)._renew_and_return()
+                return cls(
+                    store, view.record, view.etag, clock.monotonic() - ttl, clock
+                )._renew_and_return()
             if watch.is_expired(view) and may():
                 token = view.token + 1 if view else 1
-                record = LeaseRecord(pipeline=pipeline, uid=uid, token=token, nonce=_make_nonce(), ttl=ttl, holder=holder)
+                record = LeaseRecord(
+                    pipeline=pipeline,
+                    uid=uid,
+                    token=token,
+                    nonce=_make_nonce(),
+                    ttl=ttl,
+                    holder=holder,
+                )
                 taken = _try_acquire(store, record, view, clock)
                 if taken is not None:
                     return taken
                 lost_answers[record.nonce] = record
                 if len(lost_answers) > _TRIES:
-                    raise OutcomeUnknownError.for_uri(store.uri(BucketLayout(pipeline).lease_key), "no answer several times in a row")
+                    raise OutcomeUnknownError.for_uri(
+                        store.uri(BucketLayout(pipeline).lease_key),
+                        "no answer several times in a row",
+                    )
                 continue
             if stop() or (watch.renewals_seen and not standby):
                 raise _lease_held_error(pipeline, view)
@@ -234,29 +263,39 @@ class Lease:
 
         Raises:
             LeaseLostError: somebody else took it.
-            OutcomeUnknownError, StoreUnavailableError: no answer; the lease stays valid until its time runs out.
+            OutcomeUnknownError, StoreUnavailableError: no answer; the lease stays valid until its
+            time runs out.
         """
         with self._lock:
             if self._lost is not None:
                 raise self._lease_lost_error()
-            for _ in range(2):  # a second swap is needed only when a lost renewal turns out to have arrived
+            for _ in range(
+                2
+            ):  # a second swap is needed only when a lost renewal turns out to have arrived
                 if self._try_renewal(self._record.model_copy(update={"nonce": _make_nonce()})):
                     return
-            raise OutcomeUnknownError.for_uri(self._store.uri(self._key), "renewals overtook each other")
+            raise OutcomeUnknownError.for_uri(
+                self._store.uri(self._key), "renewals overtook each other"
+            )
 
     def release(self) -> None:
         """Let the next driver start at once. Silent when the lease is lost already.
 
         Raises:
-            OutcomeUnknownError, StoreUnavailableError: no answer; the lease is given up here all the same and runs out by itself.
+            OutcomeUnknownError, StoreUnavailableError: no answer; the lease is given up here all
+            the same and runs out by itself.
         """
         with self._lock:
             if self._lost is None:
-                self._lost = "released by this driver"  # before sending: an answer that is lost must not leave it valid here
+                # Before sending: an answer that is lost must not leave it valid here.
+                self._lost = "released by this driver"
                 free = self._record.model_copy(update={"nonce": _make_nonce(), "holder": None})
-                # A refusal means: taken over, or a lost renewal arrived. Then the lease ends by itself.
+                # A refusal means: taken over, or a lost renewal arrived. Then the lease ends by
+                # itself.
                 with suppress(PreconditionFailedError):
-                    self._store.compare_and_swap(self._key, canonical_bytes(free.model_dump(mode="json")), self._etag)
+                    self._store.compare_and_swap(
+                        self._key, canonical_bytes(free.model_dump(mode="json")), self._etag
+                    )
 
     def _renew_and_return(self) -> Lease:
         self.renew()
@@ -267,7 +306,9 @@ class Lease:
         sent = self._clock.monotonic()
         self._sent[record.nonce] = sent
         try:
-            etag = self._store.compare_and_swap(self._key, canonical_bytes(record.model_dump(mode="json")), self._etag)
+            etag = self._store.compare_and_swap(
+                self._key, canonical_bytes(record.model_dump(mode="json")), self._etag
+            )
         except PreconditionFailedError:
             return self._read_back_renewal()
         except OutcomeUnknownError:
@@ -285,7 +326,11 @@ class Lease:
             return True
         if view is not None and view.etag == self._etag:
             return False  # unchanged: the renewal has not arrived (yet)
-        self._lost = f"token {view.token} is held by {_describe_holder(view)}" if view else "the lease is gone"
+        self._lost = (
+            f"token {view.token} is held by {_describe_holder(view)}"
+            if view
+            else "the lease is gone"
+        )
         raise self._lease_lost_error()
 
     def _accept_renewal(self, record: LeaseRecord, etag: str, sent: float) -> None:
@@ -296,7 +341,8 @@ class Lease:
 
     def _lease_lost_error(self) -> LeaseLostError:
         return LeaseLostError(
-            f"the lease of {self._record.pipeline} (token {self.token}) is no longer held here: {self._lost}",
+            f"the lease of {self._record.pipeline} (token {self.token}) is no longer held here:"
+            f" {self._lost}",
             code="lease.lost",
             pipeline=self._record.pipeline,
             kept="everything sealed; this driver stops",
@@ -305,9 +351,12 @@ class Lease:
 
 
 def evict_lease_holder(store: Store, pipeline: str, *, expected_token: int | None = None) -> int:
-    """Take the lease away from whoever holds it, by swapping in a free one with a higher token; return that token.
+    """Take the lease away from whoever holds it, by swapping in a free one with a higher token.
 
-    With `expected_token` only that holder is evicted; a successor is left alone and its token returned.
+    Return that token.
+
+    With `expected_token` only that holder is evicted; a successor is left alone and its token
+    returned.
 
     Raises:
         PreconditionFailedError: the lease changed each time it was tried.
@@ -318,21 +367,35 @@ def evict_lease_holder(store: Store, pipeline: str, *, expected_token: int | Non
             return 0
         if expected_token is not None and view.token != expected_token:
             return view.token
-        free = view.record.model_copy(update={"token": view.token + 1, "nonce": _make_nonce(), "holder": None})
+        free = view.record.model_copy(
+            update={"token": view.token + 1, "nonce": _make_nonce(), "holder": None}
+        )
         try:
-            store.compare_and_swap(BucketLayout(pipeline).lease_key, canonical_bytes(free.model_dump(mode="json")), view.etag)
+            store.compare_and_swap(
+                BucketLayout(pipeline).lease_key,
+                canonical_bytes(free.model_dump(mode="json")),
+                view.etag,
+            )
         except (PreconditionFailedError, OutcomeUnknownError):
             continue  # a renewal came in between, or no answer: look again
         return free.token
-    raise PreconditionFailedError.for_uri(store.uri(BucketLayout(pipeline).lease_key), "a quiet moment", "a renewal each time")
+    raise PreconditionFailedError.for_uri(
+        store.uri(BucketLayout(pipeline).lease_key), "a quiet moment", "a renewal each time"
+    )
 
 
-def _try_acquire(store: Store, record: LeaseRecord, view: LeaseView | None, clock: Clock) -> Lease | None:
+def _try_acquire(
+    store: Store, record: LeaseRecord, view: LeaseView | None, clock: Clock
+) -> Lease | None:
     """One try to take the lease; None when somebody was faster or nobody answered."""
     data, sent = canonical_bytes(record.model_dump(mode="json")), clock.monotonic()
     key = BucketLayout(record.pipeline).lease_key
     try:
-        etag = store.create(key, data) if view is None else store.compare_and_swap(key, data, view.etag)
+        etag = (
+            store.create(key, data)
+            if view is None
+            else store.compare_and_swap(key, data, view.etag)
+        )
     except (PreconditionFailedError, OutcomeUnknownError):
         return None
     return Lease(store, record, etag, sent, clock)
@@ -341,7 +404,8 @@ def _try_acquire(store: Store, record: LeaseRecord, view: LeaseView | None, cloc
 def _require_same_uid(view: LeaseView | None, pipeline: str, uid: str | None) -> None:
     if view is not None and uid is not None and view.record.uid not in (None, uid):
         raise ConfigurationError(
-            f"the lease of {pipeline} belongs to the pipeline with uid {view.record.uid}, not {uid}",
+            f"the lease of {pipeline} belongs to the pipeline with uid {view.record.uid}, not"
+            f" {uid}",
             code="identity.mismatch",
             pipeline=pipeline,
             kept="everything on both sides; nothing was changed",

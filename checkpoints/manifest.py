@@ -1,28 +1,33 @@
-"""What lies in a slot: a sealed epoch, a fork, or the stub of a retired epoch. Frozen models, canonical JSON on the wire.
+"""What lies in a slot: a sealed epoch, a fork, or the stub of a retired epoch.
 
-The chain: every record names the SHA-256 of the bytes before it on its lineage. An epoch names the previous epoch, or, if it is
-the first of a timeline, the fork record that opened the timeline; a fork names the head it ended and the checkpoint it returns
-to. A stub keeps the SHA-256 of the epoch it replaces, so the chain can still be followed through it.
+Frozen models, canonical JSON on the wire.
+
+The chain: every record names the SHA-256 of the bytes before it on its lineage. An epoch names the
+previous epoch, or, if it is the first of a timeline, the fork record that opened the timeline; a
+fork names the head it ended and the checkpoint it returns to. A stub keeps the SHA-256 of the epoch
+it replaces, so the chain can still be followed through it.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tidegate.checkpoints.canonical import canonical_bytes, parse_json
-from tidegate.checkpoints.layout import CheckpointId
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
-
-__all__ = ["FORMAT_VERSION", "Counters", "FileRef", "ForkRecord", "Manifest", "SlotRecord", "RetiredEpoch", "parse_record"]
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.errors import ConfigurationError, PoisonError
 
 FORMAT_VERSION = 1
 
 
 class _RecordModel(BaseModel):
-    # Unknown fields are refused: dropping what a newer writer meant would be silent; it has to raise the format version.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
+    # Unknown fields are refused: dropping what a newer writer meant would be silent; it has to
+    # raise the format version.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants"
+    )
 
     def to_bytes(self) -> bytes:
         """The canonical bytes of this record."""
@@ -35,7 +40,8 @@ class FileRef(_RecordModel):
     Attributes:
         key: key in the store of the pipeline.
         min_time: smallest event time in it, None when it has no rows or no time.
-        kind: what it holds, for example ``order``, ``window:per_hour``, ``sessions:visits``, ``table:late``.
+        kind: what it holds, for example ``order``, ``window:per_hour``, ``sessions:visits``,
+            ``table:late``.
         extra: whatever the mover wants to find again.
     """
 
@@ -52,8 +58,9 @@ class FileRef(_RecordModel):
 class Counters(_RecordModel):
     """The row equation of the events output, **cumulative** along the lineage up to and including this epoch.
 
-    `retained` is what waits in order and commit buffers after the epoch. Cumulative, so that any two checkpoints of a
-    lineage can be subtracted, and that a wrong epoch stays visible in all later ones.
+    `retained` is what waits in order and commit buffers after the epoch. Cumulative, so that any
+    two checkpoints of a lineage can be subtracted, and that a wrong epoch stays visible in all
+    later ones.
     """
 
     read: int = 0
@@ -67,7 +74,14 @@ class Counters(_RecordModel):
 
     def accounted_rows(self) -> int:
         """Rows with a disposition."""
-        return self.released + self.late + sum(self.dropped.values()) + self.rejected + self.dead_lettered + self.retained
+        return (
+            self.released
+            + self.late
+            + sum(self.dropped.values())
+            + self.rejected
+            + self.dead_lettered
+            + self.retained
+        )
 
     def is_conserved(self) -> bool:
         """Whether every row read has exactly one disposition."""
@@ -86,7 +100,8 @@ class Manifest(_SlotRecordModel):
     Attributes:
         uid: the pipeline's identity.
         parent: checkpoint id of the epoch this one continues; None for the first.
-        parent_sha256: SHA-256 of the record before it in the chain (`Head.sha256`); None for the first.
+        parent_sha256: SHA-256 of the record before it in the chain (`Head.sha256`); None for the
+            first.
         recorded_now: the pipeline clock of this epoch, microseconds UTC.
         cut: per source partition, where this epoch ends; opaque here.
         decider: the decider's state *after* the epoch; opaque here.
@@ -168,7 +183,11 @@ class RetiredEpoch(_SlotRecordModel):
 
 
 SlotRecord = Manifest | ForkRecord | RetiredEpoch
-_RECORD_TYPES: dict[str, type[Manifest] | type[ForkRecord] | type[RetiredEpoch]] = {"epoch": Manifest, "fork": ForkRecord, "stub": RetiredEpoch}
+_RECORD_TYPES: dict[str, type[Manifest] | type[ForkRecord] | type[RetiredEpoch]] = {
+    "epoch": Manifest,
+    "fork": ForkRecord,
+    "stub": RetiredEpoch,
+}
 
 
 def parse_record(data: bytes, where: str = "a slot") -> SlotRecord:
@@ -199,7 +218,9 @@ def parse_record(data: bytes, where: str = "a slot") -> SlotRecord:
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        raise _malformed_record_error(where, f"{error.error_count()} bad fields, first: {error.errors()[0]['loc']}") from error
+        raise _malformed_record_error(
+            where, f"{error.error_count()} bad fields, first: {error.errors()[0]['loc']}"
+        ) from error
 
 
 def _malformed_record_error(where: str, cause: str) -> PoisonError:
@@ -209,3 +230,60 @@ def _malformed_record_error(where: str, cause: str) -> PoisonError:
         kept="all other checkpoints",
         advice="look at it with: tidegate checkpoints verify; then restore an earlier one",
     )
+
+
+# The life of one checkpoint attempt, as an enum with a guard instead of booleans.
+
+
+class CheckpointState(StrEnum):
+    """Where an attempt stands. Only COMPLETE can be restored."""
+
+    TRIGGERED = "triggered"  # step 1: the cut is chosen
+    SNAPSHOT = "snapshot"  # step 4: Spark is writing what the decision asks for
+    PERSISTED = "persisted"  # step 4 done: every file is durable
+    ACKNOWLEDGED = "acknowledged"  # step 5: the PUT was sent; its fate is what fills the slot
+    COMPLETE = "complete"  # this attempt fills the slot
+    ABORTED = "aborted"  # the PUT was never sent, or another attempt fills the slot
+
+
+_ALLOWED_NEXT = {
+    CheckpointState.TRIGGERED: {CheckpointState.SNAPSHOT, CheckpointState.ABORTED},
+    CheckpointState.SNAPSHOT: {CheckpointState.PERSISTED, CheckpointState.ABORTED},
+    CheckpointState.PERSISTED: {CheckpointState.ACKNOWLEDGED, CheckpointState.ABORTED},
+    CheckpointState.ACKNOWLEDGED: {CheckpointState.COMPLETE, CheckpointState.ABORTED},
+    CheckpointState.COMPLETE: set[CheckpointState](),
+    CheckpointState.ABORTED: set[CheckpointState](),
+}
+
+
+class AttemptLifecycle:
+    """The guard: one attempt's state, which only moves along the allowed edges.
+
+    From ACKNOWLEDGED on, only evidence from the slot may move it: pass `slot_holds_other=True` to
+    abort, because an attempt whose PUT was sent is never aborted on absence.
+    """
+
+    def __init__(self, checkpoint: str) -> None:
+        self.checkpoint = checkpoint
+        self.state = CheckpointState.TRIGGERED
+
+    def move_to(self, state: CheckpointState, *, slot_holds_other: bool = False) -> None:
+        """Move on.
+
+        Raises:
+            PoisonError: the edge is not allowed; a defect of the caller.
+        """
+        sent = self.state is CheckpointState.ACKNOWLEDGED
+        if state not in _ALLOWED_NEXT[self.state] or (
+            sent and state is CheckpointState.ABORTED and not slot_holds_other
+        ):
+            raise PoisonError(
+                f"checkpoint {self.checkpoint} cannot go from {self.state} to {state}",
+                code="checkpoint.bad_transition",
+            )
+        self.state = state
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the fate is known."""
+        return not _ALLOWED_NEXT[self.state]

@@ -1,32 +1,42 @@
-"""Go back to any retained checkpoint: first a plan that says what it costs, then one conditional PUT.
+"""Go back to any retained checkpoint.
 
-1. `plan_restore` reads and computes; nothing changes. The plan is bound to the head it was made for.
-2. `commit_restore`, under the lease: claim the checkpoint in `roots.json`, then put the fork record into the next slot of the
-   current timeline. That PUT is the restore; two restores cannot both win.
-3. Everything else (tables, sinks, state) is redone from the record by whichever driver runs next. A crash after step 2 needs no
-   repair; a crash before it leaves a claim, which becomes void when the slot is filled by anybody.
+First a plan that says what it costs, then one conditional PUT.
+
+1. `plan_restore` reads and computes; nothing changes. The plan is bound to the head it was made
+  for.
+2. `commit_restore`, under the lease: claim the checkpoint in `roots.json`, then put the fork record
+    into the next slot of the current timeline. That PUT is the restore; two restores cannot both
+    win.
+3. Everything else (tables, sinks, state) is redone from the record by whichever driver runs next. A
+  crash after step 2 needs no repair; a crash before it leaves a claim, which becomes void when the
+  slot is filled by anybody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
-from tidegate.checkpoints.catalog import CheckpointCatalog
-from tidegate.checkpoints.index import SlotSummary
-from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, require_name
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.log import LogHead, SlotTaken, Sealed, SlotLog, LineageSegment
 from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest
-from tidegate.checkpoints.roots import RootsFile
-from tidegate.jobs.spec.errors import TransientError
-
-__all__ = ["HeadMovedError", "RestorePlan", "commit_restore", "plan_restore"]
+from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
+from tidegate.checkpoints.slot_index import SlotSummary
+from tidegate.checkpoints.slot_log import LineageSegment, LogHead, Sealed, SlotLog, SlotTaken
+from tidegate.checkpoints.store import Store
+from tidegate.errors import TransientError
 
 
 class HeadMovedError(TransientError):
-    """Something was sealed, or restored, after the plan was made. Make a new plan, and ask again whoever approved the old one."""
+    """Something was sealed, or restored, after the plan was made.
+
+    Make a new plan, and ask again whoever approved the old one.
+    """
 
 
 class RestorePlan(BaseModel):
@@ -60,8 +70,12 @@ class RestorePlan(BaseModel):
     spec_changed: bool
 
 
-def plan_restore(log: SlotLog, target: CheckpointId | None, *, catalog: CheckpointCatalog | None = None) -> RestorePlan:
-    """Say what going back to `target` would take back. Changes nothing (but may fill the catalog's index).
+def plan_restore(
+    log: SlotLog, target: CheckpointId | None, *, catalog: CheckpointCatalog | None = None
+) -> RestorePlan:
+    """Say what going back to `target` would take back.
+
+    Changes nothing (but may fill the catalog's index).
 
     Raises:
         ConfigurationError: `target` was never completed.
@@ -70,7 +84,9 @@ def plan_restore(log: SlotLog, target: CheckpointId | None, *, catalog: Checkpoi
     head = log.head()
     manifest = log.open_checkpoint(target).epoch if target else None
     shared = _find_common_position(log, head, target)
-    leaving = _list_epochs_after(catalog or CheckpointCatalog(log), log.lineage(head.timeline), shared, head.slot)
+    leaving = _list_epochs_after(
+        catalog or CheckpointCatalog(log), log.lineage(head.timeline), shared, head.slot
+    )
     counters = head.record.counters if head.record else Counters()
     return RestorePlan(
         pipeline=log.pipeline,
@@ -89,13 +105,16 @@ def plan_restore(log: SlotLog, target: CheckpointId | None, *, catalog: Checkpoi
     )
 
 
-def commit_restore(log: SlotLog, lease: Lease, plan: RestorePlan, *, request_id: str, who: str, why: str) -> Sealed:
+def commit_restore(
+    log: SlotLog, lease: Lease, plan: RestorePlan, *, request_id: str, who: str, why: str
+) -> Sealed:
     """Carry out a plan. The caller holds the lease before, during and after.
 
     Raises:
         HeadMovedError: the plan is no longer about the present.
         ConfigurationError, PoisonError: the target is condemned, or was retired meanwhile.
-        SealUndecidedError: nobody answered; call again with the same `request_id` and plan: the slot decides.
+        SealUndecidedError: nobody answered; call again with the same `request_id` and plan: the
+            slot decides.
     """
     lease.ensure_held()
     done = _find_earlier_commit(log, plan, request_id)
@@ -105,7 +124,9 @@ def commit_restore(log: SlotLog, lease: Lease, plan: RestorePlan, *, request_id:
     if (head.timeline, head.slot, head.sha256) != (plan.timeline, plan.slot, plan.sha256):
         raise _head_moved_error(plan, head)
     if target is not None:
-        RootsFile(log.store, log.pipeline).claim(request_id, target, timeline=head.timeline, slot=head.next_slot, who=who)
+        RootsFile(log.store, log.pipeline).claim(
+            request_id, target, timeline=head.timeline, slot=head.next_slot, who=who
+        )
     lease.ensure_held()
     outcome = log.fork(head, target, request_id=request_id, who=who, why=why)
     if isinstance(outcome, SlotTaken):
@@ -116,7 +137,11 @@ def commit_restore(log: SlotLog, lease: Lease, plan: RestorePlan, *, request_id:
 def _find_earlier_commit(log: SlotLog, plan: RestorePlan, request_id: str) -> Sealed | None:
     """An earlier call whose answer was lost may have won the slot."""
     filled = log.read_slot(plan.timeline, plan.slot + 1)
-    if filled is None or not isinstance(filled.record, ForkRecord) or filled.record.request_id != request_id:
+    if (
+        filled is None
+        or not isinstance(filled.record, ForkRecord)
+        or filled.record.request_id != request_id
+    ):
         return None
     return Sealed(plan.timeline, plan.slot + 1, filled.sha256, filled.etag)
 
@@ -138,14 +163,20 @@ def _find_common_position(log: SlotLog, head: LogHead, target: CheckpointId | No
     return shared
 
 
-def _list_epochs_after(catalog: CheckpointCatalog, lineage: list[LineageSegment], position: int, head_slot: int) -> list[SlotSummary]:
+def _list_epochs_after(
+    catalog: CheckpointCatalog, lineage: list[LineageSegment], position: int, head_slot: int
+) -> list[SlotSummary]:
     """Summaries of the lineage's epochs after a position."""
     rows: list[SlotSummary] = []
     for stretch in lineage:
         if stretch.last is None or stretch.last > position:
             last = head_slot if stretch.last is None else stretch.last
             found = catalog.index.summaries_of(stretch.timeline)
-            rows += [row for row in found if row.kind != "fork" and position < row.slot <= last and stretch.contains(row.slot)]
+            rows += [
+                row
+                for row in found
+                if row.kind != "fork" and position < row.slot <= last and stretch.contains(row.slot)
+            ]
     return rows
 
 
@@ -169,9 +200,114 @@ def _is_spec_changed(head: Manifest | None, target: Manifest | None) -> bool:
 
 def _head_moved_error(plan: RestorePlan, head: LogHead) -> HeadMovedError:
     return HeadMovedError(
-        f"the restore was planned at slot {plan.slot} of timeline {plan.timeline}; the log is at {head.slot} of {head.timeline}",
+        f"the restore was planned at slot {plan.slot} of timeline {plan.timeline}; the log is at"
+        f" {head.slot} of {head.timeline}",
         code="restore.head_moved",
         pipeline=plan.pipeline,
         kept="everything; nothing was restored",
         advice="make a new plan and look at it again",
+    )
+
+
+# The history of a restore that was asked for in Airflow: who, when, why, from, to, who approved,
+# what came of it.
+#
+# The fork record in the log stays the proof of the restore itself; this keeps what stands around
+# it, refusals included. One document per request, changed by compare-and-swap, kept for ever.
+
+
+class RestoreEvent(StrEnum):
+    """What happened."""
+
+    ASKED = "asked"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    REFUSED = "refused"  # by us: approved by the one who asked, or the stream had moved on
+    RESTORED = "restored"
+    FAILED = "failed"
+
+
+class RestoreAuditEntry(BaseModel):
+    """One thing that happened; `at` is wall-clock microseconds, for people."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    what: RestoreEvent
+    who: str
+    at: int
+    detail: str = ""
+
+
+class RestoreAudit(SharedDocument):
+    """The bytes of `trail/<request>.json`.
+
+    Attributes:
+        request: id of the Airflow run.
+        target: checkpoint to go back to.
+        head: newest checkpoint when it was asked for.
+    """
+
+    request: str
+    target: str = ""
+    head: str = ""
+    why: str = ""
+    steps: tuple[RestoreAuditEntry, ...] = ()
+
+
+def record_restore_event(
+    store: Store,
+    pipeline: str,
+    request: str,
+    what: RestoreEvent,
+    *,
+    who: str,
+    detail: str = "",
+    target: str | None = None,
+    head: str | None = None,
+    why: str = "",
+    clock: Clock = SYSTEM_CLOCK,
+) -> RestoreAudit:
+    """Add a step; one that is there already (a task was tried again) is not added twice.
+
+    The first step names the target.
+    """
+
+    def add_entry(before: RestoreAudit) -> RestoreAudit:
+        if any((s.what, s.who) == (what, who) for s in before.steps):
+            return before
+        facts = {
+            "target": target or before.target,
+            "head": before.head or head or "",
+            "why": before.why or why,
+        }
+        return before.model_copy(
+            update={
+                **facts,
+                "steps": (
+                    *before.steps,
+                    RestoreAuditEntry(what=what, who=who, at=at, detail=detail),
+                ),
+            }
+        )
+
+    at = clock.wall_ticks()
+    return change_document(
+        store, _build_audit_key(pipeline, request), RestoreAudit(request=request), add_entry
+    )
+
+
+def read_restore_audits(store: Store, pipeline: str, most: int = 50) -> list[RestoreAudit]:
+    """The newest trails, newest first."""
+    keys = [entry.key for entry in store.list_objects(BucketLayout(pipeline).restore_audit_prefix)]
+    found = [
+        trail
+        for trail, _ in (read_document(store, key, RestoreAudit) for key in keys[-4 * most :])
+        if trail is not None and trail.steps
+    ]
+    return sorted(found, key=lambda trail: trail.steps[0].at, reverse=True)[:most]
+
+
+def _build_audit_key(pipeline: str, request: str) -> str:
+    return (
+        f"{BucketLayout(pipeline).restore_audit_prefix}{require_name(request, 'request id')}.json"
     )

@@ -1,19 +1,22 @@
 """Retires old checkpoints and deletes files nobody needs, beside a live driver and beside restores.
 
-1. **Retire**, decided inside one compare-and-swap of `roots.json`: condemn what the policy lets go. Kept whatever the policy
-   says: the head, what is pinned or claimed, unpublished slots of the current lineage, and abandoned slots until the followers
-   have left them.
+1. **Retire**, decided inside one compare-and-swap of `roots.json`: condemn what the policy lets go.
+  Kept whatever the policy says: the head, what is pinned or claimed, unpublished slots of the
+  current lineage, and abandoned slots until the followers have left them.
 2. Put a stub into each condemned slot (swap by ETag). Slots are never deleted.
-3. **Mark**: note the newest filled slot of every timeline *first*, then collect every file named by any manifest that is left,
-   and everything the tables' own snapshots reference (asked for after step 1 found out what is published). The folders of the
-   attempts that are left stay whole: a follower may just have put a file of its own there, which no snapshot names yet.
-4. **Sweep** files of attempts whose slot is at or below the noted one and that are not marked. An attempt of a later slot may
-   still be sealed by somebody who is asleep; it is never touched. A manifest sealed after the mark names only files of its own
-   attempt, of its parent (marked: a head is never retired), or of a claimed checkpoint (marked: claims are never condemned).
+3. **Mark**: note the newest filled slot of every timeline *first*, then collect every file named by
+    any manifest that is left, and everything the tables' own snapshots reference (asked for after
+    step 1 found out what is published). The folders of the attempts that are left stay whole: a
+    follower may just have put a file of its own there, which no snapshot names yet.
+4. **Sweep** files of attempts whose slot is at or below the noted one and that are not marked. An
+  attempt of a later slot may still be sealed by somebody who is asleep; it is never touched. A
+  manifest sealed after the mark names only files of its own attempt, of its parent (marked: a head
+  is never retired), or of a claimed checkpoint (marked: claims are never condemned).
 5. Take the entries of step 1 out again.
 
-The grace time is a courtesy to people who look at files, not part of the argument. A crash after any step is mended by the next
-run. A slot that cannot be read stops the run before anything is deleted: what it names is not known.
+The grace time is a courtesy to people who look at files, not part of the argument. A crash after
+any step is mended by the next run. A slot that cannot be read stops the run before anything is
+deleted: what it names is not known.
 """
 
 from __future__ import annotations
@@ -24,16 +27,14 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.index import SlotIndex, SlotSummary
-from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.log import LogHead, SlotLog
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
-from tidegate.checkpoints.roots import Roots, RootsFile
+from tidegate.checkpoints.pins import Roots, RootsFile
+from tidegate.checkpoints.slot_index import SlotIndex, SlotSummary
+from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import ObjectInfo, PreconditionFailedError
-from tidegate.jobs.spec.errors import PoisonError
-
-__all__ = ["RetentionPolicy", "Retention", "StorageReport", "SweepReport"]
+from tidegate.errors import PoisonError
 
 HOUR = 3600.0  # seconds
 
@@ -77,7 +78,10 @@ class StorageReport(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class _MarkedFiles:
-    """The outcome of the mark phase: bounds per timeline, every key and every attempt's folder that must stay."""
+    """The outcome of the mark phase.
+
+    Bounds per timeline, every key and every attempt's folder that must stay.
+    """
 
     bounds: dict[int, int]
     keys: frozenset[str]
@@ -90,12 +94,13 @@ class Retention:
     Args:
         log: the pipeline's log.
         policy: what to keep.
-        external: asked for the addresses (`Store.uri`) of files that a table catalog's snapshots still reference. There is no
-            default: forgetting it would delete the tables.
-        published_upto: asked for the newest position of the current lineage that every follower has applied; None where
-            nothing follows the log.
-        rewound: asked whether every follower stands on the current timeline. Until then the slots of abandoned timelines stay:
-            a publisher that does not know of the restore yet may be about to apply one of them. None where nothing follows.
+        external: asked for the addresses (`Store.uri`) of files that a table catalog's snapshots
+            still reference. There is no default: forgetting it would delete the tables.
+        published_upto: asked for the newest position of the current lineage that every follower has
+            applied; None where nothing follows the log.
+        rewound: asked whether every follower stands on the current timeline. Until then the slots
+            of abandoned timelines stay: a publisher that does not know of the restore yet may be
+            about to apply one of them. None where nothing follows.
     """
 
     def __init__(
@@ -130,7 +135,9 @@ class Retention:
         for checkpoint in stubs:
             self._retire_slot(checkpoint)
         self._index.note_retired(stubs)
-        report = self._sweep_unmarked(self._mark_needed_files(frozenset()), sorted(going), dry_run=False)
+        report = self._sweep_unmarked(
+            self._mark_needed_files(frozenset()), sorted(going), dry_run=False
+        )
         if going:
             self._roots.clear_condemned(going)
         return report
@@ -146,11 +153,20 @@ class Retention:
         return StorageReport(objects=objects, bytes=size)
 
     def _select_expired(self, roots: Roots) -> tuple[set[str], set[str]]:
-        """Step 1. Claims are judged before the head is read: a restore that won meanwhile is then the head."""
-        void = {request for request, claim in roots.claims.items() if self._log.read_slot(claim.timeline, claim.slot) is not None}
+        """Step 1.
+
+        Claims are judged before the head is read: a restore that won meanwhile is then the head.
+        """
+        void = {
+            request
+            for request, claim in roots.claims.items()
+            if self._log.read_slot(claim.timeline, claim.slot) is not None
+        }
         head = self._log.head()
         published = head.slot if self._published_upto is None else self._published_upto()
-        kept = {str(head.checkpoint)} | {row.id for row in self._newest_on_lineage(head)[: self._policy.keep_last]}
+        kept = {str(head.checkpoint)} | {
+            row.id for row in self._newest_on_lineage(head)[: self._policy.keep_last]
+        }
         rewound = self._rewound is None or self._rewound()
         young = self._clock.wall_ticks() - int(self._policy.keep_for * 1_000_000)
         lineage = self._log.lineage(head.timeline)
@@ -158,7 +174,13 @@ class Retention:
         for row in self._all_summaries(head):
             on_lineage = any(s.timeline == row.timeline and s.contains(row.slot) for s in lineage)
             done_with = row.slot <= published if on_lineage else rewound
-            if row.kind == "epoch" and row.id and row.id not in kept and row.created_at < young and done_with:
+            if (
+                row.kind == "epoch"
+                and row.id
+                and row.id not in kept
+                and row.created_at < young
+                and done_with
+            ):
                 going.add(row.id)
         return going, void
 
@@ -166,7 +188,11 @@ class Retention:
         """Retained epochs of the current lineage, newest first."""
         lineage = self._log.lineage(head.timeline)
         rows = [row for row in self._all_summaries(head) if row.kind == "epoch"]
-        on = [row for row in rows if any(s.timeline == row.timeline and s.contains(row.slot) for s in lineage)]
+        on = [
+            row
+            for row in rows
+            if any(s.timeline == row.timeline and s.contains(row.slot) for s in lineage)
+        ]
         return sorted(on, key=lambda row: row.slot, reverse=True)
 
     def _all_summaries(self, head: LogHead) -> Iterator[SlotSummary]:
@@ -176,7 +202,11 @@ class Retention:
     def _retire_slot(self, checkpoint: CheckpointId) -> None:
         """Step 2. Repeatable: a slot that holds the stub already stays as it is."""
         filled = self._log.read_slot(checkpoint.timeline, checkpoint.slot)
-        if filled is None or not isinstance(filled.record, Manifest) or filled.record.id != checkpoint:
+        if (
+            filled is None
+            or not isinstance(filled.record, Manifest)
+            or filled.record.id != checkpoint
+        ):
             return
         manifest = filled.record
         stub = RetiredEpoch(
@@ -203,21 +233,32 @@ class Retention:
             if newest is not None:
                 bounds[timeline] = newest.record.slot
         gone = set(leaving)
-        staying = [row for row in self._all_summaries(head) if row.kind in ("epoch", "missing") and row.id not in gone]
+        staying = [
+            row
+            for row in self._all_summaries(head)
+            if row.kind in ("epoch", "missing") and row.id not in gone
+        ]
         with ThreadPoolExecutor(self._workers) as pool:
             keys = set[str]().union(*pool.map(self._keys_needed_by, staying))
         attempts = frozenset(CheckpointId.parse(row.id) for row in staying if row.id)
-        return _MarkedFiles(bounds, frozenset(keys | set(self._catalog_keys(self._external()))), attempts)
+        return _MarkedFiles(
+            bounds, frozenset(keys | set(self._catalog_keys(self._external()))), attempts
+        )
 
     def _keys_needed_by(self, row: SlotSummary) -> set[str]:
         filled = self._log.read_slot(row.timeline, row.slot)
         if filled is None:
             raise self._missing_slot_error(row)
-        return {file.key for file in filled.record.all_files()} if isinstance(filled.record, Manifest) else set()
+        return (
+            {file.key for file in filled.record.all_files()}
+            if isinstance(filled.record, Manifest)
+            else set()
+        )
 
     def _missing_slot_error(self, row: SlotSummary) -> PoisonError:
         return PoisonError(
-            f"slot {row.slot} of timeline {row.timeline} is missing, so it is not known which files it needs",
+            f"slot {row.slot} of timeline {row.timeline} is missing, so it is not known which files"
+            " it needs",
             code="retention.missing_slot",
             pipeline=self._log.pipeline,
             kept="all files; nothing was deleted",
@@ -232,7 +273,9 @@ class Retention:
             if plain.startswith(base):
                 yield plain[len(base) :].lstrip("/")
 
-    def _sweep_unmarked(self, marked: _MarkedFiles, retired: list[str], *, dry_run: bool) -> SweepReport:
+    def _sweep_unmarked(
+        self, marked: _MarkedFiles, retired: list[str], *, dry_run: bool
+    ) -> SweepReport:
         """Step 4."""
         deleted: list[ObjectInfo] = []
         young = 0
@@ -255,14 +298,26 @@ class Retention:
         for timeline, bound in marked.bounds.items():
             for entry in self._store.list_objects(self._log.layout.timeline_prefix(timeline)):
                 attempt = self._log.layout.parse_attempt(entry.key)
-                if attempt is None or attempt.slot > bound or attempt in marked.attempts or entry.key in marked.keys:
+                if (
+                    attempt is None
+                    or attempt.slot > bound
+                    or attempt in marked.attempts
+                    or entry.key in marked.keys
+                ):
                     continue
                 yield entry
 
     def _is_within_grace(self, entry: ObjectInfo) -> bool:
-        return entry.modified is not None and self._clock.wall_ticks() / 1_000_000 - entry.modified < self._policy.grace
+        return (
+            entry.modified is not None
+            and self._clock.wall_ticks() / 1_000_000 - entry.modified < self._policy.grace
+        )
 
     def _storage_kind(self, key: str) -> str:
         parts = key.split("/")
         kind = parts[3] if len(parts) > 4 and parts[1] == "timelines" else parts[1]
-        return kind if kind in {"slots", "state", "tables", "index", "requests", "acks", "quality"} else "other"
+        return (
+            kind
+            if kind in {"slots", "state", "tables", "index", "requests", "acks", "quality"}
+            else "other"
+        )

@@ -1,8 +1,11 @@
-"""Is a checkpoint whole? Presence, size and checksum of every object it needs, and its place in the chain.
+"""Is a checkpoint whole?
 
-Only definite evidence condemns: an object that is missing while the store lists and answers, a wrong size, a wrong checksum, a
-record whose hash is not the one its successor names. Time-outs, 403 and 503 are evidence of nothing, and make a result *unknown*.
-A record is judged by its own bytes, so a later epoch that verifies by itself stays usable after a damaged one.
+Presence, size and checksum of every object it needs, and its place in the chain.
+
+Only definite evidence condemns: an object that is missing while the store lists and answers, a
+wrong size, a wrong checksum, a record whose hash is not the one its successor names. Time-outs, 403
+and 503 are evidence of nothing, and make a result *unknown*. A record is judged by its own bytes,
+so a later epoch that verifies by itself stays usable after a damaged one.
 """
 
 from __future__ import annotations
@@ -11,20 +14,18 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from tidegate.checkpoints.canonical import sha256_of_file
-from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.log import SlotContents, SlotLog
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.canonical_json import sha256_of_file
 from tidegate.checkpoints.manifest import FileRef, Manifest, RetiredEpoch
-from tidegate.checkpoints.presence import list_object_sizes
-from tidegate.checkpoints.roots import RootsFile
+from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.slot_log import SlotContents, SlotLog
 from tidegate.checkpoints.store import NotFoundError, Store, StoreDeniedError
-from tidegate.jobs.spec.errors import PoisonError, TransientError
-
-__all__ = ["DeepCheck", "VerificationFinding", "ObjectProblem", "CheckpointVerdict", "Verification", "condemn_if_damaged", "scrub_checkpoints", "verify_checkpoint"]
+from tidegate.errors import PoisonError, TransientError
 
 VERIFY_WORKERS = 8
 
@@ -78,21 +79,32 @@ class Verification(BaseModel):
 
 
 def verify_checkpoint(
-    log: SlotLog, checkpoint: CheckpointId, *, checksums: bool = True, deep: DeepCheck | None = None, workers: int = VERIFY_WORKERS
+    log: SlotLog,
+    checkpoint: CheckpointId,
+    *,
+    checksums: bool = True,
+    deep: DeepCheck | None = None,
+    workers: int = VERIFY_WORKERS,
 ) -> Verification:
-    """Check one checkpoint. Without `checksums` only presence and size of the objects are looked at.
+    """Check one checkpoint.
 
-    Listings show both, in a few requests however many objects there are; what they do not show as it should be is asked for by
-    itself, and only that answer condemns.
+    Without `checksums` only presence and size of the objects are looked at.
 
-    Never raises for the state of the bucket: what could not be found out is a finding of kind `unknown`.
+    Listings show both, in a few requests however many objects there are; what they do not show as
+    it should be is asked for by itself, and only that answer condemns.
+
+    Never raises for the state of the bucket: what could not be found out is a finding of kind
+    `unknown`.
     """
     key = log.layout.slot_key(checkpoint.timeline, checkpoint.slot)
     try:
         filled = log.read_slot(checkpoint.timeline, checkpoint.slot)
         successor = log.read_slot(checkpoint.timeline, checkpoint.slot + 1)
     except (TransientError, StoreDeniedError) as error:
-        return _build_verification(checkpoint, [VerificationFinding(key=key, problem=ObjectProblem.UNKNOWN, detail=error.message)])
+        return _build_verification(
+            checkpoint,
+            [VerificationFinding(key=key, problem=ObjectProblem.UNKNOWN, detail=error.message)],
+        )
     except PoisonError as error:
         return _judge_unreadable_record(log, checkpoint, key, error)
     if filled is None:
@@ -103,7 +115,12 @@ def verify_checkpoint(
 
 
 def scrub_checkpoints(
-    log: SlotLog, checkpoints: Iterable[CheckpointId], *, checksums: bool = True, deep: DeepCheck | None = None, workers: int = VERIFY_WORKERS
+    log: SlotLog,
+    checkpoints: Iterable[CheckpointId],
+    *,
+    checksums: bool = True,
+    deep: DeepCheck | None = None,
+    workers: int = VERIFY_WORKERS,
 ) -> Iterator[Verification]:
     """Verify many checkpoints, one result at a time, so that the caller can show progress, stop, and go on later."""
     for checkpoint in checkpoints:
@@ -111,12 +128,17 @@ def scrub_checkpoints(
 
 
 def condemn_if_damaged(log: SlotLog, result: Verification) -> bool:
-    """Note a damaged checkpoint in `roots.json`, so that nobody restores it. False, and nothing noted, for any other verdict."""
+    """Note a damaged checkpoint in `roots.json`, so that nobody restores it.
+
+    False, and nothing noted, for any other verdict.
+    """
     if result.verdict is not CheckpointVerdict.DAMAGED:
         return False
     first = next(f for f in result.findings if f.problem is not ObjectProblem.UNKNOWN)
     roots = RootsFile(log.store, log.pipeline)
-    roots.condemn_damaged(CheckpointId.parse(result.checkpoint), f"{first.problem}: {first.key} {first.detail}")
+    roots.condemn_damaged(
+        CheckpointId.parse(result.checkpoint), f"{first.problem}: {first.key} {first.detail}"
+    )
     return True
 
 
@@ -132,36 +154,75 @@ def _verify_epoch(
     manifest = filled.record
     if not isinstance(manifest, Manifest) or manifest.id != checkpoint:
         detail = f"holds {manifest.id if isinstance(manifest, Manifest) else 'a fork'}"
-        return _build_verification(checkpoint, [VerificationFinding(key=filled.key, problem=ObjectProblem.CHAIN, detail=detail)])
+        return _build_verification(
+            checkpoint,
+            [VerificationFinding(key=filled.key, problem=ObjectProblem.CHAIN, detail=detail)],
+        )
     findings = [*_check_chain(filled, successor)]
     files = [*{file.key: file for file in manifest.all_files()}.values()]
     doubtful = files if checksums else _select_doubtful_files(log.store, files)
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        findings += [found for found in pool.map(lambda file: _check_file(log.store, file, checksums), doubtful) if found]
+        findings += [
+            found
+            for found in pool.map(lambda file: _check_file(log.store, file, checksums), doubtful)
+            if found
+        ]
     if deep is not None and not findings:
         findings += deep(manifest)
     size = sum(file.bytes for file in files)
-    return _build_verification(checkpoint, findings, objects=1 + len(files), size=size, checksums=checksums, deep=deep is not None)
+    return _build_verification(
+        checkpoint,
+        findings,
+        objects=1 + len(files),
+        size=size,
+        checksums=checksums,
+        deep=deep is not None,
+    )
 
 
-def _judge_unreadable_record(log: SlotLog, checkpoint: CheckpointId, key: str, error: PoisonError) -> Verification:
-    """One of the two records cannot be parsed: find out which. A broken successor is no evidence against this one."""
+def _judge_unreadable_record(
+    log: SlotLog, checkpoint: CheckpointId, key: str, error: PoisonError
+) -> Verification:
+    """One of the two records cannot be parsed: find out which.
+
+    A broken successor is no evidence against this one.
+    """
     try:
         log.read_slot(checkpoint.timeline, checkpoint.slot)
     except PoisonError:
-        return _build_verification(checkpoint, [VerificationFinding(key=key, problem=ObjectProblem.UNREADABLE, detail=error.message)])
-    return _build_verification(checkpoint, [VerificationFinding(key=key, problem=ObjectProblem.UNKNOWN, detail=f"its successor: {error.message}")])
+        return _build_verification(
+            checkpoint,
+            [VerificationFinding(key=key, problem=ObjectProblem.UNREADABLE, detail=error.message)],
+        )
+    return _build_verification(
+        checkpoint,
+        [
+            VerificationFinding(
+                key=key, problem=ObjectProblem.UNKNOWN, detail=f"its successor: {error.message}"
+            )
+        ],
+    )
 
 
-def _check_chain(filled: SlotContents, successor: SlotContents | None) -> Iterator[VerificationFinding]:
+def _check_chain(
+    filled: SlotContents, successor: SlotContents | None
+) -> Iterator[VerificationFinding]:
     if successor is not None and successor.record.parent_sha256 != filled.sha256:
-        detail = f"has {filled.sha256}, but slot {successor.record.slot} names {successor.record.parent_sha256}"
+        detail = (
+            f"has {filled.sha256}, but slot {successor.record.slot} names"
+            f" {successor.record.parent_sha256}"
+        )
         yield VerificationFinding(key=filled.key, problem=ObjectProblem.CHAIN, detail=detail)
 
 
 def _select_doubtful_files(store: Store, files: list[FileRef]) -> list[FileRef]:
-    """Files that no listing shows with the right size. A local store needs none: asking for a file's size is no request."""
-    listed = list_object_sizes(store, [file.key for file in files if store.local_path(file.key) is None])
+    """Files that no listing shows with the right size.
+
+    A local store needs none: asking for a file's size is no request.
+    """
+    listed = list_object_sizes(
+        store, [file.key for file in files if store.local_path(file.key) is None]
+    )
     return [file for file in files if listed.get(file.key) != file.bytes]
 
 
@@ -171,14 +232,24 @@ def _check_file(store: Store, file: FileRef, checksums: bool) -> VerificationFin
         if size is None:
             return _confirm_missing(store, file.key)
         if size != file.bytes:
-            return VerificationFinding(key=file.key, problem=ObjectProblem.SIZE, detail=f"has {size} bytes instead of {file.bytes}")
+            return VerificationFinding(
+                key=file.key,
+                problem=ObjectProblem.SIZE,
+                detail=f"has {size} bytes instead of {file.bytes}",
+            )
         digest = _compute_object_digest(store, file.key) if checksums else file.sha256
     except NotFoundError:
         return _confirm_missing(store, file.key)
     except (TransientError, StoreDeniedError) as error:
-        return VerificationFinding(key=file.key, problem=ObjectProblem.UNKNOWN, detail=error.message)
+        return VerificationFinding(
+            key=file.key, problem=ObjectProblem.UNKNOWN, detail=error.message
+        )
     if digest != file.sha256:
-        return VerificationFinding(key=file.key, problem=ObjectProblem.CHECKSUM, detail=f"is {digest} instead of {file.sha256}")
+        return VerificationFinding(
+            key=file.key,
+            problem=ObjectProblem.CHECKSUM,
+            detail=f"is {digest} instead of {file.sha256}",
+        )
     return None
 
 
@@ -205,9 +276,15 @@ def _confirm_missing(store: Store, key: str) -> VerificationFinding:
     try:
         listed = any(entry.key == key for entry in store.list_objects(key, limit=1))
     except (TransientError, StoreDeniedError) as error:
-        return VerificationFinding(key=key, problem=ObjectProblem.UNKNOWN, detail=f"not found, but listing fails: {error.message}")
+        return VerificationFinding(
+            key=key,
+            problem=ObjectProblem.UNKNOWN,
+            detail=f"not found, but listing fails: {error.message}",
+        )
     if listed:
-        return VerificationFinding(key=key, problem=ObjectProblem.UNKNOWN, detail="not found, but listed")
+        return VerificationFinding(
+            key=key, problem=ObjectProblem.UNKNOWN, detail="not found, but listed"
+        )
     return VerificationFinding(key=key, problem=ObjectProblem.MISSING, detail="does not exist")
 
 
@@ -237,3 +314,59 @@ def _derive_verdict(findings: list[VerificationFinding]) -> CheckpointVerdict:
         return CheckpointVerdict.HEALTHY
     definite = any(finding.problem is not ObjectProblem.UNKNOWN for finding in findings)
     return CheckpointVerdict.DAMAGED if definite else CheckpointVerdict.UNKNOWN
+
+
+# Presence and sizes of many objects at the price of a few listings.
+#
+# A checkpoint with a gigabyte of state names more than a hundred segments; asking for each by
+# itself would make recovery grow with the state. Segments lie side by side below one `state/`
+# prefix per timeline, so pages of it show them with their sizes.
+#
+# What a listing shows is there. What it does not show was not looked for, or was not seen: a
+# listing condemns nothing, and whoever judges asks for that object by itself.
+
+_KEYS_PER_PAGE = 500  # keys in one request
+# Wanted objects below which a page costs more than asking for each: a page of 500 takes a MinIO
+# some 15 HEADs.
+_MIN_WANTED_KEYS = 10
+
+
+def list_object_sizes(store: Store, keys: Iterable[str]) -> dict[str, int]:
+    """Sizes of those objects that listings showed; empty where listing fails or is not worth it."""
+    found: dict[str, int] = {}
+    for prefix, group in groupby(sorted(keys), key=_find_scan_prefix):
+        try:
+            for sizes in _scan_listing_pages(store, prefix, [*group]):
+                found |= sizes
+        except (TransientError, StoreDeniedError):
+            return found
+    return found
+
+
+def _scan_listing_pages(store: Store, prefix: str, wanted: list[str]) -> Iterator[dict[str, int]]:
+    """What each page shows of the wanted keys.
+
+    Stops when pages show so few of them that they are not worth it.
+    """
+    while len(wanted) >= _MIN_WANTED_KEYS:
+        page = {
+            entry.key: entry.size
+            for entry in store.list_objects(
+                prefix, start_after=wanted[0][:-1], limit=_KEYS_PER_PAGE
+            )
+        }
+        shown = {key: page[key] for key in wanted if key in page}
+        yield shown
+        if len(page) < _KEYS_PER_PAGE or len(shown) < _MIN_WANTED_KEYS:
+            return
+        end = max(page)
+        wanted = [key for key in wanted if key > end]
+
+
+def _find_scan_prefix(key: str) -> str:
+    """The folder in which the attempts' folders lie side by side.
+
+    `.../state/` or `.../tables/<table>/`.
+    """
+    head, found, _ = key.partition("/state/")
+    return head + found if found else key.rsplit("/", 2)[0] + "/"

@@ -6,4 +6,6 @@ from pathlib import Path
 from tidegate.operators.factory import build_dags
 
 # Airflow looks for the words "airflow" and "DAG" before it parses a file.
-globals().update(build_dags(os.environ.get("TIDEGATE_PIPELINES") or Path(__file__).parent / "pipelines"))
+globals().update(
+    build_dags(os.environ.get("TIDEGATE_PIPELINES") or Path(__file__).parent / "pipelines")
+)

@@ -1,4 +1,7 @@
-"""Shows broken specs of `pipelines/` among Airflow's import errors. It has no DAGs: a file with such an error loses them all."""
+"""Shows broken specs of `pipelines/` among Airflow's import errors.
+
+It has no DAGs: a file with such an error loses them all.
+"""
 
 import os
 from pathlib import Path

@@ -1,7 +1,10 @@
-"""`python -m tidegate.expectations run SPEC.yaml --store URL`: the suites in a process of their own.
+"""`python -m tidegate.expectations run SPEC.yaml --store URL`.
 
-Exit codes: 0 pass or warn, 1 a critical check failed (named), else the code of the failure class. The last line on
-standard output is the store key of the result; with ``--json`` the only line is the whole result in its envelope.
+The suites in a process of their own.
+
+Exit codes: 0 pass or warn, 1 a critical check failed (named), else the code of the failure class.
+The last line on standard output is the store key of the result; with ``--json`` the only line is
+the whole result in its envelope.
 """
 
 from __future__ import annotations
@@ -13,15 +16,14 @@ from collections.abc import Sequence
 from typing import Any
 
 if __name__ == "__main__":
-    # GX imports all of pyspark (2 s) when it is installed; no frame here is Spark's. Whoever imports this module may need it.
+    # GX imports all of pyspark (2 s) when it is installed; no frame here is Spark's. Whoever
+    # imports this module may need it.
     sys.modules.setdefault("pyspark", None)  # type: ignore[arg-type]
 
-from tidegate.checkpoints.open import open_store
-from tidegate.expectations.quality import SCHEMA_VERSION, check_quality
-from tidegate.jobs.spec.errors import TidegateError
+from tidegate.checkpoints.open_store import open_store
+from tidegate.errors import TidegateError
+from tidegate.expectations.quality_run import SCHEMA_VERSION, check_quality
 from tidegate.jobs.spec.loader import load_spec
-
-__all__ = ["main", "format_report"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,23 +44,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def format_report(result: dict[str, Any], docs: str) -> str:
-    """The result for people: the verdict, every failed check with what was seen, where to read on."""
+    """The result for people.
+
+    The verdict, every failed check with what was seen, where to read on.
+    """
     failed = result["failed"]
-    lines = [f"{result['pipeline']}: {result['verdict']} ({len(result['checks'])} checks, {len(failed)} failed)"]
+    lines = [
+        f"{result['pipeline']}: {result['verdict']} ({len(result['checks'])} checks, {len(failed)}"
+        " failed)"
+    ]
     lines.append(f"looked at the tables up to checkpoint {result['checkpoint'] or 'none'}")
     for check in failed:
-        lines.append(f"{check['severity'].upper():8} {check['suite']}.{check['id']}: {check['says']}")
+        lines.append(
+            f"{check['severity'].upper():8} {check['suite']}.{check['id']}: {check['says']}"
+        )
         lines.append(f"         seen: {check['observed']}")
     lines.append(f"Data Docs: {docs}")
     return "\n".join(lines)
 
 
 def _build_quality_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tidegate.expectations", description="Quality checks of a pipeline.")
-    run = parser.add_subparsers(required=True, metavar="COMMAND").add_parser("run", help="run all suites over the tables")
+    parser = argparse.ArgumentParser(
+        prog="python -m tidegate.expectations", description="Quality checks of a pipeline."
+    )
+    run = parser.add_subparsers(required=True, metavar="COMMAND").add_parser(
+        "run", help="run all suites over the tables"
+    )
     run.add_argument("spec", metavar="SPEC.yaml", help="the pipeline's spec")
     run.add_argument("--store", required=True, metavar="URL", help="s3://bucket/prefix or a folder")
-    run.add_argument("--json", action="store_true", help="print the whole result as one line of JSON")
+    run.add_argument(
+        "--json", action="store_true", help="print the whole result as one line of JSON"
+    )
     return parser
 
 

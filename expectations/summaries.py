@@ -1,7 +1,10 @@
-"""Small pandas frames that the suites look at, computed from the tables and manifests. Pure: no store, no Spark, no GX.
+"""Small pandas frames that the suites look at, computed from the tables and manifests.
 
-Every frame exists for every pipeline, with its columns, also when there is nothing to say; a null means *does not apply*
-and passes value checks. Quantiles are computed here because GX 1.24's own quantile expectation cannot store its result.
+Pure: no store, no Spark, no GX.
+
+Every frame exists for every pipeline, with its columns, also when there is nothing to say; a null
+means *does not apply* and passes value checks. Quantiles are computed here because GX 1.24's own
+quantile expectation cannot store its result.
 """
 
 from __future__ import annotations
@@ -15,21 +18,32 @@ import pandas as pd
 import pyarrow as pa
 
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
+from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
-
-__all__ = ["LATE_COLUMNS", "SUMMARIES", "Evidence", "event_columns"]
 
 LATE_COLUMNS: Final = ("output", "reason", "lateness_us", "_source", "_epoch")
 """The columns of the late table that the checks need."""
 
 _TICKS_PER_SECOND: Final = 1_000_000
-_LATE_TABLE_POLICIES: Final = {LatePolicy.SIDE_OUTPUT, LatePolicy.REJECT_TO_ORIGIN}  # policies under which every late row reaches the late table
-_DISPOSITIONS: Final = ["rows_released", "rows_late", "rows_dropped", "rows_rejected", "rows_dead", "rows_retained"]
+_LATE_TABLE_POLICIES: Final = {
+    LatePolicy.SIDE_OUTPUT,
+    LatePolicy.REJECT_TO_ORIGIN,
+}  # policies under which every late row reaches the late table
+_DISPOSITIONS: Final = [
+    "rows_released",
+    "rows_late",
+    "rows_dropped",
+    "rows_rejected",
+    "rows_dead",
+    "rows_retained",
+]
 
 
 def event_columns(spec: PipelineSpec) -> tuple[str, ...]:
-    """The columns of the events table that the checks need; it is the one table that is never small."""
+    """The columns of the events table that the checks need.
+
+    It is the one table that is never small.
+    """
     event_time = next(iter(spec.sources.values())).event_time
     return ("position", "section", "_late", "_source", "_partition", "_seq", "_epoch", event_time)
 
@@ -41,12 +55,14 @@ class Evidence:
     Attributes:
         late: late table, and so on; all rows up to the epoch of `head`.
         head: manifest of the newest epoch that the tables show; None before the first.
-        past: manifest `quality.recent` epochs before it; None if there are not that many, or it was retired.
+        past: manifest `quality.recent` epochs before it; None if there are not that many, or it was
+            retired.
         sealed: slot of the newest sealed epoch, published or not.
         now: ticks.
         events_since: the events table is there from the epoch after this one.
         wanted: somebody wants this stream to run now, so that an old checkpoint means something.
-        verified: verdict on the objects that `head` needs, by presence and size; ``none`` before the first.
+        verified: verdict on the objects that `head` needs, by presence and size; ``none`` before
+            the first.
     """
 
     spec: PipelineSpec
@@ -65,15 +81,26 @@ class Evidence:
 
 
 def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
-    """One row per source: late rows of the events output as the manifests count them, and their lateness."""
+    """One row per source.
+
+    Late rows of the events output as the manifests count them, and their lateness.
+    """
     late = evidence.late.select(["output", "_source", "lateness_us"]).to_pandas()
     late = late[late["output"] == EVENTS]
     counted = _get_source_counters(evidence.head)
     past = _get_source_counters(evidence.past)
     complete = evidence.spec.release.on_late in _LATE_TABLE_POLICIES
     rows = []
-    for source in [*evidence.spec.sources, *sorted(set(late["_source"]) - set(evidence.spec.sources))]:
-        lateness = late.loc[late["_source"] == source, "lateness_us"].to_numpy(dtype="float64", na_value=np.nan) / _TICKS_PER_SECOND
+    for source in [
+        *evidence.spec.sources,
+        *sorted(set(late["_source"]) - set(evidence.spec.sources)),
+    ]:
+        lateness = (
+            late.loc[late["_source"] == source, "lateness_us"].to_numpy(
+                dtype="float64", na_value=np.nan
+            )
+            / _TICKS_PER_SECOND
+        )
         now, before = counted.get(source, {}), past.get(source, {})
         rows.append(
             {
@@ -86,7 +113,9 @@ def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
                 "lateness_p50_s": _compute_quantile(lateness, 0.50),
                 "lateness_p99_s": _compute_quantile(lateness, 0.99),
                 "lateness_max_s": _compute_quantile(lateness, 1.0),
-                "late_rows_missing": float(_count_late_rows(now) - len(lateness)) if complete else np.nan,
+                "late_rows_missing": (
+                    float(_count_late_rows(now) - len(lateness)) if complete else np.nan
+                ),
             }
         )
     return pd.DataFrame(rows)
@@ -97,10 +126,16 @@ def summarize_late_by_reason(evidence: Evidence) -> pd.DataFrame:
     late = evidence.late.select(["output", "reason", "lateness_us"]).to_pandas()
     grouped = late.groupby(["output", "reason"], sort=True)["lateness_us"]
     found = grouped.agg(["size", "min", "median", "max"]).reset_index()
-    judged = found["reason"].isin(["late_order", "late_window"])  # the others are late for another cause than the frontier
-    frame = pd.DataFrame({"reason": found["reason"], "output": found["output"], "rows": found["size"]})
+    judged = found["reason"].isin(
+        ["late_order", "late_window"]
+    )  # the others are late for another cause than the frontier
+    frame = pd.DataFrame(
+        {"reason": found["reason"], "output": found["output"], "rows": found["size"]}
+    )
     for name in ("min", "median", "max"):
-        frame[f"lateness_{name}_s"] = (found[name].astype("float64") / _TICKS_PER_SECOND).where(judged)
+        frame[f"lateness_{name}_s"] = (found[name].astype("float64") / _TICKS_PER_SECOND).where(
+            judged
+        )
     return frame
 
 
@@ -130,7 +165,9 @@ def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
             "pipeline": evidence.spec.name,
             "barriers": len(closed),
             "complete": int((closed["outcome"] == "complete").sum()),
-            "complete_ratio": _compute_ratio(int((closed["outcome"] == "complete").sum()), len(closed)),
+            "complete_ratio": _compute_ratio(
+                int((closed["outcome"] == "complete").sum()), len(closed)
+            ),
             "waited_p50_s": _compute_quantile(closed["waited_s"].to_numpy("float64"), 0.50),
             "waited_p99_s": _compute_quantile(closed["waited_s"].to_numpy("float64"), 0.99),
             "ids_missing": max(ids) - min(ids) + 1 - len(ids) if ids else 0,
@@ -161,7 +198,9 @@ def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
     """One row over all checkpoints."""
     table = summarize_checkpoints(evidence)
     head = evidence.head
-    age = (evidence.now - head.created_at) / _TICKS_PER_SECOND if head and evidence.wanted else np.nan
+    age = (
+        (evidence.now - head.created_at) / _TICKS_PER_SECOND if head and evidence.wanted else np.nan
+    )
     return _make_single_row(
         {
             "pipeline": evidence.spec.name,
@@ -180,7 +219,11 @@ def summarize_dead_letters(evidence: Evidence) -> pd.DataFrame:
     """One row per reason and source; `objects` were unreadable as a whole."""
     table = evidence.dead_letters.select(["reason", "_source", "row"]).to_pandas()
     whole = table["row"].isna()
-    found = table.assign(rows=~whole, objects=whole).groupby(["reason", "_source"], sort=True)[["rows", "objects"]].sum()
+    found = (
+        table.assign(rows=~whole, objects=whole)
+        .groupby(["reason", "_source"], sort=True)[["rows", "objects"]]
+        .sum()
+    )
     frame: pd.DataFrame = found.reset_index().rename(columns={"_source": "source"})
     return frame
 
@@ -215,9 +258,11 @@ def summarize_release(evidence: Evidence) -> pd.DataFrame:
             "positions_missing": _count_expected_positions(evidence, position) - distinct,
             "positions_doubled": rows - distinct,
             "rows_doubled": rows - origin.num_rows,
-            "rows_out_of_order": _count_out_of_order(events, event_time)
-            if evidence.spec.release.mode is not ReleaseMode.PASS_THROUGH
-            else np.nan,
+            "rows_out_of_order": (
+                _count_out_of_order(events, event_time)
+                if evidence.spec.release.mode is not ReleaseMode.PASS_THROUGH
+                else np.nan
+            ),
         }
     )
 
@@ -237,7 +282,10 @@ SUMMARIES: Final[Mapping[str, Callable[[Evidence], pd.DataFrame]]] = {
 
 
 def _count_expected_positions(evidence: Evidence, position: np.ndarray[Any, Any]) -> int:
-    """Positions that should be taken: up to what the manifest has given out, from 0 or from where the events begin."""
+    """Positions that should be taken.
+
+    Up to what the manifest has given out, from 0 or from where the events begin.
+    """
     noted = evidence.head.notes.get("next_position", 0) if evidence.head else 0
     if not len(position):
         return 0 if evidence.events_since else int(noted)
@@ -246,7 +294,10 @@ def _count_expected_positions(evidence: Evidence, position: np.ndarray[Any, Any]
 
 
 def _count_out_of_order(events: pa.Table, event_time: str) -> int:
-    """Rows that left after a later one of their section; rows flagged late left out of turn by design."""
+    """Rows that left after a later one of their section.
+
+    Rows flagged late left out of turn by design.
+    """
     flagged = events["_late"].fill_null(False).to_numpy()
     section = events["section"].to_numpy()[~flagged]
     time = events[event_time].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()[~flagged]
@@ -267,11 +318,16 @@ def _count_late_rows(counters: Mapping[str, int]) -> int:
 
 
 def _compute_late_rise(now: Mapping[str, int], before: Mapping[str, int]) -> float:
-    """Late share of what came since `before`, less that of what came up to it; null without enough of both."""
+    """Late share of what came since `before`, less that of what came up to it.
+
+    Null without enough of both.
+    """
     recent_read = now.get("read", 0) - before.get("read", 0)
     if not before.get("read") or recent_read <= 0:
         return np.nan
-    return (_count_late_rows(now) - _count_late_rows(before)) / recent_read - _count_late_rows(before) / before["read"]
+    return (_count_late_rows(now) - _count_late_rows(before)) / recent_read - _count_late_rows(
+        before
+    ) / before["read"]
 
 
 def _compute_ratio(part: int, whole: int) -> float:

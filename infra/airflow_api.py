@@ -14,9 +14,7 @@ from typing import Any
 
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from tidegate.jobs.spec.errors import ConfigurationError, TransientError
-
-__all__ = ["AirflowApi", "AirflowApiError", "fetch_health"]
+from tidegate.errors import ConfigurationError, TransientError
 
 _REQUEST_TIMEOUT = 120.0  # seconds; a busy machine takes its time
 _ENDED_RUN_STATES = frozenset({"success", "failed"})
@@ -36,13 +34,18 @@ class AirflowApiError(ConfigurationError):
 
 
 def fetch_health(base_url: str) -> dict[str, str]:
-    """Component -> status, with the names of the processes; empty while the API server does not answer."""
+    """Component -> status, with the names of the processes.
+
+    Empty while the API server does not answer.
+    """
     try:
         with urllib.request.urlopen(f"{base_url}/api/v2/monitor/health", timeout=20) as answer:  # noqa: S310 - http on loopback
             report = json.loads(answer.read())
     except (OSError, ValueError):
         return {}
-    statuses = {name.replace("_", "-"): str((part or {}).get("status")) for name, part in report.items()}
+    statuses = {
+        name.replace("_", "-"): str((part or {}).get("status")) for name, part in report.items()
+    }
     return {"api-server": "healthy", **statuses}
 
 
@@ -61,7 +64,8 @@ _retry_server_errors = retry(
 class AirflowApi:
     """Calls the API as one user; logs in by itself, and again when the token has run out.
 
-    Every method raises `AirflowApiError` when Airflow refuses and `TransientError` when it does not answer.
+    Every method raises `AirflowApiError` when Airflow refuses and `TransientError` when it does not
+    answer.
     """
 
     def __init__(self, base_url: str, user: str, password: str) -> None:
@@ -73,8 +77,9 @@ class AirflowApi:
     def request(self, method: str, path: str, body: object = None) -> Any:
         """Call `/api/v2<path>` and return the decoded answer; for what has no method of its own.
 
-        Calls that may be repeated without harm (all but POST) are, when Airflow answers with 500 and above: on SQLite a
-        request that meets another writer fails at once, whatever the lock's time-out.
+        Calls that may be repeated without harm (all but POST) are, when Airflow answers with 500
+        and above: on SQLite a request that meets another writer fails at once, whatever the lock's
+        time-out.
 
         Raises:
             AirflowApiError: any answer of 400 and above.
@@ -107,7 +112,11 @@ class AirflowApi:
         Raises:
             TransientError: it has not appeared in time; the import errors are in the message.
         """
-        return _poll_until(lambda: self.get_dag(dag_id), timeout, lambda: f"no DAG {dag_id}; import errors: {self.import_errors()}")
+        return _poll_until(
+            lambda: self.get_dag(dag_id),
+            timeout,
+            lambda: f"no DAG {dag_id}; import errors: {self.import_errors()}",
+        )
 
     def import_errors(self) -> dict[str, str]:
         """File -> traceback of DAG files that could not be parsed."""
@@ -122,28 +131,41 @@ class AirflowApi:
         """Let a DAG run."""
         self.pause(dag_id, paused=False)
 
-    def trigger_dag(self, dag_id: str, conf: dict[str, Any] | None = None, run_id: str | None = None) -> str:
+    def trigger_dag(
+        self, dag_id: str, conf: dict[str, Any] | None = None, run_id: str | None = None
+    ) -> str:
         """Start a run with these params and return its id."""
         run = run_id or f"manual__{datetime.now(UTC).isoformat()}__{secrets.token_hex(4)}"
         body = {"logical_date": None, "conf": conf or {}, "dag_run_id": run}
         try:
-            _retry_server_errors(self.request)("POST", f"/dags/{_quote_segment(dag_id)}/dagRuns", body)
+            _retry_server_errors(self.request)(
+                "POST", f"/dags/{_quote_segment(dag_id)}/dagRuns", body
+            )
         except AirflowApiError as error:
-            # Nobody else knows an id of our making: the run exists because an earlier call succeeded that said 500.
+            # Nobody else knows an id of our making: the run exists because an earlier call
+            # succeeded that said 500.
             if error.status != 409 or run_id is not None:
                 raise
         return run
 
     def clear_task(self, dag_id: str, run_id: str, task_id: str) -> None:
         """Let a task run again, whatever it is doing; once more does no harm."""
-        wanted = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True, "task_ids": [task_id]}
-        _retry_server_errors(self.request)("POST", f"/dags/{_quote_segment(dag_id)}/clearTaskInstances", wanted)
+        wanted = {
+            "dry_run": False,
+            "dag_run_id": run_id,
+            "only_failed": False,
+            "reset_dag_runs": True,
+            "task_ids": [task_id],
+        }
+        _retry_server_errors(self.request)(
+            "POST", f"/dags/{_quote_segment(dag_id)}/clearTaskInstances", wanted
+        )
 
     def list_runs(self, dag_id: str) -> list[dict[str, Any]]:
         """The newest runs of a DAG, newest first."""
-        found: list[dict[str, Any]] = self.request("GET", f"/dags/{_quote_segment(dag_id)}/dagRuns?order_by=-run_after&limit=50")[
-            "dag_runs"
-        ]
+        found: list[dict[str, Any]] = self.request(
+            "GET", f"/dags/{_quote_segment(dag_id)}/dagRuns?order_by=-run_after&limit=50"
+        )["dag_runs"]
         return found
 
     def get_run(self, dag_id: str, run_id: str) -> dict[str, Any]:
@@ -162,11 +184,17 @@ class AirflowApi:
             run = self.get_run(dag_id, run_id)
             return run if run["state"] in _ENDED_RUN_STATES else None
 
-        return _poll_until(fetch_ended_run, timeout, lambda: f"{dag_id} run {run_id} is {self.get_run(dag_id, run_id)['state']}")
+        return _poll_until(
+            fetch_ended_run,
+            timeout,
+            lambda: f"{dag_id} run {run_id} is {self.get_run(dag_id, run_id)['state']}",
+        )
 
     def task_instances(self, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
         """Task id -> task instance of one run."""
-        found = self.request("GET", f"{_build_run_path(dag_id, run_id)}/taskInstances")["task_instances"]
+        found = self.request("GET", f"{_build_run_path(dag_id, run_id)}/taskInstances")[
+            "task_instances"
+        ]
         return {task["task_id"]: task for task in found}
 
     def read_task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
@@ -175,35 +203,49 @@ class AirflowApi:
         events = self.request("GET", path)["content"]
         return "\n".join(_format_log_line(event) for event in events)
 
-    def answer_question(self, dag_id: str, run_id: str, task_id: str, chosen: list[str], params: dict[str, Any] | None = None) -> None:
+    def answer_question(
+        self,
+        dag_id: str,
+        run_id: str,
+        task_id: str,
+        chosen: list[str],
+        params: dict[str, Any] | None = None,
+    ) -> None:
         """Answer a task that waits for a person, for example with `["Approve"]`.
 
-        Wait 3 s after it began to wait: an answer within 0.2 s fails the task although Airflow accepts it.
+        Wait 3 s after it began to wait: an answer within 0.2 s fails the task although Airflow
+        accepts it.
         """
         path = f"{_build_run_path(dag_id, run_id)}/taskInstances/{_quote_segment(task_id)}/-1/hitlDetails"
         self.request("PATCH", path, {"chosen_options": chosen, "params_input": params or {}})
 
     def _log_in(self) -> None:
         self._token = None
-        self._token = _retry_server_errors(self._send_request)("POST", "/auth/token", {"username": self.user, "password": self._password})[
-            "access_token"
-        ]
+        self._token = _retry_server_errors(self._send_request)(
+            "POST", "/auth/token", {"username": self.user, "password": self._password}
+        )["access_token"]
 
     def _send_request(self, method: str, path: str, body: object) -> Any:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.base_url + path, data=data, headers=headers, method=method)  # noqa: S310 - http on loopback
+        request = urllib.request.Request(
+            self.base_url + path, data=data, headers=headers, method=method
+        )
         try:
             with urllib.request.urlopen(request, timeout=_REQUEST_TIMEOUT) as answer:  # noqa: S310 - http on loopback
                 content = answer.read()
         except urllib.error.HTTPError as error:
             with error:
                 detail = error.read().decode(errors="replace")[:500]
-            raise AirflowApiError(f"{method} {path}: {error.code} {detail}", status=error.code) from None
+            raise AirflowApiError(
+                f"{method} {path}: {error.code} {detail}", status=error.code
+            ) from None
         except OSError as error:
-            raise TransientError(f"Airflow does not answer at {self.base_url}: {error}", code="infra.airflow_away") from error
+            raise TransientError(
+                f"Airflow does not answer at {self.base_url}: {error}", code="infra.airflow_away"
+            ) from error
         return json.loads(content) if content else None
 
 
@@ -218,11 +260,21 @@ def _quote_segment(part: str) -> str:
 def _format_log_line(event: dict[str, Any] | str) -> str:
     if isinstance(event, str):
         return event
-    extra = {key: value for key, value in event.items() if key not in ("timestamp", "event", "level", "logger")}
-    return " ".join(str(part) for part in (event.get("timestamp"), event.get("level"), event.get("event"), extra or None) if part)
+    extra = {
+        key: value
+        for key, value in event.items()
+        if key not in ("timestamp", "event", "level", "logger")
+    }
+    return " ".join(
+        str(part)
+        for part in (event.get("timestamp"), event.get("level"), event.get("event"), extra or None)
+        if part
+    )
 
 
-def _poll_until(ask: Callable[[], dict[str, Any] | None], timeout: float, complaint: Callable[[], str]) -> dict[str, Any]:
+def _poll_until(
+    ask: Callable[[], dict[str, Any] | None], timeout: float, complaint: Callable[[], str]
+) -> dict[str, Any]:
     deadline = time.monotonic() + timeout
     while (found := ask()) is None:
         if time.monotonic() > deadline:

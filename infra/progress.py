@@ -1,11 +1,12 @@
-"""How long steps tell a person that they go on: one line per step, with the time since the first."""
+"""How long steps tell a person that they go on.
+
+One line per step, with the time since the first.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-
-__all__ = ["Progress", "TimedProgress"]
 
 #: Takes one line of plain text.
 Progress = Callable[[str], None]

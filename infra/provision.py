@@ -1,8 +1,9 @@
 """Makes a bucket on a MinIO, and gives a user rights in it.
 
-``python -m tidegate.infra.provision [--policy FILE] [--only]`` reads where and who from the environment: ``TIDEGATE_STORE``,
-``TIDEGATE_S3_ENDPOINT``, the root's ``MINIO_ROOT_USER`` and ``MINIO_ROOT_PASSWORD``, the user's ``TIDEGATE_S3_ACCESS_KEY`` and
-``TIDEGATE_S3_SECRET_KEY``. `AWS_CA_BUNDLE` names the file of a private CA.
+``python -m tidegate.infra.provision [--policy FILE] [--only]`` reads where and who from the
+environment: ``TIDEGATE_STORE``, ``TIDEGATE_S3_ENDPOINT``, the root's ``MINIO_ROOT_USER`` and
+``MINIO_ROOT_PASSWORD``, the user's ``TIDEGATE_S3_ACCESS_KEY`` and ``TIDEGATE_S3_SECRET_KEY``.
+`AWS_CA_BUNDLE` names the file of a private CA.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from tidegate.jobs.spec.errors import ConfigurationError, TidegateError, TransientError
-
-__all__ = ["REGION", "Credentials", "build_bucket_policy", "grant_policy"]
+from tidegate.errors import ConfigurationError, TidegateError, TransientError
 
 REGION = "us-east-1"
 _REQUIRED_VARIABLES = (
@@ -49,11 +48,18 @@ class Credentials:
 
 
 def grant_policy(
-    endpoint: str, root: Credentials, bucket: str, user: Credentials, rights: Mapping[str, Any], *, only: bool = False
+    endpoint: str,
+    root: Credentials,
+    bucket: str,
+    user: Credentials,
+    rights: Mapping[str, Any],
+    *,
+    only: bool = False,
 ) -> int:
     """Make the bucket and the user, and give the user a policy. Safe to repeat.
 
-    A policy is named by its content, so that one key may have those of several pipelines, and giving one twice is giving it once.
+    A policy is named by its content, so that one key may have those of several pipelines, and
+    giving one twice is giving it once.
 
     Args:
         endpoint: of the MinIO.
@@ -83,10 +89,19 @@ def grant_policy(
         retries=Retry(total=3, backoff_factor=0.5),
         ca_certs=os.environ.get("AWS_CA_BUNDLE"),
     )
-    both: dict[str, Any] = {"endpoint": address.netloc, "secure": address.scheme == "https", "http_client": http}
+    both: dict[str, Any] = {
+        "endpoint": address.netloc,
+        "secure": address.scheme == "https",
+        "http_client": http,
+    }
     keys = StaticProvider(root.access_key, root.secret_key)
-    client, admin = Minio(credentials=keys, region=REGION, **both), MinioAdmin(credentials=keys, **both)
-    name = f"tidegate-{hashlib.sha256(json.dumps(rights, sort_keys=True).encode()).hexdigest()[:16]}"
+    client, admin = (
+        Minio(credentials=keys, region=REGION, **both),
+        MinioAdmin(credentials=keys, **both),
+    )
+    name = (
+        f"tidegate-{hashlib.sha256(json.dumps(rights, sort_keys=True).encode()).hexdigest()[:16]}"
+    )
     try:
         if not client.bucket_exists(bucket_name=bucket):
             client.make_bucket(bucket_name=bucket)
@@ -97,9 +112,13 @@ def grant_policy(
         admin.policy_set(",".join(sorted({name, *kept})), user=user.access_key)
         return len(kept)
     except HTTPError as error:
-        raise TransientError(f"no answer from {endpoint}: {error}", code="infra.minio_away", advice="run it again") from error
+        raise TransientError(
+            f"no answer from {endpoint}: {error}", code="infra.minio_away", advice="run it again"
+        ) from error
     except (MinioException, ValueError) as error:
-        raise ConfigurationError(f"{endpoint} refused: {error}", code="infra.minio_refused") from error
+        raise ConfigurationError(
+            f"{endpoint} refused: {error}", code="infra.minio_refused"
+        ) from error
 
 
 def build_bucket_policy(bucket: str) -> dict[str, Any]:
@@ -127,8 +146,13 @@ def build_bucket_policy(bucket: str) -> dict[str, Any]:
 
 
 def main(
-    policy: Annotated[Path | None, typer.Option(help="what tidegate.infra.policies printed; default: all of the bucket")] = None,
-    only: Annotated[bool, typer.Option("--only", help="take away what the user was given before")] = False,
+    policy: Annotated[
+        Path | None,
+        typer.Option(help="what tidegate.infra.policies printed; default: all of the bucket"),
+    ] = None,
+    only: Annotated[
+        bool, typer.Option("--only", help="take away what the user was given before")
+    ] = False,
 ) -> None:
     """Make the bucket and the user that the environment names, on the MinIO that it names, and give the user rights."""
     try:
@@ -137,23 +161,45 @@ def main(
         typer.echo(error, err=True)
         sys.exit(error.failure_class.exit_code)
     more = f", and keeps {kept} other policies (--only takes them away)" if kept else ""
-    typer.echo(f"bucket {bucket}: {access_key} has " + (f"the rights of {policy}" if policy else "all of it") + more)
+    typer.echo(
+        f"bucket {bucket}: {access_key} has "
+        + (f"the rights of {policy}" if policy else "all of it")
+        + more
+    )
 
 
-def _provision_from_environment(given: Mapping[str, str], policy: Path | None, only: bool) -> tuple[str, str, int]:
+def _provision_from_environment(
+    given: Mapping[str, str], policy: Path | None, only: bool
+) -> tuple[str, str, int]:
     missing = [name for name in _REQUIRED_VARIABLES if not given.get(name)]
     if missing:
-        raise ConfigurationError(f"not set: {', '.join(missing)}", code="infra.variables", advice="set them, then run it again")
+        raise ConfigurationError(
+            f"not set: {', '.join(missing)}",
+            code="infra.variables",
+            advice="set them, then run it again",
+        )
     store, endpoint, *keys = (given[name] for name in _REQUIRED_VARIABLES)
     bucket = urlsplit(store).netloc
     if not store.startswith("s3://") or not bucket:
-        raise ConfigurationError(f"TIDEGATE_STORE is {store!r}, not s3://bucket", code="infra.variables")
+        raise ConfigurationError(
+            f"TIDEGATE_STORE is {store!r}, not s3://bucket", code="infra.variables"
+        )
     try:
-        rights = json.loads(policy.read_text(encoding="utf-8")) if policy else build_bucket_policy(bucket)
+        rights = (
+            json.loads(policy.read_text(encoding="utf-8"))
+            if policy
+            else build_bucket_policy(bucket)
+        )
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{policy} holds no policy: {error}", code="infra.policy") from error
+        raise ConfigurationError(
+            f"{policy} holds no policy: {error}", code="infra.policy"
+        ) from error
     user = Credentials(keys[2], keys[3])
-    return bucket, user.access_key, grant_policy(endpoint, Credentials(keys[0], keys[1]), bucket, user, rights, only=only)
+    return (
+        bucket,
+        user.access_key,
+        grant_policy(endpoint, Credentials(keys[0], keys[1]), bucket, user, rights, only=only),
+    )
 
 
 if __name__ == "__main__":

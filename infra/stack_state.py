@@ -1,4 +1,7 @@
-"""What a stack remembers between commands: its ports and processes (`stack.json`) and its secrets (`credentials.json`)."""
+"""What a stack remembers between commands.
+
+Its ports and processes (`stack.json`) and its secrets (`credentials.json`).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tidegate.infra.minio import Credentials
-from tidegate.infra.processes import ProcessId
-from tidegate.jobs.spec.errors import ConfigurationError
-
-__all__ = ["AIRFLOW_USERS", "StackSecrets", "StackState", "lock_stack", "write_private_json"]
+from tidegate.errors import ConfigurationError
+from tidegate.infra.local_processes import ProcessId
+from tidegate.infra.provision import Credentials
 
 #: Every role Airflow's simple login knows, so that permissions can be tried out.
 AIRFLOW_USERS = {"admin": "admin", "olga": "op", "uwe": "user", "vic": "viewer"}
@@ -32,10 +33,12 @@ class StackState:
 
     Attributes:
         stack_id: random; what Airflow's processes start carries it in `TIDEGATE_STACK_ID`.
-        boot_id: the boot during which the processes were started; start ticks mean nothing after another one.
+        boot_id: the boot during which the processes were started; start ticks mean nothing after
+            another one.
         ports: by server (`minio`, `airflow`); kept after `down`, so that addresses stay the same.
         processes: by name.
-        airflow_digest: of the environment Airflow was started with; when it changes Airflow has to be restarted.
+        airflow_digest: of the environment Airflow was started with; when it changes Airflow has to
+            be restarted.
         migrated: the Airflow version that has prepared the database.
     """
 
@@ -74,7 +77,10 @@ class StackState:
 
 @dataclass(frozen=True)
 class StackSecrets:
-    """The contents of `credentials.json`, made once per stack. Kept out of `repr`, logs and output."""
+    """The contents of `credentials.json`, made once per stack.
+
+    Kept out of `repr`, logs and output.
+    """
 
     minio_root: Credentials = field(repr=False)
     minio_app: Credentials = field(repr=False)
@@ -115,7 +121,10 @@ class StackSecrets:
 
 
 def write_private_json(file: Path, data: object) -> None:
-    """Write JSON that only its owner may read; a reader sees the old or the new file, never half of one."""
+    """Write JSON that only its owner may read.
+
+    A reader sees the old or the new file, never half of one.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

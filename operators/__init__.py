@@ -14,18 +14,36 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "tidegate",
         "name": "tidegate",
-        "description": "Streams on PySpark with kept late rows, sealed checkpoints and restores, supervised by Airflow.",
+        "description": (
+            "Streams on PySpark with kept late rows, sealed checkpoints and restores, supervised by"
+            " Airflow."
+        ),
         "integrations": [{"integration-name": "tidegate", "tags": ["service"]}],
         "operators": [
             {
                 "integration-name": "tidegate",
                 "python-modules": [
                     f"{package}.{name}"
-                    for name in ("stream", "recover", "approve", "pin", "quality", "maintain", "backfill", "windows", "sweep")
+                    for name in (
+                        "stream",
+                        "recover",
+                        "approve",
+                        "pin",
+                        "quality",
+                        "maintain",
+                        "backfill",
+                        "windows",
+                        "sweep",
+                    )
                 ],
             }
         ],
-        "triggers": [{"integration-name": "tidegate", "python-modules": [f"{package}.trigger", f"{package}.assets"]}],
+        "triggers": [
+            {
+                "integration-name": "tidegate",
+                "python-modules": [f"{package}.trigger", f"{package}.assets"],
+            }
+        ],
         "extra-links": [f"{package}.quality.DataDocsLink"],
         "asset-uris": [{"schemes": ["tidegate"], "handler": None}],
     }

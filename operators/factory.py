@@ -1,13 +1,15 @@
-"""From a folder of pipeline specs to DAGs. Parsing reads YAML and nothing else: no store, no Spark, no expectations.
+"""From a folder of pipeline specs to DAGs.
+
+Parsing reads YAML and nothing else: no store, no Spark, no expectations.
 
     <p>.stream    supervises the driver          <p>.recover   goes back to a checkpoint of choice
     <p>.quality   checks, on asset events        <p>.maintain  retention, scrub, index, once a night
     <p>.pin       keeps a checkpoint by name     tidegate.sweep  starts what should run and does not
-    <p>.backfill  a past range as a batch        <p>.windows  announces closed periods, where the spec says so
-    <p>.splice    late rows back into history
+    <p>.backfill  a past range as a batch        <p>.windows  announces closed periods, where the
+    spec says so <p>.splice    late rows back into history
 
-One broken spec does not take the others down: its findings become a DAG of their own, which fails and names them, and an
-import error of a file that asks for it (`check_specs`).
+One broken spec does not take the others down: its findings become a DAG of their own, which fails
+and names them, and an import error of a file that asks for it (`check_specs`).
 """
 
 from __future__ import annotations
@@ -22,27 +24,25 @@ from typing import Any, Final
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, BaseOperator, CronDataIntervalTimetable, Param
 
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.operators.assets import stream_asset
-from tidegate.operators.backfill import BackfillOperator
-from tidegate.operators.maintain import MaintainOperator
-from tidegate.operators.pin import PinOperator
-from tidegate.operators.quality import QualityOperator
-from tidegate.operators.recover import RecoverOperator
-from tidegate.operators.stream import StreamOperator
-from tidegate.operators.sweep import SweepOperator
-from tidegate.operators.windows import ClosedWindowsOperator
-
-__all__ = ["STORE_TAG_PREFIX", "build_dags", "check_specs"]
+from tidegate.operators.assets import ClosedWindowsOperator, stream_asset
+from tidegate.operators.backfill_operator import BackfillOperator
+from tidegate.operators.maintain_operator import MaintainOperator
+from tidegate.operators.quality_operator import QualityOperator
+from tidegate.operators.recover_and_pin import PinOperator, RecoverOperator
+from tidegate.operators.stream_operator import StreamOperator
+from tidegate.operators.sweep_operator import SweepOperator
 
 STORE_TAG_PREFIX: Final = "store:"  # and the Airflow connection of the store
 SWEEP_DAG_ID: Final = "tidegate.sweep"
 BROKEN_SPECS_DAG_ID: Final = "tidegate.broken_specs"
 _BROKEN_SPECS_CRON: Final = "*/15 * * * *"
-QUALITY_EVERY_SECONDS: Final = 600.0  # seconds; a check costs about ten seconds of one core, most of it importing Great Expectations
-ANNOUNCE_EVERY_SECONDS: Final = 10.0  # seconds, or a tenth of the period by the clock: nobody waits for an hour's end by the second
+# Seconds; a check costs about ten seconds of one core, most of it importing Great Expectations.
+QUALITY_EVERY_SECONDS: Final = 600.0
+# Seconds, or a tenth of the period by the clock: nobody waits for an hour's end by the second.
+ANNOUNCE_EVERY_SECONDS: Final = 10.0
 _START_DATE: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -59,10 +59,15 @@ def build_dags(
         folder: holds one `*.yaml` file per pipeline.
         conn_id: Airflow connection of the store; None for the environment (`TIDEGATE_STORE`).
         quality_every: at most one check of a pipeline in so many seconds.
-        on_failure: Airflow's notifiers, or functions of a context, called when a task of any of these DAGs fails.
+        on_failure: Airflow's notifiers, or functions of a context, called when a task of any of
+            these DAGs fails.
     """
     specs, findings = _read_specs(folder)
-    dags = [dag for spec, path in specs.values() for dag in _build_pipeline_dags(spec, str(path.absolute()), conn_id, quality_every)]
+    dags = [
+        dag
+        for spec, path in specs.values()
+        for dag in _build_pipeline_dags(spec, str(path.absolute()), conn_id, quality_every)
+    ]
     dags += _build_sweep_dags([spec for spec, _ in specs.values()], conn_id)
     if findings:
         dags.append(_build_broken_specs_dag(findings))
@@ -72,7 +77,9 @@ def build_dags(
 
 
 def check_specs(folder: str | Path) -> None:
-    """Read all specs of a folder: a DAG file that calls this shows what is wrong with them in Airflow's banner of import errors.
+    """Read all specs of a folder.
+
+    A DAG file that calls this shows what is wrong with them in Airflow's banner of import errors.
 
     Such a file must build no DAGs: an import error stops all DAGs of its file from being started.
 
@@ -111,15 +118,20 @@ def _build_spec_error(findings: Sequence[str]) -> ConfigurationError:
     )
 
 
-def _refuse_duplicate_name(spec: PipelineSpec, path: Path, taken: dict[str, tuple[PipelineSpec, Path]]) -> None:
+def _refuse_duplicate_name(
+    spec: PipelineSpec, path: Path, taken: dict[str, tuple[PipelineSpec, Path]]
+) -> None:
     if spec.name in taken:
         raise ConfigurationError(
-            f"{path}:1: name: {spec.name!r} is taken by {taken[spec.name][1]}; names are unique in a folder",
+            f"{path}:1: name: {spec.name!r} is taken by {taken[spec.name][1]}; names are unique in"
+            " a folder",
             code="spec.name_taken",
         )
 
 
-def _build_pipeline_dags(spec: PipelineSpec, path: str, conn_id: str | None, quality_every: float) -> Iterable[DAG]:
+def _build_pipeline_dags(
+    spec: PipelineSpec, path: str, conn_id: str | None, quality_every: float
+) -> Iterable[DAG]:
     yield _build_stream_dag(spec, path, conn_id)
     yield _build_recover_dag(spec, path, conn_id)
     yield _build_pin_dag(spec, conn_id)
@@ -148,7 +160,9 @@ def _build_stream_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG
             stall_after=supervision.stall_after / 1e6,
             start_timeout=supervision.start_timeout / 1e6,
             submit=_dump_submit_settings(spec),
-            rotate_after=None if supervision.rotate_after is None else supervision.rotate_after / 1e6,
+            rotate_after=(
+                None if supervision.rotate_after is None else supervision.rotate_after / 1e6
+            ),
             retries=supervision.retries,
             retry_delay=timedelta(microseconds=supervision.retry_delay),
         )
@@ -166,12 +180,30 @@ def _build_recover_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DA
             "latest",
             type="string",
             title="Checkpoint",
-            description="`latest`, `latest_healthy`, a pin, or an id such as t0-000123-ab12cd from the Streams page.",
+            description=(
+                "`latest`, `latest_healthy`, a pin, or an id such as t0-000123-ab12cd from the"
+                " Streams page."
+            ),
         ),
-        "reason": Param("", type="string", title="Reason", description="Kept with the restore, for whoever asks later."),
-        "dry_run": Param(False, type="boolean", title="Dry run", description="Verify and report only; nothing is changed."),
+        "reason": Param(
+            "",
+            type="string",
+            title="Reason",
+            description="Kept with the restore, for whoever asks later.",
+        ),
+        "dry_run": Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description="Verify and report only; nothing is changed.",
+        ),
     }
-    with _make_dag(spec, "recover", "Goes back to a checkpoint: verify, report, stop, restore, start again.", params=params) as dag:
+    with _make_dag(
+        spec,
+        "recover",
+        "Goes back to a checkpoint: verify, report, stop, restore, start again.",
+        params=params,
+    ) as dag:
         approval = _add_approval_tasks(spec, conn_id) if spec.supervision.approval else None
         ids = None if approval is None else (approval.task_id, *approval.upstream_task_ids)
         recover = RecoverOperator(
@@ -190,7 +222,11 @@ def _build_recover_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DA
 
 def _add_approval_tasks(spec: PipelineSpec, conn_id: str | None) -> Any:
     # Imported by those who want it only: it costs every parse a tenth of a second.
-    from tidegate.operators.approve import REPORT_TASK_ID, ApproveRestoreOperator, ReportRestoreOperator
+    from tidegate.operators.restore_approval import (
+        REPORT_TASK_ID,
+        ApproveRestoreOperator,
+        ReportRestoreOperator,
+    )
 
     supervision = spec.supervision
     asked = ReportRestoreOperator(task_id=REPORT_TASK_ID, pipeline=spec.name, conn_id=conn_id)
@@ -211,19 +247,40 @@ def _add_approval_tasks(spec: PipelineSpec, conn_id: str | None) -> Any:
 def _build_pin_dag(spec: PipelineSpec, conn_id: str | None) -> DAG:
     params = {
         "action": Param("pin", type="string", enum=["pin", "unpin"], title="Action"),
-        "checkpoint": Param("latest", type="string", title="Checkpoint", description="`latest`, a pin, or an id; for `pin`."),
-        "name": Param("", type="string", title="Name", description="The pin's name, by which the checkpoint can be restored."),
+        "checkpoint": Param(
+            "latest",
+            type="string",
+            title="Checkpoint",
+            description="`latest`, a pin, or an id; for `pin`.",
+        ),
+        "name": Param(
+            "",
+            type="string",
+            title="Name",
+            description="The pin's name, by which the checkpoint can be restored.",
+        ),
         "reason": Param("", type="string", title="Reason", description="Kept with the pin."),
     }
-    with _make_dag(spec, "pin", "Keeps a checkpoint under a name, or gives the name up.", params=params) as dag:
-        PinOperator(task_id="pin", pipeline=spec.name, conn_id=conn_id, retries=2, retry_delay=timedelta(seconds=5))
+    with _make_dag(
+        spec, "pin", "Keeps a checkpoint under a name, or gives the name up.", params=params
+    ) as dag:
+        PinOperator(
+            task_id="pin",
+            pipeline=spec.name,
+            conn_id=conn_id,
+            retries=2,
+            retry_delay=timedelta(seconds=5),
+        )
     return dag
 
 
 def _build_quality_dag(spec: PipelineSpec, path: str, conn_id: str | None, every: float) -> DAG:
-    # One asset, so that there is one throttle: late rows and troubled barriers come with a sealed checkpoint anyway.
+    # One asset, so that there is one throttle: late rows and troubled barriers come with a sealed
+    # checkpoint anyway.
     due = [stream_asset(spec.name, "sealed", every, conn_id)]
-    with _make_dag(spec, "quality", "Checks late rows, barriers and checkpoints.", schedule=due) as dag:
+    with _make_dag(
+        spec, "quality", "Checks late rows, barriers and checkpoints.", schedule=due
+    ) as dag:
         QualityOperator(task_id="quality", pipeline=spec.name, spec=path, conn_id=conn_id)
     return dag
 
@@ -236,26 +293,45 @@ def _build_maintain_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> D
 
 
 def _build_backfill_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
-    when = "An instant with its offset, 2026-01-31T00:00:00Z; empty in a scheduled run: its data interval."
+    when = (
+        "An instant with its offset, 2026-01-31T00:00:00Z; empty in a scheduled run: its data"
+        " interval."
+    )
     params = {
         "start": Param("", type="string", title="First window start", description=when),
         "end": Param("", type="string", title="End of the last window", description=when),
         "fail_on_difference": Param(False, type="boolean", title="Fail on a difference"),
-        "replace": Param(False, type="boolean", title="Replace", description="Ask for the late rows of the range to be merged."),
+        "replace": Param(
+            False,
+            type="boolean",
+            title="Replace",
+            description="Ask for the late rows of the range to be merged.",
+        ),
     }
     cron = spec.supervision.backfill
     schedule = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
-    what = "Runs the pipeline over a past range as a batch and compares its windows with the stream's."
+    what = (
+        "Runs the pipeline over a past range as a batch and compares its windows with the stream's."
+    )
     with _make_dag(spec, "backfill", what, schedule=schedule, params=params) as dag:
         BackfillOperator(task_id="backfill", pipeline=spec.name, spec=path, conn_id=conn_id)
     return dag
 
 
 def _build_splice_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
-    from tidegate.operators.splice import add_splice_tasks  # with the human-in-the-loop, as in `_add_approval_tasks`
+    from tidegate.operators.splice_operators import (
+        add_splice_tasks,
+    )  # with the human-in-the-loop, as in `_add_approval_tasks`
 
     wanted, title = spec.splice, "Splice request"
-    params = {"request": Param("", type="string", title=title, description="Its id; empty: the late rows are offered as one.")}
+    params = {
+        "request": Param(
+            "",
+            type="string",
+            title=title,
+            description="Its id; empty: the late rows are offered as one.",
+        )
+    }
     schedule = wanted.offer_at if wanted.offer_rows is not None else None
     what = "Merges late rows and dead letters back, after a person has seen the exact effect."
     with _make_dag(spec, "splice", what, schedule=schedule, params=params) as dag:
@@ -271,15 +347,29 @@ def _build_splice_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG
 
 
 def _build_windows_dag(spec: PipelineSpec, period: int, conn_id: str | None) -> DAG:
-    moved = [stream_asset(spec.name, "frontier", max(ANNOUNCE_EVERY_SECONDS, period / 1e7), conn_id)]
-    with _make_dag(spec, "windows", "Announces closed periods as partitions of the windows' assets.", schedule=moved) as dag:
+    moved = [
+        stream_asset(spec.name, "frontier", max(ANNOUNCE_EVERY_SECONDS, period / 1e7), conn_id)
+    ]
+    with _make_dag(
+        spec,
+        "windows",
+        "Announces closed periods as partitions of the windows' assets.",
+        schedule=moved,
+    ) as dag:
         ClosedWindowsOperator(
-            task_id="windows", pipeline=spec.name, windows=list(spec.windows), period=period, conn_id=conn_id, retries=2
+            task_id="windows",
+            pipeline=spec.name,
+            windows=list(spec.windows),
+            period=period,
+            conn_id=conn_id,
+            retries=2,
         )
     return dag
 
 
-def _make_dag(spec: PipelineSpec, kind: str, what: str, *, tags: Sequence[str] = (), **kwargs: Any) -> DAG:
+def _make_dag(
+    spec: PipelineSpec, kind: str, what: str, *, tags: Sequence[str] = (), **kwargs: Any
+) -> DAG:
     return DAG(
         dag_id=f"{spec.name}.{kind}",
         description=what,
@@ -295,15 +385,28 @@ def _make_dag(spec: PipelineSpec, kind: str, what: str, *, tags: Sequence[str] =
 
 
 def _build_sweep_dags(specs: Sequence[PipelineSpec], conn_id: str | None) -> list[DAG]:
-    """One sweep for all pipelines with the same cron: a process per pipeline would cost more than what it guards."""
+    """One sweep for all pipelines with the same cron.
+
+    A process per pipeline would cost more than what it guards.
+    """
     groups: dict[str, list[PipelineSpec]] = defaultdict(list)
     for spec in specs:
         groups[spec.supervision.sweep].append(spec)
     usual = max(groups, key=lambda cron: len(groups[cron]), default="")
-    return [_build_sweep_dag(SWEEP_DAG_ID if cron == usual else f"{SWEEP_DAG_ID}.{_slugify_cron(cron)}", cron, group, conn_id) for cron, group in groups.items()]
+    return [
+        _build_sweep_dag(
+            SWEEP_DAG_ID if cron == usual else f"{SWEEP_DAG_ID}.{_slugify_cron(cron)}",
+            cron,
+            group,
+            conn_id,
+        )
+        for cron, group in groups.items()
+    ]
 
 
-def _build_sweep_dag(dag_id: str, cron: str, specs: Sequence[PipelineSpec], conn_id: str | None) -> DAG:
+def _build_sweep_dag(
+    dag_id: str, cron: str, specs: Sequence[PipelineSpec], conn_id: str | None
+) -> DAG:
     with DAG(
         dag_id=dag_id,
         description="Starts every stream that should run and has no driver.",
@@ -314,7 +417,11 @@ def _build_sweep_dag(dag_id: str, cron: str, specs: Sequence[PipelineSpec], conn
         is_paused_upon_creation=False,
         tags=["tidegate"],
     ) as dag:
-        look = SweepOperator(task_id="look", pipelines={spec.name: f"{spec.name}.stream" for spec in specs}, conn_id=conn_id)
+        look = SweepOperator(
+            task_id="look",
+            pipelines={spec.name: f"{spec.name}.stream" for spec in specs},
+            conn_id=conn_id,
+        )
         TriggerDagRunOperator.partial(task_id="start").expand(trigger_dag_id=look.output)
     return dag
 
@@ -324,7 +431,10 @@ def _slugify_cron(cron: str) -> str:
 
 
 def _build_broken_specs_dag(findings: list[str]) -> DAG:
-    """Fails and says why. Not an import error: by one of those Airflow makes every DAG of the file stale, and starts none."""
+    """Fails and says why.
+
+    Not an import error: by one of those Airflow makes every DAG of the file stale, and starts none.
+    """
     with DAG(
         dag_id=BROKEN_SPECS_DAG_ID,
         description=findings[0],

@@ -1,4 +1,7 @@
-"""Airflow's hooks into the page and into what people do to tasks. Loaded by every Airflow process, so it imports nothing."""
+"""Airflow's hooks into the page and into what people do to tasks.
+
+Loaded by every Airflow process, so it imports nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ from typing import Any
 
 import pluggy
 from airflow.plugins_manager import AirflowPlugin
-
-__all__ = ["TidegatePlugin"]
 
 
 class _LazyApp:
@@ -18,7 +19,7 @@ class _LazyApp:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self._app is None:
-            from tidegate.operators.page import make_app
+            from tidegate.operators.page_api import make_app
 
             self._app = make_app()
         await self._app(scope, receive, send)
@@ -28,7 +29,10 @@ _hookimpl = pluggy.HookimplMarker("airflow")
 
 
 class _TaskStateListener:
-    """Hears when a person ends a stream's task. Only the API server calls without a previous state, and only for a person."""
+    """Hears when a person ends a stream's task.
+
+    Only the API server calls without a previous state, and only for a person.
+    """
 
     @_hookimpl
     def on_task_instance_success(self, previous_state: Any, task_instance: Any) -> None:
@@ -48,7 +52,7 @@ class _TaskStateListener:
 
 def _forward_mark(previous_state: Any, task: Any, state: str) -> None:
     if previous_state is None and task.task_id == "stream" and task.dag_id.endswith(".stream"):
-        from tidegate.operators.marks import on_task_marked
+        from tidegate.operators.airflow_db import on_task_marked
 
         on_task_marked(task, state)
 
@@ -57,9 +61,12 @@ _LISTENER = _TaskStateListener()
 
 
 class _ListenerMiddleware:
-    """Middleware that changes no request: by it only API servers listen. A listener elsewhere would forbid DAGs of others.
+    """Middleware that changes no request: by it only API servers listen.
 
-    Airflow's DAG processor refuses tasks with `end_from_trigger` as soon as any plugin names a listener.
+    A listener elsewhere would forbid DAGs of others.
+
+    Airflow's DAG processor refuses tasks with `end_from_trigger` as soon as any plugin names a
+    listener.
     """
 
     def __init__(self, app: Any) -> None:

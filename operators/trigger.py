@@ -1,4 +1,7 @@
-"""What watches a stream while its task sleeps: a poll every two seconds in the triggerer, without blocking its loop."""
+"""What watches a stream while its task sleeps.
+
+A poll every two seconds in the triggerer, without blocking its loop.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,30 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.spec.errors import TransientError
-from tidegate.operators import metrics
-from tidegate.operators.access import StoreAccess
-from tidegate.operators.control import ENDED_TASK_STATES, StopTimeouts, stop_driver
-from tidegate.operators.launch import LaunchedDriver
-from tidegate.operators.observe import StreamObserver
-from tidegate.operators.watch import Observation, LivenessLimits, StreamLiveness
+from tidegate.errors import TransientError
+from tidegate.operators import airflow_metrics
+from tidegate.operators.driver_launch import LaunchedDriver
+from tidegate.operators.driver_shutdown import ENDED_TASK_STATES, StopTimeouts, stop_driver
+from tidegate.operators.liveness import LivenessLimits, Observation, StreamLiveness, StreamObserver
+from tidegate.operators.store_access import StoreAccess
 
-__all__ = ["StreamTrigger"]
-
-_SETTLE_SECONDS = 2.5  # seconds before the first event: an event that races with the parking of its task gets lost
-_TASK_STATE_TIMEOUT = 10.0  # seconds for Airflow to say what became of the task; once measured at 8.5
+# Seconds before the first event: an event that races with the parking of its task gets lost.
+_SETTLE_SECONDS = 2.5
+_TASK_STATE_TIMEOUT = (
+    10.0  # seconds for Airflow to say what became of the task; once measured at 8.5
+)
 # Airflow gives on_kill 30 s: 10 to ask, then these.
 _ON_KILL_TIMEOUTS = StopTimeouts(request=10.0, terminate=5.0, kill=3.0)
 
 
 class StreamTrigger(BaseTrigger):
-    """Fires once: the stream is no longer live, or its run is due to be followed by the next. The payload is an `Observation`.
+    """Fires once: the stream is no longer live, or its run is due to be followed by the next.
+
+    The payload is an `Observation`.
 
     Args:
         pipeline: name of the pipeline.
@@ -60,45 +65,62 @@ class StreamTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         names = ("pipeline", "floor", "conn_id", "launched", "rules", "poll", "due")
-        return f"{type(self).__module__}.{type(self).__name__}", {name: getattr(self, name) for name in names}
+        return f"{type(self).__module__}.{type(self).__name__}", {
+            name: getattr(self, name) for name in names
+        }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         store = await asyncio.to_thread(self._open_store)
         launched = LaunchedDriver.from_dict(self.launched) if self.launched else None
-        observer = StreamObserver(store, self.pipeline, floor=self.floor, launched=launched, rules=LivenessLimits(**self.rules))
+        observer = StreamObserver(
+            store,
+            self.pipeline,
+            floor=self.floor,
+            launched=launched,
+            rules=LivenessLimits(**self.rules),
+        )
         await asyncio.sleep(_SETTLE_SECONDS)
         try:
             while True:
                 observation = await asyncio.to_thread(self._observe_change, store, observer)
-                metrics.record_look(self.pipeline, observer.seen)
+                airflow_metrics.record_look(self.pipeline, observer.seen)
                 if observation is not None:
                     break
                 await asyncio.sleep(self.poll)
         finally:
-            metrics.record_unwatched(self.pipeline)
+            airflow_metrics.record_unwatched(self.pipeline)
         if observation.state is not StreamLiveness.LIVE:
-            metrics.record_stream_end(self.pipeline, observation.state)
+            airflow_metrics.record_stream_end(self.pipeline, observation.state)
         yield TriggerEvent(observation.as_dict())  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """A person ended the task: stop the driver too, unless a new try of this task or another run wants or has it by now.
+        """A person ended the task.
 
-        Not called while the triggerer is down, nor for a task that was marked before its trigger first ran: `marks` hears of
-        marks in the API server. This is for what ends a task without a person, a time-out for example, and for a mark that
-        found no store there.
+        Stop the driver too, unless a new try of this task or another run wants or has it by now.
+
+        Not called while the triggerer is down, nor for a task that was marked before its trigger
+        first ran: `marks` hears of marks in the API server. This is for what ends a task without a
+        person, a time-out for example, and for a mark that found no store there.
         """
         task = self.task_instance
         if task is None:
             return
         # The state last: whatever was cleared until then is seen.
-        others, state = await asyncio.wait_for(asyncio.to_thread(lambda: (_count_other_runs(task), _read_task_state(task))), _TASK_STATE_TIMEOUT)
+        others, state = await asyncio.wait_for(
+            asyncio.to_thread(lambda: (_count_other_runs(task), _read_task_state(task))),
+            _TASK_STATE_TIMEOUT,
+        )
         if state not in ENDED_TASK_STATES:
             self.log.info("the task is %s: its driver stays", state)
             return
         if others:
-            self.log.info("another run of %s waits or has begun, and adopts the driver: it stays", task.dag_id)
+            self.log.info(
+                "another run of %s waits or has begun, and adopts the driver: it stays", task.dag_id
+            )
             return
-        await asyncio.to_thread(self._stop_watched_driver, f"the task was set to {state} in Airflow", str(task.id))
+        await asyncio.to_thread(
+            self._stop_watched_driver, f"the task was set to {state} in Airflow", str(task.id)
+        )
 
     def _open_store(self) -> Store:
         return StoreAccess.resolve(self.conn_id).open_shared()
@@ -116,25 +138,42 @@ class StreamTrigger(BaseTrigger):
             recovering = read_desired_state(store, self.pipeline).state is DesiredState.RECOVERING
         except TransientError:
             return None
-        return None if recovering else observation  # somebody restores the stream and will say when it may run again
+        return (
+            None if recovering else observation
+        )  # somebody restores the stream and will say when it may run again
 
     def _stop_watched_driver(self, why: str, asker: str) -> None:
         store = self._open_store()
         lease = read_lease(store, self.pipeline)
         if lease is not None and lease.token > self._seen_token:
-            self.log.info("token %s drives now, not the watched %s: it stays", lease.token, self._seen_token)
+            self.log.info(
+                "token %s drives now, not the watched %s: it stays", lease.token, self._seen_token
+            )
             return
         set_desired_state(store, self.pipeline, DesiredState.STOPPED, who="airflow", why=why)
-        said = stop_driver(store, self.pipeline, who="airflow", why=why, patience=_ON_KILL_TIMEOUTS, asker=asker, say=self.log.info)
+        said = stop_driver(
+            store,
+            self.pipeline,
+            who="airflow",
+            why=why,
+            patience=_ON_KILL_TIMEOUTS,
+            asker=asker,
+            say=self.log.info,
+        )
         self.log.info(said)
 
 
 def _count_other_runs(task: Any) -> int:
-    """How many other runs of the stream want its driver; the task's own may still count as running for a moment."""
+    """How many other runs of the stream want its driver.
+
+    The task's own may still count as running for a moment.
+    """
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     every, own = (
-        RuntimeTaskInstance.get_dr_count(dag_id=task.dag_id, run_ids=ids, states=["queued", "running"])
+        RuntimeTaskInstance.get_dr_count(
+            dag_id=task.dag_id, run_ids=ids, states=["queued", "running"]
+        )
         for ids in (None, [task.run_id])
     )
     return every - own
@@ -144,6 +183,8 @@ def _read_task_state(task: Any) -> str | None:
     """The task's state as Airflow has it now."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-    states = RuntimeTaskInstance.get_task_states(dag_id=task.dag_id, task_ids=[task.task_id], run_ids=[task.run_id])
+    states = RuntimeTaskInstance.get_task_states(
+        dag_id=task.dag_id, task_ids=[task.task_id], run_ids=[task.run_id]
+    )
     found = states.get(task.run_id, {}).get(task.task_id)
     return None if found is None else str(getattr(found, "value", found))

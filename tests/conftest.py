@@ -1,4 +1,7 @@
-"""Shared by every tier: give unmarked tests their tier, keep Airflow's home out of the user's, share one MinIO."""
+"""Shared by every tier.
+
+Give unmarked tests their tier, keep Airflow's home out of the user's, share one MinIO.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.minio_server import CertifiedMinio, RealMinio, certified, running
+from tests.servers.minio import CertifiedMinio, RealMinio, certified, running
 
 TIERS = ("unit", "minio", "spark", "airflow", "e2e")
 ONE_WORKER = {"tests/operators/test_airflow.py", "tests/operators/test_api_server.py"}
@@ -26,12 +29,14 @@ AIRFLOWS = {  # end-to-end tests of which each starts an Airflow of its own
     "tests/operators/test_airflow_splice.py",
 }
 
-# Importing Airflow creates its home folder; doctest collection imports modules of tidegate.operators. Two workers, two homes.
+# Importing Airflow creates its home folder; doctest collection imports modules of
+# tidegate.operators. Two workers, two homes.
 _HOME = f"tidegate-tests-airflow-{os.getuid()}-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
 os.environ["AIRFLOW_HOME"] = str(Path(tempfile.gettempdir()) / _HOME)
 os.environ.setdefault("AIRFLOW__CORE__LOAD_EXAMPLES", "False")
 
-# The same examples in every run: a red test is about the change, not about luck. `HYPOTHESIS=search` looks for new ones.
+# The same examples in every run: a red test is about the change, not about luck.
+# `HYPOTHESIS=search` looks for new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("search", max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS", "repeatable"))
@@ -46,10 +51,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under `-n`, the tests of Airflow run on one worker, in their order: a second Airflow beside it would starve the first.
+    """Under `-n`, the tests of Airflow run on one worker, in their order.
 
-    With `loadgroup` all others are dealt out one by one, with `loadfile` by files. xdist's own groups cannot do it: since
-    pytest 9.2 a node id does not take the group that xdist writes into it.
+    A second Airflow beside it would starve the first.
+
+    With `loadgroup` all others are dealt out one by one, with `loadfile` by files. xdist's own
+    groups cannot do it: since pytest 9.2 a node id does not take the group that xdist writes into
+    it.
     """
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.checkpoints.layout import generate_attempt_id
-from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.bucket_layout import generate_attempt_id
 from tidegate.checkpoints.manifest import Counters, Manifest
-
-__all__ = ["checkpoint_id", "seal_epoch"]
+from tidegate.checkpoints.slot_log import SlotLog
 
 
 def seal_epoch(log: SlotLog, **fields: Any) -> None:
-    """Fill the next slot of pipeline `p` with an epoch; its counters say ten rows a slot unless `fields` say otherwise."""
+    """Fill the next slot of pipeline `p` with an epoch.
+
+    Its counters say ten rows a slot unless `fields` say otherwise.
+    """
     head = log.head()
     rows = 10 * head.next_slot
     manifest = Manifest(

@@ -1,4 +1,7 @@
-"""What the docs point to is there: pages, tests, targets of make. Each promise names the test that fails when it is broken."""
+"""What the docs point to is there: pages, tests, targets of make.
+
+Each promise names the test that fails when it is broken.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ _PROMISES = {"docs/guarantees.md": "| promise |", "docs/recovery.md": "| what yo
 
 
 def named_tests(text: str) -> Iterator[tuple[str, str]]:
-    """(file, function) of each test that a text names; `::name` alone is of the file named before it."""
+    """(file, function) of each test that a text names.
+
+    `::name` alone is of the file named before it.
+    """
     file = ""
     for found in _TEST.finditer(text):
         file = found[1] or file
@@ -41,7 +47,11 @@ def rows_under(page: Path, heading: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link of a page is a file or folder of the project."""
-    links = [link for link in _LINK.findall(page.read_text()) if "://" not in link and not link.startswith("mailto:")]
+    links = [
+        link
+        for link in _LINK.findall(page.read_text())
+        if "://" not in link and not link.startswith("mailto:")
+    ]
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
@@ -51,7 +61,9 @@ def test_named_tests_exist(page: Path) -> None:
     missing = []
     for file, function in named_tests(page.read_text()):
         path = ROOT / file
-        if not path.is_file() or (function and not re.search(rf"^def {function}\(", path.read_text(), re.MULTILINE)):
+        if not path.is_file() or (
+            function and not re.search(rf"^def {function}\(", path.read_text(), re.MULTILINE)
+        ):
             missing.append(f"{file}::{function}")
     assert missing == []
 

@@ -15,7 +15,12 @@ PACKAGE = Path(tidegate.__file__).parent
 
 def _modules_with_examples() -> list[str]:
     # By text, not by import: collecting must not load Spark, Airflow and Great Expectations.
-    files = (file for folder in PACKAGE.iterdir() if folder.is_dir() for file in folder.resolve().rglob("*.py"))
+    files = (
+        file
+        for folder in PACKAGE.iterdir()
+        if folder.is_dir()
+        for file in folder.resolve().rglob("*.py")
+    )
     found = [file for file in files if ">>> " in file.read_text(encoding="utf-8")]
     roots = {folder.resolve(): folder.name for folder in PACKAGE.iterdir()}
     names = []

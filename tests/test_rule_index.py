@@ -7,12 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs.spec.options import BarrierOptions, CoalesceOptions, FrontierOptions, OrderOptions, PunctuationOptions
-from tidegate.jobs.spec.windows import WindowSpec
+from tidegate.jobs.spec.event_time_options import (
+    BarrierOptions,
+    CoalesceOptions,
+    FrontierOptions,
+    OrderOptions,
+    PunctuationOptions,
+)
+from tidegate.jobs.spec.window_specs import WindowSpec
 
 TESTS = Path(__file__).parent
 INDEX = TESTS.parent / "docs" / "rules.md"
-ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in INDEX.read_text().splitlines() if line.startswith("| ")][1:]
+ROWS = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in INDEX.read_text().splitlines()
+    if line.startswith("| ")
+][1:]
 LABELS = {row[0] for row in ROWS}
 SECTIONS = {
     *(f"3.{n}" for n in range(1, 9)),
@@ -49,7 +59,16 @@ def test_the_tests_of_a_rule_exist(row: list[str]) -> None:
 def test_no_rule_is_left_out() -> None:
     """Every numbered rule and every option of a spec is in the index."""
     assert SECTIONS <= LABELS, SECTIONS - LABELS
-    models = (BarrierOptions, CoalesceOptions, FrontierOptions, OrderOptions, PunctuationOptions, WindowSpec)
+    models = (
+        BarrierOptions,
+        CoalesceOptions,
+        FrontierOptions,
+        OrderOptions,
+        PunctuationOptions,
+        WindowSpec,
+    )
     options = {name for model in models for name in model.model_fields}
-    missing = {name for name in options if OTHER_NAMES.get(name, f"2 {name}") not in {*LABELS, None}}
+    missing = {
+        name for name in options if OTHER_NAMES.get(name, f"2 {name}") not in {*LABELS, None}
+    }
     assert not missing

@@ -1,4 +1,7 @@
-"""How the command line speaks: tables and sentences for people, one envelope for machines, errors without tracebacks."""
+"""How the command line speaks.
+
+Tables and sentences for people, one envelope for machines, errors without tracebacks.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,21 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tidegate.jobs.spec.errors import TidegateError
-
-__all__ = ["SCHEMA_VERSION", "ErrorReportingGroup", "format_age", "console", "print_envelope", "format_short_instant", "print_error", "format_size", "print_table"]
+    from tidegate.errors import TidegateError
 
 SCHEMA_VERSION = 1
 _TICKS_PER_SECOND = 1_000_000
 
 
 class ErrorReportingGroup(TyperGroup):
-    """The outermost group: turns errors into words and exit codes (0 fine, 1 poison, 2 configuration, 3 transient, 4 fenced)."""
+    """The outermost group.
+
+    Turns errors into words and exit codes (0 fine, 1 poison, 2 configuration, 3 transient, 4
+    fenced).
+    """
 
     def invoke(self, ctx: Any) -> Any:
-        from tidegate.jobs.spec.errors import TidegateError
+        from tidegate.errors import TidegateError
 
         try:
             return super().invoke(ctx)
@@ -49,7 +54,10 @@ class ErrorReportingGroup(TyperGroup):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console on the current stream. Wide when nobody looks, so that lines can be searched."""
+    """A rich console on the current stream.
+
+    Wide when nobody looks, so that lines can be searched.
+    """
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -59,19 +67,39 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_envelope(kind: str, data: Any) -> None:
     """Print the one JSON shape that every reading command has."""
-    typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, "data": data}, default=str))
+    typer.echo(
+        json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, "data": data}, default=str)
+    )
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, grouped: bool = True) -> None:
-    """Print a table; numbers stand to the right, with thousands apart if `grouped`. Without names it is a list of facts."""
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    grouped: bool = True,
+) -> None:
+    """Print a table; numbers stand to the right, with thousands apart if `grouped`.
+
+    Without names it is a list of facts.
+    """
     from rich.table import Table
 
     found = [list(row) for row in rows]
     named = any(columns)
-    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=named)
+    grid = Table(
+        title=title,
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+        show_header=named,
+    )
     for number, name in enumerate(columns):
         numeric = all(isinstance(row[number], int | float) for row in found) and bool(found)
-        grid.add_column(name, justify="right" if numeric else "left", no_wrap=number == 0, overflow="fold")
+        grid.add_column(
+            name, justify="right" if numeric else "left", no_wrap=number == 0, overflow="fold"
+        )
     for row in found:
         grid.add_row(*(_format_table_cell(value, grouped) for value in row))
     console().print(grid)
@@ -79,7 +107,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
 
 
 def print_error(error: TidegateError) -> None:
-    """What happened, what was kept, what to do next: on standard error, and as an envelope where JSON was asked for."""
+    """What happened, what was kept, what to do next.
+
+    On standard error, and as an envelope where JSON was asked for.
+    """
     from rich.text import Text
 
     if "--json" in sys.argv:
@@ -94,7 +125,7 @@ def print_error(error: TidegateError) -> None:
 
 def format_short_instant(ticks: int | None) -> str:
     """An instant for people, to the second where that says enough."""
-    from tidegate.jobs.spec.time import format_instant
+    from tidegate.time_units import format_instant
 
     text = format_instant(ticks)
     return text.split(".")[0] + "Z" if "." in text else text
@@ -102,12 +133,18 @@ def format_short_instant(ticks: int | None) -> str:
 
 def format_age(ticks: int | None, now: int | None = None) -> str:
     """How long ago, in the two largest units; nothing for no instant."""
-    from tidegate.jobs.spec.time import format_duration
+    from tidegate.time_units import format_duration
 
     if ticks is None:
         return ""
     gone = max(0, (time.time_ns() // 1000 if now is None else now) - ticks)
-    unit = 1_000 if gone < _TICKS_PER_SECOND else _TICKS_PER_SECOND if gone < 3600 * _TICKS_PER_SECOND else 60 * _TICKS_PER_SECOND
+    unit = (
+        1_000
+        if gone < _TICKS_PER_SECOND
+        else _TICKS_PER_SECOND
+        if gone < 3600 * _TICKS_PER_SECOND
+        else 60 * _TICKS_PER_SECOND
+    )
     return format_duration(gone // unit * unit) if gone >= unit else "0s"
 
 
@@ -124,7 +161,11 @@ def format_size(count: int) -> str:
 def _format_table_cell(value: object, grouped: bool) -> str:
     if value is None:
         return ""
-    return f"{value:,}" if grouped and isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return (
+        f"{value:,}"
+        if grouped and isinstance(value, int) and not isinstance(value, bool)
+        else str(value)
+    )
 
 
 def _is_debugging() -> bool:
@@ -137,10 +178,13 @@ def _is_usage_error(error: Exception) -> bool:
 
 
 def _wrap_unexpected_error(error: Exception) -> TidegateError:
-    from tidegate.jobs.spec.errors import PoisonError
+    from tidegate.errors import PoisonError
 
     return PoisonError(
         f"{type(error).__name__}: {error}",
         code="cli.unexpected",
-        advice="this is a defect of tidegate; run again with TIDEGATE_DEBUG=1 for the traceback and report it",
+        advice=(
+            "this is a defect of tidegate; run again with TIDEGATE_DEBUG=1 for the traceback and"
+            " report it"
+        ),
     )

@@ -1,9 +1,12 @@
-"""`tidegate support-bundle`: what somebody who helps has to see, in one file, without rows and without secrets.
+"""`tidegate support-bundle`.
 
-In it: versions, the spec, status, lease, requests of people, the newest manifests, storage by kind, the drivers' logs. Not in it:
-rows of any table, and any secret: values of settings that look like one are masked by name, every value that this process knows
-to be secret wherever it turns up, and in logs what stands behind a secret's name, in a header, or in an address that is signed or
-holds a password.
+What somebody who helps has to see, in one file, without rows and without secrets.
+
+In it: versions, the spec, status, lease, requests of people, the newest manifests, storage by kind,
+the drivers' logs. Not in it: rows of any table, and any secret: values of settings that look like
+one are masked by name, every value that this process knows to be secret wherever it turns up, and
+in logs what stands behind a secret's name, in a header, or in an address that is signed or holds a
+password.
 """
 
 from __future__ import annotations
@@ -24,21 +27,27 @@ from urllib.parse import quote, quote_plus, unquote
 
 import typer
 
-from tidegate.jobs.cli import context, output
-from tidegate.jobs.cli.context import SpecArgument, StoreOption
+from tidegate.jobs.cli import arguments, output
+from tidegate.jobs.cli.arguments import SpecArgument, StoreOption
 
 if TYPE_CHECKING:
-    from tidegate.checkpoints.log import SlotLog
+    from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.jobs.spec.pipeline import PipelineSpec
-
-__all__ = ["SecretMasker", "write_support_bundle"]
 
 _MASK: Final = "***"
 _SECRET_NAME: Final = re.compile(
     r"secret|password|passwd|login|token|credential|private|api_?key|access_?key|jaas|sasl|fernet|authorization|signature",
     re.IGNORECASE,
 )
-_SETTING_PREFIXES: Final = ("TIDEGATE_", "OTEL_", "OPENLINEAGE_", "AWS_", "AIRFLOW__", "SPARK_", "JAVA_")
+_SETTING_PREFIXES: Final = (
+    "TIDEGATE_",
+    "OTEL_",
+    "OPENLINEAGE_",
+    "AWS_",
+    "AIRFLOW__",
+    "SPARK_",
+    "JAVA_",
+)
 _NAMED_SECRET: Final = re.compile(  # also in JSON inside of JSON, with its backslashes
     r"""((?:(?:secret|password|passwd|login|token|credential|(?:api|private)_?key|jaas|fernet)[\w.\-]*|authorization|signature)"""
     r"""(?:[\\"'\s+]*(?:[=:]|\\+u003[AD])|\\*["'][\\"'\s+]*,)).+""",
@@ -46,7 +55,9 @@ _NAMED_SECRET: Final = re.compile(  # also in JSON inside of JSON, with its back
 )
 _USERINFO: Final = re.compile(r"""(:\\*/\\*/)(?:[^\s":/@]*:[^\s"]*|[^\s"/@]+)@""")
 _BEARER: Final = re.compile(r"(bearer[\s+]+)\S+", re.IGNORECASE)
-_PRIVATE_KEY: Final = re.compile(r"-----BEGIN[A-Z +]*PRIVATE[ +]KEY-----.*?(?:-----END[A-Z +]*PRIVATE[ +]KEY-----|\Z)", re.DOTALL)
+_PRIVATE_KEY: Final = re.compile(
+    r"-----BEGIN[A-Z +]*PRIVATE[ +]KEY-----.*?(?:-----END[A-Z +]*PRIVATE[ +]KEY-----|\Z)", re.DOTALL
+)
 _WORD: Final = re.compile(r"\S+")
 _ENVIRONMENT_REFERENCE: Final = re.compile(r'"env:([^"]+)"')
 _ENCODERS: Final[tuple[Callable[[str], str], ...]] = (
@@ -59,11 +70,22 @@ _ENCODERS: Final[tuple[Callable[[str], str], ...]] = (
     quote_plus,
 )
 _ENCODING_DEPTH: Final = 3  # encodings inside of each other: an address in JSON in a line of JSON
-_SHORTEST_SECRET: Final = 6  # a shorter value is masked by its name only: it may well be an ordinary word elsewhere
+_SHORTEST_SECRET: Final = (
+    6  # a shorter value is masked by its name only: it may well be an ordinary word elsewhere
+)
 _MANIFEST_LIMIT: Final = 20
 _LOG_BYTES: Final = 2 << 20  # of each log, from its end
 _LOG_LIMIT: Final = 10
-_PACKAGES: Final = ("pyspark", "apache-airflow", "pyiceberg", "pyarrow", "boto3", "duckdb", "great-expectations", "pydantic")
+_PACKAGES: Final = (
+    "pyspark",
+    "apache-airflow",
+    "pyiceberg",
+    "pyarrow",
+    "boto3",
+    "duckdb",
+    "great-expectations",
+    "pydantic",
+)
 
 
 class SecretMasker:
@@ -71,12 +93,22 @@ class SecretMasker:
 
     Args:
         environment: whose secret values are masked wherever they appear, however they are encoded.
-        named: variables that hold secrets whatever they are called: what a spec writes as `env:NAME`.
+        named: variables that hold secrets whatever they are called: what a spec writes as
+            `env:NAME`.
     """
 
     def __init__(self, environment: Mapping[str, str], named: Collection[str] = ()) -> None:
-        secret = (value for name, value in environment.items() if name in named or _SECRET_NAME.search(name))
-        known = {form for value in secret if len(value) >= _SHORTEST_SECRET for form in _encode_secret(value)}
+        secret = (
+            value
+            for name, value in environment.items()
+            if name in named or _SECRET_NAME.search(name)
+        )
+        known = {
+            form
+            for value in secret
+            if len(value) >= _SHORTEST_SECRET
+            for form in _encode_secret(value)
+        }
         self._known = sorted(known, key=len, reverse=True)
 
     def mask_text(self, text: str) -> str:
@@ -89,7 +121,10 @@ class SecretMasker:
         """JSON-ready data with every text under a secret's name masked, and every other one looked through."""
         secret = _SECRET_NAME.search(name)
         if isinstance(value, Mapping):
-            return {self.mask_text(str(key)): self.mask_document(item, name if secret else str(key)) for key, item in value.items()}
+            return {
+                self.mask_text(str(key)): self.mask_document(item, name if secret else str(key))
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self.mask_document(item, name) for item in value]
         if isinstance(value, str):
@@ -97,11 +132,16 @@ class SecretMasker:
         return value
 
     def _mask_line(self, line: str) -> str:
-        """Within JSON the names and the ends of values are known; in any other line only where a secret begins."""
+        """Within JSON the names and the ends of values are known.
+
+        In any other line only where a secret begins.
+        """
         if line.lstrip()[:1] in ("{", "["):
             with suppress(ValueError, RecursionError):
                 return json.dumps(self.mask_document(json.loads(line)))
-        masked = _BEARER.sub(rf"\1{_MASK}", _NAMED_SECRET.sub(rf"\1{_MASK}", _USERINFO.sub(rf"\1{_MASK}@", line)))
+        masked = _BEARER.sub(
+            rf"\1{_MASK}", _NAMED_SECRET.sub(rf"\1{_MASK}", _USERINFO.sub(rf"\1{_MASK}@", line))
+        )
         return _WORD.sub(self._mask_encoded_word, masked) if "%" in masked else masked
 
     def _mask_encoded_word(self, found: re.Match[str]) -> str:
@@ -123,12 +163,18 @@ def write_support_bundle(
     pipeline: SpecArgument,
     store: StoreOption = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write it. Default: <pipeline>-support.zip here.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where to write it. Default: <pipeline>-support.zip here."
+        ),
     ] = None,
 ) -> None:
-    """Gather what a helper has to see in one zip file: no rows, no secrets. Look into it before you send it."""
-    spec = context.find_spec(pipeline)
-    log = context.open_log(spec.name, store)
+    """Gather what a helper has to see in one zip file: no rows, no secrets.
+
+    Look into it before you send it.
+    """
+    spec = arguments.find_spec(pipeline)
+    log = arguments.open_log(spec.name, store)
     masker = SecretMasker(os.environ, _ENVIRONMENT_REFERENCE.findall(spec.canonical_json()))
     target = out or Path(f"{spec.name}-support.zip")
     buffer = io.BytesIO()
@@ -136,15 +182,26 @@ def write_support_bundle(
         for name, text in _collect_contents(spec, log, masker):
             bundle.writestr(name, text)
     target.write_bytes(buffer.getvalue())
-    output.console().print(f"{target}: {output.format_size(len(buffer.getvalue()))}. No rows and no known secrets; look into it first.")
+    output.console().print(
+        f"{target}: {output.format_size(len(buffer.getvalue()))}. No rows and no known secrets;"
+        " look into it first."
+    )
 
 
-def _collect_contents(spec: PipelineSpec, log: SlotLog, masker: SecretMasker) -> Iterator[tuple[str, str]]:
+def _collect_contents(
+    spec: PipelineSpec, log: SlotLog, masker: SecretMasker
+) -> Iterator[tuple[str, str]]:
     yield "versions.json", _dump_json(_collect_versions())
     yield "environment.json", _dump_json(_collect_environment(os.environ, masker))
     yield "spec.json", _dump_json(masker.mask_document(json.loads(spec.canonical_json())))
     layout = log.layout
-    for key in (layout.status_key, layout.lease_key, layout.desired_key, layout.roots_key, layout.identity_key):
+    for key in (
+        layout.status_key,
+        layout.lease_key,
+        layout.desired_key,
+        layout.roots_key,
+        layout.identity_key,
+    ):
         yield from _collect_document(log, key, masker)
     for prefix in (layout.requests_prefix, layout.acks_prefix):
         for entry in islice(log.store.list_objects(prefix), 200):
@@ -167,14 +224,22 @@ def _collect_document(log: SlotLog, key: str, masker: SecretMasker) -> Iterator[
 
 
 def _collect_manifests(log: SlotLog, masker: SecretMasker) -> Iterator[tuple[str, str]]:
-    """The newest slots as they stand: cuts, decisions, counters, timings, names of files; no rows."""
+    """The newest slots as they stand.
+
+    Cuts, decisions, counters, timings, names of files; no rows.
+    """
     for filled in islice(log.iterate_ancestors(log.head().checkpoint), _MANIFEST_LIMIT):
         record = filled.record
-        yield f"slots/{record.slot:010d}.json", _dump_json(masker.mask_document(record.model_dump(mode="json")))
+        yield (
+            f"slots/{record.slot:010d}.json",
+            _dump_json(masker.mask_document(record.model_dump(mode="json"))),
+        )
 
 
 def _collect_logs(log: SlotLog, masker: SecretMasker) -> Iterator[tuple[str, str]]:
-    newest = sorted(log.store.list_objects(log.layout.logs_prefix), key=lambda entry: entry.modified or 0.0)[-_LOG_LIMIT:]
+    newest = sorted(
+        log.store.list_objects(log.layout.logs_prefix), key=lambda entry: entry.modified or 0.0
+    )[-_LOG_LIMIT:]
     for entry in newest:
         start = max(0, entry.size - _LOG_BYTES)
         text = log.store.get_range(entry.key, start, entry.size - start).decode("utf-8", "replace")
@@ -193,7 +258,12 @@ def _collect_versions() -> dict[str, Any]:
             return "not installed"
 
     system = {"system": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()}
-    return {"tidegate": __version__, "python": sys.version, **system, "packages": {name: find_version(name) for name in _PACKAGES}}
+    return {
+        "tidegate": __version__,
+        "python": sys.version,
+        **system,
+        "packages": {name: find_version(name) for name in _PACKAGES},
+    }
 
 
 def _collect_environment(environment: Mapping[str, str], masker: SecretMasker) -> dict[str, Any]:

@@ -1,1 +1,4 @@
-"""The driver process: holds the lease, runs epochs, publishes, says how it is, and stops when asked."""
+"""The driver process.
+
+Holds the lease, runs epochs, publishes, says how it is, and stops when asked.
+"""

@@ -1,4 +1,7 @@
-"""``python -m tidegate.jobs.driver SPEC.yaml --store URL``: what Airflow launches. Logs JSON lines, ends with an exit code."""
+"""``python -m tidegate.jobs.driver SPEC.yaml --store URL``: what Airflow launches.
+
+Logs JSON lines, ends with an exit code.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,31 @@ from typing import Annotated
 
 import typer
 
-from tidegate.jobs.driver.logs import configure_logs
-from tidegate.jobs.driver.loop import EndConditions
-from tidegate.jobs.driver.process import RunOptions, run_pipeline
-from tidegate.jobs.driver.ship import ship_log
-from tidegate.jobs.spec.errors import TidegateError
+from tidegate.errors import TidegateError
+from tidegate.jobs.driver.epoch_loop import EndConditions
+from tidegate.jobs.driver.log_output import configure_logs, ship_log
+from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
 from tidegate.jobs.spec.loader import load_spec
 
 
 def drive_pipeline(
     spec: Annotated[Path, typer.Argument(help="the pipeline's YAML file")],
-    store: Annotated[str, typer.Option(help="s3://bucket/prefix or a folder", envvar="TIDEGATE_STORE")],
-    recover_to: Annotated[str, typer.Option(help="latest, latest_healthy or a checkpoint id")] = "latest",
-    work: Annotated[Path | None, typer.Option(help="scratch folder; a temporary one by default")] = None,
-    until_idle: Annotated[float | None, typer.Option(help="end after this many seconds without a row")] = None,
+    store: Annotated[
+        str, typer.Option(help="s3://bucket/prefix or a folder", envvar="TIDEGATE_STORE")
+    ],
+    recover_to: Annotated[
+        str, typer.Option(help="latest, latest_healthy or a checkpoint id")
+    ] = "latest",
+    work: Annotated[
+        Path | None, typer.Option(help="scratch folder; a temporary one by default")
+    ] = None,
+    until_idle: Annotated[
+        float | None, typer.Option(help="end after this many seconds without a row")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="end after this many sealed epochs")] = None,
-    standby: Annotated[bool, typer.Option(help="wait, with Spark warm, until the lease is free")] = False,
+    standby: Annotated[
+        bool, typer.Option(help="wait, with Spark warm, until the lease is free")
+    ] = False,
 ) -> None:
     """Drive one pipeline until it is stopped or finished."""
     configure_logs(json=True)
@@ -31,7 +43,13 @@ def drive_pipeline(
     except TidegateError as error:
         typer.echo(error, err=True)
         raise typer.Exit(error.failure_class.exit_code) from None
-    options = RunOptions(store_url=store, until=EndConditions(until_idle, epochs), recover_to=recover_to, standby=standby, work=work)
+    options = RunOptions(
+        store_url=store,
+        until=EndConditions(until_idle, epochs),
+        recover_to=recover_to,
+        standby=standby,
+        work=work,
+    )
     with ship_log(store, pipeline.name):
         code = run_pipeline(pipeline, options)
     raise typer.Exit(code)

@@ -1,6 +1,9 @@
-"""Keeps the bucket in order beside the epochs: index filled up, small files merged, old checkpoints retired, garbage deleted.
+"""Keeps the bucket in order beside the epochs.
 
-In a thread of its own. Whatever it does is safe beside any driver, and a failure is only logged: the next round tries again.
+Index filled up, small files merged, old checkpoints retired, garbage deleted.
+
+In a thread of its own. Whatever it does is safe beside any driver, and a failure is only logged:
+the next round tries again.
 """
 
 from __future__ import annotations
@@ -12,20 +15,28 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from tidegate.checkpoints.identity import refuse_copied_store
-from tidegate.checkpoints.index import SlotIndex
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.retention import HOUR, RetentionPolicy, Retention, SweepReport
-from tidegate.jobs.sinks.catalog import has_shared_catalog
-from tidegate.jobs.sinks.compaction import CompactionResult, compact_tables, delete_orphan_files
-from tidegate.jobs.sinks.tables import find_published_slot, list_referenced_files, have_followers_rewound
-from tidegate.jobs.spec.errors import TidegateError
+from tidegate.checkpoints.pipeline_identity import refuse_copied_store
+from tidegate.checkpoints.retention import HOUR, Retention, RetentionPolicy, SweepReport
+from tidegate.checkpoints.slot_index import SlotIndex
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import TidegateError
+from tidegate.jobs.sinks.iceberg_catalog import has_shared_catalog
+from tidegate.jobs.sinks.published_tables import (
+    find_published_slot,
+    have_followers_rewound,
+    list_referenced_files,
+)
+from tidegate.jobs.sinks.table_compaction import (
+    CompactionResult,
+    compact_tables,
+    delete_orphan_files,
+)
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["Housekeeper", "MaintenanceReport", "maintain_bucket", "make_retention"]
-
 _LOOK_EVERY = 60.0  # seconds between looks at the head: one LIST and one GET
-_INDEX_AFTER = 250  # slots; half a page: whoever lists then reads at most so many manifests by itself
+_INDEX_AFTER = (
+    250  # slots; half a page: whoever lists then reads at most so many manifests by itself
+)
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -36,11 +47,15 @@ def make_retention(spec: PipelineSpec, log: SlotLog, keep_for: float | None = No
     Args:
         spec: the pipeline.
         log: its log.
-        keep_for: seconds for which every checkpoint stays; default: the spec's ``checkpoint.retain_for``.
+        keep_for: seconds for which every checkpoint stays; default: the spec's
+            ``checkpoint.retain_for``.
     """
     return Retention(
         log,
-        RetentionPolicy(keep_last=spec.checkpoint.retain, keep_for=spec.checkpoint.retain_for / 1e6 if keep_for is None else keep_for),
+        RetentionPolicy(
+            keep_last=spec.checkpoint.retain,
+            keep_for=spec.checkpoint.retain_for / 1e6 if keep_for is None else keep_for,
+        ),
         external=lambda: list_referenced_files(spec, log.store),
         published_upto=lambda: find_published_slot(spec, log),
         rewound=lambda: have_followers_rewound(spec, log),
@@ -62,8 +77,12 @@ class MaintenanceReport:
     compaction_obstacle: str = ""
 
 
-def maintain_bucket(spec: PipelineSpec, log: SlotLog, keep_for: float | None = None, *, dry_run: bool = False) -> MaintenanceReport:
-    """Compact the tables, then retire and delete. A catalog that is away costs the compaction, not the retention.
+def maintain_bucket(
+    spec: PipelineSpec, log: SlotLog, keep_for: float | None = None, *, dry_run: bool = False
+) -> MaintenanceReport:
+    """Compact the tables, then retire and delete.
+
+    A catalog that is away costs the compaction, not the retention.
 
     Args:
         spec: the pipeline.
@@ -77,11 +96,15 @@ def maintain_bucket(spec: PipelineSpec, log: SlotLog, keep_for: float | None = N
     refuse_copied_store(log.store, spec.name)
     compacted, left = {}, ""
     if spec.outputs.compact and not has_shared_catalog(spec, log.store):
-        left = "each driver keeps a catalog of its own here; set outputs.catalog to one that all share"
+        left = (
+            "each driver keeps a catalog of its own here; set outputs.catalog to one that all share"
+        )
     elif not dry_run:
         try:
             compacted = compact_tables(spec, log.store)
-        except TidegateError as error:  # also without the catalog's credentials, which retention does not need
+        except (
+            TidegateError
+        ) as error:  # also without the catalog's credentials, which retention does not need
             left = error.message
     swept = make_retention(spec, log, keep_for).run(dry_run=dry_run)
     unnamed = delete_orphan_files(spec, log.store, grace=HOUR, dry_run=dry_run)
@@ -93,14 +116,21 @@ def maintain_bucket(spec: PipelineSpec, log: SlotLog, keep_for: float | None = N
 
 
 class Housekeeper:
-    """Looks every minute; refreshes the index when many slots are new, runs retention every ``checkpoint.maintain_every``."""
+    """Looks every minute.
 
-    def __init__(self, spec: PipelineSpec, log: SlotLog, monotonic: Callable[[], float] = time.monotonic) -> None:
+    Refreshes the index when many slots are new, runs retention every ``checkpoint.maintain_every``.
+    """
+
+    def __init__(
+        self, spec: PipelineSpec, log: SlotLog, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._spec, self._pipeline_log, self._monotonic = spec, log, monotonic
         self._indexed: tuple[int, int] = (0, 0)
         self._retained = monotonic()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run_rounds, name="tidegate-housekeeping", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_rounds, name="tidegate-housekeeping", daemon=True
+        )
 
     def start(self) -> Housekeeper:
         """Begin."""
@@ -136,11 +166,16 @@ class Housekeeper:
         done = maintain_bucket(self._spec, self._pipeline_log)
         if done.swept.retired or done.swept.deleted:
             _log.info(
-                "retention", retired=len(done.swept.retired), deleted=len(done.swept.deleted), bytes=done.swept.deleted_bytes
+                "retention",
+                retired=len(done.swept.retired),
+                deleted=len(done.swept.deleted),
+                bytes=done.swept.deleted_bytes,
             )
         for table, files in done.compacted.items():
             if files.before != files.after:
-                _log.info("compaction", table=table, files_before=files.before, files_after=files.after)
+                _log.info(
+                    "compaction", table=table, files_before=files.before, files_after=files.after
+                )
         if done.compaction_obstacle:
             _log.info("compaction_left", why=done.compaction_obstacle)
 

@@ -1,19 +1,23 @@
 """The append-only log of objects that a landing query writes.
 
-    <path>/_landing/<generation>.json    who writes this generation, and its newest batch; put-if-absent, then swapped
-    <path>/_landing/status.json          what the process says about itself, for people
-    <path>/<generation>-<batch>.parquet  put-if-absent: one object per batch that had rows
+    <path>/_landing/<generation>.json    who writes this generation, and its newest batch;
+    put-if-absent, then swapped <path>/_landing/status.json          what the process says about
+    itself, for people <path>/<generation>-<batch>.parquet  put-if-absent: one object per batch that
+    had rows
 
-Spark's own checkpoint says which offsets a batch holds; the bucket says which batches are landed. A batch is noted in its
-generation, with a digest of the offsets that Spark wrote down for it, before its object is written. After a crash Spark runs the
-last batch again under the same number, finds its object there, and goes on: once, whatever was killed when. Three things follow:
+Spark's own checkpoint says which offsets a batch holds; the bucket says which batches are landed. A
+batch is noted in its generation, with a digest of the offsets that Spark wrote down for it, before
+its object is written. After a crash Spark runs the last batch again under the same number, finds
+its object there, and goes on: once, whatever was killed when. Three things follow:
 
-* Only the newest batch may come again, and only with the same offsets. Anything else is a checkpoint folder that went back, by a
-  backup or a lost file: its batches would be numbered again over other offsets, and look landed. It is refused.
-* So is another folder, which would number its batches from 0: each generation belongs to one folder by a random id, until
-  somebody asks for a new generation, knowing what the origin gives then.
-* Whoever begins a generation closes the one before: its note cannot be swapped any more, and a batch that is noted but not
-  written finds an empty object in its place. So nothing is ever written behind keys that may have been read.
+* Only the newest batch may come again, and only with the same offsets. Anything else is a
+  checkpoint folder that went back, by a backup or a lost file: its batches would be numbered again
+  over other offsets, and look landed. It is refused.
+* So is another folder, which would number its batches from 0: each generation belongs to one folder
+  by a random id, until somebody asks for a new generation, knowing what the origin gives then.
+* Whoever begins a generation closes the one before: its note cannot be swapped any more, and a
+  batch that is noted but not written finds an empty object in its place. So nothing is ever written
+  behind keys that may have been read.
 """
 
 from __future__ import annotations
@@ -33,20 +37,25 @@ from typing import Any, Final
 
 import structlog
 
-from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError, Store
-from tidegate.jobs.driver.metrics import LandingMetrics
-from tidegate.jobs.engine.faults import Faults, NoFaults
-from tidegate.jobs.sources.view import locate_source
-from tidegate.jobs.spec.errors import ConfigurationError, FencedError, TidegateError, TransientError
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.store import (
+    NotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    Store,
+)
+from tidegate.errors import ConfigurationError, FencedError, TidegateError, TransientError
+from tidegate.jobs.driver.otel_metrics import LandingMetrics
+from tidegate.jobs.engine.fault_points import Faults, NoFaults
+from tidegate.jobs.sources.input_view import locate_source
 from tidegate.jobs.spec.pipeline import SourceSpec
-
-__all__ = ["LandingLog", "read_landing_status"]
 
 _log = structlog.get_logger("tidegate.landing")
 
 _ID_FILE: Final = "tidegate-landing.json"  # in the checkpoint folder
-_FORMATS_WITHOUT_OFFSETS: Final = ("socket",)  # formats whose offsets mean nothing to the next process
+_FORMATS_WITHOUT_OFFSETS: Final = (
+    "socket",
+)  # formats whose offsets mean nothing to the next process
 _WRITE_ATTEMPTS: Final = 10  # of one write whose outcome is not known
 _STATUS_KEY: Final = "_landing/status.json"
 
@@ -68,7 +77,9 @@ class _GenerationNote:
     closed: bool = False
 
     def to_bytes(self) -> bytes:
-        return json.dumps({"id": self.id, "batch": self.batch, "offsets": self.offsets, "closed": self.closed}).encode()
+        return json.dumps(
+            {"id": self.id, "batch": self.batch, "offsets": self.offsets, "closed": self.closed}
+        ).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> _GenerationNote:
@@ -82,7 +93,8 @@ class LandingLog:
     Args:
         name: of the source.
         source: its spec, with a `landing` section.
-        store: the pipeline's; the objects go there, unless the source has a full address of its own.
+        store: the pipeline's; the objects go there, unless the source has a full address of its
+            own.
         checkpoint: Spark's checkpoint folder; on a disk that outlives the process.
         new_generation: begin a new one if the folder does not own the newest.
         metrics: told of every batch that is landed, and of every query that is started again.
@@ -136,12 +148,28 @@ class LandingLog:
 
     def newest_committed_batch(self) -> int:
         """The newest batch that Spark's checkpoint knows to be done; -1 for none."""
-        return max((int(file.name) for file in (self.spark_folder / "commits").glob("[0-9]*")), default=-1)
+        return max(
+            (int(file.name) for file in (self.spark_folder / "commits").glob("[0-9]*")), default=-1
+        )
 
     def report_status(self, state: str, why: str | None = None) -> None:
-        """Leave word for `tidegate status`. Nothing depends on it, so a store that is away is no matter."""
-        own = {"state": state, "why": why, "generation": self.generation, "landed": self.landed, **self._newest}
-        body = {**own, "at": SYSTEM_CLOCK.wall_ticks(), "host": socket.gethostname(), "pid": os.getpid()}
+        """Leave word for `tidegate status`.
+
+        Nothing depends on it, so a store that is away is no matter.
+        """
+        own = {
+            "state": state,
+            "why": why,
+            "generation": self.generation,
+            "landed": self.landed,
+            **self._newest,
+        }
+        body = {
+            **own,
+            "at": SYSTEM_CLOCK.wall_ticks(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
         try:
             self._store.put(self._folder + _STATUS_KEY, json.dumps(body).encode())
         except TransientError as error:
@@ -171,14 +199,19 @@ class LandingLog:
     def _note_batch(self, batch: int) -> None:
         """Note that a batch is about to be written, unless it is the newest and comes again."""
         offsets = self._digest_offsets(batch)
-        if batch < self._note.batch or (batch == self._note.batch and offsets != self._note.offsets):
+        if batch < self._note.batch or (
+            batch == self._note.batch and offsets != self._note.offsets
+        ):
             raise ConfigurationError(
-                f"source {self.name}: the checkpoint folder {self.checkpoint} went back: batch {batch} comes again, with other "
-                f"rows, and batch {self._note.batch} is landed already",
+                f"source {self.name}: the checkpoint folder {self.checkpoint} went back: batch"
+                f" {batch} comes again, with other rows, and batch {self._note.batch} is landed"
+                " already",
                 code="landing.stale_checkpoint",
                 kept="everything landed so far; nothing of this batch was written",
-                advice="give the folder as it was when it was last used; if that is lost, begin with --new-generation "
-                "(docs/production.md says what the origin gives then)",
+                advice=(
+                    "give the folder as it was when it was last used; if that is lost, begin with"
+                    " --new-generation (docs/production.md says what the origin gives then)"
+                ),
             )
         if batch > self._note.batch:
             self._swap_note(_GenerationNote(self._note.id, batch, offsets))
@@ -196,7 +229,9 @@ class LandingLog:
                 self._note = note
                 return
             except (OutcomeUnknownError, PreconditionFailedError):
-                found = self._store.get(key)  # an answer that was lost on its way is there to be read
+                found = self._store.get(
+                    key
+                )  # an answer that was lost on its way is there to be read
             if _GenerationNote.from_bytes(found.data) == note:
                 self._note, self._etag = note, found.etag
                 return
@@ -219,7 +254,8 @@ class LandingLog:
             except PreconditionFailedError:
                 return False
             except OutcomeUnknownError:
-                continue  # the next try either writes it or finds it; which of the two does not matter
+                # The next try either writes it or finds it; which of the two does not matter.
+                continue
             return True
         self._store.create(key, data)
         return True
@@ -232,7 +268,9 @@ class LandingLog:
     def _note_key(self, generation: int) -> str:
         return f"{self._folder}_landing/{generation:04d}.json"
 
-    def _claim_generation(self, new_generation: bool, forgetful: bool) -> tuple[int, _GenerationNote, str]:
+    def _claim_generation(
+        self, new_generation: bool, forgetful: bool
+    ) -> tuple[int, _GenerationNote, str]:
         own, newest = self._read_or_create_id(), self._find_last_generation()
         if newest:
             found = self._store.get(self._note_key(newest))
@@ -248,17 +286,23 @@ class LandingLog:
 
     def _other_folder_error(self) -> ConfigurationError:
         return ConfigurationError(
-            f"source {self.name} was landed from another checkpoint folder than {self.checkpoint}: this one does not know "
-            "what was landed already",
+            f"source {self.name} was landed from another checkpoint folder than {self.checkpoint}:"
+            " this one does not know what was landed already",
             code="landing.other_checkpoint",
             kept="everything landed so far",
-            advice="give the old folder with --checkpoint; if it is lost: --new-generation. The origin is then read from where "
-            "its options begin: rows come again (files; Kafka with startingOffsets: earliest), or those since the last batch "
-            "are missing (Kafka's latest, which is its default)",
+            advice=(
+                "give the old folder with --checkpoint; if it is lost: --new-generation. The origin"
+                " is then read from where its options begin: rows come again (files; Kafka with"
+                " startingOffsets: earliest), or those since the last batch are missing (Kafka's"
+                " latest, which is its default)"
+            ),
         )
 
     def _close_generation(self, generation: int) -> None:
-        """End a generation for good: no batch can be noted any more, and the noted one has an object."""
+        """End a generation for good.
+
+        No batch can be noted any more, and the noted one has an object.
+        """
         key = self._note_key(generation)
         while True:
             found = self._store.get(key)
@@ -266,11 +310,17 @@ class LandingLog:
             if note.closed:
                 break
             try:
-                self._store.compare_and_swap(key, _GenerationNote(note.id, note.batch, note.offsets, closed=True).to_bytes(), found.etag)
+                self._store.compare_and_swap(
+                    key,
+                    _GenerationNote(note.id, note.batch, note.offsets, closed=True).to_bytes(),
+                    found.etag,
+                )
             except (PreconditionFailedError, OutcomeUnknownError):
                 continue  # it landed a batch meanwhile, or it is closed: look again
         if note.batch >= 0:
-            self._create_object(self._batch_key(generation, note.batch), _make_empty_object(self._source))
+            self._create_object(
+                self._batch_key(generation, note.batch), _make_empty_object(self._source)
+            )
 
     def _find_last_generation(self) -> int:
         names = (entry.key[-9:-5] for entry in self._store.list_objects(f"{self._folder}_landing/"))
@@ -300,8 +350,13 @@ def _make_empty_object(source: SourceSpec) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from tidegate.jobs.engine.columns import to_arrow_type
+    from tidegate.jobs.engine.column_types import to_arrow_type
 
     sink = io.BytesIO()
-    pq.write_table(pa.schema({name: to_arrow_type(kind) for name, kind in source.columns.items()}).empty_table(), sink)
+    pq.write_table(
+        pa.schema(
+            {name: to_arrow_type(kind) for name, kind in source.columns.items()}
+        ).empty_table(),
+        sink,
+    )
     return sink.getvalue()

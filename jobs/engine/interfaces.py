@@ -1,7 +1,8 @@
 """The four interfaces of the epoch protocol: Source, Mover, Store and Sink (design.md section 2).
 
-`Store` is `tidegate.checkpoints.store.Store`; the other three are here. The engine is written against these only, so
-the same protocol runs on Spark and MinIO, and on plain Python and memory in the simulation.
+`Store` is `tidegate.checkpoints.store.Store`; the other three are here. The engine is written
+against these only, so the same protocol runs on Spark and MinIO, and on plain Python and memory in
+the simulation.
 """
 
 from __future__ import annotations
@@ -10,34 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.engine.counters import EpochCounters
-from tidegate.jobs.eventtime.types import Decision, ReleaseMark, Member, Survey
-from tidegate.jobs.spec.errors import PoisonError
+from tidegate.checkpoints.manifest import Counters, FileRef
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import PoisonError
+from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
 from tidegate.jobs.spec.pipeline import ReadLimits
-
-__all__ = [
-    "CorruptObjectsError",
-    "Cut",
-    "DeadObject",
-    "RowDispatcher",
-    "DispatchResult",
-    "MoveOrder",
-    "MoveResult",
-    "Mover",
-    "Sink",
-    "Slice",
-    "Source",
-    "join_seq",
-    "split_seq",
-]
 
 _ROW_BITS = 32
 
 
 def join_seq(ordinal: int, row: int) -> int:
-    """Position of a row of an object source: ordinal of its object in the upper half, row in it in the lower.
+    """Position of a row of an object source.
+
+    Ordinal of its object in the upper half, row in it in the lower.
 
     >>> split_seq(join_seq(3, 17))
     (3, 17)
@@ -52,7 +38,10 @@ def split_seq(seq: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class DeadObject:
-    """An object that could not be read: a dead letter as a whole. The object itself stays where it is."""
+    """An object that could not be read: a dead letter as a whole.
+
+    The object itself stays where it is.
+    """
 
     member: Member
     seq: int
@@ -71,13 +60,15 @@ class Slice:
         member: whose rows.
         start: first position, inclusive.
         end: last position, exclusive.
-        parts: JSON-ready description of what to read, in the source's own terms (object keys with ETags, ordinals,
-            row counts and physical schema; Kafka offsets). Stands in the manifest: the slice can be read again.
+        parts: JSON-ready description of what to read, in the source's own terms (object keys with
+            ETags, ordinals, row counts and physical schema; Kafka offsets). Stands in the manifest:
+            the slice can be read again.
         resume: JSON-ready position after `end`, handed back to `Source.plan` for the next epoch.
         pending: more was available behind `end` when the slice was planned.
         done: the member is bounded and `end` is its end.
         dead: objects in the slice that could not be read.
-        begins: `start` was chosen just now, and another look would choose another: it is sealed even if there is nothing to read.
+        begins: `start` was chosen just now, and another look would choose another: it is sealed
+            even if there is nothing to read.
     """
 
     member: Member
@@ -109,11 +100,15 @@ class Cut:
 
     def with_slice(self, new: Slice) -> Cut:
         """The cut with one member's slice replaced."""
-        return replace(self, slices=tuple(new if s.member == new.member else s for s in self.slices))
+        return replace(
+            self, slices=tuple(new if s.member == new.member else s for s in self.slices)
+        )
 
 
 class CorruptObjectsError(PoisonError):
-    """Objects whose footer can be read, but not their data pages. The engine makes dead letters of them and goes on.
+    """Objects whose footer can be read, but not their data pages.
+
+    The engine makes dead letters of them and goes on.
 
     Attributes:
         keys: the objects.
@@ -135,7 +130,10 @@ class CorruptObjectsError(PoisonError):
 
 
 class Source(Protocol):
-    """A source that can be read by range. Called by the driver only, between epochs; must not keep state of its own."""
+    """A source that can be read by range.
+
+    Called by the driver only, between epochs; must not keep state of its own.
+    """
 
     name: str
 
@@ -143,10 +141,18 @@ class Source(Protocol):
         """Partitions that exist now. Called once an epoch."""
         ...
 
-    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: ReadLimits, *, blocked: bool = False) -> Slice:
+    def plan(
+        self,
+        member: Member,
+        resume: Mapping[str, Any] | None,
+        limits: ReadLimits,
+        *,
+        blocked: bool = False,
+    ) -> Slice:
         """The next slice from `resume` (None: the beginning), at most `limits`.
 
-        With `blocked` the slice is empty and only tells `pending`. Bad objects are consumed and named in `dead`.
+        With `blocked` the slice is empty and only tells `pending`. Bad objects are consumed and
+        named in `dead`.
 
         Raises:
             TransientError: the source cannot be reached now.
@@ -158,7 +164,9 @@ class Source(Protocol):
         ...
 
     def find_changed_objects(self, part: Slice) -> Sequence[DeadObject]:
-        """What a planned slice pinned and is no longer there as it was; asked when its rows were read, before they are sealed.
+        """What a planned slice pinned and is no longer there as it was.
+
+        Asked when its rows were read, before they are sealed.
 
         Raises:
             TransientError: the source cannot be reached now.
@@ -174,14 +182,14 @@ class MoveOrder:
         cut: what to read.
         decision: what it means.
         segments: live state segments before the epoch.
-        prefix: key prefix for this attempt's files, for example ``flights/timelines/0``; files go to
-            ``<prefix>/tables/<table>/<tag>/...`` and ``<prefix>/state/<tag>/...``.
+        prefix: key prefix for this attempt's files, for example ``flights/timelines/0``; files go
+            to ``<prefix>/tables/<table>/<tag>/...`` and ``<prefix>/state/<tag>/...``.
         tag: ``<slot>-<attempt>``, unique to this attempt.
         timeline: written to ``_timeline`` of every output row.
         epoch: slot number, written to ``_epoch``.
         next_position: position of the next released event.
-        state: the decider's state before the epoch, as given to `Mover.survey`: rows must be judged as they were surveyed
-            (generated punctuation, `max_jump`).
+        state: the decider's state before the epoch, as given to `Mover.survey`: rows must be judged
+            as they were surveyed (generated punctuation, `max_jump`).
     """
 
     cut: Cut
@@ -197,7 +205,9 @@ class MoveOrder:
 
 @dataclass(frozen=True, slots=True)
 class MoveResult:
-    """What a mover did. Files are durable in the store when this is returned; nothing is visible to readers yet.
+    """What a mover did.
+
+    Files are durable in the store when this is returned; nothing is visible to readers yet.
 
     Attributes:
         files: table -> files written by this epoch.
@@ -208,7 +218,8 @@ class MoveResult:
         buffered_rows: rows in the order buffer after the epoch.
         sketches: source -> lateness sketch of this epoch's rows (JSON-ready).
         bytes_written: data bytes put into the store.
-        streams: where streams stand after the epoch; filled in by the engine from `Dispatched.record`.
+        streams: where streams stand after the epoch; filled in by the engine from
+            `Dispatched.record`.
     """
 
     files: dict[str, tuple[FileRef, ...]]
@@ -223,18 +234,22 @@ class MoveResult:
 
 
 class Mover(Protocol):
-    """Moves rows as decided. Three implementations must agree on every input: reference, Spark SQL, Arrow."""
+    """Moves rows as decided.
+
+    Three implementations must agree on every input: reference, Spark SQL, Arrow.
+    """
 
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> Survey:
         """Summarise the cut (`now`, `released_max`, `aborts` and `run_start` are filled in by the engine).
 
-        A slice whose first barrier row is not its last row is reported with that barrier; the engine trims the slice
-        to end behind the barrier and surveys again. `state` is the decider's state before the epoch, for punctuation
-        carried over and for `max_jump`.
+        A slice whose first barrier row is not its last row is reported with that barrier; the
+        engine trims the slice to end behind the barrier and surveys again. `state` is the decider's
+        state before the epoch, for punctuation carried over and for `max_jump`.
 
         Raises:
             PoisonError: a row that `on_bad: fail` refuses, named.
-            CorruptObjectsError: objects that turn out unreadable only now; `move` may raise it as well.
+            CorruptObjectsError: objects that turn out unreadable only now; `move` may raise it as
+                well.
         """
         ...
 
@@ -249,12 +264,16 @@ class Mover(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DispatchResult:
-    """What an epoch dispatched to streams. As with `MoveResult`, the files are durable, and visible to nobody yet.
+    """What an epoch dispatched to streams.
+
+    As with `MoveResult`, the files are durable, and visible to nobody yet.
 
     Attributes:
         files: stream -> files.
-        segments: all live segments of the dispatcher after the epoch; movers have no business with them.
-        record: what the next epoch starts from (``notes["streams"]``); `lagging` in it asks for an epoch even without rows.
+        segments: all live segments of the dispatcher after the epoch; movers have no business with
+            them.
+        record: what the next epoch starts from (``notes["streams"]``); `lagging` in it asks for an
+            epoch even without rows.
     """
 
     files: dict[str, tuple[FileRef, ...]]
@@ -263,10 +282,21 @@ class DispatchResult:
 
 
 class RowDispatcher(Protocol):
-    """Sends what an epoch released through pipes and reducers into streams. Called by the engine right after `Mover.move`."""
+    """Sends what an epoch released through pipes and reducers into streams.
 
-    def dispatch_rows(self, order: MoveOrder, moved: MoveResult, before: Mapping[str, Any], asked: Sequence[tuple[str, str]] = ()) -> DispatchResult:
-        """Dispatch one epoch. `asked` is what people want of attachments: (attach | detach | resume, name).
+    Called by the engine right after `Mover.move`.
+    """
+
+    def dispatch_rows(
+        self,
+        order: MoveOrder,
+        moved: MoveResult,
+        before: Mapping[str, Any],
+        asked: Sequence[tuple[str, str]] = (),
+    ) -> DispatchResult:
+        """Dispatch one epoch.
+
+        `asked` is what people want of attachments: (attach | detach | resume, name).
 
         Raises:
             PoisonError: rows that a backfill needs cannot be read any more.
@@ -296,3 +326,74 @@ class Sink(Protocol):
     def lag(self, log: SlotLog) -> int:
         """Sealed slots that the sink has not applied yet."""
         ...
+
+
+# Rows by disposition: what a mover counts in one epoch, and how epochs add up along a lineage.
+#
+# Row equation (design.md section 6), per epoch: ``read + retained_before = released + late +
+# dropped + rejected + dead_lettered + retained``; summed up, `retained_before` cancels out and the
+# manifest's cumulative form remains.
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCounters:
+    """Counts of one epoch.
+
+    `late` is about the events output; lateness per window is in `late_by_output`.
+
+    Attributes:
+        retained_before: rows in the order buffer before the epoch.
+        retained: rows in it after the epoch.
+        dropped: reason -> rows dropped under the `drop` policy, counted only.
+        late_by_output: output ("events" or a window) -> rows side-output for it.
+        windows: window -> results emitted (first emissions and revisions).
+        per_source: source -> disposition ("read", "released", "late", "dropped", "rejected",
+            "dead_lettered") -> rows.
+        dead_objects: objects that could not be read; counted apart, their rows are unknown.
+    """
+
+    read: int = 0
+    released: int = 0
+    late: int = 0
+    rejected: int = 0
+    dead_lettered: int = 0
+    retained_before: int = 0
+    retained: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    late_by_output: dict[str, int] = field(default_factory=dict)
+    windows: dict[str, int] = field(default_factory=dict)
+    per_source: dict[str, dict[str, int]] = field(default_factory=dict)
+    dead_objects: int = 0
+
+    def is_conserved(self) -> bool:
+        """Whether every row read, and every row buffered before, stands in exactly one place."""
+        out = (
+            self.released
+            + self.late
+            + sum(self.dropped.values())
+            + self.rejected
+            + self.dead_lettered
+            + self.retained
+        )
+        return self.read + self.retained_before == out
+
+
+def accumulate_counters(before: Counters, epoch: EpochCounters) -> Counters:
+    """The cumulative counters after one more epoch."""
+    return Counters(
+        read=before.read + epoch.read,
+        released=before.released + epoch.released,
+        late=before.late + epoch.late,
+        dropped=_add_counts(before.dropped, epoch.dropped),
+        rejected=before.rejected + epoch.rejected,
+        dead_lettered=before.dead_lettered + epoch.dead_lettered,
+        retained=epoch.retained,
+        per_source={
+            source: _add_counts(before.per_source.get(source, {}), epoch.per_source.get(source, {}))
+            for source in sorted({*before.per_source, *epoch.per_source})
+        },
+    )
+
+
+def _add_counts(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+    return {key: left.get(key, 0) + right.get(key, 0) for key in sorted({*left, *right})}

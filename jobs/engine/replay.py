@@ -1,7 +1,7 @@
 """Run a sealed epoch again from what its manifest recorded, and compare what comes out (semantics.md section 9.9).
 
-Same cut, same decision, same state segments: the tables must hold the same rows. Nothing is sealed, and the replayed files go
-to a scratch store.
+Same cut, same decision, same state segments: the tables must hold the same rows. Nothing is sealed,
+and the replayed files go to a scratch store.
 """
 
 from __future__ import annotations
@@ -15,13 +15,25 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.interfaces import Cut, DeadObject, RowDispatcher, MoveResult, MoveOrder, Mover, Slice
-from tidegate.jobs.engine.standing import SPLICE_KIND
+from tidegate.jobs.engine.interfaces import (
+    Cut,
+    DeadObject,
+    MoveOrder,
+    Mover,
+    MoveResult,
+    RowDispatcher,
+    Slice,
+)
+from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.eventtime.decider import create_initial_state
-from tidegate.jobs.eventtime.types import BarrierHealth, BarrierOutcome, Decision, ReleaseMark, Member
+from tidegate.jobs.eventtime.decision_types import (
+    BarrierHealth,
+    BarrierOutcome,
+    Decision,
+    Member,
+    ReleaseMark,
+)
 from tidegate.jobs.spec.pipeline import PipelineSpec
-
-__all__ = ["ReplayResult", "cut_from_record", "decision_from_record", "rebuild_move_order", "replay_epoch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +67,15 @@ def replay_epoch(
         mover: reads inputs and segments from `sealed` and writes to `scratch`.
         sealed: where the pipeline lies.
         scratch: where the mover writes.
-        dispatch: who sends rows to streams, reading and writing where the mover does; needed if the spec has streams.
+        dispatch: who sends rows to streams, reading and writing where the mover does; needed if the
+            spec has streams.
     """
     order = rebuild_move_order(spec, epoch, parent)
     moved = mover.move(order)
-    files = {**moved.files, **(_replay_dispatch(dispatch, order, moved, epoch, parent) if dispatch else {})}
+    files = {
+        **moved.files,
+        **(_replay_dispatch(dispatch, order, moved, epoch, parent) if dispatch else {}),
+    }
     tables = {}
     for table in sorted({*epoch.files, *files} - {"barriers"}):
         before = _read_rows_as_text(sealed, _select_mover_files(epoch.files.get(table, [])))
@@ -69,7 +85,11 @@ def replay_epoch(
 
 
 def _replay_dispatch(
-    dispatch: RowDispatcher, order: MoveOrder, moved: MoveResult, epoch: Manifest, parent: Manifest | None
+    dispatch: RowDispatcher,
+    order: MoveOrder,
+    moved: MoveResult,
+    epoch: Manifest,
+    parent: Manifest | None,
 ) -> dict[str, tuple[FileRef, ...]]:
     before = parent.notes.get("streams", {}) if parent else {}
     asked = [(verb, name) for verb, name in epoch.notes.get("streams", {}).get("asked", [])]
@@ -93,7 +113,9 @@ def rebuild_move_order(spec: PipelineSpec, epoch: Manifest, parent: Manifest | N
 
 def cut_from_record(record: Mapping[str, Any]) -> Cut:
     """A cut as its manifest recorded it."""
-    return Cut(tuple(_slice_from_record(Member.parse(member), part) for member, part in record.items()))
+    return Cut(
+        tuple(_slice_from_record(Member.parse(member), part) for member, part in record.items())
+    )
 
 
 def _slice_from_record(member: Member, part: Mapping[str, Any]) -> Slice:
@@ -111,7 +133,9 @@ def _slice_from_record(member: Member, part: Mapping[str, Any]) -> Slice:
 
 def decision_from_record(record: Mapping[str, Any]) -> Decision:
     """A decision as its manifest recorded it; without `after`."""
-    mark: Callable[[Any], ReleaseMark | None] = lambda value: ReleaseMark(*value) if value is not None else None  # noqa: E731
+    mark: Callable[[Any], ReleaseMark | None] = lambda value: (
+        ReleaseMark(*value) if value is not None else None
+    )
     return Decision(
         **{
             **record,
@@ -128,12 +152,23 @@ def decision_from_record(record: Mapping[str, Any]) -> Decision:
 
 def _health_from_record(record: Mapping[str, Any]) -> BarrierHealth:
     listed = {name: tuple(record[name]) for name in ("types", "missing", "ended", "tardy")}
-    arrivals = {member: (at, seq, time) for member, (at, seq, time) in record["participants"].items()}
-    return BarrierHealth(**{**record, **listed, "outcome": BarrierOutcome(record["outcome"]), "participants": arrivals})
+    arrivals = {
+        member: (at, seq, time) for member, (at, seq, time) in record["participants"].items()
+    }
+    return BarrierHealth(
+        **{
+            **record,
+            **listed,
+            "outcome": BarrierOutcome(record["outcome"]),
+            "participants": arrivals,
+        }
+    )
 
 
 def _select_mover_files(files: list[FileRef]) -> list[FileRef]:
-    return [f for f in files if not f.extra.get("small")]  # dead objects are written by the driver, not by the mover
+    return [
+        f for f in files if not f.extra.get("small")
+    ]  # dead objects are written by the driver, not by the mover
 
 
 def _read_rows_as_text(store: Store, files: Any) -> set[str]:

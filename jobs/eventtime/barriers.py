@@ -1,7 +1,8 @@
 """Barrier events: markers in the data that synchronise members (semantics.md section 3, 4 to 7).
 
-A member that delivered its barrier stands at it until the barrier closes. Open barriers form a queue, oldest first; only
-its head can close. `record_arrival`, `abort` and `cancel_up_to` note what happened; `close_ready` closes what can be closed.
+A member that delivered its barrier stands at it until the barrier closes. Open barriers form a
+queue, oldest first; only its head can close. `record_arrival`, `abort` and `cancel_up_to` note what
+happened; `close_ready` closes what can be closed.
 """
 
 from __future__ import annotations
@@ -10,14 +11,20 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypedDict
 
-from tidegate.jobs.eventtime.types import BarrierHealth, BarrierOutcome, BarrierRow, MemberStatus
-from tidegate.jobs.spec.errors import PoisonError
-from tidegate.jobs.spec.options import BarrierOptions
-
-__all__ = ["BarrierArrival", "Barriers", "ClosedBarrier", "OpenBarrier", "health_from_dict", "health_to_dict"]
+from tidegate.errors import PoisonError
+from tidegate.jobs.eventtime.decision_types import (
+    BarrierHealth,
+    BarrierOutcome,
+    BarrierRow,
+    MemberStatus,
+)
+from tidegate.jobs.spec.event_time_options import BarrierOptions
 
 MAX_MISSED_BARRIERS: Final = 64
-"""Closed barriers remembered per member for resynchronisation: a source that never sends any must not grow the state."""
+"""Closed barriers remembered per member for resynchronisation.
+
+A source that never sends any must not grow the state.
+"""
 
 
 class BarrierArrival(TypedDict):
@@ -69,7 +76,8 @@ class Barriers:
         latest: greatest id seen.
         last_closed: pipeline clock of the last close.
         aborted: ids aborted before their first arrival.
-        closed: what `close_ready`, `record_arrival`, `abort` and `cancel_up_to` closed since the last `take_closed`.
+        closed: what `close_ready`, `record_arrival`, `abort` and `cancel_up_to` closed since the
+            last `take_closed`.
     """
 
     options: BarrierOptions
@@ -85,9 +93,14 @@ class Barriers:
     closed: list[ClosedBarrier] = field(default_factory=list)
 
     @classmethod
-    def from_dict(cls, options: BarrierOptions, timeout: int | None, data: Mapping[str, Any]) -> Barriers:
+    def from_dict(
+        cls, options: BarrierOptions, timeout: int | None, data: Mapping[str, Any]
+    ) -> Barriers:
         """Inverse of `to_dict`; the mapping is not changed by later calls."""
-        opened = [OpenBarrier(id=b["id"], opened=b["opened"], arrivals=dict(b["arrivals"])) for b in data["open"]]
+        opened = [
+            OpenBarrier(id=b["id"], opened=b["opened"], arrivals=dict(b["arrivals"]))
+            for b in data["open"]
+        ]
         return cls(
             options,
             timeout,
@@ -113,7 +126,10 @@ class Barriers:
         return {m for b in self.open for m in b["arrivals"]}
 
     def blocked_members(self) -> set[str]:
-        """Members not to be read: at an open barrier; under ``pass`` only those already at a second one."""
+        """Members not to be read.
+
+        At an open barrier; under ``pass`` only those already at a second one.
+        """
         if self.options.alignment == "block":
             return self.members_at_barrier()
         seen: set[str] = set()
@@ -141,8 +157,16 @@ class Barriers:
     # ------------------------------------------------------------------ signals
 
     def record_arrival(self, member: str, row: BarrierRow, clock: int) -> bool:
-        """A member delivers its barrier row; whether it stands at an open barrier now (False: ignored or tardy)."""
-        arrival: BarrierArrival = {"at": clock, "seq": row.seq, "time": row.event_time, "type": row.type}
+        """A member delivers its barrier row; whether it stands at an open barrier now (False.
+
+        Ignored or tardy).
+        """
+        arrival: BarrierArrival = {
+            "at": clock,
+            "seq": row.seq,
+            "time": row.event_time,
+            "type": row.type,
+        }
         if self.options.identity == "ordinal":
             return self._arrive_by_ordinal(member, arrival)
         return self._arrive_by_id(member, row, arrival)
@@ -155,7 +179,9 @@ class Barriers:
         self.latest = _larger_id(self.latest, id_)
         if found is None:
             self.aborted = [*self.aborted, id_]
-            self._record_closed(OpenBarrier(id=id_, opened=clock, arrivals={}), clock, BarrierOutcome.ABORTED, cause)
+            self._record_closed(
+                OpenBarrier(id=id_, opened=clock, arrivals={}), clock, BarrierOutcome.ABORTED, cause
+            )
         else:
             self._close_barrier(found, clock, BarrierOutcome.ABORTED, cause)
         return True
@@ -172,7 +198,8 @@ class Barriers:
 
         Args:
             clock: pipeline clock of the epoch.
-            pending: members that had rows left when the cut was planned: nobody times out waiting for those.
+            pending: members that had rows left when the cut was planned: nobody times out waiting
+                for those.
         """
         while self.open and self._close_head_if_ready(self.open[0], clock, pending):
             pass
@@ -194,7 +221,10 @@ class Barriers:
     # ------------------------------------------------------------------ arrival
 
     def _arrive_by_ordinal(self, member: str, arrival: BarrierArrival) -> bool:
-        """Identity ``ordinal``: the first open barrier without this member, or one that it missed (section 3.5)."""
+        """Identity ``ordinal``.
+
+        The first open barrier without this member, or one that it missed (section 3.5).
+        """
         candidate = next((b for b in self.open if member not in b["arrivals"]), None)
         missed = self.missed.get(member)
         if missed:
@@ -213,15 +243,23 @@ class Barriers:
         return True
 
     def _ignore_aborted_ordinal(self, number: int, member: str, arrival: BarrierArrival) -> None:
-        """The first arrival of an ordinal that was aborted beforehand: the others' barriers of it are ignored too."""
+        """The first arrival of an ordinal that was aborted beforehand.
+
+        The others' barriers of it are ignored too.
+        """
         barrier = OpenBarrier(id=number, opened=arrival["at"], arrivals={member: arrival})
         absent = [m for m, s in self.roster.items() if m != member and s != MemberStatus.DONE]
-        self._remember_missing(self._build_health(barrier, arrival["at"], BarrierOutcome.ABORTED, absent))
+        self._remember_missing(
+            self._build_health(barrier, arrival["at"], BarrierOutcome.ABORTED, absent)
+        )
         self._pass_ids_up_to(number)
 
     def _arrive_by_id(self, member: str, row: BarrierRow, arrival: BarrierArrival) -> bool:
         if row.id is None:
-            raise PoisonError(f"a barrier row of {member} at position {row.seq} has no id", code="eventtime.barrier_without_id")
+            raise PoisonError(
+                f"a barrier row of {member} at position {row.seq} has no id",
+                code="eventtime.barrier_without_id",
+            )
         self.latest = _larger_id(self.latest, row.id)
         missed = next((m for m in self.missed.get(member, ()) if m["id"] == row.id), None)
         if missed is not None:
@@ -259,34 +297,66 @@ class Barriers:
         rest = [m for m in self.missed.pop(member) if m["id"] > missed["id"]]
         if rest:
             self.missed[member] = rest
-        for other, entries in self.missed.items():  # the next tardy member of this barrier must not forget this one
-            self.missed[other] = [MissedBarrier(**{**e, "health": amended}) if e["id"] == missed["id"] else e for e in entries]
+        for (
+            other,
+            entries,
+        ) in self.missed.items():  # the next tardy member of this barrier must not forget this one
+            self.missed[other] = [
+                MissedBarrier(**{**e, "health": amended}) if e["id"] == missed["id"] else e
+                for e in entries
+            ]
         self.closed.append(ClosedBarrier(health_from_dict(amended), "tardy"))
 
     # ------------------------------------------------------------------ closing
 
     def _waiting_since(self, barrier: OpenBarrier) -> int:
-        return barrier["opened"] if self.last_closed is None else max(barrier["opened"], self.last_closed)
+        return (
+            barrier["opened"]
+            if self.last_closed is None
+            else max(barrier["opened"], self.last_closed)
+        )
 
     def _close_head_if_ready(self, head: OpenBarrier, clock: int, pending: Collection[str]) -> bool:
         """Complete, or nobody left to wait for, or timed out (sections 3.4 and 3.5)."""
         skipped = {m for b in self.open[1:] for m in b["arrivals"]}
         absent = self._absent_members(head)
         awaited = [m for m in absent if self.roster[m] != MemberStatus.IDLE and m not in skipped]
-        gone = BarrierOutcome.INCOMPLETE if self.options.on_timeout == "incomplete" else BarrierOutcome.ABORTED
+        gone = (
+            BarrierOutcome.INCOMPLETE
+            if self.options.on_timeout == "incomplete"
+            else BarrierOutcome.ABORTED
+        )
         if not awaited:
-            self._close_barrier(head, clock, gone if absent else BarrierOutcome.COMPLETE, "missing" if absent else "complete")
+            self._close_barrier(
+                head,
+                clock,
+                gone if absent else BarrierOutcome.COMPLETE,
+                "missing" if absent else "complete",
+            )
             return True
-        if self.timeout is None or clock - self._waiting_since(head) <= self.timeout or any(m in pending for m in awaited):
+        if (
+            self.timeout is None
+            or clock - self._waiting_since(head) <= self.timeout
+            or any(m in pending for m in awaited)
+        ):
             return False
         self._close_barrier(head, clock, gone, "timeout")
         return True
 
     def _absent_members(self, barrier: OpenBarrier) -> list[str]:
-        return [m for m, status in self.roster.items() if m not in barrier["arrivals"] and status != MemberStatus.DONE]
+        return [
+            m
+            for m, status in self.roster.items()
+            if m not in barrier["arrivals"] and status != MemberStatus.DONE
+        ]
 
-    def _close_barrier(self, barrier: OpenBarrier, clock: int, outcome: BarrierOutcome, cause: str) -> None:
-        """Close an open barrier: it leaves the queue, its members flow again, the section grows (section 3.4)."""
+    def _close_barrier(
+        self, barrier: OpenBarrier, clock: int, outcome: BarrierOutcome, cause: str
+    ) -> None:
+        """Close an open barrier.
+
+        It leaves the queue, its members flow again, the section grows (section 3.4).
+        """
         head = barrier is self.open[0]
         self._remember_missing(self._record_closed(barrier, clock, outcome, cause))
         self.open.remove(barrier)
@@ -297,12 +367,18 @@ class Barriers:
         else:
             self.aborted = [*self.aborted, barrier["id"]]
 
-    def _record_closed(self, barrier: OpenBarrier, clock: int, outcome: BarrierOutcome, cause: str) -> BarrierHealth:
-        health = self._build_health(barrier, clock, outcome, self._absent_members(barrier) if barrier["arrivals"] else ())
+    def _record_closed(
+        self, barrier: OpenBarrier, clock: int, outcome: BarrierOutcome, cause: str
+    ) -> BarrierHealth:
+        health = self._build_health(
+            barrier, clock, outcome, self._absent_members(barrier) if barrier["arrivals"] else ()
+        )
         self.closed.append(ClosedBarrier(health, cause))
         return health
 
-    def _build_health(self, barrier: OpenBarrier, clock: int, outcome: BarrierOutcome, absent: Iterable[str]) -> BarrierHealth:
+    def _build_health(
+        self, barrier: OpenBarrier, clock: int, outcome: BarrierOutcome, absent: Iterable[str]
+    ) -> BarrierHealth:
         present = barrier["arrivals"]
         order = [m for m in self.roster if m in present]
         arrivals = {m: present[m] for m in (*order, *sorted(present.keys() - set(order)))}
@@ -314,7 +390,9 @@ class Barriers:
             homogeneous=len(set(types)) <= 1,
             participants={m: (a["at"], a["seq"], a["time"]) for m, a in arrivals.items()},
             missing=tuple(absent),
-            ended=tuple(m for m, s in self.roster.items() if s == MemberStatus.DONE and m not in arrivals),
+            ended=tuple(
+                m for m, s in self.roster.items() if s == MemberStatus.DONE and m not in arrivals
+            ),
             tardy=(),
             opened=barrier["opened"],
             closed=clock,
@@ -327,7 +405,12 @@ class Barriers:
             return  # an aborted id is ignored by its number alone
         for member in health.missing:
             time = min(health.participants.values())[2]
-            entry = MissedBarrier(id=health.id, types=sorted(set(health.types)), time=time, health=health_to_dict(health))
+            entry = MissedBarrier(
+                id=health.id,
+                types=sorted(set(health.types)),
+                time=time,
+                health=health_to_dict(health),
+            )
             self.missed[member] = [*self.missed.get(member, ()), entry][-MAX_MISSED_BARRIERS:]
 
 
@@ -335,16 +418,24 @@ def _larger_id(known: int | None, value: int) -> int:
     return value if known is None else max(known, value)
 
 
-def _match_tardy_arrival(missed: list[MissedBarrier], candidate: OpenBarrier | None, arrival: BarrierArrival) -> MissedBarrier | None:
-    """Which barrier a tardy member means: same type, then nearest time, then oldest; None: the open one."""
+def _match_tardy_arrival(
+    missed: list[MissedBarrier], candidate: OpenBarrier | None, arrival: BarrierArrival
+) -> MissedBarrier | None:
+    """Which barrier a tardy member means.
+
+    Same type, then nearest time, then oldest; None: the open one.
+    """
     options: list[tuple[bool, int, int, MissedBarrier | None]] = [
-        (arrival["type"] not in m["types"], abs(m["time"] - arrival["time"]), m["id"], m) for m in missed
+        (arrival["type"] not in m["types"], abs(m["time"] - arrival["time"]), m["id"], m)
+        for m in missed
     ]
     if candidate is not None:
         arrivals = candidate["arrivals"].values()
         first = min((a["at"], a["seq"], a["time"]) for a in arrivals)[2]
         types = {a["type"] for a in arrivals}
-        options.append((arrival["type"] not in types, abs(first - arrival["time"]), candidate["id"], None))
+        options.append(
+            (arrival["type"] not in types, abs(first - arrival["time"]), candidate["id"], None)
+        )
     return min(options, key=lambda o: o[:3])[3]
 
 
@@ -362,4 +453,11 @@ def health_from_dict(data: Mapping[str, Any]) -> BarrierHealth:
     """Inverse of `health_to_dict`."""
     lists = {name: tuple(data[name]) for name in ("types", "missing", "ended", "tardy")}
     participants = {m: (p[0], p[1], p[2]) for m, p in data["participants"].items()}
-    return BarrierHealth(**{**data, **lists, "outcome": BarrierOutcome(data["outcome"]), "participants": participants})
+    return BarrierHealth(
+        **{
+            **data,
+            **lists,
+            "outcome": BarrierOutcome(data["outcome"]),
+            "participants": participants,
+        }
+    )

@@ -1,7 +1,8 @@
 """The pure decider: what one cut means (semantics.md sections 1 to 4; design.md section 2, step 3).
 
-`decide` takes the spec, the state after the previous epoch and the survey of this one, and says what the mover needs. It
-does no I/O and takes the wall clock as data, so the same arguments always give the same decision.
+`decide` takes the spec, the state after the previous epoch and the survey of this one, and says
+what the mover needs. It does no I/O and takes the wall clock as data, so the same arguments always
+give the same decision.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tidegate.jobs.eventtime import clock as clocks
-from tidegate.jobs.eventtime import frontier as frontiers
-from tidegate.jobs.eventtime import holder
-from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer, InputState, Signal
-from tidegate.jobs.eventtime.members import Members, SourceRules, resolve_partition_timeout, collect_statuses
-from tidegate.jobs.eventtime.state import DeciderState
-from tidegate.jobs.eventtime.types import Decision, ReleaseMark, Member, Survey
-from tidegate.jobs.spec.options import ReleaseMode
+from tidegate.jobs.eventtime import frontiers as frontiers
+from tidegate.jobs.eventtime import members
+from tidegate.jobs.eventtime import pipeline_clock as clocks
+from tidegate.jobs.eventtime.decider_state import DeciderState
+from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
+from tidegate.jobs.eventtime.frontiers import ACTIVE, DONE, IDLE, Coalescer, InputState, Signal
+from tidegate.jobs.eventtime.members import (
+    Members,
+    SourceRules,
+    collect_statuses,
+    resolve_partition_timeout,
+)
+from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
-
-__all__ = ["list_blocked_members", "decide", "select_members_ahead", "create_initial_state", "find_next_timer"]
+from tidegate.time_units import TICK_MAX, TICK_MIN
 
 
 def create_initial_state(spec: PipelineSpec) -> dict[str, Any]:
@@ -37,18 +41,19 @@ def list_blocked_members(state: dict[str, Any]) -> set[Member]:
 def decide(spec: PipelineSpec, state: dict[str, Any], survey: Survey) -> Decision:
     """Decide one epoch. Pure: `state` is not changed, the next state is `Decision.after`.
 
-    The steps are those of semantics.md section 1, "Inside an epoch". Rows are judged (by the mover) against
-    `frontier_before`, so all that moves here applies from the next epoch on.
+    The steps are those of semantics.md section 1, "Inside an epoch". Rows are judged (by the mover)
+    against `frontier_before`, so all that moves here applies from the next epoch on.
 
     Raises:
-        PoisonError: a member sent what its declaration forbids (rows after its end, a barrier without an id, a
-            punctuation that regresses under ``regress: error``).
+        PoisonError: a member sent what its declaration forbids (rows after its end, a barrier
+            without an id, a punctuation that regresses under ``regress: error``).
     """
     world = DeciderState.from_dict(spec, state)
     epoch = _EpochDecider.begin(spec, world, survey)
     # Step 1. The pipeline clock, who is there, and who has fallen idle by it.
     epoch.update_roster()
-    # Step 2. Barriers: requests, arrivals, then closes. The rows of this epoch still belong to the section before.
+    # Step 2. Barriers: requests, arrivals, then closes. The rows of this epoch still belong to the
+    # section before.
     epoch.advance_barriers()
     # Step 3. Member frontiers, then the sources', then the output's.
     epoch.advance_frontiers()
@@ -86,10 +91,20 @@ class _EpochDecider:
     def begin(cls, spec: PipelineSpec, world: DeciderState, survey: Survey) -> _EpochDecider:
         """The epoch before its first step."""
         clock = clocks.advance_clock(world.clock, survey.now, spec.checkpoint.max_clock_step)
-        rules = {name: SourceRules.from_spec(spec, name, coalescer) for name, coalescer in world.sources.items()}
+        rules = {
+            name: SourceRules.from_spec(spec, name, coalescer)
+            for name, coalescer in world.sources.items()
+        }
         members = Members(world, rules, survey.now, clock, world.barriers.members_at_barrier())
         order, output = world.order, world.output
-        before = _StateBefore(world.clock, output.value, world.barriers.section, order.released, order.reach, output.status)
+        before = _StateBefore(
+            world.clock,
+            output.value,
+            world.barriers.section,
+            order.released,
+            order.reach,
+            output.status,
+        )
         return cls(spec, world, survey, clock, members, before)
 
     # ------------------------------------------------------------------ step 1
@@ -109,8 +124,14 @@ class _EpochDecider:
             self.recorded.append({"kind": "startup_grace_over"})
 
     def _update_source_activity(self, name: str) -> None:
-        """A source as a member of the output: known from the start or with its first event; quiet by the output's timeout."""
-        output, heard = self.world.output, name in self.members.sources_read and not self._ignores_punctuation(name)
+        """A source as a member of the output.
+
+        Known from the start or with its first event; quiet by the output's timeout.
+        """
+        output, heard = (
+            self.world.output,
+            name in self.members.sources_read and not self._ignores_punctuation(name),
+        )
         if name not in output.inputs:
             if self.spec.coalesce.members == "discovered" and not heard:
                 return
@@ -126,18 +147,33 @@ class _EpochDecider:
     def _ignores_punctuation(self, name: str) -> bool:
         """Whether an idle source stays idle at the output, since only punctuation came of it (`on_idle_punctuation: ignore`)."""
         known = self.world.output.inputs.get(name)
-        idle = known is not None and known["status"] == IDLE and self.spec.coalesce.on_idle_punctuation == "ignore"
-        return idle and name not in self.members.sources_with_rows and name not in self.members.sources_with_backlog
+        idle = (
+            known is not None
+            and known["status"] == IDLE
+            and self.spec.coalesce.on_idle_punctuation == "ignore"
+        )
+        return (
+            idle
+            and name not in self.members.sources_with_rows
+            and name not in self.members.sources_with_backlog
+        )
 
     # ------------------------------------------------------------------ step 2
 
     def advance_barriers(self) -> None:
-        """Aborts by hand, arrivals in source order, then what closes; nothing closes during the start-up grace."""
+        """Aborts by hand, arrivals in source order, then what closes.
+
+        Nothing closes during the start-up grace.
+        """
         barriers, live = self.world.barriers, self.members.joined
         if not (barriers.open or self.members.arrivals or self.survey.aborts):
             return
         known = collect_statuses(self.world, self.quiet_sources)
-        barriers.roster = {name: DONE if entry.done else known[name] for name, entry in live.items() if name in known}
+        barriers.roster = {
+            name: DONE if entry.done else known[name]
+            for name, entry in live.items()
+            if name in known
+        }
         for id_ in self.survey.aborts:
             barriers.abort(id_, self.clock)
         for name in self.members.arrivals:
@@ -146,14 +182,22 @@ class _EpochDecider:
                 barriers.record_arrival(name, row, self.clock)
         if not self.grace:
             barriers.close_ready(self.clock, self.members.pending)
-        freed = {name for closed in barriers.closed if closed.cause != "tardy" for name in closed.health.participants}
+        freed = {
+            name
+            for closed in barriers.closed
+            if closed.cause != "tardy"
+            for name in closed.health.participants
+        }
         for name in sorted(freed & self.members.members_at_barrier):
             self.members.count_held_rows(name)
 
     # ------------------------------------------------------------------ step 3
 
     def advance_frontiers(self) -> None:
-        """F moves by what was read, then by who ended with it; it stands still during the start-up grace."""
+        """F moves by what was read, then by who ended with it.
+
+        It stands still during the start-up grace.
+        """
         newest = self.members.newest
         if newest is not None and self.spec.release.mode is not ReleaseMode.PASS_THROUGH:
             self.world.order.note_read(self.clock, self.before.section, newest)
@@ -173,7 +217,11 @@ class _EpochDecider:
         if not self.grace:
             signals = self.world.output.settle(self._expire_residence() if expiring else TICK_MIN)
             last = dict(self.emitted) | dict(signals)
-            self.emitted = [(k, last[k]) for k in ("watermark", "status") if k in last and last[k] != self.before.status]
+            self.emitted = [
+                (k, last[k])
+                for k in ("watermark", "status")
+                if k in last and last[k] != self.before.status
+            ]
 
     def _coalesce_partitions(self, name: str) -> None:
         """Import, then coalesce the partitions of one source."""
@@ -183,7 +231,9 @@ class _EpochDecider:
             imported = self._exported_frontier(punctuation.import_from)
             if imported > TICK_MIN:
                 for member, known in list(coalescer.inputs.items()):
-                    if known["status"] == ACTIVE and (known["frontier"] is None or imported > known["frontier"]):
+                    if known["status"] == ACTIVE and (
+                        known["frontier"] is None or imported > known["frontier"]
+                    ):
                         coalescer.signal_frontier(member, imported)
         coalescer.settle()
 
@@ -196,7 +246,9 @@ class _EpochDecider:
     def _signal_output(self, name: str, coalescer: Coalescer) -> None:
         output, source = self.world.output, self.spec.sources[name]
         known = output.inputs[name]
-        emitted = frontiers.round_to_frame(coalescer.value if coalescer.value > TICK_MIN else None, source.frame)
+        emitted = frontiers.round_to_frame(
+            coalescer.value if coalescer.value > TICK_MIN else None, source.frame
+        )
         if coalescer.status == DONE:
             output.signal_done(name)
             return
@@ -215,7 +267,10 @@ class _EpochDecider:
             self.recorded.append({"kind": "idle", "source": name})
 
     def _expire_residence(self) -> int:
-        """F by the build window: the largest time whose residence has run out (section 2, `build_window`)."""
+        """F by the build window.
+
+        The largest time whose residence has run out (section 2, `build_window`).
+        """
         order, section = self.world.order, self.world.barriers.section
         overdue = order.latest_expired_time(self.clock, section, self._least_awaited_frontier())
         if overdue is None:
@@ -225,20 +280,32 @@ class _EpochDecider:
         return min(overdue + _uses_exact_order(self.spec), self._least_frontier_at_barriers())
 
     def _least_awaited_frontier(self) -> int | None:
-        """Least frontier of the members F waits for that had rows left: no timer may expire that waits for those."""
+        """Least frontier of the members F waits for that had rows left.
+
+        No timer may expire that waits for those.
+        """
         output = self.world.output.inputs
         values = []
         for name in self.members.pending - self.world.barriers.members_at_barrier():
             levels = self._member_input(name), output.get(self.members.joined[name].member.source)
-            if all(known is not None and known["status"] == ACTIVE and known["aligned"] for known in levels):
+            if all(
+                known is not None and known["status"] == ACTIVE and known["aligned"]
+                for known in levels
+            ):
                 frontier = levels[0]["frontier"]
                 values.append(TICK_MIN if frontier is None else frontier)
         return min(values, default=None)
 
     def _least_frontier_at_barriers(self) -> int:
-        """F never passes a row held behind a barrier: the least frontier of standing members that had rows left."""
+        """F never passes a row held behind a barrier.
+
+        The least frontier of standing members that had rows left.
+        """
         standing = self.world.barriers.members_at_barrier() & self.members.pending
-        values = [TICK_MIN if (f := self._member_input(name)["frontier"]) is None else f for name in standing]
+        values = [
+            TICK_MIN if (f := self._member_input(name)["frontier"]) is None else f
+            for name in standing
+        ]
         return min(values, default=TICK_MAX)
 
     def _member_input(self, name: str) -> InputState:
@@ -255,10 +322,14 @@ class _EpochDecider:
         closed = world.barriers.take_closed()
         for one in closed:
             outcome = one.health.outcome.value
-            self.recorded.append({"kind": "barrier", "id": one.health.id, "outcome": outcome, "cause": one.cause})
+            self.recorded.append(
+                {"kind": "barrier", "id": one.health.id, "outcome": outcome, "cause": one.cause}
+            )
         world.clock = self.clock
         world.buffered_rows = self.survey.buffered_rows
-        world.holder = holder.find_frontier_holder(self.spec, world, world.barriers.members_at_barrier(), self.clock)
+        world.holder = members.find_frontier_holder(
+            self.spec, world, world.barriers.members_at_barrier(), self.clock
+        )
         late, by_time = self._order_late_mark()
         after = world.to_dict()
         return Decision(
@@ -283,7 +354,10 @@ class _EpochDecider:
         )
 
     def _advance_release(self) -> ReleaseMark:
-        """Section 3: up to the section's frontier; a member at its barrier does not hold back the section's rows."""
+        """Section 3: up to the section's frontier.
+
+        A member at its barrier does not hold back the section's rows.
+        """
         mode, order = self.spec.release.mode, self.world.order
         if mode is ReleaseMode.PASS_THROUGH:
             return order.released
@@ -297,51 +371,83 @@ class _EpochDecider:
         return order.release(ReleaseMark(section, reach))
 
     def _section_frontier(self, standing: set[str]) -> int:
-        """The frontier of the section's rows: standing members as +inf, members that still catch up included."""
+        """The frontier of the section's rows.
+
+        Standing members as +inf, members that still catch up included.
+        """
         instead: dict[str, int | None] = {}
         for name, coalescer in self.world.sources.items():
-            unbounded: dict[str, int | None] = dict.fromkeys(standing & coalescer.inputs.keys(), TICK_MAX)
+            unbounded: dict[str, int | None] = dict.fromkeys(
+                standing & coalescer.inputs.keys(), TICK_MAX
+            )
             if unbounded:
-                reach = frontiers.round_to_frame(coalescer.combine_frontiers(unbounded, catching_up=True), self.spec.sources[name].frame)
-                instead[name] = frontiers.max_frontier(reach, coalescer.value if coalescer.value > TICK_MIN else None)
+                reach = frontiers.round_to_frame(
+                    coalescer.combine_frontiers(unbounded, catching_up=True),
+                    self.spec.sources[name].frame,
+                )
+                instead[name] = frontiers.max_frontier(
+                    reach, coalescer.value if coalescer.value > TICK_MIN else None
+                )
         reach = self.world.output.combine_frontiers(instead, catching_up=True)
         return TICK_MIN if reach is None else reach
 
     def _order_late_mark(self) -> tuple[ReleaseMark | None, bool]:
         """Section 3.3: below the largest released, or below F.
 
-        While a member stands at its barrier the section's frontier may be ahead of F. A row below it breaks its own member's
-        promise and is late as well, or the output would not stay sorted.
+        While a member stands at its barrier the section's frontier may be ahead of F. A row below
+        it breaks its own member's promise and is late as well, or the output would not stay sorted.
         """
         mode, before = self.spec.release.mode, self.before
         if mode is ReleaseMode.PASS_THROUGH:
             return None, False
         if mode is ReleaseMode.ORDERED and _uses_exact_order(self.spec):
             return self.survey.released_max, False
-        time = max(before.frontier, before.reach.time if before.reach.section == before.section else TICK_MIN)
+        time = max(
+            before.frontier,
+            before.reach.time if before.reach.section == before.section else TICK_MIN,
+        )
         return (ReleaseMark(before.section, time) if time > TICK_MIN else None), True
 
-    def _has_changed(self, release_before: ReleaseMark, release_after: ReleaseMark, after: dict[str, Any]) -> bool:
+    def _has_changed(
+        self, release_before: ReleaseMark, release_after: ReleaseMark, after: dict[str, Any]
+    ) -> bool:
         """Worth sealing without rows: something moved, or the clock of a running timer has to."""
         before = self.before
-        if self.emitted or self.recorded or release_before != release_after or self.world.barriers.section != before.section:
+        if (
+            self.emitted
+            or self.recorded
+            or release_before != release_after
+            or self.world.barriers.section != before.section
+        ):
             return True
-        stepped = before.clock is None or self.clock - before.clock >= self.spec.checkpoint.max_clock_step
+        stepped = (
+            before.clock is None or self.clock - before.clock >= self.spec.checkpoint.max_clock_step
+        )
         return stepped and find_next_timer(self.spec, after) is not None
 
 
 def _uses_exact_order(spec: PipelineSpec) -> bool:
-    """Lag 0 and an inclusive frontier everywhere: the order compares with what was released (section 3.3)."""
+    """Lag 0 and an inclusive frontier everywhere.
+
+    The order compares with what was released (section 3.3).
+    """
     return all(s.lag == 0 and s.frontier == "inclusive" for s in spec.sources.values())
 
 
 def _sort_by_import(spec: PipelineSpec) -> list[str]:
-    """Sources, each after the one it imports its frontier from; a circle is cut where it is met again."""
+    """Sources, each after the one it imports its frontier from.
+
+    A circle is cut where it is met again.
+    """
     order: list[str] = []
 
     def visit_source(name: str, path: tuple[str, ...]) -> None:
         punctuation = spec.sources[name].punctuation
-        if punctuation is not None and punctuation.import_from is not None and punctuation.import_from not in path:
+        if (
+            punctuation is not None
+            and punctuation.import_from is not None
+            and punctuation.import_from not in path
+        ):
             visit_source(punctuation.import_from, (*path, name))
         if name not in order:
             order.append(name)
@@ -351,10 +457,13 @@ def _sort_by_import(spec: PipelineSpec) -> list[str]:
     return order
 
 
-def select_members_ahead(spec: PipelineSpec, state: dict[str, Any], buffered_rows: int | None = None) -> set[Member]:
+def select_members_ahead(
+    spec: PipelineSpec, state: dict[str, Any], buffered_rows: int | None = None
+) -> set[Member]:
     """Members not to be read in the next epoch because they are too far ahead (back-pressure, section 7.4).
 
-    The slowest members are always read, so this never stops a pipeline whose slowest member has rows.
+    The slowest members are always read, so this never stops a pipeline whose slowest member has
+    rows.
 
     Args:
         spec: the pipeline.
@@ -362,7 +471,9 @@ def select_members_ahead(spec: PipelineSpec, state: dict[str, Any], buffered_row
         buffered_rows: rows in the order buffer now; None: as of the last survey.
     """
     release = spec.release
-    full = (state["buffered_rows"] if buffered_rows is None else buffered_rows) >= release.max_buffered_rows
+    full = (
+        state["buffered_rows"] if buffered_rows is None else buffered_rows
+    ) >= release.max_buffered_rows
     if not full and release.max_ahead is None:
         return set()
     reach = max(state["output"]["value"], state["order"]["released"][1])
@@ -383,9 +494,16 @@ def _iter_active_frontiers(state: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def find_next_timer(spec: PipelineSpec, state: dict[str, Any]) -> int | None:
-    """Pipeline-clock instant of the next timer that may change something; None if none is running."""
+    """Pipeline-clock instant of the next timer that may change something.
+
+    None if none is running.
+    """
     world = DeciderState.from_dict(spec, state)
-    timers = [world.order.next_timer(), world.barriers.timeout_at(), *_iter_idle_timers(spec, world)]
+    timers = [
+        world.order.next_timer(),
+        world.barriers.timeout_at(),
+        *_iter_idle_timers(spec, world),
+    ]
     return min((t for t in timers if t is not None), default=None)
 
 

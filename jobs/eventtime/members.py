@@ -1,7 +1,10 @@
-"""One pass over the survey: who is there, what was read of whom, who is idle or done, and every F_i (semantics.md section 1).
+"""One pass over the survey.
 
-This is the part of an epoch whose cost grows with the number of members, so it is one loop with the options of a source
-worked out beforehand, and the usual member has a short way through it (`Members._source`).
+Who is there, what was read of whom, who is idle or done, and every F_i (semantics.md section 1).
+
+This is the part of an epoch whose cost grows with the number of members, so it is one loop with the
+options of a source worked out beforehand, and the usual member has a short way through it
+(`Members._source`).
 """
 
 from __future__ import annotations
@@ -10,27 +13,39 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
-from tidegate.jobs.eventtime import frontier as frontiers
-from tidegate.jobs.eventtime.clock import has_expired
-from tidegate.jobs.eventtime.coalesce import ACTIVE, DONE, IDLE, Coalescer, InputState
-from tidegate.jobs.eventtime.frontier import compute_heuristic_frontier, max_frontier
-from tidegate.jobs.eventtime.state import HeldRows, MemberState, DeciderState
-from tidegate.jobs.eventtime.types import Member, MemberSurvey
-from tidegate.jobs.spec.errors import PoisonError
-from tidegate.jobs.spec.options import CoalesceOptions
+from tidegate.errors import PoisonError
+from tidegate.jobs.eventtime import frontiers as frontiers
+from tidegate.jobs.eventtime.decider_state import DeciderState, HeldRows, MemberState
+from tidegate.jobs.eventtime.decision_types import Member, MemberSurvey
+from tidegate.jobs.eventtime.frontiers import (
+    ACTIVE,
+    DONE,
+    IDLE,
+    Coalescer,
+    InputState,
+    compute_heuristic_frontier,
+    max_frontier,
+)
+from tidegate.jobs.eventtime.pipeline_clock import has_expired
+from tidegate.jobs.spec.event_time_options import CoalesceOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
-
-__all__ = ["Members", "SourceRules", "resolve_partition_timeout", "collect_statuses"]
 
 _DEFAULT_IDLE_TIMEOUT: Final = CoalesceOptions().idle_timeout
 
 
 def resolve_partition_timeout(spec: PipelineSpec, source: SourceSpec) -> int | None:
-    """A source of one partition is that partition: it falls idle by the output's timeout, unless it sets its own."""
+    """A source of one partition is that partition.
+
+    It falls idle by the output's timeout, unless it sets its own.
+    """
     timeout = source.coalesce.idle_timeout
-    return spec.coalesce.idle_timeout if source.partition_by == "source" and timeout == _DEFAULT_IDLE_TIMEOUT else timeout
+    return (
+        spec.coalesce.idle_timeout
+        if source.partition_by == "source" and timeout == _DEFAULT_IDLE_TIMEOUT
+        else timeout
+    )
 
 
 @dataclass(slots=True)
@@ -50,7 +65,9 @@ class SourceRules:
     def from_spec(cls, spec: PipelineSpec, name: str, coalescer: Coalescer) -> SourceRules:
         """Rules of the source `name`."""
         source = spec.sources[name]
-        refuses_regression = source.punctuation is not None and source.punctuation.regress == "error"
+        refuses_regression = (
+            source.punctuation is not None and source.punctuation.regress == "error"
+        )
         return cls(
             options=source,
             coalescer=coalescer,
@@ -59,11 +76,16 @@ class SourceRules:
             discovered=source.coalesce.members == "discovered",
             ignores_idle_punctuation=source.coalesce.on_idle_punctuation == "ignore",
             refuses_regression=refuses_regression,
-            lag_alone=source.lag is not None and source.wall_clock is None and not refuses_regression,
+            lag_alone=source.lag is not None
+            and source.wall_clock is None
+            and not refuses_regression,
         )
 
     def is_rows_only(self, entry: MemberSurvey, state: MemberState, known: InputState) -> bool:
-        """Whether nothing but rows can speak of an active member: it has no punctuation, no barrier, no end and no wall clock."""
+        """Whether nothing but rows can speak of an active member.
+
+        It has no punctuation, no barrier, no end and no wall clock.
+        """
         return (
             self.lag_alone
             and known["status"] == ACTIVE
@@ -74,7 +96,9 @@ class SourceRules:
             and not entry.done
         )
 
-    def member_frontier(self, state: MemberState, now: int, newest: int | None, *, clocked: bool) -> int | None:
+    def member_frontier(
+        self, state: MemberState, now: int, newest: int | None, *, clocked: bool
+    ) -> int | None:
         """F_i: the greatest of what rows, punctuation and (if `clocked`) the wall clock promise."""
         value = compute_heuristic_frontier(state["seen"], self.distance)
         if state["punctuation"] is not None:
@@ -82,7 +106,9 @@ class SourceRules:
         wall = self.options.wall_clock
         if wall is not None and clocked:
             inclusive = self.options.frontier == "inclusive"
-            value = max_frontier(value, frontiers.compute_wall_clock_frontier(wall, now, newest, inclusive=inclusive))
+            value = max_frontier(
+                value, frontiers.compute_wall_clock_frontier(wall, now, newest, inclusive=inclusive)
+            )
         return value
 
 
@@ -105,7 +131,8 @@ class Members:
         punctuations: punctuation of each member before the epoch.
         fallen_idle: members that fell idle by the clock.
         arrivals: members whose slice ends with a barrier row.
-        ended: members that are read to their end by this cut; they count as active until `finish_ended`.
+        ended: members that are read to their end by this cut; they count as active until
+            `finish_ended`.
     """
 
     world: DeciderState
@@ -129,7 +156,9 @@ class Members:
         for source, group in groupby(entries, attrgetter("member.source")):
             found, rules = list(group), self.rules.get(source)
             if rules is None:
-                message = f"the survey names {found[0].member}, a source that the spec does not have"
+                message = (
+                    f"the survey names {found[0].member}, a source that the spec does not have"
+                )
                 raise PoisonError(message, code="eventtime.unknown_source")
             self._apply_source(source, rules, found)
         if len(self.joined) != len(self.world.members):
@@ -142,27 +171,44 @@ class Members:
         if state is None or entry is None or state["behind"] is None:
             return
         behind = state["behind"]
-        seen, punctuation = max_frontier(state["seen"], behind["seen"]), max_frontier(state["punctuation"], behind["punctuation"])
+        seen, punctuation = (
+            max_frontier(state["seen"], behind["seen"]),
+            max_frontier(state["punctuation"], behind["punctuation"]),
+        )
         state = {**state, "seen": seen, "punctuation": punctuation, "behind": None}
         self.world.members[name] = state
         rules = self.rules[entry.member.source]
         known = rules.coalescer.inputs[name]
         if known["status"] == ACTIVE:
-            self._advance_frontier(name, rules, known, rules.member_frontier(state, self.now, None, clocked=False))
+            self._advance_frontier(
+                name, rules, known, rules.member_frontier(state, self.now, None, clocked=False)
+            )
 
     def finish_ended(self) -> None:
-        """The members that ended with this cut leave the frontiers; what they were read to has counted."""
+        """The members that ended with this cut leave the frontiers.
+
+        What they were read to has counted.
+        """
         for name in self.ended:
             self.rules[self.joined[name].member.source].coalescer.signal_done(name)
 
     def _apply_source(self, source: str, rules: SourceRules, entries: list[MemberSurvey]) -> None:
-        """Members of one source. The usual one is read here, by what `_apply_member` would say of it; any other there."""
+        """Members of one source.
+
+        The usual one is read here, by what `_apply_member` would say of it; any other there.
+        """
         states, coalescer, times = self.world.members, rules.coalescer, []
         names = [f"{source}/{entry.member.partition}" for entry in entries]
         before = map(states.get, names), map(coalescer.inputs.get, names)
         for name, entry, state, known in zip(names, entries, *before, strict=True):
             time = entry.max_time
-            if time is None or state is None or known is None or name in self.members_at_barrier or not rules.is_rows_only(entry, state, known):
+            if (
+                time is None
+                or state is None
+                or known is None
+                or name in self.members_at_barrier
+                or not rules.is_rows_only(entry, state, known)
+            ):
                 self._apply_member(name, rules, entry)
                 continue
             self.joined[name] = entry
@@ -174,7 +220,9 @@ class Members:
             if state["seen"] is None or time > state["seen"]:
                 state["seen"] = time
             state["active_at"], state["pending"] = self.clock, entry.pending
-            self._advance_frontier(name, rules, known, compute_heuristic_frontier(state["seen"], rules.distance))
+            self._advance_frontier(
+                name, rules, known, compute_heuristic_frontier(state["seen"], rules.distance)
+            )
         if times:
             self.sources_read.add(source)
             self.sources_with_rows.add(source)
@@ -183,7 +231,9 @@ class Members:
     def _apply_member(self, name: str, rules: SourceRules, entry: MemberSurvey) -> None:
         state = self.world.members.get(name)
         rows = bool(entry.rows or entry.quarantined or entry.dead) or entry.barrier is not None
-        active = rows or (entry.punctuation is not None and _is_new_punctuation(entry.punctuation, state))
+        active = rows or (
+            entry.punctuation is not None and _is_new_punctuation(entry.punctuation, state)
+        )
         if state is None:
             if rules.discovered and not active:
                 return
@@ -201,17 +251,28 @@ class Members:
             message = f"punctuation of {name} went back {entry.regressions} times in this epoch"
             raise PoisonError(message, code="eventtime.punctuation_regress")
         if active or entry.pending != state["pending"] or entry.punctuation_state is not None:
-            state = self.world.members[name] = self._next_member_state(name, state, entry, active=active)
+            state = self.world.members[name] = self._next_member_state(
+                name, state, entry, active=active
+            )
         if status == IDLE and not rows and rules.ignores_idle_punctuation:
             active = False
-        status = self._update_member_status(name, rules, status, state, wakes=active or entry.pending)
+        status = self._update_member_status(
+            name, rules, status, state, wakes=active or entry.pending
+        )
         if status == ACTIVE and (active or rules.options.wall_clock is not None):
             clocked = name not in self.members_at_barrier
-            self._advance_frontier(name, rules, known, rules.member_frontier(state, self.now, entry.max_time, clocked=clocked))
+            self._advance_frontier(
+                name,
+                rules,
+                known,
+                rules.member_frontier(state, self.now, entry.max_time, clocked=clocked),
+            )
         if entry.done:
             self.ended.append(name)
 
-    def _note_activity(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool, rows: bool) -> None:
+    def _note_activity(
+        self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool, rows: bool
+    ) -> None:
         self.joined[name] = entry
         if state["punctuation"] is not None:
             self.punctuations[name] = state["punctuation"]
@@ -227,8 +288,13 @@ class Members:
         if entry.max_time is not None and (self.newest is None or entry.max_time > self.newest):
             self.newest = entry.max_time
 
-    def _next_member_state(self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool) -> MemberState:
-        """What the rows and punctuation of this cut say; behind an open barrier they are only held."""
+    def _next_member_state(
+        self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool
+    ) -> MemberState:
+        """What the rows and punctuation of this cut say.
+
+        Behind an open barrier they are only held.
+        """
         seen, punctuation, behind = state["seen"], state["punctuation"], state["behind"]
         if name in self.members_at_barrier:
             held: HeldRows = behind or {"seen": None, "punctuation": None}
@@ -239,18 +305,29 @@ class Members:
         else:
             if entry.max_time is not None and (seen is None or entry.max_time > seen):
                 seen = entry.max_time
-            punctuation = entry.punctuation if punctuation is None else max_frontier(punctuation, entry.punctuation)
+            punctuation = (
+                entry.punctuation
+                if punctuation is None
+                else max_frontier(punctuation, entry.punctuation)
+            )
         return {
             "seen": seen,
             "punctuation": punctuation,
             "behind": behind,
             "active_at": self.clock if active else state["active_at"],
             "pending": entry.pending,
-            "generator": state["generator"] if entry.punctuation_state is None else entry.punctuation_state,
+            "generator": (
+                state["generator"] if entry.punctuation_state is None else entry.punctuation_state
+            ),
         }
 
-    def _update_member_status(self, name: str, rules: SourceRules, status: str, state: MemberState, *, wakes: bool) -> str:
-        """Idle iff nothing is pending and the last activity is `idle_timeout` ago; anything to read revives."""
+    def _update_member_status(
+        self, name: str, rules: SourceRules, status: str, state: MemberState, *, wakes: bool
+    ) -> str:
+        """Idle iff nothing is pending and the last activity is `idle_timeout` ago.
+
+        Anything to read revives.
+        """
         if wakes:
             if status == IDLE:
                 rules.coalescer.signal_active(name)
@@ -262,7 +339,9 @@ class Members:
         return status
 
     @staticmethod
-    def _advance_frontier(name: str, rules: SourceRules, known: InputState, value: int | None) -> None:
+    def _advance_frontier(
+        name: str, rules: SourceRules, known: InputState, value: int | None
+    ) -> None:
         if value is not None and (known["frontier"] is None or value > known["frontier"]):
             rules.coalescer.signal_frontier(name, value)
 
@@ -284,7 +363,14 @@ def _is_new_punctuation(punctuation: int, state: MemberState | None) -> bool:
 
 
 def _new_member_state(clock: int) -> MemberState:
-    return {"seen": None, "punctuation": None, "behind": None, "active_at": clock, "pending": False, "generator": None}
+    return {
+        "seen": None,
+        "punctuation": None,
+        "behind": None,
+        "active_at": clock,
+        "pending": False,
+        "generator": None,
+    }
 
 
 def collect_statuses(world: DeciderState, quiet: set[str]) -> dict[str, str]:
@@ -293,5 +379,73 @@ def collect_statuses(world: DeciderState, quiet: set[str]) -> dict[str, str]:
     for source, coalescer in world.sources.items():
         if source in world.output.inputs:
             known = {name: one["status"] for name, one in coalescer.inputs.items()}
-            found |= {n: IDLE if s == ACTIVE else s for n, s in known.items()} if source in quiet else known
+            found |= (
+                {n: IDLE if s == ACTIVE else s for n, s in known.items()}
+                if source in quiet
+                else known
+            )
     return found
+
+
+# Who holds the output frontier back, since when, and why (semantics.md section 4.4, issue "who
+# holds the frontier").
+
+
+def find_frontier_holder(
+    spec: PipelineSpec, world: DeciderState, standing: set[str], clock: int
+) -> dict[str, Any] | None:
+    """The member with the least frontier among those that make F.
+
+    `since` is when it became that member.
+    """
+    source = _find_slowest_input(world.output)
+    if source is None:
+        return None
+    member = _find_slowest_input(world.sources[source]) or source
+    before = world.holder
+    since = before["since"] if before is not None and before["member"] == member else clock
+    return {
+        "member": member,
+        "since": since,
+        "why": _explain_hold(spec, world, source, member, standing),
+    }
+
+
+def _needs_punctuation(source: SourceSpec) -> bool:
+    """Whether nothing but punctuation of its own moves the source's frontier."""
+    own = source.punctuation is not None and source.punctuation.import_from is None
+    return own and source.lag is None and source.wall_clock is None
+
+
+def _find_slowest_input(coalescer: Coalescer) -> str | None:
+    """Name of the included input without a frontier, else with the least one.
+
+    Ties by name, so that a replay agrees.
+    """
+    included = {
+        n: i["frontier"]
+        for n, i in coalescer.inputs.items()
+        if i["aligned"] and i["status"] == ACTIVE
+    }
+    known = [frontier for frontier in included.values() if frontier is not None]
+    least = min(known) if known and len(known) == len(included) else None
+    return min((n for n, frontier in included.items() if frontier == least), default=None)
+
+
+def _explain_hold(
+    spec: PipelineSpec, world: DeciderState, source: str, member: str, standing: set[str]
+) -> str:
+    state = world.members.get(member)
+    options = spec.sources[source]
+    if member in standing:
+        return "open barrier"
+    if state is not None and state["pending"]:
+        return "buffered rows"
+    if _needs_punctuation(options) and (state is None or state["punctuation"] is None):
+        return "no punctuation"
+    if (
+        spec.coalesce.idle_timeout is not None
+        or resolve_partition_timeout(spec, options) is not None
+    ):
+        return "idle timer running"
+    return "no data"

@@ -1,8 +1,9 @@
 """Avro object container files as Arrow tables: records of values, in plain Python.
 
-There is no Avro reader among the packages that tidegate already needs, and the format is small. A record's fields may be any
-primitive or logical type, an enum, a fixed, or a union of one of these with null; anything nested is read and kept as JSON
-text. About 100,000 small rows a second: for topics and tables rather than for bulk loads, which are better off in Parquet.
+There is no Avro reader among the packages that tidegate already needs, and the format is small. A
+record's fields may be any primitive or logical type, an enum, a fixed, or a union of one of these
+with null; anything nested is read and kept as JSON text. About 100,000 small rows a second: for
+topics and tables rather than for bulk loads, which are better off in Parquet.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-__all__ = ["AvroError", "read_avro_file", "read_avro_record", "build_record_reader"]
-
 _MAGIC: Final = b"Obj\x01"
 _SYNC_BYTES: Final = 16
 _MAX_NUMBER_BITS: Final = 70  # bits of a number, by seven a byte
@@ -26,7 +25,10 @@ _Reader = Callable[["Cursor"], Any]
 
 
 class AvroError(ValueError):
-    """The bytes are not Avro, or end too early, or use a codec or type that is not supported. Its object is a dead letter."""
+    """The bytes are not Avro, or end too early, or use a codec or type that is not supported.
+
+    Its object is a dead letter.
+    """
 
 
 class Cursor:
@@ -65,7 +67,10 @@ class Cursor:
         return (result >> 1) ^ -(result & 1)
 
     def read_item_count(self) -> int:
-        """A number of things to come, each of a byte at least: what is damaged must not be taken for billions of nothings."""
+        """A number of things to come, each of a byte at least.
+
+        What is damaged must not be taken for billions of nothings.
+        """
         count = self.read_number()
         if abs(count) > len(self.data) - self.at:
             raise AvroError(f"the data ends before {abs(count)} values")
@@ -101,17 +106,27 @@ def read_avro_file(data: bytes) -> pa.Table:
                 for column, read in zip(columns, readers, strict=True):
                     column.append(read(block))
         return pa.table([pa.array(c, t) for c, t in zip(columns, types, strict=True)], names=names)
-    except (ArithmeticError, RecursionError, TypeError) as error:  # numbers too large for their type, and records without an end
+    except (
+        ArithmeticError,
+        RecursionError,
+        TypeError,
+    ) as error:  # numbers too large for their type, and records without an end
         raise AvroError(f"a value does not fit its type: {error}") from error
 
 
-def _read_container_schema(header: dict[str, bytes]) -> tuple[list[str], list[_Reader], list[pa.DataType]]:
+def _read_container_schema(
+    header: dict[str, bytes],
+) -> tuple[list[str], list[_Reader], list[pa.DataType]]:
     if "avro.schema" not in header:
         raise AvroError("the header has no schema")
     try:
         return build_record_reader(json.loads(header["avro.schema"]))
     except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
-        raise error if isinstance(error, AvroError) else AvroError(f"the header's schema cannot be read: {error!r}") from error
+        raise (
+            error
+            if isinstance(error, AvroError)
+            else AvroError(f"the header's schema cannot be read: {error!r}")
+        ) from error
 
 
 def build_record_reader(schema: Any) -> tuple[list[str], list[_Reader], list[pa.DataType]]:
@@ -119,7 +134,9 @@ def build_record_reader(schema: Any) -> tuple[list[str], list[_Reader], list[pa.
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise AvroError("the schema is not a record")
     named: dict[str, Any] = {}
-    built = [(field["name"], *_build_field_reader(field["type"], named)) for field in schema["fields"]]
+    built = [
+        (field["name"], *_build_field_reader(field["type"], named)) for field in schema["fields"]
+    ]
     return [n for n, _, _ in built], [r for _, r, _ in built], [t for _, _, t in built]
 
 
@@ -136,7 +153,11 @@ def _build_field_reader(schema: Any, named: dict[str, Any]) -> tuple[_Reader, pa
     if kind is not None:
         return read, kind
     return (
-        lambda c: None if (value := read(c)) is None else json.dumps(value, default=_encode_as_text, separators=(",", ":")),
+        lambda c: (
+            None
+            if (value := read(c)) is None
+            else json.dumps(value, default=_encode_as_text, separators=(",", ":"))
+        ),
         pa.string(),
     )
 
@@ -159,9 +180,15 @@ def _build_type_reader(schema: Any, named: dict[str, Any]) -> tuple[_Reader, pa.
     return _build_complex_reader(schema, named)
 
 
-def _build_union_reader(schema: list[Any], named: dict[str, Any]) -> tuple[_Reader, pa.DataType | None]:
+def _build_union_reader(
+    schema: list[Any], named: dict[str, Any]
+) -> tuple[_Reader, pa.DataType | None]:
     options = [_build_type_reader(option, named) for option in schema]
-    kinds = {str(kind): kind for option, (_, kind) in zip(schema, options, strict=True) if option != "null"}
+    kinds = {
+        str(kind): kind
+        for option, (_, kind) in zip(schema, options, strict=True)
+        if option != "null"
+    }
     readers = [read for read, _ in options]
 
     def read_union(cursor: Cursor) -> Any:
@@ -221,7 +248,9 @@ def _build_decimal_reader(schema: dict[str, Any]) -> tuple[_Reader, pa.DataType]
     return read_decimal, pa.decimal128(precision, scale)
 
 
-def _build_complex_reader(schema: dict[str, Any], named: dict[str, Any]) -> tuple[_Reader, pa.DataType | None]:
+def _build_complex_reader(
+    schema: dict[str, Any], named: dict[str, Any]
+) -> tuple[_Reader, pa.DataType | None]:
     kind = schema["type"]
     built: tuple[_Reader, pa.DataType | None]
     if kind == "enum":
@@ -259,7 +288,9 @@ def _build_nested_reader(schema: dict[str, Any], named: dict[str, Any]) -> _Read
         return {name: reader(cursor) for name, reader in fields}
 
     named[schema["name"]] = (read_fields, None)  # before its fields: a record may hold itself
-    fields += [(field["name"], _build_type_reader(field["type"], named)[0]) for field in schema["fields"]]
+    fields += [
+        (field["name"], _build_type_reader(field["type"], named)[0]) for field in schema["fields"]
+    ]
     return read_fields
 
 
@@ -272,11 +303,17 @@ def _read_block_counts(cursor: Cursor) -> Any:
 
 
 def _build_array_reader(read: _Reader) -> _Reader:
-    return lambda cursor: [read(cursor) for count in _read_block_counts(cursor) for _ in range(count)]
+    return lambda cursor: [
+        read(cursor) for count in _read_block_counts(cursor) for _ in range(count)
+    ]
 
 
 def _build_map_reader(read: _Reader) -> Callable[[Cursor], dict[str, Any]]:
-    return lambda cursor: {cursor.read_prefixed_bytes().decode(): read(cursor) for count in _read_block_counts(cursor) for _ in range(count)}
+    return lambda cursor: {
+        cursor.read_prefixed_bytes().decode(): read(cursor)
+        for count in _read_block_counts(cursor)
+        for _ in range(count)
+    }
 
 
 def _select_codec(name: str) -> Callable[[bytes], bytes]:
@@ -285,7 +322,9 @@ def _select_codec(name: str) -> Callable[[bytes], bytes]:
         return lambda data: data
     if name == "deflate":
         return lambda data: zlib.decompress(data, -15)
-    if name == "snappy":  # the last four bytes are a checksum of the inflated data; the length stands in front
+    if (
+        name == "snappy"
+    ):  # the last four bytes are a checksum of the inflated data; the length stands in front
         return _inflate_snappy
     if name == "xz":
         return lzma.decompress

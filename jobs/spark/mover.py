@@ -1,7 +1,10 @@
-"""The Mover on Spark SQL (design.md section 2, steps 2 and 4): general, any Spark SQL expression, any scale.
+"""The Mover on Spark SQL (design.md section 2, steps 2 and 4).
 
-A small epoch costs a few Spark jobs of one task each; a large one reads each row once for each kind of output. Only the
-DataFrame API that classic Spark and Spark Connect share is used; no row passes through Python objects.
+General, any Spark SQL expression, any scale.
+
+A small epoch costs a few Spark jobs of one task each; a large one reads each row once for each kind
+of output. Only the DataFrame API that classic Spark and Spark Connect share is used; no row passes
+through Python objects.
 """
 
 from __future__ import annotations
@@ -21,31 +24,43 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.counters import EpochCounters
-from tidegate.jobs.engine.interfaces import Cut, MoveResult, MoveOrder
-from tidegate.jobs.eventtime.types import Survey
-from tidegate.jobs.spark.dead import write_dead_letters
-from tidegate.jobs.spark.edges import EpochEdges, pair_edges
-from tidegate.jobs.spark.epoch import EpochContext, WindowOutput
-from tidegate.jobs.spark.failures import SPARK_ERRORS, detect_lost_executors, extract_cause
-from tidegate.jobs.spark.folds import SparkReducerRunner
-from tidegate.jobs.spark.glom import build_events
-from tidegate.jobs.spark.known import SurveyedRows
-from tidegate.jobs.spark.late import LateRows, write_judged_late_rows, write_late_rows
-from tidegate.jobs.spark.order import ORDER_KIND, ReleasedRows, adjust_start_times, count_buffered_rows, count_released_rows, release_rows
-from tidegate.jobs.spark.read import CutFrame, SparkSessions, open_cut
-from tidegate.jobs.spark.session import open_session, open_quick_session
-from tidegate.jobs.spark.sessions import process_sessions
+from tidegate.errors import PoisonError
+from tidegate.jobs.engine.interfaces import Cut, EpochCounters, MoveOrder, MoveResult
+from tidegate.jobs.eventtime.decision_types import Survey
+from tidegate.jobs.spark.cut_reader import CutFrame, SparkSessions, open_cut
+from tidegate.jobs.spark.cut_survey import SurveyedCut, survey_cut
+from tidegate.jobs.spark.edge_events import EpochEdges, pair_edges
+from tidegate.jobs.spark.epoch_context import ORDER_KIND, EpochContext, WindowOutput
+from tidegate.jobs.spark.event_building import build_events
+from tidegate.jobs.spark.file_writer import FileWriter, WrittenFiles
+from tidegate.jobs.spark.late_and_dead_rows import (
+    LateRows,
+    write_dead_letters,
+    write_judged_late_rows,
+    write_late_rows,
+)
+from tidegate.jobs.spark.ordered_release import (
+    ReleasedRows,
+    adjust_start_times,
+    count_buffered_rows,
+    count_released_rows,
+    release_rows,
+)
+from tidegate.jobs.spark.reducer_tasks import SparkReducerRunner
+from tidegate.jobs.spark.session_windows import process_sessions
+from tidegate.jobs.spark.spark_session import (
+    SPARK_ERRORS,
+    detect_lost_executors,
+    extract_cause,
+    open_quick_session,
+    open_session,
+)
 from tidegate.jobs.spark.staging import DiskStaging, open_staging
-from tidegate.jobs.spark.survey import SurveyedCut, survey_cut
-from tidegate.jobs.spark.windows import process_window
-from tidegate.jobs.spark.write import FileWriter, WrittenFiles
-from tidegate.jobs.spec.errors import PoisonError
+from tidegate.jobs.spark.surveyed_rows import SurveyedRows
+from tidegate.jobs.spark.tumbling_sliding_windows import process_window
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
-from tidegate.jobs.spec.windows import WindowKind
-from tidegate.jobs.streams.batches import ReducerRunner, fold_batch
-
-__all__ = ["SparkMover"]
+from tidegate.jobs.spec.window_specs import WindowKind
+from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 
 _T = TypeVar("_T")
 
@@ -65,11 +80,15 @@ class SparkMover:
     Args:
         store: where objects, segments and table files lie.
         spec: the pipeline.
-        workdir: folder for scratch files and local copies of segments; see staging.py for how tasks see it.
-        session: a running session to use; by default one is started from ``spec.spark`` and stopped by `close`.
+        workdir: folder for scratch files and local copies of segments; see staging.py for how tasks
+            see it.
+        session: a running session to use; by default one is started from ``spec.spark`` and stopped
+            by `close`.
     """
 
-    def __init__(self, store: Store, spec: PipelineSpec, workdir: Path, session: SparkSession | None = None) -> None:
+    def __init__(
+        self, store: Store, spec: PipelineSpec, workdir: Path, session: SparkSession | None = None
+    ) -> None:
         self._store = store
         self._spec = spec
         workdir.mkdir(parents=True, exist_ok=True)
@@ -77,7 +96,9 @@ class SparkMover:
         self._own = session is None
         self._session = open_session(spec) if session is None else session
         self._sessions = SparkSessions(open_quick_session(self._session), self._session)
-        self._staging = open_staging((self._session, self._sessions.quick), spec, store, self._workdir)
+        self._staging = open_staging(
+            (self._session, self._sessions.quick), spec, store, self._workdir
+        )
         self._staged: _SurveyedEpoch | None = None
 
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> Survey:
@@ -96,7 +117,9 @@ class SparkMover:
         staged = self._staged
         assert staged is not None  # noqa: S101 - set by survey
         try:
-            return self._run_reporting_errors(staged.frame, lambda: self._move_staged(order, staged))
+            return self._run_reporting_errors(
+                staged.frame, lambda: self._move_staged(order, staged)
+            )
         finally:
             self._discard_staged()
 
@@ -130,7 +153,12 @@ class SparkMover:
                 kept="everything sealed before this epoch",
                 advice="check the spec's expressions against the rows",
             )
-            raise frame.find_corruption() or self._staging.find_outage() or detect_lost_executors(self._spec.name, error) or failed from error
+            raise (
+                frame.find_corruption()
+                or self._staging.find_outage()
+                or detect_lost_executors(self._spec.name, error)
+                or failed
+            ) from error
 
     def _move_staged(self, order: MoveOrder, staged: _SurveyedEpoch) -> MoveResult:
         epoch = self._make_epoch_context(order, staged)
@@ -139,55 +167,108 @@ class SparkMover:
             released = pool.submit(_release_and_write_late, epoch, staged.surveyed)
             dead = pool.submit(write_dead_letters, epoch) if any_dead else None
             edges = pair_edges(epoch)
-            windows = {name: pool.submit(_process_window_output, epoch, name, edges) for name in self._spec.windows}
+            windows = {
+                name: pool.submit(_process_window_output, epoch, name, edges)
+                for name in self._spec.windows
+            }
         nothing: tuple[WrittenFiles, dict[str, int]] = (WrittenFiles((), ()), {})
         done = {name: work.result() for name, work in windows.items()}
-        return _assemble_moved(epoch, staged.surveyed, *released.result(), nothing if dead is None else dead.result(), edges, done)
+        return _assemble_moved(
+            epoch,
+            staged.surveyed,
+            *released.result(),
+            nothing if dead is None else dead.result(),
+            edges,
+            done,
+        )
 
     def _make_epoch_context(self, order: MoveOrder, staged: _SurveyedEpoch) -> EpochContext:
         members = staged.surveyed.survey.members
         data, aside = (
-            _apply_verdicts(staged, self._spec) if any(member.rows + member.quarantined for member in members) else (None, None)
+            _apply_verdicts(staged, self._spec)
+            if any(member.rows + member.quarantined for member in members)
+            else (None, None)
         )
-        low = min((member.min_time for member in members if member.min_time is not None), default=None)
-        high = max((member.max_time for member in members if member.max_time is not None), default=None)
+        low = min(
+            (member.min_time for member in members if member.min_time is not None), default=None
+        )
+        high = max(
+            (member.max_time for member in members if member.max_time is not None), default=None
+        )
         writer = FileWriter(self._store, order.prefix, order.tag, staged.folder, self._staging)
         kept = self._workdir / "segments"
-        known = SurveyedRows(self._sessions, self._spec, staged.frame, staged.surveyed.times if aside is None else {})
-        return EpochContext(self._sessions, self._spec, self._store, order, writer, staged.frame, data, aside, known, low, high, kept)
+        known = SurveyedRows(
+            self._sessions, self._spec, staged.frame, staged.surveyed.times if aside is None else {}
+        )
+        return EpochContext(
+            self._sessions,
+            self._spec,
+            self._store,
+            order,
+            writer,
+            staged.frame,
+            data,
+            aside,
+            known,
+            low,
+            high,
+            kept,
+        )
 
 
-def _apply_verdicts(staged: _SurveyedEpoch, spec: PipelineSpec) -> tuple[DataFrame | None, DataFrame | None]:
+def _apply_verdicts(
+    staged: _SurveyedEpoch, spec: PipelineSpec
+) -> tuple[DataFrame | None, DataFrame | None]:
     """The data rows that go on, and those that the survey set aside (None when there are none)."""
     frame, surveyed = staged.frame.frame, staged.surveyed
     if frame is None:
         return None, None
-    if any(member.dead or member.barrier or member.punctuation is not None for member in surveyed.survey.members):
+    if any(
+        member.dead or member.barrier or member.punctuation is not None
+        for member in surveyed.survey.members
+    ):
         frame = frame.where("_dead IS NULL AND _kind = 'data'")
-    rows = [(i, v.seq, v.what, v.mark) for i, verdicts in surveyed.verdicts.items() for v in verdicts]
+    rows = [
+        (i, v.seq, v.what, v.mark) for i, verdicts in surveyed.verdicts.items() for v in verdicts
+    ]
     if not rows:
         return frame, None
     columns = list(zip(*rows, strict=True))
     kinds = {"_vm": pa.int32(), "_vseq": pa.int64(), "_verdict": pa.string(), "_mark": pa.int64()}
-    table = pa.table({name: pa.array(values, kind) for (name, kind), values in zip(kinds.items(), columns, strict=True)})
+    table = pa.table(
+        {
+            name: pa.array(values, kind)
+            for (name, kind), values in zip(kinds.items(), columns, strict=True)
+        }
+    )
     verdicts = frame.sparkSession.createDataFrame(table).coalesce(1)
-    judged = frame.join(F.broadcast(verdicts), F.expr("_m = _vm AND _seq = _vseq"), "left").drop("_vm", "_vseq")
+    judged = frame.join(F.broadcast(verdicts), F.expr("_m = _vm AND _seq = _vseq"), "left").drop(
+        "_vm", "_vseq"
+    )
     going = judged.where("_verdict IS NULL OR _verdict = 'adjust'")
-    going = adjust_start_times(going, spec, "_verdict IS NOT NULL", "_mark").drop("_moved", "_verdict", "_mark")
+    going = adjust_start_times(going, spec, "_verdict IS NOT NULL", "_mark").drop(
+        "_moved", "_verdict", "_mark"
+    )
     return going, judged.where("_verdict IS NOT NULL AND _verdict <> 'adjust'")
 
 
 def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowOutput:
     window = epoch.spec.windows[name]
-    merging = window.kind is WindowKind.SESSION or window.fire_every is not None  # beside edges the spec refuses both
+    merging = (
+        window.kind is WindowKind.SESSION or window.fire_every is not None
+    )  # beside edges the spec refuses both
     return process_sessions(epoch, name) if merging else process_window(epoch, name, edges)
 
 
-def _release_and_write_late(epoch: EpochContext, surveyed: SurveyedCut) -> tuple[ReleasedRows, LateRows]:
+def _release_and_write_late(
+    epoch: EpochContext, surveyed: SurveyedCut
+) -> tuple[ReleasedRows, LateRows]:
     if not epoch.spec.outputs.events:
         return count_released_rows(surveyed), write_late_rows(epoch)
     released, judged = release_rows(epoch)
-    return released, write_late_rows(epoch) if judged is None else write_judged_late_rows(epoch, judged)
+    return released, (
+        write_late_rows(epoch) if judged is None else write_judged_late_rows(epoch, judged)
+    )
 
 
 def _assemble_moved(
@@ -207,11 +288,20 @@ def _assemble_moved(
         DEAD_LETTERS: dead[0],
         **{n: w.results for n, w in windows.items()},
     }
-    states = [released.written, glommed.state, edges.written, *(work.written for work in windows.values())]
+    states = [
+        released.written,
+        glommed.state,
+        edges.written,
+        *(work.written for work in windows.values()),
+    ]
     own = (ref for work in windows.values() for ref in work.segments)
     segments = (*released.segments, *glommed.segments, *edges.segments, *own)
-    before = count_buffered_rows(epoch, epoch.live_segments(ORDER_KIND), epoch.order.decision.release_before)
-    after = count_buffered_rows(epoch, _filter_order_segments(segments), epoch.order.decision.release_after)
+    before = count_buffered_rows(
+        epoch, epoch.live_segments(ORDER_KIND), epoch.order.decision.release_before
+    )
+    after = count_buffered_rows(
+        epoch, _filter_order_segments(segments), epoch.order.decision.release_after
+    )
     return MoveResult(
         files={name: written.refs for name, written in tables.items() if written.refs},
         segments=segments,
@@ -248,7 +338,9 @@ def _build_epoch_counters(
     for source, rows in released.per_source.items():
         count_rows(source, "released", rows)
     named = {(source, "dead_lettered"): rows for source, rows in dead.items()}
-    named |= {(source, f"expired:{output}"): pairs for (source, output), pairs in late.expired.items()}
+    named |= {
+        (source, f"expired:{output}"): pairs for (source, output), pairs in late.expired.items()
+    }
     for (source, disposition), rows in named.items():
         count_rows(source, disposition, rows)
     dropped: Counter[str] = Counter()
@@ -259,14 +351,17 @@ def _build_epoch_counters(
     by_output: Counter[str] = Counter()
     for (source, output, reason, gone), rows in late.counts.items():
         if output == EVENTS:
-            count_rows(source, "dropped" if gone else "rejected" if reason == "rejected" else "late", rows)
+            count_rows(
+                source, "dropped" if gone else "rejected" if reason == "rejected" else "late", rows
+            )
             dropped.update({reason: rows} if gone else {})
         else:
             count_rows(source, f"{'dropped' if gone else 'late'}:{output}", rows)
         if not (gone and output == EVENTS):
             by_output[output] += rows
     total = {
-        name: sum(counts[name] for counts in tally.values()) for name in ("read", "released", "late", "rejected", "dead_lettered")
+        name: sum(counts[name] for counts in tally.values())
+        for name in ("read", "released", "late", "rejected", "dead_lettered")
     }
     return EpochCounters(
         **total,

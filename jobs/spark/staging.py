@@ -1,8 +1,11 @@
-"""How rows get from the driver's files to Spark's tasks and back: over a disk that both see, or through the bucket.
+"""How rows get from the driver's files to Spark's tasks and back.
 
-All that tasks read or write is named by paths below the driver's scratch folder. With `staging: disk` paths are the addresses.
-With `staging: bucket` the folder has a mirror in the bucket, ``<pipeline>/staging/<driver>/``: what tasks shall read is uploaded
-there first, what they wrote is fetched from there, and with an epoch its part of the mirror goes. Tasks then need S3A and the
+Over a disk that both see, or through the bucket.
+
+All that tasks read or write is named by paths below the driver's scratch folder. With `staging:
+disk` paths are the addresses. With `staging: bucket` the folder has a mirror in the bucket,
+``<pipeline>/staging/<driver>/``: what tasks shall read is uploaded there first, what they wrote is
+fetched from there, and with an epoch its part of the mirror goes. Tasks then need S3A and the
 store's keys, which reach them as settings of the session and never as arguments of a process.
 """
 
@@ -17,21 +20,22 @@ from typing import Final, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from tidegate.checkpoints.layout import BucketLayout
-from tidegate.checkpoints.s3 import S3Settings
+from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.spark.failures import SPARK_ERRORS, extract_cause
-from tidegate.jobs.spark.session import runs_on_one_host
-from tidegate.jobs.spec.errors import ConfigurationError, TidegateError, TransientError
+from tidegate.errors import ConfigurationError, TidegateError, TransientError
+from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause, runs_on_one_host
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["BucketStaging", "DiskStaging", "Staging", "open_staging", "build_s3a_settings"]
-
 _PROBE_FILE: Final = "probe.txt"
-_STALE_SECONDS: Final = 86_400.0  # seconds; no epoch takes a day, so what is older was left by a driver that died
+_STALE_SECONDS: Final = (
+    86_400.0  # seconds; no epoch takes a day, so what is older was left by a driver that died
+)
 _PARALLEL_REQUESTS: Final = 8  # requests: they wait for the network, not for a core
 _COMMIT_OPTIONS: Final = {
-    "mapreduce.fileoutputcommitter.algorithm.version": "2",  # a rename is a copy there; only what the job's end names is read
+    "mapreduce.fileoutputcommitter.algorithm.version": (
+        "2"
+    ),  # a rename is a copy there; only what the job's end names is read
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
 
@@ -44,11 +48,17 @@ class Staging(Protocol):
         ...
 
     def expose_file(self, path: Path, key: str | None = None) -> str:
-        """Make a file readable for tasks and return its address; `key` names an object of the store with the same bytes."""
+        """Make a file readable for tasks and return its address.
+
+        `key` names an object of the store with the same bytes.
+        """
         ...
 
     def write_rows(self, rows: DataFrame, folder: Path) -> list[Path]:
-        """Let tasks write rows as Parquet into a new folder; the files, some of which may have no row."""
+        """Let tasks write rows as Parquet into a new folder.
+
+        The files, some of which may have no row.
+        """
         ...
 
     def discard(self, folder: Path) -> None:
@@ -127,7 +137,10 @@ class BucketStaging:
         return [folder / name for name in names]
 
     def discard(self, folder: Path) -> None:
-        """Remove this part of the mirror; what a store that is away keeps of it, a later driver removes."""
+        """Remove this part of the mirror.
+
+        What a store that is away keeps of it, a later driver removes.
+        """
         base = self._root if folder == self._workdir else f"{self._mirror_key(folder)}/"
         with self._lock:
             self._there = {key for key in self._there if not key.startswith(base)}
@@ -152,7 +165,9 @@ class BucketStaging:
         session.read.text(self._s3a_address(self._root + _PROBE_FILE)).collect()
         found = {entry.key: entry.modified or 0.0 for entry in self._store.list_objects(self._all)}
         now = found[self._root + _PROBE_FILE]  # by the store's clock, like the others
-        self._delete_objects([key for key, modified in found.items() if modified < now - _STALE_SECONDS])
+        self._delete_objects(
+            [key for key, modified in found.items() if modified < now - _STALE_SECONDS]
+        )
 
     def _record_mirrored(self, keys: Iterable[str]) -> None:
         with self._lock:
@@ -169,7 +184,9 @@ class BucketStaging:
         return "s3a" + self._store.uri(key).removeprefix("s3")
 
 
-def open_staging(sessions: Sequence[SparkSession], spec: PipelineSpec, store: Store, workdir: Path) -> Staging:
+def open_staging(
+    sessions: Sequence[SparkSession], spec: PipelineSpec, store: Store, workdir: Path
+) -> Staging:
     """The staging that the spec asks for, proven to work with this Spark, for all of its sessions.
 
     Raises:
@@ -199,20 +216,29 @@ def open_staging(sessions: Sequence[SparkSession], spec: PipelineSpec, store: St
             code="spark.no_bucket",
             pipeline=spec.name,
             kept="everything; nothing was read or written",
-            advice="Spark needs hadoop-aws (docs/production.md, Clusters), and its hosts have to reach the bucket's endpoint",
+            advice=(
+                "Spark needs hadoop-aws (docs/production.md, Clusters), and its hosts have to reach"
+                " the bucket's endpoint"
+            ),
         ) from error
     return staging
 
 
 def build_s3a_settings(settings: S3Settings) -> dict[str, str]:
-    """What Hadoop's S3A has to know, as settings of a session. Without keys it looks for them as AWS's clients do."""
+    """What Hadoop's S3A has to know, as settings of a session.
+
+    Without keys it looks for them as AWS's clients do.
+    """
     found = {"fs.s3a.endpoint.region": settings.region, "fs.s3a.path.style.access": "true"}
     if settings.endpoint:
         secure = str(settings.endpoint.startswith("https://")).lower()
         found |= {"fs.s3a.endpoint": settings.endpoint, "fs.s3a.connection.ssl.enabled": secure}
     if settings.access_key and settings.secret_key:
         provider = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
-        found |= {"fs.s3a.access.key": settings.access_key, "fs.s3a.secret.key": settings.secret_key.get_secret_value()}
+        found |= {
+            "fs.s3a.access.key": settings.access_key,
+            "fs.s3a.secret.key": settings.secret_key.get_secret_value(),
+        }
         found["fs.s3a.aws.credentials.provider"] = provider
     return found
 
@@ -230,6 +256,8 @@ def _require_shared_disk(session: SparkSession, spec: PipelineSpec, folder: Path
             code="spark.no_shared_disk",
             pipeline=spec.name,
             kept="everything; nothing was read or written",
-            advice="set spark.staging: bucket; or set the driver's TMPDIR to a folder that all hosts of the cluster share at one "
-            "path, and fs.defaultFS to file:///",
+            advice=(
+                "set spark.staging: bucket; or set the driver's TMPDIR to a folder that all hosts"
+                " of the cluster share at one path, and fs.defaultFS to file:///"
+            ),
         )

@@ -1,4 +1,7 @@
-"""Read a pipeline spec from YAML. A bad spec names file, line, field, what was found and what is allowed."""
+"""Read a pipeline spec from YAML.
+
+A bad spec names file, line, field, what was found and what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
-
-__all__ = ["load_spec", "parse_spec"]
 
 Location = tuple[int | str, ...]
 
@@ -23,7 +24,8 @@ def load_spec(path: str | Path) -> PipelineSpec:
     """Read and validate one pipeline spec.
 
     Raises:
-        ConfigurationError: no such file, not YAML, or a field is wrong; the message lists every finding with its line.
+        ConfigurationError: no such file, not YAML, or a field is wrong; the message lists every
+            finding with its line.
     """
     path = Path(path)
     try:
@@ -49,18 +51,30 @@ def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:
         raw = YAML(typ="rt").load(text)
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise _invalid_spec_error(where, [f"{where}:{line}: not valid YAML: {error.problem or error.context}"]) from error
+        raise _invalid_spec_error(
+            where, [f"{where}:{line}: not valid YAML: {error.problem or error.context}"]
+        ) from error
     except YAMLError as error:
         raise _invalid_spec_error(where, [f"{where}:1: not valid YAML: {error}"]) from error
     if not isinstance(raw, dict):
-        raise _invalid_spec_error(where, [f"{where}:1: a spec is a mapping with apiVersion, name, sources; found {_describe_kind(raw)}"])
+        raise _invalid_spec_error(
+            where,
+            [
+                f"{where}:1: a spec is a mapping with apiVersion, name, sources; found"
+                f" {_describe_kind(raw)}"
+            ],
+        )
     try:
         return PipelineSpec.model_validate(_to_plain_value(raw), context={"yaml": True})
     except ValidationError as error:
-        raise _invalid_spec_error(where, _list_findings(where, raw, error), pipeline=str(raw.get("name", "")) or None) from error
+        raise _invalid_spec_error(
+            where, _list_findings(where, raw, error), pipeline=str(raw.get("name", "")) or None
+        ) from error
 
 
-def _invalid_spec_error(where: str, findings: list[str], pipeline: str | None = None) -> ConfigurationError:
+def _invalid_spec_error(
+    where: str, findings: list[str], pipeline: str | None = None
+) -> ConfigurationError:
     return ConfigurationError(
         "\n".join(findings),
         code="spec.invalid",
@@ -71,7 +85,10 @@ def _invalid_spec_error(where: str, findings: list[str], pipeline: str | None = 
 
 
 def _list_findings(where: str, raw: Any, error: ValidationError) -> list[str]:
-    return [_format_finding(where, raw, item) for item in error.errors(include_url=False, include_context=True)]
+    return [
+        _format_finding(where, raw, item)
+        for item in error.errors(include_url=False, include_context=True)
+    ]
 
 
 def _format_finding(where: str, raw: Any, item: Any) -> str:
@@ -156,4 +173,25 @@ def _to_plain_value(value: Any) -> Any:
 
 
 def _describe_kind(value: Any) -> str:
-    return {list: "a list", str: "text", type(None): "nothing"}.get(type(value), type(value).__name__)
+    return {list: "a list", str: "text", type(None): "nothing"}.get(
+        type(value), type(value).__name__
+    )
+
+
+# What a valid spec should perhaps say: nothing that stops a pipeline.
+
+
+def list_spec_warnings(spec: PipelineSpec) -> list[str]:
+    """Warnings about a spec, a sentence each."""
+    # Where punctuation or a capped wall clock alone moves the frontier, no single row can.
+    exposed = [
+        name
+        for name, source in spec.sources.items()
+        if source.lag is not None and source.max_jump is None
+    ]
+    if not exposed:
+        return []
+    return [
+        f"max_jump is off ({', '.join(exposed)}): one row with a time far ahead takes the frontier"
+        " along, and all behind is late"
+    ]

@@ -1,6 +1,7 @@
 """The pipeline spec: what a YAML file under ``dags/pipelines/`` says, as one set of frozen models.
 
-The same models are the Python API: ``PipelineSpec(name="flights", sources={...}, ...)`` equals the YAML.
+The same models are the Python API: ``PipelineSpec(name="flights", sources={...}, ...)`` equals the
+YAML.
 """
 
 from __future__ import annotations
@@ -13,43 +14,44 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from tidegate.jobs.spec.edges import EdgeColumns, list_edge_conflicts
-from tidegate.jobs.spec.inputs import DiscoveryOptions, EvolutionOptions, KafkaOptions, LandingOptions, ParseOptions, TableOptions
-from tidegate.jobs.spec.layout import SYSTEM_COLUMNS, STREAM_COLUMNS, WINDOW_COLUMNS, TableLayout, list_layout_problems
-from tidegate.jobs.spec.options import (
+from tidegate.jobs.spec.event_time_options import (
     BarrierOptions,
     CoalesceOptions,
     FrontierOptions,
-    SpecModel,
     OptionalDuration,
     OrderOptions,
     ReleaseMode,
+    SpecModel,
 )
+from tidegate.jobs.spec.operations import QualitySpec, SpliceSpec
 from tidegate.jobs.spec.presets import apply_preset
-from tidegate.jobs.spec.quality import QualitySpec
 from tidegate.jobs.spec.sinks import SinkSpec
-from tidegate.jobs.spec.splice import SpliceSpec
-from tidegate.jobs.spec.streams import REJECTIONS, PipeSpec, ReducerSpec, StreamGraph, StreamSpec
-from tidegate.jobs.spec.time import Duration
-from tidegate.jobs.spec.windows import WindowSpec
-
-__all__ = [
-    "API_VERSION",
-    "BARRIERS",
-    "BUILT",
-    "CHECKPOINTS",
-    "DEAD_LETTERS",
-    "EVENTS",
-    "LATE",
-    "BarrierColumns",
-    "CheckpointSpec",
-    "ReadLimits",
-    "OutputSpec",
-    "PipelineSpec",
-    "SourceSpec",
-    "SparkSpec",
-    "SupervisionSpec",
-]
+from tidegate.jobs.spec.source_options import (
+    DiscoveryOptions,
+    EdgeColumns,
+    EvolutionOptions,
+    KafkaOptions,
+    LandingOptions,
+    ParseOptions,
+    TableOptions,
+    list_edge_conflicts,
+)
+from tidegate.jobs.spec.stream_specs import (
+    REJECTIONS,
+    PipeSpec,
+    ReducerSpec,
+    StreamGraph,
+    StreamSpec,
+)
+from tidegate.jobs.spec.table_layout import (
+    STREAM_COLUMNS,
+    SYSTEM_COLUMNS,
+    WINDOW_COLUMNS,
+    TableLayout,
+    list_layout_problems,
+)
+from tidegate.jobs.spec.window_specs import WindowSpec
+from tidegate.time_units import Duration
 
 API_VERSION: Final = "tidegate/v1"
 EVENTS: Final = "events"
@@ -59,22 +61,33 @@ BUILT: Final = "built"
 CHECKPOINTS: Final = "checkpoints"
 DEAD_LETTERS: Final = "dead_letters"
 NON_DATA_SECTIONS: Final = {"description", "quality", "supervision", "spark", "sinks", "splice"}
-_NON_DATA_OUTPUT_FIELDS: Final = {"layout", "compact", "file_mb"}  # of `outputs`: where rows lie, not which there are
+_NON_DATA_OUTPUT_FIELDS: Final = {
+    "layout",
+    "compact",
+    "file_mb",
+}  # of `outputs`: where rows lie, not which there are
 RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BUILT, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
 
 _NAME_PATTERN: Final = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
-_COLUMN_TYPE_PATTERN: Final = re.compile(r"(string|boolean|int|long|float|double|date|timestamp|binary|decimal\(\d{1,2},\s*\d{1,2}\))\Z")
+_COLUMN_TYPE_PATTERN: Final = re.compile(
+    r"(string|boolean|int|long|float|double|date|timestamp|binary|decimal\(\d{1,2},\s*\d{1,2}\))\Z"
+)
 
 
 def _validate_name(value: str) -> str:
     if not _NAME_PATTERN.match(value):
-        raise ValueError(f"names are lower case letters, digits and underscores, starting with a letter; got {value!r}")
+        raise ValueError(
+            "names are lower case letters, digits and underscores, starting with a letter; got"
+            f" {value!r}"
+        )
     return value
 
 
 def _validate_source_name(value: str) -> str:
     if not re.match(r"[A-Za-z][A-Za-z0-9_\-]{0,62}\Z", value):
-        raise ValueError(f"source names are letters, digits, '_' and '-', starting with a letter; got {value!r}")
+        raise ValueError(
+            f"source names are letters, digits, '_' and '-', starting with a letter; got {value!r}"
+        )
     return value
 
 
@@ -93,8 +106,8 @@ ColumnType = Annotated[str, AfterValidator(_validate_column_type)]
 class BarrierColumns(SpecModel):
     """Where barrier events and punctuation rows stand among a source's rows.
 
-    A row whose ``kind`` column equals ``data`` (or is null) is data; ``punctuation`` names the value of punctuation
-    rows; any value listed in ``types`` is a barrier of that type.
+    A row whose ``kind`` column equals ``data`` (or is null) is data; ``punctuation`` names the
+    value of punctuation rows; any value listed in ``types`` is a barrier of that type.
     """
 
     kind: str
@@ -124,7 +137,10 @@ class SourceSpec(FrontierOptions):
     path: str = ""
     """Folder of objects in arrival order, relative to the store, or a full ``s3://`` / ``file://`` address."""
     format: Literal["parquet", "json", "csv", "avro", "orc"] = "parquet"
-    """``json`` is one JSON object a line. Text may be compressed: by ``.gz``, ``.bz2``, ``.zst`` or ``.lz4`` at the key's end."""
+    """``json`` is one JSON object a line.
+
+    Text may be compressed: by ``.gz``, ``.bz2``, ``.zst`` or ``.lz4`` at the key's end.
+    """
     parse: ParseOptions = ParseOptions()
     evolution: EvolutionOptions = EvolutionOptions()
     discovery: DiscoveryOptions = DiscoveryOptions()
@@ -153,7 +169,10 @@ class SourceSpec(FrontierOptions):
     bounded: bool = False
     """The source ends when an object named ``_DONE`` stands in its folder and all before it was read."""
     on_bad: Literal["dead_letter", "fail"] = "dead_letter"
-    """Unreadable objects and rows: keep them in the dead-letter table, or stop the pipeline naming them."""
+    """Unreadable objects and rows.
+
+    Keep them in the dead-letter table, or stop the pipeline naming them.
+    """
 
     @field_validator("min_event_time", mode="before")
     @classmethod
@@ -173,21 +192,32 @@ class SourceSpec(FrontierOptions):
         if self.edges:
             wanted |= self.edges.named_columns(self.columns)
             if self.end_time is not None:
-                raise ValueError("edges: a source has edge events or interval events (end_time), not both")
+                raise ValueError(
+                    "edges: a source has edge events or interval events (end_time), not both"
+                )
         for field, column in wanted.items():
             if column is not None and column not in self.columns:
-                raise ValueError(f"{field}: column {column!r} is not in the schema ({', '.join(self.columns)})")
+                raise ValueError(
+                    f"{field}: column {column!r} is not in the schema ({', '.join(self.columns)})"
+                )
         for field in ("event_time", "end_time"):
             column = wanted[field]
             if column is not None and self.columns[column] != "timestamp":
-                raise ValueError(f"{field}: column {column!r} must be a timestamp, not {self.columns[column]}")
+                raise ValueError(
+                    f"{field}: column {column!r} must be a timestamp, not {self.columns[column]}"
+                )
         self._require_location()
         strangers = [new for new in self.evolution.renamed.values() if new not in self.columns]
         if strangers:
-            raise ValueError(f"evolution.renamed: {', '.join(strangers)} is not in the schema ({', '.join(self.columns)})")
+            raise ValueError(
+                f"evolution.renamed: {', '.join(strangers)} is not in the schema"
+                f" ({', '.join(self.columns)})"
+            )
         reserved = [c for c in self.columns if c.startswith("_")]
         if reserved:
-            raise ValueError(f"column names starting with '_' are tidegate's own: {', '.join(reserved)}")
+            raise ValueError(
+                f"column names starting with '_' are tidegate's own: {', '.join(reserved)}"
+            )
         return self
 
     def _require_location(self) -> None:
@@ -199,10 +229,15 @@ class SourceSpec(FrontierOptions):
         self._require_table_options()
         if self.kafka is None:
             return
-        taken = [c for c in (self.kafka.key, self.kafka.timestamp, *self.kafka.headers) if c is not None]
+        taken = [
+            c for c in (self.kafka.key, self.kafka.timestamp, *self.kafka.headers) if c is not None
+        ]
         absent = [c for c in taken if c not in self.columns]
         if absent:
-            raise ValueError(f"kafka: column {', '.join(absent)} is not in the schema ({', '.join(self.columns)})")
+            raise ValueError(
+                f"kafka: column {', '.join(absent)} is not in the schema"
+                f" ({', '.join(self.columns)})"
+            )
         self._require_kafka_columns(self.kafka)
         self._require_kafka_schema(self.kafka)
         if self.bounded:
@@ -211,30 +246,50 @@ class SourceSpec(FrontierOptions):
     def _require_kafka_columns(self, kafka: KafkaOptions) -> None:
         if kafka.timestamp is not None and self.columns[kafka.timestamp] != "timestamp":
             raise ValueError(f"kafka.timestamp: column {kafka.timestamp} must be a timestamp")
-        if kafka.tombstones == "row" and self.event_time not in (kafka.timestamp, kafka.key, *kafka.headers):
+        if kafka.tombstones == "row" and self.event_time not in (
+            kafka.timestamp,
+            kafka.key,
+            *kafka.headers,
+        ):
             raise ValueError(
                 f"kafka.tombstones: row: a message without a value has no {self.event_time}; "
-                f"take the event time from beside it, as kafka.timestamp does"
+                "take the event time from beside it, as kafka.timestamp does"
             )
 
     @staticmethod
     def _require_kafka_schema(kafka: KafkaOptions) -> None:
         if kafka.payload != "json" and (kafka.schema_file is None) == (kafka.registry is None):
-            raise ValueError(f"kafka.schema_file: payload {kafka.payload} needs the writer's schema, or a kafka.registry")
+            raise ValueError(
+                f"kafka.schema_file: payload {kafka.payload} needs the writer's schema, or a"
+                " kafka.registry"
+            )
         if (kafka.payload == "protobuf") != (kafka.message is not None):
-            raise ValueError("kafka.message: payload protobuf needs the name of its message, and no other does")
+            raise ValueError(
+                "kafka.message: payload protobuf needs the name of its message, and no other does"
+            )
         if kafka.registry is not None and (kafka.payload == "json" or kafka.schema_id is not None):
-            raise ValueError("kafka.registry: for Avro and Protobuf, by the number in each message; without a schema_id")
+            raise ValueError(
+                "kafka.registry: for Avro and Protobuf, by the number in each message; without a"
+                " schema_id"
+            )
 
     def _require_table_options(self) -> None:
         if self.table is None:
             return
-        plain = self.kind == "objects" and self.format == "parquet" and self.landing is None and self.discovery.order == "keys"
+        plain = (
+            self.kind == "objects"
+            and self.format == "parquet"
+            and self.landing is None
+            and self.discovery.order == "keys"
+        )
         if not plain or self.partition_by != "source" or self.bounded:
             raise ValueError(
-                "table: its commits say what is read: no format, discovery, landing, partition_by or bounded beside it"
+                "table: its commits say what is read: no format, discovery, landing, partition_by"
+                " or bounded beside it"
             )
-        if (self.table.format == "iceberg") != (self.table.catalog is not None and self.table.name is not None):
+        if (self.table.format == "iceberg") != (
+            self.table.catalog is not None and self.table.name is not None
+        ):
             raise ValueError("table: iceberg needs 'catalog' and 'name'; delta takes neither")
 
     def _require_landing_options(self) -> None:
@@ -244,13 +299,19 @@ class SourceSpec(FrontierOptions):
             raise ValueError("landing: writes Parquet objects of a source with one partition")
         strangers = [c for c in self.landing.columns if c not in self.columns]
         if strangers:
-            raise ValueError(f"landing.columns: {', '.join(strangers)} is not in the schema ({', '.join(self.columns)})")
+            raise ValueError(
+                f"landing.columns: {', '.join(strangers)} is not in the schema"
+                f" ({', '.join(self.columns)})"
+            )
 
     @model_validator(mode="after")
     def _require_frontier(self) -> Self:
         explicit = self.punctuation is not None
         if self.lag is None and not explicit and self.wall_clock is None:
-            raise ValueError("a source needs a 'lag' (or 'punctuation', or 'wall_clock'), or its frontier never moves")
+            raise ValueError(
+                "a source needs a 'lag' (or 'punctuation', or 'wall_clock'), or its frontier never"
+                " moves"
+            )
         return self
 
 
@@ -258,14 +319,21 @@ class OutputSpec(SpecModel):
     """Where the tables go."""
 
     events: bool = True
-    """Whether rows that leave are written to the events table. ``false`` only counts them: for pipelines that want
-    windows and late rows alone. Late rows can then not be merged back, as that takes the rows of their windows."""
+    """Whether rows that leave are written to the events table.
+
+    ``false`` only counts them: for pipelines that want
+    windows and late rows alone. Late rows can then not be merged back, as that takes the rows of
+    their windows.
+    """
 
     catalog: str | None = None
     """SQLAlchemy address of an Iceberg SQL catalog, or ``http(s)://`` address of an Iceberg REST catalog; default: a SQLite file
     beside the local store or in the work folder."""
     catalog_options: dict[str, str] = Field(default={})
-    """Of a REST catalog: ``token``, ``credential``, ``warehouse``, ... A value ``env:NAME`` is read from the environment."""
+    """Of a REST catalog: ``token``, ``credential``, ``warehouse``, ...
+
+    A value ``env:NAME`` is read from the environment.
+    """
     namespace: str | None = None
     """Iceberg namespace; default: the pipeline's name."""
     publish_every: Annotated[int, Field(gt=0)] = 1
@@ -273,9 +341,15 @@ class OutputSpec(SpecModel):
     max_unpublished: Annotated[int, Field(gt=0)] = 50
     """The driver waits, and says so, when more sealed epochs than this are not in the tables."""
     layout: dict[str, TableLayout] = Field(default={})
-    """Table -> how its files are partitioned and sorted; default: files per epoch, rows as they left."""
+    """Table -> how its files are partitioned and sorted; default.
+
+    Files per epoch, rows as they left.
+    """
     compact: bool = True
-    """Whether maintenance merges small files of older epochs. On an S3 store it needs a ``catalog`` that all publishers share."""
+    """Whether maintenance merges small files of older epochs.
+
+    On an S3 store it needs a ``catalog`` that all publishers share.
+    """
     file_mb: Annotated[int, Field(gt=0, le=1024)] = 64
     """Size that merged files grow to, in MB of Parquet."""
 
@@ -295,7 +369,10 @@ class CheckpointSpec(SpecModel):
     retain_for: Duration = 86_400_000_000
     """Checkpoints younger than this stay as well, on any timeline."""
     maintain_every: OptionalDuration = 3_600_000_000
-    """How often the driver retires what is beyond both bounds and deletes what nothing needs; ``never`` leaves it to others."""
+    """How often the driver retires what is beyond both bounds and deletes what nothing needs.
+
+    ``never`` leaves it to others.
+    """
     max_clock_step: Annotated[Duration, Field(gt=0)] = 10_000_000
     """The most the pipeline clock advances in one epoch, so that an outage expires nothing by itself."""
 
@@ -306,20 +383,30 @@ class SparkSpec(SpecModel):
     master: str = "local[2]"
     driver_memory: str = "2g"
     jvm: Literal["quick", "throughput"] = "throughput"
-    """``quick`` compiles lightly: a new driver seals its first epoch several times sooner, and epochs of few rows stay fast;
+    """``quick`` compiles lightly.
+
+    A new driver seals its first epoch several times sooner, and epochs of few rows stay fast;
     ``throughput`` is for pipelines with millions of rows an epoch."""
     staging: Literal["disk", "bucket"] = "disk"
-    """How rows get to tasks on other hosts and back: over a disk that driver and executors share at one path, or through the
+    """How rows get to tasks on other hosts and back.
+
+    Over a disk that driver and executors share at one path, or through the
     bucket. Without meaning for a local master."""
     conf: dict[str, str] = Field(default={})
 
 
 class SubmitSpec(SpecModel):
-    """How spark-submit launches the driver: master and deploy mode stand in the Airflow connection."""
+    """How spark-submit launches the driver.
+
+    Master and deploy mode stand in the Airflow connection.
+    """
 
     conn_id: str = "spark_default"
     py_files: tuple[str, ...] = ()
-    """Paths of what Python needs in the driver, as the worker sees them: tidegate's wheel, where it is not installed."""
+    """Paths of what Python needs in the driver, as the worker sees them.
+
+    Tidegate's wheel, where it is not installed.
+    """
     conf: dict[str, str] = Field(default={})
 
 
@@ -330,21 +417,36 @@ class SupervisionSpec(SpecModel):
     stall_after: Duration = 120_000_000
     """No finished step for this long counts as stalled."""
     start_timeout: Annotated[Duration, Field(gt=0)] = 180_000_000
-    """A driver that has not taken the lease this long after its launch counts as stalled: longer than a cluster's queue."""
+    """A driver that has not taken the lease this long after its launch counts as stalled.
+
+    Longer than a cluster's queue.
+    """
     silent_after: OptionalDuration = 3_600_000_000
-    """A source that says nothing for this long is named on the page and in the status; ``never`` for those that may."""
+    """A source that says nothing for this long is named on the page and in the status.
+
+    ``never`` for those that may.
+    """
     rotate_after: OptionalDuration = 86_400_000_000
-    """The stream's Airflow run is followed by another after this time, which adopts the driver; ``never`` keeps one run."""
+    """The stream's Airflow run is followed by another after this time, which adopts the driver.
+
+    ``never`` keeps one run.
+    """
     backfill: str | None = None
     """Cron of the comparison with a batch run over the period before; only by hand without it."""
     announce: Annotated[Duration, Field(gt=0)] | None = None
     """Closed periods of this length become partitions of the windows' Airflow assets, for DAGs of your own."""
     submit: SubmitSpec | None = None
-    """Launch by spark-submit, through an Airflow connection; without it the driver is a process on the worker's host."""
+    """Launch by spark-submit, through an Airflow connection.
+
+    Without it the driver is a process on the worker's host.
+    """
     approval: bool = False
     """A restore asked for in Airflow waits for the approval of another person, who sees the impact report."""
     approvers: tuple[str, ...] = ()
-    """User ids who may approve; everybody who may see the task, but for whoever asked, when empty."""
+    """User ids who may approve.
+
+    Everybody who may see the task, but for whoever asked, when empty.
+    """
     approval_timeout: OptionalDuration = 86_400_000_000
     """An unanswered request fails after this time."""
     retries: Annotated[int, Field(ge=0)] = 5
@@ -362,7 +464,9 @@ class PipelineSpec(SpecModel):
     api_version: Literal["tidegate/v1"] = Field(default=API_VERSION, alias="apiVersion")
     name: Name
     description: str = ""
-    preset: Literal["tidegate", "nscldaq", "streaminsight", "hazelcast", "flink", "pipet", "wire"] = "tidegate"
+    preset: Literal[
+        "tidegate", "nscldaq", "streaminsight", "hazelcast", "flink", "pipet", "wire"
+    ] = "tidegate"
     """Whose defaults the options take; see presets.py."""
     sources: dict[SourceName, SourceSpec] = Field(min_length=1)
     coalesce: CoalesceOptions = CoalesceOptions()
@@ -397,28 +501,48 @@ class PipelineSpec(SpecModel):
             raise ValueError(f"window names {', '.join(sorted(clash))} are reserved for tables")
         schemas = {json.dumps(s.columns, sort_keys=True) for s in self.sources.values()}
         if len(schemas) > 1:
-            raise ValueError("all sources of a pipeline share one schema: the same columns with the same types")
+            raise ValueError(
+                "all sources of a pipeline share one schema: the same columns with the same types"
+            )
         columns = next(iter(self.sources.values())).columns
         for name, window in self.windows.items():
             missing = [k for k in window.keys if k not in columns and k != "_source"]
             if missing:
-                raise ValueError(f"windows.{name}.keys: no column {', '.join(missing)} in the schema (or '_source')")
-            taken = set(window.aggregates) & {*window.keys, "window_start", "window_end", "revision", "replaces"}
+                raise ValueError(
+                    f"windows.{name}.keys: no column {', '.join(missing)} in the schema (or"
+                    " '_source')"
+                )
+            taken = set(window.aggregates) & {
+                *window.keys,
+                "window_start",
+                "window_end",
+                "revision",
+                "replaces",
+            }
             if taken:
-                raise ValueError(f"windows.{name}.aggregates: names already taken: {', '.join(sorted(taken))}")
+                raise ValueError(
+                    f"windows.{name}.aggregates: names already taken: {', '.join(sorted(taken))}"
+                )
         for name, sink in self.sinks.items():
             unknown = sorted(set(sink.tables or ()) - set(self.table_names))
             if unknown:
-                raise ValueError(f"sinks.{name}.tables: no table {', '.join(unknown)}; there are {', '.join(self.table_names)}")
+                raise ValueError(
+                    f"sinks.{name}.tables: no table {', '.join(unknown)}; there are"
+                    f" {', '.join(self.table_names)}"
+                )
         for name, source in self.sources.items():
             imported = source.punctuation.import_from if source.punctuation else None
             if imported is not None and (imported not in self.sources or imported == name):
-                raise ValueError(f"sources.{name}.punctuation.import_from: no other source named {imported!r}")
+                raise ValueError(
+                    f"sources.{name}.punctuation.import_from: no other source named {imported!r}"
+                )
         return self
 
     @model_validator(mode="after")
     def _refuse_edge_conflicts(self) -> Self:
-        edges = {name: source.edges for name, source in self.sources.items() if source.edges is not None}
+        edges = {
+            name: source.edges for name, source in self.sources.items() if source.edges is not None
+        }
         punctuations = {name: self.sources[name].punctuation for name in edges}
         for problem in list_edge_conflicts(edges, punctuations, self.release, self.windows):
             raise ValueError(problem)
@@ -428,7 +552,9 @@ class PipelineSpec(SpecModel):
     def _require_valid_streams(self) -> Self:
         clash = (RESERVED_TABLES | {REJECTIONS} | set(self.windows)) & set(self.streams)
         if clash:
-            raise ValueError(f"stream names {', '.join(sorted(clash))} are taken by tables or windows")
+            raise ValueError(
+                f"stream names {', '.join(sorted(clash))} are taken by tables or windows"
+            )
         for stream in self.streams.values():
             for kind in stream.columns.values():
                 _validate_column_type(kind)
@@ -438,14 +564,21 @@ class PipelineSpec(SpecModel):
     @model_validator(mode="after")
     def _require_events_output(self) -> Self:
         if not self.outputs.events and self.release.mode is not ReleaseMode.PASS_THROUGH:
-            raise ValueError("outputs.events: false leaves nothing to put in order; it needs release.mode: pass_through")
+            raise ValueError(
+                "outputs.events: false leaves nothing to put in order; it needs release.mode:"
+                " pass_through"
+            )
         if not self.outputs.events and (self.pipes or self.reducers):
             raise ValueError("outputs.events: false leaves pipes and reducers nothing to read")
         return self
 
     @model_validator(mode="after")
     def _refuse_layout_problems(self) -> Self:
-        for problem in list_layout_problems(self.outputs.layout, self._layout_columns()) if self.outputs.layout else ():
+        for problem in (
+            list_layout_problems(self.outputs.layout, self._layout_columns())
+            if self.outputs.layout
+            else ()
+        ):
             raise ValueError(problem)
         return self
 
@@ -453,10 +586,15 @@ class PipelineSpec(SpecModel):
         """Table -> column -> type, as far as files can be arranged by it."""
         user: dict[str, dict[str, str]] = dict.fromkeys((EVENTS, LATE), self.columns)
         for name, window in self.windows.items():
-            user[name] = {key: self.columns.get(key, "string") for key in window.keys} | WINDOW_COLUMNS
+            user[name] = {
+                key: self.columns.get(key, "string") for key in window.keys
+            } | WINDOW_COLUMNS
         for name in self.streams:
             user[name] = {**self.stream_graph.columns[name], **STREAM_COLUMNS}
-        return {table: {**user.get(table, {}), **SYSTEM_COLUMNS.get(table, {})} for table in self.table_names}
+        return {
+            table: {**user.get(table, {}), **SYSTEM_COLUMNS.get(table, {})}
+            for table in self.table_names
+        }
 
     @property
     def stream_graph(self) -> StreamGraph:
@@ -484,11 +622,18 @@ class PipelineSpec(SpecModel):
         return (EVENTS, LATE, *built, *self.windows, *streams, BARRIERS, CHECKPOINTS, DEAD_LETTERS)
 
     def digest(self) -> str:
-        """sha256 of all that rows depend on: stands in every manifest. Limits, supervision and Spark's settings do not count."""
+        """sha256 of all that rows depend on: stands in every manifest.
+
+        Limits, supervision and Spark's settings do not count.
+        """
         beside: Any = {**dict.fromkeys(NON_DATA_SECTIONS, True), "outputs": _NON_DATA_OUTPUT_FIELDS}
         fields = self.model_dump(mode="json", by_alias=True, exclude=beside)
-        return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+        ).hexdigest()
 
     def canonical_json(self) -> str:
         """Canonical JSON of the spec with the preset applied."""
-        return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+        return json.dumps(
+            self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":")
+        )

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["PRESETS", "apply_preset"]
-
 _NEVER_IDLE: Final = {"idle_timeout": "never"}
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
@@ -16,19 +14,33 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
     "nscldaq": {
         "source": {"lag": "0", "frontier": "inclusive", "coalesce": _NEVER_IDLE},
         "coalesce": {**_NEVER_IDLE, "members": "discovered"},
-        "release": {"mode": "ordered", "build_window": "20s", "startup_grace": "2s", "on_late": "emit_flagged"},
+        "release": {
+            "mode": "ordered",
+            "build_window": "20s",
+            "startup_grace": "2s",
+            "on_late": "emit_flagged",
+        },
         "barriers": {"identity": "ordinal"},
     },
     "streaminsight": {
-        "source": {"punctuation": {"explicit": True, "regress": "raise", "on_violation": "error"}, "coalesce": _NEVER_IDLE},
-        "declared": {"punctuation": {"regress": "raise", "on_violation": "drop"}, "coalesce": _NEVER_IDLE},
+        "source": {
+            "punctuation": {"explicit": True, "regress": "raise", "on_violation": "error"},
+            "coalesce": _NEVER_IDLE,
+        },
+        "declared": {
+            "punctuation": {"regress": "raise", "on_violation": "drop"},
+            "coalesce": _NEVER_IDLE,
+        },
         "declared_release": {"mode": "commit", "on_late": "drop"},
         "coalesce": _NEVER_IDLE,
         "release": {"mode": "commit", "on_late": "error"},
     },
     "hazelcast": {
         "punctuated": {"regress": "error"},
-        "source": {"frame": "1s", "coalesce": {"revived": "freeze", "joins": "hold", "all_done": "hold"}},
+        "source": {
+            "frame": "1s",
+            "coalesce": {"revived": "freeze", "joins": "hold", "all_done": "hold"},
+        },
         "coalesce": {
             "idle_timeout": "60s",
             "all_idle": "jump",
@@ -38,11 +50,23 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         },
         "release": {"mode": "pass_through"},
         "window": {"late_unit": "first_window"},
-        "session": {"session_touch": "separate", "session_late": "event", "session_close": "at_end"},
+        "session": {
+            "session_touch": "separate",
+            "session_late": "event",
+            "session_close": "at_end",
+        },
     },
     "flink": {
-        "source": {"frontier": "inclusive", "coalesce": {**_NEVER_IDLE, "on_idle_punctuation": "ignore"}},
-        "coalesce": {**_NEVER_IDLE, "all_idle": "jump", "revived": "ignore", "on_idle_punctuation": "ignore"},
+        "source": {
+            "frontier": "inclusive",
+            "coalesce": {**_NEVER_IDLE, "on_idle_punctuation": "ignore"},
+        },
+        "coalesce": {
+            **_NEVER_IDLE,
+            "all_idle": "jump",
+            "revived": "ignore",
+            "on_idle_punctuation": "ignore",
+        },
         "release": {"mode": "pass_through"},
         "barriers": {"identity": "id", "overtake": "subsume"},
         "session": {"session_touch": "merge", "session_late": "merged", "session_close": "at_end"},
@@ -59,13 +83,17 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 }
 """Preset -> defaults for every source, the output's coalescing, release, barriers, every window, session windows.
 
-``punctuated`` adds to the punctuation of sources that have one. Sources with declared settings (generated punctuation or a
-lag) take ``declared`` instead of ``source``, and a pipeline with such a source ``declared_release`` instead of ``release``.
+``punctuated`` adds to the punctuation of sources that have one. Sources with declared settings
+(generated punctuation or a lag) take ``declared`` instead of ``source``, and a pipeline with such a
+source ``declared_release`` instead of ``release``.
 """
 
 
 def apply_preset(raw: dict[str, Any]) -> dict[str, Any]:
-    """The raw spec with its preset's defaults filled in where the spec says nothing. The argument is not changed."""
+    """The raw spec with its preset's defaults filled in where the spec says nothing.
+
+    The argument is not changed.
+    """
     preset = PRESETS.get(raw.get("preset", "tidegate"))
     if not preset:
         return raw
@@ -76,8 +104,13 @@ def apply_preset(raw: dict[str, Any]) -> dict[str, Any]:
     for section in ("coalesce", "release", "barriers"):
         if section in preset:
             merged[section] = _merge_defaults(preset[section], raw.get(section, {}))
-    merged["sources"] = {name: _apply_to_source(preset, source) for name, source in sources.items()} or raw.get("sources", {})
-    windows = {name: _apply_to_window(preset, window) for name, window in _list_mapping_items(raw.get("windows"))}
+    merged["sources"] = {
+        name: _apply_to_source(preset, source) for name, source in sources.items()
+    } or raw.get("sources", {})
+    windows = {
+        name: _apply_to_window(preset, window)
+        for name, window in _list_mapping_items(raw.get("windows"))
+    }
     if windows:
         merged["windows"] = windows
     return merged
@@ -88,7 +121,9 @@ def _has_declared_frontier(source: Any) -> bool:
     if not isinstance(source, dict):
         return False
     punctuation = source.get("punctuation")
-    generated = isinstance(punctuation, dict) and any(punctuation.get(k) is not None for k in ("every_events", "every_span"))
+    generated = isinstance(punctuation, dict) and any(
+        punctuation.get(k) is not None for k in ("every_events", "every_span")
+    )
     return generated or source.get("lag") is not None
 
 

@@ -1,4 +1,7 @@
-"""The ``sinks:`` section: followers of the log besides the Iceberg tables (design.md section 2, step 6)."""
+"""The ``sinks:`` section.
+
+Followers of the log besides the Iceberg tables (design.md section 2, step 6).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tidegate.jobs.spec.options import SpecModel
-from tidegate.jobs.spec.time import Duration
-
-__all__ = ["FilesSinkSpec", "KafkaSinkSpec", "PostgresSinkSpec", "SinkSpec", "WebhookSinkSpec"]
+from tidegate.jobs.spec.event_time_options import SpecModel
+from tidegate.time_units import Duration
 
 
 class _SinkSpec(SpecModel):
@@ -27,7 +28,10 @@ class PostgresSinkSpec(_SinkSpec):
 
     kind: Literal["postgres"]
     url: str = Field(pattern=r"^(postgres(ql)?://|\$\{)")
-    """``postgresql://user@host/database``; ``${NAME}`` stands for an environment variable of the driver: keep passwords there."""
+    """``postgresql://user@host/database``.
+
+    ``${NAME}`` stands for an environment variable of the driver: keep passwords there.
+    """
     namespace: str | None = Field(default=None, pattern=r"^[a-z_][a-z0-9_]{0,62}$")
     """The schema in the database; default: the pipeline's name."""
     windows: Literal["append", "upsert"] = "append"
@@ -35,7 +39,10 @@ class PostgresSinkSpec(_SinkSpec):
 
 
 class FilesSinkSpec(_StandardSinkSpec):
-    """At least once: a file per epoch and table, named after the epoch, so that a repetition overwrites itself."""
+    """At least once.
+
+    A file per epoch and table, named after the epoch, so that a repetition overwrites itself.
+    """
 
     kind: Literal["files"]
     path: str
@@ -44,7 +51,10 @@ class FilesSinkSpec(_StandardSinkSpec):
 
 
 class WebhookSinkSpec(_StandardSinkSpec):
-    """At least once: POST requests whose id names pipeline, epoch, table and part; repetitions carry the same id."""
+    """At least once.
+
+    POST requests whose id names pipeline, epoch, table and part; repetitions carry the same id.
+    """
 
     kind: Literal["webhook"]
     url: str = Field(pattern=r"^(https?://|\$\{)")
@@ -64,9 +74,17 @@ class KafkaSinkSpec(_StandardSinkSpec):
     topic: str
     """``{table}`` stands for the table's name."""
     delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
-    """``exactly_once``: an epoch is a transaction, for readers of committed messages; ``pip install "tidegate[kafka]"``."""
+    """``exactly_once``.
+
+    An epoch is a transaction, for readers of committed messages; ``pip install "tidegate[kafka]"``.
+    """
     options: dict[str, str] = Field(default={})
-    """Settings of the Kafka client: Java's names, with `exactly_once` librdkafka's. ``env:NAME`` is read from the environment."""
+    """Settings of the Kafka client: Java's names, with `exactly_once` librdkafka's.
+
+    ``env:NAME`` is read from the environment.
+    """
 
 
-SinkSpec = Annotated[PostgresSinkSpec | FilesSinkSpec | WebhookSinkSpec | KafkaSinkSpec, Field(discriminator="kind")]
+SinkSpec = Annotated[
+    PostgresSinkSpec | FilesSinkSpec | WebhookSinkSpec | KafkaSinkSpec, Field(discriminator="kind")
+]

@@ -1,7 +1,9 @@
-"""The impact report: what a merge will change, for whoever decides; the digest binds a decision to exactly this effect.
+"""The impact report.
 
-Computed from the same `MergePlan` that is merged. After the merge the digest is taken again, from the files that were sealed, and
-the two must be equal.
+What a merge will change, for whoever decides; the digest binds a decision to exactly this effect.
+
+Computed from the same `MergePlan` that is merged. After the merge the digest is taken again, from
+the files that were sealed, and the two must be equal.
 """
 
 from __future__ import annotations
@@ -15,17 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
-from tidegate.jobs.sinks.positions import ARRIVAL_SLOT_COLUMN
+from tidegate.jobs.sinks.row_positions import ARRIVAL_SLOT_COLUMN
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
-from tidegate.jobs.spec.streams import REJECTIONS
-from tidegate.jobs.spec.time import format_instant
-from tidegate.jobs.splice.plan import WindowChange, MergePlan
-from tidegate.jobs.splice.rows import ARRIVAL_SLOT, StreamChange
-from tidegate.jobs.streams.history import PROVENANCE_FIELDS
+from tidegate.jobs.spec.stream_specs import REJECTIONS
+from tidegate.jobs.splice.merge_plan import MergePlan, WindowChange
+from tidegate.jobs.splice.stream_history import ARRIVAL_SLOT, StreamChange
+from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS
+from tidegate.time_units import format_instant
 
-__all__ = ["Impact", "TableImpact", "digest_plan", "digest_tables", "make_impact_report", "parse_digest_slot"]
-
-_SHOWN = 50  # changes listed one by one in text and on the page; the JSON has them all up to `_MAX_CHANGES`
+# Changes listed one by one in text and on the page; the JSON has them all up to `_MAX_CHANGES`.
+_SHOWN = 50
 _MAX_CHANGES = 5000
 _PROVENANCE_COLUMNS = ("_timeline", "_epoch")  # differ between a plan and its merge
 
@@ -35,7 +36,8 @@ class TableImpact(BaseModel):
 
     Attributes:
         added, changed, removed: rows for a reader of current results (events: rows).
-        moved: rows that get another position and stay the same otherwise; of events they are not written again.
+        moved: rows that get another position and stay the same otherwise; of events they are not
+            written again.
         unchanged: results whose rows were looked at and stay as they are.
         first, last: event time range, ISO 8601.
         changes: key, window, old and new values; the first ones.
@@ -59,7 +61,8 @@ class Impact(BaseModel):
     Attributes:
         digest: of every row that the merge would write; equal digests mean equal effects.
         already: (row, output) pairs of the request that were merged before.
-        cost: rows read for it and rows that would be written; seconds it took to compute, which is what the merge takes.
+        cost: rows read for it and rows that would be written; seconds it took to compute, which is
+            what the merge takes.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -95,7 +98,10 @@ def make_impact_report(spec: PipelineSpec, plan: MergePlan, seconds: float) -> I
 
 
 def digest_plan(plan: MergePlan, upto: int) -> str:
-    """Digest of the effect; on streams of that on the rows which had come by a slot, for they go on."""
+    """Digest of the effect.
+
+    On streams of that on the rows which had come by a slot, for they go on.
+    """
     return digest_tables(_collect_written_tables(plan), upto if plan.streams is not None else None)
 
 
@@ -111,13 +117,17 @@ def digest_tables(tables: Mapping[str, Any], upto: int | None = None) -> str:
     for name in sorted(tables):
         if upto is not None and name == REJECTIONS:
             continue  # a log of what was refused; the streams tell the same
-        table = tables[name].drop_columns([c for c in _PROVENANCE_COLUMNS if c in tables[name].column_names])
+        table = tables[name].drop_columns(
+            [c for c in _PROVENANCE_COLUMNS if c in tables[name].column_names]
+        )
         if upto is not None and ARRIVAL_SLOT_COLUMN in table.column_names:
             table = table.filter(pc.less_equal(table[ARRIVAL_SLOT_COLUMN], upto))
             if table.num_rows == 0:
                 continue
         columns = sorted(table.column_names)
-        lines = sorted(json.dumps([row[c] for c in columns], default=str) for row in table.to_pylist())
+        lines = sorted(
+            json.dumps([row[c] for c in columns], default=str) for row in table.to_pylist()
+        )
         for line in (name, *columns, *lines):
             found.update(line.encode())
             found.update(b"\n")
@@ -135,7 +145,9 @@ def _summarize_events(spec: PipelineSpec, plan: MergePlan) -> TableImpact:
     times = plan.events[time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
     behind = int(record.notes["next_position"]) - (plan.first_position or 0) if record else 0
     rows = (
-        plan.events.slice(0, _MAX_CHANGES).select([c for c in plan.events.column_names if c not in ("_late", "_splice")]).to_pylist()
+        plan.events.slice(0, _MAX_CHANGES)
+        .select([c for c in plan.events.column_names if c not in ("_late", "_splice")])
+        .to_pylist()
     )
     changes = [{"behind_position": row.pop("position"), "old": None, "new": row} for row in rows]
     return TableImpact(
@@ -154,8 +166,14 @@ def _summarize_stream(name: str, change: StreamChange) -> TableImpact:
     added = [who for who in new if who not in old]
     removed = [who for who in old if who not in new]
     changed = [who for who in new if who in old and new[who][1:] != old[who][1:]]
-    moved = sum(who in old and new[who][1:] == old[who][1:] and new[who][0] != old[who][0] for who in new)
-    times = [t for t in (*(new[w][1] for w in added + changed), *(old[w][1] for w in removed)) if t is not None]
+    moved = sum(
+        who in old and new[who][1:] == old[who][1:] and new[who][0] != old[who][0] for who in new
+    )
+    times = [
+        t
+        for t in (*(new[w][1] for w in added + changed), *(old[w][1] for w in removed))
+        if t is not None
+    ]
     return TableImpact(
         table=name,
         added=len(added),
@@ -164,17 +182,30 @@ def _summarize_stream(name: str, change: StreamChange) -> TableImpact:
         moved=moved,
         first=format_instant(min(times)) if times else None,
         last=format_instant(max(times)) if times else None,
-        changes=[{"id": who, "old": _format_stream_row(old.get(who)), "new": _format_stream_row(new.get(who))} for who in (*added, *changed, *removed)][
-            :_MAX_CHANGES
-        ],
+        changes=[
+            {
+                "id": who,
+                "old": _format_stream_row(old.get(who)),
+                "new": _format_stream_row(new.get(who)),
+            }
+            for who in (*added, *changed, *removed)
+        ][:_MAX_CHANGES],
     )
 
 
 def _index_by_id(table: Any) -> dict[str, tuple[Any, ...]]:
     """Row -> position, stamp, values."""
-    values = table.drop_columns([c for c in (*PROVENANCE_FIELDS, "position", "stream_time", ARRIVAL_SLOT) if c in table.column_names])
+    values = table.drop_columns(
+        [
+            c
+            for c in (*PROVENANCE_FIELDS, "position", "stream_time", ARRIVAL_SLOT)
+            if c in table.column_names
+        ]
+    )
     places = (table["position"].to_pylist(), table["stream_time"].to_pylist())
-    return dict(zip(table["_id"].to_pylist(), zip(*places, values.to_pylist(), strict=True), strict=True))
+    return dict(
+        zip(table["_id"].to_pylist(), zip(*places, values.to_pylist(), strict=True), strict=True)
+    )
 
 
 def _format_stream_row(row: tuple[Any, ...] | None) -> dict[str, Any] | None:
@@ -184,7 +215,9 @@ def _format_stream_row(row: tuple[Any, ...] | None) -> dict[str, Any] | None:
     return {"position": position, "stream_time": format_instant(stamp), **values}
 
 
-def _summarize_window(spec: PipelineSpec, name: str, changes: Iterable[WindowChange]) -> TableImpact:
+def _summarize_window(
+    spec: PipelineSpec, name: str, changes: Iterable[WindowChange]
+) -> TableImpact:
     window, changes = spec.windows[name], list(changes)
     keys = window.keys
     return TableImpact(

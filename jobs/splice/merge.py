@@ -2,13 +2,16 @@
 
 1. Compute the plan at the head, and compare its digest with the one that was approved.
 2. Write the rows under an attempt of its own. A crash up to here leaves garbage only.
-3. Fill the next slot with the manifest. This *is* the merge: followers publish it, a restore takes it back.
+3. Fill the next slot with the manifest. This *is* the merge: followers publish it, a restore takes
+  it back.
 4. Note it in the request, which is a courtesy: whether a request is merged is told by the log.
 
-It needs no lease. A driver that meets the slot filled reads it, and goes on after it: its own state is carried over unchanged. A
-merge that loses the slot to a driver's epoch writes its files again with the new number; the effect is the same, because what it
-touches is purged and no epoch can change it. A restore or another merge in between makes it compute anew, and so does every epoch
-if streams depend on the rows: then the merge asks the driver to hold for it, once it has lost a slot or two.
+It needs no lease. A driver that meets the slot filled reads it, and goes on after it: its own state
+is carried over unchanged. A merge that loses the slot to a driver's epoch writes its files again
+with the new number; the effect is the same, because what it touches is purged and no epoch can
+change it. A restore or another merge in between makes it compute anew, and so does every epoch if
+streams depend on the rows: then the merge asks the driver to hold for it, once it has lost a slot
+or two.
 """
 
 from __future__ import annotations
@@ -23,31 +26,63 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidegate import __version__
-from tidegate.checkpoints.canonical import sha256_of_bytes
-from tidegate.checkpoints.clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.layout import CheckpointId, generate_attempt_id
-from tidegate.checkpoints.log import LogHead, SlotTaken, SlotLog
+from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.driver_requests import (
+    Ack,
+    AckOutcome,
+    DriverRequest,
+    RequestKind,
+    acknowledge_request,
+    submit_request,
+)
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.requests import Ack, AckOutcome, RequestKind, DriverRequest, acknowledge_request, submit_request
-from tidegate.checkpoints.splices import SpliceRequest, decide_splice_request, note_splice_event, read_splice_request
-from tidegate.jobs.engine.counters import EpochCounters
-from tidegate.jobs.sinks.schemas import build_table_schema
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.jobs.spec.options import ReleaseMode
+from tidegate.checkpoints.slot_log import LogHead, SlotLog, SlotTaken
+from tidegate.checkpoints.splice_requests import (
+    SpliceRequest,
+    decide_splice_request,
+    note_splice_event,
+    read_splice_request,
+)
+from tidegate.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.jobs.engine.interfaces import EpochCounters
+from tidegate.jobs.engine.resume_state import SPLICE_KIND
+from tidegate.jobs.sinks.output_tables import build_table_schema
+from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
-from tidegate.jobs.spec.streams import REJECTIONS
-from tidegate.jobs.splice.base import read_data_file
-from tidegate.jobs.splice.impact import Impact, digest_plan, digest_tables, make_impact_report, parse_digest_slot
-from tidegate.jobs.splice.plan import MergePlan, make_merge_plan
-from tidegate.jobs.splice.standing import SPLICE_KIND, find_merge_segments
+from tidegate.jobs.spec.stream_specs import REJECTIONS
+from tidegate.jobs.splice.impact import (
+    Impact,
+    digest_plan,
+    digest_tables,
+    make_impact_report,
+    parse_digest_slot,
+)
+from tidegate.jobs.splice.merge_plan import MergePlan, make_merge_plan
+from tidegate.jobs.splice.tables_at_head import find_merge_segments, read_data_file
 
-__all__ = ["CRASH_POINTS", "MergeOutcome", "PointCallback", "estimate_impact", "merge_request", "find_merge_checkpoint"]
+CRASH_POINTS: Final = (
+    "merge.start",
+    "merge.planned",
+    "merge.written",
+    "merge.seal",
+    "merge.sealed",
+    "merge.noted",
+)
+"""Where a test may end the process, in order.
 
-CRASH_POINTS: Final = ("merge.start", "merge.planned", "merge.written", "merge.seal", "merge.sealed", "merge.noted")
-"""Where a test may end the process, in order. Up to ``merge.seal`` nothing has happened; from ``merge.sealed`` on all has."""
-_LOSSES_BEFORE_HOLD = 2  # slots lost with all the work behind them, before the driver is asked to hold
-_SHORTEST_HOLD = 30.0  # seconds: an epoch that is under way when the driver is asked, and the merge behind it
-_MAX_ATTEMPTS = 40  # slots lost in a row: a driver seals at most a few a second, and writing the files again takes less
+Up to ``merge.seal`` nothing has happened; from ``merge.sealed`` on all has.
+"""
+_LOSSES_BEFORE_HOLD = (
+    2  # slots lost with all the work behind them, before the driver is asked to hold
+)
+_SHORTEST_HOLD = (
+    30.0  # seconds: an epoch that is under way when the driver is asked, and the merge behind it
+)
+# Slots lost in a row: a driver seals at most a few a second, and writing the files again takes
+# less.
+_MAX_ATTEMPTS = 40
 
 PointCallback = Callable[[str], None]
 
@@ -76,7 +111,9 @@ class MergeOutcome:
         return self.impact.digest if self.impact else None
 
 
-def estimate_impact(spec: PipelineSpec, log: SlotLog, request: SpliceRequest) -> tuple[MergePlan, Impact]:
+def estimate_impact(
+    spec: PipelineSpec, log: SlotLog, request: SpliceRequest
+) -> tuple[MergePlan, Impact]:
     """The impact of a request at the head of the log."""
     begun = time.monotonic()
     plan = make_merge_plan(spec, log, request)
@@ -108,12 +145,14 @@ def merge_request(
         request_id: which request.
         who: stands in the request and in the manifest.
         why: likewise.
-        digest: of the impact report that was approved; a different effect is refused. Default: what the request says.
+        digest: of the impact report that was approved; a different effect is refused. Default: what
+            the request says.
         clock: for the times in documents.
         step: told about every point of `CRASH_POINTS`.
 
     Raises:
-        ConfigurationError: the request is not open, too early, or its effect is not the approved one.
+        ConfigurationError: the request is not open, too early, or its effect is not the approved
+            one.
         PoisonError: the effect cannot be exact.
         TransientError: drivers kept sealing first; nothing was merged.
     """
@@ -131,14 +170,18 @@ def merge_request(
             if plan.is_empty:
                 _note_merge(log, spec, request_id, who, why, clock, None, impact.digest)
                 return MergeOutcome(None, impact, None, lost=lost, seconds=time.monotonic() - begun)
-            outcome = _MergeAttempt(spec, log, plan, who=who, why=why, clock=clock, step=step, impact=impact).run()
+            outcome = _MergeAttempt(
+                spec, log, plan, who=who, why=why, clock=clock, step=step, impact=impact
+            ).run()
             if isinstance(outcome, Manifest):
                 step("merge.sealed")
                 actual = _digest_sealed_rows(log, outcome, parse_digest_slot(impact.digest))
                 _note_merge(log, spec, request_id, who, why, clock, outcome, actual)
                 step("merge.noted")
                 _require_reported_digest(spec, impact, actual)
-                return MergeOutcome(str(outcome.id), impact, actual, lost=lost, seconds=time.monotonic() - begun)
+                return MergeOutcome(
+                    str(outcome.id), impact, actual, lost=lost, seconds=time.monotonic() - begun
+                )
             head = log.head()
             if plan.streams is None and _has_only_epochs_between(plan.head, head):
                 plan = replace(plan, head=head)
@@ -161,7 +204,10 @@ def merge_request(
 
 
 class _SlotHold:
-    """Asks the driver to leave the next slot to the merge; at the end, however it ends, the driver goes on."""
+    """Asks the driver to leave the next slot to the merge.
+
+    At the end, however it ends, the driver goes on.
+    """
 
     def __init__(self, log: SlotLog, splice: str, who: str, clock: Clock) -> None:
         self._log, self._splice, self._who, self._clock = log, splice, who, clock
@@ -172,16 +218,31 @@ class _SlotHold:
 
     def __exit__(self, *_: object) -> None:
         if self._asked is not None:
-            ack = Ack(id=self._asked.id, outcome=AckOutcome.APPLIED, detail="over", token=0, at=self._clock.wall_ticks())
+            ack = Ack(
+                id=self._asked.id,
+                outcome=AckOutcome.APPLIED,
+                detail="over",
+                token=0,
+                at=self._clock.wall_ticks(),
+            )
             acknowledge_request(self._log.store, self._log.pipeline, ack)
             self._asked = None
 
     def ask_driver(self, seconds: float) -> None:
-        """For so long as a merge that takes `seconds` may need; an earlier request that was too short is over."""
+        """For so long as a merge that takes `seconds` may need.
+
+        An earlier request that was too short is over.
+        """
         self.__exit__()
         ttl = max(_SHORTEST_HOLD, 4 * seconds)
         self._asked = submit_request(
-            self._log.store, self._log.pipeline, RequestKind.HOLD, who=self._who, name=self._splice, ttl=ttl, clock=self._clock
+            self._log.store,
+            self._log.pipeline,
+            RequestKind.HOLD,
+            who=self._who,
+            name=self._splice,
+            ttl=ttl,
+            clock=self._clock,
         )
 
 
@@ -189,7 +250,16 @@ class _MergeAttempt:
     """Steps 2 and 3, once."""
 
     def __init__(
-        self, spec: PipelineSpec, log: SlotLog, plan: MergePlan, *, who: str, why: str, clock: Clock, step: PointCallback, impact: Impact
+        self,
+        spec: PipelineSpec,
+        log: SlotLog,
+        plan: MergePlan,
+        *,
+        who: str,
+        why: str,
+        clock: Clock,
+        step: PointCallback,
+        impact: Impact,
     ) -> None:
         assert plan.head.record is not None  # noqa: S101 - a plan needs an epoch
         self.spec, self.log, self.plan, self.impact = spec, log, plan, impact
@@ -202,7 +272,11 @@ class _MergeAttempt:
         files = {}
         if self.plan.events is not None:
             files[EVENTS] = [self._write_table(EVENTS, self.plan.events)]
-        files |= {name: [self._write_table(name, table)] for name, table in self.plan.tables.items() if table.num_rows}
+        files |= {
+            name: [self._write_table(name, table)]
+            for name, table in self.plan.tables.items()
+            if table.num_rows
+        }
         segments = [*self._write_stream_segments(), self._write_merge_segment()]
         self.step("merge.written")
         manifest = self._make_manifest(files, segments)
@@ -210,11 +284,18 @@ class _MergeAttempt:
         return None if isinstance(self.log.seal(manifest), SlotTaken) else manifest
 
     def _write_table(self, name: str, table: Any) -> FileRef:
-        table = table.append_column("_timeline", pa.array([self.id.timeline] * table.num_rows, pa.int32()))
+        table = table.append_column(
+            "_timeline", pa.array([self.id.timeline] * table.num_rows, pa.int32())
+        )
         table = table.append_column("_epoch", pa.array([self.id.slot] * table.num_rows, pa.int64()))
         order = [c for c in build_table_schema(self.spec, name).names if c in table.column_names]
         table = table.select([*order, *(c for c in table.column_names if c not in order)])
-        return self._put_parquet(f"{self.log.layout.table_prefix(name, self.id)}splice.parquet", f"table:{name}", table, table[self._time_column(name)])
+        return self._put_parquet(
+            f"{self.log.layout.table_prefix(name, self.id)}splice.parquet",
+            f"table:{name}",
+            table,
+            table[self._time_column(name)],
+        )
 
     def _time_column(self, name: str) -> str:
         """The column whose least and greatest values a file's reference carries."""
@@ -224,19 +305,31 @@ class _MergeAttempt:
         return own.get(name) or next(iter(self.spec.sources.values())).event_time
 
     def _write_merge_segment(self) -> FileRef:
-        """What was merged by whom: carried from epoch to epoch as long as the merge is on the lineage."""
+        """What was merged by whom.
+
+        Carried from epoch to epoch as long as the merge is on the lineage.
+        """
         request, effect = self.plan.request, self.plan.streams
         stream = request.destination if request.origin == "attachment" else None
-        time = self.plan.rows["_stamp" if stream else next(iter(self.spec.sources.values())).event_time]
+        time = self.plan.rows[
+            "_stamp" if stream else next(iter(self.spec.sources.values())).event_time
+        ]
         key = f"{self.log.layout.state_prefix(self.id)}splice.parquet"
-        extra: dict[str, Any] = {"request": request.id, "checkpoint": str(self.id)} | ({"stream": stream} if stream else {})
+        extra: dict[str, Any] = {"request": request.id, "checkpoint": str(self.id)} | (
+            {"stream": stream} if stream else {}
+        )
         if effect is not None:
             rewrites = {name: change.first for name, change in effect.changes.items()}
             extra |= {"from": effect.since, "rewrites": rewrites}
-        return self._put_parquet(key, SPLICE_KIND, self.plan.rows, time).model_copy(update={"extra": extra})
+        return self._put_parquet(key, SPLICE_KIND, self.plan.rows, time).model_copy(
+            update={"extra": extra}
+        )
 
     def _write_stream_segments(self) -> list[FileRef]:
-        """State segments of the streams: those that the merge has computed again, and the others as they were."""
+        """State segments of the streams.
+
+        Those that the merge has computed again, and the others as they were.
+        """
         again = self.plan.streams.segments if self.plan.streams else {}
         written = []
         for kind, segment in again.items():
@@ -250,7 +343,11 @@ class _MergeAttempt:
     def _put_parquet(self, key: str, kind: str, table: Any, time: Any) -> FileRef:
         buffer = io.BytesIO()
         pq.write_table(table, buffer, compression="snappy", coerce_timestamps="us")
-        ticks = [t for t in time.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist() if t is not None]
+        ticks = [
+            t
+            for t in time.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+            if t is not None
+        ]
         data = buffer.getvalue()
         self.log.store.put(key, data)
         return FileRef(
@@ -263,16 +360,28 @@ class _MergeAttempt:
             kind=kind,
         )
 
-    def _make_manifest(self, files: Mapping[str, list[FileRef]], segments: list[FileRef]) -> Manifest:
-        """The parent's state, unchanged, with the merge's files: a driver goes on after it as if it were its own epoch."""
+    def _make_manifest(
+        self, files: Mapping[str, list[FileRef]], segments: list[FileRef]
+    ) -> Manifest:
+        """The parent's state, unchanged, with the merge's files.
+
+        A driver goes on after it as if it were its own epoch.
+        """
         parent, head = self.parent, self.plan.head
         retained = parent.counters.retained
-        windows = {name: table.num_rows for name, table in self.plan.tables.items() if name in self.spec.windows}
+        windows = {
+            name: table.num_rows
+            for name, table in self.plan.tables.items()
+            if name in self.spec.windows
+        }
         streams = {"streams": self.plan.streams.record} if self.plan.streams else {}
         own = [s for s in segments if s not in parent.segments]
         appended = self.plan.events.num_rows if self._appends_events() else 0
         decision = parent.decision
-        ended = {"frontier_before": decision["frontier_after"], "release_before": decision["release_after"]}
+        ended = {
+            "frontier_before": decision["frontier_after"],
+            "release_before": decision["release_after"],
+        }
         return parent.model_copy(
             update={
                 "timeline": self.id.timeline,
@@ -282,19 +391,33 @@ class _MergeAttempt:
                 "attempt": self.id.attempt,
                 "driver": f"splice:{self.who}"[:100],
                 "code_version": __version__,
-                "cut": {m: {**part, "start": part["end"], "parts": [], "dead": []} for m, part in parent.cut.items()},
-                "decision": {**decision, **ended, "barriers": [], "emitted": [], "recorded": [], "changed": False},
+                "cut": {
+                    m: {**part, "start": part["end"], "parts": [], "dead": []}
+                    for m, part in parent.cut.items()
+                },
+                "decision": {
+                    **decision,
+                    **ended,
+                    "barriers": [],
+                    "emitted": [],
+                    "recorded": [],
+                    "changed": False,
+                },
                 "barriers": [],
                 "segments": segments,
                 "files": dict(sorted(files.items())),
                 "notes": {
                     **parent.notes,
-                    "epoch": asdict(EpochCounters(retained_before=retained, retained=retained, windows=windows)),
+                    "epoch": asdict(
+                        EpochCounters(retained_before=retained, retained=retained, windows=windows)
+                    ),
                     "next_position": parent.notes["next_position"] + appended,
                     "sketches": {},
                     "savepoints": [],
                     **streams,
-                    "bytes_written": sum(ref.bytes for refs in [*files.values(), own] for ref in refs),
+                    "bytes_written": sum(
+                        ref.bytes for refs in [*files.values(), own] for ref in refs
+                    ),
                     "splice": self._summarize_effect(),
                 },
                 "timings": {"plan": self.impact.cost["seconds"]},
@@ -306,12 +429,21 @@ class _MergeAttempt:
         return self.plan.events is not None and self.spec.release.mode is ReleaseMode.PASS_THROUGH
 
     def _summarize_effect(self) -> dict[str, Any]:
-        tables = {t.table: {"added": t.added, "changed": t.changed, "removed": t.removed} for t in self.impact.tables}
-        facts = {"request": self.plan.request.id, "rows": self.plan.rows.num_rows, "digest": self.impact.digest}
+        tables = {
+            t.table: {"added": t.added, "changed": t.changed, "removed": t.removed}
+            for t in self.impact.tables
+        }
+        facts = {
+            "request": self.plan.request.id,
+            "rows": self.plan.rows.num_rows,
+            "digest": self.impact.digest,
+        }
         return {**facts, "tables": tables, "who": self.who, "why": self.why}
 
 
-def _find_earlier_merge(spec: PipelineSpec, log: SlotLog, request_id: str, *, who: str, why: str, clock: Clock) -> MergeOutcome | None:
+def _find_earlier_merge(
+    spec: PipelineSpec, log: SlotLog, request_id: str, *, who: str, why: str, clock: Clock
+) -> MergeOutcome | None:
     """What an earlier call sealed, if one did; its note is made up for."""
     checkpoint = find_merge_checkpoint(log, request_id)
     if checkpoint is None:
@@ -320,7 +452,9 @@ def _find_earlier_merge(spec: PipelineSpec, log: SlotLog, request_id: str, *, wh
     request = read_splice_request(log.store, spec.name, request_id)
     actual = None
     if isinstance(found, Manifest):
-        actual = _digest_sealed_rows(log, found, parse_digest_slot(str(found.notes["splice"]["digest"])))
+        actual = _digest_sealed_rows(
+            log, found, parse_digest_slot(str(found.notes["splice"]["digest"]))
+        )
         if request.state != "merged":
             _note_merge(log, spec, request_id, who, why, clock, found, actual)
     return MergeOutcome(checkpoint, None, actual, again=True)
@@ -330,10 +464,19 @@ def _open_request(log: SlotLog, spec: PipelineSpec, request_id: str, clock: Cloc
     """The request, if somebody may still merge it. One that a restore took back is open again."""
     request = read_splice_request(log.store, spec.name, request_id)
     if request.is_expired(clock.wall_ticks()) and request.state != "expired":
-        request = decide_splice_request(log.store, spec.name, request_id, "expired", who="clock", why="nobody decided in time", at=clock.wall_ticks())
+        request = decide_splice_request(
+            log.store,
+            spec.name,
+            request_id,
+            "expired",
+            who="clock",
+            why="nobody decided in time",
+            at=clock.wall_ticks(),
+        )
     if request.state in ("rejected", "expired"):
         raise ConfigurationError(
-            f"splice request {request_id} of {spec.name} is {request.state} ({request.decided_why or 'no reason given'})",
+            f"splice request {request_id} of {spec.name} is {request.state}"
+            f" ({request.decided_why or 'no reason given'})",
             code="splice.not_open",
             pipeline=spec.name,
             kept="everything; nothing was merged",
@@ -342,11 +485,21 @@ def _open_request(log: SlotLog, spec: PipelineSpec, request_id: str, clock: Cloc
     return request
 
 
-def _require_approved(spec: PipelineSpec, request: SpliceRequest, plan: MergePlan, impact: Impact, approved: str | None) -> None:
-    if approved is not None and approved != impact.digest and not _is_approved_so_far(approved, plan):
+def _require_approved(
+    spec: PipelineSpec,
+    request: SpliceRequest,
+    plan: MergePlan,
+    impact: Impact,
+    approved: str | None,
+) -> None:
+    if (
+        approved is not None
+        and approved != impact.digest
+        and not _is_approved_so_far(approved, plan)
+    ):
         raise ConfigurationError(
-            f"the effect of splice request {request.id} of {spec.name} is not the one that was approved: "
-            "another merge or a restore came between",
+            f"the effect of splice request {request.id} of {spec.name} is not the one that was"
+            " approved: another merge or a restore came between",
             code="splice.effect_changed",
             pipeline=spec.name,
             kept="everything; nothing was merged",
@@ -355,24 +508,40 @@ def _require_approved(spec: PipelineSpec, request: SpliceRequest, plan: MergePla
 
 
 def _is_approved_so_far(approved: str, plan: MergePlan) -> bool:
-    """Whether the effect on all that was there when somebody approved is the one that was approved: streams go on meanwhile."""
+    """Whether the effect on all that was there when somebody approved is the one that was approved.
+
+    Streams go on meanwhile.
+    """
     slot = parse_digest_slot(approved)
     return slot is not None and plan.streams is not None and digest_plan(plan, slot) == approved
 
 
 def _has_only_epochs_between(before: LogHead, after: LogHead) -> bool:
     """Whether only epochs came between: no restore, and no other merge."""
-    return before.timeline == after.timeline and find_merge_segments(before).keys() == find_merge_segments(after).keys()
+    return (
+        before.timeline == after.timeline
+        and find_merge_segments(before).keys() == find_merge_segments(after).keys()
+    )
 
 
 def _digest_sealed_rows(log: SlotLog, manifest: Manifest, upto: int | None) -> str:
     """Digest of the rows that were sealed, read back from the store."""
-    tables = {name: pa.concat_tables([read_data_file(log, ref) for ref in refs]) for name, refs in manifest.files.items()}
+    tables = {
+        name: pa.concat_tables([read_data_file(log, ref) for ref in refs])
+        for name, refs in manifest.files.items()
+    }
     return digest_tables(tables, upto)
 
 
 def _note_merge(
-    log: SlotLog, spec: PipelineSpec, request_id: str, who: str, why: str, clock: Clock, sealed: Manifest | None, actual: str
+    log: SlotLog,
+    spec: PipelineSpec,
+    request_id: str,
+    who: str,
+    why: str,
+    clock: Clock,
+    sealed: Manifest | None,
+    actual: str,
 ) -> None:
     now = clock.wall_ticks()
     more = {"checkpoint": str(sealed.id) if sealed else None, "actual": actual, "because": why}
@@ -385,7 +554,8 @@ def _note_merge(
 def _require_reported_digest(spec: PipelineSpec, impact: Impact, actual: str) -> None:
     if actual != impact.digest:
         raise PoisonError(
-            f"the merge of splice request {impact.request} of {spec.name} sealed other rows than its report said",
+            f"the merge of splice request {impact.request} of {spec.name} sealed other rows than"
+            " its report said",
             code="splice.unequal",
             pipeline=spec.name,
             kept="the checkpoint before the merge, which can be restored",

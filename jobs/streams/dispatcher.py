@@ -1,12 +1,17 @@
-"""One epoch of dispatching, on Arrow columns: what the pipeline released goes through pipes and reducers into streams.
+"""One epoch of dispatching, on Arrow columns.
+
+What the pipeline released goes through pipes and reducers into streams.
 
 1. Take the rows that this epoch released: they are appended to `events` already, with positions.
 2. Attach, detach and resume what the spec or a person asks for.
-3. Stream by stream, in the order of the graph: append what its writers sent, merged by stamp; log what it rejects.
-4. Run the stream's readers over the rows they have not seen: backfill up to where the origin stood when they were attached,
-   then head. A reducer that fails is paused at that row; nobody else notices.
-5. Write streams, rejections, reducer states, buffers and collected splices under the attempt's own id. Sealing the epoch
-   commits all of it at once, and an epoch that is not sealed leaves garbage only.
+3. Stream by stream, in the order of the graph: append what its writers sent, merged by stamp; log
+  what it rejects.
+4. Run the stream's readers over the rows they have not seen: backfill up to where the origin stood
+  when they were attached, then head. A reducer that fails is paused at that row; nobody else
+  notices.
+5. Write streams, rejections, reducer states, buffers and collected splices under the attempt's own
+  id. Sealing the epoch commits all of it at once, and an epoch that is not sealed leaves garbage
+  only.
 """
 
 from __future__ import annotations
@@ -20,25 +25,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.columns import to_arrow_type
-from tidegate.jobs.engine.interfaces import DispatchResult, MoveResult, MoveOrder
-from tidegate.jobs.engine.standing import DISPATCHER_KINDS
-from tidegate.jobs.sinks.schemas import build_table_schema
-from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.errors import ConfigurationError, TransientError
+from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.interfaces import DispatchResult, MoveOrder, MoveResult
+from tidegate.jobs.engine.resume_state import DISPATCHER_KINDS
+from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.streams import EVENTS_STREAM, REJECTIONS, PipeSpec, ReducerSpec
-from tidegate.jobs.streams.append import append_rows, release_below, merge_by_stamp
-from tidegate.jobs.streams.batches import FoldedBatch, ReducerRunner, fold_batch, build_reducer
-from tidegate.jobs.streams.files import DispatchFiles
-from tidegate.jobs.streams.fold import FoldFailure
-from tidegate.jobs.streams.history import RowHistory, to_event_rows, read_parquet_files
-from tidegate.jobs.streams.running import add_argument_columns
-from tidegate.jobs.streams.select import PipeFilter
-from tidegate.jobs.streams.sending import address_rows, build_arrival_schema, build_rejection_rows
-from tidegate.jobs.streams.standing import AttachmentState, CollectedRequest, DispatchState, StreamState
-from tidegate.jobs.streams.states import ReducerStateStore
-
-__all__ = ["StreamDispatcher"]
+from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec, ReducerSpec
+from tidegate.jobs.streams.dispatch_files import DispatchFiles, ReducerStateStore
+from tidegate.jobs.streams.dispatched_rows import (
+    address_rows,
+    build_arrival_schema,
+    build_rejection_rows,
+)
+from tidegate.jobs.streams.pipe_filter import PipeFilter
+from tidegate.jobs.streams.reducers import (
+    FoldedBatch,
+    FoldFailure,
+    ReducerRunner,
+    add_argument_columns,
+    build_reducer,
+    fold_batch,
+)
+from tidegate.jobs.streams.row_history import RowHistory, read_parquet_files, to_event_rows
+from tidegate.jobs.streams.stream_append import append_rows, merge_by_stamp, release_below
+from tidegate.jobs.streams.stream_state import (
+    AttachmentState,
+    CollectedRequest,
+    DispatchState,
+    StreamState,
+)
 
 
 @dataclass(slots=True)
@@ -72,20 +88,37 @@ class StreamDispatcher:
         run: how reducers are run; default: in this process.
 
     Raises:
-        ConfigurationError: a reducer's function or a pipe's predicate does not exist or cannot be read.
+        ConfigurationError: a reducer's function or a pipe's predicate does not exist or cannot be
+            read.
     """
 
-    def __init__(self, spec: PipelineSpec, store: Store, history: RowHistory, run: ReducerRunner = fold_batch) -> None:
-        self._spec, self._graph, self._store, self._history, self._run = spec, spec.stream_graph, store, history, run
+    def __init__(
+        self, spec: PipelineSpec, store: Store, history: RowHistory, run: ReducerRunner = fold_batch
+    ) -> None:
+        self._spec, self._graph, self._store, self._history, self._run = (
+            spec,
+            spec.stream_graph,
+            store,
+            history,
+            run,
+        )
         self._event_time = next(iter(spec.sources.values())).event_time
         self._states = ReducerStateStore(store)
         columns = self._graph.columns
-        self._selections = {name: PipeFilter(name, pipe, columns[pipe.origin]) for name, pipe in spec.pipes.items()}
+        self._selections = {
+            name: PipeFilter(name, pipe, columns[pipe.origin]) for name, pipe in spec.pipes.items()
+        }
         for name, reducer in spec.reducers.items():
             build_reducer(self._spec, name).load_fold()
             self._require_valid_sql(name, reducer)
 
-    def dispatch_rows(self, order: MoveOrder, moved: MoveResult, before: Mapping[str, Any], asked: Sequence[tuple[str, str]] = ()) -> DispatchResult:
+    def dispatch_rows(
+        self,
+        order: MoveOrder,
+        moved: MoveResult,
+        before: Mapping[str, Any],
+        asked: Sequence[tuple[str, str]] = (),
+    ) -> DispatchResult:
         """Dispatch what an epoch released.
 
         Args:
@@ -95,7 +128,9 @@ class StreamDispatcher:
             asked: (attach | detach | resume, name), in order.
         """
         mine = [ref for ref in order.segments if ref.kind.startswith(DISPATCHER_KINDS)]
-        epoch = _DispatchEpoch(order, DispatchState.from_record(before), DispatchFiles(self._store, order, mine))
+        epoch = _DispatchEpoch(
+            order, DispatchState.from_record(before), DispatchFiles(self._store, order, mine)
+        )
         self._take_released_events(epoch, moved)
         self._apply_attachments(epoch, asked)
         for stream in self._graph.order:
@@ -106,8 +141,16 @@ class StreamDispatcher:
         if epoch.rejections:
             epoch.files.write_table(REJECTIONS, pa.concat_tables(epoch.rejections), None)
         lagging = any(self._is_lagging(epoch.state, name) for name in self._graph.attachments)
-        record = {**DispatchState(epoch.state.streams, epoch.state.attachments, epoch.state.requests, lagging).to_record()}
-        return DispatchResult(epoch.files.tables, tuple(epoch.files.segments), {**record, "asked": [list(one) for one in asked]})
+        record = {
+            **DispatchState(
+                epoch.state.streams, epoch.state.attachments, epoch.state.requests, lagging
+            ).to_record()
+        }
+        return DispatchResult(
+            epoch.files.tables,
+            tuple(epoch.files.segments),
+            {**record, "asked": [list(one) for one in asked]},
+        )
 
     # 1. what was released
 
@@ -124,7 +167,9 @@ class StreamDispatcher:
         if table is not None and table.num_rows:
             rows = to_event_rows(table, columns, self._event_time, known.last, shift)
             epoch.fresh[EVENTS_STREAM] = rows
-            epoch.state.streams[EVENTS_STREAM] = StreamState(start + rows.num_rows, rows["stream_time"][-1].as_py(), shift)
+            epoch.state.streams[EVENTS_STREAM] = StreamState(
+                start + rows.num_rows, rows["stream_time"][-1].as_py(), shift
+            )
 
     # 2. who is attached
 
@@ -132,7 +177,9 @@ class StreamDispatcher:
         """Attach what the spec wants from the start, then do what people asked for."""
         state = epoch.state
         started = [
-            ("attach", n) for n, one in self._graph.attachments.items() if one.attach == "at_start" and n not in state.attachments
+            ("attach", n)
+            for n, one in self._graph.attachments.items()
+            if one.attach == "at_start" and n not in state.attachments
         ]
         for verb, name in (*started, *asked):
             known = state.attachments.get(name)
@@ -141,7 +188,11 @@ class StreamDispatcher:
             if verb == "attach" and (known is None or known.status == "detached"):
                 self._attach_at_head(epoch, name)
             elif verb == "detach" and known is not None:
-                state.update_attachment(name, status="detached", until=epoch.order.epoch if known.until is None else known.until)
+                state.update_attachment(
+                    name,
+                    status="detached",
+                    until=epoch.order.epoch if known.until is None else known.until,
+                )
                 self._complete_request(epoch, name)
             elif verb == "resume" and known is not None and known.status == "paused":
                 state.update_attachment(name, status="attached", failure=None)
@@ -160,13 +211,21 @@ class StreamDispatcher:
         """A request is complete when the backfill is over, or its attachment is gone."""
         known = epoch.state.attachments[name]
         found = epoch.state.requests.get(known.request_id(name))
-        if found is not None and found.open and (known.cursor >= known.head or known.status == "detached"):
+        if (
+            found is not None
+            and found.open
+            and (known.cursor >= known.head or known.status == "detached")
+        ):
             epoch.state.requests[known.request_id(name)] = replace(found, open=False)
 
     def _is_lagging(self, state: DispatchState, name: str) -> bool:
         known = state.attachments.get(name)
         origin = self._graph.attachments[name].origin
-        return known is not None and known.status == "attached" and known.cursor < state.stream_state(origin).next
+        return (
+            known is not None
+            and known.status == "attached"
+            and known.cursor < state.stream_state(origin).next
+        )
 
     # 3. appending
 
@@ -174,7 +233,11 @@ class StreamDispatcher:
         known = epoch.state.stream_state(stream)
         epoch.before[stream] = known.next
         writers = epoch.sent.pop(stream, [])
-        arrived = merge_by_stamp(writers, epoch.now) if writers else _make_empty_arrivals(self._graph.columns[stream])
+        arrived = (
+            merge_by_stamp(writers, epoch.now)
+            if writers
+            else _make_empty_arrivals(self._graph.columns[stream])
+        )
         if self._spec.streams[stream].buffer:
             arrived = self._pass_through_buffer(epoch, stream, arrived, known.last)
         if arrived.num_rows == 0:
@@ -182,22 +245,39 @@ class StreamDispatcher:
             return
         rows, refused = append_rows(arrived, epoch.now, known.last, known.next)
         if refused.num_rows:
-            epoch.rejections.append(build_rejection_rows(self._spec, stream, refused, epoch.order.timeline, epoch.order.epoch))
+            epoch.rejections.append(
+                build_rejection_rows(
+                    self._spec, stream, refused, epoch.order.timeline, epoch.order.epoch
+                )
+            )
         if rows.num_rows:
             last = rows["stream_time"][-1].as_py()
             epoch.state.streams[stream] = StreamState(known.next + rows.num_rows, last)
-            epoch.fresh[stream] = rows.select([*self._graph.columns[stream], "position", "stream_time", "_id"])
-            epoch.files.write_table(stream, _to_stream_table(rows, epoch.order, build_table_schema(self._spec, stream)), "stream_time")
+            epoch.fresh[stream] = rows.select(
+                [*self._graph.columns[stream], "position", "stream_time", "_id"]
+            )
+            epoch.files.write_table(
+                stream,
+                _to_stream_table(rows, epoch.order, build_table_schema(self._spec, stream)),
+                "stream_time",
+            )
 
-    def _pass_through_buffer(self, epoch: _DispatchEpoch, stream: str, arrived: Any, last: int | None) -> Any:
-        """The ordered stage: what leaves it now. It holds while a writer may still send rows from further back."""
+    def _pass_through_buffer(
+        self, epoch: _DispatchEpoch, stream: str, arrived: Any, last: int | None
+    ) -> Any:
+        """The ordered stage: what leaves it now.
+
+        It holds while a writer may still send rows from further back.
+        """
         behind = any(self._is_writer_behind(epoch, name) for name in self._graph.writers_of(stream))
         mark = -(2**63) if behind else epoch.order.decision.frontier_after
         kind = f"buffer:{stream}"
         before = epoch.files.live_segments(kind)
         held = read_parquet_files(self._store, before)
         empty = _make_empty_arrivals(self._graph.columns[stream])
-        leaving, waiting = release_below(empty if held is None else held.cast(empty.schema), arrived, epoch.now, mark)
+        leaving, waiting = release_below(
+            empty if held is None else held.cast(empty.schema), arrived, epoch.now, mark
+        )
         if arrived.num_rows or leaving.num_rows:
             epoch.files.drop_segments(kind)
             if waiting.num_rows:
@@ -213,7 +293,9 @@ class StreamDispatcher:
             return False
         origin = self._graph.attachments[name].origin
         late = known.status == "paused" or known.cursor < epoch.state.stream_state(origin).next
-        return late or any(self._is_writer_behind(epoch, further) for further in self._graph.writers_of(origin))
+        return late or any(
+            self._is_writer_behind(epoch, further) for further in self._graph.writers_of(origin)
+        )
 
     # 4. reading
 
@@ -241,16 +323,22 @@ class StreamDispatcher:
         """Rows of a stream, of earlier epochs and of this one."""
         first, parts = epoch.before.get(stream, 0), []
         if start < first:
-            parts.append(self._history.read_rows(stream, self._graph.columns[stream], start, min(end, first)))
+            parts.append(
+                self._history.read_rows(stream, self._graph.columns[stream], start, min(end, first))
+            )
         if end > first:
             parts.append(epoch.fresh[stream].slice(max(start - first, 0), end - max(start, first)))
         rows = pa.concat_tables(parts)
         if rows.num_rows != end - start:
             raise TransientError(
-                f"{self._spec.name}: {stream} should hold rows {start} to {end}, and {rows.num_rows} of them were found",
+                f"{self._spec.name}: {stream} should hold rows {start} to {end}, and"
+                f" {rows.num_rows} of them were found",
                 code="streams.incomplete",
                 kept="everything sealed so far",
-                advice="the epoch is planned again by itself; if this stays, look at the tables: tidegate checkpoints verify",
+                advice=(
+                    "the epoch is planned again by itself; if this stays, look at the tables:"
+                    " tidegate checkpoints verify"
+                ),
             )
         return rows
 
@@ -270,9 +358,13 @@ class StreamDispatcher:
         """The expressions of its aggregates can be read."""
         if not one.aggregates:
             return
-        fields = {column: to_arrow_type(kind) for column, kind in self._graph.columns[one.origin].items()}
+        fields = {
+            column: to_arrow_type(kind) for column, kind in self._graph.columns[one.origin].items()
+        }
         try:
-            add_argument_columns(pa.schema(fields).empty_table(), build_reducer(self._spec, name).aggregates)
+            add_argument_columns(
+                pa.schema(fields).empty_table(), build_reducer(self._spec, name).aggregates
+            )
         except duckdb.Error as error:
             raise ConfigurationError(
                 f"reducers.{name}.aggregates: {str(error).strip().splitlines()[0]}",
@@ -282,17 +374,31 @@ class StreamDispatcher:
             ) from error
 
     def _send_rows(
-        self, epoch: _DispatchEpoch, name: str, one: PipeSpec | ReducerSpec, known: AttachmentState, to: str, table: Any, rows: Any
+        self,
+        epoch: _DispatchEpoch,
+        name: str,
+        one: PipeSpec | ReducerSpec,
+        known: AttachmentState,
+        to: str,
+        table: Any,
+        rows: Any,
     ) -> None:
-        """Give dispatched rows their identity and stamp, and put them on their way: to the destination, or into the request."""
+        """Give dispatched rows their identity and stamp, and put them on their way.
+
+        To the destination, or into the request.
+        """
         if table.num_rows == 0:
             return
-        sent, collected = address_rows(one, known.dispatch_name(name), known.head, self._graph.columns[to], table, rows)
+        sent, collected = address_rows(
+            one, known.dispatch_name(name), known.head, self._graph.columns[to], table, rows
+        )
         self._add_to_request(epoch, name, known, sent.filter(collected))
         sent = sent.filter(pc.invert(collected))
         epoch.sent.setdefault(to, []).append(sent)
 
-    def _add_to_request(self, epoch: _DispatchEpoch, name: str, known: AttachmentState, rows: Any) -> None:
+    def _add_to_request(
+        self, epoch: _DispatchEpoch, name: str, known: AttachmentState, rows: Any
+    ) -> None:
         if rows.num_rows == 0:
             return
         found = epoch.state.requests[known.request_id(name)]
@@ -303,7 +409,9 @@ class StreamDispatcher:
             min_time=low if found.min_time is None else min(low, found.min_time),
             max_time=high if found.max_time is None else max(high, found.max_time),
         )
-        epoch.files.write_segment(f"splice:{name}", rows, low, high, {"request": known.request_id(name)})
+        epoch.files.write_segment(
+            f"splice:{name}", rows, low, high, {"request": known.request_id(name)}
+        )
 
 
 def _make_empty_arrivals(columns: Mapping[str, str]) -> Any:

@@ -14,13 +14,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tidegate.infra.flights import AIRPORTS, FlightsFeed
-from tidegate.jobs.advise.advice import TARGET_SHARES, LagAdvice, LatenessCurve, advise_lags
-from tidegate.jobs.advise.sketch import GAMMA, bucket_upper_bound, bucket_of, merge_sketches
-from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.spark.scan import MemberColumns, scan_member
+from tidegate.jobs.advise.lag_advice import TARGET_SHARES, LagAdvice, LatenessCurve, advise_lags
+from tidegate.jobs.advise.lateness_sketch import (
+    GAMMA,
+    bucket_of,
+    bucket_upper_bound,
+    merge_sketches,
+)
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.spark.member_scan import MemberColumns, scan_member
 from tidegate.jobs.spec.pipeline import SourceSpec
 
-SOURCE = SourceSpec.model_validate({"path": "inbox", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "30m"})
+SOURCE = SourceSpec.model_validate(
+    {"path": "inbox", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "30m"}
+)
 HOUR = 3_600_000_000
 
 
@@ -41,7 +48,10 @@ def month() -> dict[str, pd.Series[int]]:
 
 
 def disorder_of(times: pd.Series[int]) -> pd.Series[int]:
-    """Per row, how far it stands behind the newest row before it: three lines of pandas, nothing of ours."""
+    """Per row, how far it stands behind the newest row before it.
+
+    Three lines of pandas, nothing of ours.
+    """
     return (times.cummax().shift(fill_value=times.iloc[0]) - times).clip(lower=0)
 
 
@@ -54,11 +64,18 @@ def advised() -> dict[str, LagAdvice]:
         values: NDArray[np.int64] = np.asarray(times, dtype=np.int64)
         for begin in range(0, values.size, 997):
             part = values[begin : begin + 997]
-            rows = MemberColumns(np.arange(part.size, dtype=np.int64), part, part + 1, np.zeros(part.size, dtype=np.int8))
+            rows = MemberColumns(
+                np.arange(part.size, dtype=np.int64),
+                part,
+                part + 1,
+                np.zeros(part.size, dtype=np.int8),
+            )
             found = scan_member(SOURCE, Member(airport), rows, memory)
             memory["members"][f"{airport}/0"] = {"generator": found.survey.punctuation_state}
             epochs.append({airport: {"gamma": GAMMA, "buckets": found.sketch}})
-    return {found.source: found for found in advise_lags(epochs, dict.fromkeys(AIRPORTS, HOUR // 2), {})}
+    return {
+        found.source: found for found in advise_lags(epochs, dict.fromkeys(AIRPORTS, HOUR // 2), {})
+    }
 
 
 @pytest.mark.parametrize("airport", AIRPORTS)
@@ -76,7 +93,9 @@ def test_late_share_of_a_lag_is_that_of_a_lag_within_one_percent(airport: str) -
     disorder, found = disorder_of(month()[airport]), advised()[airport]
     assert found.curve.rows == len(disorder)
     assert found.present_share is not None
-    assert (disorder > HOUR // 2).mean() <= found.present_share <= (disorder > HOUR // 2 / 1.01).mean()
+    assert (
+        (disorder > HOUR // 2).mean() <= found.present_share <= (disorder > HOUR // 2 / 1.01).mean()
+    )
 
 
 @given(st.integers(0, 2**62))
@@ -86,9 +105,15 @@ def test_a_bucket_holds_its_values_within_one_percent(disorder: int) -> None:
     assert disorder * (1 - 1e-12) <= upper <= disorder * 1.01 * (1 + 1e-12) + 1
 
 
-@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=60), st.sampled_from([*TARGET_SHARES, Fraction(1, 2), Fraction(1, 3)]))
+@given(
+    st.lists(st.integers(0, 10**9), min_size=1, max_size=60),
+    st.sampled_from([*TARGET_SHARES, Fraction(1, 2), Fraction(1, 3)]),
+)
 def test_lag_is_the_least_that_suffices(disorder: list[int], share: Fraction) -> None:
-    """At the advised lag at most the wanted share is late; at one tick less it is more, unless no lag is needed."""
+    """At the advised lag at most the wanted share is late.
+
+    At one tick less it is more, unless no lag is needed.
+    """
     counts: dict[int, int] = {}
     for value in disorder:
         counts[value] = counts.get(value, 0) + 1
@@ -101,7 +126,10 @@ def test_lag_is_the_least_that_suffices(disorder: list[int], share: Fraction) ->
 
 def test_sketches_of_other_gammas_still_count() -> None:
     """Manifests written before the gamma changed add up with those written since."""
-    old, new = {"gamma": 1.02, "buckets": {"0": 5, "1": 2, "703": 1}}, {"gamma": 1.01, "buckets": {"0": 1, "1": 1}}
+    old, new = (
+        {"gamma": 1.02, "buckets": {"0": 5, "1": 2, "703": 1}},
+        {"gamma": 1.01, "buckets": {"0": 1, "1": 1}},
+    )
     rows = merge_sketches([old, new])
     assert (rows[0], rows[1], sum(rows.values())) == (6, 3, 10)
     assert rows[bucket_upper_bound(703, 1.02)] == 1
@@ -115,11 +143,17 @@ def test_curve_falls_from_no_lag_to_nobody_late() -> None:
 
 
 def test_cost_is_told_against_the_present_lag() -> None:
-    """A target says how much more or less delay it would be; without a known lag it says nothing."""
+    """A target says how much more or less delay it would be.
+
+    Without a known lag it says nothing.
+    """
     sketch = {"s": {"gamma": 1.01, "buckets": {"0": 99, str(bucket_of(HOUR)): 1}}}
     found, *_ = advise_lags([sketch], {"s": HOUR // 2}, {"s": {"read": 120, "late": 7}})
     assert (found.read, found.late, found.present_share) == (120, 7, 0.01)
-    assert [target.more_delay for target in found.targets[:2]] == [-HOUR // 2, bucket_upper_bound(bucket_of(HOUR)) - HOUR // 2]
+    assert [target.more_delay for target in found.targets[:2]] == [
+        -HOUR // 2,
+        bucket_upper_bound(bucket_of(HOUR)) - HOUR // 2,
+    ]
     unknown, *_ = advise_lags([sketch], {}, {})
     assert unknown.targets[0].more_delay is None
     silent, *_ = advise_lags([], {"s": HOUR}, {})

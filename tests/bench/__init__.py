@@ -1,1 +1,4 @@
-"""Measurements and proofs on real or generated data, each a program with a `make` target; `make test` only tests the programs."""
+"""Measurements and proofs on real or generated data, each a program with a `make` target.
+
+`make test` only tests the programs.
+"""

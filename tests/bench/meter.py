@@ -1,12 +1,13 @@
-"""What a process and its children (the JVM is one) have used: on a busy machine processor time says more than the clock."""
+"""What a process and its children (the JVM is one) have used.
+
+On a busy machine processor time says more than the clock.
+"""
 
 from __future__ import annotations
 
 import time
 
 import psutil
-
-__all__ = ["cpu_seconds", "since_start"]
 
 
 def cpu_seconds() -> float:

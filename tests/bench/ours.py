@@ -1,8 +1,8 @@
 """tidegate on generated files: the whole driver, from lease to published tables, in one process.
 
-``python -m tests.bench.ours JOB INPUT OUT [--jvm quick] [--event-log FOLDER]`` prints one JSON line. ``seconds`` counts from a
-warm session until the driver has drained and its session stopped, so manifests, checksums, the Iceberg tables and the late table
-are in it.
+``python -m tests.bench.ours JOB INPUT OUT [--jvm quick] [--event-log FOLDER]`` prints one JSON
+line. ``seconds`` counts from a warm session until the driver has drained and its session stopped,
+so manifests, checksums, the Iceberg tables and the late table are in it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,30 @@ from typing import Any, Final
 
 from tests.bench.generate import SOURCES
 from tests.bench.meter import cpu_seconds, since_start
-from tidegate.jobs.driver.logs import configure_logs
-from tidegate.jobs.driver.loop import EndConditions
-from tidegate.jobs.driver.process import RunOptions, run_pipeline
-from tidegate.jobs.engine.epoch import EpochReport
+from tidegate.jobs.driver.epoch_loop import EndConditions
+from tidegate.jobs.driver.log_output import configure_logs
+from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
+from tidegate.jobs.engine.epoch_engine import EpochReport
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-__all__ = ["JOBS", "bench_spec", "measure", "run"]
-
 _PATIENCE: Final = 60.0  # seconds without a row; then rows are missing, and the check will say so
-_SCHEMA: Final = {"source": "int", "seq": "long", "event_time": "timestamp", "key": "int", "value": "double"}
+_SCHEMA: Final = {
+    "source": "int",
+    "seq": "long",
+    "event_time": "timestamp",
+    "key": "int",
+    "value": "double",
+}
 _AGGREGATES: Final = {"n": "count(*)", "s": "sum(value)"}
-_WINDOWS: Final = {"per_key": {"kind": "tumbling", "size": "10s", "keys": ["key"], "aggregates": _AGGREGATES}}
+_WINDOWS: Final = {
+    "per_key": {"kind": "tumbling", "size": "10s", "keys": ["key"], "aggregates": _AGGREGATES}
+}
 JOBS: Final[dict[str, dict[str, Any]]] = {
-    "windows": {"windows": _WINDOWS, "release": {"mode": "pass_through"}, "outputs": {"events": False}},
+    "windows": {
+        "windows": _WINDOWS,
+        "release": {"mode": "pass_through"},
+        "outputs": {"events": False},
+    },
     "order": {"release": {"mode": "ordered"}},
     "both": {"windows": _WINDOWS, "release": {"mode": "ordered"}},
 }
@@ -41,7 +51,13 @@ JOBS: Final[dict[str, dict[str, Any]]] = {
 
 def bench_spec(job: str, spark: dict[str, Any]) -> PipelineSpec:
     """The pipeline of a job over the generated files in its store's inbox."""
-    source = {"schema": _SCHEMA, "event_time": "event_time", "lag": "10s", "limits": {"objects": 1}, "bounded": True}
+    source = {
+        "schema": _SCHEMA,
+        "event_time": "event_time",
+        "lag": "10s",
+        "limits": {"objects": 1},
+        "bounded": True,
+    }
     sources = {f"s{n}": {"path": f"inbox/s{n}", **source} for n in range(SOURCES)}
     fields = {"name": f"bench_{job}", "sources": sources, "spark": {"driver_memory": "4g", **spark}}
     return PipelineSpec.model_validate({**fields, **JOBS[job]})
@@ -55,7 +71,7 @@ def measure(spec: PipelineSpec, source: Path, out: Path) -> dict[str, Any]:
 
 def run(spec: PipelineSpec, out: Path, *, rows: int | None = None) -> dict[str, Any]:
     """Run until the input ends or, asked to drain, until `rows` rows are sealed; what it took."""
-    from tidegate.jobs.spark.session import open_session
+    from tidegate.jobs.spark.spark_session import open_session
 
     open_session(spec).range(10).count()
     found: dict[str, Any] = {"epochs": [], "timings": []}
@@ -71,12 +87,17 @@ def run(spec: PipelineSpec, out: Path, *, rows: int | None = None) -> dict[str, 
 
     begun, spent = time.monotonic(), cpu_seconds()
     until = EndConditions() if rows is None else EndConditions(idle=_PATIENCE)
-    code = run_pipeline(spec, RunOptions(store_url=str(out), until=until, on_epoch=_metered(note, found, spent)))
+    code = run_pipeline(
+        spec, RunOptions(store_url=str(out), until=until, on_epoch=_metered(note, found, spent))
+    )
     return {"seconds": round(time.monotonic() - begun, 2), "code": code, **found}
 
 
 def _metered(note: Any, found: dict[str, Any], spent: float) -> Any:
-    """Processor time up to the newest epoch: after the run the JVM is gone, and its time with it."""
+    """Processor time up to the newest epoch.
+
+    After the run the JVM is gone, and its time with it.
+    """
 
     def metered(report: EpochReport, seconds: float) -> None:
         note(report, seconds)
@@ -87,17 +108,25 @@ def _metered(note: Any, found: dict[str, Any], spent: float) -> Any:
 
 def main() -> None:
     """Run one job to its end."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("job", choices=sorted(JOBS))
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--jvm", choices=["quick", "throughput"], default="throughput")
     parser.add_argument("--event-log", type=Path, help="write Spark's event log here")
     given = parser.parse_args()
-    log = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": given.event_log.resolve().as_uri()} if given.event_log else {}
+    log = (
+        {"spark.eventLog.enabled": "true", "spark.eventLog.dir": given.event_log.resolve().as_uri()}
+        if given.event_log
+        else {}
+    )
     configure_logs(json=False)
     with contextlib.redirect_stdout(sys.stderr):
-        found = measure(bench_spec(given.job, {"jvm": given.jvm, "conf": log}), given.source, given.out)
+        found = measure(
+            bench_spec(given.job, {"jvm": given.jvm, "conf": log}), given.source, given.out
+        )
     print(json.dumps(found))
     sys.exit(found["code"])
 

@@ -1,7 +1,9 @@
-"""The peer: plain Structured Streaming on the same files. File source, watermark, 10 s windows by key, RocksDB, Parquet sink.
+"""The peer: plain Structured Streaming on the same files.
 
-``python -m tests.bench.plain INPUT OUT`` prints one JSON line. Time counts from a warm session until it has stopped, as it
-does for tidegate. It keeps no late row: those it finds it drops.
+File source, watermark, 10 s windows by key, RocksDB, Parquet sink.
+
+``python -m tests.bench.plain INPUT OUT`` prints one JSON line. Time counts from a warm session
+until it has stopped, as it does for tidegate. It keeps no late row: those it finds it drops.
 """
 
 from __future__ import annotations
@@ -15,8 +17,6 @@ from typing import Any
 
 from tests.bench.generate import SOURCES
 from tests.bench.meter import cpu_seconds
-
-__all__ = ["open_session", "run"]
 
 
 def open_session(**more: str) -> Any:
@@ -67,7 +67,11 @@ def run(spark: Any, read: Callable[[], Any], out: Path) -> dict[str, Any]:
     query.awaitTermination()
     spent = cpu_seconds() - spent
     progress = query.recentProgress
-    batches = [batch.durationMs.get("triggerExecution", 0) / 1000 for batch in progress if batch.numInputRows]
+    batches = [
+        batch.durationMs.get("triggerExecution", 0) / 1000
+        for batch in progress
+        if batch.numInputRows
+    ]
     spark.stop()
     seconds = time.monotonic() - begun
     rows = sum(batch.numInputRows for batch in progress)
@@ -80,7 +84,9 @@ def main() -> None:
     spark = open_session()
 
     def read() -> Any:
-        files = spark.readStream.schema("source int, seq long, event_time timestamp, key int, value double")
+        files = spark.readStream.schema(
+            "source int, seq long, event_time timestamp, key int, value double"
+        )
         return files.option("maxFilesPerTrigger", SOURCES).parquet(str(source / "s*" / "*.parquet"))
 
     print(json.dumps(run(spark, read, out)), flush=True)

@@ -1,10 +1,13 @@
-"""Throughput against plain Structured Streaming, in interleaved rounds: ``make bench-windows`` and ``make bench-order``.
+"""Throughput against plain Structured Streaming, in interleaved rounds.
+
+``make bench-windows`` and ``make bench-order``.
 
 ``python -m tests.bench.rounds windows|order [--rows 20000000] [--rounds 5] [--work FOLDER]``
 
-Each round runs every contender once, one after the other, each in a process of its own on the same files, so that what else the
-machine does meets all alike; the figure is the median of the rounds' ratios. After the first round the answers are checked: rows
-in windows plus late rows are the input, per key and window; ordered events are sorted, and with the late rows they are the input.
+Each round runs every contender once, one after the other, each in a process of its own on the same
+files, so that what else the machine does meets all alike; the figure is the median of the rounds'
+ratios. After the first round the answers are checked: rows in windows plus late rows are the input,
+per key and window; ordered events are sorted, and with the late rows they are the input.
 """
 
 from __future__ import annotations
@@ -25,11 +28,14 @@ import duckdb
 
 from tests.bench.generate import TRIGGER_ROWS, generate
 
-__all__ = ["PER_KEY", "check", "report", "require", "scalar"]
-
-_CONTENDERS: Final[dict[str, tuple[str, ...]]] = {"windows": ("windows", "plain"), "order": ("order", "windows", "plain")}
+_CONTENDERS: Final[dict[str, tuple[str, ...]]] = {
+    "windows": ("windows", "plain"),
+    "order": ("order", "windows", "plain"),
+}
 _WIDTH: Final = 10_000_000
-PER_KEY: Final = f"epoch_us(event_time) // {_WIDTH} * {_WIDTH} as w, key, count(*) as n, sum(value) as s"
+PER_KEY: Final = (
+    f"epoch_us(event_time) // {_WIDTH} * {_WIDTH} as w, key, count(*) as n, sum(value) as s"
+)
 
 
 def contend(name: str, source: Path, out: Path) -> dict[str, Any]:
@@ -39,7 +45,11 @@ def contend(name: str, source: Path, out: Path) -> dict[str, Any]:
     program = ["tests.bench.plain"] if name == "plain" else ["tests.bench.ours", name]
     with (out.parent / f"{name}.log").open("ab") as log:
         done = subprocess.run(
-            [sys.executable, "-m", *program, str(source), str(out)], stdout=subprocess.PIPE, stderr=log, check=True, text=True
+            [sys.executable, "-m", *program, str(source), str(out)],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            check=True,
+            text=True,
         )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -53,9 +63,16 @@ def check(name: str, source: Path, out: Path) -> str:
         total = scalar(db, "select count(*) from input")
         if name == "plain":
             kept = scalar(db, f"select coalesce(sum(n), 0) from '{out}/windows/*.parquet'")
-            return f"{kept:,} of {total:,} rows in windows; the others were dropped or stand in windows that never closed"
+            return (
+                f"{kept:,} of {total:,} rows in windows; the others were dropped or stand in"
+                " windows that never closed"
+            )
         tables = out / f"bench_{name}" / "timelines" / "0" / "tables"
-        late = f"(select * from '{tables}/late/*/*.parquet')" if any(tables.glob("late/*/*")) else "(from input limit 0)"
+        late = (
+            f"(select * from '{tables}/late/*/*.parquet')"
+            if any(tables.glob("late/*/*"))
+            else "(from input limit 0)"
+        )
         if name == "order":
             return _order(db, total, f"'{tables}/events/*/*.parquet'", late)
         return _windows(db, total, f"'{tables}/per_key/*/*.parquet'", late)
@@ -68,19 +85,37 @@ def _windows(db: duckdb.DuckDBPyConnection, total: int, windows: str, late: str)
     expected = f"select {PER_KEY} from input group by all"
     differing = scalar(
         db,
-        f"select count(*) from ({found}) a full join ({expected}) b using (w, key) where a.n is distinct from b.n or a.s <> b.s",
+        f"select count(*) from ({found}) a full join ({expected}) b using (w, key) where a.n is"
+        " distinct from b.n or a.s <> b.s",
     )
-    rows, kept = scalar(db, f"select count(*) from {late}"), scalar(db, f"select sum(n) from {windows}")
-    require(differing == 0 and rows + kept == total, f"{differing} windows differ; {kept} + {rows} late of {total}")
-    return f"{kept:,} rows in windows + {rows:,} late rows kept = {total:,}, every key and window exact"
+    rows, kept = (
+        scalar(db, f"select count(*) from {late}"),
+        scalar(db, f"select sum(n) from {windows}"),
+    )
+    require(
+        differing == 0 and rows + kept == total,
+        f"{differing} windows differ; {kept} + {rows} late of {total}",
+    )
+    return (
+        f"{kept:,} rows in windows + {rows:,} late rows kept = {total:,}, every key and window"
+        " exact"
+    )
 
 
 def _order(db: duckdb.DuckDBPyConnection, total: int, events: str, late: str) -> str:
     unsorted = scalar(
-        db, f"select count(*) from (select event_time < lag(event_time) over (order by position) as x from {events}) where x"
+        db,
+        "select count(*) from (select event_time < lag(event_time) over (order by position) as x"
+        f" from {events}) where x",
     )
-    rows, kept = scalar(db, f"select count(*) from {late}"), scalar(db, f"select count(distinct position) from {events}")
-    require(unsorted == 0 and rows + kept == total, f"{unsorted} out of order; {kept} + {rows} late of {total}")
+    rows, kept = (
+        scalar(db, f"select count(*) from {late}"),
+        scalar(db, f"select count(distinct position) from {events}"),
+    )
+    require(
+        unsorted == 0 and rows + kept == total,
+        f"{unsorted} out of order; {kept} + {rows} late of {total}",
+    )
     return f"{kept:,} rows in order + {rows:,} late rows kept = {total:,}"
 
 
@@ -99,19 +134,35 @@ def scalar(db: duckdb.DuckDBPyConnection, sql: str) -> int:
 def report(job: str, rounds: Sequence[dict[str, dict[str, Any]]]) -> str:
     """Medians and ratios as a Markdown table and sentences."""
     names = _CONTENDERS[job]
-    lines = ["| round | " + " | ".join(f"{name} s" for name in names) + " |", "|---" * (len(names) + 1) + "|"]
+    lines = [
+        "| round | " + " | ".join(f"{name} s" for name in names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
     for number, one in enumerate(rounds, 1):
-        lines.append(f"| {number} | " + " | ".join(f"{one[name]['seconds']:.1f}" for name in names) + " |")
-    lines.append("| median | " + " | ".join(f"{_median(rounds, name):.1f}" for name in names) + " |")
+        lines.append(
+            f"| {number} | " + " | ".join(f"{one[name]['seconds']:.1f}" for name in names) + " |"
+        )
+    lines.append(
+        "| median | " + " | ".join(f"{_median(rounds, name):.1f}" for name in names) + " |"
+    )
     warm = " | ".join(f"{statistics.median(_warm(rounds, name)):.2f}" for name in names)
     lines.append(f"| warm epoch or batch | {warm} |")
-    lines.append("| processor time | " + " | ".join(f"{_median(rounds, name, 'cpu'):.1f}" for name in names) + " |")
+    lines.append(
+        "| processor time | "
+        + " | ".join(f"{_median(rounds, name, 'cpu'):.1f}" for name in names)
+        + " |"
+    )
     ours, peer = names[0], names[-1] if job == "windows" else "windows"
     ratios = [one[peer]["seconds"] / one[ours]["seconds"] for one in rounds]
     if job == "windows":
-        lines.append(f"throughput against plain: {statistics.median(ratios):.2f} x (rounds: {_list(ratios)})")
+        lines.append(
+            f"throughput against plain: {statistics.median(ratios):.2f} x (rounds: {_list(ratios)})"
+        )
     else:
-        lines.append(f"ordered release takes {statistics.median([1 / r for r in ratios]):.2f} x the windows' time")
+        lines.append(
+            f"ordered release takes {statistics.median([1 / r for r in ratios]):.2f} x the windows'"
+            " time"
+        )
     return "\n".join(lines)
 
 
@@ -129,7 +180,9 @@ def _list(values: Sequence[float]) -> str:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("job", choices=sorted(_CONTENDERS))
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -147,7 +200,9 @@ def main() -> None:
             for name in names if number % 2 == 0 else reversed(names):  # nobody always goes first
                 rounds[-1][name] = contend(name, source, work / name)
                 print(
-                    f"round {number + 1}: {name} {rounds[-1][name]['seconds']:.1f} s, load {os.getloadavg()[0]:.1f}", flush=True
+                    f"round {number + 1}: {name} {rounds[-1][name]['seconds']:.1f} s, load"
+                    f" {os.getloadavg()[0]:.1f}",
+                    flush=True,
                 )
                 if number == 0:
                     print(f"  {check(name, source, work / name)}", flush=True)

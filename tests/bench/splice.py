@@ -1,11 +1,13 @@
-"""What a merge costs against computing everything again: late rows of a large run that touch a share of its windows.
+"""What a merge costs against computing everything again.
+
+Late rows of a large run that touch a share of its windows.
 
     python -m tests.bench.splice --rows 20000000 --share 0.01
 
-Runs the ordered job with its windows on Spark over generated rows, to published tables: that is the full run. A fiftieth of the
-rows comes at its end, so all of them are late. Then it asks for late rows from the middle of the stream, as many as touch the
-share of the window results, and merges them. Prints the table of
-docs/measurements.md.
+Runs the ordered job with its windows on Spark over generated rows, to published tables: that is the
+full run. A fiftieth of the rows comes at its end, so all of them are late. Then it asks for late
+rows from the middle of the stream, as many as touch the share of the window results, and merges
+them. Prints the table of docs/measurements.md.
 """
 
 from __future__ import annotations
@@ -25,21 +27,29 @@ import pyarrow.parquet as pq
 
 from tests.bench.generate import KEYS, SOURCES, T0, generate
 from tests.bench.ours import bench_spec, measure
-from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import SlotLog
-from tidegate.jobs.driver.logs import configure_logs
-from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.tables import read_table
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.jobs.driver.log_output import configure_logs
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.splice.merge import estimate_impact, merge_request
-from tidegate.jobs.splice.requests import RequestOptions, LateFilter, create_from_late_rows, list_pending_rows
+from tidegate.jobs.splice.request_creation import (
+    LateFilter,
+    RequestOptions,
+    create_from_late_rows,
+    list_pending_rows,
+)
 
 _WINDOW = 10_000_000
 
 
 def offline(folder: Path, rows: int) -> None:
-    """One more file for each source, which comes last: a fiftieth of all rows, from all over the time before."""
+    """One more file for each source, which comes last.
+
+    A fiftieth of all rows, from all over the time before.
+    """
     dice = np.random.default_rng(2)
     span = rows // SOURCES * 900
     for source in range(SOURCES):
@@ -48,7 +58,9 @@ def offline(folder: Path, rows: int) -> None:
             {
                 "source": pa.array(np.full(count, source, dtype=np.int32)),
                 "seq": pa.array(np.arange(count) + rows),
-                "event_time": pa.array(T0 + dice.integers(0, span, count), pa.timestamp("us", "UTC")),
+                "event_time": pa.array(
+                    T0 + dice.integers(0, span, count), pa.timestamp("us", "UTC")
+                ),
                 "key": pa.array(dice.integers(0, KEYS, count).astype(np.int32)),
                 "value": pa.array(dice.integers(0, 1_024, count) / 1_024.0),
             }
@@ -69,7 +81,9 @@ def until(spec: PipelineSpec, log: SlotLog, since: int, results: int) -> int:
     return int(times[-1]) + 1
 
 
-def merged(spec: PipelineSpec, log: SlotLog, folder: Path, share: float, number: int) -> dict[str, Any]:
+def merged(
+    spec: PipelineSpec, log: SlotLog, folder: Path, share: float, number: int
+) -> dict[str, Any]:
     """One request and its merge, in seconds of clock and processor."""
     store = log.store
     published = read_table(spec, store, "per_key", current_only=True, columns=("window_start",))
@@ -78,7 +92,9 @@ def merged(spec: PipelineSpec, log: SlotLog, folder: Path, share: float, number:
     end = until(spec, log, since, round(share * published.num_rows))
     sink = IcebergSink(spec, store, ensure_identity(store, spec.name), folder)
     begun, spent = time.monotonic(), time.process_time()
-    request = create_from_late_rows(spec, log, LateFilter(since=since, until=end), RequestOptions("bench"))
+    request = create_from_late_rows(
+        spec, log, LateFilter(since=since, until=end), RequestOptions("bench")
+    )
     asked = time.monotonic()
     _, impact = estimate_impact(spec, log, request)
     shown = time.monotonic()
@@ -106,12 +122,16 @@ def exact(spec: PipelineSpec, store: LocalStore) -> bool:
     events = read_table(spec, store, "events", columns=("position", "event_time"))
     times = events["event_time"].cast(pa.int64()).to_numpy()
     same = bool((events["position"].to_numpy() == range(events.num_rows)).all())
-    return same and bool(pc.all(pc.greater_equal(pa.array(times[1:]), pa.array(times[:-1]))).as_py())
+    return same and bool(
+        pc.all(pc.greater_equal(pa.array(times[1:]), pa.array(times[:-1]))).as_py()
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run, merge, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--files", type=int, default=10)
     parser.add_argument("--share", type=float, default=0.01)
@@ -127,11 +147,21 @@ def main(arguments: list[str] | None = None) -> int:
             full = measure(spec, place / "input", place / "store")
         store = LocalStore(place / "store")
         log = SlotLog(store, spec.name)
-        print(f"full run: {full['rows']:,} rows, {full['seconds']:.1f} s, {full['cpu']:.1f} s of processor time", flush=True)
-        lines = [merged(spec, log, place / "work", chosen.share, number) for number in range(chosen.merges)]
+        print(
+            f"full run: {full['rows']:,} rows, {full['seconds']:.1f} s, {full['cpu']:.1f} s of"
+            " processor time",
+            flush=True,
+        )
+        lines = [
+            merged(spec, log, place / "work", chosen.share, number)
+            for number in range(chosen.merges)
+        ]
         for line in lines:
             seconds = line["ask s"] + line["report s"] + line["merge s"] + line["publish s"]
-            line |= {"of a full run": f"{seconds / full['seconds']:.1%}", "cpu of it": f"{line['cpu s'] / full['cpu']:.1%}"}
+            line |= {
+                "of a full run": f"{seconds / full['seconds']:.1%}",
+                "cpu of it": f"{line['cpu s'] / full['cpu']:.1%}",
+            }
         print("| " + " | ".join(lines[0]) + " |\n|" + "---:|" * len(lines[0]))
         for line in lines:
             print("| " + " | ".join(_cell(value) for value in line.values()) + " |")
@@ -142,7 +172,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return (
+        f"{value:,.2f}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The benches measure what they say: their input, their arithmetic and their checks, without Spark."""
+"""The benches measure what they say.
+
+Their input, their arithmetic and their checks, without Spark.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_input_has_the_disorder_it_promises(source: Path) -> None:
-    """About 1 % of the rows are 1 to 30 s behind their place, the rest in place; every source has its end."""
+    """About 1 % of the rows are 1 to 30 s behind their place, the rest in place.
+
+    Every source has its end.
+    """
     behind = f"epoch_us(event_time) - ({T0} + seq * 1000)"
     with duckdb.connect() as db:
         total, some, bad = db.execute(
@@ -38,14 +44,19 @@ def test_wrong_answers_are_found(source: Path, tmp_path: Path) -> None:
     tables = tmp_path / "out" / "bench_windows" / "timelines" / "0" / "tables"
     start = "make_timestamptz(epoch_us(event_time) // 10000000 * 10000000)"
     for name, query in {
-        "per_key": f"select {start} as window_start, key, count(*) as n, sum(value) as s from rows where seq > 5 group by all",
+        "per_key": (
+            f"select {start} as window_start, key, count(*) as n, sum(value) as s from rows where"
+            " seq > 5 group by all"
+        ),
         "late": "select event_time, key, value from rows where seq <= 5",
     }.items():
         (tables / name / "1").mkdir(parents=True)
         query = query.replace("rows", f"'{source}/s*/*.parquet'")
         duckdb.sql(f"copy ({query}) to '{tables / name / '1' / 'part.parquet'}' (format parquet)")
     assert "24 late rows kept" in check("windows", source, tmp_path / "out")
-    (tables / "late" / "1" / "part.parquet").write_bytes((source / "s0" / "part-00000.parquet").read_bytes())
+    (tables / "late" / "1" / "part.parquet").write_bytes(
+        (source / "s0" / "part-00000.parquet").read_bytes()
+    )
     with pytest.raises(SystemExit, match="WRONG ANSWER"):
         check("windows", source, tmp_path / "out")
 
@@ -56,8 +67,13 @@ def test_ratio_is_the_median_of_the_rounds() -> None:
     def took(seconds: float) -> dict[str, Any]:
         return {"seconds": seconds, "cpu": seconds, "epochs": [2.0, 1.0]}
 
-    rounds = [{"windows": took(ours), "plain": took(plain)} for ours, plain in ((10, 12), (100, 130), (5, 5))]
-    assert "throughput against plain: 1.20 x (rounds: 1.20, 1.30, 1.00)" in report("windows", rounds)
+    rounds = [
+        {"windows": took(ours), "plain": took(plain)}
+        for ours, plain in ((10, 12), (100, 130), (5, 5))
+    ]
+    assert "throughput against plain: 1.20 x (rounds: 1.20, 1.30, 1.00)" in report(
+        "windows", rounds
+    )
 
 
 def test_the_peers_losses_are_counted(source: Path, tmp_path: Path) -> None:
@@ -65,10 +81,16 @@ def test_the_peers_losses_are_counted(source: Path, tmp_path: Path) -> None:
     start = "make_timestamptz(epoch_us(event_time) // 10000000 * 10000000)"
     (tmp_path / "windows").mkdir()
     for end, lost in ((5, 24), (-1, 0)):
-        query = f"select {start} as w, key, count(*) as n from '{source}/s*/*.parquet' where seq > {end} group by all"
+        query = (
+            f"select {start} as w, key, count(*) as n from '{source}/s*/*.parquet' where seq >"
+            f" {end} group by all"
+        )
         duckdb.sql(f"copy ({query}) to '{tmp_path}/windows/part.parquet' (format parquet)")
         assert kafka.dropped(source, tmp_path) == lost
-    duckdb.sql(f"copy (from '{tmp_path}/windows/part.parquet' limit 1) to '{tmp_path}/windows/again.parquet' (format parquet)")
+    duckdb.sql(
+        f"copy (from '{tmp_path}/windows/part.parquet' limit 1) to"
+        f" '{tmp_path}/windows/again.parquet' (format parquet)"
+    )
     with pytest.raises(SystemExit, match="1 windows of the peer's have too many rows"):
         kafka.dropped(source, tmp_path)
 
@@ -79,7 +101,9 @@ def test_rows_a_second() -> None:
     def took(seconds: float) -> dict[str, Any]:
         return {"seconds": seconds, "cpu": seconds, "epochs": [2.0, 1.0]}
 
-    rounds = [{"ours": took(ours), "plain": took(plain)} for ours, plain in ((10, 12), (100, 130), (5, 5))]
+    rounds = [
+        {"ours": took(ours), "plain": took(plain)} for ours, plain in ((10, 12), (100, 130), (5, 5))
+    ]
     lines = kafka.report(1000, rounds).splitlines()
     assert lines[2] == "| 1 | 100 | 83 | 1.20 |"
     assert "| median | 100 | 83 | 1.20 |" in lines

@@ -16,11 +16,24 @@ def test_tasks_within_a_time() -> None:
     """Only tasks that ran wholly within it, with their processor time and the bytes of their shuffle."""
 
     def ended(stage: int, begun: int, finished: int) -> dict[str, object]:
-        metrics = {"Executor CPU Time": 250_000_000, "Shuffle Write Metrics": {"Shuffle Bytes Written": 7}}
+        metrics = {
+            "Executor CPU Time": 250_000_000,
+            "Shuffle Write Metrics": {"Shuffle Bytes Written": 7},
+        }
         info = {"Launch Time": begun, "Finish Time": finished}
-        return {"Event": "SparkListenerTaskEnd", "Stage ID": stage, "Task Info": info, "Task Metrics": metrics}
+        return {
+            "Event": "SparkListenerTaskEnd",
+            "Stage ID": stage,
+            "Task Info": info,
+            "Task Metrics": metrics,
+        }
 
-    events = [{"Event": "SparkListenerJobStart"}, ended(1, 500, 1500), ended(2, 2000, 3000), ended(3, 3500, 4500)]
+    events = [
+        {"Event": "SparkListenerJobStart"},
+        ended(1, 500, 1500),
+        ended(2, 2000, 3000),
+        ended(3, 3500, 4500),
+    ]
     assert tasks_of(map(json.dumps, events), 1.0, 4.0) == [Task(2, 2.0, 3.0, 0.25, 7)]
 
 

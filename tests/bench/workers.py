@@ -1,12 +1,15 @@
-"""Rows per second and core as workers are added to a real standalone master: ``make bench-workers``.
+"""Rows per second and core as workers are added to a real standalone master.
+
+``make bench-workers``.
 
 ``python -m tests.bench.workers [--rows 4000000] [--epochs 8] [--rounds 2] [--partitions 8]``
 
-Measured: one worker with one core against two workers with one core each, in turns, on the windows of `make bench-windows`; the
-epochs after the second, so that neither starting nor the compiling of the first epochs is in it. Where there are no more cores to
-measure with, Spark's own event log says what more would bring: the time in which no task ran (the driver alone: plan, decide,
-seal) stays, and the tasks of each stage are laid upon so many cores, longest first. That takes tasks to cost the same on every
-core, and disk and network to keep up.
+Measured: one worker with one core against two workers with one core each, in turns, on the windows
+of `make bench-windows`; the epochs after the second, so that neither starting nor the compiling of
+the first epochs is in it. Where there are no more cores to measure with, Spark's own event log says
+what more would bring: the time in which no task ran (the driver alone: plan, decide, seal) stays,
+and the tasks of each stage are laid upon so many cores, longest first. That takes tasks to cost the
+same on every core, and disk and network to keep up.
 """
 
 from __future__ import annotations
@@ -32,9 +35,7 @@ from tests.bench.generate import generate
 from tests.bench.meter import cpu_seconds
 from tests.bench.ours import bench_spec
 from tests.bench.rounds import check
-from tests.e2e.spark_servers import standalone
-
-__all__ = ["Task", "alone", "laid_upon", "tasks_of"]
+from tests.servers.spark import standalone
 
 _WARM: Final = 2  # epochs before the clock starts
 _CORES: Final = (1, 2, 4, 8)
@@ -97,8 +98,8 @@ def laid_upon(tasks: Iterable[Task], cores: int) -> float:
 
 def drive(master: str, partitions: int, source: Path, out: Path) -> dict[str, Any]:
     """One pipeline on the cluster to its end, in this process; what the warm epochs took."""
-    from tidegate.jobs.driver.process import RunOptions, run_pipeline
-    from tidegate.jobs.engine.epoch import EpochReport
+    from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
+    from tidegate.jobs.engine.epoch_engine import EpochReport
 
     log = out / "event-log"
     log.mkdir(parents=True)
@@ -112,7 +113,9 @@ def drive(master: str, partitions: int, source: Path, out: Path) -> dict[str, An
     }
     spec = bench_spec("windows", {"master": master, "driver_memory": "2g", "conf": conf})
     shutil.copytree(source, out / "inbox", copy_function=os.link)
-    ends: list[tuple[float, int, float]] = []  # wall clock, rows so far, the driver's processor time
+    ends: list[
+        tuple[float, int, float]
+    ] = []  # wall clock, rows so far, the driver's processor time
 
     def note(report: EpochReport, _seconds: float) -> None:
         if report.manifest is not None:
@@ -120,7 +123,9 @@ def drive(master: str, partitions: int, source: Path, out: Path) -> dict[str, An
 
     code = run_pipeline(spec, RunOptions(store_url=str(out), on_epoch=note))
     (since, before, cpu_before), (until, after, cpu_after) = ends[_WARM - 1], ends[-1]
-    (events,) = (path for path in log.iterdir() if not path.name.startswith("."))  # beside it lies its checksum
+    (events,) = (
+        path for path in log.iterdir() if not path.name.startswith(".")
+    )  # beside it lies its checksum
     with events.open() as lines:
         tasks = tasks_of(lines, since, until)
     seconds = until - since
@@ -144,13 +149,28 @@ def contend(workers: int, partitions: int, source: Path, out: Path) -> dict[str,
     out.mkdir(parents=True)
     with standalone(out, workers, cores=1) as cluster, (out / "driver.log").open("wb") as log:
         command = [sys.executable, "-m", "tests.bench.workers", "--drive", cluster.master]
-        command += ["--partitions", str(partitions), "--input", str(source), "--work", str(out / "store")]
+        command += [
+            "--partitions",
+            str(partitions),
+            "--input",
+            str(source),
+            "--work",
+            str(out / "store"),
+        ]
         own = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
         done = subprocess.run(
-            command, env={**os.environ, **own}, stdout=subprocess.PIPE, stderr=log, text=True, check=False, timeout=1800
+            command,
+            env={**os.environ, **own},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            check=False,
+            timeout=1800,
         )
     if done.returncode != 0:
-        raise SystemExit(f"the driver ended with {done.returncode}:\n{(out / 'driver.log').read_text()[-3000:]}")
+        raise SystemExit(
+            f"the driver ended with {done.returncode}:\n{(out / 'driver.log').read_text()[-3000:]}"
+        )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     print(f"  {check('windows', source, out / 'store')}", flush=True)
     return found
@@ -162,11 +182,17 @@ def report(rounds: Sequence[dict[int, dict[str, Any]]]) -> Iterator[str]:
     def median(workers: int, what: str) -> float:
         return float(statistics.median(one[workers][what] for one in rounds))
 
-    yield "| workers of 1 core | rows/s | rows/s and core | tasks s | their cpu s | shuffled MB | without a task s | driver s |"
+    yield (
+        "| workers of 1 core | rows/s | rows/s and core | tasks s | their cpu s | shuffled MB |"
+        " without a task s | driver s |"
+    )
     yield "|---|---|---|---|---|---|---|---|"
     for workers in rounds[0]:
         rate = median(workers, "rows") / median(workers, "seconds")
-        figures = (f"{median(workers, what):.1f}" for what in ("run", "cpu", "shuffled", "alone", "driver_cpu"))
+        figures = (
+            f"{median(workers, what):.1f}"
+            for what in ("run", "cpu", "shuffled", "alone", "driver_cpu")
+        )
         yield f"| {workers} | {rate:,.0f} | {rate / workers:,.0f} | " + " | ".join(figures) + " |"
     yield ""
     yield "| from the stages of one core | seconds | rows/s | rows/s and core |"
@@ -179,7 +205,9 @@ def report(rounds: Sequence[dict[int, dict[str, Any]]]) -> Iterator[str]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=2)
@@ -201,11 +229,19 @@ def main() -> None:
         rounds: list[dict[int, dict[str, Any]]] = []
         for number in range(given.rounds):
             order = (1, 2) if number % 2 == 0 else (2, 1)  # nobody always goes first
-            one = {workers: contend(workers, given.partitions, source, work / f"workers-{workers}") for workers in order}
+            one = {
+                workers: contend(workers, given.partitions, source, work / f"workers-{workers}")
+                for workers in order
+            }
             rounds.append(dict(sorted(one.items())))
-            times = ", ".join(f"{workers}: {found['seconds']:.1f} s" for workers, found in rounds[-1].items())
+            times = ", ".join(
+                f"{workers}: {found['seconds']:.1f} s" for workers, found in rounds[-1].items()
+            )
             print(f"round {number + 1}: {times}, load {os.getloadavg()[0]:.1f}", flush=True)
-        print(f"{given.rows:,} rows in {given.epochs} epochs, {given.rounds} rounds, {os.cpu_count()} cores; medians")
+        print(
+            f"{given.rows:,} rows in {given.epochs} epochs, {given.rounds} rounds, {os.cpu_count()}"
+            " cores; medians"
+        )
         print("\n".join(report(rounds)))
 
 

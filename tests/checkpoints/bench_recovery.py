@@ -1,8 +1,11 @@
-"""``python -m tests.checkpoints.bench_recovery``: from the start of a driver to its first survey, against state and history.
+"""``python -m tests.checkpoints.bench_recovery``.
 
-On a real MinIO, without Spark: a JVM takes as long whatever lies in the bucket, and starts meanwhile; surveys read the cut only.
-Measured is all that a driver does before it: probe the store, take the lease, read the head, verify it (presence and size of
-every segment), plan. Segments are real objects of 8 MB, each in the folder of the epoch that wrote it, with small ones that it
+From the start of a driver to its first survey, against state and history.
+
+On a real MinIO, without Spark: a JVM takes as long whatever lies in the bucket, and starts
+meanwhile; surveys read the cut only. Measured is all that a driver does before it: probe the store,
+take the lease, read the head, verify it (presence and size of every segment), plan. Segments are
+real objects of 8 MB, each in the folder of the epoch that wrote it, with small ones that it
 replaced beside it; history is real slots.
 """
 
@@ -20,26 +23,25 @@ from statistics import median
 from typing import Any
 
 from tests.engine.harness import PlainSteps, row, spec_of
-from tests.minio_server import running
+from tests.oracle.memory_source import MemorySource
+from tests.servers.minio import running
 
-from tidegate.checkpoints.canonical import sha256_of_bytes
-from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.holder import ProcessIdentity
-from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.layout import CheckpointId, BucketLayout, generate_attempt_id
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, generate_attempt_id
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.log import LogHead, SlotLog
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.probe import require_honest_store
-from tidegate.checkpoints.store import Store
-from tidegate.jobs.driver.recovery import select_start_checkpoint
-from tidegate.jobs.engine.epoch import ManifestAuthor, Engine
-from tidegate.jobs.engine.faults import NoFaults
-from tidegate.jobs.engine.interfaces import Cut, MoveResult, MoveOrder
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.slot_log import LogHead, SlotLog
+from tidegate.checkpoints.store import Store, require_honest_store
+from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
+from tidegate.jobs.engine.epoch_engine import Engine, ManifestAuthor
+from tidegate.jobs.engine.fault_points import NoFaults
+from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult
 from tidegate.jobs.eventtime.decider import create_initial_state
-from tidegate.jobs.eventtime.types import Survey
-from tidegate.jobs.reference.memory_source import MemorySource
+from tidegate.jobs.eventtime.decision_types import Survey
 
 SPEC = spec_of()
 SEGMENT = 8_000_000  # bytes; what compaction leaves alone
@@ -81,11 +83,20 @@ def fill(store: Store, state: int, history: int) -> None:
         segments = list(pool.map(segment, range(max(1, state // SEGMENT))))
     records, head = [], LogHead(0, 0, None, None, None)
     for slot in range(1, history + 1):
-        record = _epoch(head, newest.attempt if slot == history else generate_attempt_id(), segments if slot == history else [])
+        record = _epoch(
+            head,
+            newest.attempt if slot == history else generate_attempt_id(),
+            segments if slot == history else [],
+        )
         head = LogHead(0, slot, record, sha256_of_bytes(record.to_bytes()), None)
         records.append(record)
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda record: store.create(layout.slot_key(0, record.slot), record.to_bytes()), records))
+        list(
+            pool.map(
+                lambda record: store.create(layout.slot_key(0, record.slot), record.to_bytes()),
+                records,
+            )
+        )
 
 
 def _epoch(head: LogHead, attempt: str, segments: list[FileRef]) -> Manifest:
@@ -148,15 +159,24 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, nargs="*", default=[10, 100, 1000])
     parser.add_argument("--epochs", type=int, nargs="*", default=[10, 10_000])
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="tidegate-recovery-") as name, running(Path(name), "bench") as minio:
+    with (
+        tempfile.TemporaryDirectory(prefix="tidegate-recovery-") as name,
+        running(Path(name), "bench") as minio,
+    ):
         os.environ |= minio.environment()
         print(f"{'state MB':>9} {'epochs':>7} {'median s':>9} {'best s':>7} {'worst s':>8}")
-        cases = [(mb, given.epochs[0]) for mb in given.megabytes] + [(given.megabytes[0], n) for n in given.epochs[1:]]
+        cases = [(mb, given.epochs[0]) for mb in given.megabytes] + [
+            (given.megabytes[0], n) for n in given.epochs[1:]
+        ]
         for megabytes, epochs in cases:
             url = f"s3://bench/{megabytes}-{epochs}"
             fill(open_store(url), megabytes * 1_000_000, epochs)
             runs = [recover(url) for _ in range(given.runs)]
-            print(f"{megabytes:>9,} {epochs:>7,} {median(runs):>9.3f} {min(runs):>7.3f} {max(runs):>8.3f}", flush=True)
+            print(
+                f"{megabytes:>9,} {epochs:>7,} {median(runs):>9.3f} {min(runs):>7.3f}"
+                f" {max(runs):>8.3f}",
+                flush=True,
+            )
     return 0
 
 

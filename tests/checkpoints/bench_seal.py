@@ -1,7 +1,10 @@
-"""``python -m tests.checkpoints.bench_seal``: how long a seal takes against a local MinIO, and how many requests an epoch makes.
+"""``python -m tests.checkpoints.bench_seal``.
 
-The real engine and log with the reference mover: an epoch of a few rows after the other. The seal is one conditional PUT of the
-manifest, with the check of the lease before it; the PUTs of data objects are counted apart.
+How long a seal takes against a local MinIO, and how many requests an epoch makes.
+
+The real engine and log with the reference mover: an epoch of a few rows after the other. The seal
+is one conditional PUT of the manifest, with the check of the lease before it; the PUTs of data
+objects are counted apart.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ from statistics import median, quantiles
 from unittest.mock import patch
 
 from tests.engine.harness import Bench, row, spec_of
-from tests.minio_server import running
+from tests.servers.minio import running
 
-from tidegate.checkpoints.log import SlotTaken, Sealed, SlotLog
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
-from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.slot_log import Sealed, SlotLog, SlotTaken
 
 
 def measure(url: str, epochs: int) -> tuple[list[float], Counter[str]]:
@@ -60,12 +63,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=300)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="tidegate-seal-") as name, running(Path(name), "bench") as minio:
+    with (
+        tempfile.TemporaryDirectory(prefix="tidegate-seal-") as name,
+        running(Path(name), "bench") as minio,
+    ):
         os.environ |= minio.environment()
         seals, puts = measure("s3://bench/seal", given.epochs)
     cuts = quantiles(seals, n=100)
-    print(f"{len(seals)} seals: p50 {median(seals):.1f} ms, p95 {cuts[94]:.1f} ms, max {max(seals):.1f} ms")
-    print(f"PUTs per epoch: {puts['slot'] / len(seals):.2f} of slots, {puts['data'] / len(seals):.2f} of data objects")
+    print(
+        f"{len(seals)} seals: p50 {median(seals):.1f} ms, p95 {cuts[94]:.1f} ms, max"
+        f" {max(seals):.1f} ms"
+    )
+    print(
+        f"PUTs per epoch: {puts['slot'] / len(seals):.2f} of slots, {puts['data'] / len(seals):.2f}"
+        " of data objects"
+    )
     return 0
 
 

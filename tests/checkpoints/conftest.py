@@ -1,4 +1,7 @@
-"""Shared by the bucket side's tests: an author of manifests, stores of every kind, and a real MinIO started once."""
+"""Shared by the bucket side's tests.
+
+An author of manifests, stores of every kind, and a real MinIO started once.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from tests.minio_server import RealMinio
+from tests.servers.minio import RealMinio
 
-from tidegate.checkpoints.canonical import sha256_of_bytes
-from tidegate.checkpoints.clock import Clock, ManualClock
-from tidegate.checkpoints.layout import CheckpointId, BucketLayout, generate_attempt_id
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import LogHead, Sealed, SlotLog
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, generate_attempt_id
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.host_clock import Clock, ManualClock
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
-from tidegate.checkpoints.s3 import S3Settings, S3Store
+from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.checkpoints.s3_store import S3Settings, S3Store
+from tidegate.checkpoints.slot_log import LogHead, Sealed, SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.spec.errors import TidegateError
+from tidegate.errors import TidegateError
 
 
 class Author:
@@ -49,10 +52,19 @@ class Author:
         }
         return Manifest(**(fields | over))
 
-    def file(self, store: Store, checkpoint: CheckpointId, data: bytes = b"rows", *, table: str | None = "events") -> FileRef:
+    def file(
+        self,
+        store: Store,
+        checkpoint: CheckpointId,
+        data: bytes = b"rows",
+        *,
+        table: str | None = "events",
+    ) -> FileRef:
         """Put a data file of an attempt into the store; a state segment when `table` is None."""
         layout = BucketLayout("p")
-        folder = layout.table_prefix(table, checkpoint) if table else layout.state_prefix(checkpoint)
+        folder = (
+            layout.table_prefix(table, checkpoint) if table else layout.state_prefix(checkpoint)
+        )
         key = f"{folder}part-0.parquet"
         store.put(key, data)
         kind = f"table:{table}" if table else "order"
@@ -74,10 +86,22 @@ class Author:
         return [self.seal(log, with_files=with_files) for _ in range(count)]
 
 
-# Full length: short strings would leave most requests without a fault. Zeros are the simplest script, so failures still shrink.
+# Full length: short strings would leave most requests without a fault. Zeros are the simplest
+# script, so failures still shrink.
 SCRIPT = st.binary(min_size=160, max_size=160)
-RACE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors])
-FAULTS = [*Fault, *Fault, "deliver", "deliver", "crash before", "crash after"]  # crashes are rarer: they end an actor
+RACE = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
+)
+FAULTS = [
+    *Fault,
+    *Fault,
+    "deliver",
+    "deliver",
+    "crash before",
+    "crash after",
+]  # crashes are rarer: they end an actor
 
 
 class Crash(BaseException):
@@ -86,10 +110,12 @@ class Crash(BaseException):
 
 @dataclass
 class Stage:
-    """Runs actors one request at a time, as the bytes say; zeros, and the end of the bytes, mean: no fault, first actor.
+    """Runs actors one request at a time, as the bytes say; zeros, and the end of the bytes, mean.
 
-    Each actor is a thread, but only one runs at a time: it stops at every request and at every sleep, and the next byte says
-    who goes on; another byte says what happens to the request.
+    No fault, first actor.
+
+    Each actor is a thread, but only one runs at a time: it stops at every request and at every
+    sleep, and the next byte says who goes on; another byte says what happens to the request.
     """
 
     script: bytes
@@ -99,9 +125,13 @@ class Stage:
 
     def __post_init__(self) -> None:
         self._bytes: Iterator[int] = iter(self.script)
-        self._rate = next(self._bytes, 0) % 64  # of 256 requests: calm scripts let long errands end, stormy ones rarely
+        self._rate = (
+            next(self._bytes, 0) % 64
+        )  # of 256 requests: calm scripts let long errands end, stormy ones rarely
         self._back = threading.Semaphore(0)
-        self._waiting: dict[str, tuple[threading.Semaphore, float]] = {}  # actor -> its turn, not before
+        self._waiting: dict[
+            str, tuple[threading.Semaphore, float]
+        ] = {}  # actor -> its turn, not before
         self._threads: list[threading.Thread] = []
         self.surprises: list[BaseException] = []
 
@@ -149,7 +179,9 @@ class Stage:
             raise self.surprises[0]
 
     def _next(self) -> None:
-        awake = [name for name, (_, since) in self._waiting.items() if since <= self.clock.monotonic()]
+        awake = [
+            name for name, (_, since) in self._waiting.items() if since <= self.clock.monotonic()
+        ]
         if not awake:
             earliest = min(since for _, since in self._waiting.values())
             self.clock.advance(earliest - self.clock.monotonic() + 1e-6)
@@ -177,7 +209,11 @@ class Stage:
             if request.is_write:
                 self.bucket.held.append(request)
             raise Crash
-        return fault if isinstance(fault, Fault) and (request.is_write or fault is Fault.REFUSED) else None
+        return (
+            fault
+            if isinstance(fault, Fault) and (request.is_write or fault is Fault.REFUSED)
+            else None
+        )
 
 
 class Ledger(MemoryBucket):
@@ -190,7 +226,9 @@ class Ledger(MemoryBucket):
     def apply(self, request: StoreRequest) -> str:
         there = self.objects.get(request.key)
         etag = super().apply(request)
-        retired = self._stubs and request.verb == "swap" and b'"kind":"stub"' in (request.data or b"")
+        retired = (
+            self._stubs and request.verb == "swap" and b'"kind":"stub"' in (request.data or b"")
+        )
         assert "/slots/" not in request.key or there is None or retired, "a filled slot changed"
         return etag
 

@@ -1,7 +1,8 @@
 """A disk that loses its power: what was not flushed may be gone, each piece by itself.
 
-`os.fsync` is watched. A file's content counts as kept from its flush on, a folder's entries from the folder's flush on. After the
-cut a new folder is made from what was kept; whatever was written since may be there or not, by dice.
+`os.fsync` is watched. A file's content counts as kept from its flush on, a folder's entries from
+the folder's flush on. After the cut a new folder is made from what was kept; whatever was written
+since may be there or not, by dice.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class Disk:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Everything in here is written to this disk; ends early, and silently, when the power goes."""
+        """Everything in here is written to this disk.
+
+        Ends early, and silently, when the power goes.
+        """
         real = os.fsync
 
         def fsync(handle: int) -> None:
@@ -75,14 +79,18 @@ class Disk:
         kept, there = self._entries.get(inode, {}), _entries(now) if now.is_dir() else {}
         for name in sorted({*kept, *there}):
             old, new = kept.get(name), there.get(name)
-            chosen = dice.choice((old, new))  # an entry that changed since its folder was flushed: either
+            chosen = dice.choice(
+                (old, new)
+            )  # an entry that changed since its folder was flushed: either
             if chosen is None:
                 continue
             path = now / name
             if chosen in self._entries or (chosen == new and path.is_dir()):
                 self._restore(path, chosen, into / name, dice)
             else:
-                (into / name).write_bytes(self._bytes(path if chosen == new else None, chosen, dice))
+                (into / name).write_bytes(
+                    self._bytes(path if chosen == new else None, chosen, dice)
+                )
 
     def _bytes(self, path: Path | None, inode: int, dice: random.Random) -> bytes:
         """Content that was flushed is whole; any other is cut off somewhere."""

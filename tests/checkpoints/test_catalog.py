@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.yardstick import slowness
 
-from tidegate.checkpoints import index
-from tidegate.checkpoints.canonical import sha256_of_bytes
-from tidegate.checkpoints.catalog import CheckpointCatalog
-from tidegate.checkpoints.diff import diff_checkpoints
-from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.log import LogHead, SlotLog
+from tidegate.checkpoints import slot_index
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog, diff_checkpoints
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
-from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
-from tidegate.checkpoints.roots import RootsFile
-from tidegate.checkpoints.s3 import S3Store
+from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore
+from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.s3_store import S3Store
+from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tests.checkpoints.conftest import Author
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of four slots, so that a short history has several."""
-    monkeypatch.setattr(index, "SLOTS_PER_PAGE", 4)
+    monkeypatch.setattr(slot_index, "SLOTS_PER_PAGE", 4)
 
 
 def ids(catalog: CheckpointCatalog) -> list[str]:
@@ -47,7 +46,14 @@ def test_checkpoints_are_listed_newest_first_on_every_store(store: Store, author
     manifests += author.extend(log, 5)
     assert ids(catalog) == [str(m.id) for m in reversed(manifests)]
     row = catalog.list_checkpoints()[-1]
-    assert (row.slot, row.read, row.released, row.files, row.tables, row.is_restorable) == (1, 10, 10, 2, {"events": 10}, True)
+    assert (row.slot, row.read, row.released, row.files, row.tables, row.is_restorable) == (
+        1,
+        10,
+        10,
+        2,
+        {"events": 10},
+        True,
+    )
 
 
 def test_timelines_are_told_apart(log: SlotLog, author: Author) -> None:
@@ -60,7 +66,9 @@ def test_timelines_are_told_apart(log: SlotLog, author: Author) -> None:
     assert ids(catalog) == [str(m.id) for m in reversed([*old[:2], *new])]
     everything = catalog.list_checkpoints(all_timelines=True)
     assert {row.id for row in everything if not row.on_lineage} == {str(m.id) for m in old[2:]}
-    assert [row.kind for row in catalog.list_checkpoints(all_timelines=True, kinds=["fork"])] == ["fork"]
+    assert [row.kind for row in catalog.list_checkpoints(all_timelines=True, kinds=["fork"])] == [
+        "fork"
+    ]
 
 
 def test_the_index_is_only_a_cache(log: SlotLog, author: Author) -> None:
@@ -81,7 +89,10 @@ def test_full_pages_spare_reading_slots(log: SlotLog, author: Author) -> None:
     author.extend(log, 8)
     CheckpointCatalog(log).list_checkpoints()
     read: list[str] = []
-    store = MemoryStore(log.store.bucket, hook=lambda request: read.append(request.key) if request.verb == "get" else None)  # type: ignore[attr-defined]
+    bucket = log.store.bucket  # type: ignore[attr-defined]
+    store = MemoryStore(
+        bucket, hook=lambda request: read.append(request.key) if request.verb == "get" else None
+    )
     assert len(CheckpointCatalog(SlotLog(store, "p")).list_checkpoints()) == 8
     assert {key for key in read if "/slots/" in key} == {log.layout.slot_key(0, 8)}
 
@@ -121,10 +132,15 @@ def test_names_that_do_not_resolve_say_why(log: SlotLog, author: Author) -> None
 
 
 def test_two_checkpoints_differ_by_name(author: Author) -> None:
-    """A diff names counters, positions, frontiers, state and tables; equal checkpoints have none."""
+    """A diff names counters, positions, frontiers, state and tables.
+
+    Equal checkpoints have none.
+    """
     start = LogHead(0, 0, None, None, None)
     file = FileRef(key="k", rows=3, bytes=1, sha256="s", kind="order")
-    left = author.manifest(start, decider={"frontiers": {"a": 1, "b": 2}}, cut={"a/0": {"end": 5}}, segments=[file])
+    left = author.manifest(
+        start, decider={"frontiers": {"a": 1, "b": 2}}, cut={"a/0": {"end": 5}}, segments=[file]
+    )
     right = author.manifest(
         start,
         decider={"frontiers": {"a": 1, "b": 9}},
@@ -137,17 +153,25 @@ def test_two_checkpoints_differ_by_name(author: Author) -> None:
     assert not found.same
     assert found.spec_changed
     assert found.counters == {"read": 5, "released": -1, "dropped.cti_violation": 6}
-    assert {name: (pair.left, pair.right) for name, pair in found.positions.items()} == {"a/0": (5, 8), "c/0": (None, 1)}
-    assert {name: (pair.left, pair.right) for name, pair in found.decider.items()} == {"frontiers.b": (2, 9)}
+    assert {name: (pair.left, pair.right) for name, pair in found.positions.items()} == {
+        "a/0": (5, 8),
+        "c/0": (None, 1),
+    }
+    assert {name: (pair.left, pair.right) for name, pair in found.decider.items()} == {
+        "frontiers.b": (2, 9)
+    }
     assert (found.state["order"].left, found.state["order"].right) == (3, None)
     assert found.tables["late"].right == 3
     assert diff_checkpoints(left, left).same
 
 
 def synthesise(real: SlotLog, author: Author, count: int) -> list[Manifest]:
-    """A long history, chained as if sealed one by one. Into the real store go the index pages and the manifests after them.
+    """A long history, chained as if sealed one by one.
 
-    A listing never reads the older manifests: that is the point of the pages, and what the test then measures.
+    Into the real store go the index pages and the manifests after them.
+
+    A listing never reads the older manifests: that is the point of the pages, and what the test
+    then measures.
     """
     memory = SlotLog(MemoryStore(MemoryBucket()), "p")
     head, manifests = LogHead(0, 0, None, None, None), []
@@ -161,7 +185,12 @@ def synthesise(real: SlotLog, author: Author, count: int) -> list[Manifest]:
     for entry in memory.store.list_objects(memory.layout.index_prefix):
         real.store.put(entry.key, memory.store.get(entry.key).data)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda m: real.store.put(real.layout.slot_key(0, m.slot), m.to_bytes()), manifests[-100:]))
+        list(
+            pool.map(
+                lambda m: real.store.put(real.layout.slot_key(0, m.slot), m.to_bytes()),
+                manifests[-100:],
+            )
+        )
     return manifests
 
 
@@ -171,7 +200,7 @@ def test_ten_thousand_checkpoints_are_listed_within_a_second(
     s3: S3Store, author: Author, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With index pages, 10,000 checkpoints are listed and the newest healthy one chosen in under a second on local MinIO."""
-    monkeypatch.setattr(index, "SLOTS_PER_PAGE", 500)
+    monkeypatch.setattr(slot_index, "SLOTS_PER_PAGE", 500)
     manifests = synthesise(SlotLog(s3, "p"), author, 10_100)
     manifests += author.extend(SlotLog(s3, "p"), 20)
     RootsFile(s3, "p").condemn_damaged(manifests[-1].id, "test")
@@ -183,7 +212,10 @@ def test_ten_thousand_checkpoints_are_listed_within_a_second(
     chosen = catalog.resolve("latest_healthy", healthy=lambda c: c.slot < 10_120)
     resolved = time.perf_counter() - began
     with capsys.disabled():
-        print(f"\nlisted {len(rows)} checkpoints in {listed:.2f} s, newest healthy in {resolved:.2f} s")  # noqa: T201 - a measurement
+        print(
+            f"\nlisted {len(rows)} checkpoints in {listed:.2f} s, newest healthy in"
+            f" {resolved:.2f} s"
+        )
     assert (len(rows), chosen) == (10_120, manifests[-2].id)
     assert resolved < slowness()
 

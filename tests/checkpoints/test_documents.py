@@ -1,4 +1,7 @@
-"""Small documents: compare-and-swap without ABA, wishes, requests and their acknowledgements, status, pins and claims."""
+"""Small documents.
+
+Compare-and-swap without ABA, wishes, requests and their acknowledgements, status, pins and claims.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.desired import DesiredDocument, DesiredState, read_desired_state, set_desired_state
-from tidegate.checkpoints.documents import change_document
-from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
-from tidegate.checkpoints.requests import (
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.desired_state import (
+    DesiredDocument,
+    DesiredState,
+    read_desired_state,
+    set_desired_state,
+)
+from tidegate.checkpoints.driver_reports import DriverStatus, read_status, write_status
+from tidegate.checkpoints.driver_requests import (
     Ack,
     AckOutcome,
     RequestKind,
@@ -22,10 +27,13 @@ from tidegate.checkpoints.requests import (
     read_ack,
     submit_request,
 )
-from tidegate.checkpoints.roots import Roots, RootsFile, pin_checkpoint
-from tidegate.checkpoints.status import DriverStatus, read_status, write_status
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.checkpoints.pins import Roots, RootsFile, pin_checkpoint
+from tidegate.checkpoints.shared_documents import change_document
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.errors import ConfigurationError, PoisonError, TransientError
 
 if TYPE_CHECKING:
     from tests.checkpoints.conftest import Author
@@ -51,13 +59,18 @@ def test_a_change_happens_once_whatever_the_answer(fault: Fault) -> None:
 
 
 def test_a_held_up_swap_never_fits_again() -> None:
-    """Back at the old wish, the document has a new revision: the late swap of long ago is refused."""
+    """Back at the old wish, the document has a new revision.
+
+    The late swap of long ago is refused.
+    """
     bucket = MemoryBucket()
     store = MemoryStore(bucket)
     clock = ManualClock()
     set_desired_state(store, "p", DesiredState.RUN, who="ann", clock=clock)
     late = [Fault.LATE]
-    slow = MemoryStore(bucket, hook=lambda request: late.pop() if late and request.is_write else None)
+    slow = MemoryStore(
+        bucket, hook=lambda request: late.pop() if late and request.is_write else None
+    )
     set_desired_state(slow, "p", DesiredState.STOPPED, who="bob", clock=clock)
     set_desired_state(store, "p", DesiredState.RUN, who="ann", clock=clock)
     assert bucket.deliver_held() is False
@@ -65,10 +78,15 @@ def test_a_held_up_swap_never_fits_again() -> None:
 
 
 def test_nobody_started_means_stopped_and_foreign_moves_are_refused() -> None:
-    """The default wish is 'stopped'; with `only_from` a wish that moved meanwhile is not overwritten."""
+    """The default wish is 'stopped'.
+
+    With `only_from` a wish that moved meanwhile is not overwritten.
+    """
     store = MemoryStore()
     assert read_desired_state(store, "p") == DesiredDocument()
-    set_desired_state(store, "p", DesiredState.RECOVERING, who="ann", only_from=DesiredState.STOPPED)
+    set_desired_state(
+        store, "p", DesiredState.RECOVERING, who="ann", only_from=DesiredState.STOPPED
+    )
     with pytest.raises(ConfigurationError, match=r"should be recovering \(said by ann\), not run"):
         set_desired_state(store, "p", DesiredState.STOPPED, who="bob", only_from=DesiredState.RUN)
 
@@ -80,7 +98,9 @@ def test_a_document_nobody_can_get_through_to_is_transient() -> None:
 
     def rival(request: StoreRequest) -> Fault | None:
         if request.is_write:
-            bucket.objects[request.key] = DesiredDocument(revision=next(number), why=str(number)).to_bytes()
+            bucket.objects[request.key] = DesiredDocument(
+                revision=next(number), why=str(number)
+            ).to_bytes()
         return None
 
     with pytest.raises(TransientError, match="could not be changed"):
@@ -98,7 +118,9 @@ def test_a_document_that_cannot_be_read_is_named() -> None:
 def test_steps_that_change_nothing_write_nothing() -> None:
     """A step that returns the document as it was makes no request beyond the read."""
     writes: list[str] = []
-    store = MemoryStore(hook=lambda request: writes.append(request.verb) if request.is_write else None)
+    store = MemoryStore(
+        hook=lambda request: writes.append(request.verb) if request.is_write else None
+    )
     change_document(store, "p/roots.json", Roots(), lambda roots: roots)
     assert len(writes) <= 1
 
@@ -107,12 +129,17 @@ def test_requests_wait_until_acknowledged_on_every_store(store: Store, clock: Ma
     """A request is pending until its ack lies there; ids that stand in manifests are left out."""
     first = submit_request(store, "p", RequestKind.STOP, who="ann", token=3, clock=clock)
     clock.advance(1)
-    second = submit_request(store, "p", RequestKind.SAVEPOINT, who="ann", name="before-release", clock=clock)
+    second = submit_request(
+        store, "p", RequestKind.SAVEPOINT, who="ann", name="before-release", clock=clock
+    )
     assert [r.id for r in list_pending_requests(store, "p")] == [first.id, second.id]
     assert [r.id for r in list_pending_requests(store, "p", applied=[first.id])] == [second.id]
     ack = Ack(id=first.id, outcome=AckOutcome.APPLIED, token=3, at=clock.wall_ticks())
     assert acknowledge_request(store, "p", ack) == ack
-    assert acknowledge_request(store, "p", ack.model_copy(update={"outcome": AckOutcome.REFUSED})) == ack
+    assert (
+        acknowledge_request(store, "p", ack.model_copy(update={"outcome": AckOutcome.REFUSED}))
+        == ack
+    )
     assert read_ack(store, "p", first.id) == ack
     assert read_ack(store, "p", second.id) is None
     assert list_pending_requests(store, "p") == [second]
@@ -120,7 +147,9 @@ def test_requests_wait_until_acknowledged_on_every_store(store: Store, clock: Ma
 
 def test_a_stale_request_does_not_fit_a_successor(clock: ManualClock) -> None:
     """A stop for token 3 is refused by the driver with token 4, and by anybody after its expiry."""
-    request = submit_request(MemoryStore(), "p", RequestKind.STOP, who="ann", token=3, ttl=60, clock=clock)
+    request = submit_request(
+        MemoryStore(), "p", RequestKind.STOP, who="ann", token=3, ttl=60, clock=clock
+    )
     assert request.refusal_outcome(3, clock.wall_ticks()) is None
     assert request.refusal_outcome(4, clock.wall_ticks()) is AckOutcome.REFUSED
     clock.advance(60)
@@ -158,7 +187,11 @@ def test_status_of_another_driver_is_ignored() -> None:
     """A report counts only for the token it was asked for; garbage and absence are no report."""
     store = MemoryStore()
     assert read_status(store, "p") is None
-    write_status(store, "p", DriverStatus(token=4, driver="d", step="move", at=1, body={"frontiers": {"a": 5}}))
+    write_status(
+        store,
+        "p",
+        DriverStatus(token=4, driver="d", step="move", at=1, body={"frontiers": {"a": 5}}),
+    )
     status = read_status(store, "p", token=4)
     assert status is not None
     assert status.body == {"frontiers": {"a": 5}}
@@ -181,7 +214,10 @@ def test_pins_keep_names_apart() -> None:
 
 
 def test_what_is_condemned_cannot_be_pinned_or_restored() -> None:
-    """Pin and claim of a condemned checkpoint are refused with the reason; an acquittal lifts it."""
+    """Pin and claim of a condemned checkpoint are refused with the reason.
+
+    An acquittal lifts it.
+    """
     roots = RootsFile(MemoryStore(), "p")
     roots.condemn_damaged(C, "checksum of x")
     roots.condemn_damaged(C, "again")

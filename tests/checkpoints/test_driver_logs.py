@@ -1,4 +1,7 @@
-"""Drivers' logs in pieces: what grows is sent once, what is long keeps its beginning and its end."""
+"""Drivers' logs in pieces.
+
+What grows is sent once, what is long keeps its beginning and its end.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.checkpoints import driver_logs
-from tidegate.checkpoints.driver_logs import DriverLog, list_log_attempts, delete_old_logs, read_log_tail
-from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints import driver_reports
+from tidegate.checkpoints.driver_reports import (
+    DriverLog,
+    delete_old_logs,
+    list_log_attempts,
+    read_log_tail,
+)
+from tidegate.checkpoints.memory_store import MemoryStore
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_logs, "PIECE_BYTES", 10)
-    monkeypatch.setattr(driver_logs, "MAX_PIECES", 4)
+    monkeypatch.setattr(driver_reports, "PIECE_BYTES", 10)
+    monkeypatch.setattr(driver_reports, "MAX_PIECES", 4)
 
 
 def _pieces(store: MemoryStore) -> dict[str, bytes]:
-    return {entry.key.rpartition("/")[2][:6]: store.get(entry.key).data for entry in store.list_objects("p/logs/a/")}
+    return {
+        entry.key.rpartition("/")[2][:6]: store.get(entry.key).data
+        for entry in store.list_objects("p/logs/a/")
+    }
 
 
 def test_only_what_is_new_is_sent(tmp_path: Path) -> None:
@@ -38,7 +49,10 @@ def test_only_what_is_new_is_sent(tmp_path: Path) -> None:
 def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path, step: int) -> None:
     """However it grew, the same four pieces are left in the end."""
     store, file = MemoryStore(), tmp_path / "log"
-    log, text = DriverLog(store, "p", "a", file), b"".join(b"line %03d\n\n" % n for n in range(10))[:95]
+    log, text = (
+        DriverLog(store, "p", "a", file),
+        b"".join(b"line %03d\n\n" % n for n in range(10))[:95],
+    )
     for end in range(step, len(text) + step, step):
         file.write_bytes(text[:end])
         log.send_new_pieces()

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tidegate.checkpoints.health import build_health_check
-from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.checkpoint_catalog import build_health_check
+from tidegate.checkpoints.memory_store import MemoryStore
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,9 @@ from tidegate.checkpoints.memory import MemoryStore
 def test_a_run_speaks_for_what_it_looked_at(runs: list[tuple[int, str]], well: set[int]) -> None:
     """A passing run vouches for all before it, a failing one taints all that nobody vouches for."""
     store = MemoryStore()
-    history = [{"checkpoint": f"t0-{slot:06d}-aaaaaa", "verdict": verdict} for slot, verdict in runs]
+    history = [
+        {"checkpoint": f"t0-{slot:06d}-aaaaaa", "verdict": verdict} for slot, verdict in runs
+    ]
     store.put("p/quality/history.json", json.dumps({"runs": history}).encode())
     judge = build_health_check(store, "p")
     assert {slot for slot in range(1, 6) if judge(CheckpointId(0, slot, "bbbbbb"))} == well

@@ -9,18 +9,28 @@ from collections.abc import Callable
 
 import pytest
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.holder import ProcessIdentity
-from tidegate.checkpoints.keeper import LeaseRenewer
-from tidegate.checkpoints.lease import LEASE_TTL, Lease, LeaseHeldError, LeaseLostError, LeaseObserver, evict_lease_holder, read_lease
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.lease import (
+    LEASE_TTL,
+    Lease,
+    LeaseHeldError,
+    LeaseLostError,
+    LeaseObserver,
+    evict_lease_holder,
+    read_lease,
+)
+from tidegate.checkpoints.lease_renewal import LeaseRenewer
+from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import OutcomeUnknownError, Store, StoreUnavailableError
-from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError
+from tidegate.errors import ConfigurationError, FencedError, PoisonError
 
 
 def far_away(name: str) -> ProcessIdentity:
     """A holder on another host, about which nothing can be proven from here."""
-    return ProcessIdentity(driver=name, host="elsewhere", boot="b", namespace="n", pid=1, start_ticks=1)
+    return ProcessIdentity(
+        driver=name, host="elsewhere", boot="b", namespace="n", pid=1, start_ticks=1
+    )
 
 
 def _nothing() -> None:
@@ -79,7 +89,9 @@ def test_a_live_holder_is_left_alone(memory: MemoryStore, sleepy: Sleepy) -> Non
         Lease.acquire(memory, "p", far_away("two"), clock=sleepy)
 
 
-def test_a_silent_holder_is_replaced_after_its_ttl_on_the_observers_clock(memory: MemoryStore) -> None:
+def test_a_silent_holder_is_replaced_after_its_ttl_on_the_observers_clock(
+    memory: MemoryStore,
+) -> None:
     """Takeover waits out the TTL on the newcomer's own clock, however wrong the other clock is."""
     one = Lease.acquire(memory, "p", far_away("one"), clock=ManualClock(start=9e9))
     clock = ManualClock(start=5.0)
@@ -109,13 +121,25 @@ def test_a_standby_can_be_told_to_stop(memory: MemoryStore, sleepy: Sleepy) -> N
     sleepy.meanwhile = one.renew
     looks = iter(range(5))
     with pytest.raises(LeaseHeldError):
-        Lease.acquire(memory, "p", far_away("two"), clock=sleepy, standby=True, stop=lambda: next(looks, None) is None)
+        Lease.acquire(
+            memory,
+            "p",
+            far_away("two"),
+            clock=sleepy,
+            standby=True,
+            stop=lambda: next(looks, None) is None,
+        )
 
 
 def test_a_holder_proven_dead_is_replaced_at_once(memory: MemoryStore, clock: ManualClock) -> None:
     """A process of this host that ended leaves its lease to the next one without a wait."""
-    code = "from tidegate.checkpoints.holder import Holder; print(Holder.this_process().model_dump_json(), flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    code = (
+        "from tidegate.checkpoints.process_identity import Holder;"
+        " print(Holder.this_process().model_dump_json(), flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         holder = ProcessIdentity.model_validate_json(child.stdout.readline())
         Lease.acquire(memory, "p", holder, clock=clock)
@@ -130,7 +154,9 @@ def test_a_zombie_and_a_reused_pid_are_dead() -> None:
     """A child that ended but was not waited for is dead; so is a pid whose start time differs."""
     me = ProcessIdentity.this_process()
     with subprocess.Popen([sys.executable, "-c", "pass"]) as child:
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it ended, and is a zombie from here on
+        os.waitid(
+            os.P_PID, child.pid, os.WEXITED | os.WNOWAIT
+        )  # it ended, and is a zombie from here on
         assert me.model_copy(update={"pid": child.pid}).is_proven_dead()
     assert me.model_copy(update={"start_ticks": me.start_ticks - 1}).is_proven_dead()
     assert not me.is_proven_dead()
@@ -149,7 +175,9 @@ def test_a_lost_answer_to_the_first_take_is_read_back(fault: Fault, clock: Manua
     """However the create was lost, exactly one lease results and its holder knows it."""
     faults = [fault]
     bucket = MemoryBucket()
-    store = MemoryStore(bucket, hook=lambda request: faults.pop() if faults and request.is_write else None)
+    store = MemoryStore(
+        bucket, hook=lambda request: faults.pop() if faults and request.is_write else None
+    )
     lease = Lease.acquire(store, "p", far_away("one"), clock=clock)
     while bucket.held:
         bucket.deliver_held()
@@ -174,7 +202,9 @@ def test_a_renewal_that_lands_late_does_not_cost_the_lease(clock: ManualClock) -
     """A held-up renewal that arrives between two others is recognised as one's own."""
     faults: list[Fault] = []
     bucket = MemoryBucket()
-    store = MemoryStore(bucket, hook=lambda request: faults.pop() if faults and request.is_write else None)
+    store = MemoryStore(
+        bucket, hook=lambda request: faults.pop() if faults and request.is_write else None
+    )
     lease = Lease.acquire(store, "p", far_away("one"), clock=clock)
     faults.append(Fault.LATE)
     with pytest.raises(OutcomeUnknownError):
@@ -182,7 +212,9 @@ def test_a_renewal_that_lands_late_does_not_cost_the_lease(clock: ManualClock) -
     assert bucket.deliver_held() is True
     clock.advance(1)
     lease.renew()
-    assert lease.remaining_seconds == LEASE_TTL - 1  # counted from when the renewal that is in place was sent
+    assert (
+        lease.remaining_seconds == LEASE_TTL - 1
+    )  # counted from when the renewal that is in place was sent
     lease.renew()
     assert lease.remaining_seconds == LEASE_TTL
 
@@ -225,7 +257,9 @@ def test_an_absent_store_is_not_a_loss(clock: ManualClock) -> None:
     lease.ensure_held()
 
 
-def test_eviction_raises_the_token_and_frees_the_lease(memory: MemoryStore, clock: ManualClock) -> None:
+def test_eviction_raises_the_token_and_frees_the_lease(
+    memory: MemoryStore, clock: ManualClock
+) -> None:
     """An evicted driver finds out; the next one starts at once with a higher token still."""
     one = Lease.acquire(memory, "p", far_away("one"), clock=clock)
     assert evict_lease_holder(memory, "p", expected_token=one.token) == 2
@@ -257,17 +291,23 @@ def test_two_newcomers_cannot_both_take_it(memory: MemoryStore, clock: ManualClo
 
     def overtake(request: StoreRequest) -> Fault | None:
         if request.verb == "swap" and not rival:
-            rival.append(Lease.acquire(MemoryStore(memory.bucket), "p", far_away("rival"), clock=clock))
+            rival.append(
+                Lease.acquire(MemoryStore(memory.bucket), "p", far_away("rival"), clock=clock)
+            )
         return None
 
     waiting = Sleepy()
     waiting.meanwhile = lambda: rival[0].renew()
     with pytest.raises(LeaseHeldError, match="rival"):
-        Lease.acquire(MemoryStore(memory.bucket, hook=overtake), "p", far_away("late"), clock=waiting)
+        Lease.acquire(
+            MemoryStore(memory.bucket, hook=overtake), "p", far_away("late"), clock=waiting
+        )
     rival[0].renew()
 
 
-def test_an_observer_measures_silence_on_its_own_clock(memory: MemoryStore, clock: ManualClock) -> None:
+def test_an_observer_measures_silence_on_its_own_clock(
+    memory: MemoryStore, clock: ManualClock
+) -> None:
     """The watch counts from the last change it saw and forgets nothing between looks."""
     watch = LeaseObserver(memory, "p", clock)
     assert watch.is_expired(watch.observe())
@@ -309,8 +349,13 @@ def test_garbage_in_the_lease_is_named(memory: MemoryStore) -> None:
         read_lease(memory, "p")
 
 
-def test_a_wedged_driver_loses_its_lease_although_its_thread_lives(memory: MemoryStore, clock: ManualClock) -> None:
-    """Past the step's deadline nothing is renewed; the next step renews again, or learns of the loss."""
+def test_a_wedged_driver_loses_its_lease_although_its_thread_lives(
+    memory: MemoryStore, clock: ManualClock
+) -> None:
+    """Past the step's deadline nothing is renewed.
+
+    The next step renews again, or learns of the loss.
+    """
     keeper = LeaseRenewer(Lease.acquire(memory, "p", far_away("one"), clock=clock), clock=clock)
     keeper.announce_step("move", 10)
     clock.advance(9)

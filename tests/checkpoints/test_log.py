@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.layout import CheckpointId, BucketLayout
-from tidegate.checkpoints.log import SlotTaken, Sealed, SealUndecidedError, SlotLog, LineageSegment
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
+from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest, RetiredEpoch
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.checkpoints.slot_log import (
+    LineageSegment,
+    Sealed,
+    SealUndecidedError,
+    SlotLog,
+    SlotTaken,
+)
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
+from tidegate.errors import ConfigurationError, PoisonError
 
 if TYPE_CHECKING:
     from tests.checkpoints.conftest import Author
@@ -21,7 +27,9 @@ if TYPE_CHECKING:
 def script(*faults: Fault | None) -> MemoryStore:
     """A store whose first creates meet these faults, one each."""
     left = list(faults)
-    return MemoryStore(hook=lambda request: left.pop(0) if left and request.verb == "create" else None)
+    return MemoryStore(
+        hook=lambda request: left.pop(0) if left and request.verb == "create" else None
+    )
 
 
 def test_an_empty_log_stands_before_the_first_slot(log: SlotLog) -> None:
@@ -39,7 +47,10 @@ def test_sealed_epochs_chain_on_every_store(store: Store, author: Author) -> Non
     assert (second.parent, second.parent_sha256) == (str(first.id), filled.sha256)
     head = log.head()
     assert (head.slot, head.record) == (2, second)
-    assert [str(f.epoch.id) for f in log.iterate_ancestors(head.checkpoint)] == [str(second.id), str(first.id)]
+    assert [str(f.epoch.id) for f in log.iterate_ancestors(head.checkpoint)] == [
+        str(second.id),
+        str(first.id),
+    ]
 
 
 def test_the_head_costs_one_list_and_one_get(author: Author) -> None:
@@ -66,7 +77,9 @@ def test_the_second_attempt_of_a_slot_is_lost(log: SlotLog, author: Author) -> N
     assert outcome.other == theirs
 
 
-@pytest.mark.parametrize("fault", [Fault.NO_EFFECT, Fault.LOST_ANSWER, Fault.LATE, Fault.TWICE, Fault.REFUSED])
+@pytest.mark.parametrize(
+    "fault", [Fault.NO_EFFECT, Fault.LOST_ANSWER, Fault.LATE, Fault.TWICE, Fault.REFUSED]
+)
 def test_a_faulty_answer_never_decides(fault: Fault, author: Author, clock: ManualClock) -> None:
     """Whatever happened to the answer, the attempt is sealed exactly once and known to be."""
     store = script(fault, fault, None)
@@ -87,15 +100,22 @@ def test_a_412_on_ones_own_object_is_a_success(author: Author, clock: ManualCloc
     assert isinstance(log.seal(manifest), Sealed)
 
 
-def test_the_same_attempt_id_with_other_bytes_is_another_attempt(log: SlotLog, author: Author) -> None:
+def test_the_same_attempt_id_with_other_bytes_is_another_attempt(
+    log: SlotLog, author: Author
+) -> None:
     """Equal attempt ids prove nothing; the bytes do."""
     manifest = author.manifest(log.head())
     log.seal(manifest)
     assert isinstance(log.seal(manifest.model_copy(update={"driver": "twin"})), SlotTaken)
 
 
-def test_a_late_put_is_a_correct_epoch_and_the_next_driver_goes_on_after_it(author: Author, clock: ManualClock) -> None:
-    """A PUT that lands after its driver gave up fills the slot; a rival of that slot loses to it."""
+def test_a_late_put_is_a_correct_epoch_and_the_next_driver_goes_on_after_it(
+    author: Author, clock: ManualClock
+) -> None:
+    """A PUT that lands after its driver gave up fills the slot.
+
+    A rival of that slot loses to it.
+    """
     bucket = MemoryBucket()
     hook = lambda request: Fault.LATE if request.verb == "create" else None  # noqa: E731
     sleeper = SlotLog(MemoryStore(bucket, hook=hook), "p", clock=clock, seal_budget=1.0)
@@ -112,7 +132,11 @@ def test_a_late_put_is_a_correct_epoch_and_the_next_driver_goes_on_after_it(auth
 def test_an_undecided_seal_can_be_asked_again(author: Author, clock: ManualClock) -> None:
     """Sealing the same record later finds it in its slot."""
     down = [True]
-    store = MemoryStore(hook=lambda request: Fault.REFUSED if down[0] and request.verb in {"create", "get"} else None)
+    store = MemoryStore(
+        hook=lambda request: (
+            Fault.REFUSED if down[0] and request.verb in {"create", "get"} else None
+        )
+    )
     log = SlotLog(store, "p", clock=clock, seal_budget=5.0)
     manifest = author.manifest(log.head())
     before = clock.monotonic()
@@ -197,7 +221,11 @@ def test_a_sleeper_of_the_old_timeline_meets_the_fork(log: SlotLog, author: Auth
 def test_only_completed_checkpoints_can_be_restored(log: SlotLog, author: Author) -> None:
     """An attempt that did not fill its slot, or an empty slot, is refused by name."""
     one = author.seal(log)
-    for wrong in (CheckpointId(0, 1, "ffffffffffff"), CheckpointId(0, 7, one.attempt), CheckpointId(3, 1, one.attempt)):
+    for wrong in (
+        CheckpointId(0, 1, "ffffffffffff"),
+        CheckpointId(0, 7, one.attempt),
+        CheckpointId(3, 1, one.attempt),
+    ):
         with pytest.raises(ConfigurationError, match="not a completed checkpoint"):
             restore(log, wrong)
 

@@ -9,23 +9,43 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.checkpoints.canonical import canonical_bytes, parse_json, sha256_of_bytes, sha256_of_file
-from tidegate.checkpoints.identity import ensure_identity, read_identity, require_identity
-from tidegate.checkpoints.layout import CheckpointId, BucketLayout, generate_attempt_id
-from tidegate.checkpoints.lifecycle import AttemptLifecycle, CheckpointState
-from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest, RetiredEpoch, parse_record
-from tidegate.checkpoints.memory import Fault, MemoryStore
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, generate_attempt_id
+from tidegate.checkpoints.canonical_json import (
+    canonical_bytes,
+    parse_json,
+    sha256_of_bytes,
+    sha256_of_file,
+)
+from tidegate.checkpoints.manifest import (
+    AttemptLifecycle,
+    CheckpointState,
+    Counters,
+    ForkRecord,
+    Manifest,
+    RetiredEpoch,
+    parse_record,
+)
+from tidegate.checkpoints.memory_store import Fault, MemoryStore
+from tidegate.checkpoints.pipeline_identity import ensure_identity, read_identity, require_identity
+from tidegate.errors import ConfigurationError, PoisonError
 
 GOLDEN = Path(__file__).parent / "golden"
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=10,
 )
 
 
-@pytest.mark.parametrize(("name", "kind"), [("manifest", Manifest), ("fork", ForkRecord), ("stub", RetiredEpoch)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("manifest", Manifest), ("fork", ForkRecord), ("stub", RetiredEpoch)]
+)
 def test_golden_records_of_version_1_stay_readable(name: str, kind: type) -> None:
     """Yesterday's bytes are read by today's code and written back byte for byte."""
     data = (GOLDEN / f"{name}-v1.json").read_bytes()
@@ -36,19 +56,33 @@ def test_golden_records_of_version_1_stay_readable(name: str, kind: type) -> Non
 
 def test_the_golden_manifest_keeps_its_hash() -> None:
     """The chain hash of the golden bytes is pinned: a change of the writer shows here."""
-    assert sha256_of_file(GOLDEN / "manifest-v1.json") == (GOLDEN / "manifest-v1.sha256").read_text().strip()
+    assert (
+        sha256_of_file(GOLDEN / "manifest-v1.json")
+        == (GOLDEN / "manifest-v1.sha256").read_text().strip()
+    )
 
 
 def test_a_newer_format_is_refused_with_advice() -> None:
     """A record of a later version names both versions and says what to do."""
-    data = json.loads((GOLDEN / "manifest-v1.json").read_bytes()) | {"format_version": 2, "shiny": True}
+    data = json.loads((GOLDEN / "manifest-v1.json").read_bytes()) | {
+        "format_version": 2,
+        "shiny": True,
+    }
     with pytest.raises(ConfigurationError, match=r"format 2.*reads up to 1") as caught:
         parse_record(json.dumps(data).encode())
     assert caught.value.advice is not None
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xff", b"[]", b"{}", b'{"format_version":1,"kind":"?"}', b'{"format_version":1,"kind":"epoch"}']
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"format_version":1,"kind":"?"}',
+        b'{"format_version":1,"kind":"epoch"}',
+    ],
 )
 def test_garbage_in_a_slot_is_named_as_such(data: bytes) -> None:
     """Bytes that are no record raise an error that names the place."""
@@ -87,7 +121,10 @@ def test_checkpoint_ids_survive_being_written(timeline: int, slot: int, attempt:
     assert CheckpointId.parse(str(checkpoint)) == checkpoint
     assert layout.parse_slot_key(layout.slot_key(timeline, slot)) == (timeline, slot)
     assert layout.parse_attempt(layout.state_prefix(checkpoint) + "x.parquet") == checkpoint
-    assert layout.parse_attempt(layout.table_prefix("late", checkpoint) + "sub/x.parquet") == checkpoint
+    assert (
+        layout.parse_attempt(layout.table_prefix("late", checkpoint) + "sub/x.parquet")
+        == checkpoint
+    )
     assert layout.parse_attempt(layout.slot_key(timeline, slot)) is None
 
 
@@ -115,7 +152,15 @@ def test_ids_and_names_are_checked() -> None:
 
 def test_the_row_equation() -> None:
     """Every disposition counts once; a missing row shows."""
-    counters = Counters(read=21, released=10, late=1, dropped={"a": 2, "b": 3}, rejected=1, dead_lettered=1, retained=3)
+    counters = Counters(
+        read=21,
+        released=10,
+        late=1,
+        dropped={"a": 2, "b": 3},
+        rejected=1,
+        dead_lettered=1,
+        retained=3,
+    )
     assert counters.is_conserved()
     assert not counters.model_copy(update={"late": 0}).is_conserved()
 
@@ -123,7 +168,11 @@ def test_the_row_equation() -> None:
 def test_an_attempt_moves_only_forward() -> None:
     """The lifecycle allows its edges and no other; a sent attempt is aborted only on evidence."""
     attempt = AttemptLifecycle("t0-000001-ab12cd")
-    for state in (CheckpointState.SNAPSHOT, CheckpointState.PERSISTED, CheckpointState.ACKNOWLEDGED):
+    for state in (
+        CheckpointState.SNAPSHOT,
+        CheckpointState.PERSISTED,
+        CheckpointState.ACKNOWLEDGED,
+    ):
         attempt.move_to(state)
     for wrong in (CheckpointState.TRIGGERED, CheckpointState.ABORTED):
         with pytest.raises(PoisonError, match="cannot go"):
@@ -145,7 +194,9 @@ def test_an_attempt_that_was_never_sent_can_be_aborted() -> None:
 def test_all_first_starters_get_one_identity(fault: Fault | None) -> None:
     """Whatever happens to the first create, everybody ends with the uid that lies in the bucket."""
     faults = [fault]
-    store = MemoryStore(hook=lambda request: faults.pop() if faults and request.verb == "create" else None)
+    store = MemoryStore(
+        hook=lambda request: faults.pop() if faults and request.verb == "create" else None
+    )
     assert read_identity(store, "p") is None
     one, two = ensure_identity(store, "p"), ensure_identity(store, "p")
     assert one == two == read_identity(store, "p")

@@ -1,4 +1,7 @@
-"""The local store through a power cut at any flush: what was acknowledged is there, and nothing is torn."""
+"""The local store through a power cut at any flush.
+
+What was acknowledged is there, and nothing is torn.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ import pytest
 from tests.checkpoints.power import Disk, Skip
 from tests.engine.harness import Bench, row, spec_of
 
-from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
-from tidegate.jobs.spec.errors import TidegateError
+from tidegate.errors import TidegateError
 
 EPOCHS = 3
 

@@ -1,4 +1,7 @@
-"""Presence by listing: a few requests for many objects, and nothing condemned by a listing alone."""
+"""Presence by listing.
+
+A few requests for many objects, and nothing condemned by a listing alone.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidegate.checkpoints.log import SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
-from tidegate.checkpoints.presence import list_object_sizes
-from tidegate.checkpoints.verify import ObjectProblem, CheckpointVerdict, verify_checkpoint
+from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.verify import (
+    CheckpointVerdict,
+    ObjectProblem,
+    list_object_sizes,
+    verify_checkpoint,
+)
 
 if TYPE_CHECKING:
     from tests.checkpoints.conftest import Author
@@ -30,7 +37,9 @@ class Counting(MemoryStore):
     def note(self, request: StoreRequest) -> Fault | None:
         """One request."""
         self.asked[request.verb] += 1
-        return Fault.REFUSED if request.verb in self.refused and "/slots/" not in request.key else None
+        return (
+            Fault.REFUSED if request.verb in self.refused and "/slots/" not in request.key else None
+        )
 
 
 @pytest.fixture
@@ -47,7 +56,15 @@ def sealed(store: Counting, author: Author, count: int, beside: int = 0) -> Mani
         for other in range(beside):
             store.put(f"{folder}/garbage-{other}.parquet", b"x")
         store.put(f"{folder}/order.parquet", DATA)
-        segments.append(FileRef(key=f"{folder}/order.parquet", rows=1, bytes=len(DATA), sha256="0" * 64, kind="order"))
+        segments.append(
+            FileRef(
+                key=f"{folder}/order.parquet",
+                rows=1,
+                bytes=len(DATA),
+                sha256="0" * 64,
+                kind="order",
+            )
+        )
     log = SlotLog(store, "p")
     record = author.manifest(log.head()).model_copy(update={"segments": segments})
     log.seal(record)
@@ -80,15 +97,23 @@ def test_a_listing_that_fails_condemns_nothing(store: Counting, author: Author) 
     """Then each object is asked for; if that fails as well, nothing is known."""
     manifest = sealed(store, author, 40)
     store.refused = {"list"}
-    assert verify_checkpoint(SlotLog(store, "p"), manifest.id, checksums=False).verdict is CheckpointVerdict.HEALTHY
+    assert (
+        verify_checkpoint(SlotLog(store, "p"), manifest.id, checksums=False).verdict
+        is CheckpointVerdict.HEALTHY
+    )
     assert store.asked["head"] == 40
     store.refused = {"list", "head"}
-    assert verify_checkpoint(SlotLog(store, "p"), manifest.id, checksums=False).verdict is CheckpointVerdict.UNKNOWN
+    assert (
+        verify_checkpoint(SlotLog(store, "p"), manifest.id, checksums=False).verdict
+        is CheckpointVerdict.UNKNOWN
+    )
 
 
 def test_pages_that_show_little_are_not_turned(store: Counting) -> None:
     """Where live segments are rare among others, a page costs more than asking for each."""
-    keys = [f"p/timelines/0/state/{number:06d}-abcdef/order.parquet" for number in range(0, 9000, 300)]
+    keys = [
+        f"p/timelines/0/state/{number:06d}-abcdef/order.parquet" for number in range(0, 9000, 300)
+    ]
     for number in range(9000):
         store.put(f"p/timelines/0/state/{number:06d}-abcdef/order.parquet", DATA)
     store.asked.clear()

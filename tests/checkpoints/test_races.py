@@ -1,7 +1,9 @@
-"""Random races on one bucket: any interleaving of requests, any fault at any request, crashes, late and doubled writes.
+"""Random races on one bucket.
 
-The `Stage` runs the actors one request at a time, as a string of bytes drawn by Hypothesis says. A failing string shrinks and
-replays exactly.
+Any interleaving of requests, any fault at any request, crashes, late and doubled writes.
+
+The `Stage` runs the actors one request at a time, as a string of bytes drawn by Hypothesis says. A
+failing string shrinks and replays exactly.
 """
 
 from __future__ import annotations
@@ -9,18 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
+from typing import Any
+
 import pytest
 from hypothesis import Phase, example, given, settings
 from tests.checkpoints.conftest import RACE, SCRIPT, Author, Ledger, Stage
 
-from tidegate.checkpoints.canonical import sha256_of_bytes
-from tidegate.checkpoints.clock import Clock
-from tidegate.checkpoints.holder import ProcessIdentity
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.log import Sealed, SlotLog
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
-from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
-from tidegate.jobs.spec.errors import ConfigurationError, TidegateError
+from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.slot_log import Sealed, SlotLog
+from tidegate.errors import ConfigurationError, TidegateError
 
 AUTHOR = Author()
 
@@ -31,7 +35,9 @@ def driver(stage: Stage, name: str, seals: int, told: list[tuple[Manifest, bool]
     def body(store: MemoryStore, clock: Clock) -> None:
         log = SlotLog(store, "p", clock=clock, seal_budget=3.0, jitter=lambda: 0.5)
         for number in range(seals):
-            manifest = AUTHOR.manifest(log.head(), driver=name, attempt=sha256_of_bytes(f"{name}{number}".encode())[:12])
+            manifest = AUTHOR.manifest(
+                log.head(), driver=name, attempt=sha256_of_bytes(f"{name}{number}".encode())[:12]
+            )
             told.append((manifest, isinstance(log.seal(manifest), Sealed)))
 
     stage.actor(name, body)
@@ -44,8 +50,15 @@ def restorer(stage: Stage, name: str, won: list[str]) -> None:
         log = SlotLog(store, "p", clock=clock, seal_budget=3.0, jitter=lambda: 0.5)
         head = log.head()
         target = next(iter(log.iterate_ancestors(head.checkpoint)), None)
-        back = log.open_checkpoint(head.checkpoint).epoch.parent if head.checkpoint and target else None
-        checkpoint = next((f.epoch.id for f in log.iterate_ancestors(head.checkpoint) if str(f.epoch.id) == back), None)
+        back = (
+            log.open_checkpoint(head.checkpoint).epoch.parent
+            if head.checkpoint and target
+            else None
+        )
+        checkpoint = next(
+            (f.epoch.id for f in log.iterate_ancestors(head.checkpoint) if str(f.epoch.id) == back),
+            None,
+        )
         if isinstance(log.fork(head, checkpoint, request_id=name, who=name, why="", at=0), Sealed):
             won.append(name)
 
@@ -60,7 +73,9 @@ def judge(bucket: MemoryBucket, told: list[tuple[Manifest, bool]], won: list[str
         assert filled is not None, "told a fate although the slot is empty"
         assert (filled.record == manifest) is sealed, "told another fate than the slot holds"
     head, forks = log.head(), log.list_forks()
-    assert set(won) <= {fork.request_id for fork in forks}, "a restore that was told it won is not in the log"
+    assert set(won) <= {fork.request_id for fork in forks}, (
+        "a restore that was told it won is not in the log"
+    )
     before = None
     for position, filled in enumerate(log.epochs_between(head.timeline, 1, head.slot), start=1):
         assert filled.epoch.slot == position
@@ -91,7 +106,10 @@ def no_gaps_and_one_fork(log: SlotLog, timeline: int, *, ended: bool) -> None:
 @given(SCRIPT)
 @example(b"")
 def test_drivers_and_restorers_race_without_harm(script: bytes) -> None:
-    """Two drivers and two restorers: one record per slot, no gaps, and everybody was told the truth."""
+    """Two drivers and two restorers.
+
+    One record per slot, no gaps, and everybody was told the truth.
+    """
     stage = Stage(script, bucket=Ledger())
     told: list[tuple[Manifest, bool]] = []
     won: list[str] = []
@@ -106,13 +124,18 @@ def test_drivers_and_restorers_race_without_harm(script: bytes) -> None:
 @RACE
 @given(SCRIPT)
 def test_two_drivers_never_hold_the_lease_at_once(script: bytes) -> None:
-    """While any observer must still wait for one holder, nobody else believes to hold the lease; tokens are never shared."""
+    """While any observer must still wait for one holder, nobody else believes to hold the lease.
+
+    Tokens are never shared.
+    """
     stage = Stage(script)
     leases: dict[str, Lease] = {}
     tokens: list[int] = []
 
     def body(name: str) -> Callable[[MemoryStore, Clock], None]:
-        holder = ProcessIdentity(driver=name, host="elsewhere", boot="b", namespace="n", pid=1, start_ticks=1)
+        holder = ProcessIdentity(
+            driver=name, host="elsewhere", boot="b", namespace="n", pid=1, start_ticks=1
+        )
 
         def run(store: MemoryStore, clock: Clock) -> None:
             lease = Lease.acquire(store, "p", holder, clock=clock, standby=True)
@@ -126,7 +149,11 @@ def test_two_drivers_never_hold_the_lease_at_once(script: bytes) -> None:
         return run
 
     def at_most_one() -> None:
-        held = [name for name, lease in leases.items() if not lease.is_lost and lease.remaining_seconds > 0]
+        held = [
+            name
+            for name, lease in leases.items()
+            if not lease.is_lost and lease.remaining_seconds > 0
+        ]
         assert len(held) <= 1, f"held at once by {held}"
 
     stage.after_each = at_most_one
@@ -142,7 +169,8 @@ class TestMutants:
     def _found(self, monkeypatch: pytest.MonkeyPatch, name: str, replacement: object) -> None:
         monkeypatch.setattr(SlotLog, name, replacement)
         run = settings(RACE, max_examples=1000, database=None, phases=[Phase.generate])
-        hunt = run(given(SCRIPT)(test_drivers_and_restorers_race_without_harm.hypothesis.inner_test))  # type: ignore[attr-defined]
+        race: Any = test_drivers_and_restorers_race_without_harm
+        hunt = run(given(SCRIPT)(race.hypothesis.inner_test))
         with pytest.raises((AssertionError, TidegateError, BaseExceptionGroup)):
             hunt()
 
@@ -152,10 +180,12 @@ class TestMutants:
 
     def test_taking_a_412_for_a_loss(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without reading back, the repetition of a successful PUT is told as a loss."""
-        from tidegate.checkpoints.log import SlotTaken
+        from tidegate.checkpoints.slot_log import SlotTaken
 
         monkeypatch.setattr(
-            SlotLog, "_decide_outcome", lambda log, record, mine, filled: SlotTaken(filled.record, filled.sha256, filled.etag)
+            SlotLog,
+            "_decide_outcome",
+            lambda log, record, mine, filled: SlotTaken(filled.record, filled.sha256, filled.etag),
         )
         self._found(monkeypatch, "_refuse_unconserved", lambda log, record: None)
 

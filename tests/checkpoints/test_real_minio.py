@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import SecretStr
 
-from tidegate.checkpoints.holder import ProcessIdentity
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.log import LogHead, SlotTaken, Sealed, SlotLog
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.s3 import S3Settings, S3Store
-from tidegate.infra.minio import Credentials, MinioServer, provision_bucket
-from tidegate.infra.minio_build import ensure_minio
-from tidegate.infra.ports import is_port_free
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.s3_store import S3Settings, S3Store
+from tidegate.checkpoints.slot_log import LogHead, Sealed, SlotLog, SlotTaken
+from tidegate.infra.local_processes import is_port_free
+from tidegate.infra.minio_server import MinioServer, ensure_minio, provision_bucket
+from tidegate.infra.provision import Credentials
 
 if TYPE_CHECKING:
     from tests.checkpoints.conftest import Author
@@ -48,7 +48,10 @@ def open_log(server: MinioServer, app: Credentials) -> SlotLog:
 
 
 def crash(server: MinioServer) -> None:
-    """kill -9, and wait until the kernel has given its port back: threads of a killed process may end after its leader."""
+    """kill -9, and wait until the kernel has given its port back.
+
+    Threads of a killed process may end after its leader.
+    """
     server.kill()
     while not is_port_free(server.port):
         threading.Event().wait(0.01)
@@ -122,8 +125,18 @@ def test_a_lease_outlives_a_restart_of_the_server(server: MinioServer) -> None:
 
 def test_light_parts_stay_light() -> None:
     """What Airflow imports while parsing DAGs brings in neither boto3 nor Spark nor Great Expectations."""
-    modules = "catalog clock desired documents identity keeper layout lease log manifest open probe requests restore roots status"
+    modules = (
+        "catalog clock desired documents identity keeper layout lease log manifest open probe"
+        " requests restore roots status"
+    )
     code = ";".join(f"import tidegate.checkpoints.{name}" for name in modules.split())
-    heavy = "{'boto3', 'botocore', 'pyspark', 'great_expectations', 'pyiceberg', 'minio', 'airflow', 'pyarrow', 'pandas'}"
-    done = run([sys.executable, "-c", f"{code}; import sys; print({heavy} & set(sys.modules))"], capture_output=True, check=True)
+    heavy = (
+        "{'boto3', 'botocore', 'pyspark', 'great_expectations', 'pyiceberg', 'minio', 'airflow',"
+        " 'pyarrow', 'pandas'}"
+    )
+    done = run(
+        [sys.executable, "-c", f"{code}; import sys; print({heavy} & set(sys.modules))"],
+        capture_output=True,
+        check=True,
+    )
     assert done.stdout.strip() == b"set()"

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.holder import ProcessIdentity
+from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, LeaseLostError, evict_lease_holder
-from tidegate.checkpoints.log import SealUndecidedError, SlotLog
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.restore import HeadMovedError, commit_restore, plan_restore
-from tidegate.checkpoints.roots import RootsFile
+from tidegate.checkpoints.slot_log import SealUndecidedError, SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tests.checkpoints.conftest import Author
@@ -26,8 +26,13 @@ def lease_of(log: SlotLog, clock: ManualClock) -> Lease:
     return Lease.acquire(log.store, "p", ProcessIdentity.this_process(), clock=clock)
 
 
-def test_a_restore_end_to_end_on_every_store(store: Store, author: Author, clock: ManualClock) -> None:
-    """Plan, commit, and the next epoch goes on from the target on a new timeline; the old one stays."""
+def test_a_restore_end_to_end_on_every_store(
+    store: Store, author: Author, clock: ManualClock
+) -> None:
+    """Plan, commit, and the next epoch goes on from the target on a new timeline.
+
+    The old one stays.
+    """
     log = SlotLog(store, "p")
     manifests = author.extend(log, 4, with_files=True)
     plan = plan_restore(log, manifests[1].id)
@@ -44,7 +49,10 @@ def test_a_plan_changes_nothing(log: SlotLog, author: Author) -> None:
     before = {e.key for e in log.store.list_objects("")}
     plan_restore(log, manifests[0].id)
     plan_restore(log, None)
-    assert all(key.startswith(log.layout.index_prefix) for key in {e.key for e in log.store.list_objects("")} - before)
+    assert all(
+        key.startswith(log.layout.index_prefix)
+        for key in {e.key for e in log.store.list_objects("")} - before
+    )
 
 
 def test_a_plan_tells_windows_and_spec(log: SlotLog, author: Author) -> None:
@@ -69,7 +77,9 @@ def test_the_beginning_is_a_target(log: SlotLog, author: Author, clock: ManualCl
     assert (log.head().timeline, log.head().slot) == (1, 0)
 
 
-def test_going_forward_to_an_abandoned_timeline(log: SlotLog, author: Author, clock: ManualClock) -> None:
+def test_going_forward_to_an_abandoned_timeline(
+    log: SlotLog, author: Author, clock: ManualClock
+) -> None:
     """Rewound and regained epochs are counted from where the two histories part."""
     old = author.extend(log, 6)
     lease = lease_of(log, clock)
@@ -93,7 +103,9 @@ def test_a_plan_is_bound_to_its_head(log: SlotLog, author: Author, clock: Manual
     assert RootsFile(log.store, "p").read().claims == {}
 
 
-def test_of_two_approved_restores_one_wins(log: SlotLog, author: Author, clock: ManualClock) -> None:
+def test_of_two_approved_restores_one_wins(
+    log: SlotLog, author: Author, clock: ManualClock
+) -> None:
     """The second of two plans for one head is refused, even if it gets as far as the slot."""
     one, two, _ = author.extend(log, 3)
     plans = plan_restore(log, one.id), plan_restore(log, two.id)
@@ -104,8 +116,13 @@ def test_of_two_approved_restores_one_wins(log: SlotLog, author: Author, clock: 
     assert log.head().record == one
 
 
-def test_an_epoch_that_slips_in_between_wins(log: SlotLog, author: Author, clock: ManualClock) -> None:
-    """A sleeper that fills the slot between the check and the PUT is a correct epoch; the restore asks again."""
+def test_an_epoch_that_slips_in_between_wins(
+    log: SlotLog, author: Author, clock: ManualClock
+) -> None:
+    """A sleeper that fills the slot between the check and the PUT is a correct epoch.
+
+    The restore asks again.
+    """
     manifests = author.extend(log, 2)
     plan = plan_restore(log, manifests[0].id)
     bucket: MemoryBucket = log.store.bucket  # type: ignore[attr-defined]
@@ -122,7 +139,9 @@ def test_an_epoch_that_slips_in_between_wins(log: SlotLog, author: Author, clock
     assert log.head().record == slipped[0]
 
 
-def test_a_restore_whose_answer_was_lost_can_be_called_again(author: Author, clock: ManualClock) -> None:
+def test_a_restore_whose_answer_was_lost_can_be_called_again(
+    author: Author, clock: ManualClock
+) -> None:
     """The same request finds its own fork record, also after the next driver has sealed."""
     bucket = MemoryBucket()
     log = SlotLog(MemoryStore(bucket), "p")
@@ -153,7 +172,9 @@ def test_no_restore_without_the_lease(log: SlotLog, author: Author, clock: Manua
     evict_lease_holder(log.store, "p")
     clock.advance(10)
     with pytest.raises(LeaseLostError):
-        commit_restore(log, lease, plan_restore(log, manifests[0].id), request_id="r", who="ann", why="")
+        commit_restore(
+            log, lease, plan_restore(log, manifests[0].id), request_id="r", who="ann", why=""
+        )
     assert log.head().timeline == 0
 
 
@@ -162,5 +183,12 @@ def test_a_condemned_target_is_refused(log: SlotLog, author: Author, clock: Manu
     manifests = author.extend(log, 2)
     RootsFile(log.store, "p").condemn_damaged(manifests[0].id, "checksum")
     with pytest.raises(ConfigurationError, match="damaged"):
-        commit_restore(log, lease_of(log, clock), plan_restore(log, manifests[0].id), request_id="r", who="ann", why="")
+        commit_restore(
+            log,
+            lease_of(log, clock),
+            plan_restore(log, manifests[0].id),
+            request_id="r",
+            who="ann",
+            why="",
+        )
     assert log.head().timeline == 0

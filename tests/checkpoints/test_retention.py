@@ -1,4 +1,7 @@
-"""Retention and garbage collection: what goes, what stays, and that nothing referenced is ever deleted."""
+"""Retention and garbage collection.
+
+What goes, what stays, and that nothing referenced is ever deleted.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ import pytest
 from hypothesis import Phase, given, settings
 from tests.checkpoints.conftest import RACE, SCRIPT, Author, Ledger, Stage
 
-from tidegate.checkpoints.catalog import CheckpointCatalog
-from tidegate.checkpoints.clock import Clock, ManualClock
-from tidegate.checkpoints.layout import CheckpointId, generate_attempt_id
-from tidegate.checkpoints.log import SlotTaken, Sealed, SlotLog
+from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.host_clock import Clock, ManualClock
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore
-from tidegate.checkpoints.retention import RetentionPolicy, Retention
-from tidegate.checkpoints.roots import RootsFile, pin_checkpoint
+from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore
+from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
+from tidegate.checkpoints.retention import Retention, RetentionPolicy
+from tidegate.checkpoints.slot_log import Sealed, SlotLog, SlotTaken
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TidegateError, TransientError
+from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.store import Store
@@ -35,7 +38,9 @@ def nothing() -> Iterable[str]:
 
 def retention(log: SlotLog, policy: RetentionPolicy = EAGER, **options: Any) -> Retention:
     """Retention at a time when everything is old."""
-    return Retention(log, policy, external=nothing, clock=ManualClock(wall_ticks=LATER), workers=1, **options)
+    return Retention(
+        log, policy, external=nothing, clock=ManualClock(wall_ticks=LATER), workers=1, **options
+    )
 
 
 def state(log: SlotLog) -> dict[int, str]:
@@ -44,16 +49,28 @@ def state(log: SlotLog) -> dict[int, str]:
 
 
 def test_old_checkpoints_become_stubs_and_their_files_go(store: Store, author: Author) -> None:
-    """On every store: beyond both bounds a checkpoint is retired, its slot stays as a stub, only its own files are deleted."""
+    """On every store.
+
+    Beyond both bounds a checkpoint is retired, its slot stays as a stub, only its own files are
+    deleted.
+    """
     log = SlotLog(store, "p")
     manifests = author.extend(log, 5, with_files=True)
-    report = Retention(log, EAGER, external=nothing, clock=ManualClock(wall_ticks=LATER + 10**15), workers=2).run()
+    report = Retention(
+        log, EAGER, external=nothing, clock=ManualClock(wall_ticks=LATER + 10**15), workers=2
+    ).run()
     assert report.retired == tuple(str(m.id) for m in manifests[:3])
     assert len(report.deleted) == 6
     assert state(log) == {1: "stub", 2: "stub", 3: "stub", 4: "epoch", 5: "epoch"}
-    assert [verify_checkpoint(log, m.id).verdict for m in manifests] == [CheckpointVerdict.RETIRED] * 3 + [CheckpointVerdict.HEALTHY] * 2
+    assert [verify_checkpoint(log, m.id).verdict for m in manifests] == [
+        CheckpointVerdict.RETIRED
+    ] * 3 + [CheckpointVerdict.HEALTHY] * 2
     assert RootsFile(store, "p").read().condemned == {}
-    chain = [f.record.id for f in log.iterate_ancestors(log.head().checkpoint) if isinstance(f.record, Manifest | RetiredEpoch)]
+    chain = [
+        f.record.id
+        for f in log.iterate_ancestors(log.head().checkpoint)
+        if isinstance(f.record, Manifest | RetiredEpoch)
+    ]
     assert chain == [m.id for m in reversed(manifests)]
 
 
@@ -79,15 +96,23 @@ def test_a_dry_run_says_the_same_and_does_nothing(log: SlotLog, author: Author) 
 
 
 def test_bounds_by_count_and_age_must_both_be_passed(log: SlotLog, author: Author) -> None:
-    """What is young stays although there are many; what is among the newest stays although it is old."""
+    """What is young stays although there are many.
+
+    What is among the newest stays although it is old.
+    """
     author.extend(log, 5)
     assert retention(log, RetentionPolicy(keep_last=1, keep_for=10**9)).run().retired == ()
     assert retention(log, RetentionPolicy(keep_last=5, keep_for=0)).run().retired == ()
-    assert len(retention(log, RetentionPolicy(keep_last=0, keep_for=0)).run().retired) == 4  # never the head
+    assert (
+        len(retention(log, RetentionPolicy(keep_last=0, keep_for=0)).run().retired) == 4
+    )  # never the head
 
 
 def test_pins_claims_and_unpublished_slots_stay(log: SlotLog, author: Author) -> None:
-    """Whatever the policy says, these are kept with their files; a claim only until its slot is filled."""
+    """Whatever the policy says, these are kept with their files.
+
+    A claim only until its slot is filled.
+    """
     manifests = author.extend(log, 6, with_files=True)
     pin_checkpoint(log, "golden", manifests[0].id, who="ann")
     roots = RootsFile(log.store, "p")
@@ -110,16 +135,26 @@ def test_files_the_tables_still_reference_stay(log: SlotLog, author: Author) -> 
     manifests = author.extend(log, 4, with_files=True)
     kept = [m.files["events"][0].key for m in manifests[:2]]
     Retention(
-        log, EAGER, external=lambda: [log.store.uri(key) for key in kept], clock=ManualClock(wall_ticks=LATER), workers=1
+        log,
+        EAGER,
+        external=lambda: [log.store.uri(key) for key in kept],
+        clock=ManualClock(wall_ticks=LATER),
+        workers=1,
     ).run()
     assert all(log.store.stat(key) for key in kept)
     assert all(log.store.stat(m.segments[0].key) is None for m in manifests[:2])
 
 
 def test_an_undecided_attempt_is_never_touched(log: SlotLog, author: Author) -> None:
-    """Files of an attempt for the next slot belong to somebody who may only be asleep; a decided loser's are garbage."""
+    """Files of an attempt for the next slot belong to somebody who may only be asleep.
+
+    A decided loser's are garbage.
+    """
     author.extend(log, 2, with_files=True)
-    sleeper, loser = CheckpointId(0, 3, generate_attempt_id()), CheckpointId(0, 2, generate_attempt_id())
+    sleeper, loser = (
+        CheckpointId(0, 3, generate_attempt_id()),
+        CheckpointId(0, 2, generate_attempt_id()),
+    )
     kept, gone = author.file(log.store, sleeper).key, author.file(log.store, loser).key
     assert retention(log).run().deleted == (gone,)
     assert log.store.stat(kept) is not None
@@ -132,13 +167,18 @@ def test_young_garbage_is_spared_for_a_while(store: Store, author: Author) -> No
     log = SlotLog(store, "p")
     author.seal(log, with_files=True)
     author.file(store, CheckpointId(0, 1, generate_attempt_id()))
-    report = Retention(log, RetentionPolicy(keep_last=1, keep_for=0, grace=3600), external=nothing, workers=1).run()
+    report = Retention(
+        log, RetentionPolicy(keep_last=1, keep_for=0, grace=3600), external=nothing, workers=1
+    ).run()
     expected = (0, 1) if isinstance(store, MemoryStore) else (1, 0)  # memory knows no times
     assert (report.kept_by_grace, len(report.deleted)) == expected
 
 
 def test_abandoned_timelines_are_kept_until_they_are_old(log: SlotLog, author: Author) -> None:
-    """What a restore left behind stays restorable for `keep_for`, then goes; the fork record stays."""
+    """What a restore left behind stays restorable for `keep_for`, then goes.
+
+    The fork record stays.
+    """
     old = author.extend(log, 4, with_files=True)
     log.fork(log.head(), old[1].id, request_id="r", who="ann", why="")
     author.extend(log, 3, with_files=True)
@@ -168,7 +208,10 @@ def test_a_missing_slot_stops_the_sweep(log: SlotLog, author: Author) -> None:
 
 
 def test_what_retention_condemned_cannot_be_pinned_in_between(log: SlotLog, author: Author) -> None:
-    """Between the condemnation and the stub a pin is refused; after the stub it is refused by the slot."""
+    """Between the condemnation and the stub a pin is refused.
+
+    After the stub it is refused by the slot.
+    """
     manifests = author.extend(log, 3)
     roots = RootsFile(log.store, "p")
     roots.condemn_retired(lambda seen: ({str(manifests[0].id)}, set()))
@@ -183,7 +226,9 @@ def test_what_retention_condemned_cannot_be_pinned_in_between(log: SlotLog, auth
 def test_a_run_that_died_is_finished_by_the_next(log: SlotLog, author: Author) -> None:
     """Condemned and half stubbed, the next run goes on where the last one ended."""
     manifests = author.extend(log, 4, with_files=True)
-    RootsFile(log.store, "p").condemn_retired(lambda seen: ({str(m.id) for m in manifests[:2]}, set()))
+    RootsFile(log.store, "p").condemn_retired(
+        lambda seen: ({str(m.id) for m in manifests[:2]}, set())
+    )
     report = retention(log).run()
     assert report.retired == tuple(str(m.id) for m in manifests[:2])
     assert RootsFile(log.store, "p").read().condemned == {}
@@ -207,16 +252,24 @@ def collector(stage: Stage) -> None:
         for _ in range(3):
             policy = RetentionPolicy(keep_last=1, keep_for=0, grace=0)
             with suppress(TransientError):  # the next run goes on
-                Retention(log, policy, external=nothing, clock=ManualClock(wall_ticks=LATER), workers=1).run()
+                Retention(
+                    log, policy, external=nothing, clock=ManualClock(wall_ticks=LATER), workers=1
+                ).run()
 
     stage.actor("gc", body)
 
 
 def writer(stage: Stage, name: str) -> None:
-    """Adds a driver that writes files first and seals then; a segment of the state lives on from epoch to epoch."""
+    """Adds a driver that writes files first and seals then.
+
+    A segment of the state lives on from epoch to epoch.
+    """
 
     def body(store: MemoryStore, clock: Clock) -> None:
-        author, log = Author(), SlotLog(store, "p", clock=clock, seal_budget=3.0, jitter=lambda: 0.5)
+        author, log = (
+            Author(),
+            SlotLog(store, "p", clock=clock, seal_budget=3.0, jitter=lambda: 0.5),
+        )
         for _ in range(4):
             head = log.head()
             manifest = author.manifest(head, driver=name)
@@ -233,10 +286,16 @@ def returner(stage: Stage, name: str, steps_back: int) -> None:
     def body(store: MemoryStore, clock: Clock) -> None:
         log = SlotLog(store, "p", clock=clock, seal_budget=3.0, jitter=lambda: 0.5)
         head = log.head()
-        epochs = [f.record.id for f in log.iterate_ancestors(head.checkpoint) if isinstance(f.record, Manifest)]
+        epochs = [
+            f.record.id
+            for f in log.iterate_ancestors(head.checkpoint)
+            if isinstance(f.record, Manifest)
+        ]
         target = epochs[min(steps_back, len(epochs) - 1)] if epochs else None
         if target is not None:
-            RootsFile(store, "p").claim(name, target, timeline=head.timeline, slot=head.next_slot, who=name)
+            RootsFile(store, "p").claim(
+                name, target, timeline=head.timeline, slot=head.next_slot, who=name
+            )
             log.fork(head, target, request_id=name, who=name, why="", at=0)
 
     stage.actor(name, body)
@@ -247,7 +306,11 @@ def pinner(stage: Stage, pinned: list[CheckpointId]) -> None:
 
     def body(store: MemoryStore, clock: Clock) -> None:
         log = SlotLog(store, "p", clock=clock)
-        epochs = [f.record.id for f in log.iterate_ancestors(log.head().checkpoint) if isinstance(f.record, Manifest)]
+        epochs = [
+            f.record.id
+            for f in log.iterate_ancestors(log.head().checkpoint)
+            if isinstance(f.record, Manifest)
+        ]
         if epochs:
             pin_checkpoint(log, "golden", epochs[-1], who="pin")
             pinned.append(epochs[-1])
@@ -256,17 +319,29 @@ def pinner(stage: Stage, pinned: list[CheckpointId]) -> None:
 
 
 def everything_left_is_whole(bucket: MemoryBucket, pinned: list[CheckpointId]) -> None:
-    """Every checkpoint that is not a stub has all its files; the head and what was pinned are among them."""
+    """Every checkpoint that is not a stub has all its files.
+
+    The head and what was pinned are among them.
+    """
     log = SlotLog(MemoryStore(bucket), "p")
     head = log.head()
     for timeline in range(head.timeline + 1):
         for row in CheckpointCatalog(log, workers=1).index.summaries_of(timeline):
             filled = log.read_slot(timeline, row.slot)
             assert filled is not None
-            if isinstance(filled.record, Manifest) and str(filled.record.id) not in RootsFile(log.store, "p").read().retiring_checkpoints:
-                assert verify_checkpoint(log, filled.record.id, workers=1).verdict is CheckpointVerdict.HEALTHY
+            if (
+                isinstance(filled.record, Manifest)
+                and str(filled.record.id)
+                not in RootsFile(log.store, "p").read().retiring_checkpoints
+            ):
+                assert (
+                    verify_checkpoint(log, filled.record.id, workers=1).verdict
+                    is CheckpointVerdict.HEALTHY
+                )
     for checkpoint in pinned:
-        assert isinstance(log.open_checkpoint(checkpoint).record, Manifest), "a pinned checkpoint was retired"
+        assert isinstance(log.open_checkpoint(checkpoint).record, Manifest), (
+            "a pinned checkpoint was retired"
+        )
 
 
 def race_with_gc(script: bytes) -> None:
@@ -288,7 +363,10 @@ def race_with_gc(script: bytes) -> None:
 @RACE
 @given(SCRIPT)
 def test_gc_beside_drivers_restores_and_pins_deletes_nothing_needed(script: bytes) -> None:
-    """Whatever the interleaving, faults and crashes: every checkpoint that is left can be restored."""
+    """Whatever the interleaving, faults and crashes.
+
+    Every checkpoint that is left can be restored.
+    """
     race_with_gc(script)
 
 
@@ -302,7 +380,9 @@ def test_gc_of_undecided_attempts_would_be_found(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Retention, "_mark_needed_files", one_too_far)
     with pytest.raises((AssertionError, TidegateError, BaseExceptionGroup)):
-        settings(RACE, max_examples=500, database=None, phases=[Phase.generate])(given(SCRIPT)(race_with_gc))()
+        settings(RACE, max_examples=500, database=None, phases=[Phase.generate])(
+            given(SCRIPT)(race_with_gc)
+        )()
 
 
 def test_a_stub_is_as_good_as_its_epoch_for_a_sleeper(log: SlotLog, author: Author) -> None:
@@ -321,7 +401,12 @@ def test_a_refused_store_ends_the_run_before_anything_is_deleted(author: Author)
     author.extend(SlotLog(MemoryStore(bucket), "p"), 4, with_files=True)
     retention(SlotLog(MemoryStore(bucket), "p"), RetentionPolicy(keep_last=9)).run()
     before = set(bucket.objects)
-    away = MemoryStore(bucket, hook=lambda request: Fault.REFUSED if request.verb == "get" and "/slots/" in request.key else None)
+    away = MemoryStore(
+        bucket,
+        hook=lambda request: (
+            Fault.REFUSED if request.verb == "get" and "/slots/" in request.key else None
+        ),
+    )
     with pytest.raises(TidegateError):
         retention(SlotLog(away, "p")).run()
     assert {key for key in before if key.endswith(".parquet")} <= set(bucket.objects)

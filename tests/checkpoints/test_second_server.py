@@ -1,4 +1,7 @@
-"""The store on a second S3 server (versitygw on a plain folder): the promises are S3's, not MinIO's."""
+"""The store on a second S3 server (versitygw on a plain folder).
+
+The promises are S3's, not MinIO's.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,13 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import SecretStr
 
-from tidegate.checkpoints.holder import ProcessIdentity
 from tidegate.checkpoints.lease import Lease, LeaseLostError
-from tidegate.checkpoints.log import SlotTaken, Sealed, SlotLog
-from tidegate.checkpoints.probe import require_honest_store
-from tidegate.checkpoints.s3 import S3Settings, S3Store
-from tidegate.infra.minio_build import locate_cache_folder
-from tidegate.infra.ports import LOOPBACK, choose_free_port
-from tidegate.infra.processes import kill_processes, spawn_process
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.s3_store import S3Settings, S3Store
+from tidegate.checkpoints.slot_log import Sealed, SlotLog, SlotTaken
+from tidegate.checkpoints.store import require_honest_store
+from tidegate.infra.local_processes import LOOPBACK, choose_free_port, kill_processes, spawn_process
+from tidegate.infra.minio_server import locate_cache_folder
 
 if TYPE_CHECKING:
     from tests.checkpoints.conftest import Author
@@ -28,10 +30,16 @@ pytestmark = [pytest.mark.minio, pytest.mark.slow]
 
 
 def program() -> Path:
-    """The server, built by hand beforehand: it takes minutes, and the default tier does not need it."""
+    """The server, built by hand beforehand.
+
+    It takes minutes, and the default tier does not need it.
+    """
     found = shutil.which("versitygw") or str(locate_cache_folder() / "bin" / "versitygw")
     if not Path(found).exists():
-        pytest.skip(f"no {found}: GOBIN={Path(found).parent} go install github.com/versity/versitygw/cmd/versitygw@v1.8.0")
+        pytest.skip(
+            f"no {found}: GOBIN={Path(found).parent} go install"
+            " github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+        )
     return Path(found)
 
 
@@ -42,13 +50,28 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Store]:
     (folder / "sidecar").mkdir()
     port = choose_free_port()
     address = f"{LOOPBACK}:{port}"
-    command = [str(program()), "--port", address, "posix", "--sidecar", str(folder / "sidecar"), str(folder / "data")]
+    command = [
+        str(program()),
+        "--port",
+        address,
+        "posix",
+        "--sidecar",
+        str(folder / "sidecar"),
+        str(folder / "data"),
+    ]
     keys = {"ROOT_ACCESS_KEY": "access", "ROOT_SECRET_KEY": "secret-secret"}
     mark = spawn_process(command, log=folder / "log", env=keys)
     try:
         wait_for(port)
         secret = SecretStr(keys["ROOT_SECRET_KEY"])
-        yield S3Store(S3Settings(bucket="bucket", endpoint=f"http://{address}", access_key="access", secret_key=secret))
+        yield S3Store(
+            S3Settings(
+                bucket="bucket",
+                endpoint=f"http://{address}",
+                access_key="access",
+                secret_key=secret,
+            )
+        )
     finally:
         kill_processes([mark])
 
@@ -76,7 +99,9 @@ def test_the_log_works_on_it(store: S3Store, author: Author) -> None:
     rival = author.manifest(head)
     author.seal(log)
     assert isinstance(log.seal(rival), SlotTaken)
-    assert isinstance(log.fork(log.head(), manifests[0].id, request_id="r", who="ann", why=""), Sealed)
+    assert isinstance(
+        log.fork(log.head(), manifests[0].id, request_id="r", who="ann", why=""), Sealed
+    )
     assert log.head().record == manifests[0]
 
 

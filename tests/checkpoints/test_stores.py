@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from tidegate.checkpoints.local import LocalStore, refuse_network_file_system
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.probe import probe_store, require_honest_store
-from tidegate.checkpoints.s3 import S3Settings, S3Store
+from tidegate.checkpoints.local_store import LocalStore, refuse_network_file_system
+from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.store import (
     NotFoundError,
     OutcomeUnknownError,
@@ -22,8 +21,10 @@ from tidegate.checkpoints.store import (
     Store,
     StoreDeniedError,
     StoreUnavailableError,
+    probe_store,
+    require_honest_store,
 )
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.errors import ConfigurationError
 
 
 def test_create_fills_a_key_once(store: Store) -> None:
@@ -75,10 +76,14 @@ def test_listing_is_in_key_order_and_can_start_and_stop_anywhere(store: Store) -
         store.put(key, b"x")
     everything = [e.key for e in store.list_objects("")]
     assert everything == sorted(keys)
-    assert [e.key for e in store.list_objects("a/")] == sorted(k for k in keys if k.startswith("a/"))
+    assert [e.key for e in store.list_objects("a/")] == sorted(
+        k for k in keys if k.startswith("a/")
+    )
     assert [e.key for e in store.list_objects("a")] == sorted(k for k in keys if k.startswith("a"))
     for start in [*keys, "a/b", "zzz", "a/1x"]:
-        assert [e.key for e in store.list_objects("", start_after=start)] == sorted(k for k in keys if k > start)
+        assert [e.key for e in store.list_objects("", start_after=start)] == sorted(
+            k for k in keys if k > start
+        )
     assert [e.key for e in store.list_objects("", limit=3)] == sorted(keys)[:3]
     assert list(store.list_objects("", limit=0)) == []
     assert store.list_folders("") == ["a", "a-b", "b"]
@@ -140,7 +145,11 @@ def test_a_store_that_ignores_conditions_is_refused() -> None:
         def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:
             return self.put(key, data)
 
-    assert probe_store(Liar()).broken_promises == ["refuses_second_create", "refuses_stale_swap", "refuses_swap_of_missing"]
+    assert probe_store(Liar()).broken_promises == [
+        "refuses_second_create",
+        "refuses_stale_swap",
+        "refuses_swap_of_missing",
+    ]
     with pytest.raises(ConfigurationError, match="refuses_stale_swap"):
         require_honest_store(Liar())
 
@@ -155,7 +164,9 @@ def test_keys_cannot_leave_the_store(store: Store, key: str) -> None:
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
 def test_network_file_systems_are_refused(kind: str) -> None:
     """The type of the longest mount point above the folder decides."""
-    mounts = f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:5 / /data rw shared:1 - {kind} server:/x rw\n"
+    mounts = (
+        f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:5 / /data rw shared:1 - {kind} server:/x rw\n"
+    )
     refuse_network_file_system(Path("/database"), mounts)
     with pytest.raises(ConfigurationError, match="network file system"):
         refuse_network_file_system(Path("/data/store"), mounts)
@@ -168,7 +179,9 @@ def test_a_folder_that_cannot_be_used_is_the_users_business(tmp_path: Path) -> N
         LocalStore(tmp_path / "file" / "store")
 
 
-def test_local_files_are_made_durable_before_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_files_are_made_durable_before_they_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Content is fsynced before link, and every folder that changed is fsynced after it."""
     store = LocalStore(tmp_path / "store")
     events: list[str] = []
@@ -176,7 +189,9 @@ def test_local_files_are_made_durable_before_they_are_named(tmp_path: Path, monk
 
     def noted_fsync(handle: int) -> None:
         target = Path(os.readlink(f"/proc/self/fd/{handle}"))
-        events.append("folder " + str(target.relative_to(store.root)) if target.is_dir() else "content")
+        events.append(
+            "folder " + str(target.relative_to(store.root)) if target.is_dir() else "content"
+        )
         fsync(handle)
 
     def noted_link(source: Path, target: Path) -> None:
@@ -189,7 +204,9 @@ def test_local_files_are_made_durable_before_they_are_named(tmp_path: Path, monk
     assert events == ["content", "link", "folder a/b", "folder a", "folder ."]
 
 
-def test_an_error_after_naming_is_an_unknown_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_after_naming_is_an_unknown_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When the folder cannot be made durable, nobody may say whether the write happened."""
     store = LocalStore(tmp_path / "store")
     store.put("a/x", b"")
@@ -250,7 +267,11 @@ def test_a_refused_request_is_known_to_have_no_effect() -> None:
         return Fault.REFUSED
 
     store = MemoryStore(hook=hook)
-    for ask in (lambda: store.put("k", b""), lambda: store.get("k"), lambda: store.list_objects("")):
+    for ask in (
+        lambda: store.put("k", b""),
+        lambda: store.get("k"),
+        lambda: store.list_objects(""),
+    ):
         with pytest.raises(StoreUnavailableError):
             ask()
     assert store.bucket.objects == {}
@@ -284,7 +305,13 @@ def test_secrets_stay_out_of_the_settings_text() -> None:
 
 def test_an_absent_server_is_transient_and_nothing_was_sent() -> None:
     """A refused connection is unavailable, not unknown, also for conditional writes."""
-    settings = S3Settings(bucket="b", endpoint="http://127.0.0.1:1", access_key="a", secret_key=SecretStr("s"), budget=0.2)
+    settings = S3Settings(
+        bucket="b",
+        endpoint="http://127.0.0.1:1",
+        access_key="a",
+        secret_key=SecretStr("s"),
+        budget=0.2,
+    )
     store = S3Store(settings)
     with pytest.raises(StoreUnavailableError, match="cannot connect"):
         store.create("k", b"")

@@ -6,13 +6,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
-from tidegate.checkpoints.roots import RootsFile
+from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, StoreDeniedError
-from tidegate.checkpoints.verify import VerificationFinding, ObjectProblem, CheckpointVerdict, condemn_if_damaged, scrub_checkpoints, verify_checkpoint
+from tidegate.checkpoints.verify import (
+    CheckpointVerdict,
+    ObjectProblem,
+    VerificationFinding,
+    condemn_if_damaged,
+    scrub_checkpoints,
+    verify_checkpoint,
+)
 
 if TYPE_CHECKING:
     from tests.checkpoints.conftest import Author
@@ -29,7 +36,11 @@ def test_a_whole_checkpoint_is_healthy_on_every_store(store: Store, author: Auth
     one, two = author.extend(log, 2, with_files=True)
     for manifest in (one, two):
         result = verify_checkpoint(log, manifest.id)
-        assert (result.verdict, result.objects, result.checksums) == (CheckpointVerdict.HEALTHY, 3, True)
+        assert (result.verdict, result.objects, result.checksums) == (
+            CheckpointVerdict.HEALTHY,
+            3,
+            True,
+        )
         assert not condemn_if_damaged(log, result)
 
 
@@ -40,7 +51,9 @@ def test_damage_is_named_and_condemned(log: SlotLog, author: Author) -> None:
     log.store.delete(first)
     log.store.put(second, b"short")
     log.store.put(third, b"x" * len(log.store.get(third).data))
-    for manifest, problem in zip(manifests, (ObjectProblem.MISSING, ObjectProblem.SIZE, ObjectProblem.CHECKSUM), strict=True):
+    for manifest, problem in zip(
+        manifests, (ObjectProblem.MISSING, ObjectProblem.SIZE, ObjectProblem.CHECKSUM), strict=True
+    ):
         result = verify_checkpoint(log, manifest.id)
         assert [f.problem for f in result.findings] == [problem]
         assert condemn_if_damaged(log, result)
@@ -59,7 +72,9 @@ def test_an_absent_store_is_evidence_of_nothing(verb: str, author: Author) -> No
         return Fault.REFUSED if request.verb == verb and "/slots/" not in request.key else None
 
     result = verify_checkpoint(SlotLog(MemoryStore(bucket, hook=hook), "p"), manifest.id)
-    expected = CheckpointVerdict.DAMAGED if verb == "get" else CheckpointVerdict.UNKNOWN  # presence is told by head and list alone
+    expected = (
+        CheckpointVerdict.DAMAGED if verb == "get" else CheckpointVerdict.UNKNOWN
+    )  # presence is told by head and list alone
     assert result.verdict is expected
 
 
@@ -84,16 +99,25 @@ def test_a_slot_that_cannot_be_reached_is_unknown(author: Author) -> None:
     assert verify_checkpoint(away, manifest.id).verdict is CheckpointVerdict.UNKNOWN
 
 
-def test_a_record_that_was_changed_is_found_through_its_successor(log: SlotLog, author: Author) -> None:
+def test_a_record_that_was_changed_is_found_through_its_successor(
+    log: SlotLog, author: Author
+) -> None:
     """The successor names the hash of the original bytes; the successor itself stays healthy."""
     one, two, three = author.extend(log, 3)
     log.store.put(log.layout.slot_key(0, 2), two.model_copy(update={"driver": "forger"}).to_bytes())
-    assert [verify_checkpoint(log, m.id).verdict for m in (one, two, three)] == [CheckpointVerdict.HEALTHY, CheckpointVerdict.DAMAGED, CheckpointVerdict.HEALTHY]
+    assert [verify_checkpoint(log, m.id).verdict for m in (one, two, three)] == [
+        CheckpointVerdict.HEALTHY,
+        CheckpointVerdict.DAMAGED,
+        CheckpointVerdict.HEALTHY,
+    ]
     assert problems(log, two.id) == [ObjectProblem.CHAIN]
 
 
 def test_garbage_in_a_slot_does_not_condemn_its_neighbours(log: SlotLog, author: Author) -> None:
-    """A record that cannot be read is damaged; what follows it verifies by itself, and what precedes it is not condemned."""
+    """A record that cannot be read is damaged.
+
+    What follows it verifies by itself, and what precedes it is not condemned.
+    """
     one, two, three = author.extend(log, 3)
     log.store.put(log.layout.slot_key(0, 2), b"{")
     assert problems(log, two.id) == [ObjectProblem.UNREADABLE]
@@ -109,20 +133,36 @@ def test_checkpoints_that_never_were(log: SlotLog, author: Author) -> None:
     filled = log.read_slot(0, 1)
     assert filled is not None
     stub = RetiredEpoch(
-        timeline=0, slot=1, attempt=one.attempt, parent=None, parent_sha256=None, original_sha256="0", created_at=0, retired_at=0
+        timeline=0,
+        slot=1,
+        attempt=one.attempt,
+        parent=None,
+        parent_sha256=None,
+        original_sha256="0",
+        created_at=0,
+        retired_at=0,
     )
     log.store.put(filled.key, stub.to_bytes())
     assert verify_checkpoint(log, one.id).verdict is CheckpointVerdict.RETIRED
 
 
 def test_the_deep_check_has_the_last_word(log: SlotLog, author: Author) -> None:
-    """A recount that finds less than the manifest says condemns; it is not asked about files that are broken already."""
+    """A recount that finds less than the manifest says condemns.
+
+    It is not asked about files that are broken already.
+    """
     manifest = author.seal(log, with_files=True)
     asked: list[Manifest] = []
 
     def recount(seen: Manifest) -> list[VerificationFinding]:
         asked.append(seen)
-        return [VerificationFinding(key=seen.segments[0].key, problem=ObjectProblem.CONTENT, detail="9 rows instead of 10")]
+        return [
+            VerificationFinding(
+                key=seen.segments[0].key,
+                problem=ObjectProblem.CONTENT,
+                detail="9 rows instead of 10",
+            )
+        ]
 
     result = verify_checkpoint(log, manifest.id, deep=recount)
     assert (result.verdict, result.deep) == (CheckpointVerdict.DAMAGED, True)
@@ -136,4 +176,8 @@ def test_a_scrub_goes_on_after_damage(log: SlotLog, author: Author) -> None:
     manifests = author.extend(log, 3, with_files=True)
     log.store.delete(manifests[1].segments[0].key)
     verdicts = [result.verdict for result in scrub_checkpoints(log, [m.id for m in manifests])]
-    assert verdicts == [CheckpointVerdict.HEALTHY, CheckpointVerdict.DAMAGED, CheckpointVerdict.HEALTHY]
+    assert verdicts == [
+        CheckpointVerdict.HEALTHY,
+        CheckpointVerdict.DAMAGED,
+        CheckpointVerdict.HEALTHY,
+    ]

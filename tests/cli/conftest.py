@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tidegate.checkpoints.canonical import sha256_of_bytes
-from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.layout import CheckpointId, generate_attempt_id
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
+from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.cli.main import app
-from tidegate.jobs.spec.time import TICK_MIN
+from tidegate.time_units import TICK_MIN
 
 SEALED = 1_750_000_000_000_000
 SPEC = """\
@@ -88,7 +88,13 @@ def spec_file(tmp_path: Path) -> Path:
     return path
 
 
-def seal(log: SlotLog, *, sketches: dict[str, Any] | None = None, spec_digest: str = "d" * 64, why: str = "no data") -> Manifest:
+def seal(
+    log: SlotLog,
+    *,
+    sketches: dict[str, Any] | None = None,
+    spec_digest: str = "d" * 64,
+    why: str = "no data",
+) -> Manifest:
     """One more epoch: ten rows read, nine released, one late; one file."""
     head = log.head()
     slot, attempt = head.next_slot, generate_attempt_id()
@@ -96,7 +102,9 @@ def seal(log: SlotLog, *, sketches: dict[str, Any] | None = None, spec_digest: s
     data = str(checkpoint).encode()
     key = f"{log.layout.table_prefix('events', checkpoint)}part-0.parquet"
     log.store.put(key, data)
-    file = FileRef(key=key, rows=9, bytes=len(data), sha256=sha256_of_bytes(data), kind="table:events")
+    file = FileRef(
+        key=key, rows=9, bytes=len(data), sha256=sha256_of_bytes(data), kind="table:events"
+    )
     counters: dict[str, int] = {"read": 10 * slot, "released": 9 * slot, "late": slot}
     frontier = 1_000_000 * slot
     manifest = Manifest(
@@ -113,13 +121,20 @@ def seal(log: SlotLog, *, sketches: dict[str, Any] | None = None, spec_digest: s
         driver="driver1",
         recorded_now=SEALED,
         cut={"EWR/0": {"start": slot - 1, "end": slot, "pending": slot % 2 == 0}},
-        decider={"output": {"value": frontier, "inputs": {"EWR": {"frontier": frontier, "status": "active", "aligned": True}}}},
+        decider={
+            "output": {
+                "value": frontier,
+                "inputs": {"EWR": {"frontier": frontier, "status": "active", "aligned": True}},
+            }
+        },
         decision={
             "frontier_before": frontier - 1_000_000 if slot > 1 else TICK_MIN,
             "frontier_after": frontier,
             "holder": {"member": "EWR/0", "since": SEALED, "why": why},
         },
-        counters=Counters(read=10 * slot, released=9 * slot, late=slot, per_source={"EWR": counters}),
+        counters=Counters(
+            read=10 * slot, released=9 * slot, late=slot, per_source={"EWR": counters}
+        ),
         files={"events": [file]},
         notes={"sketches": sketches} if sketches else {},
         timings={"move": 0.5, "seal": 0.01},

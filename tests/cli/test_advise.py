@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli, seal
 
-from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.slot_log import SlotLog
 
-SKETCH = {"EWR": {"gamma": 1.01, "buckets": {"0": 950, "1801": 49, "2332": 1}}}  # a minute, and about three and a half hours
+SKETCH = {
+    "EWR": {"gamma": 1.01, "buckets": {"0": 950, "1801": 49, "2332": 1}}
+}  # a minute, and about three and a half hours
 
 
 @pytest.fixture
@@ -24,7 +26,11 @@ def test_lags_and_cost_as_json(cli: Cli, sketched: SlotLog, spec_file: Path) -> 
     assert (data["pipeline"], data["epochs"], data["last_slot"]) == ("flights", 5, 5)
     source = data["sources"]["EWR"]
     assert (source["rows"], source["rows_read"], source["rows_late"]) == (2000, 50, 5)
-    assert source["present"] == {"lag_us": 3_600_000_000, "delay_us": 3_600_000_000, "late_share": 0.001}
+    assert source["present"] == {
+        "lag_us": 3_600_000_000,
+        "delay_us": 3_600_000_000,
+        "late_share": 0.001,
+    }
     lags = [target["lag_us"] for target in source["targets"]]
     assert 60_000_000 <= lags[0] == lags[1] <= 60_600_000
     assert lags[2] > 3_600_000_000
@@ -60,7 +66,9 @@ def test_no_sketch_is_said(cli: Cli, log: SlotLog) -> None:
 
 
 @pytest.mark.parametrize(("name", "start"), [("curve.svg", b"<?xml"), ("curve.png", b"\x89PNG")])
-def test_picture_is_drawn(cli: Cli, sketched: SlotLog, spec_file: Path, name: str, start: bytes) -> None:
+def test_picture_is_drawn(
+    cli: Cli, sketched: SlotLog, spec_file: Path, name: str, start: bytes
+) -> None:
     """The curve can be looked at, in either form."""
     assert "drawn" in cli("advise", str(spec_file), "--plot", name).out
     assert Path(name).read_bytes().startswith(start)

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli, ids, seal
 
-from tidegate.checkpoints.clock import SystemClock
-from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
-from tidegate.checkpoints.lease import ProcessIdentity, Lease
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.specs import write_spec
+from tidegate.checkpoints.checkpoint_specs import write_spec
+from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.host_clock import SystemClock
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.spec.loader import load_spec
 
 
@@ -24,7 +25,9 @@ def test_list_is_newest_first_and_limited(cli: Cli, log: SlotLog) -> None:
 
 def test_show_takes_a_prefix(cli: Cli, log: SlotLog) -> None:
     """The beginning of an id is enough; the manifest comes whole with --json."""
-    assert cli("checkpoints", "show", "flights", "t0-000002", "--json").data["counters"]["read"] == 20
+    assert (
+        cli("checkpoints", "show", "flights", "t0-000002", "--json").data["counters"]["read"] == 20
+    )
     said = cli("checkpoints", "show", "flights", "latest")
     assert "rows since the beginning" in said.out
     assert "EWR/0" in said.out
@@ -48,7 +51,10 @@ def test_restore_asks_and_tells_what_it_costs(cli: Cli, log: SlotLog) -> None:
     said = cli("checkpoints", "restore", "flights", "t0-000001", input="n\n")
     assert (said.exit_code, "2 epochs are taken back" in said.out) == (1, True)
     assert log.head().timeline == 0
-    assert cli("checkpoints", "restore", "flights", "t0-000001", "--yes", "--why", "bad day").exit_code == 0
+    assert (
+        cli("checkpoints", "restore", "flights", "t0-000001", "--yes", "--why", "bad day").exit_code
+        == 0
+    )
     head, (fork,) = SlotLog(log.store, "flights").head(), log.list_forks()
     assert (head.timeline, head.slot, fork.why) == (1, 1, "bad day")
     wish = read_desired_state(log.store, "flights")
@@ -58,11 +64,17 @@ def test_restore_asks_and_tells_what_it_costs(cli: Cli, log: SlotLog) -> None:
 def test_dry_run_changes_nothing(cli: Cli, log: SlotLog) -> None:
     """A plan is only a plan."""
     said = cli("checkpoints", "restore", "flights", "t0-000002", "--dry-run", "--json")
-    assert (said.data["done"], said.data["epochs_rewound"], said.data["tables"]) == (False, 1, {"events": 9})
+    assert (said.data["done"], said.data["epochs_rewound"], said.data["tables"]) == (
+        False,
+        1,
+        {"events": 9},
+    )
     assert log.head().timeline == 0
 
 
-def test_restore_under_a_live_driver_is_refused(cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restore_under_a_live_driver_is_refused(
+    cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Somebody who renews the lease keeps it; the message says how to stop the stream."""
     lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     # The observer's pause is when the holder renews; nobody really waits.
@@ -72,11 +84,16 @@ def test_restore_under_a_live_driver_is_refused(cli: Cli, log: SlotLog, monkeypa
     assert log.head().timeline == 0
 
 
-def test_a_stopped_pipeline_stays_stopped_through_a_restore_until_it_is_started(cli: Cli, log: SlotLog) -> None:
+def test_a_stopped_pipeline_stays_stopped_through_a_restore_until_it_is_started(
+    cli: Cli, log: SlotLog
+) -> None:
     """Nobody drives it; `start` says that it may run again."""
     assert "stays stopped" in cli("stop", "flights", "--why", "upgrade").out
     assert cli("checkpoints", "restore", "flights", "t0-000001", "--yes").exit_code == 0
-    assert (read_desired_state(log.store, "flights").state, read_desired_state(log.store, "flights").why) == (DesiredState.STOPPED, "upgrade")
+    assert (
+        read_desired_state(log.store, "flights").state,
+        read_desired_state(log.store, "flights").why,
+    ) == (DesiredState.STOPPED, "upgrade")
     assert "who stands by takes over" in cli("start", "flights").out
     assert read_desired_state(log.store, "flights").state is DesiredState.RUN
 
@@ -101,9 +118,13 @@ def test_nobody_starts_a_pipeline_in_the_middle_of_a_restore(cli: Cli, log: Slot
 def test_latest_healthy_passes_over_what_the_checks_condemned(cli: Cli, log: SlotLog) -> None:
     """The newest checkpoint that a quality run found well, not the newest."""
     runs = [
-        {"checkpoint": str(f.epoch.id), "verdict": v} for f, v in zip(log.epochs_between(0, 1, 3), ("pass", "warn", "fail"), strict=True)
+        {"checkpoint": str(f.epoch.id), "verdict": v}
+        for f, v in zip(log.epochs_between(0, 1, 3), ("pass", "warn", "fail"), strict=True)
     ]
-    log.store.put("flights/quality/history.json", json.dumps({"format_version": 1, "runs": runs[::-1]}).encode())
+    log.store.put(
+        "flights/quality/history.json",
+        json.dumps({"format_version": 1, "runs": runs[::-1]}).encode(),
+    )
     assert cli("checkpoints", "show", "flights", "latest_healthy", "--json").data["slot"] == 2
 
 
@@ -135,16 +156,26 @@ def test_everything_shows_restores(cli: Cli, log: SlotLog) -> None:
     assert "restore of t0-000001" in said.out
 
 
-def test_a_changed_spec_is_judged_before_anything_is_restored(cli: Cli, log: SlotLog, spec_file: Path) -> None:
-    """What is kept is printed first; what would be misread is refused, and the log stays as it is."""
+def test_a_changed_spec_is_judged_before_anything_is_restored(
+    cli: Cli, log: SlotLog, spec_file: Path
+) -> None:
+    """What is kept is printed first.
+
+    What would be misread is refused, and the log stays as it is.
+    """
     old = load_spec(spec_file)
     write_spec(log.store, old)
     sealed = seal(log, spec_digest=old.digest())
     seal(log)
     spec_file.write_text(spec_file.read_text().replace("lag: 1h", "lag: 2h"))
     said = cli("checkpoints", "restore", str(spec_file), str(sealed.id), "--dry-run", "--json")
-    assert [(c["what"], c["verdict"]) for c in said.data["spec_changes"]] == [("sources.EWR.lag", "kept")]
-    assert "sources.EWR.lag" in cli("checkpoints", "restore", str(spec_file), str(sealed.id), "--dry-run").out
+    assert [(c["what"], c["verdict"]) for c in said.data["spec_changes"]] == [
+        ("sources.EWR.lag", "kept")
+    ]
+    assert (
+        "sources.EWR.lag"
+        in cli("checkpoints", "restore", str(spec_file), str(sealed.id), "--dry-run").out
+    )
     spec_file.write_text(spec_file.read_text().replace("inbox/EWR", "inbox/elsewhere"))
     head = log.head()
     said = cli("checkpoints", "restore", str(spec_file), str(sealed.id), "--yes")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.cli.conftest import Cli
 
-from tidegate.checkpoints.driver_logs import DriverLog
-from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.driver_reports import DriverLog
+from tidegate.checkpoints.slot_log import SlotLog
 
 OLD, NEW = "20260101T000000-aaaaaa", "20260102T000000-bbbbbb"
 
@@ -22,8 +22,14 @@ def _sent(log: SlotLog, tmp_path: Path) -> None:
 def test_the_driver_started_last_is_shown(cli: Cli, log: SlotLog, tmp_path: Path) -> None:
     """Its last lines; another one by its name; all names on demand."""
     _sent(log, tmp_path)
-    assert cli("logs", "flights", "-n", "2").out.splitlines() == [f"{NEW} line 98", f"{NEW} line 99"]
-    assert cli("logs", "flights", "--attempt", OLD, "-n", "1", "--json").data == {"attempt": OLD, "lines": [f"{OLD} line 99"]}
+    assert cli("logs", "flights", "-n", "2").out.splitlines() == [
+        f"{NEW} line 98",
+        f"{NEW} line 99",
+    ]
+    assert cli("logs", "flights", "--attempt", OLD, "-n", "1", "--json").data == {
+        "attempt": OLD,
+        "lines": [f"{OLD} line 99"],
+    }
     assert cli("logs", "flights", "--attempts").out.split() == [NEW, OLD]
 
 

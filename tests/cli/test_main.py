@@ -9,21 +9,38 @@ import pytest
 from ruamel.yaml import YAML
 from tests.cli.conftest import SPEC, Cli
 
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import SlotLog
-from tidegate.jobs.cli import context, output
-from tidegate.jobs.spec.errors import FencedError, PoisonError, TransientError
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import FencedError, PoisonError, TransientError
+from tidegate.jobs.cli import arguments, output
 
 
 def test_help_imports_nothing_heavy() -> None:
     """`tidegate --help` answers at once: no pydantic, no Spark, no boto3, no Arrow."""
     code = "import sys; from tidegate.jobs.cli.main import app; print(*sys.modules)"
-    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
-    heavy = {"pydantic", "pyspark", "boto3", "pyarrow", "pandas", "airflow", "great_expectations", "pyiceberg", "duckdb"}
+    loaded = set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
+    heavy = {
+        "pydantic",
+        "pyspark",
+        "boto3",
+        "pyarrow",
+        "pandas",
+        "airflow",
+        "great_expectations",
+        "pyiceberg",
+        "duckdb",
+    }
     assert loaded & heavy == set()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "-h"], ["checkpoints", "restore", "--help"], ["demo", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["run", "-h"], ["checkpoints", "restore", "--help"], ["demo", "--help"]],
+)
 def test_help_is_there(cli: Cli, arguments: list[str]) -> None:
     """Every command explains itself."""
     assert "sage:" in cli(*arguments).out
@@ -60,7 +77,9 @@ def test_error_with_json_is_an_envelope_too(cli: Cli, log: SlotLog) -> None:
     assert "next:" in said.err
 
 
-@pytest.mark.parametrize(("kind", "code"), [(PoisonError, 1), (TransientError, 3), (FencedError, 4)])
+@pytest.mark.parametrize(
+    ("kind", "code"), [(PoisonError, 1), (TransientError, 3), (FencedError, 4)]
+)
 def test_exit_code_follows_the_class(
     cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch, kind: type[PoisonError], code: int
 ) -> None:
@@ -69,21 +88,31 @@ def test_exit_code_follows_the_class(
     def fail(store: object) -> None:
         raise kind("it broke", code="x", kept="everything", advice="wait")
 
-    monkeypatch.setattr(context, "list_pipelines", fail)
+    monkeypatch.setattr(arguments, "list_pipelines", fail)
     said = cli("status")
     assert said.exit_code == code
-    assert [line.split(":")[0] for line in said.err.strip().splitlines()] == [f"{kind.failure_class.value} error", "kept", "next"]
+    assert [line.split(":")[0] for line in said.err.strip().splitlines()] == [
+        f"{kind.failure_class.value} error",
+        "kept",
+        "next",
+    ]
 
 
-def test_unexpected_error_has_no_traceback_unless_asked(cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_has_no_traceback_unless_asked(
+    cli: Cli, log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A defect is one sentence, and the whole story with TIDEGATE_DEBUG=1."""
 
     def fail(store: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(context, "list_pipelines", fail)
+    monkeypatch.setattr(arguments, "list_pipelines", fail)
     said = cli("status")
-    assert (said.exit_code, "RuntimeError: boom" in said.err, "Traceback" in said.err) == (1, True, False)
+    assert (said.exit_code, "RuntimeError: boom" in said.err, "Traceback" in said.err) == (
+        1,
+        True,
+        False,
+    )
     monkeypatch.setenv("TIDEGATE_DEBUG", "1")
     with pytest.raises(RuntimeError, match="boom"):
         cli("status")
@@ -94,14 +123,16 @@ def test_wrong_option_is_two(cli: Cli) -> None:
     assert cli("status", "--nope").exit_code == 2
 
 
-def test_store_comes_from_option_then_environment_then_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_store_comes_from_option_then_environment_then_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The nearest word wins."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TIDEGATE_STORE", raising=False)
-    assert context.resolve_store_url(None) == ".tidegate/store"
+    assert arguments.resolve_store_url(None) == ".tidegate/store"
     monkeypatch.setenv("TIDEGATE_STORE", "memory://env")
-    assert context.resolve_store_url(None) == "memory://env"
-    assert context.resolve_store_url("memory://own") == "memory://own"
+    assert arguments.resolve_store_url(None) == "memory://env"
+    assert arguments.resolve_store_url("memory://own") == "memory://own"
 
 
 def test_spec_is_found_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -111,9 +142,9 @@ def test_spec_is_found_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     for folder in ("dags/pipelines", "mine"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "flights.yaml").write_text(SPEC)
-    assert context.resolve_spec_path("flights") == Path("dags/pipelines/flights.yaml")
+    assert arguments.resolve_spec_path("flights") == Path("dags/pipelines/flights.yaml")
     monkeypatch.setenv("TIDEGATE_PIPELINES", str(tmp_path / "mine"))
-    assert context.resolve_spec_path("flights") == tmp_path / "mine" / "flights.yaml"
+    assert arguments.resolve_spec_path("flights") == tmp_path / "mine" / "flights.yaml"
 
 
 def test_validate_names_line_and_field(cli: Cli, spec_file: Path) -> None:
@@ -129,15 +160,21 @@ def test_validate_names_line_and_field(cli: Cli, spec_file: Path) -> None:
 
 def test_validate_takes_edge_events(cli: Cli, spec_file: Path) -> None:
     """A window beside them says that its results are final when they are told."""
-    window = "windows: {w: {kind: tumbling, size: 1h, keys: [carrier], aggregates: {n: count(*)}}}\n"
-    spec_file.write_text(SPEC.replace("lag: 1h", "lag: 1h, edges: {kind: carrier, keys: [carrier]}") + window)
+    window = (
+        "windows: {w: {kind: tumbling, size: 1h, keys: [carrier], aggregates: {n: count(*)}}}\n"
+    )
+    spec_file.write_text(
+        SPEC.replace("lag: 1h", "lag: 1h, edges: {kind: carrier, keys: [carrier]}") + window
+    )
     said = cli("validate", str(spec_file))
     assert (said.exit_code, "lateness must be 0 and late_unit event" in said.err) == (2, True)
     spec_file.write_text(spec_file.read_text().replace("size: 1h", "size: 1h, late_unit: event"))
     assert "valid; pipeline flights" in cli("validate", str(spec_file)).out
 
 
-def test_validate_warns_where_one_row_can_move_the_frontier_anywhere(cli: Cli, spec_file: Path) -> None:
+def test_validate_warns_where_one_row_can_move_the_frontier_anywhere(
+    cli: Cli, spec_file: Path
+) -> None:
     """`max_jump` is off unless it is set, and that is said."""
     said = cli("validate", str(spec_file))
     assert (said.exit_code, "warning: max_jump is off (EWR)" in said.out) == (0, True)
@@ -180,26 +217,33 @@ def test_ages_and_sizes_for_people() -> None:
 
 
 def test_store_of_the_stack_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`--store stack` takes address and keys from the local stack; without it an own store here comes first."""
-    from tidegate.infra import stack
+    """`--store stack` takes address and keys from the local stack.
+
+    Without it an own store here comes first.
+    """
+    from tidegate.infra import local_stack
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TIDEGATE_STORE", raising=False)
-    monkeypatch.setattr(stack.Stack, "environment", lambda self: {"TIDEGATE_STORE": "s3://bucket"})
+    monkeypatch.setattr(
+        local_stack.Stack, "environment", lambda self: {"TIDEGATE_STORE": "s3://bucket"}
+    )
     (tmp_path / ".tidegate").mkdir()
     (tmp_path / ".tidegate" / "stack.json").write_text("{}")
-    assert context.resolve_store_url("stack") == "s3://bucket"
+    assert arguments.resolve_store_url("stack") == "s3://bucket"
     monkeypatch.delenv("TIDEGATE_STORE")
-    assert context.resolve_store_url(None) == "s3://bucket"
+    assert arguments.resolve_store_url(None) == "s3://bucket"
     monkeypatch.delenv("TIDEGATE_STORE")
     LocalStore(tmp_path / ".tidegate" / "store")
-    assert context.resolve_store_url(None) == ".tidegate/store"
+    assert arguments.resolve_store_url(None) == ".tidegate/store"
 
 
 def test_a_schema_is_proposed_from_an_object(cli: Cli, tmp_path: Path) -> None:
     """As YAML that a spec takes; an object that is something else is said to be."""
     (tmp_path / "a.json").write_text('{"at": "2026-03-01T00:00:00Z", "n": 1, "a: b": "x"}\n')
     said = cli("infer", "a.json").out
-    assert YAML(typ="safe").load(said) == {"schema": {"at": "timestamp", "n": "long", "a: b": "string"}}
+    assert YAML(typ="safe").load(said) == {
+        "schema": {"at": "timestamp", "n": "long", "a: b": "string"}
+    }
     assert cli("infer", "a.json", "--format", "parquet").exit_code == 2
     assert cli("infer", str(tmp_path / "a")).exit_code == 2

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli
 
-from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import TransientError
 from tidegate.jobs.driver import housekeeping
-from tidegate.jobs.sinks.compaction import CompactionResult
-from tidegate.jobs.spec.errors import TransientError
+from tidegate.jobs.sinks.table_compaction import CompactionResult
 
 
 def test_storage_counts_by_kind(cli: Cli, log: SlotLog, spec_file: Path) -> None:
@@ -31,14 +31,23 @@ def test_a_dry_run_keeps_everything(cli: Cli, log: SlotLog, spec_file: Path) -> 
     assert said.data["retired"] == []
 
 
-def test_gc_says_how_many_files_became_how_many(cli: Cli, log: SlotLog, spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_says_how_many_files_became_how_many(
+    cli: Cli, log: SlotLog, spec_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Compaction is part of it, in words and as JSON; why it was left is said as well."""
-    found = {"events": CompactionResult(1200, 3), "late": CompactionResult(0, 0, "another engine deleted single rows of it")}
+    found = {
+        "events": CompactionResult(1200, 3),
+        "late": CompactionResult(0, 0, "another engine deleted single rows of it"),
+    }
     monkeypatch.setattr(housekeeping, "compact_tables", lambda *_: found)
     said = cli("gc", "flights.yaml").out
     assert "events: 1,200 data files became 3" in said
     assert "late is not compacted: another engine deleted single rows of it" in said
-    assert cli("gc", "flights.yaml", "--json").data["compacted"]["events"] == {"before": 1200, "after": 3, "skipped": ""}
+    assert cli("gc", "flights.yaml", "--json").data["compacted"]["events"] == {
+        "before": 1200,
+        "after": 3,
+        "skipped": "",
+    }
 
     def away(*_: object) -> dict[str, CompactionResult]:
         raise TransientError("the catalog is away", code="compaction.unavailable")

@@ -1,4 +1,7 @@
-"""Real tables under the command line: the engine on its reference mover, a local store, Iceberg, Great Expectations."""
+"""Real tables under the command line.
+
+The engine on its reference mover, a local store, Iceberg, Great Expectations.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,24 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.engine.harness import Bench, barrier, row, spec_of
 
-from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.expectations import __main__ as expectations
-from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]  # pyiceberg and GX warn about their own dependencies
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.filterwarnings("ignore"),
+]  # pyiceberg and GX warn about their own dependencies
 
 
 @pytest.fixture
 def spec_file(tmp_path: Path) -> Path:
     path = tmp_path / "p.yaml"
-    path.write_text(json.dumps(spec_of().model_dump(mode="json", by_alias=True, exclude_defaults=True)))  # JSON is YAML
+    path.write_text(
+        json.dumps(spec_of().model_dump(mode="json", by_alias=True, exclude_defaults=True))
+    )  # JSON is YAML
     return path
 
 
@@ -51,7 +59,10 @@ def test_tables_and_status_agree_with_the_log(cli: Cli, bench: Bench, spec_file:
     """What the tables hold is what the manifests count, and nothing is unpublished."""
     counts = {r["table"]: r["rows"] for r in cli("tables", "p.yaml", "--json").data}
     status: dict[str, Any] = cli("status", "p.yaml", "--json").data
-    assert (counts["events"], counts["late"]) == (status["rows"]["released"], len(bench.rows("late")))
+    assert (counts["events"], counts["late"]) == (
+        status["rows"]["released"],
+        len(bench.rows("late")),
+    )
     assert (status["unpublished"], counts["checkpoints"]) == (0, len(bench.epochs()))
     assert set(status["sources"]) == {"a", "b"}
     shown = cli("tables", "p.yaml", "w", "--current", "--json").data["rows"]
@@ -61,7 +72,10 @@ def test_tables_and_status_agree_with_the_log(cli: Cli, bench: Bench, spec_file:
 def test_quality_finds_nothing_wrong_with_an_exact_pipeline(
     bench: Bench, spec_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every critical check holds on tables that a real sink wrote; the result names the checkpoint that was looked at."""
+    """Every critical check holds on tables that a real sink wrote.
+
+    The result names the checkpoint that was looked at.
+    """
     assert expectations.main(["run", str(spec_file), "--store", bench.store.url, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)["data"]
     assert [c["id"] for c in result["failed"] if c["severity"] == "critical"] == []

@@ -10,19 +10,17 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli
 from tests.cli.test_splice import OBJECTS, SPEC, Shop
-from tests.minio_server import RealMinio
+from tests.servers.minio import RealMinio
 
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.probe import require_honest_store
-from tidegate.checkpoints.retention import RetentionPolicy, Retention
-from tidegate.checkpoints.store import StoreDeniedError
-from tidegate.infra.minio import Credentials
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.retention import Retention, RetentionPolicy
+from tidegate.checkpoints.store import StoreDeniedError, require_honest_store
 from tidegate.infra.policies import Role, build_policy
-from tidegate.infra.provision import grant_policy
+from tidegate.infra.provision import Credentials, grant_policy
 from tidegate.jobs.driver.backfill import make_batch_spec
 from tidegate.jobs.driver.landing_log import LandingLog
 from tidegate.jobs.spec.loader import load_spec
-from tidegate.operators.maintain import MaintainOperator
+from tidegate.operators.maintain_operator import MaintainOperator
 
 pytestmark = pytest.mark.minio
 
@@ -41,8 +39,13 @@ Become = Callable[[Role], str]
 
 
 @pytest.fixture
-def become(real_minio: RealMinio, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Become:
-    """Have the environment hold the keys of a role for the pipeline `shop`; says where its store is. The input is there."""
+def become(
+    real_minio: RealMinio, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Become:
+    """Have the environment hold the keys of a role for the pipeline `shop`.
+
+    Says where its store is. The input is there.
+    """
     prefix = secrets.token_hex(4)
     url = f"s3://{real_minio.bucket}/{prefix}"
     (tmp_path / "shop.yaml").write_text(SPEC)
@@ -55,7 +58,9 @@ def become(real_minio: RealMinio, cli: Cli, tmp_path: Path, monkeypatch: pytest.
     def change(role: Role) -> str:
         own = Credentials.generate(role.value)
         rights = build_policy(role, real_minio.bucket, "shop", prefix=prefix, inputs=["inbox/web/"])
-        grant_policy(real_minio.server.endpoint, real_minio.server.root, real_minio.bucket, own, rights)
+        grant_policy(
+            real_minio.server.endpoint, real_minio.server.root, real_minio.bucket, own, rights
+        )
         monkeypatch.setenv("TIDEGATE_STORE", url)
         monkeypatch.setenv("TIDEGATE_S3_ACCESS_KEY", own.access_key)
         monkeypatch.setenv("TIDEGATE_S3_SECRET_KEY", own.secret_key)
@@ -84,7 +89,10 @@ def asked(cli: Cli, *command: str) -> str:
 
 
 def test_driver_and_airflow(become: Become, cli: Cli, tmp_path: Path) -> None:
-    """A driver's keys are enough for the driver and for all that Airflow's tasks do: one key pair serves an Airflow."""
+    """A driver's keys are enough for the driver and for all that Airflow's tasks do.
+
+    One key pair serves an Airflow.
+    """
     url = become(Role.DRIVER)
     store = open_store(url)
     require_honest_store(store)
@@ -98,10 +106,14 @@ def test_driver_and_airflow(become: Become, cli: Cli, tmp_path: Path) -> None:
     assert shop.exact() == []
     for number in range(25):
         store.put(f"shop/logs/2026{number:04d}-aa/000000.log", b"x")
-    found = MaintainOperator(task_id="maintain", pipeline="shop", spec="shop.yaml", keep_hours=0.0).execute({})
+    found = MaintainOperator(
+        task_id="maintain", pipeline="shop", spec="shop.yaml", keep_hours=0.0
+    ).execute({})
     assert found["scrubbed"] > 0
     assert found["logs_forgotten"] > 0
-    swept = Retention(shop.log, RetentionPolicy(keep_last=1, keep_for=0, grace=0), external=lambda: ()).run()
+    swept = Retention(
+        shop.log, RetentionPolicy(keep_last=1, keep_for=0, grace=0), external=lambda: ()
+    ).run()
     assert swept.retired
     assert swept.deleted
     day = datetime(2026, 5, 1, tzinfo=UTC)

@@ -7,21 +7,33 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Cli
 
-from tidegate.infra.stack import Stack, StackStatus
-from tidegate.jobs.driver import process
+from tidegate.infra.local_stack import Stack, StackStatus
+from tidegate.jobs.driver import pipeline_run
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
-def test_run_hands_everything_to_the_driver(cli: Cli, spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_hands_everything_to_the_driver(
+    cli: Cli, spec_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Options become run options, the driver's exit code becomes the command's."""
-    calls: list[tuple[PipelineSpec, process.RunOptions]] = []
+    calls: list[tuple[PipelineSpec, pipeline_run.RunOptions]] = []
 
-    def run_pipeline(spec: PipelineSpec, options: process.RunOptions) -> int:
+    def run_pipeline(spec: PipelineSpec, options: pipeline_run.RunOptions) -> int:
         calls.append((spec, options))
         return 3
 
-    monkeypatch.setattr(process, "run_pipeline", run_pipeline)
-    said = cli("run", "flights.yaml", "--until-idle", "5", "--epochs", "7", "--recover-to", "latest_healthy", "--standby")
+    monkeypatch.setattr(pipeline_run, "run_pipeline", run_pipeline)
+    said = cli(
+        "run",
+        "flights.yaml",
+        "--until-idle",
+        "5",
+        "--epochs",
+        "7",
+        "--recover-to",
+        "latest_healthy",
+        "--standby",
+    )
     assert said.exit_code == 3
     ((spec, options),) = calls
     assert (spec.name, options.store_url, options.recover_to, options.standby) == (
@@ -49,7 +61,13 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def up(self: Stack, progress: Callable[[str], None]) -> StackStatus:
         asked.append(f"up {self.home}")
         progress("[  0.1 s] MinIO is up")
-        return StackStatus({"minio": "running"}, True, "http://127.0.0.1:1", "http://127.0.0.1:2", self.credentials_file)
+        return StackStatus(
+            {"minio": "running"},
+            True,
+            "http://127.0.0.1:1",
+            "http://127.0.0.1:2",
+            self.credentials_file,
+        )
 
     monkeypatch.setattr(Stack, "up", up)
     monkeypatch.setattr(Stack, "down", lambda self, progress: asked.append(f"down {self.home}"))
@@ -74,7 +92,11 @@ def test_stack_home_comes_from_option_then_environment(
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "env"))
     cli("down")
     cli("down", "--home", str(tmp_path / "own"))
-    assert stack == [f"down {tmp_path / '.tidegate'}", f"down {tmp_path / 'env'}", f"down {tmp_path / 'own'}"]
+    assert stack == [
+        f"down {tmp_path / '.tidegate'}",
+        f"down {tmp_path / 'env'}",
+        f"down {tmp_path / 'own'}",
+    ]
 
 
 def test_demo_gets_its_options(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""`tidegate splice` and `tidegate row` on a store with real objects and real Iceberg tables; only Spark is not there."""
+"""`tidegate splice` and `tidegate row` on a store with real objects and real Iceberg tables.
+
+Only Spark is not there.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,20 @@ import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import Cli, Said
 from tests.engine.harness import PlainSteps
+from tests.oracle.mover import ReferenceMover
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.epoch import ManifestAuthor, Engine
-from tidegate.jobs.engine.faults import NoFaults
-from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.sinks.exact import audit_exactness
-from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.small import DriverTables
-from tidegate.jobs.sinks.tables import read_table
-from tidegate.jobs.sources.objects import ObjectSource
+from tidegate.jobs.engine.epoch_engine import Engine, ManifestAuthor
+from tidegate.jobs.engine.fault_points import NoFaults
+from tidegate.jobs.sinks.exactness_audit import audit_exactness
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.output_tables import DriverTables
+from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -70,7 +73,9 @@ class Shop:
         """One object of the inbox."""
         times = [None if at is None else f"2026-05-01T{at}:00+00:00" for at, _, _ in rows]
         stamps = pa.array(times, pa.string()).cast(pa.timestamp("us", tz="UTC"))
-        table = pa.table({"at": stamps, "item": [i for _, i, _ in rows], "price": [p for _, _, p in rows]})
+        table = pa.table(
+            {"at": stamps, "item": [i for _, i, _ in rows], "price": [p for _, _, p in rows]}
+        )
         buffer = io.BytesIO()
         pq.write_table(table, buffer)
         self.store.put(f"inbox/web/{number:04d}.parquet", buffer.getvalue())
@@ -93,12 +98,18 @@ class Shop:
     def results(self, **options: Any) -> dict[tuple[str, str], tuple[int, int, int]]:
         """(hour, item) -> (sold, revenue, best)."""
         rows = self.table("hourly", current_only=True, **options)
-        return {(f"{r['window_start']:%H}", r["item"]): (r["sold"], r["revenue"], r["best"]) for r in rows}
+        return {
+            (f"{r['window_start']:%H}", r["item"]): (r["sold"], r["revenue"], r["best"])
+            for r in rows
+        }
 
     def exact(self) -> list[str]:
         """What an independent recomputation finds wrong."""
         return audit_exactness(
-            self.spec, self.store, self.log, lambda name: read_table(self.spec, self.store, name, current_only=True)
+            self.spec,
+            self.store,
+            self.log,
+            lambda name: read_table(self.spec, self.store, name, current_only=True),
         ).problems
 
 
@@ -118,7 +129,10 @@ def _ask(cli: Cli, *arguments: str) -> str:
 
 
 def test_late_rows_come_back(cli: Cli, shop: Shop) -> None:
-    """Ask, look, merge: the tables then are exact with the rows in their places, and the old version stays readable."""
+    """Ask, look, merge.
+
+    The tables then are exact with the rows in their places, and the old version stays readable.
+    """
     before, slot = shop.results(), shop.log.head().slot
     assert shop.exact() == []
     request = _ask(cli, "late", "shop.yaml", "--why", "the till was offline")
@@ -140,7 +154,10 @@ def test_late_rows_come_back(cli: Cli, shop: Shop) -> None:
 
 
 def test_a_driver_goes_on_above_a_merge(cli: Cli, shop: Shop) -> None:
-    """New epochs land on top of a merge, in the log and in the tables; files without the new column still fit."""
+    """New epochs land on top of a merge, in the log and in the tables.
+
+    Files without the new column still fit.
+    """
     request = _ask(cli, "late", "shop.yaml")
     assert cli("splice", "merge", "shop.yaml", request, "--yes").exit_code == 0
     shop.put(4, [("23:30", "tea", 6), ("23:59", "tea", 1)])
@@ -152,7 +169,10 @@ def test_a_driver_goes_on_above_a_merge(cli: Cli, shop: Shop) -> None:
 
 
 def test_rejected_requests_change_nothing(cli: Cli, shop: Shop) -> None:
-    """A rejected request cannot be merged; its rows can be asked for again; who and why are kept."""
+    """A rejected request cannot be merged.
+
+    Its rows can be asked for again; who and why are kept.
+    """
     before = shop.results()
     request = _ask(cli, "late", "shop.yaml")
     assert cli("splice", "reject", "shop.yaml", request, "--why", "a test till").exit_code == 0
@@ -166,7 +186,9 @@ def test_rejected_requests_change_nothing(cli: Cli, shop: Shop) -> None:
 
 def test_only_what_was_asked_for(cli: Cli, shop: Shop) -> None:
     """A request can be narrowed to a time range and an output."""
-    request = _ask(cli, "late", "shop.yaml", "--until", "2026-05-01T11:00:00Z", "--output", "hourly")
+    request = _ask(
+        cli, "late", "shop.yaml", "--until", "2026-05-01T11:00:00Z", "--output", "hourly"
+    )
     cli("splice", "merge", "shop.yaml", request, "--yes")
     assert (shop.results()[("10", "tea")], ("11", "cup") in shop.results()) == ((3, 9, 4), False)
     assert len(shop.table("events")) == 5
@@ -180,7 +202,10 @@ def test_few_late_rows_are_no_request(cli: Cli, shop: Shop) -> None:
 
 
 def test_dead_letters_are_mended(cli: Cli, shop: Shop) -> None:
-    """A dead row that is mended is merged under its own identity; unmended it is refused with the reason."""
+    """A dead row that is mended is merged under its own identity.
+
+    Unmended it is refused with the reason.
+    """
     said = cli("splice", "dead-letters", "shop.yaml")
     assert (said.exit_code, "no event time" in said.err) == (2, True)
     request = _ask(cli, "dead-letters", "shop.yaml", "--set", "at=2026-05-01T11:30:00Z")
@@ -191,13 +216,22 @@ def test_dead_letters_are_mended(cli: Cli, shop: Shop) -> None:
     assert [(p["output"], p["state"]) for p in found[0]["places"]] == [
         ("dead_letters", "dead letter"), ("request", "merged"), ("events", "inserted"), ("hourly", "merged"),
     ]  # fmt: skip
-    assert cli("splice", "dead-letters", "shop.yaml", "--set", "at=2026-05-01T11:30:00Z").exit_code == 2
+    assert (
+        cli("splice", "dead-letters", "shop.yaml", "--set", "at=2026-05-01T11:30:00Z").exit_code
+        == 2
+    )
 
 
 def test_single_dead_letters_are_mended(cli: Cli, shop: Shop) -> None:
     """A file of mended rows names each by its identity."""
     dead = shop.table("dead_letters")[0]
-    line = {"_source": "web", "_partition": dead["_partition"], "_seq": dead["_seq"], "at": "2026-05-01T10:01:00Z", "price": "71"}
+    line = {
+        "_source": "web",
+        "_partition": dead["_partition"],
+        "_seq": dead["_seq"],
+        "at": "2026-05-01T10:01:00Z",
+        "price": "71",
+    }
     Path("mended.jsonl").write_text(json.dumps(line))
     request = _ask(cli, "dead-letters", "shop.yaml", "--mend", "mended.jsonl")
     cli("splice", "merge", "shop.yaml", request, "--yes")
@@ -206,8 +240,13 @@ def test_single_dead_letters_are_mended(cli: Cli, shop: Shop) -> None:
 
 
 def test_rows_of_a_file(cli: Cli, shop: Shop) -> None:
-    """Rows that never came are merged from a file, and the same file only once; a later merge of late rows still proves exact."""
-    Path("lost.csv").write_text("at,item,price\n2026-05-01T10:50:00Z,tea,40\n2026-05-01T09:00:00Z,cup,2\n")
+    """Rows that never came are merged from a file, and the same file only once.
+
+    A later merge of late rows still proves exact.
+    """
+    Path("lost.csv").write_text(
+        "at,item,price\n2026-05-01T10:50:00Z,tea,40\n2026-05-01T09:00:00Z,cup,2\n"
+    )
     request = _ask(cli, "file", "shop.yaml", "lost.csv")
     cli("splice", "merge", "shop.yaml", request, "--yes")
     assert shop.results()[("10", "tea")] == (3, 47, 40)
@@ -226,9 +265,15 @@ def test_too_early(cli: Cli, shop: Shop) -> None:
 
 
 def test_where_is_my_row(cli: Cli, shop: Shop) -> None:
-    """A row is followed by any field: released and counted; late for what, by how much; asked for; merged, in which revision."""
+    """A row is followed by any field.
+
+    Released and counted; late for what, by how much; asked for; merged, in which revision.
+    """
     found = cli("row", "shop.yaml", "price=3", "--json").data
-    assert [(p["output"], p["state"]) for p in found[0]["places"]] == [("events", "released"), ("hourly", "counted")]
+    assert [(p["output"], p["state"]) for p in found[0]["places"]] == [
+        ("events", "released"),
+        ("hourly", "counted"),
+    ]
     late = cli("row", "shop.yaml", "at=2026-05-01T10:20:00Z")
     assert "late_order" in late.out
     assert "hourly         missing" in late.out
@@ -248,14 +293,18 @@ def test_where_is_my_edge(cli: Cli, store: LocalStore, tmp_path: Path) -> None:
     """What begins or ends something is in no window by its own time, and is not said to be."""
     path = tmp_path / "shop.yaml"
     edges = "at, lag: 0s, edges: {kind: item, start: open, end: shut, keys: [price]},"
-    path.write_text(SPEC.replace("at, lag: 0s,", edges).replace("size: 1h", "size: 1h, late_unit: event"))
+    path.write_text(
+        SPEC.replace("at, lag: 0s,", edges).replace("size: 1h", "size: 1h, late_unit: event")
+    )
     shop = Shop(store, load_spec(path), tmp_path / "work")
-    shop.put(0, [("10:05", "open", 3), ("12:30", "shut", 3), ("12:40", "tea", 3), ("14:00", "tea", 5)])
+    shop.put(
+        0, [("10:05", "open", 3), ("12:30", "shut", 3), ("12:40", "tea", 3), ("14:00", "tea", 5)]
+    )
     shop.run()
     assert shop.exact() == []
-    assert sorted(shop.results().items()) == [((hour, "open"), (1, 3, 3)) for hour in ("10", "11", "12")] + [
-        (("12", "tea"), (1, 3, 3))
-    ]
+    assert sorted(shop.results().items()) == [
+        ((hour, "open"), (1, 3, 3)) for hour in ("10", "11", "12")
+    ] + [(("12", "tea"), (1, 3, 3))]
     found = cli("row", "shop.yaml", "price=3", "--json").data
     windows = [place for row in found for place in row["places"] if place["output"] == "hourly"]
     assert [place["state"] for place in windows] == ["edge", "edge", "counted"]
@@ -268,23 +317,44 @@ def test_merging_twice_is_once(cli: Cli, shop: Shop) -> None:
     first: Said = cli("splice", "merge", "shop.yaml", request, "--yes", "--json")
     again = cli("splice", "merge", "shop.yaml", request, "--json")
     assert (again.data["again"], again.data["checkpoint"]) == (True, first.data["checkpoint"])
-    assert f"was merged in {first.data['checkpoint']}" in cli("splice", "show", "shop.yaml", request).out
+    assert (
+        f"was merged in {first.data['checkpoint']}"
+        in cli("splice", "show", "shop.yaml", request).out
+    )
 
 
 def test_a_part_is_decided_on_its_own(cli: Cli, shop: Shop) -> None:
-    """One request becomes two; the part is merged, the rest rejected; the old one is closed and says into what it went."""
+    """One request becomes two.
+
+    The part is merged, the rest rejected; the old one is closed and says into what it went.
+    """
     request = _ask(cli, "late", "shop.yaml")
-    assert cli("splice", "part", "shop.yaml", request, "--source", "web").exit_code == 2, "that would be all of it"
-    said = cli("splice", "part", "shop.yaml", request, "--until", "2026-05-01T11:00:00Z", "--json").data
-    assert (said["request"], said["rows"], said["rest"], said["rest_rows"]) == (f"{request}-part", 1, f"{request}-rest", 1)
+    assert cli("splice", "part", "shop.yaml", request, "--source", "web").exit_code == 2, (
+        "that would be all of it"
+    )
+    said = cli(
+        "splice", "part", "shop.yaml", request, "--until", "2026-05-01T11:00:00Z", "--json"
+    ).data
+    assert (said["request"], said["rows"], said["rest"], said["rest_rows"]) == (
+        f"{request}-part",
+        1,
+        f"{request}-rest",
+        1,
+    )
     again = cli("splice", "part", "shop.yaml", request, "--until", "2026-05-01T11:00:00Z", "--json")
     assert again.data == said, "who was cut off may say the same again"
-    assert cli("splice", "part", "shop.yaml", request, "--until", "2026-05-01T10:00:00Z").exit_code == 2, "but nothing else"
+    assert (
+        cli("splice", "part", "shop.yaml", request, "--until", "2026-05-01T10:00:00Z").exit_code
+        == 2
+    ), "but nothing else"
     assert cli("splice", "merge", "shop.yaml", request, "--yes").exit_code == 2
     assert cli("splice", "merge", "shop.yaml", said["request"], "--yes").exit_code == 0
     assert (shop.results()[("10", "tea")], ("11", "cup") in shop.results()) == ((3, 9, 4), False)
     assert cli("splice", "reject", "shop.yaml", said["rest"], "--why", "a test").exit_code == 0
-    states = {r["id"]: (r["state"], r["decided_why"]) for r in cli("splice", "list", "shop.yaml", "--json").data}
+    states = {
+        r["id"]: (r["state"], r["decided_why"])
+        for r in cli("splice", "list", "shop.yaml", "--json").data
+    }
     assert states[request] == ("rejected", f"split into {request}-part and {request}-rest")
     assert (states[said["request"]][0], states[said["rest"]][0]) == ("merged", "rejected")
     assert shop.exact() == []
@@ -301,9 +371,17 @@ def test_a_part_by_output(cli: Cli, shop: Shop) -> None:
     assert shop.exact() == []
 
 
-def test_a_pipeline_without_events_says_why_not(cli: Cli, store: LocalStore, tmp_path: Path) -> None:
-    """The rows of its windows are nowhere, so nothing can be recomputed: refused, with the reason and what to do instead."""
-    text = SPEC.replace("name: shop", "name: bare") + "outputs: {events: false}\nrelease: {mode: pass_through}\n"
+def test_a_pipeline_without_events_says_why_not(
+    cli: Cli, store: LocalStore, tmp_path: Path
+) -> None:
+    """The rows of its windows are nowhere, so nothing can be recomputed.
+
+    Refused, with the reason and what to do instead.
+    """
+    text = (
+        SPEC.replace("name: shop", "name: bare")
+        + "outputs: {events: false}\nrelease: {mode: pass_through}\n"
+    )
     (tmp_path / "bare.yaml").write_text(text)
     bare = Shop(store, load_spec(tmp_path / "bare.yaml"), tmp_path / "bare")
     for number, rows in enumerate(OBJECTS):

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Cli, seal
 
-from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.desired import read_desired_state
-from tidegate.checkpoints.lease import ProcessIdentity, Lease
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.requests import list_pending_requests
-from tidegate.checkpoints.status import DriverStatus, write_status
+from tidegate.checkpoints.desired_state import read_desired_state
+from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.driver_requests import list_pending_requests
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.driver.landing_log import LandingLog
 from tidegate.jobs.spec.loader import load_spec
 
@@ -19,13 +20,24 @@ from tidegate.jobs.spec.loader import load_spec
 def say(log: SlotLog, lease: Lease, state: str, *, ago: float = 0.0, **body: object) -> None:
     """The driver's own word."""
     at = SYSTEM_CLOCK.wall_ticks() - int(ago * 1_000_000)
-    write_status(log.store, "flights", DriverStatus(token=lease.token, driver="d", step="move", at=at, body={"state": state, **body}))
+    write_status(
+        log.store,
+        "flights",
+        DriverStatus(
+            token=lease.token, driver="d", step="move", at=at, body={"state": state, **body}
+        ),
+    )
 
 
 def test_stopped_pipeline_shows_where_it_stands(cli: Cli, log: SlotLog) -> None:
     """Without a driver, everything that was sealed is still told."""
     data = cli("status", "flights", "--json").data
-    assert (data["state"], data["driver"], data["frontier"], data["unpublished"]) == ("stopped", None, 3_000_000, 3)
+    assert (data["state"], data["driver"], data["frontier"], data["unpublished"]) == (
+        "stopped",
+        None,
+        3_000_000,
+        3,
+    )
     assert data["sources"]["EWR"] == {
         "frontier": 3_000_000,
         "status": "active",
@@ -43,12 +55,18 @@ def test_words_name_holder_and_rows(cli: Cli, log: SlotLog) -> None:
     assert "30 read = 27 released + 3 late" in out
 
 
-@pytest.mark.parametrize("why", ["no data", "idle timer running", "open barrier", "no punctuation", "buffered rows"])
+@pytest.mark.parametrize(
+    "why", ["no data", "idle timer running", "open barrier", "no punctuation", "buffered rows"]
+)
 def test_each_reason_is_told(cli: Cli, log: SlotLog, why: str) -> None:
     """Why the frontier is held, in words and for machines; since when, and by whom."""
     seal(log, why=why)
     assert f"EWR/0 since 2025-06-15T15:06:40Z: {why}" in cli("status", "flights").out
-    assert cli("status", "flights", "--json").data["holder"] == {"member": "EWR/0", "since": 1_750_000_000_000_000, "why": why}
+    assert cli("status", "flights", "--json").data["holder"] == {
+        "member": "EWR/0",
+        "since": 1_750_000_000_000_000,
+        "why": why,
+    }
 
 
 @pytest.mark.parametrize(("ago", "state"), [(0.0, "running"), (60.0, "silent")])
@@ -130,7 +148,10 @@ def test_stop_of_a_stopped_pipeline_is_kept(cli: Cli, log: SlotLog) -> None:
 
 
 def test_stop_asks_this_driver_and_waits(cli: Cli, log: SlotLog) -> None:
-    """The request names the driver's token; one that does not end in time is a transient failure, and the wish stays."""
+    """The request names the driver's token.
+
+    One that does not end in time is a transient failure, and the wish stays.
+    """
     lease = Lease.acquire(log.store, "flights", ProcessIdentity.this_process())
     said = cli("stop", "flights", "--wait", "0")
     assert (said.exit_code, "has not ended" in said.err) == (3, True)
@@ -141,11 +162,27 @@ def test_stop_asks_this_driver_and_waits(cli: Cli, log: SlotLog) -> None:
 def test_a_paused_reducer_is_named_with_the_row_and_the_reason(cli: Cli, log: SlotLog) -> None:
     """Nobody has to read a manifest to learn why a stream stands still."""
     failure = {"position": 7, "id": "EWR/0/7", "error": "ValueError: cannot take 2"}
-    known = {"cursor": 7, "head": 0, "since": "0-000001", "round": 1, "status": "paused", "failure": failure}
+    known = {
+        "cursor": 7,
+        "head": 0,
+        "since": "0-000001",
+        "round": 1,
+        "status": "paused",
+        "failure": failure,
+    }
     head = log.head()
     assert head.record is not None
-    place = {"slot": head.next_slot, "attempt": "ab" * 6, "parent": str(head.checkpoint), "parent_sha256": head.sha256}
-    log.seal(head.record.model_copy(update={**place, "notes": {"streams": {"attachments": {"totals": known}}}}))
+    place = {
+        "slot": head.next_slot,
+        "attempt": "ab" * 6,
+        "parent": str(head.checkpoint),
+        "parent_sha256": head.sha256,
+    }
+    log.seal(
+        head.record.model_copy(
+            update={**place, "notes": {"streams": {"attachments": {"totals": known}}}}
+        )
+    )
     out = cli("status", "flights").out
     assert "totals" in out
     assert "EWR/0/7 (row 7): ValueError: cannot take 2" in out
@@ -172,15 +209,24 @@ sources:
 
 
 @pytest.mark.parametrize(
-    ("word", "ago", "state"), [("running", 5.0, "running"), ("running", 60.0, "silent"), ("failed", 60.0, "failed")]
+    ("word", "ago", "state"),
+    [("running", 5.0, "running"), ("running", 60.0, "silent"), ("failed", 60.0, "failed")],
 )
 def test_landings_are_told(
-    cli: Cli, log: SlotLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, ago: float, state: str
+    cli: Cli,
+    log: SlotLog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    word: str,
+    ago: float,
+    state: str,
 ) -> None:
     """Who lands a source, what came last, and whether the process that should be running was heard of."""
     (tmp_path / "flights.yaml").write_text(LANDED)
     source = load_spec(tmp_path / "flights.yaml").sources["EWR"]
-    assert cli("status", "flights.yaml", "--json").data["landings"] == {"EWR": {"state": "never ran", "why": None}}
+    assert cli("status", "flights.yaml", "--json").data["landings"] == {
+        "EWR": {"state": "never ran", "why": None}
+    }
     now = SYSTEM_CLOCK.wall_ticks()
     with monkeypatch.context() as patch:
         patch.setattr(SYSTEM_CLOCK, "wall_ticks", lambda: now - int(ago * 1_000_000))

@@ -13,10 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cli.conftest import Cli
 
-from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.cli.support_bundle import SecretMasker
 
-PLANTED = ("hunter2-of-minio", "s3cr3t-in-the-url", "kafka-pass-phrase", "spark-conf-value", "bearer-0123456789", "s-own-word")
+PLANTED = (
+    "hunter2-of-minio",
+    "s3cr3t-in-the-url",
+    "kafka-pass-phrase",
+    "spark-conf-value",
+    "bearer-0123456789",
+    "s-own-word",
+)
 KAFKA = """\
 apiVersion: tidegate/v1
 name: flights
@@ -46,8 +53,13 @@ def bundle(cli: Cli, folder: Path) -> dict[str, str]:
         return {name: files.read(name).decode() for name in files.namelist()}
 
 
-def test_no_secret_gets_in(cli: Cli, log: SlotLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Secrets of the environment, of the spec and of logs are masked, wherever they stand; what is no secret stays."""
+def test_no_secret_gets_in(
+    cli: Cli, log: SlotLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Secrets of the environment, of the spec and of logs are masked, wherever they stand.
+
+    What is no secret stays.
+    """
     monkeypatch.setenv("TIDEGATE_S3_SECRET_KEY", "hunter2-of-minio")
     monkeypatch.setenv("TIDEGATE_S3_ENDPOINT", "http://minio:9000")
     monkeypatch.setenv("UNRELATED", "not-ours")
@@ -71,7 +83,10 @@ def test_no_secret_gets_in(cli: Cli, log: SlotLog, tmp_path: Path, monkeypatch: 
 
 
 def test_what_is_in_it(cli: Cli, log: SlotLog, spec_file: Path, tmp_path: Path) -> None:
-    """Versions, spec, the newest manifests and the documents of the bucket are there; no table file is."""
+    """Versions, spec, the newest manifests and the documents of the bucket are there.
+
+    No table file is.
+    """
     files = bundle(cli, tmp_path)
     assert {"versions.json", "environment.json", "spec.json", "flights/identity.json"} <= set(files)
     assert sum(name.startswith("slots/") for name in files) == 3
@@ -80,7 +95,10 @@ def test_what_is_in_it(cli: Cli, log: SlotLog, spec_file: Path, tmp_path: Path) 
 
 
 def test_masker_leaves_words_alone() -> None:
-    """A short secret is masked under its name only: as a word elsewhere it would tear holes into everything."""
+    """A short secret is masked under its name only.
+
+    As a word elsewhere it would tear holes into everything.
+    """
     masker = SecretMasker({"DB_PASSWORD": "test"})
     assert masker.mask_text("the test of a test") == "the test of a test"
     assert masker.mask_document({"password": "test", "count": 3, "lease_token": 7}) == {
@@ -91,10 +109,30 @@ def test_masker_leaves_words_alone() -> None:
 
 
 MARK = "Zq7xWv"
-SIGNS = ['"', "'", "\\", " ", "/", ":", "@", "&", "=", "%", ",", ";", "}", "+", "é", "\u2028", "\N{GRINNING FACE}"]
+SIGNS = [
+    '"',
+    "'",
+    "\\",
+    " ",
+    "/",
+    ":",
+    "@",
+    "&",
+    "=",
+    "%",
+    ",",
+    ";",
+    "}",
+    "+",
+    "é",
+    "\u2028",
+    "\N{GRINNING FACE}",
+]
 ENCODERS: tuple[Callable[[str], str], ...] = (
     lambda text: json.dumps({"event": text, "at": 1}),
-    lambda text: json.dumps({"event": text}, ensure_ascii=False)[3:],  # as in a line that a log's tail begins with
+    lambda text: json.dumps({"event": text}, ensure_ascii=False)[
+        3:
+    ],  # as in a line that a log's tail begins with
     lambda text: repr({"why": text}),
     lambda text: f"GET /?next={quote(text, safe='')}",
     lambda text: f"GET /?next={quote_plus(text)}",
@@ -104,8 +142,13 @@ ENCODERS: tuple[Callable[[str], str], ...] = (
 
 @st.composite
 def secrets(draw: st.DrawFn, without: str = "") -> str:
-    """Something secret with signs in it; each part of it holds the mark, so that none may be seen."""
-    signs = draw(st.lists(st.sampled_from([sign for sign in SIGNS if sign not in without]), max_size=4))
+    """Something secret with signs in it.
+
+    Each part of it holds the mark, so that none may be seen.
+    """
+    signs = draw(
+        st.lists(st.sampled_from([sign for sign in SIGNS if sign not in without]), max_size=4)
+    )
     return MARK + "".join(sign + MARK for sign in signs)
 
 
@@ -127,18 +170,29 @@ SHAPES = st.one_of(
     secrets().map(lambda s: json.dumps({"sasl.jaas.config": s, "nested": [{"db_password": [s]}]})),
     secrets().map(lambda s: f"Authorization: Bearer {s}"),
     secrets(" \u2028").map(lambda s: f"sent ('Auth', 'bearer {s}') to the server"),
-    secrets().map(lambda s: f"authorization: AWS4-HMAC-SHA256 Credential={s}, SignedHeaders=host, Signature={s}"),
-    secrets(' "\u2028').map(lambda s: f"catalog postgresql+psycopg://me:{s}@db:5432/catalog is away"),
+    secrets().map(
+        lambda s: (
+            f"authorization: AWS4-HMAC-SHA256 Credential={s}, SignedHeaders=host, Signature={s}"
+        )
+    ),
+    secrets(' "\u2028').map(
+        lambda s: f"catalog postgresql+psycopg://me:{s}@db:5432/catalog is away"
+    ),
     secrets(' "/@:%\u2028').map(lambda s: f"cloned https://{s}@host/x"),
     st.tuples(secrets(), st.sampled_from(QUERIES)).map(lambda drawn: query(*drawn)),
-    secrets().map(lambda s: f"-----BEGIN RSA PRIVATE KEY-----\n{s}\n{s}\n-----END RSA PRIVATE KEY----- loaded"),
+    secrets().map(
+        lambda s: f"-----BEGIN RSA PRIVATE KEY-----\n{s}\n{s}\n-----END RSA PRIVATE KEY----- loaded"
+    ),
 )
 
 
 @given(SHAPES, st.lists(st.sampled_from(ENCODERS), max_size=3))
 @settings(deadline=None)
 def test_a_secret_is_known_by_where_it_stands(text: str, wraps: list[Callable[[str], str]]) -> None:
-    """Behind its name, in a header, an address, a signed address or a key; also within JSON and addresses, to any part of it."""
+    """Behind its name, in a header, an address, a signed address or a key.
+
+    Also within JSON and addresses, to any part of it.
+    """
     for wrap in wraps:
         text = wrap(text)
     masker = SecretMasker({})
@@ -153,6 +207,9 @@ def test_a_known_secret_is_masked_anywhere(secret: str, wraps: list[Callable[[st
     text = f"tried {secret} once"
     for wrap in wraps:
         text = wrap(text)
-    for masker in (SecretMasker({"BROKER_PASSWORD": secret}), SecretMasker({"BROKER": secret}, ["BROKER"])):
+    for masker in (
+        SecretMasker({"BROKER_PASSWORD": secret}),
+        SecretMasker({"BROKER": secret}, ["BROKER"]),
+    ):
         assert MARK not in masker.mask_text(text)
         assert MARK not in json.dumps(masker.mask_document({secret: [text]}))

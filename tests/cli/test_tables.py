@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import Cli
 
-from tidegate.checkpoints.log import SlotLog
-from tidegate.jobs.sinks import tables as sink
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.jobs.sinks import published_tables as sink
 
 
 @pytest.fixture
@@ -20,7 +20,13 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> pa.Table:
     table = pa.table({"position": [0, 1, 2], "carrier": ["UA", "DL", None], "_epoch": [1, 1, 2]})
 
     def read(
-        spec: object, store: object, name: str, *, columns: Any = None, current_only: bool = False, at: Any = None
+        spec: object,
+        store: object,
+        name: str,
+        *,
+        columns: Any = None,
+        current_only: bool = False,
+        at: Any = None,
     ) -> pa.Table:
         return table.select(list(columns)) if columns else table
 
@@ -28,13 +34,23 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> pa.Table:
     return table
 
 
-def test_tables_are_listed_with_their_rows(cli: Cli, log: SlotLog, spec_file: Path, rows: pa.Table) -> None:
+def test_tables_are_listed_with_their_rows(
+    cli: Cli, log: SlotLog, spec_file: Path, rows: pa.Table
+) -> None:
     """Without a name every table of the pipeline is listed."""
     data = cli("tables", "flights.yaml", "--json").data
-    assert {row["table"] for row in data} == {"events", "late", "barriers", "checkpoints", "dead_letters"}
+    assert {row["table"] for row in data} == {
+        "events",
+        "late",
+        "barriers",
+        "checkpoints",
+        "dead_letters",
+    }
 
 
-def test_table_is_shown_from_its_end(cli: Cli, log: SlotLog, spec_file: Path, rows: pa.Table) -> None:
+def test_table_is_shown_from_its_end(
+    cli: Cli, log: SlotLog, spec_file: Path, rows: pa.Table
+) -> None:
     """The newest rows on the screen, all of them as JSON."""
     out = cli("tables", "flights.yaml", "events", "--limit", "2").out
     assert "UA" not in out
@@ -43,7 +59,9 @@ def test_table_is_shown_from_its_end(cli: Cli, log: SlotLog, spec_file: Path, ro
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
-def test_table_is_written(cli: Cli, log: SlotLog, spec_file: Path, rows: pa.Table, tmp_path: Path, ending: str) -> None:
+def test_table_is_written(
+    cli: Cli, log: SlotLog, spec_file: Path, rows: pa.Table, tmp_path: Path, ending: str
+) -> None:
     """The ending of the file chooses the format."""
     out = tmp_path / f"events.{ending}"
     assert cli("tables", "flights.yaml", "events", "--out", str(out)).exit_code == 0
@@ -52,7 +70,11 @@ def test_table_is_written(cli: Cli, log: SlotLog, spec_file: Path, rows: pa.Tabl
     elif ending == "csv":
         assert out.read_text().splitlines()[1] == '0,"UA",1'
     else:
-        assert [json.loads(line)["carrier"] for line in out.read_text().splitlines()] == ["UA", "DL", None]
+        assert [json.loads(line)["carrier"] for line in out.read_text().splitlines()] == [
+            "UA",
+            "DL",
+            None,
+        ]
 
 
 def test_tables_need_a_spec(cli: Cli, log: SlotLog) -> None:
@@ -61,7 +83,9 @@ def test_tables_need_a_spec(cli: Cli, log: SlotLog) -> None:
     assert (said.exit_code, "dags/pipelines" in said.err) == (2, True)
 
 
-def test_quality_runs_in_a_process_of_its_own(cli: Cli, log: SlotLog, spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quality_runs_in_a_process_of_its_own(
+    cli: Cli, log: SlotLog, spec_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Spec, store and exit code are handed through."""
     calls: list[list[str]] = []
 
@@ -74,7 +98,16 @@ def test_quality_runs_in_a_process_of_its_own(cli: Cli, log: SlotLog, spec_file:
 
     monkeypatch.setattr("subprocess.run", run)
     assert cli("quality", "flights.yaml", "--json").exit_code == 1
-    expected = [sys.executable, "-m", "tidegate.expectations", "run", "flights.yaml", "--store", log.store.url, "--json"]
+    expected = [
+        sys.executable,
+        "-m",
+        "tidegate.expectations",
+        "run",
+        "flights.yaml",
+        "--store",
+        log.store.url,
+        "--json",
+    ]
     assert calls == [expected]
 
 
@@ -87,8 +120,13 @@ def test_quality_docs_are_copied(
         returncode = 1
 
     monkeypatch.setattr("subprocess.run", lambda command, check: Done())
-    log.store.put("flights/quality/results/latest.json", b'{"docs": "flights/quality/docs/1/index.html"}')
+    log.store.put(
+        "flights/quality/results/latest.json", b'{"docs": "flights/quality/docs/1/index.html"}'
+    )
     for page in ("index", "release.release"):
         log.store.put(f"flights/quality/docs/1/{page}.html", page.encode())
     said = cli("quality", "flights.yaml", "--docs", "docs")
-    assert (said.exit_code, (tmp_path / "docs" / "release.release.html").read_text()) == (1, "release.release")
+    assert (said.exit_code, (tmp_path / "docs" / "release.release.html").read_text()) == (
+        1,
+        "release.release",
+    )

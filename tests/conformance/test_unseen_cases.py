@@ -1,4 +1,7 @@
-"""Cases as no shared suite has them: other numbers, other words, broken files. Nothing may crash, and nothing may pass unread."""
+"""Cases as no shared suite has them: other numbers, other words, broken files.
+
+Nothing may crash, and nothing may pass unread.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.__main__ import main
+from tests.conformance.result import CaseResult
+from tests.conformance.runner import run, suites
 from tests.conformance.test_window_suites import CASE
-from tidegate.jobs.conformance.__main__ import main
-from tidegate.jobs.conformance.result import CaseResult
-from tidegate.jobs.conformance.runner import run, suites
-from tidegate.jobs.conformance.vocabulary import KNOWN
+from tests.conformance.vocabulary import KNOWN
 
 STEPS: list[dict[str, Any]] = CASE["steps"]  # type: ignore[assignment]
 
@@ -32,7 +35,9 @@ def expect(*rows: tuple[Any, Any, list[int]]) -> dict[str, Any]:
     return {"op": "expect", "rows": [{"key": k, "value": v, "window": w} for k, v, w in rows]}
 
 
-def play(tmp_path: Path, suite: str, case: dict[str, Any], engine: str = "decider", **header: Any) -> CaseResult:
+def play(
+    tmp_path: Path, suite: str, case: dict[str, Any], engine: str = "decider", **header: Any
+) -> CaseResult:
     """The result of one case in a file of its own."""
     file = tmp_path / f"{suite}.json"
     file.write_text(json.dumps({"cases": [{"id": "own", **case}], **header}))
@@ -50,7 +55,14 @@ GOOD: dict[str, tuple[str, dict[str, Any]]] = {
         "hazelcast_window",
         own(
             window={"kind": "tumbling", "size": 7, "offset": 3},
-            steps=[event(-1), event(-5), event(2), event(3), watermark(3), expect(("k", 2, [-4, 3]), ("k", 1, [-11, -4]))],
+            steps=[
+                event(-1),
+                event(-5),
+                event(2),
+                event(3),
+                watermark(3),
+                expect(("k", 2, [-4, 3]), ("k", 1, [-11, -4])),
+            ],
         ),
     ),
     "keys that are numbers or null": (
@@ -69,12 +81,21 @@ GOOD: dict[str, tuple[str, dict[str, Any]]] = {
         "hazelcast_window",
         own(steps=[event(1, 0.5), event(2, 0.25), watermark(10), expect(("k", 0.75, [0, 10]))]),
     ),
-    "only null values": ("hazelcast_window", own(steps=[event(1, None), watermark(10), expect(("k", None, [0, 10]))])),
+    "only null values": (
+        "hazelcast_window",
+        own(steps=[event(1, None), watermark(10), expect(("k", None, [0, 10]))]),
+    ),
     "gaps between sliding windows": (
         "hazelcast_window",
         own(
             window={"kind": "sliding", "size": 10, "slide": 15},
-            steps=[event(1, 4), event(12, 2), event(16, 7), watermark(100), expect(("k", 4, [0, 10]), ("k", 7, [15, 25]))],
+            steps=[
+                event(1, 4),
+                event(12, 2),
+                event(16, 7),
+                watermark(100),
+                expect(("k", 4, [0, 10]), ("k", 7, [15, 25])),
+            ],
         ),
     ),
     "the ends of time": (
@@ -106,7 +127,13 @@ GOOD: dict[str, tuple[str, dict[str, Any]]] = {
             "steps": [
                 {"op": "events", "ts": [1, 6]},
                 {"op": "watermark", "ts": 20},
-                {"op": "expect", "rows": [{"window": [-5, 5], "values": [1]}, {"window": [5, 15], "values": [6]}]},
+                {
+                    "op": "expect",
+                    "rows": [
+                        {"window": [-5, 5], "values": [1]},
+                        {"window": [5, 15], "values": [6]},
+                    ],
+                },
             ],
         },
     ),
@@ -116,7 +143,10 @@ GOOD: dict[str, tuple[str, dict[str, Any]]] = {
             "window": TUMBLING,
             "grace": 5,
             "aggregate": "sum",
-            "events": [{"key": "a", "ts": t, "value": v} for t, v in ((1, 3), (12, 4), (2, 5), (15, 1), (3, 9))],
+            "events": [
+                {"key": "a", "ts": t, "value": v}
+                for t, v in ((1, 3), (12, 4), (2, 5), (15, 1), (3, 9))
+            ],
             "final": [{"key": "a", "window": [0, 10], "value": 8}],
             "dropped": [4],
         },
@@ -139,7 +169,13 @@ GOOD: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "config": {"lag": 3, "frame": 5, "idle_timeout": 0, "partitions": 1},
             "events": [-7, -1, 0],
-            "out": [{"watermark": -10}, {"event": -7}, {"watermark": -5}, {"event": -1}, {"event": 0}],
+            "out": [
+                {"watermark": -10},
+                {"event": -7},
+                {"watermark": -5},
+                {"event": -1},
+                {"event": 0},
+            ],
         },
     ),
     "times with a fraction before 1970": (
@@ -151,7 +187,10 @@ GOOD: dict[str, tuple[str, dict[str, Any]]] = {
             "steps": [
                 {"op": "insert", "rows": [{"time": "1969-12-31 23:59:50.5", "value": 1}]},
                 {"op": "insert", "rows": [{"time": "1970-01-01 00:01:00", "value": 1}]},
-                {"op": "expect_total", "rows": [["1969-12-31 23:59:40", 1], ["1969-12-31 23:59:50", 1]]},
+                {
+                    "op": "expect_total",
+                    "rows": [["1969-12-31 23:59:40", 1], ["1969-12-31 23:59:50", 1]],
+                },
             ],
         },
     ),
@@ -168,26 +207,62 @@ def test_other_numbers_pass(what: str, engine: str, tmp_path: Path) -> None:
 
 UNKNOWN: dict[str, tuple[str, dict[str, Any], str]] = {
     "field": ("hazelcast_window", own(early_firings=3), "early_firings"),
-    "kind of window": ("hazelcast_window", own(window={"kind": "cumulative", "size": 10}), "cumulative"),
+    "kind of window": (
+        "hazelcast_window",
+        own(window={"kind": "cumulative", "size": 10}),
+        "cumulative",
+    ),
     "field of a window": ("hazelcast_window", own(window={**TUMBLING, "jitter": 1}), "jitter"),
     "aggregate": ("hazelcast_window", own(aggregate="median"), "median"),
-    "panes": ("hazelcast_window", own(trigger={"on": "watermark_passes_window_end", "panes": "retracting"}), "retracting"),
-    "step": ("hazelcast_window", own(steps=[{"op": "advance_processing_time", "to": 4}]), "advance_processing_time"),
+    "panes": (
+        "hazelcast_window",
+        own(trigger={"on": "watermark_passes_window_end", "panes": "retracting"}),
+        "retracting",
+    ),
+    "step": (
+        "hazelcast_window",
+        own(steps=[{"op": "advance_processing_time", "to": 4}]),
+        "advance_processing_time",
+    ),
     "field of a step": ("hazelcast_window", own(steps=[event(1, weight=3)]), "weight"),
     "column": (
         "hazelcast_window",
-        own(steps=[*STEPS[:2], {"op": "expect", "rows": [{"key": "k", "value": 2, "window": [0, 10], "pane": 0}]}]),
+        own(
+            steps=[
+                *STEPS[:2],
+                {"op": "expect", "rows": [{"key": "k", "value": 2, "window": [0, 10], "pane": 0}]},
+            ]
+        ),
         "pane",
     ),
     "size of a number": ("hazelcast_window", own(steps=[event(2**70)]), "64-bit"),
-    "number of sources": ("spark_watermark", {"watermark_delay": [1, 2, 3], "policy": "min", "steps": []}, "3 sources"),
+    "number of sources": (
+        "spark_watermark",
+        {"watermark_delay": [1, 2, 3], "policy": "min", "steps": []},
+        "3 sources",
+    ),
     "key": (
         "arroyo",
-        {"input": "cars", "key": "driver_id", "window": TUMBLING, "aggregate": "count(*)", "columns": ["count"], "rows": []},
+        {
+            "input": "cars",
+            "key": "driver_id",
+            "window": TUMBLING,
+            "aggregate": "count(*)",
+            "columns": ["count"],
+            "rows": [],
+        },
         "driver_id",
     ),
-    "operation": ("flink_valve", {"inputs": 2, "steps": [{"op": "reconfigure", "input": 0}]}, "reconfigure"),
-    "fact": ("flink_barrier_alignment", {"channels": 2, "steps": [], "final": {"buffered_bytes": 4}}, "buffered_bytes"),
+    "operation": (
+        "flink_valve",
+        {"inputs": 2, "steps": [{"op": "reconfigure", "input": 0}]},
+        "reconfigure",
+    ),
+    "fact": (
+        "flink_barrier_alignment",
+        {"channels": 2, "steps": [], "final": {"buffered_bytes": 4}},
+        "buffered_bytes",
+    ),
     "query": ("nexmark_small", {"id": "nexmark.q11", "rows": []}, "q11"),
 }
 
@@ -209,8 +284,16 @@ MALFORMED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a value is text": ("hazelcast_window", own(steps=[event(1, "text")]), "'text' is no number"),
     "no window": ("hazelcast_window", own(window=None), "the window"),
     "a window without a size": ("hazelcast_window", own(window={"kind": "tumbling"}), "no 'size'"),
-    "a row is a number": ("hazelcast_window", own(steps=[{"op": "expect", "rows": [3]}]), "3 is no row"),
-    "an input that is not there": ("flink_valve", {"inputs": 1, "steps": [{"op": "idle", "input": 7}]}, "no input '7'"),
+    "a row is a number": (
+        "hazelcast_window",
+        own(steps=[{"op": "expect", "rows": [3]}]),
+        "3 is no row",
+    ),
+    "an input that is not there": (
+        "flink_valve",
+        {"inputs": 1, "steps": [{"op": "idle", "input": 7}]},
+        "no input '7'",
+    ),
     "a time that is none": (
         "risingwave_eowc",
         {
@@ -234,8 +317,12 @@ def test_a_malformed_case_fails_in_one_clear_line(what: str, tmp_path: Path) -> 
     assert "\n" not in result.detail
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"cases": 3}', '{"cases": [3]}', "\xff", "[" * 200_000])
-def test_a_broken_file_is_one_clear_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"cases": 3}', '{"cases": [3]}', "\xff", "[" * 200_000]
+)
+def test_a_broken_file_is_one_clear_line(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The file is named, nothing is run, and no traceback is shown."""
     file = tmp_path / "beam.json"
     file.write_bytes(text.encode("latin-1"))
@@ -255,7 +342,11 @@ def test_more_cases_of_a_suite_may_stand_in_a_file_of_their_own(tmp_path: Path) 
 def test_what_is_not_compared_is_named(tmp_path: Path) -> None:
     """A figure that tidegate does not have is no reason to skip a case, but the result says so."""
     step = {"op": "expect_metrics", "state_rows": 2}
-    result = play(tmp_path, "spark_watermark", {"watermark_delay": 1, "steps": [{"op": "batch", "ts": [1]}, step]})
+    result = play(
+        tmp_path,
+        "spark_watermark",
+        {"watermark_delay": 1, "steps": [{"op": "batch", "ts": [1]}, step]},
+    )
     assert (result.outcome, result.detail) == ("passed", "not compared: state_rows")
 
 
@@ -268,9 +359,14 @@ def test_a_suite_that_nobody_knows_is_skipped_by_name(tmp_path: Path) -> None:
     """Its cases are listed, and the other files are played."""
     strange, known = tmp_path / "samza.json", tmp_path / "hazelcast_window.json"
     strange.write_text(json.dumps({"cases": [{"id": "own.samza"}]}))
-    known.write_text(json.dumps({"cases": [CASE], "further_cases": [{**CASE, "id": "own.further"}]}))
+    known.write_text(
+        json.dumps({"cases": [CASE], "further_cases": [{**CASE, "id": "own.further"}]})
+    )
     report = run([strange, known])
     assert list(report.lines()) == [
-        "skipped: samza: own.samza: no adapter for a suite of this name: the beginning of the file's name is the suite",
+        (
+            "skipped: samza: own.samza: no adapter for a suite of this name: the beginning of the"
+            " file's name is the suite"
+        ),
         "2 passed, 0 failed, 1 skipped",
     ]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs.conformance.__main__ import main
-from tidegate.jobs.conformance.runner import run
-from tidegate.jobs.conformance.window_suites import SUITES
-from tidegate.jobs.spec.errors import ConfigurationError
+from tests.conformance.__main__ import main
+from tests.conformance.runner import run
+from tests.conformance.window_suites import SUITES
+from tidegate.errors import ConfigurationError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "conformance"
 
@@ -46,7 +46,9 @@ def test_shared_suite(suite: str, engine: str) -> None:
     report = run([file], engine)
     assert not report.failed, "\n".join(report.lines(skips=False))
     assert report.passed
-    assert all("section 8" in r.detail for f in report.files for r in f.results if r.outcome == "skipped")
+    assert all(
+        "section 8" in r.detail for f in report.files for r in f.results if r.outcome == "skipped"
+    )
 
 
 @pytest.fixture
@@ -65,7 +67,9 @@ def test_a_wrong_case_is_named_with_its_first_differing_step(own_file: Path) -> 
     assert total == "1 passed, 1 failed, 1 skipped"
 
 
-def test_the_command_exits_with_one_if_a_case_failed(own_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_exits_with_one_if_a_case_failed(
+    own_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit code 1 on failures, JSON on request, 2 for a file nobody knows."""
     assert main([str(own_file), "--engine", "reference", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["failed"] == 1
@@ -81,7 +85,10 @@ def test_a_file_without_cases_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_engine_without_an_adapter_never_passes(tmp_path: Path) -> None:
-    """A suite that only the decider can play is skipped with that reason on the model; an unknown engine is refused."""
+    """A suite that only the decider can play is skipped with that reason on the model.
+
+    An unknown engine is refused.
+    """
     file = tmp_path / "flink_valve.json"
     file.write_text(json.dumps({"cases": [{"id": "own.valve"}]}))
     result = run([file], "reference").files[0].results[0]

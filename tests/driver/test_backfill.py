@@ -1,4 +1,7 @@
-"""A batch run beside a stream, and what their comparison says. Real engine, store and tables; rows move in plain Python."""
+"""A batch run beside a stream, and what their comparison says.
+
+Real engine, store and tables; rows move in plain Python.
+"""
 
 from __future__ import annotations
 
@@ -12,46 +15,63 @@ import typer
 from typer.testing import CliRunner
 
 from tests.e2e.drivers import Steady
-from tidegate.checkpoints.local import LocalStore
+from tests.oracle.mover import ReferenceMover
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.cli.main import app as tidegate
-from tidegate.jobs.driver import backfill, process
-from tidegate.jobs.driver.backfill import make_batch_spec, compare_results
-from tidegate.jobs.driver.process import RunOptions, run_pipeline
-from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.sources import objects
-from tidegate.jobs.sources.objects import ObjectSource
+from tidegate.jobs.driver import backfill, pipeline_run
+from tidegate.jobs.driver.backfill import compare_results, make_batch_spec
+from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.sources import object_source
+from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.loader import parse_spec
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-SPEC = parse_spec(
-    """\
+SPEC = parse_spec("""\
 apiVersion: tidegate/v1
 name: p
 sources: {one: {path: inbox, schema: {at: timestamp, k: string, v: double}, event_time: at, lag: 1m, limits: {objects: 1}}}
 windows: {w: {kind: tumbling, size: 1h, keys: [k], aggregates: {n: count(*), total: sum(v)}, lateness: 0s}}
-"""
-)
+""")
 WINDOW = SPEC.windows["w"]
 
 
 def _row(hour: int, key: str = "a", n: int = 1, total: float | None = 0.5) -> dict[str, Any]:
     begin = START + timedelta(hours=hour)
-    return {"k": key, "window_start": begin, "window_end": begin + timedelta(hours=1), "n": n, "total": total}
+    return {
+        "k": key,
+        "window_start": begin,
+        "window_end": begin + timedelta(hours=1),
+        "n": n,
+        "total": total,
+    }
 
 
 def test_equal_results_are_equal() -> None:
     """Sums of floats may differ in their last digits; nothing equals nothing."""
     stream = [_row(0, total=0.1 + 0.2), _row(1, total=None)]
     found = compare_results(WINDOW, stream, [_row(0, total=0.3), _row(1, total=None)])
-    assert (found["equal"], found["different"], found["only_stream"], found["only_batch"]) == (2, 0, 0, 0)
+    assert (found["equal"], found["different"], found["only_stream"], found["only_batch"]) == (
+        2,
+        0,
+        0,
+        0,
+    )
 
 
 def test_what_differs_is_counted_and_named() -> None:
     """A row that came too late for the stream is in the batch's result."""
-    stream, batch = [_row(0), _row(1), _row(2, "a")], [_row(0, n=2), _row(1), _row(1, "b"), _row(2, "b")]
+    stream, batch = (
+        [_row(0), _row(1), _row(2, "a")],
+        [_row(0, n=2), _row(1), _row(1, "b"), _row(2, "b")],
+    )
     found = compare_results(WINDOW, stream, batch)
-    assert (found["equal"], found["different"], found["only_stream"], found["only_batch"]) == (1, 1, 1, 2)
+    assert (found["equal"], found["different"], found["only_stream"], found["only_batch"]) == (
+        1,
+        1,
+        1,
+        2,
+    )
     (shown,) = found["examples"]["different"]
     assert (shown["stream"]["n"], shown["batch"]["n"]) == ("1", "2")
 
@@ -66,8 +86,11 @@ def test_what_one_side_has_not_closed_is_not_held_against_it(swapped: bool) -> N
 
 
 def test_the_batch_takes_all_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first epoch is not cut where an epoch of a stream is: what stands behind would be late."""
-    monkeypatch.setattr(objects, "_MAX_OBJECTS_PER_SLICE", 2)
+    """Its first epoch is not cut where an epoch of a stream is.
+
+    What stands behind would be late.
+    """
+    monkeypatch.setattr(object_source, "_MAX_OBJECTS_PER_SLICE", 2)
     source = make_batch_spec(SPEC, (START, START), tmp_path).sources["one"]
     store = LocalStore(tmp_path / "store")
     for n in range(5):
@@ -78,19 +101,36 @@ def test_the_batch_takes_all_there_is(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_batch_run_has_a_name_of_its_own() -> None:
     """Another range is another pipeline, and nothing of it reaches the outside."""
-    outside = {"sinks": {"copy": {"kind": "files", "path": "out"}}, "outputs": {"namespace": "shared", "catalog": "sqlite:////x"}}
+    outside = {
+        "sinks": {"copy": {"kind": "files", "path": "out"}},
+        "outputs": {"namespace": "shared", "catalog": "sqlite:////x"},
+    }
     spec = SPEC.model_validate({**SPEC.model_dump(mode="json", by_alias=True), **outside})
-    batch, other = (make_batch_spec(spec, (START, START + timedelta(days=days)), Path("/tmp/x")) for days in (1, 2))
-    assert (batch.sinks, batch.outputs.namespace, batch.outputs.catalog) == ({}, None, "sqlite:////tmp/x/catalog.sqlite")
+    batch, other = (
+        make_batch_spec(spec, (START, START + timedelta(days=days)), Path("/tmp/x"))
+        for days in (1, 2)
+    )
+    assert (batch.sinks, batch.outputs.namespace, batch.outputs.catalog) == (
+        {},
+        None,
+        "sqlite:////tmp/x/catalog.sqlite",
+    )
     assert batch.name.startswith("p__bf_")
     assert batch.name != other.name
     assert batch.windows == SPEC.windows
 
 
 @pytest.mark.e2e
-def test_what_the_stream_had_to_leave_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows differ where rows came too late for the stream, and nowhere else; once those are merged they are equal."""
-    monkeypatch.setattr(process, "_start_mover", lambda store, spec, work: ReferenceMover(store, spec))
+def test_what_the_stream_had_to_leave_out_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows differ where rows came too late for the stream, and nowhere else.
+
+    Once those are merged they are equal.
+    """
+    monkeypatch.setattr(
+        pipeline_run, "_start_mover", lambda store, spec, work: ReferenceMover(store, spec)
+    )
     steady = Steady(tmp_path, 6)
     assert run_pipeline(steady.spec, RunOptions(store_url=steady.store_url)) == 0
     assert steady.table("late").num_rows > 0
@@ -99,17 +139,37 @@ def test_what_the_stream_had_to_leave_out_is_found(tmp_path: Path, monkeypatch: 
     bounds = ["--start", "2026-03-01T00:00:00Z", "--end", "2026-03-02T00:00:00Z"]
     done = CliRunner().invoke(app, [str(steady.spec_file), "--store", steady.store_url, *bounds])
     assert done.exit_code == 0, done.output
-    found = json.loads(steady.store().get(done.stdout.splitlines()[-1]).data)["windows"]["per_minute"]
+    found = json.loads(steady.store().get(done.stdout.splitlines()[-1]).data)["windows"][
+        "per_minute"
+    ]
     assert found["different"] > 0
     assert found["equal"] > 0
     assert found["only_stream"] == 0
     for shown in found["examples"]["different"]:
         assert int(shown["batch"]["n"]) > int(shown["stream"]["n"])
     assert [entry.key for entry in steady.store().list_objects("steady__bf_")] == []
-    late = ["--output", "per_minute", "--since", bounds[1], "--until", bounds[3], "--store", steady.store_url, "--json"]
+    late = [
+        "--output",
+        "per_minute",
+        "--since",
+        bounds[1],
+        "--until",
+        bounds[3],
+        "--store",
+        steady.store_url,
+        "--json",
+    ]
     asked = CliRunner().invoke(tidegate, ["splice", "late", str(steady.spec_file), *late])
     request = json.loads(asked.stdout)["data"]["request"]
-    merge = ["splice", "merge", str(steady.spec_file), request, "--yes", "--store", steady.store_url]
+    merge = [
+        "splice",
+        "merge",
+        str(steady.spec_file),
+        request,
+        "--yes",
+        "--store",
+        steady.store_url,
+    ]
     assert CliRunner().invoke(tidegate, merge).exit_code == 0
     again = CliRunner().invoke(app, [str(steady.spec_file), "--store", steady.store_url, *bounds])
     assert again.exit_code == 0, again.output
@@ -121,6 +181,9 @@ def test_a_range_without_an_offset_is_refused(tmp_path: Path) -> None:
     steady = Steady(tmp_path, 1)
     app = typer.Typer()
     app.command()(backfill.run_backfill)
-    done = CliRunner().invoke(app, [str(steady.spec_file), "--store", steady.store_url, "--start", "2026-03-01", "--end", "x"])
+    done = CliRunner().invoke(
+        app,
+        [str(steady.spec_file), "--store", steady.store_url, "--start", "2026-03-01", "--end", "x"],
+    )
     assert done.exit_code == 2
     assert "is no instant with an offset from UTC" in done.output

@@ -7,11 +7,11 @@ from unittest.mock import patch
 import pytest
 
 from tests.checkpoints.conftest import Author
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.index import SlotIndex
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.retention import Retention
+from tidegate.checkpoints.slot_index import SlotIndex
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import StoreUnavailableError
 from tidegate.jobs.driver import housekeeping
 from tidegate.jobs.driver.housekeeping import Housekeeper, maintain_bucket
@@ -20,7 +20,9 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 SPEC = PipelineSpec.model_validate(
     {
         "name": "p",
-        "sources": {"a": {"path": "in/", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "1s"}},
+        "sources": {
+            "a": {"path": "in/", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "1s"}
+        },
         "checkpoint": {"maintain_every": "10m"},
     }
 )
@@ -31,7 +33,9 @@ def log() -> SlotLog:
     return SlotLog(MemoryStore(), "p", clock=ManualClock())
 
 
-def test_the_index_is_filled_up_when_many_slots_are_new(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_is_filled_up_when_many_slots_are_new(
+    log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not each time: pages are rewritten whole."""
     monkeypatch.setattr(housekeeping, "_INDEX_AFTER", 3)
     keeper = Housekeeper(SPEC, log)
@@ -58,7 +62,9 @@ def test_retention_runs_as_often_as_the_spec_says(log: SlotLog) -> None:
 def test_a_store_that_is_away_is_only_logged(log: SlotLog) -> None:
     """The next round tries again."""
     keeper = Housekeeper(SPEC, log)
-    with patch.object(SlotLog, "head", side_effect=StoreUnavailableError.for_uri("memory://", "away")):
+    with patch.object(
+        SlotLog, "head", side_effect=StoreUnavailableError.for_uri("memory://", "away")
+    ):
         keeper.run_round()
 
 

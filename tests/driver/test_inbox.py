@@ -1,4 +1,7 @@
-"""Requests of people: each applied once, acknowledged once, and what follows from it made up for after a crash."""
+"""Requests of people.
+
+Each applied once, acknowledged once, and what follows from it made up for after a crash.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,17 @@ import threading
 import pytest
 
 from tests.engine.harness import Bench, row, spec_of
-from tidegate.checkpoints.requests import Ack, AckOutcome, RequestKind, acknowledge_request, read_ack, submit_request
-from tidegate.checkpoints.roots import RootsFile
-from tidegate.jobs.driver.inbox import RequestInbox
-from tidegate.jobs.engine.epoch import Engine, EpochReport
+from tidegate.checkpoints.driver_requests import (
+    Ack,
+    AckOutcome,
+    RequestKind,
+    acknowledge_request,
+    read_ack,
+    submit_request,
+)
+from tidegate.checkpoints.pins import RootsFile
+from tidegate.jobs.driver.operator_requests import RequestInbox
+from tidegate.jobs.engine.epoch_engine import Engine, EpochReport
 
 
 class Driver:
@@ -19,7 +29,9 @@ class Driver:
     def __init__(self, bench: Bench) -> None:
         self.engine: Engine = bench.engine()
         newest = lambda: self.engine.standing.head.record  # noqa: E731
-        self.inbox = RequestInbox(bench.store, "p", lambda: 1, threading.Event(), newest, bench.clock)
+        self.inbox = RequestInbox(
+            bench.store, "p", lambda: 1, threading.Event(), newest, bench.clock
+        )
 
     def epoch(self, *, crash: bool = False) -> EpochReport:
         """One epoch; with `crash` nothing happens after the seal."""
@@ -39,7 +51,9 @@ def bench() -> Bench:
 
 def test_a_savepoint_is_pinned_and_acknowledged(bench: Bench) -> None:
     """The epoch that applied it is what is pinned."""
-    asked = submit_request(bench.store, "p", RequestKind.SAVEPOINT, who="ann", name="before", clock=bench.clock)
+    asked = submit_request(
+        bench.store, "p", RequestKind.SAVEPOINT, who="ann", name="before", clock=bench.clock
+    )
     report = Driver(bench).epoch()
     ack = read_ack(bench.store, "p", asked.id)
     assert ack is not None
@@ -49,7 +63,10 @@ def test_a_savepoint_is_pinned_and_acknowledged(bench: Bench) -> None:
 
 @pytest.mark.parametrize("kind", [RequestKind.SAVEPOINT, RequestKind.PIN])
 def test_a_pin_is_made_up_for_by_the_successor(bench: Bench, kind: RequestKind) -> None:
-    """Killed between the seal and the pin: the next driver pins the very epoch that applied it, once."""
+    """Killed between the seal and the pin.
+
+    The next driver pins the very epoch that applied it, once.
+    """
     asked = submit_request(bench.store, "p", kind, who="ann", name="before", clock=bench.clock)
     sealed = Driver(bench).epoch(crash=True).sealed
     assert read_ack(bench.store, "p", asked.id) is None
@@ -67,7 +84,9 @@ def test_a_pin_is_made_up_for_by_the_successor(bench: Bench, kind: RequestKind) 
 def test_a_refused_pin_is_said(bench: Bench) -> None:
     """The name is taken by another checkpoint."""
     for _ in range(2):
-        asked = submit_request(bench.store, "p", RequestKind.SAVEPOINT, who="ann", name="same", clock=bench.clock)
+        asked = submit_request(
+            bench.store, "p", RequestKind.SAVEPOINT, who="ann", name="same", clock=bench.clock
+        )
         Driver(bench).epoch()
     ack = read_ack(bench.store, "p", asked.id)
     assert ack is not None
@@ -77,7 +96,9 @@ def test_a_refused_pin_is_said(bench: Bench) -> None:
 
 def test_a_driver_that_did_not_know_it_had_sealed_finishes_its_requests(bench: Bench) -> None:
     """The answer to its PUT was lost; after a reload its own epoch is the newest."""
-    asked = submit_request(bench.store, "p", RequestKind.SAVEPOINT, who="ann", name="before", clock=bench.clock)
+    asked = submit_request(
+        bench.store, "p", RequestKind.SAVEPOINT, who="ann", name="before", clock=bench.clock
+    )
     driver = Driver(bench)
     driver.epoch(crash=True)
     assert read_ack(bench.store, "p", asked.id) is None
@@ -88,12 +109,26 @@ def test_a_driver_that_did_not_know_it_had_sealed_finishes_its_requests(bench: B
 
 def test_attach_detach_and_resume_reach_the_dispatcher(bench: Bench) -> None:
     """They are handed on in order; a name that the spec does not know is refused."""
-    inbox = RequestInbox(bench.store, "p", lambda: 1, threading.Event(), lambda: None, bench.clock, attachments={"pick"})
+    inbox = RequestInbox(
+        bench.store,
+        "p",
+        lambda: 1,
+        threading.Event(),
+        lambda: None,
+        bench.clock,
+        attachments={"pick"},
+    )
     for kind in (RequestKind.ATTACH, RequestKind.DETACH, RequestKind.RESUME):
         submit_request(bench.store, "p", kind, who="ann", name="pick", clock=bench.clock)
         bench.clock.advance(1)
-    stranger = submit_request(bench.store, "p", RequestKind.ATTACH, who="ann", name="pickk", clock=bench.clock)
-    assert inbox.collect().attachments == (("attach", "pick"), ("detach", "pick"), ("resume", "pick"))
+    stranger = submit_request(
+        bench.store, "p", RequestKind.ATTACH, who="ann", name="pickk", clock=bench.clock
+    )
+    assert inbox.collect().attachments == (
+        ("attach", "pick"),
+        ("detach", "pick"),
+        ("resume", "pick"),
+    )
     ack = read_ack(bench.store, "p", stranger.id)
     assert ack is not None
     assert (ack.outcome, ack.detail) == (AckOutcome.REFUSED, "no pipe or reducer named pickk")
@@ -101,18 +136,27 @@ def test_attach_detach_and_resume_reach_the_dispatcher(bench: Bench) -> None:
 
 def test_a_hold_lasts_until_the_merge_is_over(bench: Bench) -> None:
     """It is no part of an epoch; whoever asked acknowledges it."""
-    asked = submit_request(bench.store, "p", RequestKind.HOLD, who="ann", name="request", clock=bench.clock)
+    asked = submit_request(
+        bench.store, "p", RequestKind.HOLD, who="ann", name="request", clock=bench.clock
+    )
     inbox = Driver(bench).inbox
     assert inbox.collect().ids == ()
     assert inbox.held == asked
-    acknowledge_request(bench.store, "p", Ack(id=asked.id, outcome=AckOutcome.APPLIED, token=0, at=0))
+    acknowledge_request(
+        bench.store, "p", Ack(id=asked.id, outcome=AckOutcome.APPLIED, token=0, at=0)
+    )
     inbox.collect()
     assert inbox.held is None
 
 
 def test_a_hold_of_the_dead_is_over_by_the_drivers_own_clock(bench: Bench) -> None:
-    """However far ahead the clock of whoever asked is: five minutes after it was first seen the driver goes on."""
-    asked = submit_request(bench.store, "p", RequestKind.HOLD, who="ann", name="request", ttl=1e6, clock=bench.clock)
+    """However far ahead the clock of whoever asked is.
+
+    Five minutes after it was first seen the driver goes on.
+    """
+    asked = submit_request(
+        bench.store, "p", RequestKind.HOLD, who="ann", name="request", ttl=1e6, clock=bench.clock
+    )
     inbox = Driver(bench).inbox
     inbox.collect()
     bench.clock.advance(299.0)

@@ -16,23 +16,39 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pydantic import ValidationError
 
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore, StoreRequest
-from tidegate.jobs.driver.landing import bound_batch_size, classify_query_failure, run_landing_query
+from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tidegate.errors import (
+    ConfigurationError,
+    FencedError,
+    PoisonError,
+    TidegateError,
+    TransientError,
+)
 from tidegate.jobs.driver.landing_log import LandingLog, read_landing_status
-from tidegate.jobs.driver.metrics import LandingMetrics
-from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.sources.objects import ObjectSource
-from tidegate.jobs.sources.view import InputView
-from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TidegateError, TransientError
-from tidegate.jobs.spec.inputs import LandingOptions
-from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec, SourceSpec
+from tidegate.jobs.driver.landing_query import (
+    bound_batch_size,
+    classify_query_failure,
+    run_landing_query,
+)
+from tidegate.jobs.driver.otel_metrics import LandingMetrics
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.sources.object_source import ObjectSource
+from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits, SourceSpec
+from tidegate.jobs.spec.source_options import LandingOptions
 
 RATE = {"format": "rate", "columns": {"at": "timestamp", "n": "value"}}
 
 
 def spec(**more: object) -> SourceSpec:
     """A landed source."""
-    raw = {"path": "inbox/a", "schema": {"at": "timestamp", "n": "long"}, "event_time": "at", "lag": "1s", "landing": RATE}
+    raw = {
+        "path": "inbox/a",
+        "schema": {"at": "timestamp", "n": "long"},
+        "event_time": "at",
+        "lag": "1s",
+        "landing": RATE,
+    }
     return SourceSpec.model_validate(raw | more)
 
 
@@ -53,7 +69,10 @@ def test_batch_lands_once(tmp_path: Path) -> None:
 
 
 def test_lost_checkpoint_is_refused(tmp_path: Path) -> None:
-    """Another checkpoint folder must not take the log over unasked; asked, it goes on behind, in a generation of its own."""
+    """Another checkpoint folder must not take the log over unasked.
+
+    Asked, it goes on behind, in a generation of its own.
+    """
     store = MemoryStore()
     LandingLog("a", spec(), store, tmp_path / "one").land_batch(7, b"x", 1)
     with pytest.raises(ConfigurationError, match="another checkpoint folder"):
@@ -67,7 +86,11 @@ def test_lost_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_one_process_per_folder(tmp_path: Path) -> None:
     """A second process on the same folder is refused while the first one lives."""
     landing = LandingLog("a", spec(), MemoryStore(), tmp_path)
-    with landing.lock_folder(), pytest.raises(ConfigurationError, match="another process"), landing.lock_folder():
+    with (
+        landing.lock_folder(),
+        pytest.raises(ConfigurationError, match="another process"),
+        landing.lock_folder(),
+    ):
         pass
     with landing.lock_folder():
         pass
@@ -93,7 +116,10 @@ def noted(folder: Path, batch: int, offsets: str) -> None:
 
 
 def test_the_newest_batch_comes_again_as_it_was(tmp_path: Path) -> None:
-    """Noted offsets are those of the first time: it is the same batch, whether its object was written before the end or not."""
+    """Noted offsets are those of the first time.
+
+    It is the same batch, whether its object was written before the end or not.
+    """
     store = MemoryStore()
     noted(tmp_path, 4, "10 to 20")
     LandingLog("a", spec(), store, tmp_path)._note_batch(4)  # and the process dies
@@ -103,7 +129,10 @@ def test_the_newest_batch_comes_again_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("batch", "offsets"), [(4, "10 to 30"), (3, "5 to 20"), (3, "5 to 10")])
 def test_a_folder_that_went_back_is_refused(tmp_path: Path, batch: int, offsets: str) -> None:
-    """From a backup, or without its newest files, Spark numbers other rows like landed ones: they are not dropped as landed."""
+    """From a backup, or without its newest files, Spark numbers other rows like landed ones.
+
+    They are not dropped as landed.
+    """
     store = MemoryStore()
     for number, what in ((3, "5 to 10"), (4, "10 to 20")):
         noted(tmp_path, number, what)
@@ -114,7 +143,9 @@ def test_a_folder_that_went_back_is_refused(tmp_path: Path, batch: int, offsets:
     assert len(keys(store)) == 2
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["between two batches", "in the middle of one"])
+@pytest.mark.parametrize(
+    "begun", [False, True], ids=["between two batches", "in the middle of one"]
+)
 def test_nothing_is_written_behind_a_new_generation(tmp_path: Path, begun: bool) -> None:
     """A process that was taken for dead writes no object whose key sorts before what may have been read."""
     store = MemoryStore()
@@ -134,7 +165,10 @@ def test_nothing_is_written_behind_a_new_generation(tmp_path: Path, begun: bool)
 
 @pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.NO_EFFECT, Fault.LATE])
 def test_a_lost_answer_is_no_fence(tmp_path: Path, fault: Fault) -> None:
-    """A note or an object whose write is not known to have happened is read back: the batch is there, once."""
+    """A note or an object whose write is not known to have happened is read back.
+
+    The batch is there, once.
+    """
     bucket, asked = MemoryBucket(), Counter[str]()
     LandingLog("a", spec(), MemoryStore(bucket), tmp_path)
 
@@ -154,25 +188,40 @@ def test_a_lost_answer_is_no_fence(tmp_path: Path, fault: Fault) -> None:
     ("landing", "bound"),
     [
         ({"format": "kafka"}, {"maxOffsetsPerTrigger": "200000"}),
-        ({"format": "kafka", "options": {"maxoffsetspertrigger": "7"}}, {"maxoffsetspertrigger": "7"}),
+        (
+            {"format": "kafka", "options": {"maxoffsetspertrigger": "7"}},
+            {"maxoffsetspertrigger": "7"},
+        ),
         ({"format": "json"}, {"maxFilesPerTrigger": "100"}),
         ({"format": "rate"}, {}),
     ],
 )
 def test_a_batch_is_bounded(landing: dict[str, Any], bound: dict[str, str]) -> None:
-    """The first batch of a topic or a folder is not all there is: it passes through the driver's memory."""
+    """The first batch of a topic or a folder is not all there is.
+
+    It passes through the driver's memory.
+    """
     assert bound_batch_size(LandingOptions.model_validate(landing)) == bound
 
 
 @pytest.mark.parametrize(
     ("said", "error", "code"),
     [
-        ("Python: Traceback\n[CAST_INVALID_INPUT] 'x' is no BIGINT. SQLSTATE: 22018", PoisonError, "landing.bad_value"),
+        (
+            "Python: Traceback\n[CAST_INVALID_INPUT] 'x' is no BIGINT. SQLSTATE: 22018",
+            PoisonError,
+            "landing.bad_value",
+        ),
         ("connection refused", TransientError, "landing.failed"),
     ],
 )
-def test_whose_failure_it_is(tmp_path: Path, said: str, error: type[TidegateError], code: str) -> None:
-    """A value that an expression cannot take fails every time; what Spark says of the world may pass; our own words stay."""
+def test_whose_failure_it_is(
+    tmp_path: Path, said: str, error: type[TidegateError], code: str
+) -> None:
+    """A value that an expression cannot take fails every time.
+
+    What Spark says of the world may pass; our own words stay.
+    """
     landing = LandingLog("a", spec(), MemoryStore(), tmp_path)
     found = classify_query_failure(landing, RuntimeError(said))
     assert (type(found), found.code) == (error, code)
@@ -189,7 +238,14 @@ def test_the_process_leaves_word(tmp_path: Path) -> None:
     landing.report_status("failed", "no more")
     found = read_landing_status("a", spec(), store)
     assert found is not None
-    assert [found[k] for k in ("state", "why", "batch", "rows", "landed", "pid")] == ["failed", "no more", 3, 5, 5, os.getpid()]
+    assert [found[k] for k in ("state", "why", "batch", "rows", "landed", "pid")] == [
+        "failed",
+        "no more",
+        3,
+        5,
+        5,
+        os.getpid(),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +260,10 @@ def test_specs_that_are_refused(fields: dict[str, object]) -> None:
 
 
 def test_a_socket_never_goes_on_at_an_old_checkpoint(tmp_path: Path) -> None:
-    """A socket numbers its lines anew for each process: so generation and checkpoint are new, and no line is taken as read."""
+    """A socket numbers its lines anew for each process.
+
+    So generation and checkpoint are new, and no line is taken as read.
+    """
     store = MemoryStore()
     socket = spec(landing={"format": "socket", "columns": {"at": "timestamp", "n": "value"}})
     first = LandingLog("a", socket, store, tmp_path)
@@ -244,8 +303,13 @@ class Query:
     ],
     ids=["goes on", "until it stands", "not at all"],
 )
-def test_a_query_that_got_on_is_started_again(tmp_path: Path, runs: list[tuple[int, str | None]], end: str | None) -> None:
-    """A failure after a finished batch is not the end (Spark 4.1 fails so after a crash); one without progress is."""
+def test_a_query_that_got_on_is_started_again(
+    tmp_path: Path, runs: list[tuple[int, str | None]], end: str | None
+) -> None:
+    """A failure after a finished batch is not the end (Spark 4.1 fails so after a crash).
+
+    One without progress is.
+    """
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     metrics = LandingMetrics(provider.get_meter("t"), "p", "a")
@@ -258,12 +322,21 @@ def test_a_query_that_got_on_is_started_again(tmp_path: Path, runs: list[tuple[i
 
     failed = run_landing_query(start, landing, threading.Event(), until_idle=0.5)
     said = None if failed is None else failed.message
-    assert (len(queries), said) == (len(runs), None if end is None else f"the landing query of a failed: {end}")
+    assert (len(queries), said) == (
+        len(runs),
+        None if end is None else f"the landing query of a failed: {end}",
+    )
     assert [query.stopped for query in queries] == [1] * len(runs)
     data = reader.get_metrics_data()
     assert data is not None
-    told = {m.name: m.data.data_points[0].value for m in data.resource_metrics[0].scope_metrics[0].metrics}  # type: ignore[union-attr]
+    told = {
+        m.name: m.data.data_points[0].value  # type: ignore[union-attr]
+        for m in data.resource_metrics[0].scope_metrics[0].metrics
+    }
     batches = sum(finished for finished, _ in runs)
     assert told.get("tidegate.landing.restarts", 0) == len(runs) - 1
-    assert (told.get("tidegate.landing.batches", 0), told.get("tidegate.landing.rows", 0)) == (batches, 2 * batches)
+    assert (told.get("tidegate.landing.batches", 0), told.get("tidegate.landing.rows", 0)) == (
+        batches,
+        2 * batches,
+    )
     provider.shutdown()

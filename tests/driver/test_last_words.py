@@ -12,12 +12,13 @@ import structlog
 
 from tests.driver.test_observe import FACTS, sealed
 from tests.engine.harness import spec_of
-from tidegate.checkpoints.lease import ProcessIdentity, Lease, read_lease
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.driver import observe
-from tidegate.jobs.driver.observe import EpochListeners
-from tidegate.jobs.driver.process import RunOptions, _DriverSession
-from tidegate.jobs.sources.view import InputView
+from tidegate.checkpoints.lease import Lease, read_lease
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.jobs.driver import epoch_listeners
+from tidegate.jobs.driver.epoch_listeners import EpochListeners
+from tidegate.jobs.driver.pipeline_run import RunOptions, _DriverSession
+from tidegate.jobs.sources.input_view import InputView
 
 
 @pytest.fixture
@@ -27,17 +28,28 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
         monkeypatch.setenv("OPENLINEAGE_URL", address)
-        monkeypatch.setattr(observe, "FLUSH_TIMEOUT", 0.2)
+        monkeypatch.setattr(epoch_listeners, "FLUSH_TIMEOUT", 0.2)
         yield
 
 
 @pytest.mark.usefixtures("mute")
-def test_the_lease_is_free_before_the_collector_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lease_is_free_before_the_collector_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next driver need not wait for it."""
     store, spec = MemoryStore(), spec_of()
     lease = Lease.acquire(store, spec.name, ProcessIdentity.this_process())
     view = InputView(store, spec, tmp_path)
-    run = _DriverSession(spec, store, view, "0" * 32, lease, tmp_path, threading.Event(), RunOptions(store_url="memory://"))
+    run = _DriverSession(
+        spec,
+        store,
+        view,
+        "0" * 32,
+        lease,
+        tmp_path,
+        threading.Event(),
+        RunOptions(store_url="memory://"),
+    )
     free: list[bool] = []
     really = EpochListeners.close
 

@@ -10,7 +10,7 @@ _PROGRAM = """
 import logging, threading, warnings
 from concurrent.futures import ThreadPoolExecutor
 import structlog
-from tidegate.jobs.driver.logs import configure_logs, stand
+from tidegate.jobs.driver.log_output import configure_logs, stand
 
 configure_logs(json=True)
 log = structlog.get_logger()
@@ -35,13 +35,19 @@ thread.join()
 
 
 def test_every_line_is_json_and_says_whose_it_is() -> None:
-    """Lines of pools, threads and libraries carry pipeline, epoch and attempt as well; a traceback is one line."""
+    """Lines of pools, threads and libraries carry pipeline, epoch and attempt as well.
+
+    A traceback is one line.
+    """
     command = [sys.executable, "-W", "default", "-c", _PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert done.stdout == ""
     assert all({"event", "level", "timestamp"} <= line.keys() for line in lines)
-    own = [(line["event"][:17], line.get("pipeline"), line.get("epoch"), line.get("attempt")) for line in lines]
+    own = [
+        (line["event"][:17], line.get("pipeline"), line.get("epoch"), line.get("attempt"))
+        for line in lines
+    ]
     assert [line for line in own if not line[0].startswith("<string>")] == [
         ("early", None, None, None),
         ("from a pool", "p", 7, "a"),
@@ -50,5 +56,7 @@ def test_every_line_is_json_and_says_whose_it_is() -> None:
         ("with a traceback", "p", 7, "a"),
         ("from a thread", "p", 8, None),
     ]
-    assert [line["logger"] for line in lines if line["event"].startswith("<string>")] == ["py.warnings"]
+    assert [line["logger"] for line in lines if line["event"].startswith("<string>")] == [
+        "py.warnings"
+    ]
     assert any("ZeroDivisionError" in line.get("exception", "") for line in lines)

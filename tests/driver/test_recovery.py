@@ -7,15 +7,17 @@ import json
 import pytest
 
 from tests.epochs import seal_epoch
-from tidegate.checkpoints.lease import ProcessIdentity, Lease
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.driver.recovery import select_start_checkpoint
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
 from tidegate.jobs.spec.loader import parse_spec
 
 SPEC = parse_spec(
-    "{apiVersion: tidegate/v1, name: p, sources: {one: {path: inbox, schema: {at: timestamp}, event_time: at, lag: 1m}}}"
+    "{apiVersion: tidegate/v1, name: p, sources: {one: {path: inbox, schema: {at: timestamp},"
+    " event_time: at, lag: 1m}}}"
 )
 
 
@@ -63,7 +65,10 @@ def test_latest_healthy_goes_back_before_what_failed(log: SlotLog) -> None:
 
 
 def test_latest_healthy_goes_back_once(log: SlotLog) -> None:
-    """The next driver finds the new timeline healthy and goes on: a stream that is lost again and again loses no more."""
+    """The next driver finds the new timeline healthy and goes on.
+
+    A stream that is lost again and again loses no more.
+    """
     _checked(log, s3="pass", s5="fail")
     for _ in range(3):
         assert _settle(log, "latest_healthy") == (1, 3)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from tests.engine.harness import SECOND, Bench, row, spec_of
-from tidegate.jobs.driver.status import find_silent_sources
+from tidegate.jobs.driver.status_reporter import find_silent_sources
 
 
 def test_a_source_that_says_nothing_is_named() -> None:
-    """From the limit on, with for how long, on the pipeline clock; not before, not without a limit, not once it is done."""
+    """From the limit on, with for how long, on the pipeline clock.
+
+    Not before, not without a limit, not once it is done.
+    """
     bench = Bench(spec_of())
     engine = bench.engine()
     quiet, loud = sorted(bench.sources)

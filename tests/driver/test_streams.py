@@ -1,4 +1,7 @@
-"""What streams add to a driver: a dispatcher when the spec has streams, and the documents of its splice requests."""
+"""What streams add to a driver.
+
+A dispatcher when the spec has streams, and the documents of its splice requests.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.engine.harness import Bench
+from tests.oracle.mover import ReferenceMover
 from tests.streams.support import streams_spec
-from tidegate.jobs.driver.streams import make_dispatcher, make_followers
-from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.driver.pipeline_run import make_dispatcher, make_followers
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.requests import SpliceRequestSink
+from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink
 
 
 def test_only_a_pipeline_with_streams_dispatches() -> None:
@@ -27,8 +30,12 @@ def test_only_a_pipeline_with_streams_dispatches() -> None:
 
 
 @pytest.mark.parametrize(("merge", "expected"), [("concat", 0), ("splice", 1)])
-def test_splices_have_a_follower_that_writes_their_documents(tmp_path: Path, merge: str, expected: int) -> None:
+def test_splices_have_a_follower_that_writes_their_documents(
+    tmp_path: Path, merge: str, expected: int
+) -> None:
     """Beside the sinks, and only where there can be a request."""
-    spec = streams_spec(streams={"d": {}}, pipes={"p": {"from": "events", "to": "d", "merge": merge}})
+    spec = streams_spec(
+        streams={"d": {}}, pipes={"p": {"from": "events", "to": "d", "merge": merge}}
+    )
     found = make_followers(spec, Bench(spec).store, "0" * 32, tmp_path)
     assert sum(isinstance(sink, SpliceRequestSink) for sink in found) == expected

@@ -8,10 +8,10 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from tidegate.jobs.driver import troubles
-from tidegate.jobs.driver.loop import _require_transient
-from tidegate.jobs.driver.troubles import classify_error
-from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TidegateError
+from tidegate.errors import ConfigurationError, FencedError, PoisonError, TidegateError
+from tidegate.jobs.driver import error_classification
+from tidegate.jobs.driver.epoch_loop import _require_transient
+from tidegate.jobs.driver.error_classification import classify_error
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "/scratch/part.parquet")
 
@@ -28,7 +28,9 @@ def wrapped(error: TidegateError, cause: Exception) -> TidegateError:
         FULL,
         OSError(errno.EDQUOT, "Disk quota exceeded"),
         wrapped(PoisonError("Spark could not compute this epoch", code="spark.failed"), FULL),
-        PoisonError("Job aborted: java.io.IOException: No space left on device", code="spark.failed"),
+        PoisonError(
+            "Job aborted: java.io.IOException: No space left on device", code="spark.failed"
+        ),
     ],
 )
 def test_a_full_disk_is_waited_out_however_it_is_wrapped(error: Exception) -> None:
@@ -59,19 +61,35 @@ def test_what_this_process_cannot_outlive_ends_it(error: Exception) -> None:
 
 
 def test_a_lost_jvm_is_known_by_whatever_py4j_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed in the middle of a call it looks like a class that does not exist; only a JVM that answers makes that a defect."""
+    """Killed in the middle of a call it looks like a class that does not exist.
+
+    Only a JVM that answers makes that a defect.
+    """
     strange = Py4JError("org.apache.spark.sql.classic.SparkSession does not exist in the JVM")
-    poison = wrapped(PoisonError("Spark could not compute this epoch", code="spark.failed"), strange)
-    monkeypatch.setattr(troubles, "_is_jvm_responding", lambda: False)
-    assert [classify_error("p", error).code for error in (strange, poison)] == ["driver.jvm_lost"] * 2
-    monkeypatch.setattr(troubles, "_is_jvm_responding", lambda: True)
-    assert [classify_error("p", error).code for error in (strange, poison)] == ["driver.unexpected", "spark.failed"]
+    poison = wrapped(
+        PoisonError("Spark could not compute this epoch", code="spark.failed"), strange
+    )
+    monkeypatch.setattr(error_classification, "_is_jvm_responding", lambda: False)
+    assert [classify_error("p", error).code for error in (strange, poison)] == [
+        "driver.jvm_lost"
+    ] * 2
+    monkeypatch.setattr(error_classification, "_is_jvm_responding", lambda: True)
+    assert [classify_error("p", error).code for error in (strange, poison)] == [
+        "driver.unexpected",
+        "spark.failed",
+    ]
 
 
-@pytest.mark.parametrize("words", ["<_MultiThreadedRendezvous: StatusCode.UNAVAILABLE>", "[INVALID_HANDLE.SESSION_NOT_FOUND]"])
+@pytest.mark.parametrize(
+    "words",
+    ["<_MultiThreadedRendezvous: StatusCode.UNAVAILABLE>", "[INVALID_HANDLE.SESSION_NOT_FOUND]"],
+)
 def test_a_lost_connect_server_is_worth_a_new_driver(words: str) -> None:
     """The server is away, or came back without our session: no fault of the pipeline's."""
-    poison = wrapped(PoisonError("Spark could not compute this epoch", code="spark.failed"), PySparkException(words))
+    poison = wrapped(
+        PoisonError("Spark could not compute this epoch", code="spark.failed"),
+        PySparkException(words),
+    )
     known = classify_error("p", poison)
     assert (known.code, known.failure_class.exit_code) == ("driver.jvm_lost", 3)
 
@@ -85,7 +103,9 @@ def test_a_lost_connect_server_is_worth_a_new_driver(words: str) -> None:
         (FencedError("taken over", code="lease.lost"), "lease.lost", 4),
     ],
 )
-def test_every_end_has_a_sentence_and_an_exit_code(error: Exception, code: str, exit_code: int) -> None:
+def test_every_end_has_a_sentence_and_an_exit_code(
+    error: Exception, code: str, exit_code: int
+) -> None:
     """A lost JVM is worth a new start; a defect says where its traceback is."""
     known = classify_error("p", error)
     assert (known.code, known.failure_class.exit_code) == (code, exit_code)

@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 from tenacity import Retrying, stop_after_attempt
 
-from tidegate.checkpoints.desired import DesiredDocument, DesiredState, read_desired_state, set_desired_state
-from tidegate.checkpoints.lease import ProcessIdentity, Lease, read_lease
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.driver import turn
-from tidegate.jobs.driver.turn import ALIVE_FILE, LeaderElection
-from tidegate.jobs.spec.errors import FencedError
+from tidegate.checkpoints.desired_state import (
+    DesiredDocument,
+    DesiredState,
+    read_desired_state,
+    set_desired_state,
+)
+from tidegate.checkpoints.lease import Lease, read_lease
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.errors import FencedError
+from tidegate.jobs.driver import leader_election
+from tidegate.jobs.driver.leader_election import ALIVE_FILE, LeaderElection
 
 NewTurn = Callable[[bool], LeaderElection]
 
@@ -28,7 +34,9 @@ def store() -> MemoryStore:
 def turn_of(store: MemoryStore, tmp_path: Path) -> NewTurn:
     """A driver's turn, of one that stands by or does not."""
     once = Retrying(stop=stop_after_attempt(1), reraise=True)
-    return lambda standby: LeaderElection(store, "p", threading.Event(), once, standby=standby, alive=tmp_path / ALIVE_FILE)
+    return lambda standby: LeaderElection(
+        store, "p", threading.Event(), once, standby=standby, alive=tmp_path / ALIVE_FILE
+    )
 
 
 def want(store: MemoryStore, state: DesiredState) -> None:
@@ -48,7 +56,9 @@ def test_nobody_said_anything(turn_of: NewTurn, store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("state", [DesiredState.STOPPED, DesiredState.RECOVERING])
-def test_one_that_does_not_stand_by_ends(turn_of: NewTurn, store: MemoryStore, state: DesiredState) -> None:
+def test_one_that_does_not_stand_by_ends(
+    turn_of: NewTurn, store: MemoryStore, state: DesiredState
+) -> None:
     """With who said what, and what to do; the lease is as before."""
     want(store, state)
     with pytest.raises(FencedError, match=rf"p should be {state} \(said by ann: upgrade\)") as said:
@@ -58,13 +68,19 @@ def test_one_that_does_not_stand_by_ends(turn_of: NewTurn, store: MemoryStore, s
 
 
 def test_a_persons_own_run_ends_a_stop_but_no_restore(turn_of: NewTurn, store: MemoryStore) -> None:
-    """`tidegate run` means run. Where nothing was said, nothing is: Airflow's sweep would start it again for ever."""
+    """`tidegate run` means run.
+
+    Where nothing was said, nothing is: Airflow's sweep would start it again for ever.
+    """
     one = turn_of(False)
     one.clear_stop("bob")
     assert read_desired_state(store, "p") == DesiredDocument()
     want(store, DesiredState.STOPPED)
     one.clear_stop("bob")
-    assert (read_desired_state(store, "p").state, read_desired_state(store, "p").who) == (DesiredState.RUN, "bob")
+    assert (read_desired_state(store, "p").state, read_desired_state(store, "p").who) == (
+        DesiredState.RUN,
+        "bob",
+    )
     want(store, DesiredState.RECOVERING)
     one.clear_stop("bob")
     assert read_desired_state(store, "p").state is DesiredState.RECOVERING
@@ -74,7 +90,7 @@ def test_a_standby_waits_for_the_wish(
     turn_of: NewTurn, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It leaves the free lease alone, shows that it lives, and goes on when the pipeline should run again."""
-    monkeypatch.setattr(turn, "_LOOK_EVERY", 0.01)
+    monkeypatch.setattr(leader_election, "_LOOK_EVERY", 0.01)
     want(store, DesiredState.STOPPED)
     waiting = turn_of(True)
     came: list[bool] = []
@@ -89,8 +105,13 @@ def test_a_standby_waits_for_the_wish(
     assert read_lease(store, "p") is None
 
 
-def test_a_stop_that_comes_with_the_lease_is_seen(turn_of: NewTurn, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who stops finds the lease free, so nobody is asked to end: the driver that took it in that moment gives it back."""
+def test_a_stop_that_comes_with_the_lease_is_seen(
+    turn_of: NewTurn, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who stops finds the lease free, so nobody is asked to end.
+
+    The driver that took it in that moment gives it back.
+    """
     really = Lease.acquire
 
     def acquire(*given: object, **named: object) -> Lease:

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs.driver import warm as warming
-from tidegate.jobs.spark.class_archive import ARCHIVE_DUMP_VARIABLE, locate_class_archive, build_archive_options
-from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.errors import ConfigurationError, TransientError
+from tidegate.jobs.driver import class_archive_build as warming
+from tidegate.jobs.spark.spark_session import (
+    ARCHIVE_DUMP_VARIABLE,
+    build_archive_options,
+    locate_class_archive,
+)
 
 
 @pytest.fixture
@@ -18,7 +22,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     java = tmp_path / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text("#!/bin/sh\n")
-    found = {"JAVA_HOME": str(tmp_path / "java"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": ""}
+    found = {
+        "JAVA_HOME": str(tmp_path / "java"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PATH": "",
+    }
     for key, value in found.items():
         monkeypatch.setenv(key, value)
     return found
@@ -42,14 +50,19 @@ def test_the_jvm_is_told_of_an_archive_only_if_it_is_there(machine: dict[str, st
     assert build_archive_options(machine) == ""
     archive.parent.mkdir(parents=True)
     archive.touch()
-    assert build_archive_options(machine).startswith(f'"-XX:SharedArchiveFile={archive}" -Xshare:auto ')
+    assert build_archive_options(machine).startswith(
+        f'"-XX:SharedArchiveFile={archive}" -Xshare:auto '
+    )
     assert build_archive_options({**machine, ARCHIVE_DUMP_VARIABLE: "/some/where.jsa"}).startswith(
         '"-XX:ArchiveClassesAtExit=/some/where.jsa" '
     )
 
 
 def test_it_is_made_once(machine: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first call makes it, the second finds it, `again` replaces it; a failed run leaves nothing and says why."""
+    """The first call makes it, the second finds it, `again` replaces it.
+
+    A failed run leaves nothing and says why.
+    """
     runs = []
 
     def run(arguments: list[str], environment: dict[str, str]) -> str:
@@ -66,7 +79,9 @@ def test_it_is_made_once(machine: dict[str, str], monkeypatch: pytest.MonkeyPatc
     assert os.listdir(archive.parent) == [archive.name]
 
     archive.unlink()
-    monkeypatch.setattr(warming, "_run_warmup_driver", lambda _arguments, _environment: "the JVM said no")
+    monkeypatch.setattr(
+        warming, "_run_warmup_driver", lambda _arguments, _environment: "the JVM said no"
+    )
     with pytest.raises(TransientError, match="the JVM said no"):
         warming.build_class_archive()
     assert os.listdir(archive.parent) == []

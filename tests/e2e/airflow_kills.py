@@ -1,7 +1,8 @@
 """kill -9 of everything a supervised stream consists of, one after another, and a look at what Airflow makes of it.
 
-Nothing here restarts a dead Airflow process or MinIO but `Stack.up`, called as soon as the process is seen to be gone: it stands
-for the process manager (systemd, Kubernetes) that an operator has. Drivers are never started from here.
+Nothing here restarts a dead Airflow process or MinIO but `Stack.up`, called as soon as the process
+is seen to be gone: it stands for the process manager (systemd, Kubernetes) that an operator has.
+Drivers are never started from here.
 """
 
 from __future__ import annotations
@@ -21,14 +22,12 @@ import psutil
 
 from tests.e2e.feed import SOURCES
 from tests.operators.conftest import task_state
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.open import open_store
-from tidegate.infra.processes import is_process_alive, find_processes_with
-from tidegate.infra.stack import Stack
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import TidegateError, TransientError
+from tidegate.infra.local_processes import find_processes_with, is_process_alive
+from tidegate.infra.local_stack import Stack
 from tidegate.infra.stack_state import StackState
-from tidegate.jobs.spec.errors import TidegateError, TransientError
-
-__all__ = ["Feed", "Kill", "Killer", "Sighting", "Watch", "table"]
 
 PIPELINE = "steady"
 PATIENCE = 600.0  # seconds for one kill to be overcome; the machine may be busy
@@ -139,7 +138,10 @@ class Watch(threading.Thread):
                 command = Path(f"/proc/{mark.pid}/cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if command[1:3] == [b"-m", b"tidegate.jobs.driver"]:  # its shell and its JVM have others
+            if command[1:3] == [
+                b"-m",
+                b"tidegate.jobs.driver",
+            ]:  # its shell and its JVM have others
                 yield mark.pid
 
 
@@ -153,17 +155,25 @@ class Killer:
 
     def wait_until_running(self) -> None:
         """The stream is watched and has sealed something."""
-        self._until(lambda: self._watch.look().task == "deferred" and self._slot() >= 3, time.monotonic())
+        self._until(
+            lambda: self._watch.look().task == "deferred" and self._slot() >= 3, time.monotonic()
+        )
 
     def component(self, name: str) -> Kill:
-        """An Airflow process: the process manager starts it again; the stream must not even pause."""
+        """An Airflow process.
+
+        The process manager starts it again; the stream must not even pause.
+        """
         mark = StackState.load(self._stack.home / "stack.json").processes[name]
         watcher = self._triggerer_job()
         killed, at = self._now()
         os.kill(mark.pid, SIGKILL)
         noticed = self._until(lambda: not is_process_alive(mark), killed)
         self._stack.up(self._say)
-        back = {"triggerer": lambda: self._triggerer_job() not in (None, watcher), "api-server": lambda: True}
+        back = {
+            "triggerer": lambda: self._triggerer_job() not in (None, watcher),
+            "api-server": lambda: True,
+        }
         recovered = self._until(back.get(name, lambda: self._beats(name, at)), killed)
         return self._overcome(name, "process manager", noticed, killed, at, recovered=recovered)
 
@@ -186,11 +196,16 @@ class Killer:
         return self._overcome("JVM", "driver, triggerer", noticed, killed, at, after=token)
 
     def worker(self) -> Kill:
-        """The worker that is about to launch a driver in place of a killed one: its process and the task's below it."""
+        """The worker that is about to launch a driver in place of a killed one.
+
+        Its process and the task's below it.
+        """
         token = self._token()
         os.kill(self._driver(), SIGKILL)
         self._until(lambda: self._watch.look().task == "running", time.monotonic())
-        scheduler = psutil.Process(StackState.load(self._stack.home / "stack.json").processes["scheduler"].pid)
+        scheduler = psutil.Process(
+            StackState.load(self._stack.home / "stack.json").processes["scheduler"].pid
+        )
         self._until(lambda: self._at_work(scheduler), time.monotonic())
         killed, at = self._now()
         for process in self._at_work(scheduler):
@@ -199,7 +214,10 @@ class Killer:
         return self._overcome("worker and driver", "scheduler", noticed, killed, at, after=token)
 
     def minio(self) -> Kill:
-        """The bucket itself: nothing can be sealed until it is back; nothing may be started either."""
+        """The bucket itself.
+
+        Nothing can be sealed until it is back; nothing may be started either.
+        """
         said = self._waits()
         killed, at = self._now()
         self._stack.minio_server().kill()
@@ -208,9 +226,20 @@ class Killer:
         return self._overcome("MinIO", "driver", noticed, killed, at)
 
     def _overcome(
-        self, what: str, by: str, noticed: float, killed: float, at: int, *, after: int = 0, recovered: float | None = None
+        self,
+        what: str,
+        by: str,
+        noticed: float,
+        killed: float,
+        at: int,
+        *,
+        after: int = 0,
+        recovered: float | None = None,
     ) -> Kill:
-        """Wait for two more sealed epochs and a watched task; `after`: the token of the driver that it took, if it took one."""
+        """Wait for two more sealed epochs and a watched task; `after`.
+
+        The token of the driver that it took, if it took one.
+        """
         sealed = self._until(lambda: self._sealed_after(at, after), killed)
         self._until(lambda: self._watch.look().task == "deferred", killed)
         slot = self._log.head().slot
@@ -218,8 +247,13 @@ class Killer:
         head = self._log.head()
         times = [f.epoch.created_at for f in self._log.epochs_between(head.timeline, 1, head.slot)]
         pause = max(b - a for a, b in pairwise(times) if b > at) / 1e6
-        row = Kill(what, by, noticed, sealed if recovered is None else recovered, int(after > 0), pause)
-        self._say(f"killed {what}: noticed after {row.noticed:.1f} s, recovered after {row.recovered:.1f} s")
+        row = Kill(
+            what, by, noticed, sealed if recovered is None else recovered, int(after > 0), pause
+        )
+        self._say(
+            f"killed {what}: noticed after {row.noticed:.1f} s, recovered after"
+            f" {row.recovered:.1f} s"
+        )
         return row
 
     def _acted(self, killed: int) -> bool:
@@ -288,6 +322,12 @@ class Killer:
 
 def table(kills: list[Kill]) -> str:
     """The table of docs/airflow.md."""
-    head = ["| kill -9 of | noticed by | after | recovered after | longest pause of the stream |", "|---|---|---|---|---|"]
-    rows = [f"| {k.what} | {k.noticed_by} | {k.noticed:.1f} s | {k.recovered:.1f} s | {k.pause:.1f} s |" for k in kills]
+    head = [
+        "| kill -9 of | noticed by | after | recovered after | longest pause of the stream |",
+        "|---|---|---|---|---|",
+    ]
+    rows = [
+        f"| {k.what} | {k.noticed_by} | {k.noticed:.1f} s | {k.recovered:.1f} s | {k.pause:.1f} s |"
+        for k in kills
+    ]
     return "\n".join([*head, *rows])

@@ -10,10 +10,13 @@ from typing import Any, Final
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-__all__ = ["CHROMIUM", "FLAGS", "PATIENCE", "browser_of_the_machine", "needs_chromium", "strange_requests", "wide"]
-
 CHROMIUM: Final = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    None,
 )
 FLAGS: Final = [
     "--no-sandbox",
@@ -27,7 +30,9 @@ PATIENCE: Final = 60_000  # milliseconds; a busy machine
 
 expect.set_options(timeout=PATIENCE)
 
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium: apt-get install chromium"
+)
 
 
 @contextmanager

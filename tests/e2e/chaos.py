@@ -1,7 +1,10 @@
-"""``python -m tests.e2e.chaos --kills 50``: kills at random moments on real MinIO and Spark; the tables must not show any of it.
+"""``python -m tests.e2e.chaos --kills 50``.
 
-A bounded feed with fixed cuts is driven to its end while the driver, its JVM and MinIO are killed and the driver is put to sleep.
-A supervisor starts ended drivers again. At the end every table must hold the rows of an undisturbed run.
+Kills at random moments on real MinIO and Spark; the tables must not show any of it.
+
+A bounded feed with fixed cuts is driven to its end while the driver, its JVM and MinIO are killed
+and the driver is put to sleep. A supervisor starts ended drivers again. At the end every table must
+hold the rows of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -23,14 +26,16 @@ import psutil
 
 from tests.e2e.drivers import Steady
 from tests.e2e.feed import SPEC
-from tests.minio_server import RealMinio, running
-from tidegate.checkpoints.log import SlotLog
-from tidegate.jobs.spec.errors import TidegateError
+from tests.servers.minio import RealMinio, running
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import TidegateError
 
 PACED = SPEC.replace("checkpoint: {", "checkpoint: {min_interval: 500ms, ")
 BUCKET = "chaos"
 _PATIENCE = 300.0  # seconds for one epoch: a machine may be busy
-_EPOCHS_PER_KILL = 4  # an epoch is ended by an attack within two seconds; what is left runs undisturbed
+_EPOCHS_PER_KILL = (
+    4  # an epoch is ended by an attack within two seconds; what is left runs undisturbed
+)
 _SLOWEST = 10.0  # seconds an undisturbed epoch may take on a busy machine
 
 
@@ -54,7 +59,11 @@ class Outcome:
         every = [gap for own in self.gaps.values() for gap in own]
         for kind, gaps in [*sorted(self.gaps.items()), ("all", every)]:
             rows.append(f"{kind:<12} {len(gaps):>5} {median(gaps):>9.1f} {max(gaps):>7.1f}")
-        verdict = "the tables equal the undisturbed run's" if not self.problems else "; ".join(self.problems[:5])
+        verdict = (
+            "the tables equal the undisturbed run's"
+            if not self.problems
+            else "; ".join(self.problems[:5])
+        )
         return "\n".join([*rows, f"{self.epochs} epochs, {self.launches} drivers; {verdict}"])
 
 
@@ -134,7 +143,9 @@ class Chaos:
 
     def _outcome(self) -> Outcome:
         head = self._log.head()
-        sealed = sorted(f.epoch.created_at for f in self._log.epochs_between(head.timeline, 1, head.slot))
+        sealed = sorted(
+            f.epoch.created_at for f in self._log.epochs_between(head.timeline, 1, head.slot)
+        )
         outcome = Outcome(launches=self._steady.launches, epochs=head.slot)
         for kind, at in self._attacks:
             after = next((moment for moment in sealed if moment > at), None)
@@ -152,7 +163,10 @@ def feed_bucket(steady: Steady) -> None:
 
 
 def chaos(folder: Path, minio: RealMinio, kills: int, seed: int) -> Outcome:
-    """The undisturbed run on a folder, the disturbed one on MinIO, and the comparison. The environment has MinIO's address."""
+    """The undisturbed run on a folder, the disturbed one on MinIO, and the comparison.
+
+    The environment has MinIO's address.
+    """
     objects = _EPOCHS_PER_KILL * kills + 4
     calm = Steady(folder / "calm", objects, spec=PACED.replace("min_interval: 500ms, ", ""))
     if calm.start().wait(timeout=60 + _SLOWEST * objects) != 0:
@@ -163,9 +177,14 @@ def chaos(folder: Path, minio: RealMinio, kills: int, seed: int) -> Outcome:
     outcome.problems += steady.exact().problems
     wanted, found = calm.content(), steady.content()
     for table, rows in wanted.items():
-        missing, extra = Counter(rows) - Counter(found[table]), Counter(found[table]) - Counter(rows)
+        missing, extra = (
+            Counter(rows) - Counter(found[table]),
+            Counter(found[table]) - Counter(rows),
+        )
         if missing or extra:
-            outcome.problems.append(f"{table}: {missing.total()} rows missing, {extra.total()} too many")
+            outcome.problems.append(
+                f"{table}: {missing.total()} rows missing, {extra.total()} too many"
+            )
     return outcome
 
 

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kafka_client import KafkaClient
-from tidegate.infra.jars import BROKER, CONNECTOR, ensure_jars, spark_jars
-from tidegate.infra.kafka import KafkaServer
-from tidegate.jobs.spec.errors import TransientError
+from tests.servers.jars import BROKER, CONNECTOR, ensure_jars, spark_jars
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import KafkaClient
+from tidegate.errors import TransientError
 
 
 @pytest.fixture(scope="session")
 def jars() -> tuple[list[Path], list[Path]]:
-    """Kafka's broker and Spark's connector; without a registry that has them there is nothing to test."""
+    """Kafka's broker and Spark's connector.
+
+    Without a registry that has them there is nothing to test.
+    """
     try:
         return ensure_jars("kafka-broker", BROKER), spark_jars("spark-kafka", CONNECTOR)
     except TransientError as error:

@@ -1,4 +1,7 @@
-"""Real driver processes for tests: start one with a fault, wait for its end, read the tables as a user would."""
+"""Real driver processes for tests.
+
+Start one with a fault, wait for its end, read the tables as a user would.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from typing import Any
 import pyarrow as pa
 
 from tests.e2e.feed import SPEC, write_feed
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.exact import ExactnessReport, audit_exactness
-from tidegate.jobs.sinks.tables import read_table
+from tidegate.jobs.sinks.exactness_audit import ExactnessReport, audit_exactness
+from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.loader import parse_spec
 
 SIGKILLED = -9
@@ -39,19 +42,40 @@ class Piped:
         self.launches = 0
 
     def start(
-        self, fault: str = "", *options: str, environment: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+        self,
+        fault: str = "",
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        """A driver process; its log is ``<folder>/driver-<n>.log``. `prefix` is put before the command."""
-        driver = [sys.executable, "-m", "tidegate.jobs.driver", str(self.spec_file), "--store", self.store_url, *options]
+        """A driver process; its log is ``<folder>/driver-<n>.log``.
+
+        `prefix` is put before the command.
+        """
+        driver = [
+            sys.executable,
+            "-m",
+            "tidegate.jobs.driver",
+            str(self.spec_file),
+            "--store",
+            self.store_url,
+            *options,
+        ]
         return self.spawn([*prefix, *driver], {"TIDEGATE_FAULT": fault, **(environment or {})})
 
-    def spawn(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def spawn(
+        self, command: Sequence[str], environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         """Any process of the pipeline, with a log like a driver's."""
         self.launches += 1
         with (self.folder / f"driver-{self.launches}.log").open("wb") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment}, cwd=self.folder)
+            return subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, **environment}, cwd=self.folder
+            )
 
-    def run(self, fault: str = "", *options: str, environment: Mapping[str, str] | None = None) -> int:
+    def run(
+        self, fault: str = "", *options: str, environment: Mapping[str, str] | None = None
+    ) -> int:
         """Start and wait; returns the exit code."""
         return self.start(fault, *options, environment=environment).wait(timeout=900)
 
@@ -61,7 +85,11 @@ class Piped:
 
     def said(self, event: str, launch: int | None = None) -> list[dict[str, Any]]:
         """What a launch logged under this event."""
-        lines = [line for line in self.log_text(launch).splitlines() if line.startswith("{") and line.endswith("}")]
+        lines = [
+            line
+            for line in self.log_text(launch).splitlines()
+            if line.startswith("{") and line.endswith("}")
+        ]
         return [found for found in map(json.loads, lines) if found.get("event") == event]
 
     def store(self) -> Store:
@@ -79,26 +107,37 @@ class Piped:
     def exact(self) -> ExactnessReport:
         """The independent check."""
         store = self.store()
-        return audit_exactness(self.spec, store, self.log(), lambda name: read_table(self.spec, store, name, current_only=True))
+        return audit_exactness(
+            self.spec,
+            store,
+            self.log(),
+            lambda name: read_table(self.spec, store, name, current_only=True),
+        )
 
     def content(self) -> dict[str, list[str]]:
         """All rows of all tables a user cares about, without what exactness leaves out."""
         found = {}
         for name in ("events", "late", *self.spec.windows, "barriers", "dead_letters"):
             rows = self.table(name).to_pylist()
-            found[name] = sorted(repr(sorted((k, v) for k, v in row.items() if k not in _VOLATILE)) for row in rows)
+            found[name] = sorted(
+                repr(sorted((k, v) for k, v in row.items() if k not in _VOLATILE)) for row in rows
+            )
         return found
 
 
 class Steady(Piped):
     """The steady pipeline, fed."""
 
-    def __init__(self, folder: Path, objects: int, store_url: str | None = None, *, spec: str = SPEC) -> None:
+    def __init__(
+        self, folder: Path, objects: int, store_url: str | None = None, *, spec: str = SPEC
+    ) -> None:
         super().__init__(folder, spec, store_url)
         self.rows = write_feed(self.inbox, objects)
 
 
-def wait_for(true: Callable[[], object], driver: subprocess.Popen[bytes], *, seconds: float = 900.0) -> None:
+def wait_for(
+    true: Callable[[], object], driver: subprocess.Popen[bytes], *, seconds: float = 900.0
+) -> None:
     """Look until something is true; fails when the driver ended or took too long.
 
     Raises:
@@ -107,5 +146,7 @@ def wait_for(true: Callable[[], object], driver: subprocess.Popen[bytes], *, sec
     deadline = time.monotonic() + seconds
     while not true():
         if driver.poll() is not None or time.monotonic() > deadline:
-            raise TimeoutError(f"not seen in {seconds:g} s; the driver's exit code is {driver.returncode}")
+            raise TimeoutError(
+                f"not seen in {seconds:g} s; the driver's exit code is {driver.returncode}"
+            )
         time.sleep(0.1)

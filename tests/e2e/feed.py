@@ -1,4 +1,6 @@
-"""A bounded feed whose cuts are fixed by the spec: one object per source and epoch, no wall-clock option.
+"""A bounded feed whose cuts are fixed by the spec.
+
+One object per source and epoch, no wall-clock option.
 
 So the tables after any kills and restores must hold the same rows as an undisturbed run's.
 """
@@ -43,7 +45,10 @@ spark: {driver_memory: 1g, jvm: quick}
 
 
 def write_feed(store: Path, objects: int, *, seed: int = 5) -> int:
-    """Write the inbox; returns the number of data rows. A tenth of the rows is up to five minutes behind."""
+    """Write the inbox; returns the number of data rows.
+
+    A tenth of the rows is up to five minutes behind.
+    """
     dice = random.Random(seed)
     rows = 0
     for source in SOURCES:
@@ -58,7 +63,10 @@ def write_feed(store: Path, objects: int, *, seed: int = 5) -> int:
 
 
 def _object(dice: random.Random, number: int) -> pa.Table:
-    stamps = [60 * number + dice.randrange(60) - (dice.randrange(300) if dice.random() < 0.1 else 0) for _ in range(40)]
+    stamps = [
+        60 * number + dice.randrange(60) - (dice.randrange(300) if dice.random() < 0.1 else 0)
+        for _ in range(40)
+    ]
     kinds = ["data"] * 40
     if number % 7 == 6:
         cut = dice.randrange(20, 40)
@@ -66,7 +74,9 @@ def _object(dice: random.Random, number: int) -> pa.Table:
     return pa.table(
         {
             "kind": kinds,
-            "at": pa.array([START + timedelta(seconds=s) for s in stamps], pa.timestamp("us", tz="UTC")),
+            "at": pa.array(
+                [START + timedelta(seconds=s) for s in stamps], pa.timestamp("us", tz="UTC")
+            ),
             "item": [dice.choice("abc") for _ in kinds],
             "amount": pa.array([dice.randrange(1000) for _ in kinds], pa.int64()),
             "barrier": pa.array([number if k == "shift" else None for k in kinds], pa.int64()),

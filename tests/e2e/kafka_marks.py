@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-__all__ = ["ON_A_BROKER"]
-
 ON_A_BROKER = [
     pytest.mark.kafka,
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # py4j leaves them to the garbage collector
+    pytest.mark.filterwarnings(
+        "ignore:unclosed <socket:ResourceWarning"
+    ),  # py4j leaves them to the garbage collector
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -1,4 +1,7 @@
-"""Everything a supervised stream consists of is killed, one after another: no second driver, no green-but-dead minute, exact."""
+"""Everything a supervised stream consists of is killed, one after another.
+
+No second driver, no green-but-dead minute, exact.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,20 @@ import pytest
 
 from tests.e2e.airflow_kills import PIPELINE, Feed, Killer, Watch, table
 from tests.e2e.feed import SPEC, write_feed
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.open import open_store
-from tidegate.infra.stack import Stack, StackSettings
-from tidegate.jobs.sinks.exact import audit_exactness, list_sealed_epochs
-from tidegate.jobs.sinks.tables import read_table
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.infra.local_stack import Stack, StackSettings
+from tidegate.jobs.sinks.exactness_audit import audit_exactness, list_sealed_epochs
+from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.loader import load_spec
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SUPERVISED = SPEC.replace("limits: {objects: 1}", "limits: {objects: 8}") + "supervision: {retries: 20, retry_delay: 1s}\n"
+SUPERVISED = (
+    SPEC.replace("limits: {objects: 1}", "limits: {objects: 8}")
+    + "supervision: {retries: 20, retry_delay: 1s}\n"
+)
 OBJECTS = 2400  # of each source, one a second: more than the kills can take
 
 
@@ -45,7 +51,10 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stack]:
 
 
 def test_every_process_is_killed_once(stack: Stack, tmp_path: Path) -> None:
-    """Each kill is noticed and overcome by itself; drivers are launched as often as one was killed; the tables are exact."""
+    """Each kill is noticed and overcome by itself.
+
+    Drivers are launched as often as one was killed; the tables are exact.
+    """
     write_feed(tmp_path / "feed", OBJECTS)
     feed = Feed(tmp_path / "feed", stack.store_url)
     feed.start()
@@ -70,11 +79,16 @@ def test_every_process_is_killed_once(stack: Stack, tmp_path: Path) -> None:
     ended = api.wait_for_run(f"{PIPELINE}.stream", run, timeout=900)
     watch.end()
     print(table(kills))  # noqa: T201 - docs/airflow.md quotes it
-    asleep, at_work = watch.well_but_dead("deferred", "success"), watch.well_but_dead("deferred", "success", "running")
+    asleep, at_work = (
+        watch.well_but_dead("deferred", "success"),
+        watch.well_but_dead("deferred", "success", "running"),
+    )
     print(f"longest time well but dead: {at_work:.1f} s, of it asleep {asleep:.1f} s")  # noqa: T201
     assert ended["state"] == "success"
     assert asleep < 60
-    assert at_work < 180, "a worker that died at work is given up after half a minute; a busy scheduler looks later"
+    assert at_work < 180, (
+        "a worker that died at work is given up after half a minute; a busy scheduler looks later"
+    )
     _one_driver_at_a_time(stack, launches=1 + sum(kill.drivers for kill in kills))
     _exact(stack, tmp_path / "dags" / "pipelines" / f"{PIPELINE}.yaml")
 
@@ -93,9 +107,23 @@ def _one_driver_at_a_time(stack: Stack, launches: int) -> None:
 def _exact(stack: Stack, file: Path) -> None:
     """Every row in one place, windows equal a recomputation, the newest epoch replayed gives the same rows."""
     spec, store = load_spec(file), open_store(stack.store_url)
-    found = audit_exactness(spec, store, SlotLog(store, PIPELINE), lambda name: read_table(spec, store, name, current_only=True))
+    found = audit_exactness(
+        spec,
+        store,
+        SlotLog(store, PIPELINE),
+        lambda name: read_table(spec, store, name, current_only=True),
+    )
     assert found.problems == []
     assert found.windows["per_minute"] > 100
-    again = [sys.executable, "-m", "tidegate.jobs.cli", "replay", str(file), "--store", stack.store_url, "--json"]
+    again = [
+        sys.executable,
+        "-m",
+        "tidegate.jobs.cli",
+        "replay",
+        str(file),
+        "--store",
+        stack.store_url,
+        "--json",
+    ]
     replayed = subprocess.run(again, capture_output=True, text=True, timeout=900, check=False)
     assert json.loads(replayed.stdout)["data"]["equal"] is True, replayed.stdout + replayed.stderr

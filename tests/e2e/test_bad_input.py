@@ -1,4 +1,7 @@
-"""Bad input on real Spark: every object and row gets a clear outcome, nothing is lost, and the rest is exact."""
+"""Bad input on real Spark.
+
+Every object and row gets a clear outcome, nothing is lost, and the rest is exact.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,9 @@ def rows(minute: int, count: int = 4, **columns: Any) -> pa.Table:
         "item": pa.array(["ab"[n % 2] for n in range(count)]),
         "amount": pa.array(range(count), pa.int64()),
     }
-    return pa.table({name: column for name, column in {**table, **columns}.items() if column is not None})
+    return pa.table(
+        {name: column for name, column in {**table, **columns}.items() if column is not None}
+    )
 
 
 def parquet(table: pa.Table) -> bytes:
@@ -93,7 +98,9 @@ DIRTY: dict[str, bytes] = {
     "009-null-times": parquet(rows(7, at=stamps(None, GOOD, None, GOOD))),
     "010-long-ago": parquet(rows(8, at=stamps(GOOD, datetime(1970, 1, 1, tzinfo=UTC), GOOD, GOOD))),
     "011-naive": parquet(rows(9, at=stamps(*[GOOD.replace(tzinfo=None)] * 4, tz=None))),
-    "012-far-future": parquet(rows(10, at=stamps(GOOD, GOOD, datetime(2999, 1, 1, tzinfo=UTC), GOOD))),
+    "012-far-future": parquet(
+        rows(10, at=stamps(GOOD, GOOD, datetime(2999, 1, 1, tzinfo=UTC), GOOD))
+    ),
     "013-corrupt": corrupt(rows(11)),
     "013-good": parquet(rows(11)),
     "014-overwritten": parquet(marked(3, 3, 1)),
@@ -114,7 +121,9 @@ ROWS_DEAD = {
     ("010-long-ago", 1, "before_min_event_time"),
     *(("011-naive", row, "naive_time") for row in range(4)),
 }
-ROWS_READ = 8 * 4 + 3  # the eight objects with rows that can be read, and the overwritten one up to its barrier
+ROWS_READ = (
+    8 * 4 + 3
+)  # the eight objects with rows that can be read, and the overwritten one up to its barrier
 
 
 def put(pipeline: Piped, source: str, name: str, data: bytes) -> None:
@@ -140,7 +149,10 @@ def waits_behind_barrier(pipeline: Piped) -> bool:
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Piped:
-    """A run over everything; the last object is overwritten while its source waits for the other's barrier."""
+    """A run over everything.
+
+    The last object is overwritten while its source waits for the other's barrier.
+    """
     pipeline = Piped(tmp_path_factory.mktemp("dirty"), SPEC)
     for name, data in DIRTY.items():
         put(pipeline, "dirty", name, data)
@@ -178,13 +190,17 @@ def test_dead_objects_are_named(ended: Piped) -> None:
     dead = [row for row in ended.table("dead_letters").to_pylist() if row["row"] is None]
     assert {Path(row["object"]).stem: row["reason"] for row in dead} == OBJECTS_DEAD
     assert len(dead) == len(OBJECTS_DEAD)
-    assert all(row["etag"] and len(row["detail"]) > 10 and row["_source"] == "dirty" for row in dead)
+    assert all(
+        row["etag"] and len(row["detail"]) > 10 and row["_source"] == "dirty" for row in dead
+    )
 
 
 def test_dead_rows_are_kept(ended: Piped) -> None:
     """One dead letter per bad row, with its object, its place, its reason and the row itself."""
     dead = [row for row in ended.table("dead_letters").to_pylist() if row["row"] is not None]
-    assert {(Path(row["object"]).stem, row["_seq"] & 0xFFFFFFFF, row["reason"]) for row in dead} == ROWS_DEAD
+    assert {
+        (Path(row["object"]).stem, row["_seq"] & 0xFFFFFFFF, row["reason"]) for row in dead
+    } == ROWS_DEAD
     assert len(dead) == len(ROWS_DEAD)
     (seven,) = [row for row in dead if row["reason"] == "bad_value"]
     assert '"amount":"seven"' in seven["row"]
@@ -193,18 +209,36 @@ def test_dead_rows_are_kept(ended: Piped) -> None:
 
 def test_good_values_beside_bad_ones_go_on(ended: Piped) -> None:
     """Texts that are numbers are cast, a missing column reads as null."""
-    events = ended.table("events").filter(pa.compute.equal(ended.table("events")["_source"], "dirty")).to_pylist()
-    by_minute = {minute: [e["amount"] for e in events if e["at"] - START < timedelta(minutes=minute + 1)] for minute in (6,)}
+    events = (
+        ended.table("events")
+        .filter(pa.compute.equal(ended.table("events")["_source"], "dirty"))
+        .to_pylist()
+    )
+    by_minute = {
+        minute: [e["amount"] for e in events if e["at"] - START < timedelta(minutes=minute + 1)]
+        for minute in (6,)
+    }
     assert by_minute[6].count(7) == by_minute[6].count(-8) == 1
-    assert [e["amount"] for e in events if timedelta(minutes=4) <= e["at"] - START < timedelta(minutes=5)] == [None] * 4
+    assert [
+        e["amount"]
+        for e in events
+        if timedelta(minutes=4) <= e["at"] - START < timedelta(minutes=5)
+    ] == [None] * 4
 
 
 def test_a_stamp_from_the_far_future_is_put_aside(ended: Piped) -> None:
     """It goes to the late table, and the frontier does not follow it."""
     late = ended.table("late").to_pylist()
     assert [row["at"].year for row in late if row["reason"] == "max_jump"] == [2999]
-    assert Counter(row["reason"] for row in late if row["output"] == "events").keys() <= {"max_jump", "late_order"}
-    frontiers = [row["frontier"] for row in ended.table("checkpoints").to_pylist() if row["frontier"] is not None]
+    assert Counter(row["reason"] for row in late if row["output"] == "events").keys() <= {
+        "max_jump",
+        "late_order",
+    }
+    frontiers = [
+        row["frontier"]
+        for row in ended.table("checkpoints").to_pylist()
+        if row["frontier"] is not None
+    ]
     assert max(frontiers).year == 2026
 
 
@@ -219,10 +253,18 @@ def test_on_bad_fail_ends_the_driver(tmp_path: Path) -> None:
     (last,) = pipeline.said("ended")
     assert "row 1 of inbox/dirty/008-text-amount.parquet" in last["message"]
     assert all(word in last["message"] for word in ("dirty", "seven", "bad_value"))
-    assert (last["pipeline"], last["class"], bool(last["kept"]), bool(last["advice"])) == ("dirty", "poison", True, True)
+    assert (last["pipeline"], last["class"], bool(last["kept"]), bool(last["advice"])) == (
+        "dirty",
+        "poison",
+        True,
+        True,
+    )
     assert "Traceback" not in pipeline.log_text()
     head = pipeline.log().head()
     assert head.record is not None
     # Slot 1 recorded the clock for max_jump, slot 2 read the good object.
-    assert (head.slot, head.record.cut["dirty/0"]["resume"]["key"]) == (2, "inbox/dirty/000-good.parquet")
+    assert (head.slot, head.record.cut["dirty/0"]["resume"]["key"]) == (
+        2,
+        "inbox/dirty/000-good.parquet",
+    )
     assert pipeline.table("dead_letters").num_rows == 0

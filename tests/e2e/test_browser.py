@@ -1,4 +1,7 @@
-"""The Streams page within real Airflow, in a real Chromium: from the list to a restore that somebody else approves."""
+"""The Streams page within real Airflow, in a real Chromium.
+
+From the list to a restore that somebody else approves.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from playwright.sync_api import Error as PlaywrightError
 
 from tests.e2e.browser import PATIENCE, browser_of_the_machine, needs_chromium, strange_requests
 from tests.operators.conftest import Cockpit, cockpit_of
-from tidegate.checkpoints.catalog import CheckpointCatalog
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.roots import RootsFile
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.slot_log import SlotLog
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(1800)]
 
@@ -68,14 +71,19 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def see_as(chromium: Browser, cockpit: Cockpit) -> Iterator[As]:
-    """Opens the Streams page as a user who is logged in; nothing on it may go wrong or come from elsewhere."""
+    """Opens the Streams page as a user who is logged in.
+
+    Nothing on it may go wrong or come from elsewhere.
+    """
     contexts, strange = [], []
 
     def open_page(user: str) -> Page:
         context = chromium.new_context(viewport={"width": 1280, "height": 900})
         context.set_default_timeout(PATIENCE)
         contexts.append(context)
-        context.add_cookies([{"name": "_token", "value": cockpit.bearer(user), "url": cockpit.stack.airflow_url}])
+        context.add_cookies(
+            [{"name": "_token", "value": cockpit.bearer(user), "url": cockpit.stack.airflow_url}]
+        )
         page = context.new_page()
         strange.append(strange_requests(page, cockpit.stack.airflow_url, busy=True))
         page.goto(f"{cockpit.stack.airflow_url}/tidegate/page")
@@ -87,7 +95,9 @@ def see_as(chromium: Browser, cockpit: Cockpit) -> Iterator[As]:
     assert [found for part in strange for found in part] == []
 
 
-def test_from_the_list_to_a_restore_that_another_person_approves(cockpit: Cockpit, see_as: As) -> None:
+def test_from_the_list_to_a_restore_that_another_person_approves(
+    cockpit: Cockpit, see_as: As
+) -> None:
     """uwe asks with a reason after seeing the impact, olga approves on the same page, the stream goes on, the trail tells."""
     page = see_as("uwe")
     page.get_by_role("link", name="walk").click()
@@ -117,7 +127,10 @@ def test_from_the_list_to_a_restore_that_another_person_approves(cockpit: Cockpi
 
 
 def _approve(page: Page) -> None:
-    """As a person does it: an answer that meets the task while it parks is lost, and then the question is there again."""
+    """As a person does it.
+
+    An answer that meets the task while it parks is lost, and then the question is there again.
+    """
     deadline = time.monotonic() + _LONG / 1000
     button = page.locator(".question").get_by_role("button", name="Approve")
     while "restored by uwe" not in page.locator("#trail").inner_text():
@@ -129,7 +142,10 @@ def _approve(page: Page) -> None:
 
 
 def test_a_checkpoint_is_pinned_and_unpinned(cockpit: Cockpit, see_as: As) -> None:
-    """A pin is a run of a DAG, told in the dialog; the row and the trail show it, and it can be given up again."""
+    """A pin is a run of a DAG, told in the dialog.
+
+    The row and the trail show it, and it can be given up again.
+    """
     page = see_as("uwe")
     page.goto(f"{cockpit.stack.airflow_url}/tidegate/page#/walk")
     row = page.locator("#checkpoints tbody tr").nth(1)
@@ -148,7 +164,10 @@ def test_a_checkpoint_is_pinned_and_unpinned(cockpit: Cockpit, see_as: As) -> No
 
 
 def test_a_viewer_sees_and_may_not(cockpit: Cockpit, see_as: As) -> None:
-    """No button is offered to vic, and Airflow refuses what they send all the same; without a login there is no page."""
+    """No button is offered to vic, and Airflow refuses what they send all the same.
+
+    Without a login there is no page.
+    """
     page = see_as("vic")
     page.get_by_role("link", name="walk").click()
     page.locator("#checkpoints tbody tr").first.wait_for()
@@ -156,12 +175,20 @@ def test_a_viewer_sees_and_may_not(cockpit: Cockpit, see_as: As) -> None:
     assert page.locator("[id^=diff-]").count() > 0
     before = len(cockpit.api.list_runs("walk.recover"))
     for dag in ("walk.recover", "walk.pin"):
-        answer = page.request.post(f"{cockpit.stack.airflow_url}/api/v2/dags/{dag}/dagRuns", data={"logical_date": None})
+        answer = page.request.post(
+            f"{cockpit.stack.airflow_url}/api/v2/dags/{dag}/dagRuns", data={"logical_date": None}
+        )
         assert answer.status == 403
     assert len(cockpit.api.list_runs("walk.recover")) == before
     assert page.context.browser is not None
     stranger = page.context.browser.new_page()
-    for path in ("page", "assets/app.js", "api/streams", "api/streams/walk.stream/checkpoints", "docs/walk.quality/index.html"):
+    for path in (
+        "page",
+        "assets/app.js",
+        "api/streams",
+        "api/streams/walk.stream/checkpoints",
+        "docs/walk.quality/index.html",
+    ):
         assert stranger.request.get(f"{cockpit.stack.airflow_url}/tidegate/{path}").status == 401
     stranger.close()
 
@@ -174,7 +201,12 @@ def test_another_site_cannot_act_for_somebody(cockpit: Cockpit, see_as: As) -> N
     with _foreign_site() as url:
         foreign = page.context.new_page()
         foreign.goto(url)
-        assert foreign.evaluate(_ATTACK, cockpit.stack.airflow_url) == ["refused", "opaque", "opaque", "refused"]
+        assert foreign.evaluate(_ATTACK, cockpit.stack.airflow_url) == [
+            "refused",
+            "opaque",
+            "opaque",
+            "refused",
+        ]
     assert len(cockpit.api.list_runs("walk.recover")) == before
 
 
@@ -191,7 +223,9 @@ def test_it_lives_within_airflow_s_own_pages(cockpit: Cockpit, see_as: As) -> No
     expect(page.frame_locator("iframe").locator("h1")).to_have_text("walk", timeout=PATIENCE)
     expect(page.frame_locator("iframe").locator("#back")).to_have_count(0)
     run = cockpit.runs["walk"]
-    page.goto(f"{cockpit.stack.airflow_url}/dags/walk.stream/runs/{run}/tasks/stream/plugin/stream-task")
+    page.goto(
+        f"{cockpit.stack.airflow_url}/dags/walk.stream/runs/{run}/tasks/stream/plugin/stream-task"
+    )
     expect(page.frame_locator("iframe").locator("h1")).to_have_text("walk")
 
 

@@ -1,4 +1,7 @@
-"""The Streams page in a real Chromium, served without Airflow: how it looks, reads, and bears a missing bucket."""
+"""The Streams page in a real Chromium, served without Airflow.
+
+How it looks, reads, and bears a missing bucket.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,24 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.e2e.browser import PATIENCE, browser_of_the_machine, needs_chromium, strange_requests, wide
+from tests.e2e.browser import (
+    PATIENCE,
+    browser_of_the_machine,
+    needs_chromium,
+    strange_requests,
+    wide,
+)
 from tests.operators.history import GALLERY, History, gallery
 from tests.operators.pages import FakeAirflowQueries, app_of, served
 from tests.yardstick import slowness
-from tidegate.checkpoints.memory import Fault, MemoryStore, StoreRequest
+from tidegate.checkpoints.memory_store import Fault, MemoryStore, StoreRequest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(1800)]
 
 Open = Callable[..., Page]
 
-# Contrast of what is written against what lies behind it, as WCAG computes it, over every element with text of its own.
+# Contrast of what is written against what lies behind it, as WCAG computes it, over every element
+# with text of its own.
 _CONTRAST = """() => {
   const pen = document.createElement("canvas").getContext("2d", {willReadFrequently: true}), known = {};
   const rgb = text => {
@@ -96,8 +106,13 @@ def show(chromium: Browser, site: Site) -> Iterator[Open]:
     """Opens a page in a window of its own and fails when anything on it went wrong."""
     contexts, strange = [], []
 
-    def open_page(fragment: str = "", *, width: int = 1280, scheme: str = "light", quiet: bool = True) -> Page:
-        look: dict[str, Any] = {"color_scheme": scheme, "reduced_motion": "reduce"}  # or colours are caught between two
+    def open_page(
+        fragment: str = "", *, width: int = 1280, scheme: str = "light", quiet: bool = True
+    ) -> Page:
+        look: dict[str, Any] = {
+            "color_scheme": scheme,
+            "reduced_motion": "reduce",
+        }  # or colours are caught between two
         context = chromium.new_context(viewport={"width": width, "height": 844}, **look)
         context.set_default_timeout(PATIENCE)
         contexts.append(context)
@@ -134,7 +149,8 @@ def test_what_is_wrong_comes_first(show: Open) -> None:
 def test_a_new_checkpoint_is_shown_within_five_seconds(show: Open, site: Site) -> None:
     """The page lives: what was sealed stands in it five seconds later, and the chart goes on.
 
-    On a machine with other work the least of several waits counts: the page has no part in the others.
+    On a machine with other work the least of several waits counts: the page has no part in the
+    others.
     """
     page = show("#/flights")
     page.wait_for_selector("#sources svg")
@@ -144,17 +160,25 @@ def test_a_new_checkpoint_is_shown_within_five_seconds(show: Open, site: Site) -
         begun = time.monotonic()
         expect(page.locator(".facts")).to_contain_text(str(epoch.id), timeout=PATIENCE)
         waits.append(time.monotonic() - begun)
-        expect(page.locator("#checkpoints tbody tr").first).to_contain_text(str(epoch.id), timeout=PATIENCE)
+        expect(page.locator("#checkpoints tbody tr").first).to_contain_text(
+            str(epoch.id), timeout=PATIENCE
+        )
     assert min(waits) < 5 * slowness(), waits
 
 
 @pytest.mark.parametrize("fragment", ["", "#/flights"])
 def test_it_fits_and_can_be_read(show: Open, fragment: str) -> None:
-    """On a small phone and a laptop, by day and by night: nothing sticks out, and all text has a contrast of 4.5."""
+    """On a small phone and a laptop, by day and by night.
+
+    Nothing sticks out, and all text has a contrast of 4.5.
+    """
     for width in (320, 390, 1280):
         page = show(fragment, width=width)
         page.wait_for_selector("#checkpoints tbody tr" if fragment else "tr[data-pipeline]")
-        schemes: list[tuple[Literal["light", "dark"], str]] = [("light", "rgb(245, 247, 249)"), ("dark", "rgb(15, 21, 27)")]
+        schemes: list[tuple[Literal["light", "dark"], str]] = [
+            ("light", "rgb(245, 247, 249)"),
+            ("dark", "rgb(15, 21, 27)"),
+        ]
         for scheme, background in schemes:
             page.emulate_media(color_scheme=scheme)
             assert page.evaluate("getComputedStyle(document.body).backgroundColor") == background
@@ -169,7 +193,9 @@ def test_airflow_s_choice_of_theme_wins(show: Open) -> None:
     page.reload()
     background = "getComputedStyle(document.body).backgroundColor"
     assert page.evaluate(background) == "rgb(15, 21, 27)"
-    page.evaluate("localStorage.setItem('theme', 'light'); dispatchEvent(new StorageEvent('storage'))")
+    page.evaluate(
+        "localStorage.setItem('theme', 'light'); dispatchEvent(new StorageEvent('storage'))"
+    )
     assert page.evaluate(background) == "rgb(245, 247, 249)"
 
 
@@ -182,7 +208,9 @@ def test_everything_can_be_done_by_keyboard(show: Open) -> None:
     page.wait_for_selector("#checkpoints tbody tr")
     assert page.evaluate("document.activeElement.id") == "main"
     _tab_to(page, lambda at: at["tag"] == "svg")
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Frontier of each source")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith(
+        "Frontier of each source"
+    )
     page.keyboard.press("Home")
     expect(page.locator("#sources .readout").first).to_contain_text("epoch ")
     button = _tab_to(page, lambda at: at["id"].startswith("restore-"))
@@ -196,7 +224,10 @@ def test_everything_can_be_done_by_keyboard(show: Open) -> None:
 
 
 def test_whoever_listens_hears_names(show: Open) -> None:
-    """Every control has a name, every table a heading, every chart a sentence; the outline begins with one heading."""
+    """Every control has a name, every table a heading, every chart a sentence.
+
+    The outline begins with one heading.
+    """
     page = show("#/flights")
     page.wait_for_selector("#checkpoints tbody tr")
     assert page.evaluate("document.querySelectorAll('h1').length") == 1
@@ -205,7 +236,10 @@ def test_whoever_listens_hears_names(show: Open) -> None:
 
 
 def test_a_table_somebody_chooses_in_stands_still(show: Open, site: Site) -> None:
-    """A row must not move under the pointer that is about to restore it; newer checkpoints are announced instead."""
+    """A row must not move under the pointer that is about to restore it.
+
+    Newer checkpoints are announced instead.
+    """
     page = show("#/flights")
     row = page.locator("#checkpoints tbody tr").nth(2)
     row.hover()
@@ -219,7 +253,10 @@ def test_a_table_somebody_chooses_in_stands_still(show: Open, site: Site) -> Non
 
 
 def test_old_checkpoints_are_a_few_keys_away(show: Open) -> None:
-    """The table is paged to the first epoch, also across a restore; what the restore left behind has a table of its own."""
+    """The table is paged to the first epoch, also across a restore.
+
+    What the restore left behind has a table of its own.
+    """
     page = show("#/flights")
     first = page.locator("#checkpoints tbody tr").first
     page.locator("#page-older").click()
@@ -245,7 +282,10 @@ def test_two_checkpoints_are_compared(show: Open) -> None:
 
 
 def test_a_bucket_that_is_away_takes_nothing_from_the_page(show: Open, site: Site) -> None:
-    """What was seen stays, with its age and the reason above it; when the bucket is back, so is the page."""
+    """What was seen stays, with its age and the reason above it.
+
+    When the bucket is back, so is the page.
+    """
     page, lists = show("#/flights", quiet=False), show(quiet=False)
     page.wait_for_selector("#checkpoints tbody tr")
     lists.wait_for_selector("tr[data-pipeline]")
@@ -284,7 +324,10 @@ def test_what_a_busy_airflow_refuses_is_asked_again(show: Open) -> None:
 
 
 def test_nothing_yet_is_explained(show: Open, site: Site) -> None:
-    """No pipelines, a pipeline that never ran, a pipeline that does not exist: each says what to do."""
+    """No pipelines, a pipeline that never ran, a pipeline that does not exist.
+
+    Each says what to do.
+    """
     page = show("#/tides")
     expect(page.locator("#checkpoints")).to_contain_text("Nothing was sealed yet")
     expect(page.locator("#barriers")).to_contain_text("No barrier has closed yet")

@@ -11,10 +11,10 @@ import pytest
 from tests.e2e.chaos import BUCKET, chaos
 from tests.e2e.drivers import SIGKILLED, Steady
 from tests.e2e.feed import SPEC
-from tests.e2e.postgres_server import running
-from tests.minio_server import RealMinio
-from tests.minio_server import running as running_minio
-from tidegate.jobs.sinks.tables import read_table
+from tests.servers.minio import RealMinio
+from tests.servers.minio import running as running_minio
+from tests.servers.postgres import running
+from tidegate.jobs.sinks.published_tables import read_table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -28,8 +28,13 @@ def minio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealMinio
         yield found
 
 
-def test_a_real_driver_feeds_postgresql(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Killed while it publishes, then to the end: PostgreSQL holds what the tables hold, each window's newest revision once."""
+def test_a_real_driver_feeds_postgresql(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Killed while it publishes, then to the end.
+
+    PostgreSQL holds what the tables hold, each window's newest revision once.
+    """
     with running(tmp_path_factory.mktemp) as server:
         sinks = f"sinks:\n  warehouse: {{kind: postgres, url: '{server.url}', windows: upsert}}\n"
         steady = Steady(tmp_path, 8, spec=SPEC + sinks)
@@ -39,13 +44,21 @@ def test_a_real_driver_feeds_postgresql(tmp_path: Path, tmp_path_factory: pytest
         wanted = sorted(zip(events["_source"].to_pylist(), events["_seq"].to_pylist(), strict=True))
         assert sorted(server.rows("select _source, _seq from steady.events")) == wanted
         current = read_table(steady.spec, steady.store(), "per_minute", current_only=True)
-        rows = zip(current["item"].to_pylist(), current["window_start"].to_pylist(), current["total"].to_pylist(), strict=True)
+        rows = zip(
+            current["item"].to_pylist(),
+            current["window_start"].to_pylist(),
+            current["total"].to_pylist(),
+            strict=True,
+        )
         found = server.rows("select item, window_start, total from steady.per_minute")
         assert sorted(found) == sorted(rows)
 
 
 def test_five_kills_leave_no_trace(minio: RealMinio, tmp_path: Path) -> None:
-    """Driver, JVM, MinIO and a pause at random moments: the tables equal the undisturbed run's (`make chaos` does fifty)."""
+    """Driver, JVM, MinIO and a pause at random moments.
+
+    The tables equal the undisturbed run's (`make chaos` does fifty).
+    """
     outcome = chaos(tmp_path, minio, kills=5, seed=1)
     sys.stdout.write(outcome.text() + "\n")
     assert outcome.problems == []

@@ -1,6 +1,9 @@
-"""What compose.yaml says, run by the real programs: its Airflow on PostgreSQL, its Spark cluster, its Kafka broker.
+"""What compose.yaml says, run by the real programs.
 
-No engine is needed for it: settings and commands are taken out of the file, and addresses and folders replaced by ones of here.
+Its Airflow on PostgreSQL, its Spark cluster, its Kafka broker.
+
+No engine is needed for it: settings and commands are taken out of the file, and addresses and
+folders replaced by ones of here.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from confluent_kafka import Producer
 from cryptography.fernet import Fernet
 from ruamel.yaml import YAML
 
-from tests.e2e.postgres_server import PostgresServer, running
 from tests.infra.deploy import DEPLOY
-from tidegate.infra.kafka import KafkaServer
-from tidegate.infra.ports import choose_free_port
+from tests.servers.kafka import KafkaServer
+from tests.servers.postgres import PostgresServer, running
+from tidegate.infra.local_processes import choose_free_port
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = YAML(typ="safe").load(DEPLOY / "compose" / "compose.yaml")
@@ -35,7 +38,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def settings(service: str, known: Mapping[str, str]) -> dict[str, str]:
-    """A service's environment with its variables filled in: by what is known, by their default, else by a word."""
+    """A service's environment with its variables filled in.
+
+    By what is known, by their default, else by a word.
+    """
 
     def value(match: re.Match[str]) -> str:
         default = match[2][2:] if (match[2] or "").startswith(":-") else "word"
@@ -46,10 +52,14 @@ def settings(service: str, known: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def started(command: list[str], log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    command: list[str], log: Path, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process, ended with the context."""
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=dict(environment), cwd=log.parent, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, env=dict(environment), cwd=log.parent, stdout=output, stderr=output
+        )
     try:
         yield process
     finally:
@@ -78,7 +88,15 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServe
 def airflow(environment: Mapping[str, str], folder: Path, *command: str) -> None:
     """One command of Airflow's, to its end."""
     whole = [sys.executable, "-m", "airflow", *command]
-    done = subprocess.run(whole, env=dict(environment), cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        whole,
+        env=dict(environment),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
@@ -97,11 +115,17 @@ asyncio.run(ask())
 
 def test_airflow_on_postgresql(postgres: PostgresServer, tmp_path: Path) -> None:
     """The settings of the compose file migrate a database, fill it with the DAGs, serve it, and reach it asynchronously."""
-    asked = settings("airflow-api", {"POSTGRES_PASSWORD": "word", "AIRFLOW_FERNET_KEY": Fernet.generate_key().decode()})
+    asked = settings(
+        "airflow-api",
+        {"POSTGRES_PASSWORD": "word", "AIRFLOW_FERNET_KEY": Fernet.generate_key().decode()},
+    )
     port = choose_free_port()
     environment = {
         **{name: value for name, value in os.environ.items() if "AIRFLOW" not in name},
-        **{name: text.replace("@postgres/", f"@127.0.0.1:{postgres.port}/") for name, text in asked.items()},
+        **{
+            name: text.replace("@postgres/", f"@127.0.0.1:{postgres.port}/")
+            for name, text in asked.items()
+        },
         "AIRFLOW_HOME": str(tmp_path / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
         "TIDEGATE_PIPELINES": str(ROOT / "dags" / "pipelines"),
@@ -111,14 +135,30 @@ def test_airflow_on_postgresql(postgres: PostgresServer, tmp_path: Path) -> None
     airflow(environment, tmp_path, *COMPOSE["services"]["migrate"]["command"][1:])
     airflow(environment, tmp_path, "dags", "reserialize")
     async_answer = subprocess.run(
-        [sys.executable, "-c", ASK], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", ASK],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert "'flights.stream'" in async_answer.stdout, async_answer.stderr[-3000:]
-    command = [sys.executable, "-m", *COMPOSE["services"]["airflow-api"]["command"], "--port", str(port), "--host", "127.0.0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        *COMPOSE["services"]["airflow-api"]["command"],
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+    ]
     log = tmp_path / "api-server.log"
     with started(command, log, environment) as server:
         until_it_says(log, "Application startup complete", server)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v2/monitor/health", timeout=60) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/api/v2/monitor/health", timeout=60
+        ) as answer:
             assert json.load(answer)["metadatabase"]["status"] == "healthy"
 
 
@@ -133,14 +173,18 @@ def test_a_spark_cluster(tmp_path: Path) -> None:
     }
     commands = {
         name: [
-            part.replace("spark-master:7077", f"127.0.0.1:{port}").replace("spark-master", "127.0.0.1")
+            part.replace("spark-master:7077", f"127.0.0.1:{port}").replace(
+                "spark-master", "127.0.0.1"
+            )
             for part in COMPOSE["services"][name]["command"]
         ]
         for name in ("spark-master", "spark-worker")
     }
     logs = {name: tmp_path / f"{name}.log" for name in commands}
     master = [*commands["spark-master"], "--port", str(port), "--webui-port", "0"]
-    worker = [part.replace("/tmp/spark", str(tmp_path / "work")) for part in commands["spark-worker"]]
+    worker = [
+        part.replace("/tmp/spark", str(tmp_path / "work")) for part in commands["spark-worker"]
+    ]
     with started(master, logs["spark-master"], local) as process:
         until_it_says(logs["spark-master"], "I have been elected leader", process)
         with started([*worker, "--webui-port", "0"], logs["spark-worker"], local) as process:
@@ -149,19 +193,37 @@ def test_a_spark_cluster(tmp_path: Path) -> None:
 
 
 class AsComposed(KafkaServer):
-    """A broker with the settings of the compose file, as its image writes them down: listeners and folder are ours."""
+    """A broker with the settings of the compose file, as its image writes them down.
+
+    Listeners and folder are ours.
+    """
 
     def _settings(self) -> str:
         ours = dict(line.split("=", 1) for line in super()._settings().splitlines())
         named = COMPOSE["services"]["kafka"]["environment"].items()
-        composed = {name.removeprefix("KAFKA_").lower().replace("_", "."): str(value) for name, value in named}
-        kept = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs", "listener.security.protocol.map"}
-        lines = composed | {name: ours[name] for name in kept} | {"inter.broker.listener.name": "PLAINTEXT"}
+        composed = {
+            name.removeprefix("KAFKA_").lower().replace("_", "."): str(value)
+            for name, value in named
+        }
+        kept = {
+            "listeners",
+            "advertised.listeners",
+            "controller.quorum.voters",
+            "log.dirs",
+            "listener.security.protocol.map",
+        }
+        lines = (
+            composed
+            | {name: ours[name] for name in kept}
+            | {"inter.broker.listener.name": "PLAINTEXT"}
+        )
         return "".join(f"{name}={value}\n" for name, value in lines.items())
 
 
 @pytest.mark.kafka
-def test_kafka_keeps_its_data_and_has_transactions(jars: tuple[list[Path], list[Path]], tmp_path: Path) -> None:
+def test_kafka_keeps_its_data_and_has_transactions(
+    jars: tuple[list[Path], list[Path]], tmp_path: Path
+) -> None:
     """Its messages are in the volume, and one broker is enough for `delivery: exactly_once`."""
     kafka = COMPOSE["services"]["kafka"]
     (mounted,) = (volume.split(":")[1] for volume in kafka["volumes"])

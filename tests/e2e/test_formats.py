@@ -1,4 +1,7 @@
-"""Sources in other formats through a real driver: the tables equal those of the same rows in Parquet."""
+"""Sources in other formats through a real driver.
+
+The tables equal those of the same rows in Parquet.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.e2e.drivers import SIGKILLED, Piped
-from tidegate.jobs.sinks.exact import audit_exactness
-from tidegate.jobs.sinks.tables import read_table
-from tidegate.jobs.sources.view import InputView
+from tidegate.jobs.sinks.exactness_audit import audit_exactness
+from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sources.input_view import InputView
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -51,7 +54,11 @@ def parquet(of: list[Row]) -> bytes:
     """As Parquet."""
     at, item, amount = zip(*of, strict=True)
     table = pa.table(
-        {"at": pa.array(at, pa.timestamp("us", "UTC")), "item": pa.array(item), "amount": pa.array(amount, pa.int64())}
+        {
+            "at": pa.array(at, pa.timestamp("us", "UTC")),
+            "item": pa.array(item),
+            "amount": pa.array(amount, pa.int64()),
+        }
     )
     sink = io.BytesIO()
     pq.write_table(table, sink)
@@ -66,14 +73,24 @@ def csv(of: list[Row]) -> bytes:
 
 def jsonl(of: list[Row]) -> bytes:
     """As JSON lines under the old name, with a field nobody declared and a value that does not fit."""
-    lines = [json.dumps({"at": at.isoformat(), "item": item, "sum": amount, "x": 1}) for at, item, amount in of]
+    lines = [
+        json.dumps({"at": at.isoformat(), "item": item, "sum": amount, "x": 1})
+        for at, item, amount in of
+    ]
     return "\n".join([*lines, json.dumps({"at": of[0][0].isoformat(), "sum": "many"})]).encode()
 
 
 def test_formats_agree_through_a_kill(tmp_path: Path) -> None:
-    """The same rows in three formats give equal events; bad rows are dead letters; the check finds everything exact."""
+    """The same rows in three formats give equal events.
+
+    Bad rows are dead letters; the check finds everything exact.
+    """
     mixed = Piped(tmp_path / "p", SPEC)
-    for name, encode, ending in (("parquet", parquet, "parquet"), ("csv", csv, "csv.gz"), ("json", jsonl, "json")):
+    for name, encode, ending in (
+        ("parquet", parquet, "parquet"),
+        ("csv", csv, "csv.gz"),
+        ("json", jsonl, "json"),
+    ):
         folder = mixed.inbox / "inbox" / name
         folder.mkdir(parents=True)
         for number in range(6):
@@ -83,7 +100,8 @@ def test_formats_agree_through_a_kill(tmp_path: Path) -> None:
     assert mixed.run() == 0, mixed.log_text()
     events = mixed.table("events").to_pylist()
     found = {
-        name: sorted((r["at"], r["item"], r["amount"]) for r in events if r["_source"] == name) for name in mixed.spec.sources
+        name: sorted((r["at"], r["item"], r["amount"]) for r in events if r["_source"] == name)
+        for name in mixed.spec.sources
     }
     wanted = sorted(row for number in range(6) for row in rows(number))
     assert found == {"parquet": wanted, "csv": wanted, "json": wanted}
@@ -96,6 +114,13 @@ def test_formats_agree_through_a_kill(tmp_path: Path) -> None:
     assert len(dead) == 12
     store = mixed.store()
     view = InputView(store, mixed.spec, tmp_path / "view")
-    exact = audit_exactness(mixed.spec, view, mixed.log(), lambda name: read_table(mixed.spec, store, name, current_only=True))
+    exact = audit_exactness(
+        mixed.spec,
+        view,
+        mixed.log(),
+        lambda name: read_table(mixed.spec, store, name, current_only=True),
+    )
     assert exact.problems == []
-    assert {r["object"] for r in dead if r["_source"] == "csv"} == {f"inbox/csv/{n:03d}.csv.gz" for n in range(6)}
+    assert {r["object"] for r in dead if r["_source"] == "csv"} == {
+        f"inbox/csv/{n:03d}.csv.gz" for n in range(6)
+    }

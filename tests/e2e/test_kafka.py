@@ -1,4 +1,7 @@
-"""A topic of a real broker as a source: exact offsets through kills, bad messages, gaps, new partitions, a broker that dies."""
+"""A topic of a real broker as a source.
+
+Exact offsets through kills, bad messages, gaps, new partitions, a broker that dies.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from typing import Any
 import pytest
 
 from tests.e2e.drivers import SIGKILLED, Piped, wait_for
-from tests.e2e.kafka_client import KafkaClient
 from tests.e2e.kafka_marks import ON_A_BROKER
-from tidegate.infra.kafka import KafkaServer
-from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.sources.kafka import KafkaSource
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import KafkaClient
+from tidegate.errors import PoisonError, TransientError
+from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
-from tidegate.jobs.spec.errors import PoisonError, TransientError
-from tidegate.jobs.spec.inputs import KafkaOptions
+from tidegate.jobs.sources.kafka_source import KafkaSource
 from tidegate.jobs.spec.pipeline import ReadLimits
+from tidegate.jobs.spec.source_options import KafkaOptions
 
 pytestmark = ON_A_BROKER
 
@@ -50,13 +53,21 @@ spark: {{driver_memory: 1g, jvm: quick}}
 
 def message(number: int) -> str:
     """The payload of a click."""
-    return json.dumps({"at": (START + timedelta(seconds=number)).isoformat(), "item": "ab"[number % 2], "amount": number})
+    return json.dumps(
+        {
+            "at": (START + timedelta(seconds=number)).isoformat(),
+            "item": "ab"[number % 2],
+            "amount": number,
+        }
+    )
 
 
 def produce(client: KafkaClient, numbers: range, partitions: int = 3) -> None:
     """Clicks, spread over the partitions."""
     for n in numbers:
-        client.send("clicks", n % partitions, message(n), key=f"user {n}", headers={"from": "phone"})
+        client.send(
+            "clicks", n % partitions, message(n), key=f"user {n}", headers={"from": "phone"}
+        )
     client.flush()
 
 
@@ -78,13 +89,18 @@ def seen(pipeline: Piped) -> list[tuple[str, int, int]]:
     return sorted((row["_partition"], row["_seq"], row["amount"]) for row in rows)
 
 
-def test_every_offset_once(jars: tuple[list[Path], list[Path]], broker: KafkaServer, client: KafkaClient, tmp_path: Path) -> None:
+def test_every_offset_once(
+    jars: tuple[list[Path], list[Path]], broker: KafkaServer, client: KafkaClient, tmp_path: Path
+) -> None:
     """Drivers killed in the middle of an epoch and a broker killed in the middle of the stream change nothing: each offset once.
 
-    Messages that cannot be read are dead letters at their own offset; a transaction's marker is no row; partitions that are
-    added later are read from their beginning; offsets that retention took are named, not stepped over.
+    Messages that cannot be read are dead letters at their own offset; a transaction's marker is no
+    row; partitions that are added later are read from their beginning; offsets that retention took
+    are named, not stepped over.
     """
-    offsets = JvmTopicOffsets(KafkaOptions(servers=broker.servers, topic="clicks"), lambda: client.jvm)
+    offsets = JvmTopicOffsets(
+        KafkaOptions(servers=broker.servers, topic="clicks"), lambda: client.jvm
+    )
     with pytest.raises(TransientError, match="there is no topic clicks"):
         offsets.read_offsets()
     client.topic("clicks", 3)
@@ -97,14 +113,18 @@ def test_every_offset_once(jars: tuple[list[Path], list[Path]], broker: KafkaSer
     client.send("clicks", 0, message(93))
     client.flush()
     wanted = {0: (0, 34), 1: (0, 31), 2: (0, 31)}
-    deadline = time.monotonic() + 30  # the marker of the transaction comes when the broker is ready for it
+    deadline = (
+        time.monotonic() + 30
+    )  # the marker of the transaction comes when the broker is ready for it
     while (found := dict(offsets.read_offsets())) != wanted and time.monotonic() < deadline:
         time.sleep(0.1)
     assert found == wanted
 
     pipeline = Piped(tmp_path / "p", SPEC.format(servers=broker.servers))
     environment = {"TIDEGATE_SPARK_JARS": ",".join(map(str, jars[1]))}
-    assert pipeline.run("move.done:2", "--until-idle", "3", environment=environment) == SIGKILLED, pipeline.log_text()
+    assert pipeline.run("move.done:2", "--until-idle", "3", environment=environment) == SIGKILLED, (
+        pipeline.log_text()
+    )
 
     driver = pipeline.start("", environment=environment)
     wait_for(lambda: len(cut_of(pipeline)) == 3, driver)
@@ -118,15 +138,24 @@ def test_every_offset_once(jars: tuple[list[Path], list[Path]], broker: KafkaSer
     driver.terminate()
     assert driver.wait(120) == 0, pipeline.log_text()
 
-    good = {(n % 3, n) for n in range(90)} | {(0, 90), (0, 93)} | {(n % 4, n) for n in range(100, 140)}
-    assert [(int(p), amount) for p, _, amount in seen(pipeline)] == sorted(good, key=lambda pair: pair)
-    assert {row["who"] for row in pipeline.table("events").to_pylist() if row["amount"] == 7} == {"user 7"}
-    assert {row["origin"] for row in pipeline.table("events").to_pylist() if row["amount"] < 90} == {"phone"}
+    good = (
+        {(n % 3, n) for n in range(90)} | {(0, 90), (0, 93)} | {(n % 4, n) for n in range(100, 140)}
+    )
+    assert [(int(p), amount) for p, _, amount in seen(pipeline)] == sorted(
+        good, key=lambda pair: pair
+    )
+    assert {row["who"] for row in pipeline.table("events").to_pylist() if row["amount"] == 7} == {
+        "user 7"
+    }
+    assert {
+        row["origin"] for row in pipeline.table("events").to_pylist() if row["amount"] < 90
+    } == {"phone"}
     places = [(p, seq) for p, seq, _ in seen(pipeline)]
     marker = {("0", 32), ("0", 33)} - set(places)  # the broker may write it after the next message
     assert len(marker) == 1, "the marker of the transaction is no row"
     dead = sorted(
-        (row["_partition"], row["_seq"], row["detail"].split(":")[0]) for row in pipeline.table("dead_letters").to_pylist()
+        (row["_partition"], row["_seq"], row["detail"].split(":")[0])
+        for row in pipeline.table("dead_letters").to_pylist()
     )
     assert dead == [
         ("0", 30, "the message is not a JSON object"),

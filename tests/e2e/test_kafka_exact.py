@@ -1,4 +1,7 @@
-"""The transactional sink on a real broker: what readers of committed messages see after crashes in and behind a commit."""
+"""The transactional sink on a real broker.
+
+What readers of committed messages see after crashes in and behind a commit.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from unittest.mock import patch
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from tests.servers.kafka import KafkaServer
 from tests.sinks.conftest import UID, World, make_spec
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import SlotLog
-from tidegate.infra.kafka import KafkaServer
-from tidegate.jobs.sinks import kafka_exact
-from tidegate.jobs.sinks.kafka_exact import ExactlyOnceKafkaSink
-from tidegate.jobs.sinks.kafka_messages import KafkaMessage
-from tidegate.jobs.spec.errors import TransientError
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import TransientError
+from tidegate.jobs.sinks import kafka_exactly_once
+from tidegate.jobs.sinks.kafka_exactly_once import ExactlyOnceKafkaSink
+from tidegate.jobs.sinks.kafka_sink import KafkaMessage
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
 
 pytestmark = [pytest.mark.kafka, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -27,7 +30,11 @@ pytestmark = [pytest.mark.kafka, pytest.mark.e2e, pytest.mark.slow, pytest.mark.
 
 def read(servers: str, topic: str, isolation: str) -> Counter[str]:
     """Checkpoint id -> messages, as far as a reader sees them."""
-    own = {"group.id": f"reader-{isolation}", "isolation.level": isolation, "enable.partition.eof": True}
+    own = {
+        "group.id": f"reader-{isolation}",
+        "isolation.level": isolation,
+        "enable.partition.eof": True,
+    }
     consumer = Consumer({"bootstrap.servers": servers, "auto.offset.reset": "earliest", **own})
     partitions = consumer.list_topics(topic, timeout=60).topics[topic].partitions
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
@@ -49,7 +56,11 @@ def read(servers: str, topic: str, isolation: str) -> Counter[str]:
 
 
 def follow(publisher: ExactlyOnceKafkaSink, log: SlotLog) -> None:
-    """To the head. A broker that has just started does not know its coordinators; a driver tries again, and so do we."""
+    """To the head.
+
+    A broker that has just started does not know its coordinators; a driver tries again, and so do
+    we.
+    """
     deadline = time.monotonic() + 120
     while publisher.lag(log):
         try:
@@ -63,11 +74,22 @@ def test_each_epoch_once(jars: tuple[list[Path], list[Path]], tmp_path: Path) ->
     """Publishers die in the middle of a transaction and behind its commit, and take each other's place: no row is there twice."""
     broker = KafkaServer(jars[0], tmp_path / "broker")
     broker.start()
-    given: dict[str, Any] = {"kind": "kafka", "servers": broker.servers, "topic": "out", "tables": ["events"]}
-    of = World(LocalStore(tmp_path / "store"), tmp_path, make_spec(sinks={"out": given | {"delivery": "exactly_once"}}))
+    given: dict[str, Any] = {
+        "kind": "kafka",
+        "servers": broker.servers,
+        "topic": "out",
+        "tables": ["events"],
+    }
+    of = World(
+        LocalStore(tmp_path / "store"),
+        tmp_path,
+        make_spec(sinks={"out": given | {"delivery": "exactly_once"}}),
+    )
 
     def publisher() -> ExactlyOnceKafkaSink:
-        return ExactlyOnceKafkaSink("out", KafkaSinkSpec.model_validate(given), of.spec, of.store, UID)
+        return ExactlyOnceKafkaSink(
+            "out", KafkaSinkSpec.model_validate(given), of.spec, of.store, UID
+        )
 
     def breaks_off(*_: object) -> Iterator[KafkaMessage]:
         yield KafkaMessage("out", None, "{}", [("tidegate-epoch", b"never committed")])
@@ -77,12 +99,18 @@ def test_each_epoch_once(jars: tuple[list[Path], list[Path]], tmp_path: Path) ->
     try:
         of.seal(3)
         dying, second = publisher(), publisher()
-        with patch.object(kafka_exact, "build_row_messages", breaks_off), pytest.raises(KeyboardInterrupt):
+        with (
+            patch.object(kafka_exactly_once, "build_row_messages", breaks_off),
+            pytest.raises(KeyboardInterrupt),
+        ):
             follow(dying, of.log)
         follow(second, of.log)
 
         of.seal()
-        with patch.object(second, "move_position", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        with (
+            patch.object(second, "move_position", side_effect=KeyboardInterrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
             follow(second, of.log)
         third = publisher()
         assert third.lag(of.log) == 1, "the copy does not know of the commit"
@@ -91,7 +119,9 @@ def test_each_epoch_once(jars: tuple[list[Path], list[Path]], tmp_path: Path) ->
         for turn in (second, third, dying):  # each is fenced by the one before, or was
             of.seal()
             follow(turn, of.log)
-        sealed = {str(filled.epoch.id): 2 for filled in of.log.epochs_between(0, 1, of.log.head().slot)}
+        sealed = {
+            str(filled.epoch.id): 2 for filled in of.log.epochs_between(0, 1, of.log.head().slot)
+        }
         assert read(broker.servers, "out", "read_committed") == sealed
         assert read(broker.servers, "out", "read_uncommitted") == sealed | {"never committed": 1}
     finally:

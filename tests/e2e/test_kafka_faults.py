@@ -1,4 +1,7 @@
-"""What can be wrong with a topic, on a real broker: each fault has its state, and what was read before is kept."""
+"""What can be wrong with a topic, on a real broker.
+
+Each fault has its state, and what was read before is kept.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,23 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.drivers import Piped, wait_for
-from tests.e2e.kafka_client import KafkaClient
 from tests.e2e.kafka_marks import ON_A_BROKER
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import KafkaClient
 from tests.spark.test_kafka import proto
-from tidegate.infra.kafka import KafkaServer
+from tidegate.errors import TransientError
 from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
-from tidegate.jobs.spec.errors import TransientError
-from tidegate.jobs.spec.inputs import KafkaOptions
+from tidegate.jobs.spec.source_options import KafkaOptions
 
 pytestmark = ON_A_BROKER
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 AVRO = {
     1: {
-        "fields": [{"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}}, {"name": "amount", "type": "int"}]
+        "fields": [
+            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+            {"name": "amount", "type": "int"},
+        ]
     },
     2: {
         "fields": [
@@ -74,7 +80,9 @@ def registry() -> Iterator[tuple[str, dict[int, str]]]:
             schema = known.get(int(self.path.rpartition("/")[2]))
             self.send_response(200 if schema else 404)
             self.end_headers()
-            self.wfile.write(json.dumps({"schema": schema} if schema else {"error_code": 40403}).encode())
+            self.wfile.write(
+                json.dumps({"schema": schema} if schema else {"error_code": 40403}).encode()
+            )
 
         def log_message(self, *_: object) -> None:
             """Says nothing."""
@@ -108,7 +116,9 @@ def schema_text(which: int) -> str:
 
 
 AT = number(int(START.timestamp()) * 1_000_000)
-LIST = number(1) + number(2) + number(5) + number(6) + number(0)  # the union's second branch: one block of two, the end
+LIST = (
+    number(1) + number(2) + number(5) + number(6) + number(0)
+)  # the union's second branch: one block of two, the end
 CLICK = bytes([0x0A, 0x06, 0x08, 0x80, 0xEA, 0x8E, 0xCD, 0x06])  # a shop.Click's time
 
 
@@ -116,7 +126,9 @@ def compacted(broker: KafkaServer, topic: str) -> bool:
     """Whether the broker's cleaner has been through the topic."""
     place = broker.folder / "data" / "cleaner-offset-checkpoint"
     lines = place.read_text().splitlines() if place.exists() else []
-    return any(line.startswith(f"{topic} 0 ") and int(line.rpartition(" ")[2]) > 0 for line in lines)
+    return any(
+        line.startswith(f"{topic} 0 ") and int(line.rpartition(" ")[2]) > 0 for line in lines
+    )
 
 
 def dead(pipeline: Piped) -> list[tuple[str, int, str]]:
@@ -142,8 +154,9 @@ def test_each_fault_has_its_state(
 ) -> None:
     """Unknown schemas, damaged messages, compaction, retention, and a topic that is deleted and made again: each is told.
 
-    A schema that the registry does not know yet is waited for, or makes a dead letter; offsets that compaction took are no rows;
-    offsets that retention took are a dead letter; without its topic the driver waits, and another topic of that name ends it.
+    A schema that the registry does not know yet is waited for, or makes a dead letter; offsets that
+    compaction took are no rows; offsets that retention took are a dead letter; without its topic
+    the driver waits, and another topic of that name ends it.
     """
     broker = KafkaServer(jars[0], tmp_path / "broker")
     broker.start()
@@ -155,7 +168,12 @@ def test_each_fault_has_its_state(
     client.topic("avro", 1)
     client.topic("proto", 1)
     client.topic(
-        "keyed", 1, cleanup_policy="compact", segment_ms="50", min_cleanable_dirty_ratio="0.001", delete_retention_ms="0"
+        "keyed",
+        1,
+        cleanup_policy="compact",
+        segment_ms="50",
+        min_cleanable_dirty_ratio="0.001",
+        delete_retention_ms="0",
     )
     for amount in (1, 2):
         client.send("avro", 0, framed(1, AT + number(amount)))
@@ -171,7 +189,9 @@ def test_each_fault_has_its_state(
     deadline = time.monotonic() + 60
     while not compacted(broker, "keyed") and time.monotonic() < deadline:
         time.sleep(0.1)
-        client.send("keyed", 0, json.dumps({"at": START.isoformat(), "amount": 99}), key="roll")  # closes a segment
+        client.send(
+            "keyed", 0, json.dumps({"at": START.isoformat(), "amount": 99}), key="roll"
+        )  # closes a segment
         client.flush()
 
     spec = SPEC.format(servers=broker.servers, registry=address, folder=tmp_path / "protos")
@@ -179,12 +199,22 @@ def test_each_fault_has_its_state(
     environment = {"TIDEGATE_SPARK_JARS": ",".join(map(str, jars[1]))}
     driver = pipeline.start("", environment=environment)
     try:
-        wait_for(lambda: any("schema 2 is not known" in str(line) for line in pipeline.said("transient")), driver)
+        wait_for(
+            lambda: any(
+                "schema 2 is not known" in str(line) for line in pipeline.said("transient")
+            ),
+            driver,
+        )
         known[2] = schema_text(2)
         wait_for(lambda: sealed(pipeline, "avro/0") == 3, driver)
         read_to = sealed(pipeline, "keyed/0")
         client.drop("proto")
-        wait_for(lambda: any("there is no topic proto" in str(line) for line in pipeline.said("transient")), driver)
+        wait_for(
+            lambda: any(
+                "there is no topic proto" in str(line) for line in pipeline.said("transient")
+            ),
+            driver,
+        )
         client.topic("proto", 1)
         assert driver.wait(120) == 1, pipeline.log_text()
         assert "it is not the topic that source proto read" in pipeline.log_text()
@@ -196,7 +226,11 @@ def test_each_fault_has_its_state(
     lists = [row["who"] for row in pipeline.table("events").to_pylist() if row["_source"] == "avro"]
     assert set(lists) == {None, "[5,6]"}, "a list is JSON text"
     assert events(pipeline, "proto") == [(0, 4)]
-    assert [(source, offset) for source, offset, _ in dead(pipeline)] == [("proto", 1), ("proto", 2), ("proto", 3)]
+    assert [(source, offset) for source, offset, _ in dead(pipeline)] == [
+        ("proto", 1),
+        ("proto", 2),
+        ("proto", 3),
+    ]
     assert [detail.partition(",")[0] for _, _, detail in dead(pipeline)] == [
         "the message was written with schema 9",
         "the message is no shop.Click",
@@ -208,25 +242,46 @@ def test_each_fault_has_its_state(
     assert {amount for _, amount in found} >= {17, 18, 19}, "the newest value of each key is there"
 
     for turn in range(10):
-        client.send("keyed", 0, json.dumps({"at": START.isoformat(), "amount": 100 + turn}), key=f"late {turn}")
+        client.send(
+            "keyed",
+            0,
+            json.dumps({"at": START.isoformat(), "amount": 100 + turn}),
+            key=f"late {turn}",
+        )
     client.flush()
-    (low, _) = JvmTopicOffsets(KafkaOptions(servers=broker.servers, topic="keyed"), lambda: client.jvm).read_offsets()[0]
+    low, _ = JvmTopicOffsets(
+        KafkaOptions(servers=broker.servers, topic="keyed"), lambda: client.jvm
+    ).read_offsets()[0]
     assert low == 0, "compaction does not move a topic's beginning"
     client.close()
     broker.stop()
 
 
 def test_expired_certificate(jars: tuple[list[Path], list[Path]], tmp_path: Path) -> None:
-    """A broker whose certificate is expired is waited for, and said so; with a good one it is asked."""
+    """A broker whose certificate is expired is waited for, and said so.
+
+    With a good one it is asked.
+    """
     if shutil.which("keytool") is None:
         pytest.skip("keytool is not installed")
     client = KafkaClient(jars[0], "127.0.0.1:9")
     trusted = authority(tmp_path)
-    for name, begun, said in (("expired", "-10d", "its certificate: .*NotAfter"), ("good", "-1d", "there is no topic t")):
-        broker = KafkaServer(jars[0], tmp_path / f"broker-{name}", tls=keystore(tmp_path, name, begun))
+    for name, begun, said in (
+        ("expired", "-10d", "its certificate: .*NotAfter"),
+        ("good", "-1d", "there is no topic t"),
+    ):
+        broker = KafkaServer(
+            jars[0], tmp_path / f"broker-{name}", tls=keystore(tmp_path, name, begun)
+        )
         broker.start()
-        options = {"security.protocol": "SSL", "ssl.truststore.location": str(trusted), "ssl.truststore.password": "secret"}
-        offsets = JvmTopicOffsets(KafkaOptions(servers=broker.servers, topic="t", options=options), lambda: client.jvm)
+        options = {
+            "security.protocol": "SSL",
+            "ssl.truststore.location": str(trusted),
+            "ssl.truststore.password": "secret",
+        }
+        offsets = JvmTopicOffsets(
+            KafkaOptions(servers=broker.servers, topic="t", options=options), lambda: client.jvm
+        )
         with pytest.raises(TransientError, match=said):
             offsets.read_offsets()
         broker.stop()
@@ -236,7 +291,9 @@ def test_expired_certificate(jars: tuple[list[Path], list[Path]], tmp_path: Path
 def test_a_name_that_dns_does_not_know(jars: tuple[list[Path], list[Path]]) -> None:
     """Not now, perhaps: a name server that is away says the same, so it is waited for."""
     client = KafkaClient(jars[0], "127.0.0.1:9")
-    offsets = JvmTopicOffsets(KafkaOptions(servers="broker.invalid:9092", topic="t"), lambda: client.jvm)
+    offsets = JvmTopicOffsets(
+        KafkaOptions(servers="broker.invalid:9092", topic="t"), lambda: client.jvm
+    )
     with pytest.raises(TransientError, match="could not be reached"):
         offsets.read_offsets()
     client.close()
@@ -250,7 +307,10 @@ def keytool(folder: Path, command: str) -> None:
 
 def authority(folder: Path) -> Path:
     """A certificate authority of our own; returns the store of those who trust it."""
-    keytool(folder, "-genkeypair -keystore ca.p12 -alias ca -keyalg RSA -dname CN=ours -ext bc:c -validity 30")
+    keytool(
+        folder,
+        "-genkeypair -keystore ca.p12 -alias ca -keyalg RSA -dname CN=ours -ext bc:c -validity 30",
+    )
     keytool(folder, "-exportcert -keystore ca.p12 -alias ca -file ca.crt")
     keytool(folder, "-importcert -noprompt -keystore trusted.p12 -alias ca -file ca.crt")
     return folder / "trusted.p12"
@@ -261,7 +321,10 @@ def keystore(folder: Path, name: str, begun: str) -> dict[str, str]:
     own = f"-keystore {name}.p12"
     keytool(folder, f"-genkeypair {own} -alias broker -keyalg RSA -dname CN=127.0.0.1")
     keytool(folder, f"-certreq {own} -alias broker -file {name}.csr")
-    signed = f"-infile {name}.csr -outfile {name}.crt -ext SAN=IP:127.0.0.1 -startdate {begun} -validity 5"
+    signed = (
+        f"-infile {name}.csr -outfile {name}.crt -ext SAN=IP:127.0.0.1 -startdate {begun}"
+        " -validity 5"
+    )
     keytool(folder, f"-gencert -keystore ca.p12 -alias ca {signed}")
     keytool(folder, f"-importcert -noprompt {own} -alias ca -file ca.crt")
     keytool(folder, f"-importcert -noprompt {own} -alias broker -file {name}.crt")

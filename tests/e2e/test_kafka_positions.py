@@ -1,4 +1,7 @@
-"""Where a topic is read, on a real broker: transactions, chosen beginnings, retention and other topics between two runs."""
+"""Where a topic is read, on a real broker.
+
+Transactions, chosen beginnings, retention and other topics between two runs.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tests.e2e.drivers import Piped, wait_for
-from tests.e2e.kafka_client import KafkaClient
 from tests.e2e.kafka_marks import ON_A_BROKER
-from tidegate.infra.kafka import KafkaServer
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import KafkaClient
 from tidegate.jobs.sources.kafka_admin import JvmTopicOffsets
-from tidegate.jobs.spec.inputs import KafkaOptions
+from tidegate.jobs.spec.source_options import KafkaOptions
 
 pytestmark = ON_A_BROKER
 
@@ -56,16 +59,26 @@ def sealed(pipeline: Piped) -> int:
     return -1 if record is None else int(record.cut["web/0"]["end"])
 
 
-def test_transactions(jars: tuple[list[Path], list[Path]], broker: KafkaServer, client: KafkaClient, tmp_path: Path) -> None:
-    """What was taken back is no event, and nothing is read behind a transaction that is open; when it is committed, all is."""
+def test_transactions(
+    jars: tuple[list[Path], list[Path]], broker: KafkaServer, client: KafkaClient, tmp_path: Path
+) -> None:
+    """What was taken back is no event, and nothing is read behind a transaction that is open.
+
+    When it is committed, all is.
+    """
     client.topic("clicks", 1)
     produce(client, range(1))
     client.transaction("back", "clicks", [message(n) for n in (10, 11)]).abortTransaction()
     produce(client, range(1, 2))
     undecided = client.transaction("open", "clicks", [message(2)])
     produce(client, range(3, 4))
-    offsets = JvmTopicOffsets(KafkaOptions(servers=broker.servers, topic="clicks"), lambda: client.jvm)
-    assert (offsets.read_offsets(), offsets.read_offsets(settled=False)) == ({0: (0, 5)}, {0: (0, 7)})
+    offsets = JvmTopicOffsets(
+        KafkaOptions(servers=broker.servers, topic="clicks"), lambda: client.jvm
+    )
+    assert (offsets.read_offsets(), offsets.read_offsets(settled=False)) == (
+        {0: (0, 5)},
+        {0: (0, 7)},
+    )
 
     pipeline = Piped(tmp_path / "p", SPEC.format(servers=broker.servers, more=""))
     environment = {"TIDEGATE_SPARK_JARS": ",".join(map(str, jars[1]))}
@@ -104,7 +117,9 @@ def test_positions_between_runs(
     assert run() == 1, pipeline.log_text()
     assert "offsets 15 to 17 of clicks partition 0 are gone" in pipeline.log_text()
     assert events(pipeline)[-1] == 102
-    pipeline.spec_file.write_text(SPEC.format(servers=broker.servers, more=", start: latest, on_gap: report"))
+    pipeline.spec_file.write_text(
+        SPEC.format(servers=broker.servers, more=", start: latest, on_gap: report")
+    )
     assert run() == 0, pipeline.log_text()
     assert events(pipeline) == [*range(5, 15), 18, 19, *range(100, 103)]
     (gap,) = pipeline.table("dead_letters").to_pylist()

@@ -1,4 +1,7 @@
-"""Landing what Spark streams, with kill -9 in the middle: every row is in the log once, and the pipeline reads it."""
+"""Landing what Spark streams, with kill -9 in the middle.
+
+Every row is in the log once, and the pipeline reads it.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +58,17 @@ def land(folder: Path, source: str, *options: str, **environment: str) -> subpro
     start = "from tidegate.jobs.cli.main import main; main()"
     command = [sys.executable, "-c", start, "land", str(folder / "landed.yaml"), source]
     with (folder / "land.log").open("ab") as log:
-        whole = [*command, "--store", str(folder / "store"), "--checkpoint", str(folder / f"checkpoint-{source}"), *options]
-        return subprocess.Popen(whole, stdout=log, stderr=log, env={**os.environ, **environment}, cwd=folder)
+        whole = [
+            *command,
+            "--store",
+            str(folder / "store"),
+            "--checkpoint",
+            str(folder / f"checkpoint-{source}"),
+            *options,
+        ]
+        return subprocess.Popen(
+            whole, stdout=log, stderr=log, env={**os.environ, **environment}, cwd=folder
+        )
 
 
 def landed(folder: Path, source: str) -> list[int]:
@@ -90,12 +102,17 @@ def test_rate_lands_once_through_kills(tmp_path: Path) -> None:
 
 
 def test_killed_between_the_object_and_the_commit(tmp_path: Path) -> None:
-    """The one moment when bucket and Spark disagree: the object is there, Spark runs its batch again, and it lands once."""
+    """The one moment when bucket and Spark disagree.
+
+    The object is there, Spark runs its batch again, and it lands once.
+    """
     (tmp_path / "landed.yaml").write_text(SPEC.format(folder=tmp_path / "in", port=1))
     process = land(tmp_path, "ticks", TIDEGATE_FAULT="land.written:2")
     assert process.wait(900) == -9, (tmp_path / "land.log").read_text()[-5000:]
     objects = sorted((tmp_path / "store" / "inbox" / "ticks").glob("*.parquet"))
-    committed = {path.name for path in (tmp_path / "checkpoint-ticks" / "spark" / "commits").glob("[0-9]*")}
+    committed = {
+        path.name for path in (tmp_path / "checkpoint-ticks" / "spark" / "commits").glob("[0-9]*")
+    }
     assert str(int(objects[-1].stem.partition("-")[2])) not in committed
     before = {path: path.read_bytes() for path in objects}
     process = land(tmp_path, "ticks")
@@ -106,21 +123,32 @@ def test_killed_between_the_object_and_the_commit(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
     found = landed(tmp_path, "ticks")
     assert sorted(found) == list(range(len(found)))
-    assert json.loads((tmp_path / "store" / "inbox" / "ticks" / "_landing" / "status.json").read_text())["state"] == "stopped"
+    assert (
+        json.loads(
+            (tmp_path / "store" / "inbox" / "ticks" / "_landing" / "status.json").read_text()
+        )["state"]
+        == "stopped"
+    )
 
 
 def test_a_value_that_no_expression_takes(tmp_path: Path) -> None:
     """It fails the same way every time, so the process ends as poison, says which value, and nothing of the batch is written."""
     inbox = tmp_path / "in"
     inbox.mkdir()
-    spec = SPEC.format(folder=inbox, port=1).replace("read_as: at timestamp, n bigint", "read_as: at timestamp, n string")
-    (tmp_path / "landed.yaml").write_text(spec.replace('"1"}\n', '"1"}\n      columns: {n: CAST(n AS bigint)}\n'))
+    spec = SPEC.format(folder=inbox, port=1).replace(
+        "read_as: at timestamp, n bigint", "read_as: at timestamp, n string"
+    )
+    (tmp_path / "landed.yaml").write_text(
+        spec.replace('"1"}\n', '"1"}\n      columns: {n: CAST(n AS bigint)}\n')
+    )
     (inbox / "a.json").write_text(json.dumps({"at": "2026-03-01T00:00:00Z", "n": "twelve"}))
     process = land(tmp_path, "files")
     assert process.wait(900) == 1, (tmp_path / "land.log").read_text()[-5000:]
     assert "'twelve'" in (tmp_path / "land.log").read_text()[-3000:]
     assert landed(tmp_path, "files") == []
-    said = json.loads((tmp_path / "store" / "inbox" / "files" / "_landing" / "status.json").read_text())
+    said = json.loads(
+        (tmp_path / "store" / "inbox" / "files" / "_landing" / "status.json").read_text()
+    )
     assert (said["state"], "twelve" in said["why"]) == ("failed", True)
 
 
@@ -145,9 +173,14 @@ def test_files_with_any_names_and_late_uploads(tmp_path: Path) -> None:
 
 
 def test_a_socket_keeps_what_was_landed(tmp_path: Path) -> None:
-    """What a socket brought is landed as it comes. Killed, it goes on with a new connection; what was landed stays, once."""
+    """What a socket brought is landed as it comes.
+
+    Killed, it goes on with a new connection; what was landed stays, once.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
-        (tmp_path / "landed.yaml").write_text(SPEC.format(folder=tmp_path, port=server.getsockname()[1]))
+        (tmp_path / "landed.yaml").write_text(
+            SPEC.format(folder=tmp_path, port=server.getsockname()[1])
+        )
         for first in (0, 50):
             process = land(tmp_path, "lines")
             server.settimeout(600)
@@ -161,11 +194,16 @@ def test_a_socket_keeps_what_was_landed(tmp_path: Path) -> None:
             code = process.wait(600)
             connection.close()
         assert code == 0, (tmp_path / "land.log").read_text()[-5000:]
-    assert sorted(landed(tmp_path, "lines")) == list(range(100)), "Spark deals the lines of a batch out to two tasks"
+    assert sorted(landed(tmp_path, "lines")) == list(range(100)), (
+        "Spark deals the lines of a batch out to two tasks"
+    )
 
 
 def _talked_to(server: socket.socket) -> socket.socket:
-    """The connection of a reader: Spark opens one to see that somebody is there and closes it, and another one to read."""
+    """The connection of a reader.
+
+    Spark opens one to see that somebody is there and closes it, and another one to read.
+    """
     connection, _ = server.accept()
     ready, _, _ = select.select([server, connection], [], [], 60)
     if not ready:  # nobody closed it

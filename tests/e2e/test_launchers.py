@@ -1,4 +1,7 @@
-"""Drivers on other people's Spark: a standalone cluster through spark-submit, and a Spark Connect server that outlives them."""
+"""Drivers on other people's Spark.
+
+A standalone cluster through spark-submit, and a Spark Connect server that outlives them.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,10 @@ import pytest
 
 from tests.e2e.drivers import SIGKILLED, Steady, wait_for
 from tests.e2e.feed import SPEC
-from tests.e2e.spark_servers import Cluster, ConnectServer, connect_server, standalone
-from tidegate.jobs.spec.errors import FailureClass
-from tidegate.operators.access import StoreAccess
-from tidegate.operators.launch import LaunchedDriver
-from tidegate.operators.submit import SubmitLauncher
+from tests.servers.spark import Cluster, ConnectServer, connect_server, standalone
+from tidegate.errors import FailureClass
+from tidegate.operators.driver_launch import LaunchedDriver, SubmitLauncher
+from tidegate.operators.store_access import StoreAccess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -31,7 +33,11 @@ DYNAMIC = """, spark.dynamicAllocation.enabled: "true", spark.dynamicAllocation.
   spark.dynamicAllocation.executorIdleTimeout: 1s, spark.dynamicAllocation.shuffleTracking.timeout: 1s"""
 SPECS = {
     "left": SPEC.replace(LOCAL, SMALL % ""),
-    "right": SPEC.replace(LOCAL, SMALL % DYNAMIC).replace("idle_interval: 100ms", "idle_interval: 100ms, min_interval: 6s"),
+    "right": (
+        SPEC.replace(LOCAL, SMALL % DYNAMIC).replace(
+            "idle_interval: 100ms", "idle_interval: 100ms, min_interval: 6s"
+        )
+    ),
 }
 
 
@@ -40,7 +46,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
     """A master with two workers, named by an Airflow connection."""
     with standalone(tmp_path, 2) as found:
         host, _, port = found.master.rpartition(":")
-        connection = {"conn_type": "spark", "host": host, "port": int(port), "extra": {"deploy-mode": "client"}}
+        connection = {
+            "conn_type": "spark",
+            "host": host,
+            "port": int(port),
+            "extra": {"deploy-mode": "client"},
+        }
         monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps(connection))
         monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         yield found
@@ -50,14 +61,32 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Our wheel, and drivers that run on a Python which has everything but tidegate."""
     dist = tmp_path / "dist"
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(REPOSITORY)]
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(dist),
+        str(REPOSITORY),
+    ]
     subprocess.run(build, check=True, capture_output=True)
     venv.create(tmp_path / "venv", symlinks=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    # A path line: links to a checkout, which are such lines themselves, are not followed through it.
-    (tmp_path / "venv" / "lib" / version / "site-packages" / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    # A path line: links to a checkout, which are such lines themselves, are not followed through
+    # it.
+    (tmp_path / "venv" / "lib" / version / "site-packages" / "borrowed.pth").write_text(
+        sysconfig.get_path("purelib")
+    )
     python = tmp_path / "venv" / "bin" / "python"
-    bare = subprocess.run([python, "-c", "import pyspark, tidegate"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    bare = subprocess.run(
+        [python, "-c", "import pyspark, tidegate"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
     assert "No module named 'tidegate'" in bare.stderr
     monkeypatch.setenv("PYSPARK_PYTHON", str(python))
     (found,) = dist.glob("*.whl")
@@ -73,15 +102,24 @@ def _until(true: Callable[[], object], launched: LaunchedDriver, seconds: float 
         time.sleep(0.1)
 
 
-def test_two_pipelines_on_a_cluster_that_loses_a_worker(cluster: Cluster, wheel: Path, tmp_path: Path) -> None:
+def test_two_pipelines_on_a_cluster_that_loses_a_worker(
+    cluster: Cluster, wheel: Path, tmp_path: Path
+) -> None:
     """Both are submitted with our wheel, side by side, one with dynamic allocation, and the worker with most executors dies.
 
     Both tables are exact, and executors of the one came and went.
     """
     pipelines = {name: Steady(tmp_path / name, 10, spec=spec) for name, spec in SPECS.items()}
-    submit = {name: SubmitLauncher("cluster", [str(wheel)], folder=tmp_path / f"{name}-drivers") for name in pipelines}
+    submit = {
+        name: SubmitLauncher("cluster", [str(wheel)], folder=tmp_path / f"{name}-drivers")
+        for name in pipelines
+    }
     started = {
-        name: submit[name].launch("steady", str(steady.spec_file), StoreAccess(steady.store_url), "latest")
+        name: (
+            submit[name].launch(
+                "steady", str(steady.spec_file), StoreAccess(steady.store_url), "latest"
+            )
+        )
         for name, steady in pipelines.items()
     }
     for name, steady in pipelines.items():
@@ -92,7 +130,9 @@ def test_two_pipelines_on_a_cluster_that_loses_a_worker(cluster: Cluster, wheel:
         assert steady.exact().problems == []
         assert "Traceback" not in Path(started[name].log).read_text()
     assert pipelines["left"].content() == pipelines["right"].content()
-    assert max(cluster.executors().values()) > 4  # beyond the first two and those in place of the dead ones
+    assert (
+        max(cluster.executors().values()) > 4
+    )  # beyond the first two and those in place of the dead ones
 
 
 def over(server: ConnectServer) -> str:
@@ -101,7 +141,10 @@ def over(server: ConnectServer) -> str:
 
 
 def test_a_connect_server_that_dies_is_not_blamed_on_rows(tmp_path: Path) -> None:
-    """kill -9 of the server: the driver ends as after an outage, and on the next server another one goes on exactly."""
+    """kill -9 of the server.
+
+    The driver ends as after an outage, and on the next server another one goes on exactly.
+    """
     with connect_server(tmp_path) as server:
         steady = Steady(tmp_path / "p", 12, spec=over(server))
         driver = steady.start()
@@ -116,7 +159,10 @@ def test_a_connect_server_that_dies_is_not_blamed_on_rows(tmp_path: Path) -> Non
 
 
 def test_a_driver_over_connect_is_replaced_beside_its_jvm(tmp_path: Path) -> None:
-    """kill -9 of the driver; the next one goes on with the same server and its JVM, and the tables are exact."""
+    """kill -9 of the driver.
+
+    The next one goes on with the same server and its JVM, and the tables are exact.
+    """
     with connect_server(tmp_path) as server:
         steady = Steady(tmp_path / "p", 24, spec=over(server))
         driver = steady.start()

@@ -1,4 +1,7 @@
-"""A real cluster whose hosts do not see the driver's disk: rows travel through the bucket, and the tables are exact."""
+"""A real cluster whose hosts do not see the driver's disk.
+
+Rows travel through the bucket, and the tables are exact.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.e2e.drivers import Piped, wait_for
-from tests.e2e.spark_servers import Cluster, can_hide, standalone
-from tests.minio_server import RealMinio, running
-from tidegate.infra.jars import S3A, spark_jars
-from tidegate.jobs.spec.errors import TransientError
+from tests.servers.jars import spark_jars
+from tests.servers.minio import RealMinio, running
+from tests.servers.spark import Cluster, can_hide, standalone
+from tidegate.errors import TransientError
+from tidegate.jobs.spec.spark_packages import S3A
 
 pytestmark = [
     pytest.mark.e2e,
@@ -82,7 +86,11 @@ def feed(piped: Piped) -> Path:
     for number in range(OBJECTS):
         at = np.sort(dice.integers(0, 300, ROWS)) + 300 * number - dice.integers(0, 60, ROWS)
         times = [START + timedelta(seconds=int(second)) for second in at]
-        columns = {"at": pa.array(times, pa.timestamp("us", "UTC")), "item": dice.integers(0, 90_000, ROWS), "amount": at}
+        columns = {
+            "at": pa.array(times, pa.timestamp("us", "UTC")),
+            "item": dice.integers(0, 90_000, ROWS),
+            "amount": at,
+        }
         pq.write_table(pa.table(columns), folder / f"{number:05d}.parquet")
         piped.store().upload(folder / f"{number:05d}.parquet", f"inbox/all/{number:05d}.parquet")
     piped.store().put("inbox/all/_DONE", b"")
@@ -90,8 +98,15 @@ def feed(piped: Piped) -> Path:
 
 
 def test_hosts_without_the_drivers_disk(minio: RealMinio, cluster: Cluster, tmp_path: Path) -> None:
-    """Scans, shuffles, segments and tables go through the bucket; a worker dies on the way; nothing is left behind there."""
-    piped = Piped(tmp_path / "wide", SPEC.format(master=cluster.master, staging="bucket"), f"s3://{minio.bucket}/far")
+    """Scans, shuffles, segments and tables go through the bucket.
+
+    A worker dies on the way; nothing is left behind there.
+    """
+    piped = Piped(
+        tmp_path / "wide",
+        SPEC.format(master=cluster.master, staging="bucket"),
+        f"s3://{minio.bucket}/far",
+    )
     folder = feed(piped)
     driver = piped.start()
     wait_for(lambda: piped.log().head().slot >= 1, driver)
@@ -102,19 +117,39 @@ def test_hosts_without_the_drivers_disk(minio: RealMinio, cluster: Cluster, tmp_
         db.register("events", piped.table("events"))
         db.register("found", piped.table("per_minute"))
         db.execute(f"create view input as select * from '{folder}/*.parquet'")
-        windows = "time_bucket(interval '1 minute', \"at\") as w, count(*) as n, sum(amount)::bigint as total"
+        windows = (
+            "time_bucket(interval '1 minute', \"at\") as w, count(*) as n, sum(amount)::bigint as"
+            " total"
+        )
         wanted = f"select item, {windows} from input group by all"
         columns = "select item, window_start, n, total from found"
         assert db.sql(f"({wanted}) except ({columns})").fetchall() == []
-        assert db.sql("select count(*) from found").fetchall() == db.sql(f"select count(*) from ({wanted})").fetchall()
-        assert db.sql('select "at", item, amount from input except all select "at", item, amount from events').fetchall() == []
-        assert db.sql("select count(*), count(distinct position) from events").fetchall() == [(ROWS * OBJECTS,) * 2]
+        assert (
+            db.sql("select count(*) from found").fetchall()
+            == db.sql(f"select count(*) from ({wanted})").fetchall()
+        )
+        assert (
+            db.sql(
+                'select "at", item, amount from input except all select "at", item, amount from'
+                " events"
+            ).fetchall()
+            == []
+        )
+        assert db.sql("select count(*), count(distinct position) from events").fetchall() == [
+            (ROWS * OBJECTS,) * 2
+        ]
     assert [entry.key for entry in piped.store().list_objects("wide/staging/")] == []
 
 
-def test_the_wrong_staging_is_refused_before_anything_is_read(minio: RealMinio, cluster: Cluster, tmp_path: Path) -> None:
+def test_the_wrong_staging_is_refused_before_anything_is_read(
+    minio: RealMinio, cluster: Cluster, tmp_path: Path
+) -> None:
     """`disk` says what to set instead; `bucket` without S3A in Spark says what is missing."""
-    piped = Piped(tmp_path / "wide", SPEC.format(master=cluster.master, staging="disk"), f"s3://{minio.bucket}/far")
+    piped = Piped(
+        tmp_path / "wide",
+        SPEC.format(master=cluster.master, staging="disk"),
+        f"s3://{minio.bucket}/far",
+    )
     assert piped.run() == 2, piped.log_text()
     assert "set spark.staging: bucket" in piped.log_text()
     piped.spec_file.write_text(SPEC.format(master=cluster.master, staging="bucket"))

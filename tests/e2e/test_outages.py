@@ -1,4 +1,7 @@
-"""The world goes away and comes back: MinIO, the names it is asked for, the disk, and the driver's own time."""
+"""The world goes away and comes back.
+
+MinIO, the names it is asked for, the disk, and the driver's own time.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,13 @@ import pytest
 
 from tests.e2e.drivers import Piped, Steady, wait_for
 from tests.e2e.feed import SOURCES, SPEC, write_feed
-from tests.minio_server import RealMinio, running
+from tests.servers.minio import RealMinio, running
+from tidegate.checkpoints.driver_reports import read_status
 from tidegate.checkpoints.lease import read_lease
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.probe import probe_store
-from tidegate.checkpoints.status import read_status
-from tidegate.checkpoints.store import Store, StoreUnavailableError
-from tidegate.jobs.spec.errors import TidegateError
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import Store, StoreUnavailableError, probe_store
+from tidegate.errors import TidegateError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -68,8 +70,13 @@ def waits(store: Store) -> dict[str, Any] | None:
     return status.body["error"] if status and status.body["state"] == "waiting" else None
 
 
-def told(store: Store, driver: subprocess.Popen[bytes], *, over: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-    """The error of the first look at which the driver's status says that it waits; None if that was over before a look."""
+def told(
+    store: Store, driver: subprocess.Popen[bytes], *, over: Callable[[], bool] = lambda: False
+) -> dict[str, Any] | None:
+    """The error of the first look at which the driver's status says that it waits.
+
+    None if that was over before a look.
+    """
     found: list[dict[str, Any]] = []
 
     def look() -> bool:
@@ -108,7 +115,9 @@ def test_minio_down_at_start_and_killed_in_the_middle(named: RealMinio, tmp_path
         wait_for(lambda: steady.said("transient"), driver)
         server.start()
         before = slot(store)
-        error = told(store, driver, over=lambda: slot(store) > before) or steady.said("transient")[0]
+        error = (
+            told(store, driver, over=lambda: slot(store) > before) or steady.said("transient")[0]
+        )
         words = error.get("message") or error["error"]
         assert "could not be reached" in words or "no answer to the write" in words
         assert driver.wait(timeout=900) == 0, steady.log_text()
@@ -120,14 +129,26 @@ def test_minio_down_at_start_and_killed_in_the_middle(named: RealMinio, tmp_path
 
 
 def test_wrong_names_end_with_advice(named: RealMinio, tmp_path: Path) -> None:
-    """A bucket that is not there and keys that are not right: exit code 2, what to check, no traceback."""
+    """A bucket that is not there and keys that are not right.
+
+    Exit code 2, what to check, no traceback.
+    """
     wrong_key = {"TIDEGATE_S3_SECRET_KEY": "not-the-secret"}
-    root = {"TIDEGATE_S3_ACCESS_KEY": named.server.root.access_key, "TIDEGATE_S3_SECRET_KEY": named.server.root.secret_key}
+    root = {
+        "TIDEGATE_S3_ACCESS_KEY": named.server.root.access_key,
+        "TIDEGATE_S3_SECRET_KEY": named.server.root.secret_key,
+    }
     cases = {
-        "bucket": (Piped(tmp_path / "bucket", SPEC, "s3://no-such-bucket/x"), root, "bucket no-such-bucket does not exist"),
+        "bucket": (
+            Piped(tmp_path / "bucket", SPEC, "s3://no-such-bucket/x"),
+            root,
+            "bucket no-such-bucket does not exist",
+        ),
         "keys": (Piped(tmp_path / "keys", SPEC, f"s3://{BUCKET}/x"), wrong_key, "refuses: "),
     }
-    drivers = {name: pipeline.start(environment=keys) for name, (pipeline, keys, _) in cases.items()}
+    drivers = {
+        name: pipeline.start(environment=keys) for name, (pipeline, keys, _) in cases.items()
+    }
     with ending(*drivers.values()):
         for name, (pipeline, _, words) in cases.items():
             assert drivers[name].wait(timeout=900) == 2, pipeline.log_text()
@@ -141,7 +162,10 @@ def test_wrong_names_end_with_advice(named: RealMinio, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_driver_that_slept_through_its_lease(named: RealMinio, tmp_path: Path) -> None:
-    """SIGSTOP for longer than the TTL: another driver takes over; the sleeper wakes, finds out and ends as fenced."""
+    """SIGSTOP for longer than the TTL.
+
+    Another driver takes over; the sleeper wakes, finds out and ends as fenced.
+    """
     steady = in_bucket(tmp_path, "sleep", 24)
     store = steady.store()
     sleeper = steady.start()
@@ -165,7 +189,10 @@ def test_a_driver_that_slept_through_its_lease(named: RealMinio, tmp_path: Path)
 
 
 class LookedInto(LocalStore):
-    """A store in another mount namespace. Its path must not be resolved: that would lead out of there again."""
+    """A store in another mount namespace.
+
+    Its path must not be resolved: that would lead out of there again.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root, self.url = root, f"file://{root}"
@@ -176,13 +203,21 @@ class LookedInto(LocalStore):
 
 
 class SmallDisks:
-    """Two file systems of a few MB in a mount namespace of their own: one for the store, one for scratch files."""
+    """Two file systems of a few MB in a mount namespace of their own.
+
+    One for the store, one for scratch files.
+    """
 
     def __init__(self, store: Path, scratch: Path) -> None:
-        script = 'for d in "$0" "$1"; do mount -t tmpfs -o size=4m tidegate "$d" || exit 1; done; echo up; exec sleep 3600'
+        script = (
+            'for d in "$0" "$1"; do mount -t tmpfs -o size=4m tidegate "$d" || exit 1; done; echo'
+            " up; exec sleep 3600"
+        )
         scratch.mkdir()
         self._holder = subprocess.Popen(
-            ["unshare", "-m", "sh", "-c", script, str(store), str(scratch)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            ["unshare", "-m", "sh", "-c", script, str(store), str(scratch)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
         assert self._holder.stdout is not None
         with self._holder.stdout as said:
@@ -213,10 +248,15 @@ class SmallDisks:
         self._holder.wait()
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("nsenter") is None, reason="mounting a small disk needs root")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("nsenter") is None, reason="mounting a small disk needs root"
+)
 @pytest.mark.slow
 def test_full_disks_are_waited_out(tmp_path: Path) -> None:
-    """No room for scratch files, then none in the store: said in words, nothing lost, and on by itself once there is room."""
+    """No room for scratch files, then none in the store.
+
+    Said in words, nothing lost, and on by itself once there is room.
+    """
     steady, scratch, feed = Piped(tmp_path, SPEC), tmp_path / "scratch", tmp_path / "feed"
     write_feed(feed, 12)
     disks = SmallDisks(steady.inbox, scratch)
@@ -240,13 +280,20 @@ def test_full_disks_are_waited_out(tmp_path: Path) -> None:
             wait_for(lambda: slot(store) > before, driver)
             deliver(feed, bucket, 4, 12)
             with disks.full(steady.inbox):
-                wait_for(lambda: any(said["code"] == "store.full" for said in steady.said("transient")), driver)
+                wait_for(
+                    lambda: any(said["code"] == "store.full" for said in steady.said("transient")),
+                    driver,
+                )
                 with pytest.raises(StoreUnavailableError, match="disk is full"):
-                    probe_store(store)  # what `tidegate status` shows beside a status that cannot be written
+                    probe_store(
+                        store
+                    )  # what `tidegate status` shows beside a status that cannot be written
             for source in SOURCES:
                 (bucket / "inbox" / source / "_DONE").touch()
             assert driver.wait(timeout=900) == 0, steady.log_text()
-        shutil.copytree(bucket, steady.inbox, dirs_exist_ok=True)  # tables name their files by absolute paths
+        shutil.copytree(
+            bucket, steady.inbox, dirs_exist_ok=True
+        )  # tables name their files by absolute paths
     finally:
         disks.close()
     assert "Traceback" not in steady.log_text()

@@ -1,8 +1,8 @@
 """What the Streams page costs with many pipelines and with a long history.
 
-Asserted is the least processor time of several requests, of server and client together: on an idle machine that is what a person
-waits, give or take; on a shared one the wall clock says nothing, and the processor's is judged by a yardstick. Both are told
-with `-s`.
+Asserted is the least processor time of several requests, of server and client together: on an idle
+machine that is what a person waits, give or take; on a shared one the wall clock says nothing, and
+the processor's is judged by a yardstick. Both are told with `-s`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from tests.minio_server import RealMinio
 from tests.operators.history import History, drives
 from tests.operators.pages import FakeAirflowQueries, app_of, served
+from tests.servers.minio import RealMinio
 from tests.yardstick import slowness
-from tidegate.checkpoints.layout import generate_attempt_id
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.bucket_layout import generate_attempt_id
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.open_store import open_store
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -36,7 +36,10 @@ class Cost:
 
 
 def _best(url: str, times: int = 5, pause: float = 1.6) -> tuple[Cost, Any]:
-    """The least of several requests, and the last answer; the pause lets the server forget its last look."""
+    """The least of several requests, and the last answer.
+
+    The pause lets the server forget its last look.
+    """
     costs, found = [], None
     for _ in range(times):
         cpu, wall = time.process_time(), time.monotonic()
@@ -67,13 +70,20 @@ def test_fifty_pipelines_in_a_second(minio_environment: RealMinio) -> None:
 
 
 def test_ten_thousand_checkpoints() -> None:
-    """First page, a deep page, all of the history on one chart: none takes longer than a person waits."""
+    """First page, a deep page, all of the history on one chart.
+
+    None takes longer than a person waits.
+    """
     store = MemoryStore()
     history = History(store, "long")
     first = history.extend(1)[0]
     for slot in range(2, 10_001):
         copy = first.model_copy(
-            update={"slot": slot, "attempt": generate_attempt_id(), "created_at": first.created_at + slot * 1_000_000}
+            update={
+                "slot": slot,
+                "attempt": generate_attempt_id(),
+                "created_at": first.created_at + slot * 1_000_000,
+            }
         )
         store.put(history.log.layout.slot_key(0, slot), copy.to_bytes())
     with served(app_of(FakeAirflowQueries(["long"], store))) as url:
@@ -86,5 +96,9 @@ def test_ten_thousand_checkpoints() -> None:
             "its whole past": _best(f"{stream}?span=0", 3)[0],
         }
         slow = slowness()
-    sys.stdout.write("\n" + "".join(f"{name}: {cost}\n" for name, cost in costs.items()) + f"slowness {slow:.1f}\n")
+    sys.stdout.write(
+        "\n"
+        + "".join(f"{name}: {cost}\n" for name, cost in costs.items())
+        + f"slowness {slow:.1f}\n"
+    )
     assert max(costs.values()).cpu < slow

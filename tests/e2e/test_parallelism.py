@@ -27,7 +27,9 @@ def objects(epoch: Manifest) -> dict[str, int]:
 
 
 def test_state_moves_to_another_parallelism(tmp_path: Path) -> None:
-    """Six epochs with local[1] and 2 partitions, the rest with local[2] and 5: every row in one place, windows exact.
+    """Six epochs with local[1] and 2 partitions, the rest with local[2] and 5.
+
+    Every row in one place, windows exact.
 
     In both an epoch writes one object per table and kind of state.
     """

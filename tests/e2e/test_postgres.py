@@ -1,4 +1,7 @@
-"""PostgreSQL as a follower, on a real server: each slot once, restores followed, races and outages survived."""
+"""PostgreSQL as a follower, on a real server.
+
+Each slot once, restores followed, races and outages survived.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,18 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from tests.e2e.postgres_server import PostgresServer, running
+from tests.servers.postgres import PostgresServer, running
 from tests.sinks.conftest import UID, World, make_spec
-from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import SlotLog
-from tidegate.jobs.engine.columns import TIMESTAMP_UTC
-from tidegate.jobs.sinks.marks import FollowerPosition
-from tidegate.jobs.sinks.postgres import PostgresSink
-from tidegate.jobs.sinks.slots import LedgerMovedError, read_stored_position
-from tidegate.jobs.sinks.small import write_parquet_once
-from tidegate.jobs.sinks.tables import find_published_slot, have_followers_rewound
-from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
+from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
+from tidegate.jobs.sinks.base_follower import LedgerMovedError, read_stored_position
+from tidegate.jobs.sinks.lineage_position import FollowerPosition
+from tidegate.jobs.sinks.output_tables import write_parquet_once
+from tidegate.jobs.sinks.postgres_sink import PostgresSink
+from tidegate.jobs.sinks.published_tables import find_published_slot, have_followers_rewound
 from tidegate.jobs.spec.sinks import PostgresSinkSpec
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -73,33 +76,47 @@ def ledger(pg: PostgresServer) -> tuple[Any, ...]:
 def results(world: World, *rows: tuple[int, int, int, list[str]]) -> None:
     """Seal an epoch with results of `hourly`: (hour, revision, n, replaced)."""
     head = world.log.head()
-    with patch.object(world, "_file", side_effect=lambda table, me, _: _hourly(world, table, me, rows)):
+    with patch.object(
+        world, "_file", side_effect=lambda table, me, _: _hourly(world, table, me, rows)
+    ):
         world.seal(1, ("hourly",))
     assert world.log.head().slot == head.slot + 1
 
 
-def _hourly(world: World, table: str, me: CheckpointId, rows: tuple[tuple[int, int, int, list[str]], ...]) -> Any:
+def _hourly(
+    world: World, table: str, me: CheckpointId, rows: tuple[tuple[int, int, int, list[str]], ...]
+) -> Any:
     hour = 3_600_000_000
     content = {
         "window_start": pa.array([h * hour for h, _, _, _ in rows], pa.int64()).cast(TIMESTAMP_UTC),
-        "window_end": pa.array([(h + 1) * hour for h, _, _, _ in rows], pa.int64()).cast(TIMESTAMP_UTC),
+        "window_end": (
+            pa.array([(h + 1) * hour for h, _, _, _ in rows], pa.int64()).cast(TIMESTAMP_UTC)
+        ),
         "revision": pa.array([r for _, r, _, _ in rows], pa.int32()),
         "replaces": pa.array([names for _, _, _, names in rows], pa.list_(pa.string())),
         "n": pa.array([n for _, _, n, _ in rows], pa.int64()),
         "_timeline": pa.array([me.timeline] * len(rows), pa.int32()),
         "_epoch": pa.array([me.slot] * len(rows), pa.int64()),
     }
-    return write_parquet_once(world.store, f"{world.layout.table_prefix(table, me)}part-0.parquet", pa.table(content))
+    return write_parquet_once(
+        world.store, f"{world.layout.table_prefix(table, me)}part-0.parquet", pa.table(content)
+    )
 
 
 def hourly(pg: PostgresServer) -> list[tuple[int, int, int]]:
     """(hour, revision, n) of every result."""
-    rows = pg.rows("select extract(epoch from window_start)::bigint / 3600, revision, n from p.hourly order by 1, 2")
+    rows = pg.rows(
+        "select extract(epoch from window_start)::bigint / 3600, revision, n from p.hourly order by"
+        " 1, 2"
+    )
     return [(int(h), r, n) for h, r, n in rows]
 
 
 def test_every_slot_once(world: World, pg: PostgresServer) -> None:
-    """Rows and ledger move together; following again applies nothing; a sink that was away catches up."""
+    """Rows and ledger move together.
+
+    Following again applies nothing; a sink that was away catches up.
+    """
     sink = sink_of(world)
     assert sink.follow(world.log) == 0
     world.seal(3)
@@ -117,7 +134,10 @@ def test_every_slot_once(world: World, pg: PostgresServer) -> None:
 
 
 def test_an_epoch_is_all_or_nothing(world: World, pg: PostgresServer) -> None:
-    """A failure after some tables leaves neither rows nor a moved ledger; the next call applies the slot."""
+    """A failure after some tables leaves neither rows nor a moved ledger.
+
+    The next call applies the slot.
+    """
     world.seal(2, ("events", "late"))
     sink = sink_of(world)
     real, calls = PostgresSink._copy_rows, []
@@ -128,7 +148,10 @@ def test_an_epoch_is_all_or_nothing(world: World, pg: PostgresServer) -> None:
         if len(calls) == 4:
             raise psycopg.OperationalError("the connection is lost")
 
-    with patch.object(PostgresSink, "_copy_rows", failing), pytest.raises(TransientError, match="connection is lost"):
+    with (
+        patch.object(PostgresSink, "_copy_rows", failing),
+        pytest.raises(TransientError, match="connection is lost"),
+    ):
         sink.follow(world.log)
     assert ledger(pg) == (0, 1)
     assert {e for _, e in events(pg)} == {1}
@@ -153,7 +176,9 @@ def test_a_restore_is_followed(world: World, pg: PostgresServer) -> None:
     assert (events(pg), ledger(pg)) == ([], (2, 0))
 
 
-def test_a_publisher_that_slept_through_a_restore_changes_nothing(world: World, pg: PostgresServer) -> None:
+def test_a_publisher_that_slept_through_a_restore_changes_nothing(
+    world: World, pg: PostgresServer
+) -> None:
     """Its slot's predecessor is not what the ledger says any more."""
     world.seal(1)
     first = world.log.head().checkpoint
@@ -190,7 +215,10 @@ def test_racing_publishers_apply_each_slot_once(world: World, pg: PostgresServer
 
 
 def test_without_the_ledger_they_double_rows(world: World, pg: PostgresServer) -> None:
-    """The mend taken out: a second publisher that judged before the first one committed applies the slot again."""
+    """The mend taken out.
+
+    A second publisher that judged before the first one committed applies the slot again.
+    """
     epoch = world.seal(1)
     sink = sink_of(world)
     sink.follow(world.log)
@@ -200,7 +228,10 @@ def test_without_the_ledger_they_double_rows(world: World, pg: PostgresServer) -
 
 
 def test_windows_are_upserted(world: World, pg: PostgresServer) -> None:
-    """One row per result: a revision takes the place of the older one, a session that of those it replaces."""
+    """One row per result.
+
+    A revision takes the place of the older one, a session that of those it replaces.
+    """
     sink = sink_of(world)
     results(world, (1, 0, 10, []), (2, 0, 20, []))
     sink.follow(world.log)
@@ -210,7 +241,10 @@ def test_windows_are_upserted(world: World, pg: PostgresServer) -> None:
 
 
 def test_an_upsert_is_taken_back_by_a_restore(world: World, pg: PostgresServer) -> None:
-    """The older revision is back, from the Iceberg table at that cut; until that follows, the sink waits."""
+    """The older revision is back, from the Iceberg table at that cut.
+
+    Until that follows, the sink waits.
+    """
     sink, iceberg = sink_of(world), world.sink()
     results(world, (1, 0, 10, []))
     first = world.log.head().checkpoint
@@ -226,7 +260,9 @@ def test_an_upsert_is_taken_back_by_a_restore(world: World, pg: PostgresServer) 
     assert ledger(pg) == (1, 1)
 
 
-def test_a_new_sink_of_an_old_pipeline_is_filled_from_the_tables(world: World, pg: PostgresServer) -> None:
+def test_a_new_sink_of_an_old_pipeline_is_filled_from_the_tables(
+    world: World, pg: PostgresServer
+) -> None:
     """Its first epochs were retired: the Iceberg tables have their rows."""
     world.seal(4)
     world.sink().follow(world.log)
@@ -287,12 +323,17 @@ def test_types_survive(tmp_path: Path, pg: PostgresServer) -> None:
         }
     )
     with patch.object(
-        world, "_file", side_effect=lambda t, me, _: write_parquet_once(world.store, f"{world.layout.table_prefix(t, me)}x", rows)
+        world,
+        "_file",
+        side_effect=lambda t, me, _: write_parquet_once(
+            world.store, f"{world.layout.table_prefix(t, me)}x", rows
+        ),
     ):
         world.seal(1, ("events",))
     sink_of(world).follow(world.log)
     found = pg.rows(
-        "select extract(microseconds from t)::int, s, x, d::text, f::text, on_day::text, b, i from p.events order by f"
+        "select extract(microseconds from t)::int, s, x, d::text, f::text, on_day::text, b, i from"
+        " p.events order by f"
     )
     assert found == [
         (None, None, None, None, "1e-300", None, None, None),
@@ -311,13 +352,18 @@ def test_tables_grow_with_the_spec(world: World, pg: PostgresServer) -> None:
     assert pg.rows("select count(*), count(gate) from p.events") == [(4, 0)]
 
 
-def test_what_a_person_has_to_mend_is_said(world: World, pg: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_person_has_to_mend_is_said(
+    world: World, pg: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another pipeline's ledger, a table that does not fit, a missing database, a missing variable, a log that fell behind."""
     world.seal(1)
     sink_of(world).follow(world.log)
     with pytest.raises(ConfigurationError, match="another pipeline"):
         sink_of(world, uid="1" * 32).follow(world.log)
-    pg.run("alter table p.events drop column delay, add column delay jsonb, alter column carrier type int using 0")
+    pg.run(
+        "alter table p.events drop column delay, add column delay jsonb, alter column carrier type"
+        " int using 0"
+    )
     world.seal(1, rows=1)
     pg.run("alter table p.events add constraint c check (_epoch < 2)")
     with pytest.raises(PoisonError, match="check constraint"):
@@ -333,7 +379,9 @@ def test_what_a_person_has_to_mend_is_said(world: World, pg: PostgresServer, mon
         sink_of(world).follow(world.log)
 
 
-def test_an_outage_is_transient_and_nothing_is_lost(world: World, pg: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_is_transient_and_nothing_is_lost(
+    world: World, pg: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed in the middle and started again: the sink goes on where it was."""
     world.seal(2)
     sink_of(world).follow(world.log)

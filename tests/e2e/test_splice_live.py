@@ -1,4 +1,7 @@
-"""Late rows merged while a driver runs, on real Spark and MinIO: it goes on sealing, and at the end nothing was lost."""
+"""Late rows merged while a driver runs, on real Spark and MinIO.
+
+It goes on sealing, and at the end nothing was lost.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.e2e.drivers import Piped, wait_for
-from tests.minio_server import RealMinio
+from tests.servers.minio import RealMinio
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -63,8 +66,13 @@ class Live(Piped):
         store = self.store()
         for minute in range(first, end):
             for source in ("north", "south"):
-                behind = [self.dice.randrange(240) if self.dice.random() < 0.12 else 0 for _ in range(30)]
-                stamps = [START + timedelta(seconds=max(0, 60 * minute + self.dice.randrange(60) - late)) for late in behind]
+                behind = [
+                    self.dice.randrange(240) if self.dice.random() < 0.12 else 0 for _ in range(30)
+                ]
+                stamps = [
+                    START + timedelta(seconds=max(0, 60 * minute + self.dice.randrange(60) - late))
+                    for late in behind
+                ]
                 rows = pa.table(
                     {
                         "at": pa.array(stamps, pa.timestamp("us", tz="UTC")),
@@ -84,8 +92,24 @@ class Live(Piped):
 
     def tidegate(self, *arguments: str) -> dict[str, Any]:
         """A command of a user, and what it says."""
-        command = [sys.executable, "-m", "tidegate.jobs.cli", *arguments, "--store", self.store_url, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=self.folder, env=os.environ, check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "tidegate.jobs.cli",
+            *arguments,
+            "--store",
+            self.store_url,
+            "--json",
+        ]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            cwd=self.folder,
+            env=os.environ,
+            check=False,
+        )
         said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         assert done.returncode == 0, said
         data: dict[str, Any] = said["data"]
@@ -100,7 +124,10 @@ class Live(Piped):
 
 
 def test_merges_beside_a_live_driver(tmp_path: Path, minio_environment: RealMinio) -> None:
-    """Merges into events, windows and a stream while epochs are sealed; their results stay, and all equals a batch at the end."""
+    """Merges into events, windows and a stream while epochs are sealed.
+
+    Their results stay, and all equals a batch at the end.
+    """
     live = Live(tmp_path / "live", f"s3://{minio_environment.bucket}/splice-live")
     live.feed(0, EARLY)
     driver = live.start()
@@ -121,37 +148,54 @@ def test_merges_beside_a_live_driver(tmp_path: Path, minio_environment: RealMini
     last = live.merge()
     slots = [int(str(found["checkpoint"]).split("-")[1]) for found in (merged, last)]
     head = log.head()
-    driven = [f.epoch.slot for f in log.epochs_between(head.timeline, begun, head.slot) if "splice" not in f.epoch.notes]
+    driven = [
+        f.epoch.slot
+        for f in log.epochs_between(head.timeline, begun, head.slot)
+        if "splice" not in f.epoch.notes
+    ]
     facts = f"merged in slots {slots} (lost {merged['slots_lost']}, {merged['seconds']} s)"
     sys.stdout.write(f"{facts}, the driver's slots meanwhile: {driven}\n")
-    assert any(slot < slots[0] for slot in driven), "the driver went on sealing while the merge was made"
+    assert any(slot < slots[0] for slot in driven), (
+        "the driver went on sealing while the merge was made"
+    )
     assert any(slots[0] < slot for slot in driven), "and above it"
     assert live.exact().problems == []
     given = pa.concat_tables(live.given)
     events = live.table("events").sort_by("position")
     assert events.num_rows == given.num_rows
-    assert events["at"].cast(pa.int64()).to_pylist() == sorted(given["at"].cast(pa.int64()).to_pylist())
+    assert events["at"].cast(pa.int64()).to_pylist() == sorted(
+        given["at"].cast(pa.int64()).to_pylist()
+    )
     running: dict[str, int] = {}
     expected = []
     for item, amount in zip(events["item"].to_pylist(), events["amount"].to_pylist(), strict=True):
         running[item] = running.get(item, 0) + amount
         expected.append((item, running[item]))
     totals = live.table("totals")
-    assert list(zip(totals["item"].to_pylist(), totals["total"].to_pylist(), strict=True)) == expected
+    assert (
+        list(zip(totals["item"].to_pylist(), totals["total"].to_pylist(), strict=True)) == expected
+    )
     assert totals["position"].to_pylist() == list(range(len(expected)))
     assert totals["stream_time"].equals(events["at"])
-    batch = given.append_column("minute", pc.floor_temporal(given["at"], unit="minute")).group_by(["minute", "item"])
-    wanted = {(r["minute"], r["item"]): (r["amount_count"], r["amount_sum"], r["amount_max"]) for r in _batch(batch)}
+    batch = given.append_column("minute", pc.floor_temporal(given["at"], unit="minute")).group_by(
+        ["minute", "item"]
+    )
+    wanted = {
+        (r["minute"], r["item"]): (r["amount_count"], r["amount_sum"], r["amount_max"])
+        for r in _batch(batch)
+    }
     assert _results(live) == wanted
 
 
 def _batch(grouped: Any) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = grouped.aggregate([("amount", "count"), ("amount", "sum"), ("amount", "max")]).to_pylist()
+    rows: list[dict[str, Any]] = grouped.aggregate(
+        [("amount", "count"), ("amount", "sum"), ("amount", "max")]
+    ).to_pylist()
     return rows
 
 
 def _results(live: Live) -> dict[tuple[Any, str], tuple[int, int, int]]:
-    from tidegate.jobs.sinks.tables import read_table
+    from tidegate.jobs.sinks.published_tables import read_table
 
     rows = read_table(live.spec, live.store(), "per_minute", current_only=True).to_pylist()
     return {(r["window_start"], r["item"]): (r["n"], r["total"], r["most"]) for r in rows}

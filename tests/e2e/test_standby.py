@@ -1,4 +1,7 @@
-"""Drivers that stand by: one takes over from a driver that is killed, and none from one that people have stopped."""
+"""Drivers that stand by.
+
+One takes over from a driver that is killed, and none from one that people have stopped.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,16 @@ from typer.testing import CliRunner
 from tests.e2e.drivers import SIGKILLED, Steady, wait_for
 from tidegate.checkpoints.lease import read_lease
 from tidegate.jobs.cli.main import app
-from tidegate.jobs.driver.turn import ALIVE_FILE
+from tidegate.jobs.driver.leader_election import ALIVE_FILE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def test_a_standby_takes_over(tmp_path: Path) -> None:
-    """Its Spark is warm: after kill -9 of the driver it goes on from the newest checkpoint; the tables are exact."""
+    """Its Spark is warm.
+
+    After kill -9 of the driver it goes on from the newest checkpoint; the tables are exact.
+    """
     steady = Steady(tmp_path, 16)
     held = hold_back(steady, 8)
     log = steady.log()
@@ -35,13 +41,17 @@ def test_a_standby_takes_over(tmp_path: Path) -> None:
         here.rename(there)
     assert standby.wait(timeout=900) == 0, steady.log_text()
     first = next(f.epoch for f in log.epochs_between(0, before + 1, before + 1))
-    sys.stdout.write(f"kill -9 to the next sealed epoch: {(first.created_at - killed) / 1e6:.1f} s\n")
+    sys.stdout.write(
+        f"kill -9 to the next sealed epoch: {(first.created_at - killed) / 1e6:.1f} s\n"
+    )
     assert first.created_at > killed
     assert steady.exact().problems == []
 
 
 def test_a_stop_holds_until_somebody_starts(tmp_path: Path) -> None:
-    """`tidegate stop` is obeyed by a warm standby and by whoever a supervisor starts; a restore works; `start` ends it.
+    """`tidegate stop` is obeyed by a warm standby and by whoever a supervisor starts.
+
+    A restore works; `start` ends it.
 
     And who has read its bounded sources to the end leaves no work to the other one.
     """
@@ -71,7 +81,9 @@ def test_a_stop_holds_until_somebody_starts(tmp_path: Path) -> None:
     for there, here in held:
         here.rename(there)
     assert "takes over" in tidegate(steady, "start")
-    until(lambda: kept_by_the_driver(steady, 2) or kept_by_the_driver(steady, 3))  # one ends, and one goes on waiting
+    until(
+        lambda: kept_by_the_driver(steady, 2) or kept_by_the_driver(steady, 3)
+    )  # one ends, and one goes on waiting
     first, other = (restarted, standby) if kept_by_the_driver(steady, 2) else (standby, restarted)
     assert first.wait(timeout=120) == 0, steady.log_text(2) + steady.log_text(3)
     other.send_signal(signal.SIGTERM)
@@ -100,7 +112,10 @@ def tidegate(steady: Steady, command: str, *rest: str) -> str:
 
 
 def hold_back(steady: Steady, first: int) -> list[tuple[Path, Path]]:
-    """Objects from a number on arrive later, so that the first driver cannot come to the end; (place, where it waits)."""
+    """Objects from a number on arrive later, so that the first driver cannot come to the end.
+
+    (place, where it waits).
+    """
     held = []
     for path in sorted((steady.inbox / "inbox").glob("*/*")):
         if path.name == "_DONE" or int(path.stem) >= first:

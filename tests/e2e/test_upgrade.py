@@ -1,4 +1,7 @@
-"""New code under an old stream, and the way back: real drivers of two wheels, one after the other on one log."""
+"""New code under an old stream, and the way back.
+
+Real drivers of two wheels, one after the other on one log.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 
 from tests.e2e.drivers import Steady
 from tidegate import __version__
-from tidegate.jobs.sinks.exact import list_sealed_epochs
+from tidegate.jobs.sinks.exactness_audit import list_sealed_epochs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -20,7 +23,10 @@ NEXT = f"{__version__}+next"
 
 
 def test_upgraded_and_taken_back(tmp_path: Path) -> None:
-    """Each driver goes on after the other's checkpoint; every checkpoint says which code made it; the tables are exact."""
+    """Each driver goes on after the other's checkpoint.
+
+    Every checkpoint says which code made it; the tables are exact.
+    """
     old = _wheel(tmp_path)
     new = _as_version(old, tmp_path / "next.whl")
     steady = Steady(tmp_path / "p", 9)
@@ -34,7 +40,16 @@ def test_upgraded_and_taken_back(tmp_path: Path) -> None:
 
 
 def _wheel(folder: Path) -> Path:
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(REPOSITORY)]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(folder),
+        str(REPOSITORY),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     (found,) = folder.glob("*.whl")
     return found
@@ -45,5 +60,12 @@ def _as_version(wheel: Path, copy: Path) -> Path:
     with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(copy, "w") as after:
         for name in before.namelist():
             data = before.read(name)
-            after.writestr(name, data.replace(__version__.encode(), NEXT.encode()) if name == "tidegate/__init__.py" else data)
+            after.writestr(
+                name,
+                (
+                    data.replace(__version__.encode(), NEXT.encode())
+                    if name == "tidegate/__init__.py"
+                    else data
+                ),
+            )
     return copy

@@ -1,4 +1,7 @@
-"""The real engine on plain parts: reference mover, memory store, manual clock. No Spark, no threads."""
+"""The real engine on plain parts: reference mover, memory store, manual clock.
+
+No Spark, no threads.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.log import SlotLog
+from tests.oracle.memory_source import MemorySource
+from tests.oracle.mover import ReferenceMover
+from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.epoch import ManifestAuthor, Engine
-from tidegate.jobs.engine.faults import Faults, NoFaults
-from tidegate.jobs.engine.interfaces import RowDispatcher, MoveOrder
-from tidegate.jobs.reference.memory_source import MemorySource
-from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.sinks.small import DriverTables
+from tidegate.jobs.engine.epoch_engine import Engine, ManifestAuthor
+from tidegate.jobs.engine.fault_points import Faults, NoFaults
+from tidegate.jobs.engine.interfaces import MoveOrder, RowDispatcher
+from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 SECOND = 1_000_000
@@ -59,7 +62,11 @@ class Bench:
         self.log = SlotLog(self.store, spec.name, clock=self.clock)
 
     def engine(
-        self, *, faults: Faults | None = None, steps: PlainSteps | None = None, dispatch: RowDispatcher | None = None
+        self,
+        *,
+        faults: Faults | None = None,
+        steps: PlainSteps | None = None,
+        dispatch: RowDispatcher | None = None,
     ) -> Engine:
         """A driver's engine, standing at the head."""
         return Engine(
@@ -93,7 +100,10 @@ class Bench:
 
 
 def spec_of(**fields: Any) -> PipelineSpec:
-    """A small pipeline: sources a and b with columns t, v and barrier rows; ordered; one 10 s window."""
+    """A small pipeline.
+
+    Sources a and b with columns t, v and barrier rows; ordered; one 10 s window.
+    """
     source = {
         "path": "inbox/x/",
         "schema": {"t": "timestamp", "v": "long", "kind": "string", "n": "long"},
@@ -104,7 +114,9 @@ def spec_of(**fields: Any) -> PipelineSpec:
     raw: dict[str, Any] = {
         "name": "p",
         "sources": {"a": source, "b": source},
-        "windows": {"w": {"kind": "tumbling", "size": "10s", "aggregates": {"n": "count(*)", "s": "sum(v)"}}},
+        "windows": {
+            "w": {"kind": "tumbling", "size": "10s", "aggregates": {"n": "count(*)", "s": "sum(v)"}}
+        },
     }
     return PipelineSpec.model_validate(raw | fields)
 

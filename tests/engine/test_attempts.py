@@ -7,10 +7,10 @@ from unittest.mock import patch
 import pytest
 
 from tests.engine.harness import Bench, row, spec_of
-from tidegate.checkpoints.log import SealUndecidedError, SlotLog
+from tests.oracle.mover import ReferenceMover
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.spec.errors import TransientError
+from tidegate.checkpoints.slot_log import SealUndecidedError, SlotLog
+from tidegate.errors import TransientError
 
 
 @pytest.fixture
@@ -24,7 +24,10 @@ def bench() -> Bench:
 def test_a_lost_attempt_and_one_that_was_never_sent_are_recorded_once(bench: Bench) -> None:
     """Both are ABORTED; the epoch after the one that names them names none."""
     first, second = bench.engine(), bench.engine()
-    with patch.object(ReferenceMover, "move", side_effect=TransientError("away", code="x")), pytest.raises(TransientError):
+    with (
+        patch.object(ReferenceMover, "move", side_effect=TransientError("away", code="x")),
+        pytest.raises(TransientError),
+    ):
         second.run_epoch()
     assert first.run_epoch().sealed
     assert second.run_epoch().lost

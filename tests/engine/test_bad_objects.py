@@ -1,4 +1,7 @@
-"""Objects that are bad, or that change under the reader: real engine, real object source, reference mover."""
+"""Objects that are bad, or that change under the reader.
+
+Real engine, real object source, reference mover.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.engine.harness import Bench, spec_of
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.memory import MemoryStore
+from tests.oracle.mover import ReferenceMover
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.epoch import Engine
-from tidegate.jobs.engine.interfaces import MoveResult, MoveOrder
-from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.sources.objects import ObjectSource
-from tidegate.jobs.spec.errors import PoisonError, TransientError
+from tidegate.errors import PoisonError, TransientError
+from tidegate.jobs.engine.epoch_engine import Engine
+from tidegate.jobs.engine.interfaces import MoveOrder, MoveResult
+from tidegate.jobs.sources.object_source import ObjectSource
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -27,7 +30,14 @@ START = datetime(2026, 3, 1, tzinfo=UTC)
 def objects_spec(**source: Any) -> Any:
     """One source of objects with a time and a value."""
     columns = {"t": "timestamp", "v": "long"}
-    fields = {"path": "inbox", "schema": columns, "event_time": "t", "lag": "0", "limits": {"objects": 1}, **source}
+    fields = {
+        "path": "inbox",
+        "schema": columns,
+        "event_time": "t",
+        "lag": "0",
+        "limits": {"objects": 1},
+        **source,
+    }
     return spec_of(sources={"a": fields}, windows={})
 
 
@@ -35,7 +45,12 @@ def parquet(*values: int) -> bytes:
     """An object with these values, a second apart."""
     times = [START + timedelta(seconds=value) for value in values]
     buffer = io.BytesIO()
-    pq.write_table(pa.table({"t": pa.array(times, pa.timestamp("us", "UTC")), "v": pa.array(values, pa.int64())}), buffer)
+    pq.write_table(
+        pa.table(
+            {"t": pa.array(times, pa.timestamp("us", "UTC")), "v": pa.array(values, pa.int64())}
+        ),
+        buffer,
+    )
     return buffer.getvalue()
 
 
@@ -56,7 +71,9 @@ class Meddler(ReferenceMover):
 def engine_of(bench: Bench, mover: ReferenceMover | None = None) -> Engine:
     """The bench's engine on objects."""
     engine = bench.engine()
-    engine._sources = tuple(ObjectSource(name, source, bench.store) for name, source in bench.spec.sources.items())
+    engine._sources = tuple(
+        ObjectSource(name, source, bench.store) for name, source in bench.spec.sources.items()
+    )
     engine._mover = mover or ReferenceMover(bench.store, bench.spec)
     return engine
 
@@ -69,7 +86,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_object_overwritten_while_it_is_read_is_never_sealed(store: Store, when: str) -> None:
-    """Whether its rows were read before or after the change: the epoch is planned again, and holds the new rows."""
+    """Whether its rows were read before or after the change.
+
+    The epoch is planned again, and holds the new rows.
+    """
     bench = Bench(objects_spec(), store)
     store.put("inbox/0.parquet", parquet(1, 2))
 
@@ -78,7 +98,10 @@ def test_an_object_overwritten_while_it_is_read_is_never_sealed(store: Store, wh
 
     deed.__name__ = when
     engine = engine_of(bench, Meddler(store, bench.spec, deed))
-    with pytest.raises(TransientError, match=r"epoch 1 of p: inbox/0.parquet of source a/0 changed while it was read") as caught:
+    with pytest.raises(
+        TransientError,
+        match=r"epoch 1 of p: inbox/0.parquet of source a/0 changed while it was read",
+    ) as caught:
         engine.run_epoch()
     assert (caught.value.code, bench.log.head().slot) == ("source.changed", 0)
     engine.reload()
@@ -100,12 +123,17 @@ def test_an_object_removed_while_it_is_read_is_planned_again_without(store: Stor
     assert report.manifest.counters.read == 2
 
 
-@pytest.mark.parametrize(("data", "reason"), [(b"", "empty_object"), (b"a,b\n", "not_parquet"), (parquet(1)[:-9], "truncated")])
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [(b"", "empty_object"), (b"a,b\n", "not_parquet"), (parquet(1)[:-9], "truncated")],
+)
 def test_on_bad_fail_refuses_objects_too(store: Store, data: bytes, reason: str) -> None:
     """The message names pipeline, epoch, source and object, and nothing is sealed."""
     bench = Bench(objects_spec(on_bad="fail"), store)
     store.put("inbox/0.parquet", data)
-    with pytest.raises(PoisonError, match=f"epoch 1 of p: inbox/0.parquet of source a/0 cannot be read.*{reason}") as caught:
+    with pytest.raises(
+        PoisonError, match=f"epoch 1 of p: inbox/0.parquet of source a/0 cannot be read.*{reason}"
+    ) as caught:
         engine_of(bench).run_epoch()
     assert caught.value.kept
     assert "on_bad: dead_letter" in (caught.value.advice or "")
@@ -120,7 +148,9 @@ def test_bad_objects_are_consumed_by_default(store: Store) -> None:
     engine = engine_of(bench)
     engine.run_epoch()
     engine.run_epoch()
-    assert [(row["object"], row["reason"]) for row in bench.rows("dead_letters")] == [("inbox/0.parquet", "empty_object")]
+    assert [(row["object"], row["reason"]) for row in bench.rows("dead_letters")] == [
+        ("inbox/0.parquet", "empty_object")
+    ]
     assert bench.epochs()[-1].counters.read == 1
 
 
@@ -132,17 +162,24 @@ def corrupt(*values: int) -> bytes:
 
 
 def test_corrupt_pages_make_a_dead_letter(store: Store) -> None:
-    """The footer promised rows that cannot be read: the epoch is planned again, the object named, and the rest goes on."""
+    """The footer promised rows that cannot be read.
+
+    The epoch is planned again, the object named, and the rest goes on.
+    """
     bench = Bench(objects_spec(limits={"objects": 3}), store)
     for name, data in {"0": parquet(1, 2), "1": corrupt(3, 4), "2": parquet(5)}.items():
         store.put(f"inbox/{name}.parquet", data)
     engine = engine_of(bench)
-    with pytest.raises(TransientError, match=r"epoch 1 of p: the data pages of inbox/1.parquet cannot be read"):
+    with pytest.raises(
+        TransientError, match=r"epoch 1 of p: the data pages of inbox/1.parquet cannot be read"
+    ):
         engine.run_epoch()
     report = engine.run_epoch()
     assert report.manifest is not None
     assert report.manifest.counters.read == 3
-    assert [(row["object"], row["reason"]) for row in bench.rows("dead_letters")] == [("inbox/1.parquet", "truncated")]
+    assert [(row["object"], row["reason"]) for row in bench.rows("dead_letters")] == [
+        ("inbox/1.parquet", "truncated")
+    ]
     assert engine.run_epoch().rows == 0
 
 

@@ -1,4 +1,7 @@
-"""The deep check: silent about what the engine seals under every late policy, and loud about what does not add up."""
+"""The deep check.
+
+Silent about what the engine seals under every late policy, and loud about what does not add up.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.engine.harness import Bench, barrier, row, spec_of
-from tidegate.checkpoints.canonical import sha256_of_bytes
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.verify import ObjectProblem
-from tidegate.jobs.engine.deep import make_content_check
+from tidegate.jobs.engine.verify_contents import make_content_check
 
 
 def sealed(**fields: Any) -> Bench:
@@ -21,8 +24,12 @@ def sealed(**fields: Any) -> Bench:
     bench = Bench(spec_of(**fields))
     engine = bench.engine()
     for at in (3, 30, 33, 60):
-        bench.sources["a"].append(row(at), row(at + 2), row(at - 2), *([barrier(at + 3, 1)] if at == 33 else []))
-        bench.sources["b"].append(row(at + 1), row(max(at - 29, 0)), *([barrier(at + 3, 1)] if at == 33 else []))
+        bench.sources["a"].append(
+            row(at), row(at + 2), row(at - 2), *([barrier(at + 3, 1)] if at == 33 else [])
+        )
+        bench.sources["b"].append(
+            row(at + 1), row(max(at - 29, 0)), *([barrier(at + 3, 1)] if at == 33 else [])
+        )
         engine.run_epoch()
     return bench
 
@@ -35,7 +42,9 @@ POLICIES = ("side_output", "drop", "emit_flagged", "adjust", "reject_to_origin")
 def test_what_is_sealed_adds_up(mode: str, policy: str) -> None:
     """Every epoch, whatever the mode and the late policy."""
     bench = sealed(release={"mode": mode, "on_late": policy})
-    assert [make_content_check(bench.store)(epoch) for epoch in bench.epochs()] == [[]] * len(bench.epochs())
+    assert [make_content_check(bench.store)(epoch) for epoch in bench.epochs()] == [[]] * len(
+        bench.epochs()
+    )
 
 
 def rewritten(bench: Bench, file: FileRef, change: Callable[[Any], Any]) -> FileRef:
@@ -44,7 +53,9 @@ def rewritten(bench: Bench, file: FileRef, change: Callable[[Any], Any]) -> File
     buffer = io.BytesIO()
     pq.write_table(rows, buffer)
     bench.store.put(file.key, buffer.getvalue())
-    return file.model_copy(update={"bytes": len(buffer.getvalue()), "sha256": sha256_of_bytes(buffer.getvalue())})
+    return file.model_copy(
+        update={"bytes": len(buffer.getvalue()), "sha256": sha256_of_bytes(buffer.getvalue())}
+    )
 
 
 def found(bench: Bench, manifest: Manifest) -> list[str]:
@@ -58,9 +69,12 @@ def test_a_row_too_few_is_found() -> None:
     """In a table and in a segment, each with its own sentence."""
     bench = sealed()
     epoch = next(e for e in reversed(bench.epochs()) if e.files.get("events"))
-    (file, *_) = epoch.files["events"]
+    file, *_ = epoch.files["events"]
     rewritten(bench, file, lambda rows: rows.slice(1))
-    assert any(f"has {file.rows - 1:,} rows instead of {file.rows:,}" in said for said in found(bench, epoch))
+    assert any(
+        f"has {file.rows - 1:,} rows instead of {file.rows:,}" in said
+        for said in found(bench, epoch)
+    )
 
 
 def test_rows_nobody_counted_are_found() -> None:
@@ -68,7 +82,9 @@ def test_rows_nobody_counted_are_found() -> None:
     bench = sealed()
     epoch = next(e for e in reversed(bench.epochs()) if e.files.get("events"))
     own = epoch.notes["epoch"]
-    more = epoch.model_copy(update={"notes": {**epoch.notes, "epoch": {**own, "released": own["released"] + 1}}})
+    more = epoch.model_copy(
+        update={"notes": {**epoch.notes, "epoch": {**own, "released": own["released"] + 1}}}
+    )
     assert any("but" in said and "were counted" in said for said in found(bench, more))
     without = {t: fs for t, fs in epoch.files.items() if t != "events"}
     assert found(bench, epoch.model_copy(update={"files": without})) == []
@@ -77,11 +93,21 @@ def test_rows_nobody_counted_are_found() -> None:
 def test_a_buffer_that_lost_a_segment_is_found() -> None:
     """The rows that wait are counted again; bounds are compared."""
     bench = sealed()
-    epoch = next(e for e in reversed(bench.epochs()) if e.counters.retained and any(s.kind == "order" for s in e.segments))
+    epoch = next(
+        e
+        for e in reversed(bench.epochs())
+        if e.counters.retained and any(s.kind == "order" for s in e.segments)
+    )
     without = [s for s in epoch.segments if s.kind != "order"]
-    assert any("waiting rows" in said for said in found(bench, epoch.model_copy(update={"segments": without})))
+    assert any(
+        "waiting rows" in said
+        for said in found(bench, epoch.model_copy(update={"segments": without}))
+    )
     moved = [s.model_copy(update={"max_time": (s.max_time or 0) + 1}) for s in epoch.segments]
-    assert any("reaches from" in said for said in found(bench, epoch.model_copy(update={"segments": moved})))
+    assert any(
+        "reaches from" in said
+        for said in found(bench, epoch.model_copy(update={"segments": moved}))
+    )
 
 
 def test_garbage_is_found() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.engine.harness import SECOND, Bench, PlainSteps, barrier, row, spec_of
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.engine.faults import EPOCH_POINTS
+from tests.oracle.memory_source import MemorySource
+from tests.oracle.mover import ReferenceMover
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.errors import FencedError
+from tidegate.jobs.engine.fault_points import EPOCH_POINTS
 from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.engine.replay import replay_epoch
-from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.reference.memory_source import MemorySource
-from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.spec.errors import FencedError
+from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import ReadLimits
 
 
@@ -68,7 +68,11 @@ def _content(bench: Bench) -> dict[str, list[str]]:
     tables = ("events", "late", "w", "barriers")
     volatile = {"_timeline", "_epoch", "opened", "closed", "waited_us", "participants"}
     return {
-        name: sorted(repr(sorted((k, v) for k, v in r.items() if k not in volatile)) for r in bench.rows(name)) for name in tables
+        name: sorted(
+            repr(sorted((k, v) for k, v in r.items() if k not in volatile))
+            for r in bench.rows(name)
+        )
+        for name in tables
     }
 
 
@@ -89,7 +93,10 @@ def test_barriers_end_slices_and_split_sections() -> None:
     """A slice ends with its first barrier; rows behind it leave in the next section (3.4)."""
     bench = Bench(spec_of())
     _run(bench)
-    assert [(b["barrier_id"], b["outcome"]) for b in bench.rows("barriers")] == [(1, "complete"), (2, "complete")]
+    assert [(b["barrier_id"], b["outcome"]) for b in bench.rows("barriers")] == [
+        (1, "complete"),
+        (2, "complete"),
+    ]
     sections = [r["section"] for r in bench.rows("events")]
     assert sections == sorted(sections)
     assert set(sections) == {0, 1, 2}
@@ -116,14 +123,24 @@ def test_nothing_to_do_seals_nothing() -> None:
 class Chosen(MemorySource):
     """A source that chooses where it begins."""
 
-    def plan(self, member: Member, resume: Mapping[str, Any] | None, limits: ReadLimits, *, blocked: bool = False) -> Slice:
+    def plan(
+        self,
+        member: Member,
+        resume: Mapping[str, Any] | None,
+        limits: ReadLimits,
+        *,
+        blocked: bool = False,
+    ) -> Slice:
         """As planned, and chosen where nothing is known."""
         return replace(super().plan(member, resume, limits, blocked=blocked), begins=resume is None)
 
 
 def test_a_chosen_beginning_is_sealed_at_once() -> None:
     """Before a row is there: a driver that comes next would choose another beginning."""
-    plain, chosen = Bench(spec_of(coalesce={"idle_timeout": "never"})), Bench(spec_of(coalesce={"idle_timeout": "never"}))
+    plain, chosen = (
+        Bench(spec_of(coalesce={"idle_timeout": "never"})),
+        Bench(spec_of(coalesce={"idle_timeout": "never"})),
+    )
     chosen.sources["a"] = Chosen("a")
     for bench in (plain, chosen):
         bench.sources["a"].append()
@@ -134,10 +151,15 @@ def test_a_chosen_beginning_is_sealed_at_once() -> None:
     assert engine.run_epoch().sealed is None
 
 
-@pytest.mark.parametrize("point", [p for p in EPOCH_POINTS if not p.startswith(("publish", "report"))])
+@pytest.mark.parametrize(
+    "point", [p for p in EPOCH_POINTS if not p.startswith(("publish", "report"))]
+)
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_a_crash_at_any_step_changes_nothing(point: str, nth: int) -> None:
-    """Killed at a step and started anew, twice, the tables equal an undisturbed run's: equal cuts, equal rows."""
+    """Killed at a step and started anew, twice, the tables equal an undisturbed run's.
+
+    Equal cuts, equal rows.
+    """
     calm, shaken = Bench(spec_of()), Bench(spec_of())
     _run(calm)
     engine = shaken.engine(faults=CrashAt(point, nth))
@@ -165,7 +187,12 @@ def test_two_drivers_one_winner_per_slot() -> None:
         assert second.run_epoch().lost
         _drain(bench, second)
         first.reload()
-    seqs = [(r["_source"], r["_seq"]) for name in ("events", "late") for r in bench.rows(name) if r.get("output") != "w"]
+    seqs = [
+        (r["_source"], r["_seq"])
+        for name in ("events", "late")
+        for r in bench.rows(name)
+        if r.get("output") != "w"
+    ]
     assert len(seqs) == len(set(seqs))
 
 
@@ -219,7 +246,10 @@ def test_idle_member_lets_the_frontier_pass() -> None:
 
 
 def test_a_late_row_names_the_frontier_it_missed() -> None:
-    """Lateness is never negative: at an open barrier a row can be late by the section's mark, which lies above F (3.3)."""
+    """Lateness is never negative.
+
+    At an open barrier a row can be late by the section's mark, which lies above F (3.3).
+    """
     bench = Bench(spec_of())
     engine = bench.engine()
     bench.sources["a"].append(row(5), barrier(5, 1))

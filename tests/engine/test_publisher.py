@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.engine.faults import NoFaults
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import PoisonError, TidegateError, TransientError
+from tidegate.jobs.engine.fault_points import NoFaults
 from tidegate.jobs.engine.publisher import Publisher, PublisherGroup
-from tidegate.jobs.spec.errors import PoisonError, TidegateError, TransientError
 
 
 class Sink:
@@ -53,7 +53,9 @@ def test_an_outage_is_waited_out(group: int) -> None:
 def test_an_error_nobody_planned_is_seen() -> None:
     """The thread ends, the driver is told by a sentence, and the cause is kept for the log."""
     own = publisher(Sink(ZeroDivisionError("oops")))
-    with pytest.raises(PoisonError, match="publishing failed with ZeroDivisionError: oops") as caught:
+    with pytest.raises(
+        PoisonError, match="publishing failed with ZeroDivisionError: oops"
+    ) as caught:
         own.drain(10.0)
     own.stop()
     assert caught.value.kept
@@ -69,7 +71,10 @@ def test_what_cannot_be_retried_ends_it() -> None:
 
 
 def test_a_sink_that_is_away_does_not_hold_up_the_others() -> None:
-    """Each follows by itself; the driver waits for the slowest, and says which has how far to go."""
+    """Each follows by itself.
+
+    The driver waits for the slowest, and says which has how far to go.
+    """
     well, away = Sink(), Sink(*[TransientError("away", code="sink.unavailable")] * 1000)
     well.name, away.name = "well", "away"
     both = PublisherGroup([well, away], SlotLog(MemoryStore(), "p"), NoFaults())

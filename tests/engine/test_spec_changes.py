@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from tests.engine.harness import Bench, row, spec_of
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.holder import ProcessIdentity
-from tidegate.checkpoints.layout import CheckpointId
+from tests.oracle.memory_source import MemorySource
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.checkpoint_specs import compare_spec_with_checkpoint
+from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
-from tidegate.checkpoints.specs import compare_spec_with_checkpoint
-from tidegate.jobs.driver.recovery import select_start_checkpoint
-from tidegate.jobs.reference.memory_source import MemorySource
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
@@ -25,7 +25,9 @@ def changed(bench: Bench, **fields: Any) -> Bench:
     raw = bench.spec.model_dump(mode="json", by_alias=True) | fields
     other = Bench(PipelineSpec.model_validate(raw), bench.store)
     other.clock = bench.clock
-    other.sources = {name: bench.sources.get(name) or MemorySource(name) for name in other.spec.sources}
+    other.sources = {
+        name: bench.sources.get(name) or MemorySource(name) for name in other.spec.sources
+    }
     return other
 
 
@@ -63,7 +65,9 @@ def finish(bench: Bench) -> None:
 def restore(bench: Bench, target: CheckpointId | None) -> None:
     """What `tidegate checkpoints restore` does."""
     lease = Lease.acquire(bench.store, "p", ProcessIdentity.this_process(), clock=bench.clock)
-    commit_restore(bench.log, lease, plan_restore(bench.log, target), request_id="r", who="ann", why="")
+    commit_restore(
+        bench.log, lease, plan_restore(bench.log, target), request_id="r", who="ann", why=""
+    )
     lease.release()
 
 
@@ -128,7 +132,9 @@ def test_a_removed_window_is_dropped(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("recover_to", ["latest", "t0-000001"])
-def test_what_would_be_misread_is_refused_before_anything_is_done(bench: Bench, recover_to: str) -> None:
+def test_what_would_be_misread_is_refused_before_anything_is_done(
+    bench: Bench, recover_to: str
+) -> None:
     """The log stays as it is, no restore either; the message names the change and what to do."""
     bench.sources["a"].append(row(13))
     bench.engine().run_epoch()
@@ -149,11 +155,18 @@ def with_maximum(bench: Bench) -> Bench:
 
 
 def test_an_aggregate_is_added_by_reading_anew_from_the_beginning(bench: Bench) -> None:
-    """Open windows lack it, so it is refused; the message names the restore after which every window has it, whole."""
+    """Open windows lack it, so it is refused.
+
+    The message names the restore after which every window has it, whole.
+    """
     wider = with_maximum(bench)
-    with pytest.raises(ConfigurationError, match=r"windows\.w\.aggregates\.most added: .* new name") as refused:
+    with pytest.raises(
+        ConfigurationError, match=r"windows\.w\.aggregates\.most added: .* new name"
+    ) as refused:
         settle(wider)
-    assert "since the beginning anew: tidegate checkpoints restore SPEC.yaml beginning" in str(refused.value.advice)
+    assert "since the beginning anew: tidegate checkpoints restore SPEC.yaml beginning" in str(
+        refused.value.advice
+    )
     restore(wider, None)
     settle(wider)
     finish(wider)

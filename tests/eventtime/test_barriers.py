@@ -6,14 +6,18 @@ import json
 from typing import Any
 
 import pytest
+from tests.conformance.feed import Barrier, Feed, Point, pipeline
 
-from tidegate.jobs.conformance.feed import Barrier, Feed, Point, pipeline
+from tidegate.errors import PoisonError
 from tidegate.jobs.eventtime.barriers import Barriers
-from tidegate.jobs.eventtime.types import BarrierOutcome, BarrierRow
-from tidegate.jobs.spec.errors import PoisonError
-from tidegate.jobs.spec.options import BarrierOptions
+from tidegate.jobs.eventtime.decision_types import BarrierOutcome, BarrierRow
+from tidegate.jobs.spec.event_time_options import BarrierOptions
 
-COMPLETE, INCOMPLETE, ABORTED = BarrierOutcome.COMPLETE, BarrierOutcome.INCOMPLETE, BarrierOutcome.ABORTED
+COMPLETE, INCOMPLETE, ABORTED = (
+    BarrierOutcome.COMPLETE,
+    BarrierOutcome.INCOMPLETE,
+    BarrierOutcome.ABORTED,
+)
 
 
 class Rig:
@@ -27,17 +31,23 @@ class Rig:
         self.clock = 0
 
     def open(self) -> Barriers:
-        barriers = Barriers.from_dict(self.options, self.timeout, json.loads(json.dumps(self.state, sort_keys=True)))
+        barriers = Barriers.from_dict(
+            self.options, self.timeout, json.loads(json.dumps(self.state, sort_keys=True))
+        )
         barriers.roster = self.roster
         return barriers
 
-    def close(self, barriers: Barriers, *pending: str) -> list[tuple[int, BarrierOutcome, tuple[str, ...]]]:
+    def close(
+        self, barriers: Barriers, *pending: str
+    ) -> list[tuple[int, BarrierOutcome, tuple[str, ...]]]:
         barriers.close_ready(self.clock, pending)
         closed = barriers.take_closed()
         self.state = barriers.to_dict()
         return [(c.health.id, c.health.outcome, c.health.tardy or c.health.missing) for c in closed]
 
-    def arrive(self, member: str, id_: int | None = None, *, type_: str = "run", time: int = 0) -> Any:
+    def arrive(
+        self, member: str, id_: int | None = None, *, type_: str = "run", time: int = 0
+    ) -> Any:
         barriers = self.open()
         barriers.record_arrival(member, BarrierRow(self.clock, type_, id_, time), self.clock)
         return self.close(barriers)
@@ -48,7 +58,10 @@ class Rig:
 
 
 def test_a_source_that_delivers_a_greater_id_has_skipped_the_smaller() -> None:
-    """Under `queue` the skipped barrier closes without it once all others arrived; its own one waits its turn."""
+    """Under `queue` the skipped barrier closes without it once all others arrived.
+
+    Its own one waits its turn.
+    """
     rig = Rig(identity="id")
     assert (rig.arrive("a", 1), rig.arrive("b", 2)) == ([], [])
     assert rig.arrive("c", 1) == [(1, INCOMPLETE, ("b",))]
@@ -56,7 +69,10 @@ def test_a_source_that_delivers_a_greater_id_has_skipped_the_smaller() -> None:
 
 
 def test_a_late_id_is_ignored_or_recorded_as_tardy() -> None:
-    """An id that closed without the member is recorded when it comes after all; an aborted one is ignored."""
+    """An id that closed without the member is recorded when it comes after all.
+
+    An aborted one is ignored.
+    """
     rig = Rig(identity="id", timeout=10)
     rig.arrive("a", 1)
     rig.arrive("b", 1)
@@ -67,7 +83,10 @@ def test_a_late_id_is_ignored_or_recorded_as_tardy() -> None:
 
 
 def test_a_newer_id_subsumes_the_open_one() -> None:
-    """Under `subsume` the older one aborts and its sources unblock; older ids are ignored from then on."""
+    """Under `subsume` the older one aborts and its sources unblock.
+
+    Older ids are ignored from then on.
+    """
     rig = Rig(identity="id", overtake="subsume")
     rig.arrive("a", 1)
     assert rig.arrive("b", 2) == [(1, ABORTED, ("b", "c"))]
@@ -76,7 +95,10 @@ def test_a_newer_id_subsumes_the_open_one() -> None:
 
 
 def test_abort_concerns_one_id_and_cancel_all_up_to_it() -> None:
-    """An id aborted before its first arrival is ignored, the ids before it are not; `cancel` ends those too."""
+    """An id aborted before its first arrival is ignored, the ids before it are not.
+
+    `cancel` ends those too.
+    """
     rig = Rig(identity="id")
     barriers = rig.open()
     assert barriers.abort(3, 0)
@@ -110,7 +132,10 @@ def test_nobody_times_out_while_the_awaited_has_rows() -> None:
 
 
 def test_resynchronisation_prefers_type_then_time_then_age() -> None:
-    """A tardy barrier goes to the candidate of its type, then of nearest time; older candidates are missed for good."""
+    """A tardy barrier goes to the candidate of its type, then of nearest time.
+
+    Older candidates are missed for good.
+    """
     rig = Rig(timeout=10)
     for number, (type_, time) in enumerate([("begin", 100), ("end", 200), ("begin", 300)]):
         rig.clock = number * 100
@@ -125,7 +150,10 @@ def test_resynchronisation_prefers_type_then_time_then_age() -> None:
 
 
 def test_a_member_back_in_step_joins_the_open_barrier() -> None:
-    """The open barrier is a candidate like the missed ones; chosen, it leaves those missed for good."""
+    """The open barrier is a candidate like the missed ones.
+
+    Chosen, it leaves those missed for good.
+    """
     rig = Rig(timeout=10)
     rig.arrive("a", type_="begin", time=100)
     rig.arrive("b", type_="begin", time=100)
@@ -162,8 +190,18 @@ def test_an_id_is_required_where_barriers_are_paired_by_id() -> None:
 
 
 def test_under_pass_a_second_barrier_is_another_one() -> None:
-    """A member may deliver its next barrier while the first is open: two numbers, and each waits for its own partner."""
-    feed = Feed(pipeline(("a", "b"), {"lag": 0}, barriers={"alignment": "pass"}, coalesce={"idle_timeout": "never"}))
+    """A member may deliver its next barrier while the first is open.
+
+    Two numbers, and each waits for its own partner.
+    """
+    feed = Feed(
+        pipeline(
+            ("a", "b"),
+            {"lag": 0},
+            barriers={"alignment": "pass"},
+            coalesce={"idle_timeout": "never"},
+        )
+    )
     feed.add("a", Barrier(1), Barrier(2))
     feed.add("b", Point(1))
     assert [b.id for now in (0, 1) for b in feed.step(now).decision.barriers] == []
@@ -172,8 +210,15 @@ def test_under_pass_a_second_barrier_is_another_one() -> None:
 
 
 def test_under_pass_data_flows_behind_the_barrier_but_the_frontier_waits() -> None:
-    """At least once: rows behind an open barrier leave, F does not pass it; it catches up on the close."""
-    feed = Feed(pipeline(("a", "b"), {"lag": 0}, release={"mode": "pass_through"}, barriers={"alignment": "pass"}))
+    """At least once.
+
+    Rows behind an open barrier leave, F does not pass it; it catches up on the close.
+    """
+    feed = Feed(
+        pipeline(
+            ("a", "b"), {"lag": 0}, release={"mode": "pass_through"}, barriers={"alignment": "pass"}
+        )
+    )
     feed.add("a", Point(1), Barrier(2), Point(50))
     feed.add("b", Point(40))
     assert feed.step(0).times == [1, 40]

@@ -1,19 +1,32 @@
-"""Frontiers and statuses of coalesced inputs: the project's own copy of the vectors of stream engines."""
+"""Frontiers and statuses of coalesced inputs.
+
+The project's own copy of the vectors of stream engines.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from tests.conformance.feed import Feed, Point, pipeline
 
-from tidegate.jobs.conformance.feed import Feed, Point, pipeline
-from tidegate.jobs.eventtime.coalesce import Coalescer
-from tidegate.jobs.spec.errors import PoisonError
-from tidegate.jobs.spec.options import CoalesceOptions
-from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
+from tidegate.errors import PoisonError
+from tidegate.jobs.eventtime.frontiers import Coalescer
+from tidegate.jobs.spec.event_time_options import CoalesceOptions
+from tidegate.time_units import TICK_MAX, TICK_MIN
 
-FREEZE: dict[str, Any] = {"idle_timeout": None, "revived": "freeze", "joins": "hold", "all_done": "hold"}
-IGNORE: dict[str, Any] = {"idle_timeout": None, "revived": "ignore", "on_idle_punctuation": "ignore", "joins": "hold"}
+FREEZE: dict[str, Any] = {
+    "idle_timeout": None,
+    "revived": "freeze",
+    "joins": "hold",
+    "all_done": "hold",
+}
+IGNORE: dict[str, Any] = {
+    "idle_timeout": None,
+    "revived": "ignore",
+    "on_idle_punctuation": "ignore",
+    "joins": "hold",
+}
 
 
 class Inputs:
@@ -47,12 +60,20 @@ class Inputs:
 def test_the_least_frontier_is_emitted() -> None:
     """H1: nothing before both inputs have a frontier, then always the least."""
     inputs = Inputs(2, **FREEZE)
-    assert [inputs.at(0, 1), inputs.at(1, 2), inputs.at(0, 3), inputs.at(1, 4)] == [[], [1], [2], [3]]
+    assert [inputs.at(0, 1), inputs.at(1, 2), inputs.at(0, 3), inputs.at(1, 4)] == [
+        [],
+        [1],
+        [2],
+        [3],
+    ]
     assert inputs.coalescer.latest_time_frontier() == 4
 
 
 def test_an_idle_input_is_left_out_until_it_has_data() -> None:
-    """H2: with input 0 idle, input 1 alone decides; active again without a frontier, input 0 holds."""
+    """H2: with input 0 idle, input 1 alone decides.
+
+    Active again without a frontier, input 0 holds.
+    """
     inputs = Inputs(2, **FREEZE)
     assert (inputs.idle(0), inputs.at(1, 11)) == ([], [11])
     assert (inputs.active(0), inputs.at(1, 12), inputs.at(0, 13)) == ([], [], [12])
@@ -86,7 +107,10 @@ def test_the_order_of_falling_idle_does_not_matter() -> None:
 
 
 def test_all_done_holds_and_signals_after_the_end_are_errors() -> None:
-    """H5: ending emits no frontier under `hold`; a done input may not speak again; frontiers grow strictly."""
+    """H5: ending emits no frontier under `hold`.
+
+    A done input may not speak again; frontiers grow strictly.
+    """
     inputs = Inputs(2, "error", **FREEZE)
     assert (inputs.done(0), inputs.done(1)) == ([], ["done"])
     with pytest.raises(PoisonError, match="duplicate"):
@@ -111,14 +135,24 @@ def test_all_done_goes_to_infinity_by_default() -> None:
 def test_a_repeated_idle_signal_changes_nothing() -> None:
     """H6: idle is emitted once."""
     inputs = Inputs(2, **FREEZE)
-    assert [inputs.at(0, 10), inputs.idle(1), inputs.idle(0), inputs.idle(0)] == [[], [10], ["idle"], []]
+    assert [inputs.at(0, 10), inputs.idle(1), inputs.idle(0), inputs.idle(0)] == [
+        [],
+        [10],
+        ["idle"],
+        [],
+    ]
 
 
 def test_a_revived_input_freezes_the_frontier() -> None:
     """H7: under `freeze` the revived input holds F until it has passed it."""
     inputs = Inputs(2, **FREEZE)
     assert (inputs.at(0, 5), inputs.idle(1), inputs.at(0, 50)) == ([], [5], [50])
-    assert [inputs.active(1), inputs.at(0, 60), inputs.at(1, 30), inputs.at(1, 55)] == [[], [], [], [55]]
+    assert [inputs.active(1), inputs.at(0, 60), inputs.at(1, 30), inputs.at(1, 55)] == [
+        [],
+        [],
+        [],
+        [55],
+    ]
 
 
 def test_removal_lets_the_others_go_on() -> None:
@@ -134,7 +168,10 @@ def test_removal_lets_the_others_go_on() -> None:
 
 
 def test_hold_keeps_the_frontier_when_all_are_idle() -> None:
-    """W1: min of three; a third idle lets 100 through; all idle emit no frontier; a revived one behind changes nothing."""
+    """W1: min of three.
+
+    A third idle lets 100 through; all idle emit no frontier; a revived one behind changes nothing.
+    """
     inputs = Inputs(3, idle_timeout=None, all_idle="hold", revived="freeze")
     inputs.at(0, 100)
     inputs.at(1, 200)
@@ -159,7 +196,12 @@ def test_a_revived_input_is_left_out_until_it_caught_up() -> None:
     inputs.at(1, 7)
     inputs.at(2, 3)
     assert inputs.idle(2) == [7]
-    assert (inputs.active(2), inputs.at(2, 5), inputs.at(2, 9), inputs.at(1, 12)) == ([], [], [], [9])
+    assert (inputs.active(2), inputs.at(2, 5), inputs.at(2, 9), inputs.at(1, 12)) == (
+        [],
+        [],
+        [],
+        [9],
+    )
 
 
 def test_a_revived_input_does_not_hold_the_others_back() -> None:
@@ -187,7 +229,12 @@ def test_nothing_moves_while_no_active_input_is_aligned() -> None:
 def test_punctuation_of_an_idle_input_can_be_ignored() -> None:
     """Ignored means not even remembered: active again, the input still stands where it was."""
     inputs = Inputs(1, **IGNORE)
-    assert (inputs.at(0, 25), inputs.idle(0), inputs.at(0, 50), inputs.active(0)) == ([25], ["idle"], [], ["active"])
+    assert (inputs.at(0, 25), inputs.idle(0), inputs.at(0, 50), inputs.active(0)) == (
+        [25],
+        ["idle"],
+        [],
+        ["active"],
+    )
     assert inputs.at(0, 50) == [50]
 
 
@@ -219,10 +266,13 @@ def test_a_new_member_starts_at_the_frontier() -> None:
     assert inputs.emitted() == [15]
 
 
-# ---------------------------------------------------------------------- members, through the decider
+# ---------------------------------------------------------------------- members, through the
+# decider
 
 
-def partitions(lag: int | None, *, timeout: int | None = None, count: int = 2, **source: Any) -> Feed:
+def partitions(
+    lag: int | None, *, timeout: int | None = None, count: int = 2, **source: Any
+) -> Feed:
     """One source with partitions 0, 1, ..; the pipeline clock starts at 0."""
     level = {**FREEZE, "idle_timeout": timeout}
     spec = pipeline(
@@ -238,7 +288,9 @@ def partitions(lag: int | None, *, timeout: int | None = None, count: int = 2, *
     return feed
 
 
-def emitted(feed: Feed, now: int, partition: int | None = None, time: int | None = None) -> list[int | str]:
+def emitted(
+    feed: Feed, now: int, partition: int | None = None, time: int | None = None
+) -> list[int | str]:
     """One row of one partition, or none; what the output emits."""
     if time is not None:
         feed.add("s", Point(time), partition=str(partition))
@@ -246,7 +298,10 @@ def emitted(feed: Feed, now: int, partition: int | None = None, time: int | None
 
 
 def test_rows_left_unread_keep_a_member_in() -> None:
-    """Silent for the timeout, but with rows waiting that no epoch has read: not idle, so the frontier waits for them."""
+    """Silent for the timeout, but with rows waiting that no epoch has read.
+
+    Not idle, so the frontier waits for them.
+    """
     feed = Feed(pipeline(("a", "b"), {"lag": 0}, coalesce={"idle_timeout": 50}))
     feed.add("a", Point(30))
     feed.add("b", Point(10), Point(20))
@@ -257,7 +312,10 @@ def test_rows_left_unread_keep_a_member_in() -> None:
 
 
 def test_partitions_fall_idle_by_the_clock() -> None:
-    """H8: idle exactly at the timeout, once; a row of one partition wakes the source; F never falls."""
+    """H8: idle exactly at the timeout, once.
+
+    A row of one partition wakes the source; F never falls.
+    """
     feed = partitions(3, timeout=5)
     assert (emitted(feed, 1), emitted(feed, 5), emitted(feed, 5)) == ([], ["idle"], [])
     assert emitted(feed, 5, 0, 100) == [97, "active"]
@@ -267,15 +325,29 @@ def test_partitions_fall_idle_by_the_clock() -> None:
 def test_without_idleness_every_partition_is_waited_for() -> None:
     """H9: the least partition decides, each with the lag taken off."""
     feed = partitions(3)
-    assert [emitted(feed, 0, 0, 10), emitted(feed, 0, 0, 11), emitted(feed, 0, 1, 10)] == [[], [], [7]]
-    assert [emitted(feed, 0, 1, 11), emitted(feed, 0, 1, 12), emitted(feed, 0, 0, 13)] == [[8], [], [9]]
+    assert [emitted(feed, 0, 0, 10), emitted(feed, 0, 0, 11), emitted(feed, 0, 1, 10)] == [
+        [],
+        [],
+        [7],
+    ]
+    assert [emitted(feed, 0, 1, 11), emitted(feed, 0, 1, 12), emitted(feed, 0, 0, 13)] == [
+        [8],
+        [],
+        [9],
+    ]
 
 
 @pytest.mark.parametrize(
     ("frame", "times", "expected"),
-    [(10, (14, 15, 24), [[10], [], [20]]), (2, (10, 11, 12, 13), [[6], [8], [], [10]]), (0, (10, 20), [[], []])],
+    [
+        (10, (14, 15, 24), [[10], [], [20]]),
+        (2, (10, 11, 12, 13), [[6], [8], [], [10]]),
+        (0, (10, 20), [[], []]),
+    ],
 )
-def test_the_emitted_frontier_is_rounded_down(frame: int, times: tuple[int, ...], expected: list[list[int]]) -> None:
+def test_the_emitted_frontier_is_rounded_down(
+    frame: int, times: tuple[int, ...], expected: list[list[int]]
+) -> None:
     """H10: the frontier is emitted in multiples of the frame; a frame of zero emits none."""
     feed = partitions(3, count=1, frame=frame)
     assert [emitted(feed, 0, 0, time) for time in times] == expected
@@ -293,9 +365,17 @@ def test_a_wall_clock_frontier_is_capped_by_what_was_read() -> None:
 
 
 def test_the_idle_clock_holds_until_the_exact_instant() -> None:
-    """W2: one tick before the timeout the silent input still holds; at it, F moves; later it revives behind F."""
+    """W2: one tick before the timeout the silent input still holds.
+
+    At it, F moves; later it revives behind F.
+    """
     minute = 60
-    spec = pipeline(("a", "b"), {"lag": 0}, coalesce={**FREEZE, "idle_timeout": minute}, release={"mode": "pass_through"})
+    spec = pipeline(
+        ("a", "b"),
+        {"lag": 0},
+        coalesce={**FREEZE, "idle_timeout": minute},
+        release={"mode": "pass_through"},
+    )
     feed = Feed(spec)
     feed.step(0)
     for now in (1, minute - 1):

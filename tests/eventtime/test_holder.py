@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from tidegate.jobs.conformance.feed import Barrier, Feed, Point, Punctuation, pipeline
+from tests.conformance.feed import Barrier, Feed, Point, Punctuation, pipeline
 
 NEVER: dict[str, Any] = {"coalesce": {"idle_timeout": "never"}}
 
@@ -25,7 +24,10 @@ def test_no_data() -> None:
 
 
 def test_an_idle_timer_that_is_running() -> None:
-    """A silent member is waited for until its timer has run out; then the other one is who holds F."""
+    """A silent member is waited for until its timer has run out.
+
+    Then the other one is who holds F.
+    """
     feed = Feed(pipeline(("a", "b"), {"lag": 0}, coalesce={"idle_timeout": 50}))
     feed.add("a", Point(10))
     assert held(feed, 100) == ("b/0", 100, "idle timer running")
@@ -50,7 +52,10 @@ def test_an_open_barrier() -> None:
     ("source", "why"),
     [
         ({"punctuation": {"explicit": True}}, "no punctuation"),
-        ({"punctuation": {"explicit": True}, "lag": 100}, "no data"),  # the lag moves its frontier as well
+        (
+            {"punctuation": {"explicit": True}, "lag": 100},
+            "no data",
+        ),  # the lag moves its frontier as well
     ],
 )
 def test_no_punctuation(source: dict[str, Any], why: str) -> None:

@@ -1,12 +1,16 @@
-"""Ordered release and barrier events as users of an event orderer know them: the project's own copy of those vectors."""
+"""Ordered release and barrier events as users of an event orderer know them.
+
+The project's own copy of those vectors.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tidegate.jobs.conformance.feed import Barrier, Feed, Point, Step, pipeline
-from tidegate.jobs.eventtime.types import BarrierHealth, BarrierOutcome
-from tidegate.jobs.spec.time import TICK_MIN
+from tests.conformance.feed import Barrier, Feed, Point, Step, pipeline
+
+from tidegate.jobs.eventtime.decision_types import BarrierHealth, BarrierOutcome
+from tidegate.time_units import TICK_MIN
 
 S = 1_000_000
 KNOWN: dict[str, Any] = {"coalesce": {"members": "declared"}, "release": {"startup_grace": "0"}}
@@ -53,7 +57,10 @@ def test_the_start_up_grace_gathers_sources_first() -> None:
     feed = Feed(pipeline(("a", "b"), preset="nscldaq"))
     feed.add("a", *points(100))
     step = feed.step(0)
-    assert (step.times, step.decision.frontier_after) == ([], TICK_MIN)  # nor does the frontier: b's rows are not late then
+    assert (step.times, step.decision.frontier_after) == (
+        [],
+        TICK_MIN,
+    )  # nor does the frontier: b's rows are not late then
     feed.add("b", *points(90))
     step = feed.step(S)
     assert (step.times, step.decision.frontier_after) == ([], TICK_MIN)
@@ -64,7 +71,10 @@ def test_the_start_up_grace_gathers_sources_first() -> None:
 
 
 def test_the_build_window_lets_rows_go_without_the_silent_source() -> None:
-    """O3: a row leaves when it has waited exactly the build window; the silent source's older row is then late."""
+    """O3: a row leaves when it has waited exactly the build window.
+
+    The silent source's older row is then late.
+    """
     feed = orderer()
     feed.add("a", *points(100))
     assert feed.step(0).times == []
@@ -98,7 +108,10 @@ def test_a_barrier_holds_back_what_stands_behind_it() -> None:
 
 
 def test_an_incomplete_barrier_names_who_is_missing() -> None:
-    """O5: the barrier times out strictly after four build windows, naming the missing source; then flow resumes."""
+    """O5: the barrier times out strictly after four build windows, naming the missing source.
+
+    Then flow resumes.
+    """
     feed = orderer()
     feed.add("a", Barrier(11), Point(20))
     feed.add("b", *points(15))
@@ -153,7 +166,10 @@ def test_a_tardy_barrier_is_not_paired_with_the_next() -> None:
     feed.add("b", Point(9), Barrier(12, "run1"))
     decision = feed.step(90 * S).decision
     (tardy,) = decision.barriers
-    assert (decision.section, decision.flagged) == (1, ("b/0",))  # rows before it leave in the current section, flagged
+    assert (decision.section, decision.flagged) == (
+        1,
+        ("b/0",),
+    )  # rows before it leave in the current section, flagged
     assert (tardy.id, tardy.outcome, tardy.tardy) == (1, BarrierOutcome.INCOMPLETE, ("b/0",))
     feed.add("a", Barrier(50, "run2"))
     step = feed.step(100 * S)
@@ -165,7 +181,10 @@ def test_a_tardy_barrier_is_not_paired_with_the_next() -> None:
 
 
 def test_an_open_barrier_starves_nobody_else() -> None:
-    """O11: rows of the other source leave although one source stands at its barrier; what it held is not late."""
+    """O11: rows of the other source leave although one source stands at its barrier.
+
+    What it held is not late.
+    """
     feed = orderer()
     feed.add("a", Barrier(11), Point(20))
     feed.add("b", *points(12, 15, 30))
@@ -191,7 +210,10 @@ def test_an_expired_residence_passes_no_row_behind_a_barrier() -> None:
 
 
 def test_a_row_below_what_left_beside_an_open_barrier_is_late() -> None:
-    """While a stands at its barrier the section goes on ahead of F: a row that would break its order is late."""
+    """While a stands at its barrier the section goes on ahead of F.
+
+    A row that would break its order is late.
+    """
     feed = Feed(pipeline(("a", "b"), {"lag": 2}, coalesce={"idle_timeout": "never"}))
     feed.add("a", Point(10), Barrier(11))
     feed.add("b", *points(25, 30))
@@ -221,7 +243,10 @@ def test_disorder_inside_a_source_is_sorted() -> None:
 
 
 def test_an_outage_expires_nothing_by_itself() -> None:
-    """After a gap of an hour the pipeline clock has moved by its largest step only: the row still waits."""
+    """After a gap of an hour the pipeline clock has moved by its largest step only.
+
+    The row still waits.
+    """
     feed = orderer()
     feed.add("a", *points(100))
     feed.step(0)
@@ -285,11 +310,15 @@ def test_a_barrier_can_be_aborted_by_hand() -> None:
 def test_a_barrier_to_come_can_be_aborted() -> None:
     """A future ordinal aborted by request is ignored when it arrives, from every source."""
     feed = orderer()
-    assert [b.outcome for b in feed.step(0, aborts=(1,)).decision.barriers] == [BarrierOutcome.ABORTED]
+    assert [b.outcome for b in feed.step(0, aborts=(1,)).decision.barriers] == [
+        BarrierOutcome.ABORTED
+    ]
     feed.add("a", Barrier(1), Point(5))
     feed.add("b", Barrier(1), Point(6))
     assert feed.step(S).decision.blocked == ()
     feed.add("a", Barrier(9))
     feed.add("b", Barrier(9))
-    steps: list[BarrierHealth] = [b for second in (2, 3) for b in feed.step(second * S).decision.barriers]
+    steps: list[BarrierHealth] = [
+        b for second in (2, 3) for b in feed.step(second * S).decision.barriers
+    ]
     assert [(b.id, b.outcome) for b in steps] == [(2, BarrierOutcome.COMPLETE)]

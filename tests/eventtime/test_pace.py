@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.jobs.conformance.feed import Barrier, Feed, Point, pipeline
-from tidegate.jobs.eventtime.decider import list_blocked_members, select_members_ahead, create_initial_state, find_next_timer
-from tidegate.jobs.eventtime.types import Member
+from tests.conformance.feed import Barrier, Feed, Point, pipeline
+
+from tidegate.jobs.eventtime.decider import (
+    create_initial_state,
+    find_next_timer,
+    list_blocked_members,
+    select_members_ahead,
+)
+from tidegate.jobs.eventtime.decision_types import Member
 
 S = 1_000_000
 A, B = Member("a"), Member("b")
@@ -23,7 +29,11 @@ def test_the_silent_source_holds_the_frontier() -> None:
     feed.add("a", Point(10))
     feed.step(0)
     feed.add("a", Point(20))
-    assert feed.step(5 * S).decision.holder == {"member": "b/0", "since": 0, "why": "idle timer running"}
+    assert feed.step(5 * S).decision.holder == {
+        "member": "b/0",
+        "since": 0,
+        "why": "idle timer running",
+    }
 
 
 def test_without_a_timer_there_is_just_no_data() -> None:
@@ -48,7 +58,11 @@ def test_rows_still_to_read_hold_the_frontier() -> None:
     feed = feed_of()
     feed.add("a", Point(1), Point(2))
     feed.add("b", Point(9))
-    assert feed.step(0, {"a": 1, "b": 1}).decision.holder == {"member": "a/0", "since": 0, "why": "buffered rows"}
+    assert feed.step(0, {"a": 1, "b": 1}).decision.holder == {
+        "member": "a/0",
+        "since": 0,
+        "why": "buffered rows",
+    }
 
 
 def test_nobody_holds_when_everybody_has_ended() -> None:
@@ -60,7 +74,10 @@ def test_nobody_holds_when_everybody_has_ended() -> None:
 
 
 def test_a_member_far_ahead_is_not_read() -> None:
-    """`max_ahead`: while the other has rows, the one further ahead than that waits; otherwise nobody does."""
+    """`max_ahead`: while the other has rows, the one further ahead than that waits.
+
+    Otherwise nobody does.
+    """
     feed = feed_of(release={"max_ahead": "10us"})
     feed.add("a", Point(100), Point(101))
     feed.add("b", Point(5), Point(6))
@@ -91,7 +108,10 @@ def test_a_member_behind_an_open_barrier_does_not_count_as_ahead() -> None:
 
 
 def test_the_next_timer() -> None:
-    """Idle timers, the build window, a barrier's timeout and the start-up grace: whichever is first."""
+    """Idle timers, the build window, a barrier's timeout and the start-up grace.
+
+    Whichever is first.
+    """
     assert find_next_timer(feed_of().spec, create_initial_state(feed_of().spec)) is None
     feed = feed_of()
     feed.step(0)

@@ -1,4 +1,7 @@
-"""Two levels at once: partitions that appear, disappear, fall silent and end, in two sources, by random options."""
+"""Two levels at once.
+
+Partitions that appear, disappear, fall silent and end, in two sources, by random options.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,15 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conformance.feed import pipeline
 
-from tidegate.jobs.conformance.feed import pipeline
-from tidegate.jobs.eventtime.decider import decide, select_members_ahead, create_initial_state, find_next_timer
-from tidegate.jobs.eventtime.types import Member, MemberSurvey, Survey
+from tidegate.jobs.eventtime.decider import (
+    create_initial_state,
+    decide,
+    find_next_timer,
+    select_members_ahead,
+)
+from tidegate.jobs.eventtime.decision_types import Member, MemberSurvey, Survey
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 MEMBERS = [Member(source, partition) for source in ("a", "b") for partition in "012"]
@@ -30,7 +38,9 @@ LEVEL = st.fixed_dictionaries(
 )
 
 # Per epoch and member: None (not there), or newest time (None: no rows), pending, done.
-SEEN = st.one_of(st.none(), st.tuples(st.one_of(st.none(), st.integers(-5, 30)), st.booleans(), st.booleans()))
+SEEN = st.one_of(
+    st.none(), st.tuples(st.one_of(st.none(), st.integers(-5, 30)), st.booleans(), st.booleans())
+)
 EPOCHS = st.lists(st.tuples(st.integers(0, 8), st.lists(SEEN, min_size=6, max_size=6)), max_size=12)
 
 
@@ -56,21 +66,27 @@ def surveys(epochs: list[tuple[int, list[Any]]]) -> list[Survey]:
             if done:
                 ended.add(member)
             rows = 0 if time is None else 1
-            entries.append(MemberSurvey(member, rows, time, time, pending=pending and not done, done=done))
+            entries.append(
+                MemberSurvey(member, rows, time, time, pending=pending and not done, done=done)
+            )
         given_.append(Survey(now, tuple(entries)))
     return given_
 
 
 @settings(deadline=None)
 @given(specs(), EPOCHS)
-def test_any_life_of_partitions_keeps_the_promises(spec: PipelineSpec, epochs: list[tuple[int, list[Any]]]) -> None:
+def test_any_life_of_partitions_keeps_the_promises(
+    spec: PipelineSpec, epochs: list[tuple[int, list[Any]]]
+) -> None:
     """F and every F_i are monotone, a status is emitted only when it changes, and a state from JSON has the same future."""
     state = create_initial_state(spec)
     status = "active"
     for survey in surveys(epochs):
         decision = decide(spec, state, survey)
         restored = decide(spec, json.loads(json.dumps(state, sort_keys=True)), survey)
-        assert json.dumps(asdict(restored), sort_keys=True) == json.dumps(asdict(decision), sort_keys=True)
+        assert json.dumps(asdict(restored), sort_keys=True) == json.dumps(
+            asdict(decision), sort_keys=True
+        )
         assert decision.frontier_after >= decision.frontier_before
         emitted = dict(decision.emitted)
         assert ("watermark" in emitted) == (decision.frontier_after != decision.frontier_before)
@@ -90,15 +106,23 @@ def test_any_life_of_partitions_keeps_the_promises(spec: PipelineSpec, epochs: l
 
 @settings(deadline=None)
 @given(specs(), EPOCHS)
-def test_the_frontier_does_not_overtake_an_active_partition(spec: PipelineSpec, epochs: list[tuple[int, list[Any]]]) -> None:
+def test_the_frontier_does_not_overtake_an_active_partition(
+    spec: PipelineSpec, epochs: list[tuple[int, list[Any]]]
+) -> None:
     """Property 2: F moves only as far as the least frontier among active, aligned partitions, unless a timer let it."""
-    if "max" in (spec.coalesce.coalesce, spec.sources["a"].coalesce.coalesce) or spec.release.build_window is not None:
+    if (
+        "max" in (spec.coalesce.coalesce, spec.sources["a"].coalesce.coalesce)
+        or spec.release.build_window is not None
+    ):
         return
     state = create_initial_state(spec)
     for survey in surveys(epochs):
         decision = decide(spec, state, survey)
         state = decision.after
-        if decision.frontier_after == decision.frontier_before or state["output"]["status"] != "active":
+        if (
+            decision.frontier_after == decision.frontier_before
+            or state["output"]["status"] != "active"
+        ):
             continue
         for name, source in state["sources"].items():
             if (
@@ -107,6 +131,12 @@ def test_the_frontier_does_not_overtake_an_active_partition(spec: PipelineSpec, 
             ):
                 continue
             for known in source["inputs"].values():
-                if known["status"] == "active" and known["aligned"] and source["value"] <= decision.frontier_before:
+                if (
+                    known["status"] == "active"
+                    and known["aligned"]
+                    and source["value"] <= decision.frontier_before
+                ):
                     assert known["frontier"] is not None
-                    assert decision.frontier_after <= max(known["frontier"], decision.frontier_before)
+                    assert decision.frontier_after <= max(
+                        known["frontier"], decision.frontier_before
+                    )

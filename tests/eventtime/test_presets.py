@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs.spec.options import LatePolicy, ReleaseMode
+from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.windows import WindowSpec
+from tidegate.jobs.spec.window_specs import WindowSpec
 
 SECOND = 1_000_000
 
@@ -21,7 +21,9 @@ def spec(preset: str, source: dict[str, Any] | None = None, **sections: Any) -> 
         "fixed": {"kind": "tumbling", "size": "10s", "aggregates": aggregates},
         "visit": {"kind": "session", "gap": "10s", "aggregates": aggregates},
     }
-    return PipelineSpec.model_validate({"name": "p", "preset": preset, "sources": {"a": base}, "windows": windows, **sections})
+    return PipelineSpec.model_validate(
+        {"name": "p", "preset": preset, "sources": {"a": base}, "windows": windows, **sections}
+    )
 
 
 def sessions(window: WindowSpec) -> tuple[str, str, bool]:
@@ -30,7 +32,10 @@ def sessions(window: WindowSpec) -> tuple[str, str, bool]:
 
 
 def test_nscldaq() -> None:
-    """Ordered by a build window of 20 s after a grace of 2 s; sources discovered, never idle; late rows flagged."""
+    """Ordered by a build window of 20 s after a grace of 2 s.
+
+    Sources discovered, never idle; late rows flagged.
+    """
     found = spec("nscldaq")
     source, release = found.sources["a"], found.release
     assert (source.lag, source.frontier, source.coalesce.idle_timeout) == (0, "inclusive", None)
@@ -41,11 +46,18 @@ def test_nscldaq() -> None:
 
 
 def test_streaminsight_with_explicit_punctuation() -> None:
-    """Rows are committed; a violating row is an error; a regressing punctuation is raised; nobody falls idle."""
+    """Rows are committed.
+
+    A violating row is an error; a regressing punctuation is raised; nobody falls idle.
+    """
     found = spec("streaminsight")
     punctuation = found.sources["a"].punctuation
     assert punctuation is not None
-    assert (punctuation.explicit, punctuation.regress, punctuation.on_violation) == (True, "raise", "error")
+    assert (punctuation.explicit, punctuation.regress, punctuation.on_violation) == (
+        True,
+        "raise",
+        "error",
+    )
     assert (found.release.mode, found.release.on_late) == (ReleaseMode.COMMIT, LatePolicy.ERROR)
     assert (found.coalesce.idle_timeout, found.sources["a"].coalesce.idle_timeout) == (None, None)
 
@@ -55,10 +67,16 @@ def test_streaminsight_with_declared_settings() -> None:
     found = spec("streaminsight", {"punctuation": {"every_events": 1}})
     punctuation = found.sources["a"].punctuation
     assert punctuation is not None
-    assert (punctuation.explicit, punctuation.regress, punctuation.on_violation) == (False, "raise", "drop")
+    assert (punctuation.explicit, punctuation.regress, punctuation.on_violation) == (
+        False,
+        "raise",
+        "drop",
+    )
     assert found.release.on_late is LatePolicy.DROP
     adjusting = spec(
-        "streaminsight", {"punctuation": {"every_events": 1, "on_violation": "adjust"}}, release={"on_late": "adjust"}
+        "streaminsight",
+        {"punctuation": {"every_events": 1, "on_violation": "adjust"}},
+        release={"on_late": "adjust"},
     )
     assert adjusting.sources["a"].punctuation is not None
     assert adjusting.sources["a"].punctuation.on_violation == "adjust"
@@ -66,7 +84,10 @@ def test_streaminsight_with_declared_settings() -> None:
 
 
 def test_hazelcast() -> None:
-    """A lag is required; F jumps when all are idle, holds at the end, freezes for the revived; frame 1 s."""
+    """A lag is required.
+
+    F jumps when all are idle, holds at the end, freezes for the revived; frame 1 s.
+    """
     with pytest.raises(ValueError, match="lag"):
         spec("hazelcast")
     found = spec("hazelcast", {"lag": "3s"})
@@ -82,12 +103,18 @@ def test_hazelcast() -> None:
 
 
 def test_flink() -> None:
-    """Inclusive, never idle by itself; idle punctuation ignored; barriers by id that subsume older ones."""
+    """Inclusive, never idle by itself.
+
+    Idle punctuation ignored; barriers by id that subsume older ones.
+    """
     found = spec("flink", {"lag": "3s"})
     for level in (found.coalesce, found.sources["a"].coalesce):
         assert (level.idle_timeout, level.all_idle, level.revived) == (None, "jump", "ignore")
         assert level.on_idle_punctuation == "ignore"
-    assert (found.release.mode, found.sources["a"].frontier) == (ReleaseMode.PASS_THROUGH, "inclusive")
+    assert (found.release.mode, found.sources["a"].frontier) == (
+        ReleaseMode.PASS_THROUGH,
+        "inclusive",
+    )
     assert (found.barriers.identity, found.barriers.overtake) == ("id", "subsume")
     assert sessions(found.windows["visit"]) == ("merge", "merged", False)
 
@@ -98,18 +125,31 @@ def test_pipet() -> None:
 
 
 def test_wire() -> None:
-    """Lag 5 s, idle after 60 s; F holds when all are idle; barriers by id abort after ten minutes."""
+    """Lag 5 s, idle after 60 s.
+
+    F holds when all are idle; barriers by id abort after ten minutes.
+    """
     found = spec("wire")
     assert found.sources["a"].lag == 5 * SECOND
     for level in (found.coalesce, found.sources["a"].coalesce):
-        assert (level.idle_timeout, level.all_idle, level.revived) == (60 * SECOND, "hold", "freeze")
+        assert (level.idle_timeout, level.all_idle, level.revived) == (
+            60 * SECOND,
+            "hold",
+            "freeze",
+        )
     assert found.release.mode is ReleaseMode.PASS_THROUGH
-    assert (found.barriers.identity, found.barrier_timeout, found.barriers.on_timeout) == ("id", 600 * SECOND, "abort")
+    assert (found.barriers.identity, found.barrier_timeout, found.barriers.on_timeout) == (
+        "id",
+        600 * SECOND,
+        "abort",
+    )
     assert found.windows["fixed"].late_unit == "window"
     assert sessions(found.windows["visit"]) == ("merge", "merged", False)
 
 
-@pytest.mark.parametrize("preset", ["nscldaq", "streaminsight", "hazelcast", "flink", "pipet", "wire"])
+@pytest.mark.parametrize(
+    "preset", ["nscldaq", "streaminsight", "hazelcast", "flink", "pipet", "wire"]
+)
 def test_a_spec_reads_back_as_itself(preset: str) -> None:
     """Applying a preset to a spec that already has it changes nothing: its digest stays."""
     found = spec(preset, {"lag": "3s"})

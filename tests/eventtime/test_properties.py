@@ -9,14 +9,14 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conformance.feed import Barrier, Feed, Item, Point, Punctuation, Step, pipeline
 
-from tidegate.jobs.conformance.feed import Barrier, Feed, Item, Point, Punctuation, Step, pipeline
-from tidegate.jobs.eventtime.coalesce import Coalescer
-from tidegate.jobs.eventtime.decider import decide, create_initial_state
-from tidegate.jobs.eventtime.types import BarrierOutcome, Member, MemberSurvey, Survey
-from tidegate.jobs.spec.options import CoalesceOptions
+from tidegate.jobs.eventtime.decider import create_initial_state, decide
+from tidegate.jobs.eventtime.decision_types import BarrierOutcome, Member, MemberSurvey, Survey
+from tidegate.jobs.eventtime.frontiers import Coalescer
+from tidegate.jobs.spec.event_time_options import CoalesceOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
+from tidegate.time_units import TICK_MAX, TICK_MIN
 
 NAMES = ("a", "b", "c")
 TIMES = st.integers(-3, 9)
@@ -73,7 +73,9 @@ def specs(draw: st.DrawFn) -> PipelineSpec:
     return pipeline(NAMES, source, coalesce=level, release=release, barriers=barriers)
 
 
-def run(spec: PipelineSpec, items: dict[str, list[Item]], schedule: list[Cut], *, end: bool = False) -> tuple[Feed, list[Step]]:
+def run(
+    spec: PipelineSpec, items: dict[str, list[Item]], schedule: list[Cut], *, end: bool = False
+) -> tuple[Feed, list[Step]]:
     """Feed everything, cut it by the schedule, then let the clock run until nothing is due any more."""
     feed = Feed(spec)
     for name, queue in items.items():
@@ -97,7 +99,9 @@ def plain(value: Any) -> Any:
 
 @UNHURRIED
 @given(specs(), feeds(POINTS, POINTS, BARRIERS, PUNCTUATION), cuts())
-def test_frontiers_and_marks_never_fall(spec: PipelineSpec, items: dict[str, list[Item]], schedule: list[Cut]) -> None:
+def test_frontiers_and_marks_never_fall(
+    spec: PipelineSpec, items: dict[str, list[Item]], schedule: list[Cut]
+) -> None:
     """Property 2: F, every F_i, the release mark, the section and the pipeline clock are monotone."""
     _, steps = run(spec, items, schedule)
     for step in steps:
@@ -117,7 +121,9 @@ def test_frontiers_and_marks_never_fall(spec: PipelineSpec, items: dict[str, lis
 
 @UNHURRIED
 @given(specs(), feeds(POINTS, POINTS, BARRIERS, PUNCTUATION), cuts())
-def test_state_survives_json_and_decide_is_pure(spec: PipelineSpec, items: dict[str, list[Item]], schedule: list[Cut]) -> None:
+def test_state_survives_json_and_decide_is_pure(
+    spec: PipelineSpec, items: dict[str, list[Item]], schedule: list[Cut]
+) -> None:
     """A state restored from JSON at any point gives the same decision, and deciding changes no argument."""
     feed = Feed(spec)
     for name, queue in items.items():
@@ -135,7 +141,12 @@ def test_state_survives_json_and_decide_is_pure(spec: PipelineSpec, items: dict[
 
 
 @UNHURRIED
-@given(st.integers(-1, 4), st.sampled_from(["exclusive", "inclusive"]), feeds(POINTS, POINTS, BARRIERS), cuts())
+@given(
+    st.integers(-1, 4),
+    st.sampled_from(["exclusive", "inclusive"]),
+    feeds(POINTS, POINTS, BARRIERS),
+    cuts(),
+)
 def test_not_late_in_its_source_is_not_late_in_the_merge(
     lag: int, frontier: str, items: dict[str, list[Item]], schedule: list[Cut]
 ) -> None:
@@ -146,15 +157,24 @@ def test_not_late_in_its_source_is_not_late_in_the_merge(
         feed.add(name, *(Point(i.time, name) if isinstance(i, Point) else i for i in queue))
     now = 0
     for _, take in [*schedule, *([(0, dict.fromkeys(NAMES, 9))] * 10)]:
-        own = {name: feed.state["sources"][name]["inputs"].get(f"{name}/0", {}).get("frontier") for name in NAMES}
+        own = {
+            name: feed.state["sources"][name]["inputs"].get(f"{name}/0", {}).get("frontier")
+            for name in NAMES
+        }
         for point in feed.step(now, take).late:
             assert own[point.name] is not None
             assert point.time < own[point.name]
 
 
 @UNHURRIED
-@given(st.permutations(range(4)), st.lists(st.one_of(st.none(), TIMES), min_size=4, max_size=4), st.data())
-def test_the_order_of_falling_idle_does_not_matter(order: list[int], starts: list[int | None], data: st.DataObject) -> None:
+@given(
+    st.permutations(range(4)),
+    st.lists(st.one_of(st.none(), TIMES), min_size=4, max_size=4),
+    st.data(),
+)
+def test_the_order_of_falling_idle_does_not_matter(
+    order: list[int], starts: list[int | None], data: st.DataObject
+) -> None:
     """Property 5: under `jump` every order of idle signals, repeated or not, ends at the same frontier."""
     finals = set()
     for sequence in (list(range(4)), order):
@@ -177,7 +197,11 @@ def test_the_order_of_falling_idle_does_not_matter(order: list[int], starts: lis
 
 @UNHURRIED
 @given(
-    st.sampled_from([0, 10, 25]), st.sampled_from([0, 8]), st.integers(-1, 3), feeds(POINTS, POINTS, BARRIERS), cuts(advance=9)
+    st.sampled_from([0, 10, 25]),
+    st.sampled_from([0, 8]),
+    st.integers(-1, 3),
+    feeds(POINTS, POINTS, BARRIERS),
+    cuts(advance=9),
 )
 def test_no_row_stays_longer_than_the_build_window(
     window: int, grace: int, lag: int, items: dict[str, list[Item]], schedule: list[Cut]
@@ -191,25 +215,41 @@ def test_no_row_stays_longer_than_the_build_window(
         now += advance
         for name, count in take.items():
             names = [f"{name}{number}.{i}" for i in range(count)]
-            feed.add(name, *(Point(i.time, n) if isinstance(i, Point) else i for n, i in zip(names, items[name], strict=False)))
+            feed.add(
+                name,
+                *(
+                    Point(i.time, n) if isinstance(i, Point) else i
+                    for n, i in zip(names, items[name], strict=False)
+                ),
+            )
         step = feed.step(now)
         for name in feed.names_buffered:
             read_at.setdefault(name, step.decision.now)
-        overdue = [n for n in feed.names_buffered if step.decision.now - read_at[n] >= window + grace]
+        overdue = [
+            n for n in feed.names_buffered if step.decision.now - read_at[n] >= window + grace
+        ]
         if any(feed.waiting(name) and not feed.blocked(name) for name in NAMES):
-            continue  # a slice ended at a tardy barrier: no timer expires that waits for the rows behind it
+            # A slice ended at a tardy barrier: no timer expires that waits for the rows behind it.
+            continue
         assert not overdue
 
 
 @UNHURRIED
 @given(feeds(POINTS, BARRIERS), cuts())
-def test_a_complete_barrier_divides_every_member_at_its_own(items: dict[str, list[Item]], schedule: list[Cut]) -> None:
+def test_a_complete_barrier_divides_every_member_at_its_own(
+    items: dict[str, list[Item]], schedule: list[Cut]
+) -> None:
     """Property 7: what left before barrier n is exactly each member's prefix before its barrier n."""
     named = {
-        name: [Point(i.time, f"{name}{number}") if isinstance(i, Point) else i for number, i in enumerate(queue)]
+        name: [
+            Point(i.time, f"{name}{number}") if isinstance(i, Point) else i
+            for number, i in enumerate(queue)
+        ]
         for name, queue in items.items()
     }
-    spec = pipeline(NAMES, {"lag": 0}, coalesce={"idle_timeout": None}, release={"on_late": "emit_flagged"})
+    spec = pipeline(
+        NAMES, {"lag": 0}, coalesce={"idle_timeout": None}, release={"on_late": "emit_flagged"}
+    )
     _, steps = run(spec, named, schedule)
     left: set[str] = set()
     for step in steps:
@@ -233,23 +273,39 @@ def _prefix(queue: list[Point | Barrier] | list[Item], ordinal: int) -> list[str
 
 
 @UNHURRIED
-@given(st.sampled_from(["exclusive", "inclusive"]), st.integers(0, 4), feeds(POINTS, POINTS, BARRIERS), cuts())
-def test_ordered_output_is_sorted(frontier: str, lag: int, items: dict[str, list[Item]], schedule: list[Cut]) -> None:
+@given(
+    st.sampled_from(["exclusive", "inclusive"]),
+    st.integers(0, 4),
+    feeds(POINTS, POINTS, BARRIERS),
+    cuts(),
+)
+def test_ordered_output_is_sorted(
+    frontier: str, lag: int, items: dict[str, list[Item]], schedule: list[Cut]
+) -> None:
     """Property 3: without timeouts what leaves in order is sorted by section and time, however it was cut."""
     spec = pipeline(NAMES, {"lag": lag, "frontier": frontier}, coalesce={"idle_timeout": None})
     _, steps = run(spec, items, schedule)
-    whole = lag == 0 and frontier == "inclusive"  # rows equal to the mark leave: a later equal one follows them
+    whole = (
+        lag == 0 and frontier == "inclusive"
+    )  # rows equal to the mark leave: a later equal one follows them
     entries = [entry[:2] if whole else entry for step in steps for entry in step.order]
     assert entries == sorted(entries)
 
 
 @UNHURRIED
 @given(feeds(POINTS), cuts(), cuts())
-def test_ordered_output_does_not_depend_on_the_cuts(items: dict[str, list[Item]], one: list[Cut], two: list[Cut]) -> None:
+def test_ordered_output_does_not_depend_on_the_cuts(
+    items: dict[str, list[Item]], one: list[Cut], two: list[Cut]
+) -> None:
     """Property 3: sources in order, exclusive frontiers: the same rows in the same order from every schedule."""
-    in_order: dict[str, list[Item]] = {name: sorted(queue, key=lambda i: i.time) for name, queue in items.items()}
+    in_order: dict[str, list[Item]] = {
+        name: sorted(queue, key=lambda i: i.time) for name, queue in items.items()
+    }
     spec = pipeline(NAMES, {"lag": 0}, coalesce={"idle_timeout": None})
-    outputs = [[p for step in run(spec, in_order, schedule, end=True)[1] for p in step.released] for schedule in (one, two)]
+    outputs = [
+        [p for step in run(spec, in_order, schedule, end=True)[1] for p in step.released]
+        for schedule in (one, two)
+    ]
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) == sum(len(queue) for queue in items.values())
 
@@ -266,14 +322,20 @@ EXTREMES = st.sampled_from([TICK_MIN, TICK_MIN + 1, -1, 0, 1, 10**17, TICK_MAX -
     st.sampled_from([None, 3, 10**18]),
     st.booleans(),
 )
-def test_extremes(times: list[int], count: int, lag: int, frontier: str, frame: int | None, done: bool) -> None:
+def test_extremes(
+    times: list[int], count: int, lag: int, frontier: str, frame: int | None, done: bool
+) -> None:
     """Property 10: int64 ends, far-future stamps, no member at all, one member, all done: frontiers stay in int64."""
-    spec = pipeline(("s",), {"lag": lag, "frontier": frontier, "frame": frame, "partition_by": "folder"})
+    spec = pipeline(
+        ("s",), {"lag": lag, "frontier": frontier, "frame": frame, "partition_by": "folder"}
+    )
     state = create_initial_state(spec)
     for time in [*times, None]:
         ends = done and time is None
         rows = 0 if time is None else 1
-        members = tuple(MemberSurvey(Member("s", str(n)), rows, time, time, done=ends) for n in range(count))
+        members = tuple(
+            MemberSurvey(Member("s", str(n)), rows, time, time, done=ends) for n in range(count)
+        )
         decision = decide(spec, state, Survey(0, members))
         state = decision.after
         assert TICK_MIN <= decision.frontier_after <= TICK_MAX

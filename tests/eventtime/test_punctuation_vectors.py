@@ -5,17 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.conformance.feed import Feed, Point, Punctuation, pipeline
 
-from tidegate.jobs.conformance.feed import Feed, Point, Punctuation, pipeline
-from tidegate.jobs.spec.errors import PoisonError
+from tidegate.errors import PoisonError
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.time import TICK_MAX, TICK_MIN
+from tidegate.time_units import TICK_MAX, TICK_MIN
 
 
 def declared(**punctuation: Any) -> Feed:
     """One source with generated punctuation, rows committed when final."""
     settings = {"on_violation": "drop", **punctuation}
-    return Feed(pipeline(("s",), {"punctuation": settings}, preset="streaminsight", coalesce={"all_done": "infinity"}))
+    return Feed(
+        pipeline(
+            ("s",),
+            {"punctuation": settings},
+            preset="streaminsight",
+            coalesce={"all_done": "infinity"},
+        )
+    )
 
 
 def one_by_one(feed: Feed, *times: int) -> tuple[list[int], list[int]]:
@@ -33,7 +40,10 @@ def one_by_one(feed: Feed, *times: int) -> tuple[list[int], list[int]]:
 
 
 def test_punctuation_after_every_row() -> None:
-    """S1: with a delay of zero the newest start is the punctuation; an equal start is legal; the end commits all."""
+    """S1: with a delay of zero the newest start is the punctuation.
+
+    An equal start is legal; the end commits all.
+    """
     left, frontiers = one_by_one(declared(every_events=1), 0, 1, 3, 7, 9, 10, 12)
     assert left == [0, 1, 3, 7, 9, 10, 12]
     assert frontiers == [0, 1, 3, 7, 9, 10, 12]
@@ -58,7 +68,10 @@ def test_explicit_punctuation_makes_a_violating_row_an_error() -> None:
 
 
 def test_strictly_increasing_and_increasing_sources() -> None:
-    """S5: a delay of -1 tick commits at once and a second 5 violates; with zero it counts, final only after 6."""
+    """S5: a delay of -1 tick commits at once and a second 5 violates.
+
+    With zero it counts, final only after 6.
+    """
     assert one_by_one(declared(every_events=1, delay=-1), 5, 5) == ([5], [6, 6])
     feed = declared(every_events=1)
     feed.add("s", Point(5), Point(5))
@@ -68,8 +81,15 @@ def test_strictly_increasing_and_increasing_sources() -> None:
 
 
 def test_punctuation_by_a_span_of_event_time() -> None:
-    """S8: aligned ahead of the row, on multiples of the span; explicit punctuation counts as well; the end is +inf."""
-    feed = Feed(pipeline(("s",), {"punctuation": {"every_span": 100, "align": "floor", "on_violation": "drop"}}))
+    """S8: aligned ahead of the row, on multiples of the span.
+
+    Explicit punctuation counts as well; the end is +inf.
+    """
+    feed = Feed(
+        pipeline(
+            ("s",), {"punctuation": {"every_span": 100, "align": "floor", "on_violation": "drop"}}
+        )
+    )
     frontiers = []
     for item in (Point(90), Point(110), Point(195), Point(200), Punctuation(300), Point(300)):
         feed.add("s", item)
@@ -110,8 +130,13 @@ def test_punctuation_can_be_imported_from_another_source() -> None:
 
 
 @pytest.mark.parametrize(("advance", "frontier"), [(False, 20), (True, TICK_MAX)])
-def test_the_mere_end_of_a_source_promises_nothing_about_its_importers(advance: bool, frontier: int) -> None:
-    """b keeps what a had promised when a ends; only an `advance_to_end` says that nothing at all is to come."""
+def test_the_mere_end_of_a_source_promises_nothing_about_its_importers(
+    advance: bool, frontier: int
+) -> None:
+    """b keeps what a had promised when a ends.
+
+    Only an `advance_to_end` says that nothing at all is to come.
+    """
     raw = pipeline(("a", "b"), preset="streaminsight").model_dump(by_alias=True)
     raw["sources"]["a"]["punctuation"] |= {"advance_to_end": advance}
     raw["sources"]["b"]["punctuation"] |= {"explicit": False, "import_from": "a"}
@@ -136,7 +161,10 @@ def test_a_regressing_punctuation_is_an_error_if_asked() -> None:
 
 
 def test_completion_can_advance_to_the_end() -> None:
-    """`advance_to_end`: the frontier of a completed bounded source is +inf even where `all_done` holds."""
+    """`advance_to_end`.
+
+    The frontier of a completed bounded source is +inf even where `all_done` holds.
+    """
     punctuation = {"explicit": True, "advance_to_end": True}
     feed = Feed(pipeline(("s",), {"punctuation": punctuation}, coalesce={"all_done": "hold"}))
     feed.add("s", Point(5))

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.manifest import Counters, Manifest
 from tidegate.expectations.summaries import Evidence
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -27,7 +27,14 @@ LATE = pa.schema(
         ("_epoch", pa.int64()),
     ]
 )
-DEAD = pa.schema([("reason", pa.string()), ("_source", pa.string()), ("row", pa.string()), ("_epoch", pa.int64())])
+DEAD = pa.schema(
+    [
+        ("reason", pa.string()),
+        ("_source", pa.string()),
+        ("row", pa.string()),
+        ("_epoch", pa.int64()),
+    ]
+)
 BARRIERS = pa.schema(
     [
         ("barrier_id", pa.int64()),
@@ -44,7 +51,9 @@ BARRIERS = pa.schema(
 
 def rows(schema: pa.Schema, *values: dict[str, Any]) -> pa.Table:
     """A table from rows; columns left out are null."""
-    return pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in values], schema=schema)
+    return pa.Table.from_pylist(
+        [{name: row.get(name) for name in schema.names} for row in values], schema=schema
+    )
 
 
 def manifest(slot: int, *, late: int = 1, pending: bool = False, read: int = 50) -> Manifest:
@@ -65,7 +74,10 @@ def manifest(slot: int, *, late: int = 1, pending: bool = False, read: int = 50)
         recorded_now=NOW,
         cut={f"{s}/0": {"pending": pending} for s in SOURCES},
         counters=Counters(
-            read=2 * read, released=2 * (read - late), late=2 * late, per_source={s: dict(source) for s in SOURCES}
+            read=2 * read,
+            released=2 * (read - late),
+            late=2 * late,
+            per_source={s: dict(source) for s in SOURCES},
         ),
         created_at=NOW + slot,
     )
@@ -77,7 +89,13 @@ def checkpoints(count: int = 3) -> pa.Table:
     counted = {"rows_read": 34, "rows_released": 32, "rows_late": 2, **nothing}
     return pa.Table.from_pylist(
         [
-            {"checkpoint_id": f"t0-{n:06d}-aaaaaa", "_epoch": n, "epoch_ms": 800.0, "seal_ms": 4.0, **counted}
+            {
+                "checkpoint_id": f"t0-{n:06d}-aaaaaa",
+                "_epoch": n,
+                "epoch_ms": 800.0,
+                "seal_ms": 4.0,
+                **counted,
+            }
             for n in range(1, count + 1)
         ]
     )
@@ -94,25 +112,42 @@ def events(spec: PipelineSpec, count: int = 96) -> pa.Table:
             "_partition": ["0"] * count,
             "_seq": pa.array(range(count), pa.int64()),
             "_epoch": pa.array([1] * count, pa.int64()),
-            "sched": pa.array([START + timedelta(minutes=n % 50) for n in range(count)], pa.timestamp("us", "UTC")),
+            "sched": pa.array(
+                [START + timedelta(minutes=n % 50) for n in range(count)], pa.timestamp("us", "UTC")
+            ),
         }
     )
 
 
 @pytest.fixture
 def spec() -> PipelineSpec:
-    source = {"schema": {"sched": "timestamp", "carrier": "string"}, "event_time": "sched", "lag": "1h"}
-    return PipelineSpec.model_validate({"name": "flights", "sources": {s: {"path": f"inbox/{s}", **source} for s in SOURCES}})
+    source = {
+        "schema": {"sched": "timestamp", "carrier": "string"},
+        "event_time": "sched",
+        "lag": "1h",
+    }
+    return PipelineSpec.model_validate(
+        {"name": "flights", "sources": {s: {"path": f"inbox/{s}", **source} for s in SOURCES}}
+    )
 
 
 @pytest.fixture
 def healthy(spec: PipelineSpec) -> Evidence:
-    barrier = {"outcome": "complete", "types": ["day_close"] * 2, "homogeneous": True, "missing": [], "tardy": []}
+    barrier = {
+        "outcome": "complete",
+        "types": ["day_close"] * 2,
+        "homogeneous": True,
+        "missing": [],
+        "tardy": [],
+    }
     late = {"output": "events", "reason": "late_order", "lateness_us": 60_000_000, "_epoch": 1}
     return Evidence(
         spec=spec,
         late=rows(LATE, *({**late, "_source": s} for s in SOURCES)),
-        barriers=rows(BARRIERS, *({**barrier, "waited_us": 1_000_000, "barrier_id": n, "_epoch": n} for n in (1, 2, 3))),
+        barriers=rows(
+            BARRIERS,
+            *({**barrier, "waited_us": 1_000_000, "barrier_id": n, "_epoch": n} for n in (1, 2, 3)),
+        ),
         checkpoints=checkpoints(),
         dead_letters=rows(DEAD),
         events=events(spec),

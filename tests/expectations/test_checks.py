@@ -9,11 +9,11 @@ from typing import get_args
 import pytest
 
 import tidegate
-from tidegate.expectations.checks import limit_values, load_suites
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.errors import ConfigurationError
+from tidegate.expectations.suite_files import limit_values, load_suites
+from tidegate.jobs.spec.operations import QualityLimits
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.quality import QualityLimits
-from tidegate.jobs.spec.reasons import DeadLetterReason, LateReason
+from tidegate.jobs.spec.row_reasons import DeadLetterReason, LateReason
 
 GOOD = """\
 suite: mine
@@ -38,7 +38,13 @@ def test_suites_know_every_reason(spec: PipelineSpec) -> None:
 
 def test_built_in_suites_cover_every_part(spec: PipelineSpec) -> None:
     """The five suites of the issue are there and load."""
-    assert {s.suite for s in load_suites(spec)} == {"late_rows", "barriers", "checkpoints", "dead_letters", "release"}
+    assert {s.suite for s in load_suites(spec)} == {
+        "late_rows",
+        "barriers",
+        "checkpoints",
+        "dead_letters",
+        "release",
+    }
 
 
 def test_durations_become_seconds() -> None:
@@ -74,7 +80,9 @@ def test_unknown_check_in_severity_is_refused(spec: PipelineSpec) -> None:
 def test_own_folder_adds_and_replaces(spec: PipelineSpec, tmp_path: Path) -> None:
     """A file with a new name adds a suite, one named like a built-in replaces it."""
     (tmp_path / "mine.yaml").write_text(GOOD)
-    (tmp_path / "release.yaml").write_text(GOOD.replace("mine", "release").replace("own", "replaced"))
+    (tmp_path / "release.yaml").write_text(
+        GOOD.replace("mine", "release").replace("own", "replaced")
+    )
     suites = {s.suite: s for s in load_suites(with_quality(spec, suites=str(tmp_path)))}
     assert [c.id for c in suites["mine"].checks] == ["own"]
     assert [c.id for c in suites["release"].checks] == ["replaced"]
@@ -90,7 +98,9 @@ def test_own_folder_adds_and_replaces(spec: PipelineSpec, tmp_path: Path) -> Non
         ("suite: mine", "suite: [", "mine.yaml"),
     ],
 )
-def test_broken_suite_names_file_and_fault(spec: PipelineSpec, tmp_path: Path, old: str, new: str, says: str) -> None:
+def test_broken_suite_names_file_and_fault(
+    spec: PipelineSpec, tmp_path: Path, old: str, new: str, says: str
+) -> None:
     """A wrong suite file is a configuration error that says where and what."""
     (tmp_path / "mine.yaml").write_text(GOOD.replace(old, new))
     with pytest.raises(ConfigurationError, match=r"mine\.yaml") as caught:
@@ -118,13 +128,15 @@ def test_suites_are_read_from_inside_a_zip(tmp_path: Path) -> None:
     code = """
 import sys; sys.path.insert(0, sys.argv[1])
 from importlib import resources
-from tidegate.expectations.checks import load_suites
+from tidegate.expectations.suite_files import load_suites
 from tidegate.jobs.spec.pipeline import PipelineSpec
 assert ".zip" in load_suites.__code__.co_filename
 source = {"path": "x", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "1s"}
 print(len(load_suites(PipelineSpec.model_validate({"name": "p", "sources": {"a": source}}))))
 print(len((resources.files("tidegate.expectations") / "templates" / "run.html").read_text()))
 """
-    done = subprocess.run([sys.executable, "-c", code, str(archive)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(archive)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) == 5

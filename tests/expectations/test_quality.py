@@ -10,15 +10,15 @@ import pyarrow.compute as pc
 import pytest
 from tests.expectations.conftest import changed, manifest
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.desired import DesiredState, set_desired_state
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.expectations import __main__ as command
-from tidegate.expectations import quality, summaries
-from tidegate.expectations.evidence import TableReader, gather_evidence
+from tidegate.expectations import quality_run, summaries
+from tidegate.expectations.quality_run import TableReader, gather_evidence
 from tidegate.expectations.summaries import Evidence
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -37,7 +37,9 @@ def fill(store: Store, slots: int = 3, *, pending: bool = False) -> None:
     for slot in range(1, slots + 1):
         head = log.head()
         parent = str(head.checkpoint) if head.checkpoint else None
-        sealed = manifest(slot, pending=pending).model_copy(update={"parent": parent, "parent_sha256": head.sha256})
+        sealed = manifest(slot, pending=pending).model_copy(
+            update={"parent": parent, "parent_sha256": head.sha256}
+        )
         log.seal(sealed)
 
 
@@ -56,7 +58,9 @@ def read(healthy: Evidence) -> TableReader:
     return reader(healthy)
 
 
-def test_tables_are_cut_at_the_newest_published_epoch(spec: PipelineSpec, healthy: Evidence) -> None:
+def test_tables_are_cut_at_the_newest_published_epoch(
+    spec: PipelineSpec, healthy: Evidence
+) -> None:
     """Rows of an epoch that the checkpoints table does not show yet are left out, and it counts as unpublished."""
     store = MemoryStore()
     fill(store)
@@ -70,14 +74,19 @@ def test_past_is_the_manifest_before_the_recent_ones(spec: PipelineSpec, read: T
     """`quality.recent` epochs back, and nothing when there are not that many."""
     store = MemoryStore()
     fill(store)
-    recent = PipelineSpec.model_validate(spec.model_dump(by_alias=True) | {"quality": {"recent": 2}})
+    recent = PipelineSpec.model_validate(
+        spec.model_dump(by_alias=True) | {"quality": {"recent": 2}}
+    )
     past = gather_evidence(recent, store, read, clock=ManualClock()).past
     assert past is not None
     assert past.slot == 1
     assert gather_evidence(spec, store, read, clock=ManualClock()).past is None
 
 
-@pytest.mark.parametrize(("state", "pending", "wanted"), [("run", True, True), ("run", False, False), ("stopped", True, False)])
+@pytest.mark.parametrize(
+    ("state", "pending", "wanted"),
+    [("run", True, True), ("run", False, False), ("stopped", True, False)],
+)
 def test_next_checkpoint_is_due_only_with_work_and_will(
     spec: PipelineSpec, read: TableReader, state: str, pending: bool, wanted: bool
 ) -> None:
@@ -89,12 +98,17 @@ def test_next_checkpoint_is_due_only_with_work_and_will(
 
 
 def test_only_recent_events_are_read(spec: PipelineSpec, healthy: Evidence) -> None:
-    """A long stream's events are looked at from `release_epochs` back; what lies before is not missed."""
+    """A long stream's events are looked at from `release_epochs` back.
+
+    What lies before is not missed.
+    """
     store = MemoryStore()
     fill(store)
     epoch = pa.array([1 + n // 40 for n in range(96)], pa.int64())
     grown = changed(healthy, events=healthy.events.set_column(6, "_epoch", epoch))
-    short = PipelineSpec.model_validate(spec.model_dump(by_alias=True) | {"quality": {"release_epochs": 2}})
+    short = PipelineSpec.model_validate(
+        spec.model_dump(by_alias=True) | {"quality": {"release_epochs": 2}}
+    )
     evidence = gather_evidence(short, store, reader(grown), clock=ManualClock())
     assert (evidence.events_since, evidence.events.num_rows) == (1, 56)
     assert summaries.summarize_release(evidence)["positions_missing"].tolist() == [0]
@@ -102,20 +116,32 @@ def test_only_recent_events_are_read(spec: PipelineSpec, healthy: Evidence) -> N
 
 def test_pipeline_that_never_ran_has_evidence(spec: PipelineSpec, healthy: Evidence) -> None:
     """Before the first epoch there is nothing, and no error."""
-    evidence = gather_evidence(spec, MemoryStore(), lambda name, *, since=0: getattr(healthy, name).slice(0, 0), clock=ManualClock())
+    evidence = gather_evidence(
+        spec,
+        MemoryStore(),
+        lambda name, *, since=0: getattr(healthy, name).slice(0, 0),
+        clock=ManualClock(),
+    )
     assert (evidence.head, evidence.sealed) == (None, 0)
 
 
 @pytest.mark.e2e
 @pytest.mark.filterwarnings("ignore")
 def test_command_prints_verdict_and_key(
-    tmp_path: Path, read: TableReader, healthy: Evidence, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    read: TableReader,
+    healthy: Evidence,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Exit 0 with the key last when all is well; exit 1 naming the critical check; the envelope with --json."""
+    """Exit 0 with the key last when all is well.
+
+    Exit 1 naming the critical check; the envelope with --json.
+    """
     (tmp_path / "flights.yaml").write_text(SPEC)
     store = LocalStore(tmp_path / "store")
     fill(store)
-    monkeypatch.setattr(quality, "_make_table_reader", lambda spec, store: read)
+    monkeypatch.setattr(quality_run, "_make_table_reader", lambda spec, store: read)
     arguments = ["run", str(tmp_path / "flights.yaml"), "--store", str(tmp_path / "store")]
     assert command.main(arguments) == 0
     out = capsys.readouterr().out.splitlines()
@@ -124,8 +150,10 @@ def test_command_prints_verdict_and_key(
     assert (stored["verdict"], stored["checkpoint"]) == ("pass", "t0-000003-aaaaaaaaaaaa")
     assert store.stat(stored["docs"]) is not None
 
-    doubled = changed(healthy, events=pa.concat_tables([healthy.events, healthy.events.slice(0, 1)]))
-    monkeypatch.setattr(quality, "_make_table_reader", lambda spec, store: reader(doubled))
+    doubled = changed(
+        healthy, events=pa.concat_tables([healthy.events, healthy.events.slice(0, 1)])
+    )
+    monkeypatch.setattr(quality_run, "_make_table_reader", lambda spec, store: reader(doubled))
     assert command.main([*arguments, "--json"]) == 1
     envelope = json.loads(capsys.readouterr().out)
     assert envelope["kind"] == "quality"
@@ -133,7 +161,9 @@ def test_command_prints_verdict_and_key(
     assert json.loads(store.get("flights/quality/results/latest.json").data)["verdict"] == "fail"
 
 
-def test_bad_spec_is_two_and_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_spec_is_two_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A configuration error goes to standard error in words, with the exit code of its class."""
     (tmp_path / "bad.yaml").write_text("name: flights\nsorces: {}\n")
     assert command.main(["run", str(tmp_path / "bad.yaml"), "--store", str(tmp_path)]) == 2

@@ -9,16 +9,18 @@ import pyarrow as pa
 import pytest
 from tests.expectations.conftest import LATE, changed, manifest, rows
 
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.expectations import docs, runner
-from tidegate.expectations.runner import RunResult
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.errors import ConfigurationError
+from tidegate.expectations import data_docs, gx_runner
+from tidegate.expectations.gx_runner import RunResult
 from tidegate.expectations.summaries import Evidence
-from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 pytestmark = [
     pytest.mark.e2e,  # importing GX takes longer than a unit test may
-    pytest.mark.filterwarnings("ignore"),  # GX warns about its own dependencies; what runs here is checked by the results
+    pytest.mark.filterwarnings(
+        "ignore"
+    ),  # GX warns about its own dependencies; what runs here is checked by the results
 ]
 
 
@@ -37,13 +39,15 @@ def record(run: RunResult, number: int = 0) -> dict[str, object]:
 
 def test_healthy_pipeline_passes_every_check(healthy: Evidence) -> None:
     """Nothing is reported where nothing is wrong."""
-    run = runner.run_suites(healthy)
+    run = gx_runner.run_suites(healthy)
     assert (run.verdict, [c.id for c in run.failed_checks]) == ("pass", [])
 
 
 def test_warning_names_check_and_offender(healthy: Evidence) -> None:
     """A source above its limit makes a warning that names it and its value."""
-    run = runner.run_suites(changed(healthy, head=manifest(3, late=10), late=pa.concat_tables([healthy.late] * 10)))
+    run = gx_runner.run_suites(
+        changed(healthy, head=manifest(3, late=10), late=pa.concat_tables([healthy.late] * 10))
+    )
     assert run.verdict == "warn"
     (failed,) = run.failed_checks
     assert (failed.id, failed.observed) == ("late_ratio", "EWR: 0.2, JFK: 0.2")
@@ -51,39 +55,55 @@ def test_warning_names_check_and_offender(healthy: Evidence) -> None:
 
 def test_critical_comes_first_and_fails(healthy: Evidence) -> None:
     """An unknown reason is critical and stands before any warning."""
-    odd = rows(LATE, {"output": "x", "reason": "nonsense", "lateness_us": 1, "_source": "EWR", "_epoch": 1})
+    odd = rows(
+        LATE, {"output": "x", "reason": "nonsense", "lateness_us": 1, "_source": "EWR", "_epoch": 1}
+    )
     late = pa.concat_tables([healthy.late, odd])
-    run = runner.run_suites(changed(healthy, late=late, barriers=healthy.barriers.slice(0, 0), sealed=99))
+    run = gx_runner.run_suites(
+        changed(healthy, late=late, barriers=healthy.barriers.slice(0, 0), sealed=99)
+    )
     assert run.verdict == "fail"
-    assert [(c.id, c.severity) for c in run.failed_checks] == [("late_reasons", "critical"), ("unpublished", "warn")]
+    assert [(c.id, c.severity) for c in run.failed_checks] == [
+        ("late_reasons", "critical"),
+        ("unpublished", "warn"),
+    ]
 
 
-def test_check_on_a_column_that_is_not_there_is_a_configuration_error(healthy: Evidence, tmp_path: Path) -> None:
+def test_check_on_a_column_that_is_not_there_is_a_configuration_error(
+    healthy: Evidence, tmp_path: Path
+) -> None:
     """A check that cannot be computed never counts as passed or failed."""
     (tmp_path / "mine.yaml").write_text(
         "suite: mine\ntitle: Mine\nchecks: [{id: own, summary: release, says: x,"
         " expect: expect_column_values_to_be_in_set, kwargs: {column: nope, value_set: [1]}}]\n"
     )
-    spec = PipelineSpec.model_validate(healthy.spec.model_dump(by_alias=True) | {"quality": {"suites": str(tmp_path)}})
+    spec = PipelineSpec.model_validate(
+        healthy.spec.model_dump(by_alias=True) | {"quality": {"suites": str(tmp_path)}}
+    )
     with pytest.raises(ConfigurationError, match="own cannot run on summary release"):
-        runner.run_suites(changed(healthy, spec=spec))
+        gx_runner.run_suites(changed(healthy, spec=spec))
 
 
-def test_unknown_expectation_type_is_a_configuration_error(healthy: Evidence, tmp_path: Path) -> None:
+def test_unknown_expectation_type_is_a_configuration_error(
+    healthy: Evidence, tmp_path: Path
+) -> None:
     """A type that GX does not have is named."""
     (tmp_path / "mine.yaml").write_text(
-        "suite: mine\ntitle: Mine\nchecks: [{id: own, summary: release, says: x, expect: expect_wonders, kwargs: {}}]\n"
+        "suite: mine\ntitle: Mine\nchecks: [{id: own, summary: release, says: x, expect:"
+        " expect_wonders, kwargs: {}}]\n"
     )
-    spec = PipelineSpec.model_validate(healthy.spec.model_dump(by_alias=True) | {"quality": {"suites": str(tmp_path)}})
+    spec = PipelineSpec.model_validate(
+        healthy.spec.model_dump(by_alias=True) | {"quality": {"suites": str(tmp_path)}}
+    )
     with pytest.raises(ConfigurationError, match="no expect_wonders"):
-        runner.run_suites(changed(healthy, spec=spec))
+        gx_runner.run_suites(changed(healthy, spec=spec))
 
 
 def test_docs_need_no_network_and_no_scripts(healthy: Evidence) -> None:
     """No page loads anything from anywhere; the pages link each other."""
     store = MemoryStore()
-    run = runner.run_suites(healthy)
-    key = docs.publish_data_docs(store, record(run), run)
+    run = gx_runner.run_suites(healthy)
+    key = data_docs.publish_data_docs(store, record(run), run)
     pages = {k: v.decode() for k, v in store.bucket.objects.items() if k.endswith(".html")}
     assert len(pages) == 2 + len(run.validations)
     for page in pages.values():
@@ -94,14 +114,18 @@ def test_docs_need_no_network_and_no_scripts(healthy: Evidence) -> None:
     assert store.get(key).data == store.get("flights/quality/results/latest.json").data
 
 
-def test_history_is_bounded_and_old_pages_go(healthy: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_is_bounded_and_old_pages_go(
+    healthy: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pages that fall out of the index are deleted, results stay; trends are drawn."""
-    monkeypatch.setattr(docs, "_RUNS_KEPT", 2)
+    monkeypatch.setattr(data_docs, "_RUNS_KEPT", 2)
     store = MemoryStore()
-    run = runner.run_suites(healthy)
+    run = gx_runner.run_suites(healthy)
     for number in range(3):
-        docs.publish_data_docs(store, record(run, number), run)
+        data_docs.publish_data_docs(store, record(run, number), run)
     assert store.list_folders("flights/quality/docs/") == ["run001", "run002"]
     assert len(list(store.list_objects("flights/quality/results/run"))) == 3
-    assert [r["id"] for r in json.loads(store.get("flights/quality/history.json").data)["runs"]] == ["run002", "run001"]
+    assert [
+        r["id"] for r in json.loads(store.get("flights/quality/history.json").data)["runs"]
+    ] == ["run002", "run001"]
     assert "<polyline" in store.get("flights/quality/docs/index.html").data.decode()

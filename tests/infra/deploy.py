@@ -1,4 +1,7 @@
-"""Where the deployment files lie: in the checkout, or, when the wheel is tested, in the installed package."""
+"""Where the deployment files lie.
+
+In the checkout, or, when the wheel is tested, in the installed package.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a fresh checkout must be: five links that are folders, and a bootstrap that says plainly what is missing."""
+"""What a fresh checkout must be.
+
+Five links that are folders, and a bootstrap that says plainly what is missing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BOOTSTRAP = ROOT / "infra" / "bootstrap.sh"
 
-pytestmark = pytest.mark.skipif(not (ROOT / "src").exists(), reason="runs against the checkout, not against a wheel")
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "src").exists(), reason="runs against the checkout, not against a wheel"
+)
 
 
 @pytest.mark.parametrize("package", ["checkpoints", "expectations", "infra", "jobs", "operators"])
@@ -34,7 +39,9 @@ def _bare_path(folder: Path, *programs: str) -> dict[str, str]:
 
 
 def _bootstrap(script: Path, task: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["/bin/sh", str(script), task], env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["/bin/sh", str(script), task], env=env, capture_output=True, text=True, check=False
+    )
 
 
 def test_missing_java_is_one_line_with_the_command(tmp_path: Path) -> None:
@@ -43,7 +50,8 @@ def test_missing_java_is_one_line_with_the_command(tmp_path: Path) -> None:
     answer = _bootstrap(BOOTSTRAP, "java", _bare_path(tmp_path, "dirname", "sed", "head"))
     assert answer.returncode == 2
     assert answer.stderr.strip().splitlines() == [
-        "tidegate: needs Java 17 for Spark; install it with: sudo apt-get install -y openjdk-17-jre-headless"
+        "tidegate: needs Java 17 for Spark; install it with: sudo apt-get install -y"
+        " openjdk-17-jre-headless"
     ]
 
 

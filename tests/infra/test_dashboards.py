@@ -17,12 +17,12 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from ruamel.yaml import YAML
 from tests.driver.test_observe import FACTS, sealed
 from tests.infra.deploy import DEPLOY
-from tests.otlp import Collector, collecting
+from tests.servers.otlp import Collector, collecting
 
-from tidegate.jobs.driver.metrics import METRICS
-from tidegate.jobs.driver.observe import EpochListeners, measure_landing
-from tidegate.operators import metrics
-from tidegate.operators.watch import LivenessSample, StreamLiveness
+from tidegate.jobs.driver.epoch_listeners import EpochListeners, measure_landing
+from tidegate.jobs.driver.otel_metrics import METRICS
+from tidegate.operators import airflow_metrics
+from tidegate.operators.liveness import LivenessSample, StreamLiveness
 
 _METRIC = re.compile(r"(?:airflow_)?tidegate_[a-z_]*[a-z]")
 
@@ -48,21 +48,25 @@ def _airflow(collector: Collector) -> None:
     """What triggers and tasks note goes by Airflow's own logger."""
     exporter = OTLPMetricExporter(f"{collector.url}/v1/metrics")
     provider = MeterProvider([PeriodicExportingMetricReader(exporter)], shutdown_on_exit=False)
-    stats.initialize(factory=lambda: cast(StatsLogger, SafeOtelLogger(provider)), export_legacy_names=True)
-    metrics.record_look("p", None)
-    metrics.record_look("p", LivenessSample(None, 1.0, {"sealed_at": 0}, 1))
-    metrics.record_stream_end("p", StreamLiveness.LOST)
-    metrics.record_launch("p", replaces=True)
-    metrics.record_adoption("p")
-    metrics.record_unwatched("p")
+    stats.initialize(
+        factory=lambda: cast(StatsLogger, SafeOtelLogger(provider)), export_legacy_names=True
+    )
+    airflow_metrics.record_look("p", None)
+    airflow_metrics.record_look("p", LivenessSample(None, 1.0, {"sealed_at": 0}, 1))
+    airflow_metrics.record_stream_end("p", StreamLiveness.LOST)
+    airflow_metrics.record_launch("p", replaces=True)
+    airflow_metrics.record_adoption("p")
+    airflow_metrics.record_unwatched("p")
     provider.shutdown()
     stats.initialize(factory=NoStatsLogger, export_legacy_names=True)
 
 
 def test_every_metric_is_told(told: set[str]) -> None:
     """What is promised to be measured comes to a collector."""
-    promised = [*METRICS, *(f"airflow.{name}" for name in metrics.METRIC_DESCRIPTIONS)]
-    assert [name for name in promised if not any(t.startswith(name.replace(".", "_")) for t in told)] == []
+    promised = [*METRICS, *(f"airflow.{name}" for name in airflow_metrics.METRIC_DESCRIPTIONS)]
+    assert [
+        name for name in promised if not any(t.startswith(name.replace(".", "_")) for t in told)
+    ] == []
 
 
 def dashboard_queries() -> list[str]:
@@ -80,7 +84,9 @@ def test_every_metric_is_shown(told: set[str]) -> None:
     """The dashboard asks for metrics that come, and shows each of them."""
     asked = {name for query in dashboard_queries() for name in _METRIC.findall(query)}
     assert asked - told == set()
-    assert {name for name in told if not name.endswith(("_sum", "_count", "_bucket"))} - asked == set()
+    assert {
+        name for name in told if not name.endswith(("_sum", "_count", "_bucket"))
+    } - asked == set()
 
 
 @pytest.mark.parametrize("rule", alert_rules(), ids=lambda rule: str(rule["alert"]))

@@ -19,16 +19,15 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 from tests.infra.deploy import DEPLOY
-from tests.minio_server import CertifiedMinio, RealMinio
+from tests.servers.minio import CertifiedMinio, RealMinio
 
-from tidegate.checkpoints.canonical import sha256_of_bytes
-from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.probe import require_honest_store
-from tidegate.checkpoints.s3 import S3Settings, S3Store
-from tidegate.checkpoints.store import StoreDeniedError, StoreUnavailableError
-from tidegate.infra.minio import REGION, Credentials
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.s3_store import S3Settings, S3Store
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import StoreDeniedError, StoreUnavailableError, require_honest_store
 from tidegate.infra.policies import Role, build_policy
+from tidegate.infra.provision import REGION, Credentials
 
 COMPOSE = DEPLOY / "compose" / "compose.yaml"
 
@@ -40,13 +39,23 @@ def compose() -> dict[str, Any]:
 
 def test_compose_keeps_its_schema() -> None:
     """The file is what the Compose specification allows, as check-jsonschema brings it."""
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(COMPOSE)]
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        str(COMPOSE),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_compose_has_no_secret_of_its_own() -> None:
-    """Every password, key and secret comes from outside and has no default; grafana's, which is no production one, says so."""
+    """Every password, key and secret comes from outside and has no default.
+
+    Grafana's, which is no production one, says so.
+    """
     found = re.findall(r"\$\{([A-Z_]*(?:PASSWORD|SECRET|KEY)[A-Z_]*)(:[?-])?", COMPOSE.read_text())
     assert found
     assert [name for name, rest in found if rest != ":?"] == ["GRAFANA_PASSWORD"]
@@ -58,7 +67,9 @@ def test_compose_is_not_open_to_the_world() -> None:
     for name, service in whole["services"].items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
         assert set(service.get("depends_on", ())) <= set(whole["services"]), name
-        named = [v.partition(":")[0] for v in service.get("volumes", ()) if not v.startswith((".", "$"))]
+        named = [
+            v.partition(":")[0] for v in service.get("volumes", ()) if not v.startswith((".", "$"))
+        ]
         assert set(named) <= set(whole["volumes"]), name
 
 
@@ -66,7 +77,11 @@ def test_grafana_finds_its_dashboard() -> None:
     """The folder of the dashboard is the one that Grafana is told to load, and its data come from the Prometheus beside it."""
     services = compose()["services"]
     mounted = dict(volume.split(":")[:2] for volume in services["grafana"]["volumes"])
-    folder = {source: YAML(typ="safe").load(COMPOSE.parent / source) for source in mounted if source.endswith(".yaml")}
+    folder = {
+        source: YAML(typ="safe").load(COMPOSE.parent / source)
+        for source in mounted
+        if source.endswith(".yaml")
+    }
     (provider,) = folder["./grafana-dashboards.yaml"]["providers"]
     assert mounted["../grafana"] == provider["options"]["path"]
     (source,) = folder["./grafana-datasources.yaml"]["datasources"]
@@ -75,21 +90,30 @@ def test_grafana_finds_its_dashboard() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-@pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: str(path.name))
+@pytest.mark.parametrize(
+    "unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: str(path.name)
+)
 def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
     """systemd-analyze finds nothing to complain about, once programs and users stand for those of a real box."""
     text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE)
     name = unit.name.replace("@.", "@flights.")
     (tmp_path / name).write_text(text)
     done = subprocess.run(
-        ["systemd-analyze", "verify", str(tmp_path / name)], capture_output=True, text=True, timeout=240, check=False
+        ["systemd-analyze", "verify", str(tmp_path / name)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     complaints = [line for line in done.stderr.splitlines() if name in line]
     assert complaints == []
 
 
 def test_systemd_restarts_what_can_be_helped() -> None:
-    """Exit codes that need a person are not restarted. All else is, and stands by: for the lease, or for `tidegate start`."""
+    """Exit codes that need a person are not restarted.
+
+    All else is, and stands by: for the lease, or for `tidegate start`.
+    """
     unit = (DEPLOY / "systemd" / "tidegate@.service").read_text()
     assert "Restart=always\n" in unit
     assert "RestartPreventExitStatus=1 2\n" in unit
@@ -109,11 +133,20 @@ def test_systemd_lands_the_source_that_the_instance_names() -> None:
     )
     done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=60, check=True)
     folder = "/var/lib/tidegate/landing/shop/my-ticks"
-    assert done.stdout.split() == ["land", "/etc/tidegate/pipelines/shop.yaml", "my-ticks", "--checkpoint", folder]
+    assert done.stdout.split() == [
+        "land",
+        "/etc/tidegate/pipelines/shop.yaml",
+        "my-ticks",
+        "--checkpoint",
+        folder,
+    ]
 
 
 def test_chart_is_balanced() -> None:
-    """Without helm at hand: every block of every template ends, and every value that is asked for has a default."""
+    """Without helm at hand.
+
+    Every block of every template ends, and every value that is asked for has a default.
+    """
     values = YAML(typ="safe").load(DEPLOY / "helm" / "tidegate" / "values.yaml")
     for template in (DEPLOY / "helm" / "tidegate" / "templates").iterdir():
         text = template.read_text()
@@ -137,13 +170,18 @@ def store_as(real_minio: RealMinio) -> StoreAs:
 
     root, server = real_minio.server.root, real_minio.server
     keys = StaticProvider(root.access_key, root.secret_key)
-    admin = MinioAdmin(endpoint=server.endpoint.removeprefix("http://"), credentials=keys, secure=False)
+    admin = MinioAdmin(
+        endpoint=server.endpoint.removeprefix("http://"), credentials=keys, secure=False
+    )
 
     def make(role: Role) -> S3Store:
         own = Credentials.generate(role.value)
         admin.user_add(own.access_key, own.secret_key)
         admin.policy_add(
-            f"test-{role.value}", policy=build_policy(role, real_minio.bucket, "shop", prefix="team", inputs=["inbox/web"])
+            f"test-{role.value}",
+            policy=build_policy(
+                role, real_minio.bucket, "shop", prefix="team", inputs=["inbox/web"]
+            ),
         )
         admin.policy_set(f"test-{role.value}", user=own.access_key)
         return store_with(real_minio.server.endpoint, real_minio.bucket, own, "team")
@@ -153,15 +191,30 @@ def store_as(real_minio: RealMinio) -> StoreAs:
 
 def store_with(endpoint: str, bucket: str, keys: Credentials, prefix: str) -> S3Store:
     """A store with these keys and little patience with failures; an answer may take its time."""
-    fields = {"bucket": bucket, "prefix": prefix, "endpoint": endpoint, "region": REGION, "budget": 3.0}
+    fields = {
+        "bucket": bucket,
+        "prefix": prefix,
+        "endpoint": endpoint,
+        "region": REGION,
+        "budget": 3.0,
+    }
     fields |= {"connect_timeout": 30.0, "read_timeout": 60.0}
-    return S3Store(S3Settings.model_validate({**fields, "access_key": keys.access_key, "secret_key": keys.secret_key}))
+    return S3Store(
+        S3Settings.model_validate(
+            {**fields, "access_key": keys.access_key, "secret_key": keys.secret_key}
+        )
+    )
 
 
 @pytest.mark.minio
 def test_driver_can_drive_and_no_more(store_as: StoreAs, minio_environment: RealMinio) -> None:
-    """A driver probes the store, owns its pipeline's prefix, reads its inputs; it sees and touches nothing else."""
-    whole = store_with(minio_environment.server.endpoint, minio_environment.bucket, minio_environment.app, "team")
+    """A driver probes the store, owns its pipeline's prefix, reads its inputs.
+
+    It sees and touches nothing else.
+    """
+    whole = store_with(
+        minio_environment.server.endpoint, minio_environment.bucket, minio_environment.app, "team"
+    )
     whole.put("inbox/web/1.parquet", b"rows")
     whole.put("other/lease.json", b"{}")
     store = store_as(Role.DRIVER)
@@ -189,28 +242,45 @@ def test_driver_can_drive_and_no_more(store_as: StoreAs, minio_environment: Real
 @pytest.mark.minio
 def test_reader_reads_tables_only(store_as: StoreAs, minio_environment: RealMinio) -> None:
     """A reader gets the files of tables and what finds them, and can neither write nor read anything else."""
-    whole = store_with(minio_environment.server.endpoint, minio_environment.bucket, minio_environment.app, "team")
-    table, pointer = "shop/timelines/0/tables/events/000001-abc/part.parquet", "shop/iceberg/current.json"
+    whole = store_with(
+        minio_environment.server.endpoint, minio_environment.bucket, minio_environment.app, "team"
+    )
+    table, pointer = (
+        "shop/timelines/0/tables/events/000001-abc/part.parquet",
+        "shop/iceberg/current.json",
+    )
     for key in (table, pointer, "shop/roots.json", "shop/timelines/0/state/000001-abc/s.parquet"):
         whole.put(key, sha256_of_bytes(key.encode()).encode())
     store = store_as(Role.READER)
     assert store.get(table).data
     assert store.get(pointer).data
-    for ask in (lambda: store.get("shop/roots.json"), lambda: store.put(table, b"x"), lambda: store.delete(table)):
+    for ask in (
+        lambda: store.get("shop/roots.json"),
+        lambda: store.put(table, b"x"),
+        lambda: store.delete(table),
+    ):
         with pytest.raises(StoreDeniedError):
             ask()
 
 
 @pytest.mark.minio
 def test_operator_asks_and_restores(store_as: StoreAs, minio_environment: RealMinio) -> None:
-    """Airflow and the command line write requests, pins and the fork that is a restore; no table, no state, no delete."""
-    whole = store_with(minio_environment.server.endpoint, minio_environment.bucket, minio_environment.app, "team")
+    """Airflow and the command line write requests, pins and the fork that is a restore.
+
+    No table, no state, no delete.
+    """
+    whole = store_with(
+        minio_environment.server.endpoint, minio_environment.bucket, minio_environment.app, "team"
+    )
     whole.put("shop/identity.json", b"{}")
     store = store_as(Role.OPERATOR)
     assert store.get("shop/identity.json").data == b"{}"
     store.create("shop/requests/operator.json", b"{}")
     store.create("shop/timelines/7/slots/9999999998.json", b"{}")
-    for ask in (lambda: store.put("shop/timelines/0/tables/events/x", b""), lambda: store.delete("shop/identity.json")):
+    for ask in (
+        lambda: store.put("shop/timelines/0/tables/events/x", b""),
+        lambda: store.delete("shop/identity.json"),
+    ):
         with pytest.raises(StoreDeniedError):
             ask()
 
@@ -227,11 +297,19 @@ def test_tls_with_a_private_ca(tls_minio: CertifiedMinio, monkeypatch: pytest.Mo
         S3Store(tls_minio.settings().model_copy(update={"budget": 3.0})).put("p/y", b"1")
 
 
-@pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("keytool")), reason="openssl or keytool is not installed")
-def test_an_expired_certificate_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("keytool")),
+    reason="openssl or keytool is not installed",
+)
+def test_an_expired_certificate_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server whose certificate has run out is one that cannot be reached for now, and the reason is said."""
     bundle, pem = tmp_path / "old.p12", tmp_path / "old.pem"
-    asked = "-storepass secret -alias old -keyalg RSA -dname CN=127.0.0.1 -ext SAN=IP:127.0.0.1 -startdate -10d -validity 5"
+    asked = (
+        "-storepass secret -alias old -keyalg RSA -dname CN=127.0.0.1 -ext SAN=IP:127.0.0.1"
+        " -startdate -10d -validity 5"
+    )
     for command in (
         f"keytool -genkeypair -keystore {bundle} {asked}",
         f"openssl pkcs12 -in {bundle} -passin pass:secret -nodes -out {pem}",
@@ -245,14 +323,18 @@ def test_an_expired_certificate_is_waited_for(tmp_path: Path, monkeypatch: pytes
 
         def serve() -> None:
             while not stop.is_set():
-                with contextlib.suppress(OSError):  # the client turns away in the middle of the handshake
+                with contextlib.suppress(
+                    OSError
+                ):  # the client turns away in the middle of the handshake
                     connection, _ = server.accept()
                     context.wrap_socket(connection, server_side=True).close()
 
         thread = threading.Thread(target=serve)
         thread.start()
         monkeypatch.setenv("AWS_CA_BUNDLE", str(pem))
-        store = store_with(f"https://127.0.0.1:{server.getsockname()[1]}", "b", Credentials.generate("app"), "")
+        store = store_with(
+            f"https://127.0.0.1:{server.getsockname()[1]}", "b", Credentials.generate("app"), ""
+        )
         with pytest.raises(StoreUnavailableError, match="its certificate: certificate has expired"):
             store.put("p/x", b"1")
         stop.set()

@@ -1,4 +1,6 @@
-"""What the programs that read infra/deploy say of it: helm, an API server's validation, docker compose, docker build, promtool.
+"""What the programs that read infra/deploy say of it.
+
+Helm, an API server's validation, docker compose, docker build, promtool.
 
 The tools are on PATH or where `make deploy-check` puts them; without them these tests are skipped.
 """
@@ -18,8 +20,8 @@ import pytest
 from ruamel.yaml import YAML
 from tests.infra.deploy import DEPLOY
 
-from tidegate.infra.minio_build import locate_cache_folder
-from tidegate.jobs.driver.turn import ALIVE_FILE
+from tidegate.infra.minio_server import locate_cache_folder
+from tidegate.jobs.driver.leader_election import ALIVE_FILE
 from tidegate.jobs.spec.loader import parse_spec
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +32,11 @@ EVERYTHING: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
     "replicas": 3,
     "store": {"endpoint": "https://minio:9000", "caConfigMap": "ca"},
-    "environment": {"PATIENCE": 10_000_000, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://otel:4318", "DEBUG": True},
+    "environment": {
+        "PATIENCE": 10_000_000,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://otel:4318",
+        "DEBUG": True,
+    },
     "environmentSecrets": ["kafka-login"],
     "serviceAccount": {"annotations": {"example.org/role": "arn:aws:iam::1:role/x"}},
     "nodeSelector": {"disk": "fast"},
@@ -48,14 +54,18 @@ def tool(name: str) -> str:
 def said(*command: str, given: str = "", **environment: str) -> tuple[int, str]:
     """Exit code and everything that a command printed."""
     own = {**os.environ, **environment}
-    done = subprocess.run(command, input=given, env=own, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, input=given, env=own, capture_output=True, text=True, timeout=240, check=False
+    )
     return done.returncode, done.stdout + done.stderr
 
 
 def rendered(tmp_path: Path, values: Mapping[str, Any], *options: str) -> str:
     """What helm makes of the chart."""
     (tmp_path / "values.yaml").write_text(json.dumps(values))
-    code, text = said(tool("helm"), "template", "r", str(CHART), "-f", str(tmp_path / "values.yaml"), *options)
+    code, text = said(
+        tool("helm"), "template", "r", str(CHART), "-f", str(tmp_path / "values.yaml"), *options
+    )
     assert code == 0, text
     return text
 
@@ -78,7 +88,9 @@ def test_helm_lints_the_chart(tmp_path: Path) -> None:
         assert code == 0, text
 
 
-@pytest.mark.parametrize("values", [{}, {**EVERYTHING, "pipelines": as_given(*SPECS)}], ids=["nothing", "everything"])
+@pytest.mark.parametrize(
+    "values", [{}, {**EVERYTHING, "pipelines": as_given(*SPECS)}], ids=["nothing", "everything"]
+)
 def test_an_api_server_takes_the_manifests(values: dict[str, Any], tmp_path: Path) -> None:
     """Types, names, references and defaults are right, and the pods are of the standard `restricted`."""
     assert said(tool("deploycheck"), "manifests", given=rendered(tmp_path, values)) == (0, "")
@@ -86,23 +98,33 @@ def test_an_api_server_takes_the_manifests(values: dict[str, Any], tmp_path: Pat
 
 def test_an_api_server_takes_what_executors_need(tmp_path: Path) -> None:
     """The rights of a driver that makes pods, its token, and the template of those pods, which its settings name."""
-    values = {"executors": {"enabled": True, "conf": {"spark.executor.instances": 4}}, "pipelines": as_given(*SPECS)}
+    values = {
+        "executors": {"enabled": True, "conf": {"spark.executor.instances": 4}},
+        "pipelines": as_given(*SPECS),
+    }
     text = rendered(tmp_path, values)
     assert said(tool("deploycheck"), "manifests", given=text) == (0, "")
     (config,) = (found for found in made(text, "ConfigMap") if "pod.yaml" in found["data"])
     assert said(tool("deploycheck"), "manifests", given=config["data"]["pod.yaml"]) == (0, "")
-    settings = dict(line.split(" ", 1) for line in config["data"]["spark-defaults.conf"].splitlines())
+    settings = dict(
+        line.split(" ", 1) for line in config["data"]["spark-defaults.conf"].splitlines()
+    )
     assert settings["spark.executor.instances"] == "4"
     pod = made(text, "Deployment")[0]["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"]
-    (mount,) = (found for found in pod["containers"][0]["volumeMounts"] if found["name"] == "executors")
+    (mount,) = (
+        found for found in pod["containers"][0]["volumeMounts"] if found["name"] == "executors"
+    )
     assert settings["spark.kubernetes.executor.podTemplateFile"] == f"{mount['mountPath']}/pod.yaml"
     (role,) = made(text, "Role")
     assert "create" in role["rules"][0]["verbs"]
 
 
 def test_chart_makes_what_a_pipeline_needs(tmp_path: Path) -> None:
-    """A Deployment, a ConfigMap and a budget per pipeline; numbers among the variables are whole; the CA is mounted."""
+    """A Deployment, a ConfigMap and a budget per pipeline.
+
+    Numbers among the variables are whole; the CA is mounted.
+    """
     text = rendered(tmp_path, {**EVERYTHING, "pipelines": as_given(*SPECS)})
     kinds = [found["kind"] for found in YAML(typ="safe").load_all(text) if found]
     one = ["ConfigMap", "Deployment", "PodDisruptionBudget"]
@@ -110,7 +132,11 @@ def test_chart_makes_what_a_pipeline_needs(tmp_path: Path) -> None:
     container = made(text, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]
     assert container["args"][-3:] == ["--work", "/work", "--standby"]
     assert f"/work/{ALIVE_FILE} " in container["livenessProbe"]["exec"]["command"][-1]
-    for name, value in (("AWS_CA_BUNDLE", "/etc/tidegate-ca/ca.pem"), ("PATIENCE", "10000000"), ("DEBUG", "true")):
+    for name, value in (
+        ("AWS_CA_BUNDLE", "/etc/tidegate-ca/ca.pem"),
+        ("PATIENCE", "10000000"),
+        ("DEBUG", "true"),
+    ):
         assert {"name": name, "value": value} in container["env"]
 
 
@@ -141,7 +167,10 @@ def test_chart_refuses_what_would_not_run(value: str, words: str) -> None:
 
 
 def test_the_lines_of_the_page_work() -> None:
-    """docs/production.md installs a release with a secret: helm renders it so, and kubectl makes the secret that it asks for."""
+    """docs/production.md installs a release with a secret.
+
+    Helm renders it so, and kubectl makes the secret that it asks for.
+    """
     page = (ROOT / "docs" / "production.md").read_text()
     (install,) = (line for line in page.splitlines() if line.startswith("helm install"))
     words = [tool("helm"), "template", *shlex.split(install)[2:]]
@@ -152,7 +181,9 @@ def test_the_lines_of_the_page_work() -> None:
     (deployment,) = made(done.stdout, "Deployment")
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == "registry.example.org/tidegate:0.1.0"
-    assert {"name": "TIDEGATE_S3_ENDPOINT", "value": "https://minio.example.org"} in container["env"]
+    assert {"name": "TIDEGATE_S3_ENDPOINT", "value": "https://minio.example.org"} in container[
+        "env"
+    ]
     (create,) = (line for line in page.splitlines() if line.startswith("kubectl create"))
     code, text = said(tool("kubectl"), *shlex.split(create)[1:], "--dry-run=client", "-o", "json")
     assert code == 0, text
@@ -164,14 +195,24 @@ def test_the_lines_of_the_page_work() -> None:
 def variables() -> dict[str, str]:
     """A value for each variable that the compose file asks for."""
     text = COMPOSE.read_text()
-    return {part.partition(":?")[0]: "x" for part in text.split("${") if ":?" in part.partition("}")[0]}
+    return {
+        part.partition(":?")[0]: "x" for part in text.split("${") if ":?" in part.partition("}")[0]
+    }
 
 
 def test_compose_loads_the_file() -> None:
-    """Variables, anchors, mounts and dependencies of every profile are right; without the variables each is asked for."""
-    known = {**variables(), "TIDEGATE_DAGS": str(ROOT / "dags")}  # by default where a checkout has them
+    """Variables, anchors, mounts and dependencies of every profile are right.
+
+    Without the variables each is asked for.
+    """
+    known = {
+        **variables(),
+        "TIDEGATE_DAGS": str(ROOT / "dags"),
+    }  # by default where a checkout has them
     assert said(tool("deploycheck"), "compose", str(COMPOSE), **known) == (0, "")
-    code, text = said(tool("deploycheck"), "compose", str(COMPOSE), **dict.fromkeys(variables(), ""))
+    code, text = said(
+        tool("deploycheck"), "compose", str(COMPOSE), **dict.fromkeys(variables(), "")
+    )
     assert code == 1
     assert all(name in text for name in variables())
 
@@ -202,7 +243,11 @@ def test_faults_are_seen(tmp_path: Path) -> None:
         ("name: r-left\n", "name: r_left\n", "must consist of lower case"),
         ("runAsNonRoot: true", "runAsNonRoot: false", "restricted pods: runAsNonRoot != true"),
         ("mountPath: /work}", "mountPath: /tmp}", "must be unique"),
-        ('tidegate/pipeline: "left"}\n  template', 'tidegate/pipeline: "right"}\n  template', "selector"),
+        (
+            'tidegate/pipeline: "left"}\n  template',
+            'tidegate/pipeline: "right"}\n  template',
+            "selector",
+        ),
     ]
     for right, wrong, words in planted:
         assert right in text
@@ -210,6 +255,12 @@ def test_faults_are_seen(tmp_path: Path) -> None:
         assert code == 1
         assert words in problems
     (tmp_path / "Dockerfile").write_text("FROM debian\nWORKDIR here\n")
-    assert "WorkdirRelativePath" in said(tool("deploycheck"), "dockerfile", str(tmp_path / "Dockerfile"))[1]
+    assert (
+        "WorkdirRelativePath"
+        in said(tool("deploycheck"), "dockerfile", str(tmp_path / "Dockerfile"))[1]
+    )
     (tmp_path / "compose.yaml").write_text("services: {a: {image: x, depends_on: [b]}}\n")
-    assert "undefined service" in said(tool("deploycheck"), "compose", str(tmp_path / "compose.yaml"))[1]
+    assert (
+        "undefined service"
+        in said(tool("deploycheck"), "compose", str(tmp_path / "compose.yaml"))[1]
+    )

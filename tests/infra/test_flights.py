@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
+from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore
 from tidegate.checkpoints.store import OutcomeUnknownError, StoreUnavailableError
+from tidegate.errors import ConfigurationError
 from tidegate.infra import flights as module
 from tidegate.infra.flights import AIRPORTS, SCHEMA, FlightsFeed, HourObject, feed_flights, main
-from tidegate.jobs.spec.errors import ConfigurationError
 
 NEW_YORK = ZoneInfo("America/New_York")
 
@@ -34,7 +34,9 @@ def week() -> list[HourObject]:
 
 def rows(airport: str) -> list[tuple[HourObject, dict[str, Any]]]:
     """An airport's rows in order of arrival."""
-    return [(item, row) for item in week() if item.airport == airport for row in item.table.to_pylist()]
+    return [
+        (item, row) for item in week() if item.airport == airport for row in item.table.to_pylist()
+    ]
 
 
 def test_the_year_is_complete() -> None:
@@ -49,11 +51,15 @@ def test_the_week_agrees_with_the_file_read_by_hand() -> None:
     """Airport, flight and scheduled minute of every row equal those of the CSV file, local time turned to UTC by hand."""
     expected: Counter[tuple[str, str, int, datetime]] = Counter()
     with zipfile.ZipFile(module._find_archive()) as archive, archive.open("flights.csv") as raw:
-        for line in islice(csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8")), 30_000):  # January and more
+        for line in islice(
+            csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8")), 30_000
+        ):  # January and more
             day, hour, minute = (int(line[part]) for part in ("day", "hour", "minute"))
             if line["month"] == "1" and 6 <= day < 13 and line["dep_time"] != "NA":
                 local = datetime(2013, 1, day, hour, minute, tzinfo=NEW_YORK)
-                expected[line["origin"], line["carrier"], int(line["flight"]), local.astimezone(UTC)] += 1
+                expected[
+                    line["origin"], line["carrier"], int(line["flight"]), local.astimezone(UTC)
+                ] += 1
     found = Counter(
         (row["origin"], row["carrier"], row["flight"], row["event_time"])
         for airport in AIRPORTS
@@ -102,7 +108,9 @@ def test_next_day_rows_precede_the_barrier_of_a_late_airport() -> None:
         before.append(row)
     last = before[-1]
     assert (last["carrier"], last["flight"], last["dep_delay"]) == ("HA", 51, 1301)
-    next_day = [row for row in before if row["event_time"].astimezone(NEW_YORK).date() == date(2013, 1, 10)]
+    next_day = [
+        row for row in before if row["event_time"].astimezone(NEW_YORK).date() == date(2013, 1, 10)
+    ]
     assert len(next_day) > 0
 
 
@@ -121,7 +129,9 @@ def test_one_simulated_hour_takes_the_pace() -> None:
     time, store = FakeTime(), MemoryStore(MemoryBucket())
     one_day = FlightsFeed("2013-01-06", 1)
     hours = [item.hour for item in one_day.objects()]
-    feed_flights(one_day, store, pace=2.0, progress=lambda _: None, clock=lambda: time.now, sleep=time.sleep)
+    feed_flights(
+        one_day, store, pace=2.0, progress=lambda _: None, clock=lambda: time.now, sleep=time.sleep
+    )
     assert time.now - 100.0 == pytest.approx(2.0 * ((hours[-1] - hours[0]) / timedelta(hours=1)))
 
 
@@ -144,7 +154,9 @@ def test_goes_on_where_it_stopped() -> None:
     already = len(list(store.list_objects("inbox/")))
     assert 0 < already < len(everything)
     resumed_at = time.now
-    sent = feed_flights(one_day, store, progress=lambda _: None, clock=lambda: time.now, sleep=time.sleep)
+    sent = feed_flights(
+        one_day, store, progress=lambda _: None, clock=lambda: time.now, sleep=time.sleep
+    )
     assert sent == len(everything) - already
     assert sorted(entry.key for entry in store.list_objects("inbox/")) == sorted(everything)
     assert time.now - resumed_at < 24
@@ -168,9 +180,16 @@ def test_waits_for_a_store_that_is_away() -> None:
 
     store = Shaky(MemoryBucket())
     one_day = FlightsFeed("2013-01-06", 1)
-    feed_flights(one_day, store, pace=0.0, progress=lines.append, clock=lambda: time.now, sleep=time.sleep)
-    written = {entry.key: pa.BufferReader(store.get(entry.key).data) for entry in store.list_objects("inbox/")}
-    assert sum(pq.read_table(data).num_rows for data in written.values()) == sum(i.table.num_rows for i in one_day.objects())
+    feed_flights(
+        one_day, store, pace=0.0, progress=lines.append, clock=lambda: time.now, sleep=time.sleep
+    )
+    written = {
+        entry.key: pa.BufferReader(store.get(entry.key).data)
+        for entry in store.list_objects("inbox/")
+    }
+    assert sum(pq.read_table(data).num_rows for data in written.values()) == sum(
+        i.table.num_rows for i in one_day.objects()
+    )
     assert sum("waiting for the store" in line for line in lines) == 2
 
 
@@ -182,8 +201,12 @@ def test_days_outside_the_year_are_refused(capsys: pytest.CaptureFixture[str]) -
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_command_line_writes_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_writes_into_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`--store FOLDER --pace 0` writes the whole feed at once and says how far it is."""
     assert main(["--store", str(tmp_path / "bucket"), "--days", "1", "--pace", "0"]) == 0
-    assert len(list((tmp_path / "bucket" / "inbox").rglob("*.parquet"))) == len(list(FlightsFeed(days=1).objects()))
+    assert len(list((tmp_path / "bucket" / "inbox").rglob("*.parquet"))) == len(
+        list(FlightsFeed(days=1).objects())
+    )
     assert "everything is fed" in capsys.readouterr().out

@@ -15,10 +15,15 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from tidegate.infra import minio_build
-from tidegate.infra.minio import REGION, Credentials, MinioServer, provision_bucket
-from tidegate.infra.minio_build import locate_cache_folder, ensure_minio
-from tidegate.jobs.spec.errors import TransientError
+from tidegate.errors import TransientError
+from tidegate.infra import minio_server
+from tidegate.infra.minio_server import (
+    MinioServer,
+    ensure_minio,
+    locate_cache_folder,
+    provision_bucket,
+)
+from tidegate.infra.provision import REGION, Credentials
 
 
 def _client(server: MinioServer, keys: Credentials) -> Any:
@@ -86,16 +91,21 @@ def test_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_second_build_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two commands at once build once: the second waits, says so, and takes the first one's program."""
+    """Two commands at once build once.
+
+    The second waits, says so, and takes the first one's program.
+    """
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(minio_build, "_build_minio", lambda *_: pytest.fail("built twice"))
+    monkeypatch.setattr(minio_server, "_build_minio", lambda *_: pytest.fail("built twice"))
     folder = tmp_path / "bin"
     folder.mkdir()
     waiting = threading.Event()
     with (folder / "minio.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         found: list[Path] = []
-        second = threading.Thread(target=lambda: found.append(ensure_minio(lambda _: waiting.set(), tmp_path)))
+        second = threading.Thread(
+            target=lambda: found.append(ensure_minio(lambda _: waiting.set(), tmp_path))
+        )
         second.start()
         assert waiting.wait(120)
         (folder / "minio").touch()  # the first build ends
@@ -103,12 +113,17 @@ def test_second_build_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.Mo
     assert found == [folder / "minio"]
 
 
-def test_failed_build_names_its_log_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_build_names_its_log_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A build that fails says why and where to read on, and no half-made program is left to be found next time."""
     tools = tmp_path / "tools"
     tools.mkdir()
     go = tools / "go"
-    go.write_text('#!/bin/sh\n[ "$1" = env ] && echo go1.26.1 && exit 0\necho "no route to the proxy" >&2; exit 1\n')
+    go.write_text(
+        '#!/bin/sh\n[ "$1" = env ] && echo go1.26.1 && exit 0\necho "no route to the proxy" >&2;'
+        " exit 1\n"
+    )
     go.chmod(0o755)
     monkeypatch.setenv("PATH", str(tools))
     (tmp_path / "cache" / "bin" / "minio-build-killed").mkdir(parents=True)
@@ -120,12 +135,19 @@ def test_failed_build_names_its_log_and_leaves_nothing(tmp_path: Path, monkeypat
     assert any("3 to 5 minutes" in line for line in lines)
 
 
-def test_a_finished_build_is_found_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Go leaves in GOBIN becomes the cached program in one rename; the second call builds nothing."""
+def test_a_finished_build_is_found_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Go leaves in GOBIN becomes the cached program in one rename.
+
+    The second call builds nothing.
+    """
     tools = tmp_path / "tools"
     tools.mkdir()
     go = tools / "go"
-    go.write_text('#!/bin/sh\n[ "$1" = env ] && echo go1.24.0 && exit 0\nset -e\necho "$2" > "$GOBIN/minio"\n')
+    go.write_text(
+        '#!/bin/sh\n[ "$1" = env ] && echo go1.24.0 && exit 0\nset -e\necho "$2" > "$GOBIN/minio"\n'
+    )
     go.chmod(0o755)
     monkeypatch.setenv("PATH", str(tools))
     program = ensure_minio(lambda _: None, tmp_path / "cache")

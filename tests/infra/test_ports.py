@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.infra import ports
-from tidegate.infra.ports import LOOPBACK, choose_free_port, is_port_free
+from tidegate.infra import local_processes
+from tidegate.infra.local_processes import LOOPBACK, choose_free_port, is_port_free
 
 
 def _listen() -> socket.socket:
@@ -25,16 +25,23 @@ def test_offers_no_port_twice() -> None:
 
 
 @pytest.mark.parametrize("given", ["32768\t60999\n", "20500 60999\n", "", None])
-def test_offers_none_that_the_kernel_gives_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
-    """A server may bind it half a minute later: by then a port of the kernel's own range may be somebody else's."""
+def test_offers_none_that_the_kernel_gives_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    """A server may bind it half a minute later.
+
+    By then a port of the kernel's own range may be somebody else's.
+    """
     told = tmp_path / "range"
     if given is not None:
         told.write_text(given)
-    monkeypatch.setattr(ports, "_EPHEMERAL_RANGE_FILE", told)
+    monkeypatch.setattr(local_processes, "_EPHEMERAL_RANGE_FILE", told)
     found = [choose_free_port() for _ in range(20)]
     if given and given.startswith("32768"):
         assert max(found) < 32768
-    assert all(is_port_free(port) for port in found), "and where that range leaves no room, one of it"
+    assert all(is_port_free(port) for port in found), (
+        "and where that range leaves no room, one of it"
+    )
 
 
 def test_keeps_a_preferred_port_while_it_is_free() -> None:

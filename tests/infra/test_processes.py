@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.infra.processes import ProcessId, is_process_alive, kill_processes, find_processes_with, spawn_process, read_start_ticks, stop_processes
+from tidegate.infra.local_processes import (
+    ProcessId,
+    find_processes_with,
+    is_process_alive,
+    kill_processes,
+    read_start_ticks,
+    spawn_process,
+    stop_processes,
+)
 
 # A parent with a child of its own; both end on SIGTERM only if the parent is told to.
 _FAMILY = """
@@ -32,7 +40,9 @@ def family(tmp_path: Path) -> Iterator[Family]:
 
     def start(manner: str) -> tuple[ProcessId, ProcessId]:
         note = tmp_path / "child"
-        parent = spawn_process([sys.executable, "-c", _FAMILY, str(note), manner], log=tmp_path / "log")
+        parent = spawn_process(
+            [sys.executable, "-c", _FAMILY, str(note), manner], log=tmp_path / "log"
+        )
         marks.append(parent)
         _until(lambda: Path(f"{note}.ready").exists())
         pid = int(note.read_text())
@@ -98,7 +108,9 @@ def test_finds_descendants_by_their_environment(tmp_path: Path) -> None:
     """What a server starts in a session of its own is still found, by a random value in its environment."""
     value = os.urandom(8).hex()
     env = {**os.environ, "TIDEGATE_STACK_ID": value}
-    mark = spawn_process([sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "log", env=env)
+    mark = spawn_process(
+        [sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "log", env=env
+    )
     try:
         _until(lambda: mark in find_processes_with("TIDEGATE_STACK_ID", value))
         assert find_processes_with("TIDEGATE_STACK_ID", "another") == []

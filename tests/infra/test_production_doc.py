@@ -13,7 +13,9 @@ from tidegate.infra.policies import Role
 from tidegate.jobs.spec.pipeline import OutputSpec, SourceSpec, SparkSpec
 
 TEXT = (Path(__file__).parents[2] / "docs" / "production.md").read_text()
-BLOCKS = [YAML(typ="safe").load(block) for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)]
+BLOCKS = [
+    YAML(typ="safe").load(block) for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+]
 SOURCES = [(name, raw) for block in BLOCKS for name, raw in block.get("sources", {}).items()]
 
 

@@ -1,4 +1,7 @@
-"""docs/production.md, tried from a fresh clone: the wheel, one box as systemd runs it, rights, backup and the way back."""
+"""docs/production.md, tried from a fresh clone.
+
+The wheel, one box as systemd runs it, rights, backup and the way back.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ from cryptography.fernet import Fernet
 from tests.e2e.drivers import wait_for
 from tests.e2e.feed import SPEC, write_feed
 
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.slot_log import SlotLog
 
 ROOT = Path(__file__).parents[2]
 OPENSSL = shutil.which("openssl")
@@ -40,7 +43,10 @@ class Box:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.clone, self.opt = folder, folder / "clone", folder / "opt" / "tidegate"
-        self.pipelines, self.var = folder / "etc" / "tidegate" / "pipelines", folder / "var" / "lib" / "tidegate"
+        self.pipelines, self.var = (
+            folder / "etc" / "tidegate" / "pipelines",
+            folder / "var" / "lib" / "tidegate",
+        )
         self.store = folder / "bucket"
 
     def set_up(self) -> None:
@@ -48,10 +54,28 @@ class Box:
         run("git", "clone", "--quiet", str(ROOT), str(self.clone))
         if OPENSSL:
             self.compose_variables()
-        run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist", ".", cwd=self.clone)
+        run(
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--no-isolation",
+            "--outdir",
+            "dist",
+            ".",
+            cwd=self.clone,
+        )
         venv.create(self.opt)
-        own = Path(run(str(self.opt / "bin" / "python"), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-        (own / "locked.pth").write_text(sysconfig.get_path("purelib"))  # what the lock names is here: it is not fetched twice
+        own = Path(
+            run(
+                str(self.opt / "bin" / "python"),
+                "-c",
+                "import sysconfig; print(sysconfig.get_path('purelib'))",
+            ).strip()
+        )
+        (own / "locked.pth").write_text(
+            sysconfig.get_path("purelib")
+        )  # what the lock names is here: it is not fetched twice
         (wheel,) = (self.clone / "dist").glob("tidegate-*.whl")
         pip = (sys.executable, "-m", "pip", "--python", str(self.opt / "bin" / "python"))
         run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", str(wheel))
@@ -60,7 +84,10 @@ class Box:
         write_feed(self.store, 24)
 
     def compose_variables(self) -> None:
-        """The lines of the page that prepare docker compose, up to docker's own; a wheel of before lies there, too."""
+        """The lines of the page that prepare docker compose, up to docker's own.
+
+        A wheel of before lies there, too.
+        """
         folder = self.clone / "infra" / "deploy" / "compose"
         lines = block("docker compose build").partition("docker compose build")[0].splitlines()[3:]
         run("bash", "-euo", "pipefail", "-c", "\n".join(lines), cwd=folder)
@@ -69,11 +96,22 @@ class Box:
 
     def environment(self) -> dict[str, str]:
         """The variables of the example, with a folder for a bucket."""
-        lines = (self.clone / "infra" / "deploy" / "systemd" / "environment.example").read_text().splitlines()
+        lines = (
+            (self.clone / "infra" / "deploy" / "systemd" / "environment.example")
+            .read_text()
+            .splitlines()
+        )
         named = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
         assert set(named) >= {"TIDEGATE_STORE", "TIDEGATE_S3_ACCESS_KEY", "TIDEGATE_S3_SECRET_KEY"}
-        system = {"PATH": f"{self.opt / 'bin'}:/usr/local/bin:/usr/bin:/bin", "HOME": str(self.folder)}
-        return {**system, "TIDEGATE_STORE": str(self.store), "TIDEGATE_PIPELINES": f"{self.folder}{named['TIDEGATE_PIPELINES']}"}
+        system = {
+            "PATH": f"{self.opt / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(self.folder),
+        }
+        return {
+            **system,
+            "TIDEGATE_STORE": str(self.store),
+            "TIDEGATE_PIPELINES": f"{self.folder}{named['TIDEGATE_PIPELINES']}",
+        }
 
     def service(self) -> list[str]:
         """The driver's command as the unit has it."""
@@ -89,7 +127,9 @@ class Box:
         """The driver."""
         (self.var / "steady").mkdir(parents=True, exist_ok=True)
         with (self.folder / "driver.log").open("ab") as log:
-            return subprocess.Popen(self.service(), env=self.environment(), cwd=self.folder, stdout=log, stderr=log)
+            return subprocess.Popen(
+                self.service(), env=self.environment(), cwd=self.folder, stdout=log, stderr=log
+            )
 
     def tidegate(self, line: str) -> str:
         """A line of the page."""
@@ -98,7 +138,9 @@ class Box:
 
 def run(*command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
     """What a command said; fails with all of it when it failed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=env, cwd=cwd)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=False, env=env, cwd=cwd
+    )
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -112,7 +154,9 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Box:
 
 def block(words: str) -> str:
     """The page's shell block with these words."""
-    (found,) = (block for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) if words in block)
+    (found,) = (
+        block for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) if words in block
+    )
     return str(found)
 
 
@@ -128,7 +172,10 @@ def said(pattern: str) -> list[str]:
 
 @pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed")
 def test_compose_has_its_secrets(box: Box) -> None:
-    """The page's lines give every variable that compose asks for a value; git and the wheel leave the file alone."""
+    """The page's lines give every variable that compose asks for a value.
+
+    Git and the wheel leave the file alone.
+    """
     folder = box.clone / "infra" / "deploy" / "compose"
     made = dict(line.split("=", 1) for line in (folder / ".env").read_text().splitlines())
     asked = set(re.findall(r"\$\{(\w+):\?", (folder / "compose.yaml").read_text()))
@@ -144,7 +191,10 @@ def test_compose_has_its_secrets(box: Box) -> None:
 
 
 def test_one_box(box: Box) -> None:
-    """The service's command runs the wheel, seals, and ends well on SIGTERM; with the original gone, its copies go on."""
+    """The service's command runs the wheel, seals, and ends well on SIGTERM.
+
+    With the original gone, its copies go on.
+    """
     driver = box.start()
     log = SlotLog(LocalStore(box.store), "steady")
     wait_for(lambda: log.head().slot >= 3, driver, seconds=600)
@@ -153,7 +203,10 @@ def test_one_box(box: Box) -> None:
     sealed = log.head().slot
 
     copy = box.folder / "copy"
-    for pattern in ("steady/timelines/*/slots/*", "**/*"):  # the slots first, then everything else; no catalog
+    for pattern in (
+        "steady/timelines/*/slots/*",
+        "**/*",
+    ):  # the slots first, then everything else; no catalog
         for path in sorted(box.store.glob(pattern)):
             place = copy / path.relative_to(box.store)
             if path.is_file() and not place.exists() and ".tidegate-store" not in path.parts:
@@ -173,7 +226,10 @@ def test_one_box(box: Box) -> None:
 
 
 def goes_on(box: Box, store: Path, sealed: int) -> None:
-    """A driver comes to the end of the input, and the tables are exact; the bundle can be made by the pipeline's name."""
+    """A driver comes to the end of the input, and the tables are exact.
+
+    The bundle can be made by the pipeline's name.
+    """
     box.tidegate(f"tidegate run steady --quiet --store {store}")
     assert SlotLog(LocalStore(store), "steady").head().slot > sealed
     box.tidegate(f"tidegate check steady --store {store}")
@@ -182,7 +238,11 @@ def goes_on(box: Box, store: Path, sealed: int) -> None:
 
 def contents(store: Path) -> dict[str, bytes]:
     """What lies in a store."""
-    return {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(store)): path.read_bytes()
+        for path in store.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_rights(box: Box) -> None:
@@ -199,7 +259,9 @@ def test_commands_exist(box: Box) -> None:
     named = re.findall(r"`(tidegate [a-z][^`]*)`", PAGE) + said("tidegate ")
     for line in named:
         words = shlex.split(line)
-        commands = [w for w in words[1:3] if re.fullmatch(r"[a-z-]+", w) and w not in ("flights", "ticks")]
+        commands = [
+            w for w in words[1:3] if re.fullmatch(r"[a-z-]+", w) and w not in ("flights", "ticks")
+        ]
         known = box.tidegate(shlex.join(["tidegate", *commands, "--help"]))
         for option in (w for w in words if w.startswith("--")):
             assert option in known, line

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.minio_server import RealMinio
+from tests.servers.minio import RealMinio
 
-from tidegate.checkpoints.probe import require_honest_store
-from tidegate.checkpoints.s3 import S3Settings, S3Store
-from tidegate.checkpoints.store import StoreDeniedError
+from tidegate.checkpoints.s3_store import S3Settings, S3Store
+from tidegate.checkpoints.store import StoreDeniedError, require_honest_store
+from tidegate.infra.local_processes import choose_free_port
 from tidegate.infra.policies import Role, build_policy
-from tidegate.infra.ports import choose_free_port
 from tidegate.infra.provision import Credentials, main
 
 Called = Callable[..., tuple[int, str]]
@@ -23,7 +22,9 @@ Called = Callable[..., tuple[int, str]]
 def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Called:
     """The program with these variables: its exit code and what it said."""
 
-    def call(environment: Mapping[str, str], policy: Path | None = None, only: bool = False) -> tuple[int, str]:
+    def call(
+        environment: Mapping[str, str], policy: Path | None = None, only: bool = False
+    ) -> tuple[int, str]:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         code = 0
@@ -53,19 +54,28 @@ def roles_of(folder: Path, *pipelines: str) -> Iterator[Path]:
     """A file with the driver's rights for each pipeline."""
     for pipeline in pipelines:
         role = folder / f"{pipeline}.json"
-        role.write_text(json.dumps(build_policy(Role.DRIVER, "provisioned", pipeline, inputs=["inbox/web"])))
+        role.write_text(
+            json.dumps(build_policy(Role.DRIVER, "provisioned", pipeline, inputs=["inbox/web"]))
+        )
         yield role
 
 
 def store_of(endpoint: str, user: Credentials) -> S3Store:
     """The bucket with this user's keys."""
     keys = {"access_key": user.access_key, "secret_key": user.secret_key}
-    return S3Store(S3Settings.model_validate({"bucket": "provisioned", "endpoint": endpoint, **keys}))
+    return S3Store(
+        S3Settings.model_validate({"bucket": "provisioned", "endpoint": endpoint, **keys})
+    )
 
 
 @pytest.mark.minio
-def test_a_bucket_and_a_user_with_a_role(real_minio: RealMinio, called: Called, tmp_path: Path) -> None:
-    """The bucket is made; the user has the whole of it, and on demand the role's rights only; repeating changes nothing."""
+def test_a_bucket_and_a_user_with_a_role(
+    real_minio: RealMinio, called: Called, tmp_path: Path
+) -> None:
+    """The bucket is made.
+
+    The user has the whole of it, and on demand the role's rights only; repeating changes nothing.
+    """
     server, user = real_minio.server, Credentials.generate("driver")
     given = variables(server.endpoint, server.root, user)
     assert called(given) == (0, f"bucket provisioned: {user.access_key} has all of it\n")
@@ -75,7 +85,10 @@ def test_a_bucket_and_a_user_with_a_role(real_minio: RealMinio, called: Called, 
     assert "keeps 1 other policies (--only takes them away)" in called(given, role)[1]
     store.put("anywhere", b"x")
     for _ in range(2):
-        assert called(given, role, only=True) == (0, f"bucket provisioned: {user.access_key} has the rights of {role}\n")
+        assert called(given, role, only=True) == (
+            0,
+            f"bucket provisioned: {user.access_key} has the rights of {role}\n",
+        )
     require_honest_store(store)
     store.put("shop/lease.json", b"{}")
     with pytest.raises(StoreDeniedError):
@@ -98,14 +111,22 @@ def test_one_key_for_two_pipelines(real_minio: RealMinio, called: Called, tmp_pa
 @pytest.mark.minio
 def test_wrong_keys_are_told(real_minio: RealMinio, called: Called) -> None:
     """A MinIO that refuses is a fault of configuration, in one line."""
-    code, said = called(variables(real_minio.server.endpoint, Credentials.generate("nobody"), Credentials.generate("app")))
+    code, said = called(
+        variables(
+            real_minio.server.endpoint, Credentials.generate("nobody"), Credentials.generate("app")
+        )
+    )
     assert code == 2
     assert "refused" in said
 
 
 def test_what_is_missing_is_told(called: Called, tmp_path: Path) -> None:
     """Variables that are not set, a store that is no bucket, a file that is no policy, a server that is away."""
-    away = variables(f"http://127.0.0.1:{choose_free_port()}", Credentials.generate("root"), Credentials.generate("app"))
+    away = variables(
+        f"http://127.0.0.1:{choose_free_port()}",
+        Credentials.generate("root"),
+        Credentials.generate("app"),
+    )
     no_policy = tmp_path / "no.json"
     no_policy.write_text("{")
     cases: list[tuple[dict[str, str], Path | None, int, str]] = [

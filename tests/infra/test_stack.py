@@ -10,32 +10,38 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tidegate.errors import ConfigurationError
 from tidegate.infra import stack_state
-from tidegate.infra.airflow import (
+from tidegate.infra.airflow_api import AirflowApiError
+from tidegate.infra.airflow_config import (
     AIRFLOW_COMPONENTS,
     IMPATIENT,
     PATIENT,
     build_airflow_settings,
-    build_process_environment,
     build_component_settings,
+    build_process_environment,
 )
-from tidegate.infra.airflow_api import AirflowApiError
-from tidegate.infra.processes import ProcessId, is_process_alive, read_start_ticks
-from tidegate.infra.stack import Stack, StackSettings
+from tidegate.infra.local_processes import ProcessId, is_process_alive, read_start_ticks
+from tidegate.infra.local_stack import Stack, StackSettings
 from tidegate.infra.stack_state import StackSecrets, StackState
-from tidegate.jobs.spec.errors import ConfigurationError
 
 
 def test_state_survives_the_command(tmp_path: Path) -> None:
     """What one command wrote the next one reads, with the same ids, ports and processes."""
-    state = StackState(ports={"minio": 1}, processes={"minio": ProcessId(2, 3)}, airflow_digest="d", migrated="3")
+    state = StackState(
+        ports={"minio": 1}, processes={"minio": ProcessId(2, 3)}, airflow_digest="d", migrated="3"
+    )
     state.save(tmp_path / "stack.json")
     assert StackState.load(tmp_path / "stack.json") == state
 
 
-def test_processes_of_another_boot_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_another_boot_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a reboot pids and start ticks name strangers; ports are still wanted."""
-    StackState(ports={"minio": 1}, processes={"minio": ProcessId(2, 3)}).save(tmp_path / "stack.json")
+    StackState(ports={"minio": 1}, processes={"minio": ProcessId(2, 3)}).save(
+        tmp_path / "stack.json"
+    )
     monkeypatch.setattr(stack_state, "_read_boot_id", lambda: "another")
     state = StackState.load(tmp_path / "stack.json")
     assert state.processes == {}
@@ -72,19 +78,32 @@ def test_everything_listens_on_loopback_only(tmp_path: Path) -> None:
 
 
 def test_only_the_server_that_waits_for_itself_gives_up_soon(tmp_path: Path) -> None:
-    """Airflow's API server may wait for its own lock on SQLite; it ends before a heartbeat is missed. Others are patient."""
+    """Airflow's API server may wait for its own lock on SQLite.
+
+    It ends before a heartbeat is missed. Others are patient.
+    """
     settings = build_airflow_settings(tmp_path, tmp_path, 1, StackSecrets.generate())
     key = "AIRFLOW__DATABASE__SQL_ALCHEMY_CONNECT_ARGS"
-    assert settings[key] == settings[f"{key}_ASYNC"] == "tidegate.infra.airflow.PATIENT"
+    assert settings[key] == settings[f"{key}_ASYNC"] == "tidegate.infra.airflow_config.PATIENT"
     own = {name: build_component_settings(name) for name in AIRFLOW_COMPONENTS}
     assert {name for name, found in own.items() if found} == {"api-server"}
-    assert set(own["api-server"].values()) == {"tidegate.infra.airflow.IMPATIENT"}
-    assert IMPATIENT["timeout"] < int(settings["AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT"]) / 2 < PATIENT["timeout"]
+    assert set(own["api-server"].values()) == {"tidegate.infra.airflow_config.IMPATIENT"}
+    assert (
+        IMPATIENT["timeout"]
+        < int(settings["AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT"]) / 2
+        < PATIENT["timeout"]
+    )
 
 
 def test_children_get_no_foreign_airflow_settings() -> None:
     """A user's own AIRFLOW variables and PYTHONPATH do not leak into the stack."""
-    inherited = {"AIRFLOW_HOME": "/other", "AIRFLOW__CORE__EXECUTOR": "X", "PYTHONPATH": "/repo", "PATH": "/bin", "LANG": "C"}
+    inherited = {
+        "AIRFLOW_HOME": "/other",
+        "AIRFLOW__CORE__EXECUTOR": "X",
+        "PYTHONPATH": "/repo",
+        "PATH": "/bin",
+        "LANG": "C",
+    }
     env = build_process_environment({"AIRFLOW_HOME": "/mine"}, inherited)
     assert env["AIRFLOW_HOME"] == "/mine"
     assert env["LANG"] == "C"
@@ -176,15 +195,27 @@ def _listening(marks: dict[str, ProcessId]) -> set[str]:
     """The addresses on which the processes and their children listen."""
     leaders = [psutil.Process(mark.pid) for mark in marks.values()]
     found = set()
-    for process in [*leaders, *(child for leader in leaders for child in leader.children(recursive=True))]:
+    for process in [
+        *leaders,
+        *(child for leader in leaders for child in leader.children(recursive=True)),
+    ]:
         with suppress(psutil.NoSuchProcess):  # Airflow parses in children that come and go
-            found |= {socket.laddr.ip for socket in process.net_connections("tcp") if socket.status == psutil.CONN_LISTEN}
+            found |= {
+                socket.laddr.ip
+                for socket in process.net_connections("tcp")
+                if socket.status == psutil.CONN_LISTEN
+            }
     return found
 
 
 def _check_no_secret_leaked(stack: Stack) -> None:
     keys = StackSecrets.load_or_make(stack.credentials_file)
-    secrets = [*keys.airflow_passwords.values(), keys.minio_root.secret_key, keys.minio_app.secret_key, keys.jwt_secret]
+    secrets = [
+        *keys.airflow_passwords.values(),
+        keys.minio_root.secret_key,
+        keys.minio_app.secret_key,
+        keys.jwt_secret,
+    ]
     logs = [path.read_text(errors="replace") for path in stack.home.rglob("*.log")]
     assert logs
     assert not [secret for secret in secrets for text in logs if secret in text]

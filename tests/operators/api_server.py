@@ -2,7 +2,8 @@
 
     python -m tests.operators.api_server FOLDER
 
-Prints what it saw as one line of JSON. `AIRFLOW_HOME` and `TIDEGATE_STORE` come from the environment.
+Prints what it saw as one line of JSON. `AIRFLOW_HOME` and `TIDEGATE_STORE` come from the
+environment.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 from tests.operators.conftest import spec_of
 
-from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
-from tidegate.checkpoints.lease import ProcessIdentity, Lease
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.requests import list_pending_requests
-from tidegate.operators.desk import AirflowQueries
+from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.driver_requests import list_pending_requests
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.operators.airflow_db import AirflowQueries
 
 BUNDLE, FILE = "dags-folder", "tidegate_dags.py"
 STREAMS = ("one", "two")
@@ -59,12 +61,16 @@ def main(folder: Path) -> dict[str, Any]:
 
 def parse(dags: Path) -> dict[str, str]:
     """As the DAG processor does it; the import errors."""
-    bag = BundleDagBag(dag_folder=str(dags / FILE), bundle_path=dags, bundle_name=BUNDLE, load_op_links=False)
+    bag = BundleDagBag(
+        dag_folder=str(dags / FILE), bundle_path=dags, bundle_name=BUNDLE, load_op_links=False
+    )
     found, errors = _serialize_dags(bag, structlog.get_logger())
     errors |= bag.import_errors
     keyed = {(BUNDLE, path): error for path, error in errors.items()}
     with create_session() as session:
-        update_dag_parsing_results_in_db(BUNDLE, None, found, keyed, 1.0, set(), session, files_parsed={(BUNDLE, FILE), *keyed})
+        update_dag_parsing_results_in_db(
+            BUNDLE, None, found, keyed, 1.0, set(), session, files_parsed={(BUNDLE, FILE), *keyed}
+        )
     return errors
 
 
@@ -73,7 +79,10 @@ def broken_files(dags: Path) -> dict[str, Any]:
 
     def look() -> dict[str, Any]:
         errors = parse(dags)
-        return {"errors": len(errors), "streams": {row["dag_id"]: row["unread"] for row in AirflowQueries()._query_streams()}}
+        return {
+            "errors": len(errors),
+            "streams": {row["dag_id"]: row["unread"] for row in AirflowQueries()._query_streams()},
+        }
 
     bad, code = dags / "pipelines" / "bad.yaml", dags / FILE
     good = code.read_text()
@@ -89,18 +98,25 @@ def broken_files(dags: Path) -> dict[str, Any]:
     code.write_text(good)
     seen["mended"] = look()
     with create_session() as session:
-        session.execute(DagModel.__table__.update().where(DagModel.dag_id == "two.stream").values(is_stale=True))
+        session.execute(
+            DagModel.__table__.update().where(DagModel.dag_id == "two.stream").values(is_stale=True)
+        )
     seen["removed"] = {row["dag_id"]: row["unread"] for row in AirflowQueries()._query_streams()}
     parse(dags)
     return seen
 
 
 def marks() -> dict[str, Any]:
-    """What becomes of a stream whose deferred task, or its run, is ended by a person; and of a mark of a run long over."""
+    """What becomes of a stream whose deferred task, or its run, is ended by a person.
+
+    And of a mark of a run long over.
+    """
     store = open_store(os.environ["TIDEGATE_STORE"])
     seen: dict[str, Any] = {}
     with TestClient(create_app()) as client:
-        client.headers["Authorization"] = f"Bearer {client.get('/auth/token').json()['access_token']}"
+        client.headers["Authorization"] = (
+            f"Bearer {client.get('/auth/token').json()['access_token']}"
+        )
 
         def marked(name: str, path: str, body: dict[str, str]) -> None:
             runs = f"/api/v2/dags/{name}.stream/dagRuns"
@@ -111,7 +127,10 @@ def marks() -> dict[str, Any]:
             client.patch(f"{runs}/r{path}", json=body).raise_for_status()
             until(lambda: list_pending_requests(store, name))
             lease.release()
-            seen[name] = [read_desired_state(store, name).why, [(str(q.kind), q.token) for q in list_pending_requests(store, name)]]
+            seen[name] = [
+                read_desired_state(store, name).why,
+                [(str(q.kind), q.token) for q in list_pending_requests(store, name)],
+            ]
 
         marked("one", "", {"state": "failed"})
         marked("two", "/taskInstances/stream", {"new_state": "success"})
@@ -120,7 +139,9 @@ def marks() -> dict[str, Any]:
             run = session.scalars(select(DagRun).where(DagRun.dag_id == "two.stream")).one()
             run.state = "success"
             run.end_date = datetime(2026, 1, 1, tzinfo=UTC)
-        client.patch("/api/v2/dags/two.stream/dagRuns/r/taskInstances/stream", json={"new_state": "failed"}).raise_for_status()
+        client.patch(
+            "/api/v2/dags/two.stream/dagRuns/r/taskInstances/stream", json={"new_state": "failed"}
+        ).raise_for_status()
         for thread in threading.enumerate():  # what must not happen would happen there
             if thread.name == "mark two.stream":
                 thread.join()

@@ -1,7 +1,10 @@
-"""`make bench-triggerer`: what watching many streams costs one triggerer, and how soon ten losses at once are noticed.
+"""`make bench-triggerer`.
 
-The triggers run in one event loop, as in the triggerer, against a real MinIO; the drivers are simulated in a process of their
-own. Five drivers die with their process, five only fall silent. Nothing is asserted: it is for figures.
+What watching many streams costs one triggerer, and how soon ten losses at once are noticed.
+
+The triggers run in one event loop, as in the triggerer, against a real MinIO; the drivers are
+simulated in a process of their own. Five drivers die with their process, five only fall silent.
+Nothing is asserted: it is for figures.
 """
 
 from __future__ import annotations
@@ -19,14 +22,15 @@ from typing import IO
 
 import psutil
 
-from tidegate.checkpoints.keeper import LeaseRenewer
-from tidegate.checkpoints.lease import ProcessIdentity, Lease
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.status import DriverStatus, write_status
+from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.lease_renewal import LeaseRenewer
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store
-from tidegate.infra.minio import REGION, Credentials, MinioServer, provision_bucket
-from tidegate.infra.minio_build import ensure_minio
-from tidegate.infra.processes import stop_processes
+from tidegate.infra.local_processes import stop_processes
+from tidegate.infra.minio_server import MinioServer, ensure_minio, provision_bucket
+from tidegate.infra.provision import REGION, Credentials
 from tidegate.operators.trigger import StreamTrigger
 
 _URL = "s3://tidegate"
@@ -40,9 +44,13 @@ class Simulated:
     def __init__(self, store: Store, name: str) -> None:
         self._store, self._name = store, name
         nothing = subprocess.DEVNULL
-        self.process = subprocess.Popen(["sleep", "3600"], stdin=nothing, stdout=nothing, stderr=nothing)
+        self.process = subprocess.Popen(
+            ["sleep", "3600"], stdin=nothing, stdout=nothing, stderr=nothing
+        )
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        holder = ProcessIdentity.this_process(name).model_copy(update={"pid": self.process.pid, "start_ticks": int(fields[19])})
+        holder = ProcessIdentity.this_process(name).model_copy(
+            update={"pid": self.process.pid, "start_ticks": int(fields[19])}
+        )
         self.lease = Lease.acquire(store, name, holder)
         self.keeper = LeaseRenewer(self.lease).start()
 
@@ -50,10 +58,17 @@ class Simulated:
         """As a driver does every two seconds."""
         self.keeper.announce_step("wait", 120.0)
         body = {"state": "running", "step_since": time.time()}
-        write_status(self._store, self._name, DriverStatus(token=self.lease.token, driver=self._name, step="wait", at=0, body=body))
+        write_status(
+            self._store,
+            self._name,
+            DriverStatus(token=self.lease.token, driver=self._name, step="wait", at=0, body=body),
+        )
 
     def end(self, *, process: bool) -> None:
-        """The lease is no longer renewed, nor given back; the process is gone as well, or is not."""
+        """The lease is no longer renewed, nor given back.
+
+        The process is gone as well, or is not.
+        """
         self.keeper.stop()
         if process:
             self.process.kill()
@@ -96,7 +111,14 @@ def _serve(server: MinioServer) -> None:
 
 
 async def _bench(names: list[str], seconds: float) -> None:
-    command = [sys.executable, "-m", "tests.operators.bench_triggerer", "--fleet", "--streams", str(len(names))]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.operators.bench_triggerer",
+        "--fleet",
+        "--streams",
+        str(len(names)),
+    ]
     fleet = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert fleet.stdin is not None
     assert fleet.stdout is not None
@@ -108,7 +130,10 @@ async def _bench(names: list[str], seconds: float) -> None:
         await asyncio.sleep(10)  # clients, connections and the triggers' own settling
         share = await _share(me, seconds)
         memory = (me.memory_full_info().uss - before) / 2**20
-        _say(f"{len(names)} streams: {share:.1%} of a core, {memory:.0f} MiB, {me.num_threads()} threads")
+        _say(
+            f"{len(names)} streams: {share:.1%} of a core, {memory:.0f} MiB, {me.num_threads()}"
+            " threads"
+        )
         await _lose(names, noticed, fleet.stdin, fleet.stdout)
         for task in watching:
             task.cancel()
@@ -126,7 +151,9 @@ async def _share(process: psutil.Process, seconds: float) -> float:
     before, begun = process.cpu_times(), time.monotonic()
     await asyncio.sleep(seconds)
     after = process.cpu_times()
-    return float(after.user + after.system - before.user - before.system) / (time.monotonic() - begun)
+    return float(after.user + after.system - before.user - before.system) / (
+        time.monotonic() - begun
+    )
 
 
 async def _lose(names: list[str], noticed: dict[str, float], ask: IO[str], answer: IO[str]) -> None:
@@ -138,7 +165,10 @@ async def _lose(names: list[str], noticed: dict[str, float], ask: IO[str], answe
         await asyncio.sleep(0.1)
     for first, what in ((1, "process gone"), (0, "lease silent")):
         times = sorted(noticed[name] - begun for name in names[first:_LOST:2] if name in noticed)
-        _say(f"{what}: {len(times)} of {_LOST // 2} noticed, after {', '.join(f'{t:.1f}' for t in times)} s")
+        _say(
+            f"{what}: {len(times)} of {_LOST // 2} noticed, after"
+            f" {', '.join(f'{t:.1f}' for t in times)} s"
+        )
     _say(f"false alarms: {len(set(noticed) - set(names[:_LOST]))}")
 
 

@@ -21,14 +21,14 @@ import pytest
 from tenacity import retry, retry_if_result, stop_after_attempt, wait_fixed
 from tests.epochs import seal_epoch
 
-from tidegate.checkpoints.desired import read_desired_state
+from tidegate.checkpoints.desired_state import read_desired_state
 from tidegate.checkpoints.lease import LeaseView, read_lease
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.open import open_store
-from tidegate.infra import airflow
-from tidegate.infra.airflow import build_airflow_settings
-from tidegate.infra.stack import Stack, StackSettings
-from tidegate.operators.launch import tail_log_file
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.infra import airflow_config
+from tidegate.infra.airflow_config import build_airflow_settings
+from tidegate.infra.local_stack import Stack, StackSettings
+from tidegate.operators.driver_launch import tail_log_file
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -48,7 +48,9 @@ def empty_log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def log(empty_log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
     """Six epochs of ten rows each; nothing is waited for, no process is started."""
-    monkeypatch.setattr("tidegate.operators.recover.RecoverOperator._await_first_epoch", lambda *_: 1.0)
+    monkeypatch.setattr(
+        "tidegate.operators.recover_and_pin.RecoverOperator._await_first_epoch", lambda *_: 1.0
+    )
     for _ in range(6):
         seal_epoch(empty_log)
     return empty_log
@@ -58,10 +60,14 @@ def log(empty_log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
 def wait_until() -> Wait:
     """Wait for a condition on real processes; fails when it does not come true in time."""
 
-    def wait(condition: Callable[[], object], seconds: float = 10.0, what: str = "the condition") -> None:
+    def wait(
+        condition: Callable[[], object], seconds: float = 10.0, what: str = "the condition"
+    ) -> None:
         deadline = time.monotonic() + seconds * PATIENCE
         while not condition():
-            assert time.monotonic() < deadline, f"{what} did not come true within {seconds * PATIENCE:.0f} s"
+            assert time.monotonic() < deadline, (
+                f"{what} did not come true within {seconds * PATIENCE:.0f} s"
+            )
             time.sleep(0.05)
 
     return wait
@@ -97,7 +103,10 @@ class Cockpit:
         self.checks = ""
 
     def begin(self) -> None:
-        """Trigger every run the tests want to look at: they overlap, so that no test waits for what another could have begun."""
+        """Trigger every run the tests want to look at.
+
+        They overlap, so that no test waits for what another could have begun.
+        """
         for name in PIPELINES:
             self.known(f"{name}.quality")
         self.tell("flaky", "transient")
@@ -110,16 +119,26 @@ class Cockpit:
 
     def ended(self, dag_id: str, run: str, seconds: float) -> dict[str, Any]:
         """Wait for the end of a run, good or bad."""
-        self.until(lambda: self.api.get_run(dag_id, run)["state"] in ("success", "failed"), seconds, f"end of {run} of {dag_id}")
+        self.until(
+            lambda: self.api.get_run(dag_id, run)["state"] in ("success", "failed"),
+            seconds,
+            f"end of {run} of {dag_id}",
+        )
         return self.api.get_run(dag_id, run)
 
     def running(self, pipeline: str) -> str:
         """Wait until the stream runs, is watched and has sealed something; the run id."""
         run = self.runs[pipeline]
-        self.until(lambda: self.head(pipeline) > 0 and self.task(pipeline, run)["state"] == "deferred", 120, "a running stream")
+        self.until(
+            lambda: self.head(pipeline) > 0 and self.task(pipeline, run)["state"] == "deferred",
+            120,
+            "a running stream",
+        )
         return run
 
-    def task(self, pipeline: str, run: str, kind: str = "stream", task: str | None = None) -> dict[str, Any]:
+    def task(
+        self, pipeline: str, run: str, kind: str = "stream", task: str | None = None
+    ) -> dict[str, Any]:
         """A task instance of a run; by default the one that is called like the kind of DAG."""
         return self.api.task_instances(f"{pipeline}.{kind}", run)[task or kind]
 
@@ -160,43 +179,68 @@ class Cockpit:
 
     def password(self, user: str) -> str:
         """From the stack's private file."""
-        found: dict[str, str] = json.loads(self.stack.credentials_file.read_text())["airflow_passwords"]
+        found: dict[str, str] = json.loads(self.stack.credentials_file.read_text())[
+            "airflow_passwords"
+        ]
         return found[user]
 
     def bearer(self, user: str) -> str:
         """A token of this user, as the browser has it in its cookie."""
         body = json.dumps({"username": user, "password": self.password(user)}).encode()
-        asked = urllib.request.Request(f"{self.stack.airflow_url}/auth/token", body, {"Content-Type": "application/json"})
+        asked = urllib.request.Request(
+            f"{self.stack.airflow_url}/auth/token", body, {"Content-Type": "application/json"}
+        )
         return str(json.loads(_asked(asked)[1])["access_token"])
 
     def get(self, path: str, user: str | None = None) -> tuple[int, bytes]:
         """Ask the page's routes, as a user or as nobody."""
         headers = {} if user is None else {"Authorization": f"Bearer {self.bearer(user)}"}
-        return _asked(urllib.request.Request(f"{self.stack.airflow_url}/tidegate/{path}", headers=headers))
+        return _asked(
+            urllib.request.Request(f"{self.stack.airflow_url}/tidegate/{path}", headers=headers)
+        )
 
     def until(self, condition: Callable[[], object], seconds: float, what: str) -> float:
-        """Wait for a condition that an idle machine brings about in so many seconds; how long it took."""
+        """Wait for a condition that an idle machine brings about in so many seconds.
+
+        How long it took.
+        """
         begun = time.monotonic()
         while not condition():
             if time.monotonic() - begun > seconds * PATIENCE:
-                pytest.fail(f"no {what} within {seconds * PATIENCE:.0f} s\n{self.evidence()}", pytrace=False)
+                pytest.fail(
+                    f"no {what} within {seconds * PATIENCE:.0f} s\n{self.evidence()}", pytrace=False
+                )
             time.sleep(0.1)
         return time.monotonic() - begun
 
     def evidence(self) -> str:
         """What tells, on a machine that nobody can look at any more, who was waiting for whom."""
         asked = {
-            "tasks": "SELECT dag_id, run_id, state, try_number, trigger_id, end_date FROM task_instance ORDER BY dag_id, run_id",
-            "stale DAGs": "SELECT dag_id, has_import_errors, last_parsed_time FROM dag WHERE is_stale",
+            "tasks": (
+                "SELECT dag_id, run_id, state, try_number, trigger_id, end_date FROM task_instance"
+                " ORDER BY dag_id, run_id"
+            ),
+            "stale DAGs": (
+                "SELECT dag_id, has_import_errors, last_parsed_time FROM dag WHERE is_stale"
+            ),
             "import errors": "SELECT filename, substr(stacktrace, -300) FROM import_error",
         }
         with database_of(self.stack) as database:
-            found = {name: [" | ".join(map(str, row)) for row in database.execute(query)] for name, query in asked.items()}
+            found = {
+                name: [" | ".join(map(str, row)) for row in database.execute(query)]
+                for name, query in asked.items()
+            }
         found["desired, lease"] = [
-            f"{name}: {read_desired_state(self.store, name).model_dump(exclude={'at'})} token {self.token(name)}" for name in self.runs
+            f"{name}: {read_desired_state(self.store, name).model_dump(exclude={'at'})} token"
+            f" {self.token(name)}"
+            for name in self.runs
         ]
         for log in sorted((self.stack.home / "logs").glob("*.log")):
-            found[log.name] = [line[:400] for line in tail_log_file(str(log), 2_000, 1 << 20) if "http.access" not in line][-25:]
+            found[log.name] = [
+                line[:400]
+                for line in tail_log_file(str(log), 2_000, 1 << 20)
+                if "http.access" not in line
+            ][-25:]
         for folder in sorted((self.stack.home / "drivers").glob("*")):
             for log in sorted(folder.glob("*.log"))[-1:]:
                 found[f"{folder.name}/{log.name}"] = tail_log_file(str(log), 5)
@@ -210,7 +254,10 @@ class Cockpit:
     retry_error_callback=lambda state: state.outcome and state.outcome.result(),
 )
 def _asked(request: urllib.request.Request) -> tuple[int, bytes]:
-    """Status and answer; asked again, as the page does, while the server says that it cannot just now."""
+    """Status and answer.
+
+    Asked again, as the page does, while the server says that it cannot just now.
+    """
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, answer.read()
@@ -222,7 +269,11 @@ def _asked(request: urllib.request.Request) -> tuple[int, bytes]:
 @contextmanager
 def database_of(stack: Stack) -> Iterator[sqlite3.Connection]:
     """Airflow's own database, to read: the API server may be the one that is dead."""
-    with closing(sqlite3.connect(f"file:{stack.home / 'airflow' / 'airflow.db'}?mode=ro", uri=True, timeout=60)) as database:
+    with closing(
+        sqlite3.connect(
+            f"file:{stack.home / 'airflow' / 'airflow.db'}?mode=ro", uri=True, timeout=60
+        )
+    ) as database:
         yield database
 
 
@@ -235,14 +286,24 @@ def task_state(stack: Stack, dag_id: str, run_id: str) -> str:
 
 
 def _patient(*arguments: Any) -> dict[str, str]:
-    """Airflow's settings; a worker or scheduler that a busy machine holds up is not given up, or it would cost a try."""
+    """Airflow's settings.
+
+    A worker or scheduler that a busy machine holds up is not given up, or it would cost a try.
+    """
     given = ("TASK_INSTANCE_HEARTBEAT_TIMEOUT", "SCHEDULER_HEALTH_CHECK_THRESHOLD")
-    return {**build_airflow_settings(*arguments), **{f"AIRFLOW__SCHEDULER__{name}": "180" for name in given}}
+    return {
+        **build_airflow_settings(*arguments),
+        **{f"AIRFLOW__SCHEDULER__{name}": "180" for name in given},
+    }
 
 
 @contextmanager
-def cockpit_of(folder: Path, specs: Mapping[str, str], more: Mapping[str, str] | None = None) -> Iterator[Cockpit]:
-    """A stack with these pipelines (name -> YAML), their drivers and checks fake; the environment names its store.
+def cockpit_of(
+    folder: Path, specs: Mapping[str, str], more: Mapping[str, str] | None = None
+) -> Iterator[Cockpit]:
+    """A stack with these pipelines (name -> YAML), their drivers and checks fake.
+
+    The environment names its store.
 
     Args:
         folder: of the stack and its DAGs.
@@ -256,9 +317,16 @@ def cockpit_of(folder: Path, specs: Mapping[str, str], more: Mapping[str, str] |
         (dags / "pipelines" / f"{name}.yaml").write_text(text)
     stack = Stack(StackSettings(home=folder / "home", dags=dags))
     with pytest.MonkeyPatch.context() as patch:
-        for variable, program in (("TIDEGATE_DRIVER", "fake_driver.py"), ("TIDEGATE_CHECKS", "fake_checks.py")):
+        for variable, program in (
+            ("TIDEGATE_DRIVER", "fake_driver.py"),
+            ("TIDEGATE_CHECKS", "fake_checks.py"),
+        ):
             patch.setenv(variable, f"{sys.executable} {Path(__file__).with_name(program)}")
-        patch.setattr(airflow, "build_airflow_settings", lambda *arguments: {**_patient(*arguments), **(more or {})})
+        patch.setattr(
+            airflow_config,
+            "build_airflow_settings",
+            lambda *arguments: {**_patient(*arguments), **(more or {})},
+        )
         try:
             stack.up(print)
             for key, value in stack.environment().items():
@@ -270,7 +338,12 @@ def cockpit_of(folder: Path, specs: Mapping[str, str], more: Mapping[str, str] |
 
 @pytest.fixture(scope="module")
 def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
-    """One stack for the tests of a file; then it is gone, since it would take a third of a core from all others."""
-    with cockpit_of(tmp_path_factory.mktemp("cockpit"), {name: spec_of(name) for name in PIPELINES}) as found:
+    """One stack for the tests of a file.
+
+    Then it is gone, since it would take a third of a core from all others.
+    """
+    with cockpit_of(
+        tmp_path_factory.mktemp("cockpit"), {name: spec_of(name) for name in PIPELINES}
+    ) as found:
         found.begin()
         yield found

@@ -1,17 +1,32 @@
-"""Checks without Great Expectations: `run SPEC --store URL` fails one expectation and reports as the real runner does."""
+"""Checks without Great Expectations.
+
+`run SPEC --store URL` fails one expectation and reports as the real runner does.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.open_store import open_store
 from tidegate.jobs.spec.loader import load_spec
 
 _, _, spec, _, url = sys.argv
 pipeline = load_spec(spec).name
-late = {"suite": "late", "id": "late_ratio", "severity": "critical", "says": "few rows are late", "observed": "0.7 of LGA"}
-reasons = {"suite": "late", "id": "reasons", "severity": "warn", "says": "known reasons", "observed": "a new one"}
+late = {
+    "suite": "late",
+    "id": "late_ratio",
+    "severity": "critical",
+    "says": "few rows are late",
+    "observed": "0.7 of LGA",
+}
+reasons = {
+    "suite": "late",
+    "id": "reasons",
+    "severity": "warn",
+    "says": "known reasons",
+    "observed": "a new one",
+}
 key, docs = f"{pipeline}/quality/results/1.json", f"{pipeline}/quality/docs/1/index.html"
 result = {"verdict": "fail", "failed": [late, reasons], "docs": docs, "key": key}
 store = open_store(url)

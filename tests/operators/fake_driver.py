@@ -1,9 +1,12 @@
-"""A driver without Spark: takes the lease, seals an empty epoch at each beat, obeys requests and SIGTERM.
+"""A driver without Spark.
+
+Takes the lease, seals an empty epoch at each beat, obeys requests and SIGTERM.
 
     python fake_driver.py SPEC.yaml --store URL [--recover-to ...]
 
-`FAKE_DRIVER` in the store (`<pipeline>/fake.json`) tells it what to do wrong: {"mode": "run" | "poison" | "transient" |
-"configuration" | "finish" | "stall"}. It is read at start and at each beat, so a test can change its mind.
+`FAKE_DRIVER` in the store (`<pipeline>/fake.json`) tells it what to do wrong: {"mode": "run" |
+"poison" | "transient" | "configuration" | "finish" | "stall"}. It is read at start and at each
+beat, so a test can change its mind.
 """
 
 from __future__ import annotations
@@ -16,17 +19,30 @@ import threading
 import time
 from typing import Any
 
-from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.keeper import LeaseRenewer
-from tidegate.checkpoints.layout import generate_attempt_id
-from tidegate.checkpoints.lease import ProcessIdentity, Lease
-from tidegate.checkpoints.log import Sealed, SlotLog
+from tidegate.checkpoints.bucket_layout import generate_attempt_id
+from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.driver_requests import (
+    Ack,
+    AckOutcome,
+    RequestKind,
+    acknowledge_request,
+    list_pending_requests,
+)
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.lease_renewal import LeaseRenewer
 from tidegate.checkpoints.manifest import Counters, Manifest
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.requests import Ack, AckOutcome, RequestKind, acknowledge_request, list_pending_requests
-from tidegate.checkpoints.status import DriverStatus, write_status
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.checkpoints.store import NotFoundError, Store
-from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TidegateError, TransientError
+from tidegate.errors import (
+    ConfigurationError,
+    FencedError,
+    PoisonError,
+    TidegateError,
+    TransientError,
+)
 from tidegate.jobs.spec.loader import load_spec
 
 BEAT = 0.5
@@ -56,7 +72,9 @@ class FakeDriver:
         while not self.stop.is_set():
             mode = self.mode()
             if mode in ERRORS:
-                raise ERRORS[mode]("the fake was told to fail", code=f"fake.{mode}", pipeline=self.pipeline)
+                raise ERRORS[mode](
+                    "the fake was told to fail", code=f"fake.{mode}", pipeline=self.pipeline
+                )
             if mode == "finish":
                 return "finished"
             if mode != "stall":
@@ -80,10 +98,18 @@ class FakeDriver:
         head = self.log.head()
         now = time.time_ns() // 1000
         frontier, slot = 1_357_000_000_000_000 + head.next_slot * 60_000_000, head.next_slot
-        members = {"EWR": frontier + 9_000_000 * (slot % 7), "JFK": frontier, "LGA": frontier + 5_000_000 * (slot % 11)}
-        per_source = {name: {"read": 10 * slot, "late": slot * part} for part, name in enumerate(members)}
+        members = {
+            "EWR": frontier + 9_000_000 * (slot % 7),
+            "JFK": frontier,
+            "LGA": frontier + 5_000_000 * (slot % 11),
+        }
+        per_source = {
+            name: {"read": 10 * slot, "late": slot * part} for part, name in enumerate(members)
+        }
         late = sum(source["late"] for source in per_source.values())
-        counters = Counters(read=30 * slot, released=30 * slot - late, late=late, per_source=per_source)
+        counters = Counters(
+            read=30 * slot, released=30 * slot - late, late=late, per_source=per_source
+        )
         manifest = Manifest(
             timeline=head.timeline,
             slot=head.next_slot,
@@ -99,30 +125,59 @@ class FakeDriver:
             recorded_now=now,
             created_at=now,
             counters=counters,
-            decider={"output": {"inputs": {name: {"frontier": at, "status": "active"} for name, at in members.items()}}},
-            decision={"frontier_after": frontier, "holder": {"member": "JFK/0", "why": "no data", "since": frontier}},
+            decider={
+                "output": {
+                    "inputs": {
+                        name: {"frontier": at, "status": "active"} for name, at in members.items()
+                    }
+                }
+            },
+            decision={
+                "frontier_after": frontier,
+                "holder": {"member": "JFK/0", "why": "no data", "since": frontier},
+            },
             barriers=[_barrier(slot, now)] if slot % 10 == 0 else [],
             timings={"survey": 0.1 + slot % 3 / 100, "move": 0.3 + slot % 5 / 10},
         )
         if isinstance(self.log.seal(manifest), Sealed):
             self.facts["checkpoint"] = str(manifest.id)
-            self.facts["slot"], self.facts["timeline"], self.facts["sealed_at"] = manifest.slot, manifest.timeline, now / 1e6
+            self.facts["slot"], self.facts["timeline"], self.facts["sealed_at"] = (
+                manifest.slot,
+                manifest.timeline,
+                now / 1e6,
+            )
             self.step_since = time.time()
         self.say("running")
 
     def obey(self) -> None:
         """Stop and drain requests."""
         for request in list_pending_requests(self.store, self.pipeline):
-            if request.kind in (RequestKind.STOP, RequestKind.DRAIN) and request.refusal_outcome(self.lease.token, time.time_ns() // 1000) is None:
-                ack = Ack(id=request.id, outcome=AckOutcome.APPLIED, token=self.lease.token, at=time.time_ns() // 1000)
+            if (
+                request.kind in (RequestKind.STOP, RequestKind.DRAIN)
+                and request.refusal_outcome(self.lease.token, time.time_ns() // 1000) is None
+            ):
+                ack = Ack(
+                    id=request.id,
+                    outcome=AckOutcome.APPLIED,
+                    token=self.lease.token,
+                    at=time.time_ns() // 1000,
+                )
                 acknowledge_request(self.store, self.pipeline, ack)
                 self.stop.set()
 
     def say(self, state: str, error: TidegateError | None = None) -> None:
         """Write the status."""
-        self.facts |= {"state": state, "error": error.as_dict() if error else None, "step_since": self.step_since}
+        self.facts |= {
+            "state": state,
+            "error": error.as_dict() if error else None,
+            "step_since": self.step_since,
+        }
         status = DriverStatus(
-            token=self.lease.token, driver=self.lease.holder.driver, step="seal", at=time.time_ns() // 1000, body=self.facts
+            token=self.lease.token,
+            driver=self.lease.holder.driver,
+            step="seal",
+            at=time.time_ns() // 1000,
+            body=self.facts,
         )
         write_status(self.store, self.pipeline, status)
 

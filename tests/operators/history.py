@@ -1,4 +1,7 @@
-"""Streams without Spark and Airflow: a bucket full of plausible history, for everything that shows it."""
+"""Streams without Spark and Airflow.
+
+A bucket full of plausible history, for everything that shows it.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from dataclasses import dataclass, field
 from math import ceil, log, sin
 from typing import Any
 
-from tidegate.checkpoints.desired import DesiredState, set_desired_state
-from tidegate.checkpoints.holder import ProcessIdentity
-from tidegate.checkpoints.keeper import LeaseRenewer
-from tidegate.checkpoints.layout import CheckpointId, BucketLayout, generate_attempt_id
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, generate_attempt_id
+from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
+from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.driver_requests import RequestKind, submit_request
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.log import Sealed, SlotLog
+from tidegate.checkpoints.lease_renewal import LeaseRenewer
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
-from tidegate.checkpoints.requests import RequestKind, submit_request
-from tidegate.checkpoints.roots import RootsFile
-from tidegate.checkpoints.status import DriverStatus, write_status
+from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.checkpoints.store import Store
 
 AIRPORTS = ("EWR", "JFK", "LGA")
@@ -62,7 +65,10 @@ class History:
         slot, before = head.next_slot, head.record.counters if head.record else Counters()
         frontier = START + slot * 900 * SECOND
         slow = self.sources[slot // 15 % len(self.sources)]
-        members = {s: frontier + (0 if s == slow else dice.randrange(0, 5400) * SECOND) for s in self.sources}
+        members = {
+            s: frontier + (0 if s == slow else dice.randrange(0, 5400) * SECOND)
+            for s in self.sources
+        }
         per_source, read, late = dict[str, dict[str, int]](), 0, 0
         for source in self.sources:
             rows = int(60 + 55 * sin(slot / 9) + dice.randrange(12))
@@ -94,7 +100,9 @@ class History:
             created_at=int(at * SECOND),
             counters=total,
             decider={
-                "output": {"inputs": {s: {"frontier": t, "status": "active"} for s, t in members.items()}},
+                "output": {
+                    "inputs": {s: {"frontier": t, "status": "active"} for s, t in members.items()}
+                },
                 "barriers": {"open": self._open(slot, at)},
             },
             decision={
@@ -102,12 +110,35 @@ class History:
                 "holder": {"member": f"{slow}/0", "why": self.why, "since": int(at * SECOND)},
             },
             barriers=self._closed(slot, at),
-            notes={"sketches": {s: {"gamma": _GAMMA, "buckets": dice.choice(self.sketches)} for s in self.sources}},
-            segments=[FileRef(key=f"{self.pipeline}/x/{i}", rows=900, bytes=90_000, sha256="0", kind="order") for i in range(3)],
-            files={
-                "events": [FileRef(key=f"{self.pipeline}/e/{slot}", rows=read, bytes=41_000, sha256="0", kind="table:events")]
+            notes={
+                "sketches": {
+                    s: {"gamma": _GAMMA, "buckets": dice.choice(self.sketches)}
+                    for s in self.sources
+                }
             },
-            timings={"plan": 0.06, "survey": 0.2 + dice.random() / 5, "move": 0.6 + dice.random() / 2, "seal": 0.02},
+            segments=[
+                FileRef(
+                    key=f"{self.pipeline}/x/{i}", rows=900, bytes=90_000, sha256="0", kind="order"
+                )
+                for i in range(3)
+            ],
+            files={
+                "events": [
+                    FileRef(
+                        key=f"{self.pipeline}/e/{slot}",
+                        rows=read,
+                        bytes=41_000,
+                        sha256="0",
+                        kind="table:events",
+                    )
+                ]
+            },
+            timings={
+                "plan": 0.06,
+                "survey": 0.2 + dice.random() / 5,
+                "move": 0.6 + dice.random() / 2,
+                "seal": 0.02,
+            },
         )
         assert isinstance(self.log.seal(manifest), Sealed)
         return manifest
@@ -115,7 +146,9 @@ class History:
     def _sketch(self, rows: int) -> dict[str, int]:
         found: dict[str, int] = {}
         for _ in range(rows):
-            behind = 0.0 if self.dice.random() < 0.6 else self.dice.lognormvariate(6.4, 1.2) * SECOND
+            behind = (
+                0.0 if self.dice.random() < 0.6 else self.dice.lognormvariate(6.4, 1.2) * SECOND
+            )
             bucket = str(0 if behind <= 0 else ceil(log(behind) / log(_GAMMA)) + 1)
             found[bucket] = found.get(bucket, 0) + 1
         return found
@@ -127,7 +160,10 @@ class History:
         closed, missing = int(at * SECOND), [f"{self.sources[-1]}/0"] if slot % 36 == 0 else []
         opened = closed - int(self.dice.uniform(0.5, 9) * SECOND)
         there = [f"{s}/0" for s in self.sources if f"{s}/0" not in missing]
-        arrivals = {m: [opened + i * (closed - opened) // max(1, len(there) - 1), 0, START] for i, m in enumerate(there)}
+        arrivals = {
+            m: [opened + i * (closed - opened) // max(1, len(there) - 1), 0, START]
+            for i, m in enumerate(there)
+        }
         facts = {
             "id": self.barrier,
             "types": ["day_close"],
@@ -137,34 +173,65 @@ class History:
             "tardy": [],
         }
         outcome = "incomplete" if missing else "complete"
-        return [{**facts, "outcome": outcome, "missing": missing, "participants": arrivals, "opened": opened, "closed": closed}]
+        return [
+            {
+                **facts,
+                "outcome": outcome,
+                "missing": missing,
+                "participants": arrivals,
+                "opened": opened,
+                "closed": closed,
+            }
+        ]
 
     def _open(self, slot: int, at: float) -> list[dict[str, Any]]:
         if slot % 12 < 10:
             return []
         opened = int(at * SECOND) - 2 * SECOND
-        return [{"id": self.barrier + 1, "opened": opened, "arrivals": {f"{self.sources[0]}/0": {"at": opened}}}]
+        return [
+            {
+                "id": self.barrier + 1,
+                "opened": opened,
+                "arrivals": {f"{self.sources[0]}/0": {"at": opened}},
+            }
+        ]
 
     def restore(self, target: Manifest, who: str = "ann", why: str = "a bad file came in") -> None:
         """Fork back to a checkpoint."""
-        self.log.fork(self.log.head(), target.id, request_id=generate_attempt_id(), who=who, why=why)
+        self.log.fork(
+            self.log.head(), target.id, request_id=generate_attempt_id(), who=who, why=why
+        )
 
     def says(self, state: str, token: int = 1, **body: Any) -> None:
         """The driver's words."""
         body = {"state": state, "unpublished": 1, **body}
         write_status(
-            self.store, self.pipeline, DriverStatus(token=token, driver="d", step="move", at=int(time.time() * SECOND), body=body)
+            self.store,
+            self.pipeline,
+            DriverStatus(
+                token=token, driver="d", step="move", at=int(time.time() * SECOND), body=body
+            ),
         )
 
     def wanted(self, state: DesiredState, why: str = "") -> None:
         """What shall be."""
         set_desired_state(self.store, self.pipeline, state, who="ann", why=why)
 
-    def checked(self, verdict: str, checkpoint: CheckpointId, failed: Sequence[dict[str, Any]] = ()) -> None:
+    def checked(
+        self, verdict: str, checkpoint: CheckpointId, failed: Sequence[dict[str, Any]] = ()
+    ) -> None:
         """A quality run."""
         key = BucketLayout(self.pipeline).quality_prefix
-        run = {"at": "2026-11-21T20:00:00Z", "verdict": verdict, "checkpoint": str(checkpoint), "failed": list(failed)}
-        self.store.put(f"{key}results/latest.json", json.dumps({**run, "docs": f"{key}docs/r1/index.html"}).encode())
+        run = {
+            "at": "2026-11-21T20:00:00Z",
+            "verdict": verdict,
+            "checkpoint": str(checkpoint),
+            "failed": list(failed),
+        }
+        self.store.put(
+            f"{key}results/latest.json",
+            json.dumps({**run, "docs": f"{key}docs/r1/index.html"}).encode(),
+        )
         self.store.put(f"{key}history.json", json.dumps({"runs": [{"id": "r1", **run}]}).encode())
         self.store.put(f"{key}docs/r1/index.html", b"<!doctype html><h1>Data Docs</h1>")
 
@@ -182,7 +249,10 @@ def drove(store: Store, pipeline: str) -> None:
 
 
 def gallery(store: Store, length: int = 90) -> History:
-    """Streams in every state, and none yet of `tides`; the one that goes on, with so many epochs since its restore."""
+    """Streams in every state, and none yet of `tides`.
+
+    The one that goes on, with so many epochs since its restore.
+    """
     flights = History(store, "flights")
     old = flights.extend(3 * length, ago=120)
     flights.restore(old[2 * length])
@@ -190,8 +260,17 @@ def gallery(store: Store, length: int = 90) -> History:
     drives(store, "flights")
     flights.wanted(DesiredState.RUN)
     flights.says("running")
-    RootsFile(store, "flights").pin("before_fix", newest[length // 4].id, who="ann", why="known to be good")
-    submit_request(store, "flights", RequestKind.SAVEPOINT, who="uwe", why="before the release", name="release_7")
+    RootsFile(store, "flights").pin(
+        "before_fix", newest[length // 4].id, who="ann", why="known to be good"
+    )
+    submit_request(
+        store,
+        "flights",
+        RequestKind.SAVEPOINT,
+        who="uwe",
+        why="before the release",
+        name="release_7",
+    )
     flights.checked("pass", newest[length // 2].id)
 
     taxis = History(store, "taxis", ("yellow", "green"))
@@ -205,7 +284,17 @@ def gallery(store: Store, length: int = 90) -> History:
     orders.wanted(DesiredState.RUN)
     says = "few rows are late"
     orders.checked(
-        "fail", last.id, [{"suite": "late", "id": "late_ratio", "severity": "critical", "says": says, "observed": 0.7}]
+        "fail",
+        last.id,
+        [
+            {
+                "suite": "late",
+                "id": "late_ratio",
+                "severity": "critical",
+                "says": says,
+                "observed": 0.7,
+            }
+        ],
     )
 
     clicks = History(store, "clicks", ("eu", "us"))

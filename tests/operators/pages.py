@@ -17,9 +17,9 @@ from airflow.api_fastapi.core_api.security import get_user
 from fastapi import FastAPI
 from tests.operators.history import GALLERY, gallery
 
-from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
+from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore
 from tidegate.checkpoints.store import Store
-from tidegate.operators.page import REQUIRE_SITE_ACCESS, REQUIRE_STREAM_ACCESS, make_app
+from tidegate.operators.page_api import REQUIRE_SITE_ACCESS, REQUIRE_STREAM_ACCESS, make_app
 
 
 class FakeAirflowQueries:
@@ -42,10 +42,15 @@ class FakeAirflowQueries:
 
     def list_streams(self, user: Any) -> list[dict[str, Any]]:
         own = {"runs": 1, "conn_id": None}
-        return [{"dag_id": f"{p}.stream", "paused": p in self.paused, "unread": None, **own} for p in sorted(self.pipelines)]
+        return [
+            {"dag_id": f"{p}.stream", "paused": p in self.paused, "unread": None, **own}
+            for p in sorted(self.pipelines)
+        ]
 
     def find_stream(self, dag_id: str) -> dict[str, Any] | None:
-        return next((stream for stream in self.list_streams(None) if stream["dag_id"] == dag_id), None)
+        return next(
+            (stream for stream in self.list_streams(None) if stream["dag_id"] == dag_id), None
+        )
 
     def list_startable_actions(self, user: Any, pipeline: str) -> list[str]:
         return self.may
@@ -68,7 +73,9 @@ def served(app: FastAPI, port: int = 0) -> Iterator[str]:
     """The application on a port of this machine; its address."""
     outer = FastAPI()
     outer.mount("/tidegate", app)
-    server = uvicorn.Server(uvicorn.Config(outer, host="127.0.0.1", port=port, log_level="warning", ws="none"))
+    server = uvicorn.Server(
+        uvicorn.Config(outer, host="127.0.0.1", port=port, log_level="warning", ws="none")
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -84,7 +91,10 @@ def main() -> None:
     """Serve the gallery until interrupted; its first stream goes on."""
     store = MemoryStore(MemoryBucket())
     alive = gallery(store)
-    with served(app_of(FakeAirflowQueries(GALLERY, store, paused=["orders"])), int(sys.argv[1]) if len(sys.argv) > 1 else 0) as url:
+    with served(
+        app_of(FakeAirflowQueries(GALLERY, store, paused=["orders"])),
+        int(sys.argv[1]) if len(sys.argv) > 1 else 0,
+    ) as url:
         sys.stdout.write(f"{url}/page\n")
         while True:
             time.sleep(alive.every)

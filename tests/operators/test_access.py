@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 
-from tidegate.checkpoints.s3 import S3Store
-from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.operators.access import StoreAccess, build_child_environment
+from tidegate.checkpoints.s3_store import S3Store
+from tidegate.errors import ConfigurationError
+from tidegate.operators.store_access import StoreAccess, build_child_environment
 
 
 def _connection(monkeypatch: pytest.MonkeyPatch, **extra: Any) -> None:
-    found = {"conn_type": "generic", "host": "http://minio:9000", "login": "who", "password": "do-not-tell", "extra": extra}
+    found = {
+        "conn_type": "generic",
+        "host": "http://minio:9000",
+        "login": "who",
+        "password": "do-not-tell",
+        "extra": extra,
+    }
     monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps(found))
 
 
@@ -23,7 +29,9 @@ def test_a_connection_gives_address_and_keys(monkeypatch: pytest.MonkeyPatch) ->
     access = StoreAccess.resolve("lake")
     assert access.url == "s3://lake/streams"
     assert "do-not-tell" not in repr(access)
-    given = build_child_environment(access, {"PATH": "/bin", "AIRFLOW_CONN_LAKE": "x", "AIRFLOW__CORE__FERNET_KEY": "x"})
+    given = build_child_environment(
+        access, {"PATH": "/bin", "AIRFLOW_CONN_LAKE": "x", "AIRFLOW__CORE__FERNET_KEY": "x"}
+    )
     assert given == {
         "PATH": "/bin",
         "PYTHONUNBUFFERED": "1",

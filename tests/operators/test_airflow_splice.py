@@ -1,4 +1,7 @@
-"""`<p>.splice` on a real Airflow: of late rows a person decides about a part, which is merged; the rest is rejected."""
+"""`<p>.splice` on a real Airflow.
+
+Of late rows a person decides about a part, which is merged; the rest is rejected.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from tests.operators.conftest import Cockpit, cockpit_of
 from tests.splice.test_merge import LATE_ONES
 from tests.splice.worlds import play
 
-from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.splices import OPEN_STATES, SpliceRequest, list_splice_requests
+from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.splice_requests import OPEN_STATES, SpliceRequest, list_splice_requests
 from tidegate.infra.airflow_api import AirflowApi, AirflowApiError
 from tidegate.jobs.spec.loader import load_spec
 
@@ -43,7 +46,9 @@ def cockpit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cockpit]:
     folder = tmp_path_factory.mktemp("splice")
     with cockpit_of(folder, {"mended": SPEC}) as found:
         ensure_identity(found.store, "mended")
-        play(Bench(load_spec(folder / "dags" / "pipelines" / "mended.yaml"), found.store), LATE_ONES)
+        play(
+            Bench(load_spec(folder / "dags" / "pipelines" / "mended.yaml"), found.store), LATE_ONES
+        )
         found.known("mended.splice")
         yield found
 
@@ -59,10 +64,14 @@ def decide(cockpit: Cockpit, answer: str, request: str = "", **filled: str) -> s
         if task["state"] == "awaiting_input":
             since = time.monotonic() - waiting.setdefault(task["try_number"], time.monotonic())
             if since > _SETTLED and not answered(olga, run):
-                with suppress(AirflowApiError):  # it was taken, although Airflow said otherwise; or it is asked again
+                with suppress(
+                    AirflowApiError
+                ):  # it was taken, although Airflow said otherwise; or it is asked again
                     olga.answer_question("mended.splice", run, "approve", [answer], filled)
             elif since > _TAKEN and answered(olga, run):
-                cockpit.api.clear_task("mended.splice", run, "approve")  # its task took no notice: a person lets it ask again
+                cockpit.api.clear_task(
+                    "mended.splice", run, "approve"
+                )  # its task took no notice: a person lets it ask again
         return cockpit.api.get_run("mended.splice", run)["state"] in ("success", "failed")
 
     cockpit.until(ended, 600, f"end of the run that {answer.lower()}s")
@@ -81,14 +90,25 @@ def known(cockpit: Cockpit) -> dict[str, SpliceRequest]:
 
 
 def test_a_part_is_merged_and_the_rest_rejected(cockpit: Cockpit) -> None:
-    """Part makes two requests and merges nothing; one is approved and merged as promised, the other stays out."""
+    """Part makes two requests and merges nothing.
+
+    One is approved and merged as promised, the other stays out.
+    """
     before = cockpit.head("mended")
     run = decide(cockpit, "Part", part_source="a")
-    assert cockpit.api.get_run("mended.splice", run)["state"] == "success", cockpit.api.read_task_log("mended.splice", run, "report")
-    states = {task: found["state"] for task, found in cockpit.api.task_instances("mended.splice", run).items()}
+    assert cockpit.api.get_run("mended.splice", run)["state"] == "success", (
+        cockpit.api.read_task_log("mended.splice", run, "report")
+    )
+    states = {
+        task: found["state"]
+        for task, found in cockpit.api.task_instances("mended.splice", run).items()
+    }
     assert states == {"report": "success", "approve": "success", "merge": "skipped"}
     assert cockpit.head("mended") == before
-    ours, rest = sorted((request for request in known(cockpit).values() if request.state in OPEN_STATES), key=lambda request: request.id)
+    ours, rest = sorted(
+        (request for request in known(cockpit).values() if request.state in OPEN_STATES),
+        key=lambda request: request.id,
+    )
     assert (ours.id.rpartition("-")[2], rest.id.rpartition("-")[2]) == ("part", "rest")
 
     run = decide(cockpit, "Approve", ours.id)
@@ -100,5 +120,10 @@ def test_a_part_is_merged_and_the_rest_rejected(cockpit: Cockpit) -> None:
     found = known(cockpit)
     assert (found[ours.id].state, found[ours.id].decided_by) == ("merged", "olga")
     assert (found[rest.id].state, found[rest.id].decided_by) == ("rejected", "olga")
-    assert [line["what"] for line in found[ours.id].trail] == ["created", "reported", "approved", "merged"]
+    assert [line["what"] for line in found[ours.id].trail] == [
+        "created",
+        "reported",
+        "approved",
+        "merged",
+    ]
     assert cockpit.head("mended") == before + 1

@@ -1,4 +1,7 @@
-"""A restore that another person approves, step by step: who asks is not who decides, and the answer fits what it was about."""
+"""A restore that another person approves, step by step.
+
+Who asks is not who decides, and the answer fits what it was about.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 from tests.epochs import checkpoint_id, seal_epoch
 
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.trail import RestoreEvent, record_restore_event, read_restore_audits
-from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.operators import recover
-from tidegate.operators.approve import ApproveRestoreOperator, ReportRestoreOperator
+from tidegate.checkpoints.restore import RestoreEvent, read_restore_audits, record_restore_event
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import ConfigurationError
+from tidegate.operators import recover_and_pin
 from tidegate.operators.factory import build_dags
-from tidegate.operators.recover import MAX_APPROVAL_DRIFT, RecoverOperator
+from tidegate.operators.recover_and_pin import MAX_APPROVAL_DRIFT, RecoverOperator
+from tidegate.operators.restore_approval import ApproveRestoreOperator, ReportRestoreOperator
 
 SPEC = """\
 apiVersion: tidegate/v1
@@ -40,11 +43,19 @@ class Asking:
             return self.results.get(task_ids)
 
         task = SimpleNamespace(xcom_pull=pull, get_dr_count=lambda **_: 1)
-        return {"run_id": self.run_id, "dag_run": SimpleNamespace(triggering_user_name=self.who), "ti": task}
+        return {
+            "run_id": self.run_id,
+            "dag_run": SimpleNamespace(triggering_user_name=self.who),
+            "ti": task,
+        }
 
     def report(self, checkpoint: str, dry_run: bool = False) -> dict[str, Any]:
         made = ReportRestoreOperator(
-            task_id="report", pipeline="p", checkpoint=checkpoint, reason="a test", dry_run_only=str(dry_run)
+            task_id="report",
+            pipeline="p",
+            checkpoint=checkpoint,
+            reason="a test",
+            dry_run_only=str(dry_run),
         )
         found = made.execute(self.context())
         self.results["report"] = found
@@ -75,7 +86,10 @@ class Asking:
 
 
 def test_an_approved_restore_names_both_people(log: SlotLog) -> None:
-    """The question carries the impact report; fork and trail say who asked, who approved, why, from and to."""
+    """The question carries the impact report.
+
+    Fork and trail say who asked, who approved, why, from and to.
+    """
     asking, target = Asking(), checkpoint_id(log, 3)
     text = asking.report(target)["text"]
     assert "**ann** asks for this restore: a test" in text
@@ -85,8 +99,17 @@ def test_an_approved_restore_names_both_people(log: SlotLog) -> None:
     (fork,) = log.list_forks()
     assert (fork.recover_to, fork.who, fork.why) == (target, "ann", "a test (approved by olga)")
     (trail,) = read_restore_audits(log.store, "p")
-    assert (trail.request, trail.target, trail.head, trail.why) == ("r", target, checkpoint_id(log, 6), "a test")
-    assert [(s.what, s.who) for s in trail.steps] == [("asked", "ann"), ("approved", "olga"), ("restored", "ann")]
+    assert (trail.request, trail.target, trail.head, trail.why) == (
+        "r",
+        target,
+        checkpoint_id(log, 6),
+        "a test",
+    )
+    assert [(s.what, s.who) for s in trail.steps] == [
+        ("asked", "ann"),
+        ("approved", "olga"),
+        ("restored", "ann"),
+    ]
 
 
 def test_nobody_approves_his_own_restore(log: SlotLog) -> None:
@@ -94,10 +117,16 @@ def test_nobody_approves_his_own_restore(log: SlotLog) -> None:
     asking = Asking()
     asking.report(checkpoint_id(log, 3))
     asking.answer("Approve", "ann")
-    with pytest.raises(ConfigurationError, match="ann has asked for it and may not approve it as well"):
+    with pytest.raises(
+        ConfigurationError, match="ann has asked for it and may not approve it as well"
+    ):
         asking.recover()
     assert log.list_forks() == []
-    assert [s.what for s in read_restore_audits(log.store, "p")[0].steps] == [RestoreEvent.ASKED, RestoreEvent.APPROVED, RestoreEvent.REFUSED]
+    assert [s.what for s in read_restore_audits(log.store, "p")[0].steps] == [
+        RestoreEvent.ASKED,
+        RestoreEvent.APPROVED,
+        RestoreEvent.REFUSED,
+    ]
 
 
 def test_without_an_answer_nothing_is_restored(log: SlotLog) -> None:
@@ -121,15 +150,24 @@ def test_an_approval_does_not_outlive_another_restore(log: SlotLog) -> None:
     assert len(log.list_forks()) == 1
 
 
-def test_an_approval_holds_for_so_many_epochs(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A live stream goes on while it is thought about; beyond the bound in the report it is asked again."""
-    monkeypatch.setattr(recover, "MAX_APPROVAL_DRIFT", 2)
+def test_an_approval_holds_for_so_many_epochs(
+    log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A live stream goes on while it is thought about.
+
+    Beyond the bound in the report it is asked again.
+    """
+    monkeypatch.setattr(recover_and_pin, "MAX_APPROVAL_DRIFT", 2)
     asking = Asking()
-    assert f"up to {MAX_APPROVAL_DRIFT} further epochs" in asking.report(checkpoint_id(log, 3))["text"]
+    assert (
+        f"up to {MAX_APPROVAL_DRIFT} further epochs" in asking.report(checkpoint_id(log, 3))["text"]
+    )
     asking.answer("Approve", "olga")
     for _ in range(3):
         seal_epoch(log)
-    with pytest.raises(ConfigurationError, match="3 epochs were sealed after the report, it holds for 2"):
+    with pytest.raises(
+        ConfigurationError, match="3 epochs were sealed after the report, it holds for 2"
+    ):
         asking.recover()
 
 
@@ -138,7 +176,10 @@ def test_a_rejection_is_kept(log: SlotLog) -> None:
     asking = Asking()
     asking.report(checkpoint_id(log, 3))
     asking.answer("Reject", "olga")
-    assert [(s.what, s.who) for s in read_restore_audits(log.store, "p")[0].steps][-1] == ("rejected", "olga")
+    assert [(s.what, s.who) for s in read_restore_audits(log.store, "p")[0].steps][-1] == (
+        "rejected",
+        "olga",
+    )
 
 
 def test_a_dry_run_asks_nobody(log: SlotLog) -> None:
@@ -151,8 +192,13 @@ def test_a_dry_run_asks_nobody(log: SlotLog) -> None:
 def test_a_trail_takes_each_step_once(log: SlotLog) -> None:
     """A task that is tried again says nothing new; the newest request comes first."""
     for request in ("a", "b", "a"):
-        record_restore_event(log.store, "p", request, RestoreEvent.ASKED, who="ann", target="t", head="h")
-    assert [(t.request, len(t.steps)) for t in read_restore_audits(log.store, "p")] == [("b", 1), ("a", 1)]
+        record_restore_event(
+            log.store, "p", request, RestoreEvent.ASKED, who="ann", target="t", head="h"
+        )
+    assert [(t.request, len(t.steps)) for t in read_restore_audits(log.store, "p")] == [
+        ("b", 1),
+        ("a", 1),
+    ]
 
 
 def test_the_spec_switches_approval_on(tmp_path: Path) -> None:

@@ -13,15 +13,18 @@ import pytest
 from airflow.sdk import CronDataIntervalTimetable
 from airflow.sdk.exceptions import DagRunTriggerException
 
-from tidegate.checkpoints.open import open_store
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.operators import backfill
-from tidegate.operators.backfill import BackfillOperator
+from tidegate.checkpoints.open_store import open_store
+from tidegate.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.operators import backfill_operator
+from tidegate.operators.backfill_operator import BackfillOperator
 from tidegate.operators.factory import build_dags
 
 from .test_windows import SPEC
 
-FOUND = {"equal": False, "windows": {"w": {"equal": 3, "different": 1, "only_stream": 0, "only_batch": 2}}}
+FOUND = {
+    "equal": False,
+    "windows": {"w": {"equal": 3, "different": 1, "only_stream": 0, "only_batch": 2}},
+}
 
 
 @pytest.fixture
@@ -33,7 +36,9 @@ def said(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> lis
     return _answer(monkeypatch, 0, "p/backfills/x.json\n")
 
 
-def _answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str = "", err: str = "") -> list[list[str]]:
+def _answer(
+    monkeypatch: pytest.MonkeyPatch, code: int, out: str = "", err: str = ""
+) -> list[list[str]]:
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: Any) -> Any:
@@ -44,13 +49,25 @@ def _answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str = "", err: str 
     return commands
 
 
-def _run(start: str = "2026-01-01T00:00:00Z", fail: bool = False, replace: bool = False, **context: Any) -> dict[str, Any]:
-    chosen = {"start": start, "end": "2026-01-02T00:00:00Z", "fail": str(fail), "replace": str(replace)}
-    return BackfillOperator(task_id="backfill", pipeline="p", spec="p.yaml", **chosen).execute(context)
+def _run(
+    start: str = "2026-01-01T00:00:00Z", fail: bool = False, replace: bool = False, **context: Any
+) -> dict[str, Any]:
+    chosen = {
+        "start": start,
+        "end": "2026-01-02T00:00:00Z",
+        "fail": str(fail),
+        "replace": str(replace),
+    }
+    return BackfillOperator(task_id="backfill", pipeline="p", spec="p.yaml", **chosen).execute(
+        context
+    )
 
 
 def test_the_comparison_is_the_result(said: list[list[str]]) -> None:
-    """The range goes to the process, its result comes from the bucket; a difference alone is no failure."""
+    """The range goes to the process, its result comes from the bucket.
+
+    A difference alone is no failure.
+    """
     found = _run()
     assert (found["equal"], found["key"]) == (False, "p/backfills/x.json")
     assert said[0][1:5] == ["-m", "tidegate.jobs.driver.backfill", "p.yaml", "--store"]
@@ -63,16 +80,23 @@ def test_a_difference_fails_who_asked_for_that(said: list[list[str]]) -> None:
         _run(fail=True)
 
 
-def test_a_difference_is_replaced_by_a_merge(said: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The range's late rows become a request, and the splice's DAG is started with it; without late rows nothing is."""
+def test_a_difference_is_replaced_by_a_merge(
+    said: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The range's late rows become a request, and the splice's DAG is started with it.
+
+    Without late rows nothing is.
+    """
     asked: list[tuple[str, ...]] = []
     answers = [{"request": "s1"}, {}]
 
-    def tidegate(access: Any, pipeline: str, *command: str, nothing: tuple[str, ...]) -> dict[str, Any]:
+    def tidegate(
+        access: Any, pipeline: str, *command: str, nothing: tuple[str, ...]
+    ) -> dict[str, Any]:
         asked.append(command)
         return answers.pop(0)
 
-    monkeypatch.setattr(backfill, "run_tidegate", tidegate)
+    monkeypatch.setattr(backfill_operator, "run_tidegate", tidegate)
     kept: dict[str, Any] = {}
     task = SimpleNamespace(xcom_push=lambda key, value: kept.update({key: value}))
     with pytest.raises(DagRunTriggerException) as started:
@@ -91,7 +115,9 @@ def test_a_run_by_hand_needs_a_range(said: list[list[str]]) -> None:
     assert said == []
 
 
-@pytest.mark.parametrize(("code", "kind"), [(2, ConfigurationError), (1, PoisonError), (-9, TransientError)])
+@pytest.mark.parametrize(
+    ("code", "kind"), [(2, ConfigurationError), (1, PoisonError), (-9, TransientError)]
+)
 def test_a_batch_run_that_failed_says_why(
     said: list[list[str]], monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
 ) -> None:
@@ -102,7 +128,10 @@ def test_a_batch_run_that_failed_says_why(
 
 
 def test_a_schedule_has_a_data_interval(tmp_path: Path) -> None:
-    """So that Airflow's own backfill runs it for any past day; without `supervision.backfill` it is run by hand."""
+    """So that Airflow's own backfill runs it for any past day.
+
+    Without `supervision.backfill` it is run by hand.
+    """
     (tmp_path / "p.yaml").write_text(SPEC)
     assert build_dags(tmp_path)["p.backfill"].schedule is None
     (tmp_path / "p.yaml").write_text(SPEC.replace("announce: 1h", "backfill: '@daily'"))

@@ -4,16 +4,19 @@ from collections.abc import Callable
 
 import pytest
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.desired import DesiredState, set_desired_state
-from tidegate.checkpoints.lease import ProcessIdentity, Lease, read_lease
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.checkpoints.requests import RequestKind, list_pending_requests
-from tidegate.checkpoints.status import DriverStatus, write_status
-from tidegate.operators.control import StopTimeouts, stop_driver
-from tidegate.operators.sweep import end_abandoned_recovery, decide_start
+from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
+from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.driver_requests import RequestKind, list_pending_requests
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.lease import Lease, read_lease
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.operators.driver_shutdown import StopTimeouts, stop_driver
+from tidegate.operators.sweep_operator import decide_start, end_abandoned_recovery
 
-ELSEWHERE = ProcessIdentity(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+ELSEWHERE = ProcessIdentity(
+    driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9
+)
 
 
 class World(ManualClock):
@@ -34,11 +37,17 @@ def test_a_listening_driver_is_asked_and_drains() -> None:
     lease = Lease.acquire(store, "p", ELSEWHERE, clock=clock)
 
     def driver() -> None:
-        if any(r.kind is RequestKind.DRAIN and r.token == lease.token for r in list_pending_requests(store, "p")):
+        if any(
+            r.kind is RequestKind.DRAIN and r.token == lease.token
+            for r in list_pending_requests(store, "p")
+        ):
             lease.release()
 
     clock.meanwhile = driver
-    assert stop_driver(store, "p", who="ann", why="test", clock=clock) == "the driver drained and stopped by itself"
+    assert (
+        stop_driver(store, "p", who="ann", why="test", clock=clock)
+        == "the driver drained and stopped by itself"
+    )
 
 
 def test_a_deaf_driver_elsewhere_loses_its_lease() -> None:
@@ -46,7 +55,9 @@ def test_a_deaf_driver_elsewhere_loses_its_lease() -> None:
     store, clock = MemoryStore(), World(lambda: None)
     lease = Lease.acquire(store, "p", ELSEWHERE, clock=clock)
     clock.meanwhile = lease.renew
-    said = stop_driver(store, "p", who="ann", why="test", patience=StopTimeouts(request=3), clock=clock)
+    said = stop_driver(
+        store, "p", who="ann", why="test", patience=StopTimeouts(request=3), clock=clock
+    )
     view = read_lease(store, "p")
     assert "taken away" in said
     assert view is not None
@@ -56,7 +67,10 @@ def test_a_deaf_driver_elsewhere_loses_its_lease() -> None:
 def test_without_a_driver_there_is_nothing_to_stop() -> None:
     """A free lease ends it at once; no request is left behind for a successor."""
     store = MemoryStore()
-    assert stop_driver(store, "p", who="ann", why="test", clock=ManualClock()) == "no driver was running"
+    assert (
+        stop_driver(store, "p", who="ann", why="test", clock=ManualClock())
+        == "no driver was running"
+    )
     assert list_pending_requests(store, "p") == []
 
 
@@ -102,4 +116,7 @@ def test_a_driver_without_a_run_is_given_one() -> None:
     store = MemoryStore()
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     Lease.acquire(store, "p", ELSEWHERE)
-    assert decide_start(store, "p", watched=False) == (True, "a driver runs without a run: giving it one")
+    assert decide_start(store, "p", watched=False) == (
+        True,
+        "a driver runs without a run: giving it one",
+    )

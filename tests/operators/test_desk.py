@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tidegate.checkpoints.desired import DesiredState
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.operators.desk import _explain_stale_dag
-from tidegate.operators.view import StreamView
+from tidegate.checkpoints.desired_state import DesiredState
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.operators.airflow_db import _explain_stale_dag
+from tidegate.operators.stream_view import StreamView
 
 from .history import History, drives
 
@@ -31,18 +31,27 @@ def test_a_broken_file_hides_no_stream() -> None:
 
 
 def test_a_stream_removed_before_stays_hidden() -> None:
-    """Errors make every DAG that a file ever had stale; one that was removed from it long ago is not meant."""
+    """Errors make every DAG that a file ever had stale.
+
+    One that was removed from it long ago is not meant.
+    """
     assert _explain_stale_dag(dag(NOW - timedelta(days=9)), 0, {FILE: NOW}, {FILE}) is None
     assert _explain_stale_dag(dag(None), 0, {FILE: NOW}, {FILE}) is None
 
 
 def test_a_removed_stream_is_hidden_when_nothing_runs() -> None:
-    """Its spec is gone, or the whole file; while a run is active its driver may live, so it is shown."""
+    """Its spec is gone, or the whole file.
+
+    While a run is active its driver may live, so it is shown.
+    """
     assert _explain_stale_dag(dag(), 0, {FILE: NOW}, set()) is None
     assert _explain_stale_dag(dag(), 1, {FILE: NOW}, set()) == "missing"
 
 
-@pytest.mark.parametrize(("unread", "says"), [("errors", "cannot read its DAG file"), ("missing", "does not find its DAG")])
+@pytest.mark.parametrize(
+    ("unread", "says"),
+    [("errors", "cannot read its DAG file"), ("missing", "does not find its DAG")],
+)
 def test_the_page_says_that_nothing_new_starts(unread: str, says: str) -> None:
     """A running stream whose DAG Airflow does not find needs attention, and goes on."""
     store = MemoryStore()
@@ -51,7 +60,10 @@ def test_the_page_says_that_nothing_new_starts(unread: str, says: str) -> None:
     keeper = drives(store, "p")
     history.wanted(DesiredState.RUN)
     history.says("running")
-    for found in (StreamView(store, "p").summary(unread=unread), StreamView(store, "p").detail(unread=unread)):
+    for found in (
+        StreamView(store, "p").summary(unread=unread),
+        StreamView(store, "p").detail(unread=unread),
+    ):
         assert (found["state"], found["tone"], found["unread"]) == ("running", "warn", unread)
         assert says in found["findings"][0]["says"]
         assert "nothing new starts" in found["findings"][0]["says"]

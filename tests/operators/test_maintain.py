@@ -1,4 +1,7 @@
-"""The maintenance of a bucket, step by step, on a store in memory; the retention's process is only noted."""
+"""The maintenance of a bucket, step by step, on a store in memory.
+
+The retention's process is only noted.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,23 @@ from typing import Any
 import pytest
 from tests.epochs import checkpoint_id, seal_epoch
 
-from tidegate.checkpoints.catalog import CheckpointCatalog
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.roots import RootsFile
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.verify import Verification
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.operators import maintain
-from tidegate.operators.maintain import SCRUB_SHARES, MaintainOperator, select_for_scrub
+from tidegate.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.operators import maintain_operator
+from tidegate.operators.maintain_operator import SCRUB_SHARES, MaintainOperator, select_for_scrub
 
 FILES = {"events": {"before": 9, "after": 2}}
-REPORT = {"data": {"retired": ["t0-000001-aa"], "deleted": ["x", "y"], "deleted_bytes": 7, "compacted": FILES}}
+REPORT = {
+    "data": {
+        "retired": ["t0-000001-aa"],
+        "deleted": ["x", "y"],
+        "deleted_bytes": 7,
+        "compacted": FILES,
+    }
+}
 
 
 @pytest.fixture
@@ -31,7 +41,9 @@ def log(empty_log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
     return empty_log
 
 
-def _answer(monkeypatch: pytest.MonkeyPatch, code: int, out: str = "", err: str = "") -> list[list[str]]:
+def _answer(
+    monkeypatch: pytest.MonkeyPatch, code: int, out: str = "", err: str = ""
+) -> list[list[str]]:
     said: list[list[str]] = []
 
     def run(command: list[str], **_: Any) -> Any:
@@ -58,7 +70,12 @@ def test_a_good_run_says_what_it_did(log: SlotLog, monkeypatch: pytest.MonkeyPat
 
 def test_every_checkpoint_is_read_within_a_week(log: SlotLog) -> None:
     """The newest and the pinned ones each time, the others once in so many runs."""
-    RootsFile(log.store, "p").pin("keep", log.open_checkpoint(CheckpointCatalog(log).resolve(checkpoint_id(log, 4))).epoch.id, who="ann", why="")
+    RootsFile(log.store, "p").pin(
+        "keep",
+        log.open_checkpoint(CheckpointCatalog(log).resolve(checkpoint_id(log, 4))).epoch.id,
+        who="ann",
+        why="",
+    )
     rows = CheckpointCatalog(log).list_checkpoints()
     days = [{str(c) for c in select_for_scrub(rows, day)} for day in range(SCRUB_SHARES)]
     assert set.union(*days) == {row.id for row in rows}
@@ -66,7 +83,9 @@ def test_every_checkpoint_is_read_within_a_week(log: SlotLog) -> None:
     assert max(len(day) for day in days) <= 2 + 20 // SCRUB_SHARES + 1
 
 
-def test_a_damaged_checkpoint_turns_the_run_red(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_checkpoint_turns_the_run_red(
+    log: SlotLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is condemned, named, and no longer offered; the rest of the work is done."""
     bad = checkpoint_id(log, 20)
 
@@ -83,13 +102,17 @@ def test_a_damaged_checkpoint_turns_the_run_red(log: SlotLog, monkeypatch: pytes
         }
         return [Verification.model_validate(found)]
 
-    monkeypatch.setattr(maintain, "scrub_checkpoints", scrub)
-    with pytest.raises(PoisonError, match=r"1 checkpoint\(s\) of p are damaged: .*missing: p/x.parquet"):
+    monkeypatch.setattr(maintain_operator, "scrub_checkpoints", scrub)
+    with pytest.raises(
+        PoisonError, match=r"1 checkpoint\(s\) of p are damaged: .*missing: p/x.parquet"
+    ):
         _run()
     assert bad in RootsFile(log.store, "p").read().condemned
 
 
-@pytest.mark.parametrize(("code", "kind"), [(2, ConfigurationError), (3, TransientError), (-9, TransientError)])
+@pytest.mark.parametrize(
+    ("code", "kind"), [(2, ConfigurationError), (3, TransientError), (-9, TransientError)]
+)
 def test_a_retention_that_cannot_run_says_why(
     log: SlotLog, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
 ) -> None:

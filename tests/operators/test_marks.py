@@ -1,4 +1,7 @@
-"""A person ends a stream's task: what the API server does about the driver. No Airflow runs; the clock is ours."""
+"""A person ends a stream's task: what the API server does about the driver.
+
+No Airflow runs; the clock is ours.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,18 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 from tests.operators.test_control import World
 
-from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
-from tidegate.checkpoints.lease import ProcessIdentity, Lease
-from tidegate.checkpoints.memory import Fault, MemoryStore
-from tidegate.checkpoints.requests import RequestKind, list_pending_requests
-from tidegate.operators import marks
-from tidegate.operators.marks import MarkedTask, StopOnMark
+from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.driver_requests import RequestKind, list_pending_requests
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.memory_store import Fault, MemoryStore
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.operators import airflow_db
+from tidegate.operators.airflow_db import MarkedTask, StopOnMark
 from tidegate.operators.plugin import _LISTENER
 
-ELSEWHERE = ProcessIdentity(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+ELSEWHERE = ProcessIdentity(
+    driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9
+)
 WHY = "the task was set to failed in Airflow"
 
 
@@ -45,14 +51,26 @@ class Stage:
 
     def beat(self) -> None:
         """The driver looks for requests, whenever somebody waits."""
-        asked = [request for request in list_pending_requests(self.store, "p") if request.kind is RequestKind.DRAIN]
+        asked = [
+            request
+            for request in list_pending_requests(self.store, "p")
+            if request.kind is RequestKind.DRAIN
+        ]
         if self.lease is not None and self.lease.token in [request.token for request in asked]:
             self.lease.release()
             self.lease = None
 
-    def obey(self, objections: Callable[[], str | None] = lambda: None, *, asleep: bool = True) -> None:
+    def obey(
+        self, objections: Callable[[], str | None] = lambda: None, *, asleep: bool = True
+    ) -> None:
         """Bring a mark to the driver."""
-        StopOnMark(mark(asleep=asleep), lambda: self.store, objections, clock=self.clock, say=self.said.append).run()
+        StopOnMark(
+            mark(asleep=asleep),
+            lambda: self.store,
+            objections,
+            clock=self.clock,
+            say=self.said.append,
+        ).run()
 
     @property
     def wish(self) -> tuple[str, str]:
@@ -76,7 +94,9 @@ def test_a_mark_stops_the_driver_and_nothing_starts_it() -> None:
     assert stage.said[-1] == "the driver drained and stopped by itself"
 
 
-@pytest.mark.parametrize("why", ["the task was cleared since", "another run waits or has begun, and adopts the driver"])
+@pytest.mark.parametrize(
+    "why", ["the task was cleared since", "another run waits or has begun, and adopts the driver"]
+)
 def test_a_mark_that_no_longer_holds_changes_nothing(why: str) -> None:
     """A clear right after the mark, a run that waits: the driver stays."""
     stage = Stage()
@@ -87,7 +107,10 @@ def test_a_mark_that_no_longer_holds_changes_nothing(why: str) -> None:
 
 
 def test_a_clear_that_overtakes_the_mark_is_not_undone_by_it() -> None:
-    """The re-run has adopted the driver before the mark was written: what shall be is as before, nobody is asked to stop."""
+    """The re-run has adopted the driver before the mark was written.
+
+    What shall be is as before, nobody is asked to stop.
+    """
     stage = Stage()
     stage.obey(objections(None, "the task was cleared since"))
     assert stage.wish == ("run", "run r")
@@ -95,7 +118,10 @@ def test_a_clear_that_overtakes_the_mark_is_not_undone_by_it() -> None:
 
 
 def test_the_driver_of_a_re_run_is_not_stopped_by_an_old_mark() -> None:
-    """Another driver has begun while the mark was on its way: the request names the old one's token only."""
+    """Another driver has begun while the mark was on its way.
+
+    The request names the old one's token only.
+    """
     stage = Stage()
 
     def meanwhile() -> None:
@@ -117,7 +143,10 @@ def test_the_driver_of_a_re_run_is_not_stopped_by_an_old_mark() -> None:
 
 
 def test_a_task_that_was_awake_is_looked_after() -> None:
-    """It says `run` and launches a driver before its worker hears of the mark: both are taken back, once for each driver."""
+    """It says `run` and launches a driver before its worker hears of the mark.
+
+    Both are taken back, once for each driver.
+    """
     stage = Stage()
     assert stage.lease is not None
     stage.lease.release()
@@ -164,24 +193,43 @@ def test_a_restore_says_itself_what_shall_be() -> None:
 
 def test_what_the_trigger_does_as_well_is_done_once() -> None:
     """on_kill asks the same driver for the same try: there is one request."""
-    from tidegate.operators.control import StopTimeouts, stop_driver
+    from tidegate.operators.driver_shutdown import StopTimeouts, stop_driver
 
     stage = Stage()
     stage.clock.meanwhile = lambda: None
-    stop_driver(stage.store, "p", who="airflow", why=WHY, patience=StopTimeouts(0, 0, 0), asker="try", clock=stage.clock)
+    stop_driver(
+        stage.store,
+        "p",
+        who="airflow",
+        why=WHY,
+        patience=StopTimeouts(0, 0, 0),
+        asker="try",
+        clock=stage.clock,
+    )
     asked = list_pending_requests(stage.store, "p")
     assert [request.token for request in asked] == [1]
     again = Stage()
     again.clock.meanwhile = lambda: None
     for _ in range(2):
-        stop_driver(again.store, "p", who="airflow", why=WHY, patience=StopTimeouts(0, 0, 0), token=1, asker="try", clock=again.clock)
+        stop_driver(
+            again.store,
+            "p",
+            who="airflow",
+            why=WHY,
+            patience=StopTimeouts(0, 0, 0),
+            token=1,
+            asker="try",
+            clock=again.clock,
+        )
     assert [request.id for request in list_pending_requests(again.store, "p")] == [asked[0].id]
 
 
 def test_a_store_that_is_away_is_asked_again_for_a_while() -> None:
     """The mark waits for it; after five minutes it is given up, and that is said."""
     away = [True]
-    store = MemoryStore(hook=lambda request: Fault.REFUSED if away[0] and request.key.startswith("p/") else None)
+    store = MemoryStore(
+        hook=lambda request: Fault.REFUSED if away[0] and request.key.startswith("p/") else None
+    )
     away[0] = False
     stage = Stage(store)
     away[0] = True
@@ -203,7 +251,7 @@ def test_a_store_that_is_away_is_asked_again_for_a_while() -> None:
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[MarkedTask]:
     """Marks for which a thread would be started."""
     found: list[MarkedTask] = []
-    monkeypatch.setattr(marks, "_start_stop_thread", found.append)
+    monkeypatch.setattr(airflow_db, "_start_stop_thread", found.append)
     return found
 
 
@@ -212,9 +260,11 @@ def task(task_id: str = "stream", dag_id: str = "p.stream") -> Any:
     return SimpleNamespace(id="try", dag_id=dag_id, task_id=task_id, run_id="r", trigger_id=3)
 
 
-def test_only_a_person_s_mark_of_a_stream_is_heard(heard: list[MarkedTask], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_person_s_mark_of_a_stream_is_heard(
+    heard: list[MarkedTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Workers and the scheduler name the state before; other tasks are none of our business."""
-    monkeypatch.setattr(marks, "object_session", lambda task: None)
+    monkeypatch.setattr(airflow_db, "object_session", lambda task: None)
     _LISTENER.on_task_instance_failed("running", task())
     _LISTENER.on_task_instance_success("running", task())
     _LISTENER.on_task_instance_success(None, task("other"))
@@ -230,17 +280,19 @@ def test_only_a_person_s_mark_of_a_stream_is_heard(heard: list[MarkedTask], monk
     ]
 
 
-def test_a_mark_counts_when_it_is_committed(heard: list[MarkedTask], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mark_counts_when_it_is_committed(
+    heard: list[MarkedTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not before, and not if the request fails."""
     with Session(create_engine("sqlite://")) as session:
-        monkeypatch.setattr(marks, "object_session", lambda task: session)
+        monkeypatch.setattr(airflow_db, "object_session", lambda task: session)
         session.execute(text("select 1"))
-        marks.on_task_marked(task(), "failed")
+        airflow_db.on_task_marked(task(), "failed")
         session.rollback()
         assert heard == []
     with Session(create_engine("sqlite://")) as session:
         session.execute(text("select 1"))
-        marks.on_task_marked(task(), "failed")
+        airflow_db.on_task_marked(task(), "failed")
         assert heard == []
         session.commit()
         assert len(heard) == 1

@@ -16,16 +16,19 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from tests.operators.test_stream import NotingLauncher, _execute, _resume
 
-from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.lease import ProcessIdentity, Lease
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.status import DriverStatus, write_status
+from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store, StoreUnavailableError
-from tidegate.operators import metrics, stream, trigger
+from tidegate.operators import airflow_metrics, stream_operator, trigger
 from tidegate.operators.trigger import StreamTrigger
 
-ELSEWHERE = ProcessIdentity(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+ELSEWHERE = ProcessIdentity(
+    driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9
+)
 Noted = Callable[[], dict[tuple[str, str], float]]
 
 
@@ -34,7 +37,9 @@ def noted() -> Iterator[Noted]:
     """(name without Airflow's prefix, tags besides the pipeline) -> value, by the logger that Airflow has for OpenTelemetry."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
-    stats.initialize(factory=lambda: cast(StatsLogger, SafeOtelLogger(provider)), export_legacy_names=True)
+    stats.initialize(
+        factory=lambda: cast(StatsLogger, SafeOtelLogger(provider)), export_legacy_names=True
+    )
 
     def read() -> dict[tuple[str, str], float]:
         data = reader.get_metrics_data()
@@ -43,7 +48,9 @@ def noted() -> Iterator[Noted]:
             for point in metric.data.data_points:
                 tags = dict(point.attributes or {})
                 assert tags.pop("pipeline") == "p"
-                found[metric.name.removeprefix("airflow."), ",".join(map(str, tags.values()))] = getattr(point, "value", 0.0)
+                found[metric.name.removeprefix("airflow."), ",".join(map(str, tags.values()))] = (
+                    getattr(point, "value", 0.0)
+                )
         return found
 
     yield read
@@ -80,10 +87,23 @@ async def _watch(during: Callable[[], Awaitable[None]]) -> dict[str, Any]:
 
 
 def test_a_watched_stream_and_its_loss(store: Store, noted: Noted) -> None:
-    """Looks are counted while it lives, with the ages of heartbeat and seal; its end by state, and that nobody looks any more."""
+    """Looks are counted while it lives, with the ages of heartbeat and seal.
+
+    Its end by state, and that nobody looks any more.
+    """
     lease = Lease.acquire(store, "p", ELSEWHERE)
     sealed_at = SYSTEM_CLOCK.wall_ticks() - 60_000_000
-    write_status(store, "p", DriverStatus(token=1, driver="d", step="wait", at=0, body={"state": "running", "sealed_at": sealed_at}))
+    write_status(
+        store,
+        "p",
+        DriverStatus(
+            token=1,
+            driver="d",
+            step="wait",
+            at=0,
+            body={"state": "running", "sealed_at": sealed_at},
+        ),
+    )
     alive: dict[tuple[str, str], float] = {}
 
     async def during() -> None:
@@ -93,15 +113,23 @@ def test_a_watched_stream_and_its_loss(store: Store, noted: Noted) -> None:
 
     assert asyncio.run(_watch(during))["state"] == "lost"
     assert alive["tidegate.stream.watched", ""] == 1
-    assert 0 <= alive["tidegate.stream.heartbeat.age", ""] < 60 <= alive["tidegate.stream.seal.age", ""] < 120
+    assert (
+        0
+        <= alive["tidegate.stream.heartbeat.age", ""]
+        < 60
+        <= alive["tidegate.stream.seal.age", ""]
+        < 120
+    )
     assert not any(name == "tidegate.stream.ended" for name, _ in alive)
     after = noted()
     assert after["tidegate.stream.ended", "lost"] == 1
     assert after["tidegate.stream.watched", ""] == 0
-    assert {name for name, _ in after} <= set(metrics.METRIC_DESCRIPTIONS)
+    assert {name for name, _ in after} <= set(airflow_metrics.METRIC_DESCRIPTIONS)
 
 
-def test_looks_that_nobody_answers(store: Store, noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_that_nobody_answers(
+    store: Store, noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bucket that is away is no loss; it is counted as what it is."""
     lease = Lease.acquire(store, "p", ELSEWHERE)
 
@@ -119,7 +147,10 @@ def test_looks_that_nobody_answers(store: Store, noted: Noted, monkeypatch: pyte
 
 
 def test_a_cancelled_trigger_watches_no_more(store: Store, noted: Noted) -> None:
-    """Its task was cleared, or the triggerer ends: the stream counts as watched by whoever watches it then."""
+    """Its task was cleared, or the triggerer ends.
+
+    The stream counts as watched by whoever watches it then.
+    """
     Lease.acquire(store, "p", ELSEWHERE)
 
     async def cancelled() -> None:
@@ -133,15 +164,19 @@ def test_a_cancelled_trigger_watches_no_more(store: Store, noted: Noted) -> None
     assert not any(name == "tidegate.stream.ended" for name, _ in noted())
 
 
-def test_launches_and_adoptions(store: Store, noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_and_adoptions(
+    store: Store, noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A start, a replacement of what was lost, and a driver that ran already are three things."""
-    monkeypatch.setattr(stream, "make_launcher", lambda submit: NotingLauncher())
+    monkeypatch.setattr(stream_operator, "make_launcher", lambda submit: NotingLauncher())
     _execute()
     with pytest.raises(TaskDeferred):
         _resume("lost")
     Lease.acquire(store, "p", ELSEWHERE)
     _execute()
     found = noted()
-    launched = {tags: value for (name, tags), value in found.items() if name == "tidegate.driver.launched"}
+    launched = {
+        tags: value for (name, tags), value in found.items() if name == "tidegate.driver.launched"
+    }
     assert launched == {"start": 1, "replacement": 1}
     assert found["tidegate.driver.adopted", ""] == 1

@@ -7,22 +7,25 @@ from typing import Any
 import pytest
 from tests.operators.history import GALLERY, History, drives, drove, gallery
 
-from tidegate.checkpoints import index
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.desired import DesiredState
-from tidegate.checkpoints.memory import Fault, MemoryStore, StoreRequest
-from tidegate.checkpoints.roots import RootsFile
-from tidegate.checkpoints.trail import RestoreEvent, record_restore_event
-from tidegate.operators import view
-from tidegate.operators.points import build_lateness_charts
-from tidegate.operators.view import StreamView
+from tidegate.checkpoints import slot_index
+from tidegate.checkpoints.desired_state import DesiredState
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.memory_store import Fault, MemoryStore, StoreRequest
+from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.restore import RestoreEvent, record_restore_event
+from tidegate.operators import stream_view
+from tidegate.operators.chart_data import build_lateness_charts
+from tidegate.operators.stream_view import StreamView
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Charts of ten epochs, tables of five, index pages of eight: a short history has several of each."""
-    monkeypatch.setattr(view, "CHART_POINTS", 10)
-    monkeypatch.setattr(index, "SLOTS_PER_PAGE", 8)
+    """Charts of ten epochs, tables of five, index pages of eight.
+
+    A short history has several of each.
+    """
+    monkeypatch.setattr(stream_view, "CHART_POINTS", 10)
+    monkeypatch.setattr(slot_index, "SLOTS_PER_PAGE", 8)
 
 
 @pytest.fixture
@@ -70,7 +73,9 @@ def test_charts_end_at_the_newest_epoch(store: MemoryStore) -> None:
     assert points[-1]["read"] > points[-2]["read"]
 
 
-@pytest.mark.parametrize("why", ["no data", "idle timer running", "open barrier", "no punctuation", "buffered rows"])
+@pytest.mark.parametrize(
+    "why", ["no data", "idle timer running", "open barrier", "no punctuation", "buffered rows"]
+)
 def test_who_holds_the_frontier_is_shown(store: MemoryStore, why: str) -> None:
     """Partition, reason and since when, as the newest epoch has them."""
     history = History(store, "p", why=why)
@@ -80,7 +85,10 @@ def test_who_holds_the_frontier_is_shown(store: MemoryStore, why: str) -> None:
 
 
 def test_a_refresh_reads_what_is_new(store: MemoryStore, gets: list[str]) -> None:
-    """Epochs are read once, and sent once to a page that says what it has; after a restore it gets all of them."""
+    """Epochs are read once, and sent once to a page that says what it has.
+
+    After a restore it gets all of them.
+    """
     history, clock = History(store, "p"), ManualClock()
     old = history.extend(12)
     stream = StreamView(store, "p", clock=clock)
@@ -95,7 +103,10 @@ def test_a_refresh_reads_what_is_new(store: MemoryStore, gets: list[str]) -> Non
     history.extend(1)
     clock.sleep(5)
     answer = stream.detail(since=(0, 14), span=10)
-    assert (slots(answer["points"]), answer["partial"]) == ([*((0, slot) for slot in range(1, 7)), (1, 7)], False)
+    assert (slots(answer["points"]), answer["partial"]) == (
+        [*((0, slot) for slot in range(1, 7)), (1, 7)],
+        False,
+    )
 
 
 def test_many_viewers_share_one_look(store: MemoryStore, gets: list[str]) -> None:
@@ -116,13 +127,19 @@ def test_a_long_past_is_drawn_in_steps(store: MemoryStore) -> None:
 
 
 def test_the_table_is_paged_through_the_whole_lineage(store: MemoryStore) -> None:
-    """Newest first, across a restore, each checkpoint once; those left behind have a table of their own."""
+    """Newest first, across a restore, each checkpoint once.
+
+    Those left behind have a table of their own.
+    """
     history = History(store, "p")
     old = history.extend(20)
     history.restore(old[11])
     history.extend(16)
     stream = StreamView(store, "p")
-    assert pages(stream) == [*((1, s) for s in range(28, 12, -1)), *((0, s) for s in range(12, 0, -1))]
+    assert pages(stream) == [
+        *((1, s) for s in range(28, 12, -1)),
+        *((0, s) for s in range(12, 0, -1)),
+    ]
     assert pages(stream, abandoned=True) == [(0, s) for s in range(20, 12, -1)]
 
 
@@ -133,12 +150,17 @@ def test_a_deep_past_is_paged_from_the_index(store: MemoryStore, gets: list[str]
     everything = pages(stream)
     assert len(everything) == 60
     gets.clear()
-    assert slots(stream.checkpoint_page((0, 20), limit=5)["rows"]) == [(0, slot) for slot in range(19, 14, -1)]
+    assert slots(stream.checkpoint_page((0, 20), limit=5)["rows"]) == [
+        (0, slot) for slot in range(19, 14, -1)
+    ]
     assert sum("/slots/" in key for key in gets) < 8
 
 
 def test_a_row_says_what_speaks_for_and_against_a_checkpoint(store: MemoryStore) -> None:
-    """Pins, damage and the verdict of quality stand in the row; what is damaged cannot be restored from here."""
+    """Pins, damage and the verdict of quality stand in the row.
+
+    What is damaged cannot be restored from here.
+    """
     history = History(store, "p")
     epochs = history.extend(6)
     roots = RootsFile(store, "p")
@@ -156,7 +178,10 @@ def test_a_row_says_what_speaks_for_and_against_a_checkpoint(store: MemoryStore)
 
 
 def test_a_checked_checkpoint_remembers_it(store: MemoryStore) -> None:
-    """Whoever asks whether a checkpoint is whole is told, and so is everybody after; nothing is written."""
+    """Whoever asks whether a checkpoint is whole is told, and so is everybody after.
+
+    Nothing is written.
+    """
     epoch = History(store, "p").extend(1)[0]
     stream = StreamView(store, "p")
     assert stream.checkpoint_page()["rows"][0]["verified"] is None
@@ -166,7 +191,10 @@ def test_a_checked_checkpoint_remembers_it(store: MemoryStore) -> None:
 
 
 def test_barriers_are_found_far_behind_the_charts(store: MemoryStore) -> None:
-    """A daily barrier lies hundreds of epochs back; it is shown with who was missing, and an open one with who waits."""
+    """A daily barrier lies hundreds of epochs back.
+
+    It is shown with who was missing, and an open one with who waits.
+    """
     History(store, "p").extend(48)
     found = StreamView(store, "p").detail(span=10)
     assert [(b["id"], b["outcome"], b["missing"]) for b in found["barriers"]] == [
@@ -182,11 +210,25 @@ def test_barriers_are_found_far_behind_the_charts(store: MemoryStore) -> None:
 def test_trails_pins_and_requests_are_shown(store: MemoryStore) -> None:
     """Who restored what, when and why; what was only asked for as well."""
     history = gallery(store, 4)
-    record_restore_event(store, "flights", "run-1", RestoreEvent.ASKED, who="uwe", target="t1-000270-aa", head="t1-000290-bb", why="late files")
+    record_restore_event(
+        store,
+        "flights",
+        "run-1",
+        RestoreEvent.ASKED,
+        who="uwe",
+        target="t1-000270-aa",
+        head="t1-000290-bb",
+        why="late files",
+    )
     record_restore_event(store, "flights", "run-1", RestoreEvent.REJECTED, who="olga")
     found = StreamView(store, "flights").detail()
-    assert [(r["who"], r["why"], r["fork_slot"], r["slot"]) for r in found["restores"]] == [("ann", "a bad file came in", 9, 13)]
-    assert [(step["what"], step["who"]) for step in found["trail"][0]["steps"]] == [("asked", "uwe"), ("rejected", "olga")]
+    assert [(r["who"], r["why"], r["fork_slot"], r["slot"]) for r in found["restores"]] == [
+        ("ann", "a bad file came in", 9, 13)
+    ]
+    assert [(step["what"], step["who"]) for step in found["trail"][0]["steps"]] == [
+        ("asked", "uwe"),
+        ("rejected", "olga"),
+    ]
     assert [(pin["name"], pin["who"]) for pin in found["pins"]] == [("before_fix", "ann")]
     assert [(r["kind"], r["name"]) for r in found["requests"]] == [("savepoint", "release_7")]
     assert found["timeline"] == history.log.head().timeline == 1
@@ -210,7 +252,9 @@ def test_every_state_is_told_with_its_reason(store: MemoryStore) -> None:
         "its DAG is paused in Airflow, so nothing starts it",
         "quality checks failed: “few rows are late”",
     ]
-    assert [finding["says"] for finding in rows["taxis"]["findings"]] == ["31 epochs are sealed but not in the tables yet"]
+    assert [finding["says"] for finding in rows["taxis"]["findings"]] == [
+        "31 epochs are sealed but not in the tables yet"
+    ]
     assert rows["clicks"]["why"] == "stopped by ann: maintenance of the shop"
 
 
@@ -221,7 +265,13 @@ def test_a_stream_that_stopped_sealing_needs_attention(store: MemoryStore) -> No
     keeper = drives(store, "p")
     history.wanted(DesiredState.RUN)
     waits: dict[str, Any] = {"lag": {"web/0": 3, "web/1": 4}, "late_uploads": {"files": 3}}
-    history.says("running", unpublished=40, trouble={"message": "the catalog is away"}, silent={"LGA": 7_500_000_000}, **waits)
+    history.says(
+        "running",
+        unpublished=40,
+        trouble={"message": "the catalog is away"},
+        silent={"LGA": 7_500_000_000},
+        **waits,
+    )
     found = StreamView(store, "p").summary()
     assert (found["state"], found["tone"]) == ("running", "warn")
     assert (found["lag"], found["late_uploads"]) == ({"web": 7}, {"files": 3})
@@ -243,7 +293,10 @@ def test_a_restore_under_way_says_who_began_it(store: MemoryStore) -> None:
     drove(store, "p")
     history.wanted(DesiredState.RECOVERING)
     found = StreamView(store, "p").summary()
-    assert (found["state"], found["why"]) == ("recovering", "a restore is under way, started by ann")
+    assert (found["state"], found["why"]) == (
+        "recovering",
+        "a restore is under way, started by ann",
+    )
 
 
 def test_a_bucket_that_does_not_answer_is_a_state() -> None:
@@ -262,11 +315,18 @@ def test_what_differs_and_what_a_restore_takes_back(store: MemoryStore) -> None:
     read = epochs[4].counters.read - epochs[1].counters.read
     assert stream.diff("good", "latest")["counters"]["read"] == read
     plan = stream.restore_impact("good")
-    assert (plan["epochs_rewound"], plan["rows"]["read"], plan["since"]) == (3, read, epochs[1].created_at // 1000)
+    assert (plan["epochs_rewound"], plan["rows"]["read"], plan["since"]) == (
+        3,
+        read,
+        epochs[1].created_at // 1000,
+    )
 
 
 def test_the_curve_of_lateness() -> None:
-    """At a lag of a minute the rows up to a minute behind are in time; a target names the least lag that is enough."""
+    """At a lag of a minute the rows up to a minute behind are in time.
+
+    A target names the least lag that is enough.
+    """
     buckets = {"0": 90, "1": 0, str(_bucket(60)): 9, str(_bucket(3600)): 1}
     found = build_lateness_charts([{"one": {"gamma": 1.01, "buckets": buckets}}, {}])
     one = found["sources"]["one"]

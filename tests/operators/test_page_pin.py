@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.operators.history import History
 
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.roots import RootsFile
-from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.operators.pin import PinOperator
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.pins import RootsFile
+from tidegate.errors import ConfigurationError
+from tidegate.operators.recover_and_pin import PinOperator
 
 
 @pytest.fixture
@@ -33,7 +33,10 @@ def run(**params: str) -> dict[str, Any]:
 
 
 def test_a_pin_keeps_who_and_why(history: History) -> None:
-    """The newest checkpoint gets the name; doing it twice changes nothing; unpinning gives it up."""
+    """The newest checkpoint gets the name.
+
+    Doing it twice changes nothing; unpinning gives it up.
+    """
     newest = str(history.log.head().checkpoint)
     assert run(name="good", reason="known")["pins"] == {"good": newest}
     assert run(name="good", reason="known")["pins"] == {"good": newest}
@@ -44,7 +47,10 @@ def test_a_pin_keeps_who_and_why(history: History) -> None:
 
 
 def test_a_name_that_is_taken_stays_where_it_is(history: History) -> None:
-    """Another checkpoint under the same name, no name, no such checkpoint: refused in a sentence, and nothing is changed."""
+    """Another checkpoint under the same name, no name, no such checkpoint.
+
+    Refused in a sentence, and nothing is changed.
+    """
     before = run(name="good")["pins"]
     history.extend(1)
     with pytest.raises(ConfigurationError, match="'good' already names"):

@@ -1,4 +1,7 @@
-"""Where the page looks for a stream: in the store of the Airflow connection that its DAG names, as the operators do."""
+"""Where the page looks for a stream.
+
+In the store of the Airflow connection that its DAG names, as the operators do.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ import pytest
 from tests.operators.history import History
 from tests.operators.pages import FakeAirflowQueries, app_of, served
 
-from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.operators.desk import AirflowQueries, _find_store_connection
+from tidegate.errors import ConfigurationError
+from tidegate.operators.airflow_db import AirflowQueries, _find_store_connection
 from tidegate.operators.factory import build_dags
 
 SPEC = """\
@@ -34,12 +37,16 @@ class TwoStores(FakeAirflowQueries):
 
     def open_store(self, conn_id: str | None) -> Store:
         if conn_id == "nowhere":
-            raise ConfigurationError("Airflow knows no connection 'nowhere'", code="airflow.no_connection")
+            raise ConfigurationError(
+                "Airflow knows no connection 'nowhere'", code="airflow.no_connection"
+            )
         return self._store if conn_id is None else self._lake
 
     def list_streams(self, user: Any) -> list[dict[str, Any]]:
         places = {"away.stream": "nowhere", "here.stream": None, "there.stream": "lake"}
-        return [{**stream, "conn_id": places[stream["dag_id"]]} for stream in super().list_streams(user)]
+        return [
+            {**stream, "conn_id": places[stream["dag_id"]]} for stream in super().list_streams(user)
+        ]
 
 
 def _get(url: str) -> Any:
@@ -48,25 +55,37 @@ def _get(url: str) -> Any:
 
 
 def test_each_stream_is_looked_for_in_its_own_store() -> None:
-    """Streams of several stores stand in one list; one without a store says why and takes nothing from the others."""
+    """Streams of several stores stand in one list.
+
+    One without a store says why and takes nothing from the others.
+    """
     own, lake = MemoryStore(), MemoryStore()
     History(own, "here").extend(2)
     History(lake, "there").extend(5)
     with served(app_of(TwoStores(own, lake))) as url:
         rows = {row["pipeline"]: row for row in _get(f"{url}/api/streams")["streams"]}
         checkpoints = _get(f"{url}/api/streams/there.stream/checkpoints")
-    assert (rows["away"]["state"], rows["away"]["why"]) == ("unknown", "Airflow knows no connection 'nowhere'")
+    assert (rows["away"]["state"], rows["away"]["why"]) == (
+        "unknown",
+        "Airflow knows no connection 'nowhere'",
+    )
     assert {name: rows[name]["slot"] for name in ("here", "there")} == {"here": 2, "there": 5}
     assert checkpoints["newest"] == 5
 
 
 def test_the_dag_names_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The factory notes it in a tag, the API server reads it there and opens the store; without one it is the environment's."""
+    """The factory notes it in a tag, the API server reads it there and opens the store.
+
+    Without one it is the environment's.
+    """
     (tmp_path / "p.yaml").write_text(SPEC)
     named = build_dags(tmp_path, conn_id="lake")["p.stream"].tags
     assert _find_store_connection(named) == "lake"
     assert _find_store_connection(build_dags(tmp_path)["p.stream"].tags) is None
-    monkeypatch.setenv("AIRFLOW_CONN_LAKE", json.dumps({"conn_type": "aws", "extra": {"store": str(tmp_path / "lake")}}))
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_LAKE",
+        json.dumps({"conn_type": "aws", "extra": {"store": str(tmp_path / "lake")}}),
+    )
     assert AirflowQueries().open_store("lake").uri("x").endswith("/lake/x")
 
 

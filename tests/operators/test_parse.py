@@ -13,13 +13,24 @@ from pathlib import Path
 import pytest
 from airflow.sdk import DAG
 
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.errors import ConfigurationError
 from tidegate.operators import get_provider_info
 from tidegate.operators.factory import build_dags, check_specs
-from tidegate.operators.sweep import SweepOperator
+from tidegate.operators.sweep_operator import SweepOperator
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-HEAVY = ("pyspark", "py4j", "great_expectations", "pyiceberg", "boto3", "botocore", "pandas", "pyarrow", "duckdb", "fastapi")
+HEAVY = (
+    "pyspark",
+    "py4j",
+    "great_expectations",
+    "pyiceberg",
+    "boto3",
+    "botocore",
+    "pandas",
+    "pyarrow",
+    "duckdb",
+    "fastapi",
+)
 
 SPEC = """\
 apiVersion: tidegate/v1
@@ -57,7 +68,10 @@ def _swept(dag: DAG) -> list[str]:
 
 
 def _measure(folder: Path) -> tuple[float, list[str], list[str]]:
-    """Processor time of import and build, as a share of what Airflow itself needs; the modules that came along; the DAGs."""
+    """Processor time of import and build, as a share of what Airflow itself needs.
+
+    The modules that came along; the DAGs.
+    """
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE, str(folder)],
         capture_output=True,
@@ -71,7 +85,10 @@ def _measure(folder: Path) -> tuple[float, list[str], list[str]]:
 
 
 def _least(folder: Path, limit: float) -> tuple[float, list[str], list[str]]:
-    """The first measurement within the limit, or the last of three: other work on the machine is no cost of ours."""
+    """The first measurement within the limit, or the last of three.
+
+    Other work on the machine is no cost of ours.
+    """
     for _ in range(3):
         found = _measure(folder)
         if found[0] < limit:
@@ -101,11 +118,16 @@ def test_a_hundred_pipelines_parse_in_half_of_airflow_s_own_time(tmp_path: Path)
 
 
 def test_a_broken_spec_leaves_the_others_alone(tmp_path: Path) -> None:
-    """The good pipeline has its DAGs; the bad one becomes a DAG that fails, and an import error, with file, line and field."""
+    """The good pipeline has its DAGs.
+
+    The bad one becomes a DAG that fails, and an import error, with file, line and field.
+    """
     _write(tmp_path, "good")
     (tmp_path / "bad.yaml").write_text("apiVersion: tidegate/v1\nname: bad\nsauces: {}\n")
     dags = build_dags(tmp_path)
-    assert {"good.stream", "good.recover", "good.quality", "good.maintain", "tidegate.sweep"} < set(dags)
+    assert {"good.stream", "good.recover", "good.quality", "good.maintain", "tidegate.sweep"} < set(
+        dags
+    )
     wrong = r"bad\.yaml:3: sauces: unknown field, did you mean 'sources'"
     assert re.search(wrong, str(dags["tidegate.broken_specs"].description))
     with pytest.raises(ConfigurationError, match=wrong):
@@ -117,7 +139,10 @@ def test_a_broken_spec_leaves_the_others_alone(tmp_path: Path) -> None:
 
 
 def test_a_renamed_or_deleted_file_takes_only_its_own_dags(tmp_path: Path) -> None:
-    """A new name is a new pipeline with DAGs of its own; a deleted file's are gone; nothing else moves."""
+    """A new name is a new pipeline with DAGs of its own.
+
+    A deleted file's are gone; nothing else moves.
+    """
     _write(tmp_path, "stays")
     _write(tmp_path, "before")
     kept = {dag for dag in build_dags(tmp_path) if dag.startswith(("stays.", "tidegate."))}
@@ -133,7 +158,10 @@ def test_two_specs_with_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "zz.yaml").write_text((tmp_path / "same.yaml").read_text())
     dags = build_dags(tmp_path)
     assert "same.stream" in dags
-    assert re.search(r"zz\.yaml:1: name: 'same' is taken by .*same\.yaml", str(dags["tidegate.broken_specs"].description))
+    assert re.search(
+        r"zz\.yaml:1: name: 'same' is taken by .*same\.yaml",
+        str(dags["tidegate.broken_specs"].description),
+    )
 
 
 def test_notifiers_are_airflow_s_own(tmp_path: Path) -> None:
@@ -163,6 +191,11 @@ def test_pipelines_with_one_cron_share_a_sweep(tmp_path: Path) -> None:
 def test_the_provider_names_modules_that_exist() -> None:
     """Airflow lists the provider, and everything it names can be imported."""
     info = get_provider_info()
-    named = [m for kind in ("operators", "triggers") for group in info[kind] for m in group["python-modules"]]
+    named = [
+        m
+        for kind in ("operators", "triggers")
+        for group in info[kind]
+        for m in group["python-modules"]
+    ]
     for module in named:
         assert find_spec(module) is not None, module

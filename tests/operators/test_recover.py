@@ -1,4 +1,7 @@
-"""The recovery, step by step, on a store in memory: what is reported, what is changed, what a second try does."""
+"""The recovery, step by step, on a store in memory.
+
+What is reported, what is changed, what a second try does.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,18 @@ from typing import Any
 import pytest
 from tests.epochs import checkpoint_id, seal_epoch
 
-from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.restore import plan_restore
+from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.restore import RestoreEvent, plan_restore, read_restore_audits
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.checkpoints.trail import RestoreEvent, read_restore_audits
-from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.operators import recover
-from tidegate.operators.recover import RecoverOperator, format_impact_report
+from tidegate.errors import ConfigurationError
+from tidegate.operators import recover_and_pin
+from tidegate.operators.recover_and_pin import RecoverOperator, format_impact_report
 
 
-def _run(checkpoint: str, *, dry_run: bool = False, active: int = 1, run_id: str = "r") -> dict[str, Any]:
+def _run(
+    checkpoint: str, *, dry_run: bool = False, active: int = 1, run_id: str = "r"
+) -> dict[str, Any]:
     operator = RecoverOperator(
         task_id="recover",
         pipeline="p",
@@ -29,7 +33,13 @@ def _run(checkpoint: str, *, dry_run: bool = False, active: int = 1, run_id: str
         dry_run_only=str(dry_run),
     )
     person = SimpleNamespace(triggering_user_name="ann")
-    return operator.execute({"run_id": run_id, "dag_run": person, "ti": SimpleNamespace(get_dr_count=lambda **_: active)})
+    return operator.execute(
+        {
+            "run_id": run_id,
+            "dag_run": person,
+            "ti": SimpleNamespace(get_dr_count=lambda **_: active),
+        }
+    )
 
 
 def _wish(store: Store) -> DesiredState:
@@ -66,7 +76,10 @@ def test_a_retry_after_the_fork_does_not_restore_twice(log: SlotLog) -> None:
 
 
 def test_a_try_killed_after_the_fork_is_made_up_for(log: SlotLog) -> None:
-    """The stream shall run again, and the trail says what was done; a restore of somebody else is left alone."""
+    """The stream shall run again, and the trail says what was done.
+
+    A restore of somebody else is left alone.
+    """
     _run(checkpoint_id(log, 3))
     fork = log.list_forks()[0]
     trail = next(entry.key for entry in log.store.list_objects("p/") if "/trail/" in entry.key)
@@ -74,7 +87,9 @@ def test_a_try_killed_after_the_fork_is_made_up_for(log: SlotLog) -> None:
     set_desired_state(log.store, "p", DesiredState.RECOVERING, who=fork.who, why=fork.why)
     _run(checkpoint_id(log, 3))
     assert _wish(log.store) is DesiredState.RUN
-    assert [step.what for step in read_restore_audits(log.store, "p")[0].steps] == [RestoreEvent.RESTORED]
+    assert [step.what for step in read_restore_audits(log.store, "p")[0].steps] == [
+        RestoreEvent.RESTORED
+    ]
     set_desired_state(log.store, "p", DesiredState.RECOVERING, who="bob", why="another")
     _run(checkpoint_id(log, 3))
     assert _wish(log.store) is DesiredState.RECOVERING
@@ -94,7 +109,7 @@ def test_a_failed_restore_restores_the_wish(log: SlotLog, monkeypatch: pytest.Mo
     def broken(*_: Any, **__: Any) -> None:
         raise ConfigurationError("no", code="x")
 
-    monkeypatch.setattr(recover, "commit_restore", broken)
+    monkeypatch.setattr(recover_and_pin, "commit_restore", broken)
     for wish in (DesiredState.RUN, DesiredState.STOPPED):
         set_desired_state(log.store, "p", wish, who="bob")
         with pytest.raises(ConfigurationError):

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tidegate.operators.access import StoreAccess
-from tidegate.operators.launch import LaunchedDriver, LocalLauncher
-from tidegate.operators.shelter import drain_drivers
+from tidegate.operators.drain_on_exit import drain_drivers
+from tidegate.operators.driver_launch import LaunchedDriver, LocalLauncher
+from tidegate.operators.store_access import StoreAccess
 
 Wait = Callable[..., None]
 
@@ -27,7 +27,8 @@ pathlib.Path("sealed").touch()
 """
 # The scheduler: ends at once on SIGTERM, with a code of its own.
 COMMAND = (
-    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('up', flush=True); signal.pause()"
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('up',"
+    " flush=True); signal.pause()"
 )
 
 
@@ -39,11 +40,14 @@ def _launch(tmp_path: Path, script: str, wait_until: Wait) -> LaunchedDriver:
 
 
 def test_drivers_drain_before_the_container_ends(tmp_path: Path, wait_until: Wait) -> None:
-    """SIGTERM goes to the command; its drivers, in sessions of their own, are asked after it and waited for."""
+    """SIGTERM goes to the command.
+
+    Its drivers, in sessions of their own, are asked after it and waited for.
+    """
     driver = _launch(tmp_path, DRIVER, wait_until)
     (tmp_path / "drivers" / "p" / "torn.json").write_text("{")
     shelter = subprocess.Popen(
-        [sys.executable, "-m", "tidegate.operators.shelter", sys.executable, "-c", COMMAND],
+        [sys.executable, "-m", "tidegate.operators.drain_on_exit", sys.executable, "-c", COMMAND],
         env={**os.environ, "TIDEGATE_HOME": str(tmp_path)},
         stdout=subprocess.PIPE,
     )
@@ -59,7 +63,10 @@ def test_drivers_drain_before_the_container_ends(tmp_path: Path, wait_until: Wai
 
 def test_a_driver_that_does_not_end_is_named(tmp_path: Path, wait_until: Wait) -> None:
     """The wait is bounded."""
-    stuck = "import pathlib, signal, time; signal.signal(15, signal.SIG_IGN); pathlib.Path('started').touch(); time.sleep(600)"
+    stuck = (
+        "import pathlib, signal, time; signal.signal(15, signal.SIG_IGN);"
+        " pathlib.Path('started').touch(); time.sleep(600)"
+    )
     driver = _launch(tmp_path, stuck, wait_until)
     assert drain_drivers(tmp_path / "drivers", patience=0.5) == [driver]
     os.killpg(driver.leader.pid, signal.SIGKILL)

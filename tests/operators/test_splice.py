@@ -1,4 +1,7 @@
-"""`<p>.splice` step by step: offered when worth it, shown before decided, merged as shown and by another person's word."""
+"""`<p>.splice` step by step.
+
+Offered when worth it, shown before decided, merged as shown and by another person's word.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,19 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.splices import SpliceRequest, create_splice_request, read_splice_request
-from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.splice_requests import (
+    SpliceRequest,
+    create_splice_request,
+    read_splice_request,
+)
+from tidegate.errors import ConfigurationError, TransientError
 from tidegate.operators.factory import build_dags
-from tidegate.operators.splice import ApproveSpliceOperator, MergeSpliceOperator, ReportSpliceOperator
+from tidegate.operators.splice_operators import (
+    ApproveSpliceOperator,
+    MergeSpliceOperator,
+    ReportSpliceOperator,
+)
 
 SPEC = """\
 apiVersion: tidegate/v1
@@ -42,25 +53,39 @@ class Asking:
         self.calls: list[list[str]] = []
         self.answers: dict[str, tuple[int, str, Any]] = {}
         monkeypatch.setattr(subprocess, "run", self._run)
-        request = SpliceRequest(id="s1", pipeline="p", origin="late", row_count=7, created_at=0, who="ann", why="a test")
+        request = SpliceRequest(
+            id="s1", pipeline="p", origin="late", row_count=7, created_at=0, who="ann", why="a test"
+        )
         create_splice_request(store, request)
         shown = {"request": request.model_dump(mode="json"), "impact": IMPACT}
         self.answers["show"] = (0, "impact", shown)
         self.answers["late"] = (0, "splice", {"request": "s1"})
-        merged = {"request": "s1", "checkpoint": "t0-000009-abcdef", "promised": "d", "actual": "d", "again": False}
+        merged = {
+            "request": "s1",
+            "checkpoint": "t0-000009-abcdef",
+            "promised": "d",
+            "actual": "d",
+            "again": False,
+        }
         self.answers["merge"] = (0, "merge", merged)
 
     def _run(self, command: list[str], **_: Any) -> Any:
         self.calls.append(command[3:])
         code, kind, data = self.answers[command[4]]
-        return SimpleNamespace(returncode=code, stdout=json.dumps({"schema_version": 1, "kind": kind, "data": data}), stderr="")
+        return SimpleNamespace(
+            returncode=code,
+            stdout=json.dumps({"schema_version": 1, "kind": kind, "data": data}),
+            stderr="",
+        )
 
     def context(self) -> dict[str, Any]:
         pull = SimpleNamespace(xcom_pull=lambda task_ids: self.results.get(task_ids))
         return {"run_id": "r", "dag_run": SimpleNamespace(triggering_user_name="bob"), "ti": pull}
 
     def report(self, request: str = "") -> dict[str, Any]:
-        made = ReportSpliceOperator(task_id="report", pipeline="p", spec="p.yaml", at_least=100, request=request)
+        made = ReportSpliceOperator(
+            task_id="report", pipeline="p", spec="p.yaml", at_least=100, request=request
+        )
         self.results["report"] = made.execute(self.context())
         return dict(self.results["report"])
 
@@ -68,11 +93,18 @@ class Asking:
         asked = ApproveSpliceOperator(task_id="approve", pipeline="p", spec="p.yaml")
         person = {"id": by, "name": by}
         now = datetime.now(UTC)
-        event = {"chosen_options": [chosen], "params_input": choice, "responded_at": now, "responded_by_user": person}
+        event = {
+            "chosen_options": [chosen],
+            "params_input": choice,
+            "responded_at": now,
+            "responded_by_user": person,
+        }
         self.results["approve"] = asked.execute_complete(self.context(), event)
 
     def merge(self) -> dict[str, Any]:
-        return MergeSpliceOperator(task_id="merge", pipeline="p", spec="p.yaml").execute(self.context())
+        return MergeSpliceOperator(task_id="merge", pipeline="p", spec="p.yaml").execute(
+            self.context()
+        )
 
 
 @pytest.fixture
@@ -83,33 +115,61 @@ def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asking:
 
 
 def test_an_approved_request_is_merged_as_shown(asking: Asking) -> None:
-    """Late rows are offered; the question shows old and new; the merge is bound to that effect; the trail names everybody."""
+    """Late rows are offered.
+
+    The question shows old and new; the merge is bound to that effect; the trail names everybody.
+    """
     text = asking.report()["text"]
     assert '{"n": 1} -> {"n": 2}' in text
-    assert asking.calls[0][:6] == ["splice", "late", "p.yaml", "--skip-rejected", "--at-least", "100"]
+    assert asking.calls[0][:6] == [
+        "splice",
+        "late",
+        "p.yaml",
+        "--skip-rejected",
+        "--at-least",
+        "100",
+    ]
     asking.answer("Approve", "olga")
     assert asking.merge()["checkpoint"] == "t0-000009-abcdef"
     merging = asking.calls[-1]
     assert merging[merging.index("--digest") + 1] == IMPACT["digest"]
     assert merging[merging.index("--who") + 1] == "olga"
     kept = read_splice_request(asking.store, "p", "s1")
-    assert (kept.state, kept.decided_by, kept.approved_digest) == ("approved", "olga", IMPACT["digest"])
-    assert [(line["what"], line["who"]) for line in kept.trail] == [("reported", "bob"), ("approved", "olga")]
+    assert (kept.state, kept.decided_by, kept.approved_digest) == (
+        "approved",
+        "olga",
+        IMPACT["digest"],
+    )
+    assert [(line["what"], line["who"]) for line in kept.trail] == [
+        ("reported", "bob"),
+        ("approved", "olga"),
+    ]
 
 
 @pytest.mark.parametrize(("answer", "what"), [("Approve", "approved"), ("Reject", "rejected")])
-def test_a_task_that_airflow_tries_again_decides_once(asking: Asking, answer: str, what: str) -> None:
-    """Airflow may end a try whose answer was kept already: the next one changes nothing, and the trail tells it once."""
+def test_a_task_that_airflow_tries_again_decides_once(
+    asking: Asking, answer: str, what: str
+) -> None:
+    """Airflow may end a try whose answer was kept already.
+
+    The next one changes nothing, and the trail tells it once.
+    """
     for _ in range(2):
         asking.report("s1")
     for _ in range(2):
         asking.answer(answer, "olga")
-    assert [line["what"] for line in read_splice_request(asking.store, "p", "s1").trail] == ["reported", what]
+    assert [line["what"] for line in read_splice_request(asking.store, "p", "s1").trail] == [
+        "reported",
+        what,
+    ]
 
 
 @pytest.mark.parametrize("asker", ["ann", "bob"])
 def test_who_asked_does_not_decide(asking: Asking, asker: str) -> None:
-    """Neither who made the request nor who started the run can approve it; the refusal stays in the trail."""
+    """Neither who made the request nor who started the run can approve it.
+
+    The refusal stays in the trail.
+    """
     asking.report("s1")
     asking.answer("Approve", asker)
     with pytest.raises(ConfigurationError, match=f"{asker} has asked for it"):
@@ -128,8 +188,15 @@ def test_a_rejection_closes_the_request(asking: Asking) -> None:
 
 
 def test_a_part_becomes_two_requests(asking: Asking) -> None:
-    """By what the person has filled in; nothing is merged, for nobody has seen the effect of the part."""
-    asking.answers["part"] = (0, "splice", {"request": "s1-part", "rows": 4, "rest": "s1-rest", "rest_rows": 3})
+    """By what the person has filled in.
+
+    Nothing is merged, for nobody has seen the effect of the part.
+    """
+    asking.answers["part"] = (
+        0,
+        "splice",
+        {"request": "s1-part", "rows": 4, "rest": "s1-rest", "rest_rows": 3},
+    )
     asking.report("s1")
     asking.answer("Part", "olga", part_until="2026-05-01T11:00:00Z", part_output="events, w")
     chosen = ["--until", "2026-05-01T11:00:00Z", "--output", "events", "--output", "w"]
@@ -143,7 +210,11 @@ def test_few_late_rows_ask_nobody(asking: Asking) -> None:
     asking.answers["late"] = (0, "splice", {"request": None, "rows": 3, "at_least": 100})
     with pytest.raises(AirflowSkipException, match="fewer than 100"):
         asking.report()
-    asking.answers["late"] = (2, "error", {"code": "splice.no_rows", "class": "configuration", "message": "none"})
+    asking.answers["late"] = (
+        2,
+        "error",
+        {"code": "splice.no_rows", "class": "configuration", "message": "none"},
+    )
     with pytest.raises(AirflowSkipException, match="fewer than 100"):
         asking.report()
 
@@ -157,7 +228,11 @@ def test_nothing_left_asks_nobody(asking: Asking) -> None:
 
 def test_failures_keep_their_class(asking: Asking) -> None:
     """What the command says is what the task raises; a crash may be tried again."""
-    asking.answers["show"] = (2, "error", {"code": "splice.too_early", "class": "configuration", "message": "still open"})
+    asking.answers["show"] = (
+        2,
+        "error",
+        {"code": "splice.too_early", "class": "configuration", "message": "still open"},
+    )
     with pytest.raises(ConfigurationError, match="still open"):
         asking.report("s1")
     asking.answers["show"] = (-9, "error", {"code": "x", "message": "killed"})
@@ -166,7 +241,10 @@ def test_failures_keep_their_class(asking: Asking) -> None:
 
 
 def test_the_dag_follows_the_spec(tmp_path: Path) -> None:
-    """Schedule, threshold and approvers come from the `splice:` section; a pipeline without windows or offer has no such DAG."""
+    """Schedule, threshold and approvers come from the `splice:` section.
+
+    A pipeline without windows or offer has no such DAG.
+    """
     (tmp_path / "p.yaml").write_text(SPEC)
     (tmp_path / "q.yaml").write_text(SPEC.replace("name: p", "name: q").partition("splice:")[0])
     dags = build_dags(tmp_path)
@@ -175,7 +253,9 @@ def test_the_dag_follows_the_spec(tmp_path: Path) -> None:
     report, approve = dag.get_task("report"), dag.get_task("approve")
     assert isinstance(report, ReportSpliceOperator)
     assert report.at_least == 100
-    assert {task: sorted(dag.get_task(task).downstream_task_ids) for task in ("report", "approve")} == {
+    assert {
+        task: sorted(dag.get_task(task).downstream_task_ids) for task in ("report", "approve")
+    } == {
         "report": ["approve"],
         "approve": ["merge"],
     }

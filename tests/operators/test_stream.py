@@ -12,19 +12,25 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import DagRunTriggerException, TaskDeferred
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
-from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
-from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.layout import BucketLayout
-from tidegate.checkpoints.lease import ProcessIdentity, Lease
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.requests import RequestKind, submit_request
+from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.driver_requests import RequestKind, submit_request
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
-from tidegate.operators import stream
-from tidegate.operators.failures import DriverLostError
-from tidegate.operators.launch import LaunchedDriver
-from tidegate.operators.stream import MAX_RELAUNCHES, RelaunchBudget, RunMemory, StreamOperator
+from tidegate.errors import ConfigurationError, PoisonError
+from tidegate.operators import stream_operator
+from tidegate.operators.child_processes import DriverLostError
+from tidegate.operators.driver_launch import LaunchedDriver
+from tidegate.operators.stream_operator import (
+    MAX_RELAUNCHES,
+    RelaunchBudget,
+    RunMemory,
+    StreamOperator,
+)
 
 HERE = ProcessIdentity(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
 
@@ -45,7 +51,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> St
     url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
     monkeypatch.setenv("TIDEGATE_STORE", url)
     monkeypatch.setattr(NotingLauncher, "started", [])
-    monkeypatch.setattr(stream, "make_launcher", lambda submit: NotingLauncher())
+    monkeypatch.setattr(stream_operator, "make_launcher", lambda submit: NotingLauncher())
     return open_store(url)
 
 
@@ -61,9 +67,13 @@ class Memory(dict[str, Any]):
         self[key] = value
 
 
-def _context(try_number: int = 1, max_tries: int = 2, queued: int = 0, memory: Memory | None = None) -> dict[str, Any]:
+def _context(
+    try_number: int = 1, max_tries: int = 2, queued: int = 0, memory: Memory | None = None
+) -> dict[str, Any]:
     """Of a try; a later one has memories unless it is told otherwise."""
-    task = SimpleNamespace(try_number=try_number, max_tries=max_tries, get_dr_count=lambda **_: queued)
+    task = SimpleNamespace(
+        try_number=try_number, max_tries=max_tries, get_dr_count=lambda **_: queued
+    )
     known = Memory({"said_run": True} if try_number > 1 else {}) if memory is None else memory
     return {"run_id": "r", "ti": task, "dag_run": None, "task_state_store": known}
 
@@ -78,12 +88,19 @@ def _event(state: str, error: dict[str, str]) -> dict[str, Any]:
     return {"state": state, "why": "because", "token": 1, "error": error}
 
 
-def _resume(state: str, error: dict[str, str] | None = None, budget: RelaunchBudget | None = None) -> Any:
-    return _operator().resume(_context(), _event(state, error or {}), None, asdict(budget or RelaunchBudget()))
+def _resume(
+    state: str, error: dict[str, str] | None = None, budget: RelaunchBudget | None = None
+) -> Any:
+    return _operator().resume(
+        _context(), _event(state, error or {}), None, asdict(budget or RelaunchBudget())
+    )
 
 
 def test_a_free_stream_is_launched(store: Store) -> None:
-    """Nobody drives: the task starts a driver, says that the stream should run, and watches for the next token."""
+    """Nobody drives.
+
+    The task starts a driver, says that the stream should run, and watches for the next token.
+    """
     deferred = _execute()
     assert NotingLauncher.started == ["latest"]
     assert read_desired_state(store, "p").state is DesiredState.RUN
@@ -108,7 +125,10 @@ def test_nothing_is_launched_while_somebody_restores(store: Store) -> None:
 
 
 def test_an_automatic_retry_respects_a_stop(store: Store) -> None:
-    """Stopped while the task waited for its retry: it ends green. A person's clear starts the stream again."""
+    """Stopped while the task waited for its retry: it ends green.
+
+    A person's clear starts the stream again.
+    """
     set_desired_state(store, "p", DesiredState.STOPPED, who="ann")
     assert "stopped" in _operator().execute(_context(try_number=2))["why"]
     _execute(try_number=2, max_tries=4)
@@ -117,7 +137,10 @@ def test_an_automatic_retry_respects_a_stop(store: Store) -> None:
 
 @pytest.mark.parametrize("state", ["lost", "stalled", "stopped"])
 def test_an_unintended_end_is_followed_by_a_new_driver(store: Store, state: str) -> None:
-    """Lost, stalled, or stopped by nobody: the stream should run, so it is launched anew without a retry."""
+    """Lost, stalled, or stopped by nobody.
+
+    The stream should run, so it is launched anew without a retry.
+    """
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     with pytest.raises(TaskDeferred) as deferred:
         _resume(state)
@@ -141,8 +164,12 @@ def test_progress_renews_the_budget() -> None:
     assert RelaunchBudget("a", MAX_RELAUNCHES).after_loss("a").exhausted
 
 
-@pytest.mark.parametrize(("kind", "error"), [("poison", PoisonError), ("configuration", ConfigurationError)])
-def test_what_needs_a_person_fails_the_task(store: Store, kind: str, error: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "error"), [("poison", PoisonError), ("configuration", ConfigurationError)]
+)
+def test_what_needs_a_person_fails_the_task(
+    store: Store, kind: str, error: type[Exception]
+) -> None:
     """Poison and configuration are raised as they were reported, for the retry policy to see."""
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     with pytest.raises(error, match="row 7"):
@@ -167,7 +194,10 @@ def test_a_wanted_stop_ends_green(store: Store) -> None:
 
 
 def test_a_request_from_outside_is_a_wish_to_stop(store: Store) -> None:
-    """Whoever asked the driver to stop meant it, whatever desired.json says; a recovery's own request does not count."""
+    """Whoever asked the driver to stop meant it, whatever desired.json says.
+
+    A recovery's own request does not count.
+    """
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     submit_request(store, "p", RequestKind.DRAIN, who="airflow", token=1, request_id="hold-1")
     with pytest.raises(TaskDeferred):
@@ -190,14 +220,19 @@ def _wipe(store: Store) -> None:
 
 
 def test_a_wiped_bucket_is_no_stop(store: Store) -> None:
-    """A run left over from another time meets an empty bucket: it fails and says so, it does not end green or start anew."""
+    """A run left over from another time meets an empty bucket.
+
+    It fails and says so, it does not end green or start anew.
+    """
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     past = asdict(RunMemory(uid=ensure_identity(store, "p")))
     _wipe(store)
     for state in ("lost", "stopped", "finished", "stalled"):
         with pytest.raises(ConfigurationError, match=r"no longer knows p.*is gone"):
             _operator().resume(_context(), _event(state, {}), None, asdict(RelaunchBudget()), past)
-    with pytest.raises(ConfigurationError, match=r"no longer knows p"):  # of an older run, that remembered nothing
+    with pytest.raises(
+        ConfigurationError, match=r"no longer knows p"
+    ):  # of an older run, that remembered nothing
         _resume("lost")
     assert NotingLauncher.started == []
 
@@ -207,7 +242,13 @@ def test_another_bucket_under_the_same_name_is_refused(store: Store) -> None:
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     ensure_identity(store, "p")
     with pytest.raises(ConfigurationError, match="it was the-old-one"):
-        _operator().resume(_context(), _event("lost", {}), None, asdict(RelaunchBudget()), asdict(RunMemory(uid="the-old-one")))
+        _operator().resume(
+            _context(),
+            _event("lost", {}),
+            None,
+            asdict(RelaunchBudget()),
+            asdict(RunMemory(uid="the-old-one")),
+        )
 
 
 def test_a_retry_over_a_wiped_bucket_fails(store: Store) -> None:
@@ -217,7 +258,10 @@ def test_a_retry_over_a_wiped_bucket_fails(store: Store) -> None:
 
 
 def test_a_retry_of_a_try_that_never_came_so_far_is_the_first(store: Store) -> None:
-    """Airflow ended the first try before it did anything: the bucket of a new stream is empty, and that is no fault."""
+    """Airflow ended the first try before it did anything.
+
+    The bucket of a new stream is empty, and that is no fault.
+    """
     memory = Memory()
     with pytest.raises(TaskDeferred):
         _operator().execute(_context(try_number=2, memory=memory))
@@ -233,15 +277,22 @@ def test_the_identity_is_remembered_once_there_is_one(store: Store) -> None:
     assert first.kwargs["past"]["uid"] is None
     uid = ensure_identity(store, "p")
     with pytest.raises(TaskDeferred) as again:
-        _operator().resume(_context(), _event("lost", {}), None, asdict(RelaunchBudget()), first.kwargs["past"])
+        _operator().resume(
+            _context(), _event("lost", {}), None, asdict(RelaunchBudget()), first.kwargs["past"]
+        )
     assert again.value.kwargs is not None
     assert again.value.kwargs["past"]["uid"] == uid
 
 
 def test_an_old_run_hands_its_driver_over(store: Store) -> None:
-    """A live stream whose run is due: the next run is queued before this one ends; the driver is not touched."""
+    """A live stream whose run is due.
+
+    The next run is queued before this one ends; the driver is not touched.
+    """
     with DAG("p.stream"):
-        operator = StreamOperator(task_id="stream", pipeline="p", spec="p.yaml", rotate_after=3600.0)
+        operator = StreamOperator(
+            task_id="stream", pipeline="p", spec="p.yaml", rotate_after=3600.0
+        )
     with pytest.raises(TaskDeferred) as deferred:
         operator.execute(_context())
     remembered = deferred.value.kwargs

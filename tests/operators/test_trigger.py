@@ -9,20 +9,23 @@ from typing import Any
 
 import pytest
 
-from tidegate.checkpoints.clock import SYSTEM_CLOCK
-from tidegate.checkpoints.desired import DesiredState, read_desired_state, set_desired_state
-from tidegate.checkpoints.lease import ProcessIdentity, Lease
+from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
+from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, Manifest
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.status import DriverStatus, write_status
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store
 from tidegate.operators import trigger
 from tidegate.operators.assets import SealTrigger, has_new_event
-from tidegate.operators.launch import LaunchedDriver
-from tidegate.operators.observe import StreamObserver
+from tidegate.operators.driver_launch import LaunchedDriver
+from tidegate.operators.liveness import StreamObserver
 from tidegate.operators.trigger import StreamTrigger
 
-ELSEWHERE = ProcessIdentity(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+ELSEWHERE = ProcessIdentity(
+    driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9
+)
 
 
 @pytest.fixture
@@ -48,11 +51,15 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def _trigger(floor: int = 1) -> StreamTrigger:
     made = StreamTrigger(pipeline="p", floor=floor)
-    made._task_instance = SimpleNamespace(id="t", dag_id="p.stream", task_id="stream", run_id="r")  # as the triggerer injects it
+    made._task_instance = SimpleNamespace(
+        id="t", dag_id="p.stream", task_id="stream", run_id="r"
+    )  # as the triggerer injects it
     return made
 
 
-def _kill(monkeypatch: pytest.MonkeyPatch, state: str | None, floor: int = 1, other_runs: int = 0) -> None:
+def _kill(
+    monkeypatch: pytest.MonkeyPatch, state: str | None, floor: int = 1, other_runs: int = 0
+) -> None:
     monkeypatch.setattr(trigger, "_read_task_state", lambda task: state)
     monkeypatch.setattr(trigger, "_count_other_runs", lambda task: other_runs)
     asyncio.run(_trigger(floor).on_kill())
@@ -69,11 +76,16 @@ def test_a_task_that_a_person_ended_ends_its_driver(
     assert read_desired_state(store, "p").state is DesiredState.STOPPED
 
 
-@pytest.mark.parametrize("state", ["deferred", "running", "queued", "scheduled", "up_for_retry", None])
+@pytest.mark.parametrize(
+    "state", ["deferred", "running", "queued", "scheduled", "up_for_retry", None]
+)
 def test_a_cleared_task_keeps_its_driver(
     store: Store, stops: list[str], monkeypatch: pytest.MonkeyPatch, state: str | None
 ) -> None:
-    """on_kill comes up to three seconds after a clear, when the new try has adopted the driver: it must not kill it."""
+    """on_kill comes up to three seconds after a clear, when the new try has adopted the driver.
+
+    It must not kill it.
+    """
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     Lease.acquire(store, "p", ELSEWHERE)
     _kill(monkeypatch, state)
@@ -81,7 +93,9 @@ def test_a_cleared_task_keeps_its_driver(
     assert read_desired_state(store, "p").state is DesiredState.RUN
 
 
-def test_a_run_that_waits_keeps_the_driver(store: Store, stops: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_waits_keeps_the_driver(
+    store: Store, stops: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether on_kill or the next run comes first is luck; what becomes of the stream is not."""
     set_desired_state(store, "p", DesiredState.RUN, who="ann")
     Lease.acquire(store, "p", ELSEWHERE)
@@ -90,7 +104,9 @@ def test_a_run_that_waits_keeps_the_driver(store: Store, stops: list[str], monke
     assert read_desired_state(store, "p").state is DesiredState.RUN
 
 
-def test_a_driver_of_somebody_else_is_not_stopped(store: Store, stops: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_of_somebody_else_is_not_stopped(
+    store: Store, stops: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lease has a higher token than this trigger ever saw: another task drives now."""
     Lease.acquire(store, "p", ELSEWHERE).release()
     Lease.acquire(store, "p", ELSEWHERE)
@@ -110,9 +126,14 @@ def test_a_trigger_survives_its_own_serialisation() -> None:
 
 
 def test_nothing_is_reported_while_somebody_restores(store: Store) -> None:
-    """The driver is gone because a recovery stopped it: the trigger waits until the recovery says what shall be."""
+    """The driver is gone because a recovery stopped it.
+
+    The trigger waits until the recovery says what shall be.
+    """
     Lease.acquire(store, "p", ELSEWHERE).release()
-    write_status(store, "p", DriverStatus(token=1, driver="d", step="x", at=0, body={"state": "stopped"}))
+    write_status(
+        store, "p", DriverStatus(token=1, driver="d", step="x", at=0, body={"state": "stopped"})
+    )
     set_desired_state(store, "p", DesiredState.RECOVERING, who="ann")
     watching, observer = _trigger(), StreamObserver(store, "p", floor=1)
     assert watching._observe_change(store, observer) is None
@@ -155,7 +176,10 @@ def _manifest(slot: int, late: int = 0, outcome: str | None = None, timeline: in
 
 
 def test_what_counts_as_an_event() -> None:
-    """Any checkpoint seals; late rows and troubled barriers count only when they are new; a restore starts anew."""
+    """Any checkpoint seals.
+
+    Late rows and troubled barriers count only when they are new; a restore starts anew.
+    """
     mark = {"timeline": 0, "slot": 5, "late": 3, "barrier": 4}
     assert has_new_event("sealed", _manifest(6), mark)
     assert not has_new_event("sealed", _manifest(5), mark)

@@ -4,14 +4,25 @@ from typing import Any
 
 import pytest
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.lease import ProcessIdentity, Lease, LeaseView, read_lease
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore
-from tidegate.checkpoints.status import DriverStatus, write_status
-from tidegate.operators.observe import StreamObserver
-from tidegate.operators.watch import Observation, LivenessLimits, LivenessSample, StreamLiveness, ChangeTimer, needs_person, judge_liveness
+from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.lease import Lease, LeaseView, read_lease
+from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.operators.liveness import (
+    ChangeTimer,
+    LivenessLimits,
+    LivenessSample,
+    Observation,
+    StreamLiveness,
+    StreamObserver,
+    judge_liveness,
+    needs_person,
+)
 
-ELSEWHERE = ProcessIdentity(driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9)
+ELSEWHERE = ProcessIdentity(
+    driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9
+)
 RULES = LivenessLimits(start_timeout=180, stall_after=120)
 
 
@@ -26,7 +37,12 @@ def _lease(token: int = 1, holder: ProcessIdentity | None = ELSEWHERE) -> LeaseV
 
 
 def _seen(**changes: Any) -> LivenessSample:
-    base: dict[str, Any] = {"lease": _lease(), "silent_for": 1.0, "status": {"token": 1, "state": "running"}, "floor": 1}
+    base: dict[str, Any] = {
+        "lease": _lease(),
+        "silent_for": 1.0,
+        "status": {"token": 1, "state": "running"},
+        "floor": 1,
+    }
     return LivenessSample(**(base | changes))
 
 
@@ -48,7 +64,9 @@ def test_a_silent_lease_is_lost() -> None:
 def test_a_dead_holder_here_is_lost_at_once() -> None:
     """A pid of this host that belongs to nobody any more needs no waiting."""
     me = ProcessIdentity.this_process()
-    dead = LeaseView(_lease().record.model_copy(update={"holder": me.model_copy(update={"start_ticks": 1})}), "e")
+    dead = LeaseView(
+        _lease().record.model_copy(update={"holder": me.model_copy(update={"start_ticks": 1})}), "e"
+    )
     found = judge_liveness(_seen(lease=dead, silent_for=0.0), RULES)
     assert found.state is StreamLiveness.LOST
     assert "is dead" in found.why
@@ -68,7 +86,12 @@ def test_waiting_and_starting_are_not_stalled(word: str, still_for: float) -> No
 def test_a_launched_process_may_take_its_time() -> None:
     """Between launch and lease only the process shows life, and its patience ends at `start_timeout`."""
     before = {"token": 3, "state": "failed"}  # the words of a predecessor
-    start: dict[str, Any] = {"lease": _lease(3, None), "floor": 4, "process_alive": True, "status": before}
+    start: dict[str, Any] = {
+        "lease": _lease(3, None),
+        "floor": 4,
+        "process_alive": True,
+        "status": before,
+    }
     assert _state(**start, launched_for=30.0) is StreamLiveness.LIVE
     assert _state(**start, launched_for=200.0) is StreamLiveness.STALLED
 
@@ -86,13 +109,18 @@ def test_last_words_of_the_watched_driver_count(word: str) -> None:
 
 def test_last_words_of_an_earlier_driver_do_not_count() -> None:
     """A status with a token below the floor was written by a predecessor."""
-    assert _state(lease=_lease(1, None), floor=2, status={"token": 1, "state": "finished"}) is StreamLiveness.LOST
+    assert (
+        _state(lease=_lease(1, None), floor=2, status={"token": 1, "state": "finished"})
+        is StreamLiveness.LOST
+    )
 
 
 def test_a_failure_keeps_its_class() -> None:
     """The error travels with the observation, and poison is final."""
     error = {"class": "poison", "message": "row 7", "code": "x"}
-    found = judge_liveness(_seen(lease=_lease(1, None), status={"token": 1, "state": "failed", "error": error}), RULES)
+    found = judge_liveness(
+        _seen(lease=_lease(1, None), status={"token": 1, "state": "failed", "error": error}), RULES
+    )
     assert found.state is StreamLiveness.FAILED
     assert needs_person(found)
     assert Observation.from_dict(found.as_dict()) == found
@@ -109,8 +137,13 @@ def test_a_failure_keeps_its_class() -> None:
         (137, StreamLiveness.LOST, None),
     ],
 )
-def test_an_exit_code_stands_in_for_missing_words(code: int, expected: StreamLiveness, kind: str | None) -> None:
-    """A driver that could not even write its status is classified by its exit code; a signal means lost."""
+def test_an_exit_code_stands_in_for_missing_words(
+    code: int, expected: StreamLiveness, kind: str | None
+) -> None:
+    """A driver that could not even write its status is classified by its exit code.
+
+    A signal means lost.
+    """
     found = judge_liveness(_seen(lease=None, status=None, exit_code=code), RULES)
     assert (found.state, found.error.get("class")) == (expected, kind)
 
@@ -118,7 +151,10 @@ def test_an_exit_code_stands_in_for_missing_words(code: int, expected: StreamLiv
 def test_a_timer_starts_anew_with_every_change() -> None:
     """Standstill is counted from the last change, on the caller's clock."""
     timer = ChangeTimer()
-    assert [timer.seconds_unchanged(value, now) for value, now in [("a", 5.0), ("a", 9.0), ("b", 10.0), ("b", 11.5)]] == [0, 4, 0, 1.5]
+    assert [
+        timer.seconds_unchanged(value, now)
+        for value, now in [("a", 5.0), ("a", 9.0), ("b", 10.0), ("b", 11.5)]
+    ] == [0, 4, 0, 1.5]
 
 
 def test_an_outage_of_the_store_is_not_held_against_the_driver() -> None:
@@ -126,7 +162,12 @@ def test_an_outage_of_the_store_is_not_held_against_the_driver() -> None:
     clock, bucket, away = ManualClock(), MemoryBucket(), [False]
     store = MemoryStore(bucket)
     Lease.acquire(store, "p", ELSEWHERE, clock=clock)
-    observer = StreamObserver(MemoryStore(bucket, hook=lambda _: Fault.REFUSED if away[0] else None), "p", floor=1, clock=clock)
+    observer = StreamObserver(
+        MemoryStore(bucket, hook=lambda _: Fault.REFUSED if away[0] else None),
+        "p",
+        floor=1,
+        clock=clock,
+    )
     assert observer.observe() is not None
     away[0] = True
     clock.advance(30)
@@ -151,7 +192,9 @@ def test_the_floor_follows_the_driver() -> None:
     Lease.acquire(store, "p", ELSEWHERE, clock=clock)
     observer.observe()
     assert observer.floor == 2
-    write_status(store, "p", DriverStatus(token=1, driver="d", step="x", at=0, body={"state": "finished"}))
+    write_status(
+        store, "p", DriverStatus(token=1, driver="d", step="x", at=0, body={"state": "finished"})
+    )
     clock.advance(60)
     found = observer.observe()
     assert found is not None

@@ -1,4 +1,7 @@
-"""Closed periods as partitions: each once, also after restarts and restores; the example in the docs listens to them."""
+"""Closed periods as partitions.
+
+Each once, also after restarts and restores; the example in the docs listens to them.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,15 @@ import pytest
 from airflow.sdk import PartitionedAssetTimetable
 from tests.epochs import seal_epoch
 
-from tidegate.checkpoints.log import SlotLog
-from tidegate.operators import windows
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.operators import assets
+from tidegate.operators.assets import (
+    ClosedWindowsOperator,
+    format_partition_key,
+    list_closed_periods,
+    window_asset,
+)
 from tidegate.operators.factory import build_dags
-from tidegate.operators.windows import ClosedWindowsOperator, list_closed_periods, format_partition_key, window_asset
 
 MINUTE = 60_000_000
 HOUR = 60 * MINUTE
@@ -45,14 +53,19 @@ def _seal(log: SlotLog, frontier: int | None) -> None:
 
 def _announce() -> list[str]:
     outlets = Outlets()
-    operator = ClosedWindowsOperator(task_id="windows", pipeline="p", windows=["per_hour"], period=HOUR)
+    operator = ClosedWindowsOperator(
+        task_id="windows", pipeline="p", windows=["per_hour"], period=HOUR
+    )
     said = operator.execute({"outlet_events": outlets})
     assert outlets.keys_added == said
     return said
 
 
 def test_every_period_is_announced_once(empty_log: SlotLog) -> None:
-    """From where the stream began, when the frontier has passed the end; a second run has nothing to say."""
+    """From where the stream began, when the frontier has passed the end.
+
+    A second run has nothing to say.
+    """
     assert _announce() == []
     _seal(empty_log, None)  # before the first row
     _seal(empty_log, START + 10 * MINUTE)
@@ -82,8 +95,12 @@ def test_a_restore_announces_again(empty_log: SlotLog) -> None:
 
 def test_a_stream_that_catches_up_is_announced_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not more than so many periods at once, oldest first."""
-    monkeypatch.setattr(windows, "MAX_PERIODS", 3)
-    assert list_closed_periods(START, START + 9 * HOUR, HOUR) == [START, START + HOUR, START + 2 * HOUR]
+    monkeypatch.setattr(assets, "MAX_PERIODS", 3)
+    assert list_closed_periods(START, START + 9 * HOUR, HOUR) == [
+        START,
+        START + HOUR,
+        START + 2 * HOUR,
+    ]
     assert list_closed_periods(None, START, HOUR) == []
     assert format_partition_key(START + 90 * MINUTE) == "2026-01-01T01:30:00"
 
@@ -92,7 +109,9 @@ def test_only_who_asks_gets_the_dag(tmp_path: Path) -> None:
     """`supervision.announce` switches it on; its task has the windows' assets as outlets."""
     (tmp_path / "p.yaml").write_text(SPEC)
     dag = build_dags(tmp_path)["p.windows"]
-    assert [asset.uri for asset in dag.get_task("windows").outlets] == [window_asset("p", "per_hour").uri]
+    assert [asset.uri for asset in dag.get_task("windows").outlets] == [
+        window_asset("p", "per_hour").uri
+    ]
     (tmp_path / "p.yaml").write_text(SPEC.replace("supervision: {announce: 1h}\n", ""))
     assert "p.windows" not in build_dags(tmp_path)
 

@@ -1,4 +1,7 @@
-"""The cast of a schedule: drivers, restorers, retention, compaction and the feeder, each around the real code."""
+"""The cast of a schedule.
+
+Drivers, restorers, retention, compaction and the feeder, each around the real code.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +10,33 @@ from functools import partial
 from typing import Any
 
 from tests.engine.harness import barrier, row, spec_of
+from tests.oracle.memory_source import MemorySource
+from tests.oracle.mover import ReferenceMover
 from tests.simulation.basics import NEVER, PIPELINE, Violation
 from tests.simulation.catalog_model import Catalog, SimSink, external_files
 from tests.simulation.servers import server_of, sink_of
 from tests.simulation.storage import SimStore
 from tests.simulation.world import Baton, Process, SimClock, World
 
-from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.keeper import LeaseRenewer
-from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.driver_requests import RequestKind, submit_request
 from tidegate.checkpoints.lease import Lease, evict_lease_holder
-from tidegate.checkpoints.log import SlotTaken, Sealed, SlotLog
+from tidegate.checkpoints.lease_renewal import LeaseRenewer
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
-from tidegate.checkpoints.requests import RequestKind, submit_request
+from tidegate.checkpoints.pins import pin_checkpoint
+from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
-from tidegate.checkpoints.retention import RetentionPolicy, Retention
-from tidegate.checkpoints.roots import pin_checkpoint
-from tidegate.jobs.driver.inbox import RequestInbox
-from tidegate.jobs.driver.recovery import select_start_checkpoint
-from tidegate.jobs.driver.steps import DriverSteps
-from tidegate.jobs.engine.epoch import ManifestAuthor, Engine
+from tidegate.checkpoints.retention import Retention, RetentionPolicy
+from tidegate.checkpoints.slot_log import Sealed, SlotLog, SlotTaken
+from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
+from tidegate.jobs.driver.operator_requests import RequestInbox
+from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
+from tidegate.jobs.driver.status_reporter import DriverSteps
+from tidegate.jobs.engine.epoch_engine import Engine, ManifestAuthor
 from tidegate.jobs.engine.interfaces import Sink
-from tidegate.jobs.reference.memory_source import MemorySource
-from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.sinks.compaction import compact_tables, delete_orphan_files
-from tidegate.jobs.sinks.small import DriverTables
-from tidegate.jobs.sinks.tables import find_published_slot, have_followers_rewound
-from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
-
-__all__ = ["KINDS", "SPEC", "Stage", "WatchedLog"]
+from tidegate.jobs.sinks.output_tables import DriverTables
+from tidegate.jobs.sinks.published_tables import find_published_slot, have_followers_rewound
+from tidegate.jobs.sinks.table_compaction import compact_tables, delete_orphan_files
 
 _SOURCE = {
     "path": "inbox/x/",
@@ -79,7 +80,10 @@ class WatchedLog(SlotLog):
         key = self.layout.slot_key(record.timeline, record.slot)
         mine = self.world.bucket.bytes.get(key) == record.to_bytes()
         if mine is not isinstance(outcome, Sealed):
-            raise Violation(f"slot {record.slot} of {record.timeline}: told {type(outcome).__name__}, the slot says otherwise")
+            raise Violation(
+                f"slot {record.slot} of {record.timeline}: told {type(outcome).__name__}, the slot"
+                " says otherwise"
+            )
         return outcome
 
 
@@ -111,10 +115,16 @@ class Stage:
     # the feed
 
     def feed(self, step: int) -> None:
-        """A handful of rows per source, some late, a barrier now and then; the same for everybody."""
+        """A handful of rows per source, some late, a barrier now and then.
+
+        The same for everybody.
+        """
         rng = self.world.rng
         for name, source in self.sources.items():
-            rows = [row(5 * step + rng.randrange(-6, 6) + 6, rng.randrange(5)) for _ in range(rng.randrange(1, 5))]
+            rows = [
+                row(5 * step + rng.randrange(-6, 6) + 6, rng.randrange(5))
+                for _ in range(rng.randrange(1, 5))
+            ]
             if step == 1:
                 rows.insert(rng.randrange(len(rows) + 1), barrier(5 * step + 6, 1))
             source.append(*rows)
@@ -132,8 +142,13 @@ class Stage:
 
     # drivers
 
-    def driver(self, name: str, *, host: int = 0, epochs: int = 4, delay: float = 0.0, respawn: int = 0) -> Process:
-        """A driver's process: standby, lease, settle, epochs; a keeper and a publisher beside it."""
+    def driver(
+        self, name: str, *, host: int = 0, epochs: int = 4, delay: float = 0.0, respawn: int = 0
+    ) -> Process:
+        """A driver's process.
+
+        Standby, lease, settle, epochs; a keeper and a publisher beside it.
+        """
         process = self.world.process(name, host)
         self.world.spawn(name, process, partial(self._drive, name, process, epochs), delay=delay)
         if respawn:
@@ -167,12 +182,27 @@ class Stage:
         log = WatchedLog(store)
         self._patiently(clock, lambda: select_start_checkpoint(self.spec, log, lease, "latest"))
         engine = self._patiently(clock, lambda: self._engine(store, log, uid, name, steps, clock))
-        sinks: list[Sink] = [SimSink(self.spec, store, uid, self.catalog), *sink_of(self.spec, store, uid, self.server)]
+        sinks: list[Sink] = [
+            SimSink(self.spec, store, uid, self.catalog),
+            *sink_of(self.spec, store, uid, self.server),
+        ]
         for sink in sinks:
             role = "publish" if isinstance(sink, SimSink) else "sink"
-            world.spawn(f"{name}.{sink.name}", process, partial(self._publish, sink, store, clock, process), role)
+            world.spawn(
+                f"{name}.{sink.name}",
+                process,
+                partial(self._publish, sink, store, clock, process),
+                role,
+            )
         try:
-            inbox = RequestInbox(store, PIPELINE, lambda: lease.token, process.stop, lambda: engine.standing.head.record, clock)
+            inbox = RequestInbox(
+                store,
+                PIPELINE,
+                lambda: lease.token,
+                process.stop,
+                lambda: engine.standing.head.record,
+                clock,
+            )
             self._epochs(engine, keeper, inbox, process, clock, epochs)
         except FencedError as error:
             process.exited = f"fenced: {error.code}"
@@ -185,7 +215,15 @@ class Stage:
         lease.release()
         process.exited, process.alive = "done", False
 
-    def _epochs(self, engine: Engine, keeper: LeaseRenewer, inbox: RequestInbox, process: Process, clock: SimClock, epochs: int) -> None:
+    def _epochs(
+        self,
+        engine: Engine,
+        keeper: LeaseRenewer,
+        inbox: RequestInbox,
+        process: Process,
+        clock: SimClock,
+        epochs: int,
+    ) -> None:
         sealed, troubles = 0, 0
         for _ in range(6 * epochs):
             if keeper.lost.is_set():
@@ -213,14 +251,21 @@ class Stage:
         except TransientError:
             return
 
-    def _acquire(self, store: SimStore, process: Process, clock: SimClock, uid: str | None) -> Lease:
+    def _acquire(
+        self, store: SimStore, process: Process, clock: SimClock, uid: str | None
+    ) -> Lease:
         lease: Lease = self._patiently(
-            clock, lambda: Lease.acquire(store, PIPELINE, process.holder, clock=clock, uid=uid, standby=True)
+            clock,
+            lambda: Lease.acquire(
+                store, PIPELINE, process.holder, clock=clock, uid=uid, standby=True
+            ),
         )
         lease._lock = Baton(self.world)  # type: ignore[assignment]
         return lease
 
-    def _engine(self, store: SimStore, log: SlotLog, uid: str, name: str, steps: SimSteps, clock: SimClock) -> Engine:
+    def _engine(
+        self, store: SimStore, log: SlotLog, uid: str, name: str, steps: SimSteps, clock: SimClock
+    ) -> Engine:
         return Engine(
             self.spec,
             log,
@@ -263,7 +308,9 @@ class Stage:
     def restorer(self, name: str, *, host: int = 1, back: int = 1, delay: float = 0.0) -> Process:
         """Somebody who evicts the driver and goes back some checkpoints."""
         process = self.world.process(name, host)
-        self.world.spawn(name, process, partial(self._restore, name, process, back), "restore", delay)
+        self.world.spawn(
+            name, process, partial(self._restore, name, process, back), "restore", delay
+        )
         return process
 
     def _restore(self, name: str, process: Process, back: int) -> None:
@@ -272,7 +319,9 @@ class Stage:
         evict_lease_holder(store, PIPELINE)
         lease = self._acquire(store, process, clock, None)
         keeper = LeaseRenewer(lease, clock=clock)
-        self.world.spawn(f"{name}.keeper", process, partial(self._keep, keeper, clock, process), "lease")
+        self.world.spawn(
+            f"{name}.keeper", process, partial(self._keep, keeper, clock, process), "lease"
+        )
         plan = plan_restore(log, self._target(log, back))
         for _ in range(PATIENCE):
             try:
@@ -286,12 +335,18 @@ class Stage:
         process.exited, process.alive = "done", False
 
     def _target(self, log: SlotLog, back: int) -> CheckpointId | None:
-        """`back` checkpoints before the head; the beginning if there are fewer; an abandoned one if `back` is negative."""
+        """`back` checkpoints before the head.
+
+        The beginning if there are fewer; an abandoned one if `back` is negative.
+        """
         head = log.head()
         found: CheckpointId | None = head.checkpoint
         if back < 0 and head.timeline > 0:
             newest = [
-                f for t in range(head.timeline) for s in range(1, 8) if (f := log.read_slot(t, s)) and isinstance(f.record, Manifest)
+                f
+                for t in range(head.timeline)
+                for s in range(1, 8)
+                if (f := log.read_slot(t, s)) and isinstance(f.record, Manifest)
             ]
             return newest[-1].epoch.id if newest else None
         for filled in log.iterate_ancestors(head.checkpoint):
@@ -302,11 +357,20 @@ class Stage:
         return found
 
     def collector(
-        self, name: str, *, host: int = 2, keep: int = 1, runs: int = 2, delay: float = 0.0, pin: bool = False
+        self,
+        name: str,
+        *,
+        host: int = 2,
+        keep: int = 1,
+        runs: int = 2,
+        delay: float = 0.0,
+        pin: bool = False,
     ) -> Process:
         """Retention with no mercy: no grace, hardly anything kept."""
         process = self.world.process(name, host)
-        self.world.spawn(name, process, partial(self._collect, name, process, keep, runs, pin), "gc", delay)
+        self.world.spawn(
+            name, process, partial(self._collect, name, process, keep, runs, pin), "gc", delay
+        )
         return process
 
     def _collect(self, name: str, process: Process, keep: int, runs: int, pin: bool) -> None:
@@ -322,7 +386,10 @@ class Stage:
         process.exited, process.alive = "done", False
 
     def compactor(self, name: str, *, host: int = 2, runs: int = 2, delay: float = 0.0) -> Process:
-        """Maintenance of the tables: small files are merged, and merged ones that nobody can name any more deleted."""
+        """Maintenance of the tables.
+
+        Small files are merged, and merged ones that nobody can name any more deleted.
+        """
         process = self.world.process(name, host)
         self.compacts = True
         self.world.spawn(name, process, partial(self._compact, process, runs), "compact", delay)
@@ -353,7 +420,15 @@ class Stage:
         process.exited, process.alive = "done", False
 
     def _ask_savepoint(self, name: str, store: SimStore, clock: SimClock) -> None:
-        submit_request(store, PIPELINE, RequestKind.SAVEPOINT, who=name, name=f"{name}s", request_id=name, clock=clock)
+        submit_request(
+            store,
+            PIPELINE,
+            RequestKind.SAVEPOINT,
+            who=name,
+            name=f"{name}s",
+            request_id=name,
+            clock=clock,
+        )
 
     def _pin_newest(self, name: str, store: SimStore, clock: SimClock) -> None:
         """A pin may be refused, and what it names may have been retired."""

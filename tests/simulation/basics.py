@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LATENCY", "NEVER", "PIPELINE", "Crash", "Violation"]
-
 PIPELINE = "p"
 LATENCY = 0.004  # virtual seconds a request takes when nothing is wrong
 NEVER = float("inf")

@@ -1,4 +1,6 @@
-"""A small model of an Iceberg catalog: tables as chains of marked snapshots, committed by compare-and-swap on main.
+"""A small model of an Iceberg catalog.
+
+Tables as chains of marked snapshots, committed by compare-and-swap on main.
 
 `SimSink` is the real `IcebergSink`; only its catalog and its commits are of this module.
 """
@@ -14,7 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError, ValidationException
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationException,
+)
 from pyiceberg.manifest import DataFile
 from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import rows_of
@@ -22,18 +29,21 @@ from tests.simulation.coverage import COMMIT, KINDS, LOAD
 from tests.simulation.storage import MERGED, SimStore
 from tests.simulation.world import World
 
-from tidegate.checkpoints.layout import BucketLayout
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.store import NotFoundError, Store
-from tidegate.jobs.sinks.arrange import PhysicalLayout, PartitionValues
-from tidegate.jobs.sinks.follower import TableFollower, build_tag_name
-from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.marks import FollowerPosition
-from tidegate.jobs.sinks.pointer import read_published_cut
-from tidegate.jobs.sinks.rewrite import LiveDataFile, parse_commit_bound, make_merged_stem, get_newest_sequence_number
-from tidegate.jobs.spec.errors import TransientError
+from tidegate.errors import TransientError
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.lineage_position import FollowerPosition, read_published_cut
+from tidegate.jobs.sinks.table_files import (
+    LiveDataFile,
+    PartitionValues,
+    PhysicalLayout,
+    get_newest_sequence_number,
+    make_merged_stem,
+    parse_commit_bound,
+)
+from tidegate.jobs.sinks.table_follower import TableFollower, build_tag_name
 from tidegate.jobs.spec.pipeline import PipelineSpec
-
-__all__ = ["Catalog", "ModelFollower", "SimSink", "external_files", "key_of"]
 
 LAYOUT = BucketLayout(PIPELINE)
 
@@ -80,7 +90,9 @@ class Catalog:
         self.world = world
         self.tables: dict[str, Metadata] = {}
         self.versions: dict[str, Metadata] = {}
-        self.highest: dict[str, int] = {}  # table -> newest timeline it was ever rewound to or applied
+        self.highest: dict[
+            str, int
+        ] = {}  # table -> newest timeline it was ever rewound to or applied
         self.rebase = False  # pyiceberg's own retry, for a mutant
         self.fences = True
         self.validates = True
@@ -90,7 +102,11 @@ class Catalog:
 
     def live_files(self) -> set[str]:
         """What the tables name now, and what the pointer's versions name."""
-        return {file for metadata in self.tables.values() for file in (metadata.main.files if metadata.main else ())}
+        return {
+            file
+            for metadata in self.tables.values()
+            for file in (metadata.main.files if metadata.main else ())
+        }
 
     def held(self, key: str) -> LiveDataFile:
         """What Iceberg knows of a data file: its rows, and of which slots they are."""
@@ -142,7 +158,9 @@ class Catalog:
 
     def handle(self, table: str) -> Any:
         """What the follower holds."""
-        return SimpleNamespace(catalog=self, table=table, metadata=self.tables[table], name=lambda: (PIPELINE, table))
+        return SimpleNamespace(
+            catalog=self, table=table, metadata=self.tables[table], name=lambda: (PIPELINE, table)
+        )
 
     def create_table(self, identifier: tuple[str, str], schema: Any, **_: Any) -> Any:
         """A table without a snapshot, as far as nobody else was faster."""
@@ -162,7 +180,9 @@ class Catalog:
         """A table the catalog had lost."""
         kind = self.visit("create", identifier[1])
         if kind == "late":
-            self._later(f"register {identifier[1]}", lambda: self._registered(identifier[1], location))
+            self._later(
+                f"register {identifier[1]}", lambda: self._registered(identifier[1], location)
+            )
         self._registered(identifier[1], location)
         self._answer(kind)
 
@@ -195,11 +215,15 @@ class Catalog:
         table, judged = handle.table, handle.metadata
         kind = self.visit("commit", table)
         if kind == "late":
-            self._later(f"commit {table}", partial(self._committed, table, judged, timeline, change))
+            self._later(
+                f"commit {table}", partial(self._committed, table, judged, timeline, change)
+            )
         handle.metadata = self._committed(table, judged, timeline, change)
         self._answer(kind)
 
-    def _committed(self, table: str, judged: Metadata, timeline: int, change: Callable[[Metadata], Metadata]) -> Metadata:
+    def _committed(
+        self, table: str, judged: Metadata, timeline: int, change: Callable[[Metadata], Metadata]
+    ) -> Metadata:
         now = self.tables[table]
         if now.main is not judged.main and not (self.rebase and timeline >= 0):
             raise CommitFailedException(f"main of {table} has moved")
@@ -245,7 +269,9 @@ class ModelFollower(TableFollower):
 
     def tagged_positions(self) -> list[FollowerPosition]:
         """Marks of group ends, oldest first."""
-        return sorted((s.mark for s in self._metadata.tags.values()), key=lambda m: (m.upto, m.timeline))
+        return sorted(
+            (s.mark for s in self._metadata.tags.values()), key=lambda m: (m.upto, m.timeline)
+        )
 
     def add_missing_columns(self, schema: Any) -> None:
         """All columns are there."""
@@ -259,7 +285,10 @@ class ModelFollower(TableFollower):
 
     def live_files(self) -> list[LiveDataFile]:
         """The files of main."""
-        return [self.table.catalog.held(key) for key in (self._metadata.main.files if self._metadata.main else ())]
+        return [
+            self.table.catalog.held(key)
+            for key in (self._metadata.main.files if self._metadata.main else ())
+        ]
 
     def replace_files(self, gone: Collection[DataFile], new: Mapping[str, PartitionValues]) -> None:
         """Merged files in the place of others; refused as by `rewrite.put_files`."""
@@ -267,7 +296,10 @@ class ModelFollower(TableFollower):
         leaving = set(_keys(file.file_path for file in gone))
         if main is None or (self.table.catalog.validates and not leaving <= set(main.files)):
             raise ValidationException("main has not got all the parts")
-        if any((parse_commit_bound(path) or 0) <= get_newest_sequence_number(self.table.metadata) for path in new):
+        if any(
+            (parse_commit_bound(path) or 0) <= get_newest_sequence_number(self.table.metadata)
+            for path in new
+        ):
             raise ValidationException("too late")
         self._require_there(coming)
 
@@ -275,7 +307,12 @@ class ModelFollower(TableFollower):
             assert metadata.main is not None
             after = self._appended(metadata, coming, metadata.main.mark)
             assert after.main is not None
-            return replace(after, main=replace(after.main, files=tuple(f for f in after.main.files if f not in leaving)))
+            return replace(
+                after,
+                main=replace(
+                    after.main, files=tuple(f for f in after.main.files if f not in leaving)
+                ),
+            )
 
         self._commit(main.mark.timeline, change)
 
@@ -283,7 +320,14 @@ class ModelFollower(TableFollower):
         """The first snapshot."""
         self._commit(timeline, lambda m: self._appended(m, (), FollowerPosition(timeline, upto)))
 
-    def append_slots(self, files: Collection[str], timeline: int, first: int, upto: int, tags: Collection[str] | None = None) -> None:
+    def append_slots(
+        self,
+        files: Collection[str],
+        timeline: int,
+        first: int,
+        upto: int,
+        tags: Collection[str] | None = None,
+    ) -> None:
         """Append, tag, forget."""
 
         def change(metadata: Metadata) -> Metadata:
@@ -300,7 +344,9 @@ class ModelFollower(TableFollower):
     def rewind(self, timeline: int, position: int) -> None:
         """Drop later slots and append the fence; a merged file with such slots is written anew."""
         judged = self._metadata.main
-        kept = tuple(left for f in (judged.files if judged else ()) if (left := self._left_of(f, position)))
+        kept = tuple(
+            left for f in (judged.files if judged else ()) if (left := self._left_of(f, position))
+        )
 
         def change(metadata: Metadata) -> Metadata:
             old = metadata.main
@@ -343,7 +389,9 @@ class ModelFollower(TableFollower):
         found: Metadata = self.table.metadata
         return found
 
-    def _appended(self, metadata: Metadata, files: Iterable[str], mark: FollowerPosition) -> Metadata:
+    def _appended(
+        self, metadata: Metadata, files: Iterable[str], mark: FollowerPosition
+    ) -> Metadata:
         before = metadata.main
         number = metadata.newest + 1
         main = Snapshot(number, before, mark, (*(before.files if before else ()), *files), self.uid)
@@ -365,14 +413,18 @@ class SimSink(IcebergSink):
     def _get_catalog(self) -> Any:
         return self._model
 
-    def _wanted_schema(self, table: str, files: list[str], follower: TableFollower | None = None) -> Any:
+    def _wanted_schema(
+        self, table: str, files: list[str], follower: TableFollower | None = None
+    ) -> Any:
         return None
 
 
 def external_files(catalog: Catalog, store: SimStore) -> set[str]:
     """`tables.referenced_files` on the model: what the published versions name."""
     current = read_published_cut(store, PIPELINE)
-    versions = [catalog.versions[location] for location in (current.tables.values() if current else ())]
+    versions = [
+        catalog.versions[location] for location in (current.tables.values() if current else ())
+    ]
     return {store.uri(file) for version in versions for file in version.files()}
 
 

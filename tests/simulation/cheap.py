@@ -1,9 +1,11 @@
 """What makes a schedule cheap without checking less: what is the same each time is done once.
 
-* Rows lie in the bucket as marshalled Python rows instead of Parquet: a dozen rows at a time, half of a schedule would go into
-  encoding them. The columns are those of the real schemas.
-* A record is written, hashed, parsed and validated once: equal bytes give the same frozen record, also to the judge.
-* The spec never changes within a schedule: its digest, canonical text and the columns of its tables are made once.
+* Rows lie in the bucket as marshalled Python rows instead of Parquet: a dozen rows at a time, half
+  of a schedule would go into encoding them. The columns are those of the real schemas.
+* A record is written, hashed, parsed and validated once: equal bytes give the same frozen record,
+  also to the judge.
+* The spec never changes within a schedule: its digest, canonical text and the columns of its tables
+  are made once.
 """
 
 from __future__ import annotations
@@ -18,17 +20,15 @@ from typing import Any, Generic, TypeVar
 from unittest.mock import patch
 
 import pyarrow.parquet as pq
+from tests.oracle import mover, order_buffer, window_state
 
-from tidegate.checkpoints import canonical, documents, lease, log, manifest
-from tidegate.checkpoints.canonical import sha256_of_bytes
+from tidegate.checkpoints import canonical_json, lease, manifest, shared_documents, slot_log
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import PreconditionFailedError, Store
-from tidegate.jobs.reference import mover, order_buffer, window_state
-from tidegate.jobs.sinks import iceberg, pointer, slots, small
-from tidegate.jobs.sinks.schemas import build_system_schema
+from tidegate.jobs.sinks import base_follower, iceberg_sink, lineage_position, output_tables
+from tidegate.jobs.sinks.output_tables import build_system_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
-
-__all__ = ["Rows", "cheap", "parsed", "record_of", "rows_of"]
 
 _PLAIN = 2  # marshal's format without references: equal rows give equal bytes
 T = TypeVar("T")
@@ -66,7 +66,13 @@ def _own_names(table: str) -> list[str]:
 
 
 def _write_rows(
-    store: Store, key: str, kind: str, schema: Any, rows: Sequence[Mapping[str, Any]], times: Iterable[int] = (), **extra: Any
+    store: Store,
+    key: str,
+    kind: str,
+    schema: Any,
+    rows: Sequence[Mapping[str, Any]],
+    times: Iterable[int] = (),
+    **extra: Any,
 ) -> FileRef:
     data, known = _packed(schema.names, rows), list(times)
     store.put(key, data)
@@ -94,7 +100,14 @@ def _write_small(store: Store, key: str, rows: Rows) -> FileRef:
         data = store.get(key).data
     kind = f"table:{key.split('/')[-3]}"
     return FileRef.model_construct(
-        key=key, rows=len(rows), bytes=len(data), sha256=sha256_of_bytes(data), min_time=None, max_time=None, kind=kind, extra={}
+        key=key,
+        rows=len(rows),
+        bytes=len(data),
+        sha256=sha256_of_bytes(data),
+        min_time=None,
+        max_time=None,
+        kind=kind,
+        extra={},
     )
 
 
@@ -162,7 +175,11 @@ class _Columns:
 
 _DIGEST, _CANONICAL = _OnceEach(PipelineSpec.digest), _OnceEach(PipelineSpec.canonical_json)
 _BYTES = _OnceEach(manifest.Manifest.to_bytes)
-_RECORD, _JSON, _SHA = _Once(manifest.parse_record), _Once(canonical.parse_json), _Once(canonical.sha256_of_bytes)
+_RECORD, _JSON, _SHA = (
+    _Once(manifest.parse_record),
+    _Once(canonical_json.parse_json),
+    _Once(canonical_json.sha256_of_bytes),
+)
 parsed: Callable[[bytes], Any] = _JSON
 """The JSON in an object's bytes; nobody may change it."""
 record_of: Callable[[bytes], manifest.SlotRecord] = _RECORD
@@ -170,17 +187,23 @@ record_of: Callable[[bytes], manifest.SlotRecord] = _RECORD
 _SHORTCUTS: tuple[tuple[object, str, object], ...] = (
     *((module, "write_rows", _write_rows) for module in (mover, order_buffer, window_state)),
     *((module, "read_rows_of", _read_rows_of) for module in (order_buffer, window_state)),
-    *((module, "write_small", _write_small) for module in (small, iceberg)),
-    *((mover, name, _Columns(getattr(mover, name))) for name in ("dead_schema", "events_schema", "late_schema", "window_schema")),
-    (small, "_table", _small_table),
-    (slots, "BufferReader", io.BytesIO),
+    *((module, "write_small", _write_small) for module in (output_tables, iceberg_sink)),
+    *(
+        (mover, name, _Columns(getattr(mover, name)))
+        for name in ("dead_schema", "events_schema", "late_schema", "window_schema")
+    ),
+    (output_tables, "_table", _small_table),
+    (base_follower, "BufferReader", io.BytesIO),
     (pq, "read_table", _read_table),
     (pq, "write_table", _write_table),
-    (log, "parse_record", _RECORD),
-    (log, "sha256_of_bytes", _SHA),
-    *((module, "parse_json", _JSON) for module in (documents, lease, manifest, pointer)),
+    (slot_log, "parse_record", _RECORD),
+    (slot_log, "sha256_of_bytes", _SHA),
+    *(
+        (module, "parse_json", _JSON)
+        for module in (shared_documents, lease, manifest, lineage_position)
+    ),
     (manifest.Manifest, "to_bytes", _BYTES),
-    (canonical, "_refuse_foreign_keys", lambda value: None),
+    (canonical_json, "_refuse_foreign_keys", lambda value: None),
     (PipelineSpec, "digest", _DIGEST),
     (PipelineSpec, "canonical", _CANONICAL),
 )

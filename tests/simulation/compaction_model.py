@@ -1,4 +1,7 @@
-"""The real compaction on the model of a catalog: what reads and writes Parquet, and Iceberg's own files, is the model's."""
+"""The real compaction on the model of a catalog.
+
+What reads and writes Parquet, and Iceberg's own files, is the model's.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,10 @@ from tests.simulation.cheap import Rows, rows_of
 from tests.simulation.coverage import ASK, KINDS
 from tests.simulation.storage import SimStore
 
-from tidegate.jobs.sinks import compaction
-from tidegate.jobs.sinks.compaction import _FileGroup, _TableCompactor
-from tidegate.jobs.sinks.rewrite import make_merged_stem
+from tidegate.jobs.sinks import table_compaction
+from tidegate.jobs.sinks.table_compaction import _FileGroup, _TableCompactor
+from tidegate.jobs.sinks.table_files import make_merged_stem
 from tidegate.jobs.spec.pipeline import PipelineSpec
-
-__all__ = ["COMPACTION"]
 
 
 class _SimTable(_TableCompactor):
@@ -26,13 +27,23 @@ class _SimTable(_TableCompactor):
 
     _store: SimStore
 
-    def _write_merged_files(self, follower: Any, bins: Iterable[_FileGroup], arrangement: object) -> dict[str, tuple[Any, ...]]:
+    def _write_merged_files(
+        self, follower: Any, bins: Iterable[_FileGroup], arrangement: object
+    ) -> dict[str, tuple[Any, ...]]:
         new: dict[str, tuple[Any, ...]] = {}
         for one in bins:
-            rows = Rows(r for part in one.parts for r in rows_of(self._store.get(key_of(part.file.file_path)).data))
+            rows = Rows(
+                r
+                for part in one.parts
+                for r in rows_of(self._store.get(key_of(part.file.file_path)).data)
+            )
             assert rows.num_rows == one.row_count
             stem = f"{self._spec.name}/iceberg/{self._name}/{make_merged_stem(follower.table.metadata)}"
-            new[self._store_merged_file(f"{stem}-{0:016x}.parquet", marshal.dumps([*rows], 2), rows.num_rows)] = ()
+            new[
+                self._store_merged_file(
+                    f"{stem}-{0:016x}.parquet", marshal.dumps([*rows], 2), rows.num_rows
+                )
+            ] = ()
         return new
 
 
@@ -63,15 +74,18 @@ def _named(table: Any) -> set[str]:
 
 
 COMPACTION: tuple[tuple[object, str, object], ...] = (
-    (compaction, "Follower", ModelFollower),
-    (compaction, "StaticTable", _SimStaticTable),
-    (compaction, "_Table", _SimTable),
-    (compaction, "_named", _named),
-    (compaction, "io_properties", lambda store: store),
-    (compaction, "is_shared", lambda *_: True),
-    (compaction, "open_catalog", _open_catalog),
-    (compaction, "_LEAVE", 1),
-    (compaction, "_FEWEST", 2),
-    (compaction, "_AT_ONCE", 1),
+    (table_compaction, "Follower", ModelFollower),
+    (table_compaction, "StaticTable", _SimStaticTable),
+    (table_compaction, "_Table", _SimTable),
+    (table_compaction, "_named", _named),
+    (table_compaction, "io_properties", lambda store: store),
+    (table_compaction, "is_shared", lambda *_: True),
+    (table_compaction, "open_catalog", _open_catalog),
+    (table_compaction, "_LEAVE", 1),
+    (table_compaction, "_FEWEST", 2),
+    (table_compaction, "_AT_ONCE", 1),
 )
-"""What the compaction takes from its surroundings, and its numbers, as small as they may be: module, name, stand-in."""
+"""What the compaction takes from its surroundings, and its numbers, as small as they may be.
+
+Module, name, stand-in.
+"""

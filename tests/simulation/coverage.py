@@ -1,7 +1,9 @@
-"""Which faults are possible at which step of the protocol, and which of them were injected: the table of a soak.
+"""Which faults are possible at which step of the protocol, and which of them were injected.
 
-A step is known by who asks, what for, and which key. What may go wrong there follows from the sorts of requests it makes; a cell
-that no sort of request allows is impossible, with a reason.
+The table of a soak.
+
+A step is known by who asks, what for, and which key. What may go wrong there follows from the sorts
+of requests it makes; a cell that no sort of request allows is impossible, with a reason.
 """
 
 from __future__ import annotations
@@ -10,9 +12,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-__all__ = ["CELLS", "KINDS", "POINT", "REASONS", "STEPS", "kinds_of", "step_of", "table", "unreached"]
-
-ASK, SWAP, PUT, LOAD, COMMIT, POINT, SERVE = "ask", "swap", "put", "load", "commit", "point", "serve"
+ASK, SWAP, PUT, LOAD, COMMIT, POINT, SERVE = (
+    "ask",
+    "swap",
+    "put",
+    "load",
+    "commit",
+    "point",
+    "serve",
+)
 _PROCESS = ("crash", "sleep", "clock jump")
 _ANY_REQUEST = (*_PROCESS, "503", "slow")
 _ANY_WRITE = (*_ANY_REQUEST, "slow answer", "crash after", "lost request", "lost answer", "late")
@@ -72,7 +80,10 @@ REASONS: Mapping[str, str] = {
     "p": "pure: between two requests a process can only die, sleep, or see its clock jump",
     "r": "reads only: there is no write to lose, delay or repeat",
     "u": "writes without a condition: no conflict to report, and a repetition has no second answer",
-    "t": "one transaction of a server that says yes or no: it is neither repeated on the way nor answered 409 or 500",
+    "t": (
+        "one transaction of a server that says yes or no: it is neither repeated on the way nor"
+        " answered 409 or 500"
+    ),
 }
 
 
@@ -88,7 +99,12 @@ CELLS = tuple((kind, step) for step in STEPS for kind in _COLUMNS if kind in kin
 @lru_cache(maxsize=100_000)
 def step_of(role: str, step: str, verb: str, key: str) -> str:
     """The protocol's step that a request belongs to."""
-    special = {"catalog.load": "load table", "catalog.create": "make table", "catalog.commit": "commit", "serve": "sink apply"}
+    special = {
+        "catalog.load": "load table",
+        "catalog.create": "make table",
+        "catalog.commit": "commit",
+        "serve": "sink apply",
+    }
     if role == "compact" and verb == "catalog.commit":
         return "replace"
     if verb in special:
@@ -122,7 +138,11 @@ def _publisher(_: str, verb: str, part: str) -> str:
 def _compactor(_: str, verb: str, part: str) -> str:
     if part == "iceberg/current.json":
         return "pointer"
-    return "delete merged" if verb in ("list", "delete") or part.endswith("/metadata.json") else "merge"
+    return (
+        "delete merged"
+        if verb in ("list", "delete") or part.endswith("/metadata.json")
+        else "merge"
+    )
 
 
 def _sink(_: str, verb: str, part: str) -> str:
@@ -154,11 +174,17 @@ _BY_ROLE = {
 
 
 def table(faults: Counter[tuple[str, str]]) -> str:
-    """Faults injected: a row per step, a column per kind. ``-``: not reached; a letter: impossible, for that reason."""
+    """Faults injected: a row per step, a column per kind.
+
+    ``-``: not reached; a letter: impossible, for that reason.
+    """
     lines = [" " * 13 + "".join(f"{kind:>13}" for kind in _COLUMNS)]
     for step in STEPS:
         possible = kinds_of(step)
-        cells = ((faults[kind, step] or "-") if kind in possible else _reason(step, kind) for kind in _COLUMNS)
+        cells = (
+            (faults[kind, step] or "-") if kind in possible else _reason(step, kind)
+            for kind in _COLUMNS
+        )
         lines.append(f"{step:<13}" + "".join(f"{cell:>13}" for cell in cells))
     return "\n".join([*lines, *(f"{letter}: {why}" for letter, why in REASONS.items())])
 

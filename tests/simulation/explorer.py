@@ -1,4 +1,7 @@
-"""Breadth-first search through every state of a small model. A sleep for ever is a crash, so crashes need no extra steps."""
+"""Breadth-first search through every state of a small model.
+
+A sleep for ever is a crash, so crashes need no extra steps.
+"""
 
 from __future__ import annotations
 

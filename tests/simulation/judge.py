@@ -13,15 +13,13 @@ from tests.simulation.cheap import parsed, record_of, rows_of
 from tests.simulation.judge_sinks import judge_sink
 from tests.simulation.storage import MERGED
 
-from tidegate.checkpoints.layout import LAST_SLOT, BucketLayout
-from tidegate.checkpoints.log import SlotLog, LineageSegment
+from tidegate.checkpoints.bucket_layout import LAST_SLOT, BucketLayout
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.checkpoints.roots import RootsFile
-from tidegate.jobs.sinks.pointer import read_published_cut
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.slot_log import LineageSegment, SlotLog
+from tidegate.jobs.sinks.lineage_position import read_published_cut
 from tidegate.jobs.spec.pipeline import CHECKPOINTS
-
-__all__ = ["judge"]
 
 LAYOUT = BucketLayout(PIPELINE)
 
@@ -68,19 +66,28 @@ def _chained(stage: Stage, log: SlotLog) -> None:
     forks = log.list_forks()
     for timeline in range(len(forks) + 1):
         slots = sorted(
-            LAST_SLOT - int(key[-15:-5]) for key in stage.world.bucket.objects if key.startswith(LAYOUT.slots_prefix(timeline))
+            LAST_SLOT - int(key[-15:-5])
+            for key in stage.world.bucket.objects
+            if key.startswith(LAYOUT.slots_prefix(timeline))
         )
         if not slots:
             continue
         first = 1 if timeline == 0 else forks[timeline - 1].fork_slot + 1
-        _require(slots == list(range(first, first + len(slots))), f"timeline {timeline} has the slots {slots}")
+        _require(
+            slots == list(range(first, first + len(slots))),
+            f"timeline {timeline} has the slots {slots}",
+        )
         filled = [log.read_slot(timeline, slot) for slot in slots]
         kinds = [f.record.kind == "fork" for f in filled if f]
-        _require(not any(kinds[:-1]) and kinds[-1] is (timeline < len(forks)), f"timeline {timeline}: forks at {kinds}")
+        _require(
+            not any(kinds[:-1]) and kinds[-1] is (timeline < len(forks)),
+            f"timeline {timeline}: forks at {kinds}",
+        )
         for before, after in pairwise(filled):
             if before and after:
                 _require(
-                    after.record.parent_sha256 == before.sha256, f"the chain of timeline {timeline} is broken at {after.key}"
+                    after.record.parent_sha256 == before.sha256,
+                    f"the chain of timeline {timeline} is broken at {after.key}",
                 )
 
 
@@ -95,20 +102,33 @@ def _restorable(stage: Stage) -> None:
         for file in [*record["segments"], *(f for fs in record["files"].values() for f in fs)]:
             data = objects.get(file["key"])
             _require(
-                data is not None and len(data) == file["bytes"], f"{key} cannot be restored: {file['key']} is damaged or gone"
+                data is not None and len(data) == file["bytes"],
+                f"{key} cannot be restored: {file['key']} is damaged or gone",
             )
 
 
 def _pinned(stage: Stage, log: SlotLog) -> None:
     roots = RootsFile(log.store, PIPELINE).read()
-    for ack in (parsed(data) for key, data in stage.world.bucket.objects.items() if key.startswith(LAYOUT.acks_prefix)):
+    for ack in (
+        parsed(data)
+        for key, data in stage.world.bucket.objects.items()
+        if key.startswith(LAYOUT.acks_prefix)
+    ):
         asked = parsed(stage.world.bucket.objects[LAYOUT.request_key(ack["id"])])
         if ack["outcome"] == "applied" and asked["kind"] == "savepoint":
             pin = roots.pins.get(asked["name"])
-            _require(pin is not None and pin.checkpoint == ack["checkpoint"], f"savepoint {ack} is pinned as {pin}")
+            _require(
+                pin is not None and pin.checkpoint == ack["checkpoint"],
+                f"savepoint {ack} is pinned as {pin}",
+            )
     for name, pin in roots.pins.items():
         key = next(
-            (k for k, r in stage.world.bucket.records.items() if r.get("attempt") == pin.checkpoint.rpartition("-")[2]), None
+            (
+                k
+                for k, r in stage.world.bucket.records.items()
+                if r.get("attempt") == pin.checkpoint.rpartition("-")[2]
+            ),
+            None,
         )
         _require(key is not None, f"pin {name} names nothing")
         record = record_of(stage.world.bucket.objects[key or ""])
@@ -129,13 +149,20 @@ def _tables_follow(stage: Stage, lineage: list[Manifest], head: tuple[int, int])
         else:
             wanted = [f.key for e in lineage for f in e.files.get(table, []) if f.rows]
         has = [*metadata.main.files] if metadata and metadata.main else []
-        same = _contents(stage, has) == _contents(stage, wanted) if any(map(_is_merged, has)) else Counter(has) == Counter(wanted)
+        same = (
+            _contents(stage, has) == _contents(stage, wanted)
+            if any(map(_is_merged, has))
+            else Counter(has) == Counter(wanted)
+        )
         _require(same, f"{table} holds {_short(has)}, the log says {_short(wanted)}")
         gone = [key for key in has if key not in stage.world.bucket.objects]
         _require(not gone, f"{table} names {gone[:1]}, which is gone")
     if lineage:
         mark = stage.catalog.tables[CHECKPOINTS].main
-        _require(mark is not None and (mark.mark.timeline, mark.mark.upto) == head, f"checkpoints stands at {mark and mark.mark}")
+        _require(
+            mark is not None and (mark.mark.timeline, mark.mark.upto) == head,
+            f"checkpoints stands at {mark and mark.mark}",
+        )
 
 
 def _is_merged(key: str) -> bool:
@@ -144,7 +171,11 @@ def _is_merged(key: str) -> bool:
 
 def _contents(stage: Stage, keys: list[str]) -> Counter[str]:
     """The rows of files, also of those that a merged file has replaced."""
-    return Counter(repr(sorted(row.items())) for key in keys for row in rows_of(stage.world.bucket.written[key]))
+    return Counter(
+        repr(sorted(row.items()))
+        for key in keys
+        for row in rows_of(stage.world.bucket.written[key])
+    )
 
 
 def _readable(stage: Stage, log: SlotLog) -> None:
@@ -152,7 +183,9 @@ def _readable(stage: Stage, log: SlotLog) -> None:
     current = read_published_cut(log.store, PIPELINE)
     for table, location in (current.tables if current else {}).items():
         main = stage.catalog.versions[location].main
-        gone = [key for key in (main.files if main else ()) if key not in stage.world.bucket.objects]
+        gone = [
+            key for key in (main.files if main else ()) if key not in stage.world.bucket.objects
+        ]
         _require(not gone, f"readers of {table} are pointed to {gone[:1]}, which is gone")
 
 
@@ -171,15 +204,25 @@ def _rows(stage: Stage, lineage: list[Manifest]) -> None:
         for n, raw in enumerate(source._rows[source.list_members()[0]])
         if raw["kind"] == "data"
     }
-    lost, doubled = sorted(data.keys() - places.keys()), [k for k, n in places.items() if n > 1 or k not in data]
+    lost, doubled = (
+        sorted(data.keys() - places.keys()),
+        [k for k, n in places.items() if n > 1 or k not in data],
+    )
     _require(not lost and not doubled, f"rows lost: {lost[:3]}, doubled or invented: {doubled[:3]}")
-    _require([r["position"] for r in events] == list(range(len(events))), "positions are not contiguous")
+    _require(
+        [r["position"] for r in events] == list(range(len(events))), "positions are not contiguous"
+    )
     marks = [(r["section"], r["t"]) for r in events if not r["_late"]]
     _require(marks == sorted(marks), "released rows are out of order")
     _windows(stage, lineage, late, data)
 
 
-def _windows(stage: Stage, lineage: list[Manifest], late: list[dict[str, Any]], data: dict[Any, dict[str, Any]]) -> None:
+def _windows(
+    stage: Stage,
+    lineage: list[Manifest],
+    late: list[dict[str, Any]],
+    data: dict[Any, dict[str, Any]],
+) -> None:
     refused = {(r["_source"], r["_seq"]) for r in late if r["output"] == "w"}
     wanted: dict[int, list[int]] = defaultdict(list)
     for place, raw in data.items():
@@ -195,7 +238,8 @@ def _windows(stage: Stage, lineage: list[Manifest], late: list[dict[str, Any]], 
     _require(all(n == 1 for n in revisions.values()), "a revision was emitted twice")
     has = {start: (r["n"], r["s"]) for start, r in newest.items()}
     _require(
-        has == {k: (len(v), sum(v)) for k, v in wanted.items()}, f"windows {has} differ from the recomputation {dict(wanted)}"
+        has == {k: (len(v), sum(v)) for k, v in wanted.items()},
+        f"windows {has} differ from the recomputation {dict(wanted)}",
     )
 
 

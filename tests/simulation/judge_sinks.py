@@ -1,4 +1,7 @@
-"""What must hold of the sinks besides the tables: a database holds each epoch once; a receiver can tell which epochs count."""
+"""What must hold of the sinks besides the tables.
+
+A database holds each epoch once; a receiver can tell which epochs count.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,13 @@ from tests.simulation.basics import Violation
 from tests.simulation.cheap import rows_of
 from tests.simulation.servers import Database, Receiver
 
-from tidegate.checkpoints.canonical import parse_json
-from tidegate.checkpoints.layout import CheckpointId
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.jobs.spec.pipeline import CHECKPOINTS
 
 if TYPE_CHECKING:
     from tests.simulation.actors import Stage
-
-__all__ = ["judge_sink"]
 
 
 def judge_sink(stage: Stage, lineage: list[Manifest], head: tuple[int, int]) -> None:
@@ -32,31 +33,52 @@ def judge_sink(stage: Stage, lineage: list[Manifest], head: tuple[int, int]) -> 
         _at_least_once(stage, stage.server, lineage)
 
 
-def _exactly_once(stage: Stage, database: Database, lineage: list[Manifest], head: tuple[int, int]) -> None:
+def _exactly_once(
+    stage: Stage, database: Database, lineage: list[Manifest], head: tuple[int, int]
+) -> None:
     """Ledger and rows are those of the lineage; an upserted window has its newest revision."""
     if lineage and (database.ledger is None or database.ledger[1:] != head):
         raise Violation(f"the ledger stands at {database.ledger}, the log at {head}")
     for table in stage.spec.table_names:
         there = database.tables.get(table, [])
         if table == CHECKPOINTS:
-            has, wanted = Counter(str(row["slot"]) for row in there), Counter(str(epoch.slot) for epoch in lineage)
+            has, wanted = (
+                Counter(str(row["slot"]) for row in there),
+                Counter(str(epoch.slot) for epoch in lineage),
+            )
         else:
-            has, wanted = Counter(map(_text, there)), Counter(map(_text, _wanted(stage, table, lineage)))
+            has, wanted = (
+                Counter(map(_text, there)),
+                Counter(map(_text, _wanted(stage, table, lineage))),
+            )
         if has != wanted:
-            raise Violation(f"the database's {table}: missing {_first(wanted - has)}, too many {_first(has - wanted)}")
+            raise Violation(
+                f"the database's {table}: missing {_first(wanted - has)}, too many"
+                f" {_first(has - wanted)}"
+            )
 
 
 def _wanted(stage: Stage, table: str, lineage: list[Manifest]) -> list[dict[str, Any]]:
     rows = [
-        row for epoch in lineage for file in epoch.files.get(table, []) for row in rows_of(stage.world.bucket.written[file.key])
+        row
+        for epoch in lineage
+        for file in epoch.files.get(table, [])
+        for row in rows_of(stage.world.bucket.written[file.key])
     ]
     if table not in stage.spec.windows:
         return rows
-    return [*{row["window_start"]: row for row in sorted(rows, key=lambda row: row["revision"])}.values()]
+    return [
+        *{
+            row["window_start"]: row for row in sorted(rows, key=lambda row: row["revision"])
+        }.values()
+    ]
 
 
 def _at_least_once(stage: Stage, receiver: Receiver, lineage: list[Manifest]) -> None:
-    """Equal ids mean equal contents; an epoch is closed after its parts; what counts by the newest notice is the lineage."""
+    """Equal ids mean equal contents.
+
+    An epoch is closed after its parts; what counts by the newest notice is the lineage.
+    """
     contents: dict[str, bytes] = {}
     closed: dict[CheckpointId, dict[str, Any]] = {}
     notices: list[dict[str, Any]] = []
@@ -72,13 +94,16 @@ def _at_least_once(stage: Stage, receiver: Receiver, lineage: list[Manifest]) ->
             _complete(epoch, body, contents)
             closed[epoch] = body
     stretches = (
-        max(notices, key=lambda notice: notice["timeline"])["lineage"] if notices else [{"timeline": 0, "first": 1, "last": None}]
+        max(notices, key=lambda notice: notice["timeline"])["lineage"]
+        if notices
+        else [{"timeline": 0, "first": 1, "last": None}]
     )
     count = {epoch for epoch in closed if any(_holds(stretch, epoch) for stretch in stretches)}
     wanted = {epoch.id for epoch in lineage}
     if count != wanted:
         raise Violation(
-            f"a receiver counts {sorted(map(str, count - wanted))} too many and misses {sorted(map(str, wanted - count))}"
+            f"a receiver counts {sorted(map(str, count - wanted))} too many and misses"
+            f" {sorted(map(str, wanted - count))}"
         )
 
 
@@ -95,7 +120,11 @@ def _complete(epoch: CheckpointId, body: dict[str, Any], contents: dict[str, byt
 
 def _holds(stretch: dict[str, Any], epoch: CheckpointId) -> bool:
     last = stretch["last"]
-    return epoch.timeline == stretch["timeline"] and stretch["first"] <= epoch.slot and (last is None or epoch.slot <= last)
+    return (
+        epoch.timeline == stretch["timeline"]
+        and stretch["first"] <= epoch.slot
+        and (last is None or epoch.slot <= last)
+    )
 
 
 def _text(row: dict[str, Any]) -> str:

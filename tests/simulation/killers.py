@@ -1,7 +1,8 @@
 """Schedules known to kill protocols like this one, each with the mend that makes it harmless here.
 
-A killer is a script: who acts, who falls asleep at which request until what has happened. It ends like every schedule, with a
-fresh recovery and the judgement. Without its mend the same script ends in a violation.
+A killer is a script: who acts, who falls asleep at which request until what has happened. It ends
+like every schedule, with a fresh recovery and the judgement. Without its mend the same script ends
+in a violation.
 """
 
 from __future__ import annotations
@@ -18,20 +19,23 @@ from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.schedule import finish, recover, simulated
 from tests.simulation.world import Process, Rule, SimClock, World
 
-from tidegate.checkpoints.keeper import LeaseRenewer
+from tidegate.checkpoints.driver_requests import (
+    DriverRequest,
+    RequestKind,
+    list_pending_requests,
+    submit_request,
+)
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.checkpoints.requests import RequestKind, DriverRequest, list_pending_requests, submit_request
+from tidegate.checkpoints.lease_renewal import LeaseRenewer
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.pins import Roots, RootsFile
 from tidegate.checkpoints.retention import Retention
-from tidegate.checkpoints.roots import Roots, RootsFile
-from tidegate.jobs.driver.inbox import RequestInbox
-from tidegate.jobs.sinks import compaction
-from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.postgres import PostgresSink
-from tidegate.jobs.sinks.standard import AtLeastOnceSink
-
-__all__ = ["KILLERS", "Killer", "play"]
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.jobs.driver.operator_requests import RequestInbox
+from tidegate.jobs.sinks import table_compaction
+from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.postgres_sink import PostgresSink
 
 SLOT = ("fill", "/slots/")
 
@@ -85,7 +89,9 @@ def _asleep(stage: Stage, process: Process) -> Callable[[], bool]:
     return lambda: process in stage.world.waits
 
 
-def _sleeper(stage: Stage, until: Callable[[], bool], verb: str, part: str, nth: int = 1) -> Process:
+def _sleeper(
+    stage: Stage, until: Callable[[], bool], verb: str, part: str, nth: int = 1
+) -> Process:
     """A driver that falls asleep at its n-th request of a kind."""
     stage.world.rules.append(Rule("d0", verb, part, until, nth))
     process = stage.driver("d0", epochs=6)
@@ -108,7 +114,10 @@ def sleeper_and_restore(stage: Stage) -> None:
 
 
 def sleeper_and_gc(stage: Stage) -> None:
-    """Asleep between lease check and PUT; wakes after GC swept everything it may, and wins the slot."""
+    """Asleep between lease check and PUT.
+
+    Wakes after GC swept everything it may, and wins the slot.
+    """
     gone: list[Process] = []
     _sleeper(stage, lambda: bool(gone) and not gone[0].alive, *SLOT, nth=3)
     gone.append(stage.collector("g0", runs=1))
@@ -122,8 +131,14 @@ def retried_put(stage: Stage) -> None:
 
 
 def late_put(stage: Stage) -> None:
-    """A PUT without an answer; its driver dies; another fills the slot; minutes later the PUT lands."""
-    stage.world.rules += [Rule("d0", *SLOT, "late", 2), Rule("d0", "get", "/slots/9999999997", "crash")]
+    """A PUT without an answer.
+
+    Its driver dies; another fills the slot; minutes later the PUT lands.
+    """
+    stage.world.rules += [
+        Rule("d0", *SLOT, "late", 2),
+        Rule("d0", "get", "/slots/9999999997", "crash"),
+    ]
     dead = stage.driver("d0", epochs=4)
     _until(stage, _ended(dead), "d0 dead")
     stage.driver("d1", host=1, epochs=2)
@@ -152,22 +167,38 @@ def crash_after_fork(stage: Stage) -> None:
 
 def two_publishers(stage: Stage) -> None:
     """A publisher asleep before its commit; another one publishes the same epoch."""
-    sleeper = _sleeper(stage, lambda: _published(stage, "events") >= 3, "catalog.commit", "events", nth=2)
+    sleeper = _sleeper(
+        stage, lambda: _published(stage, "events") >= 3, "catalog.commit", "events", nth=2
+    )
     stage.driver("d1", host=1, epochs=3)
     _until(stage, _ended(sleeper), "d0 done")
 
 
 def begun_by_another(stage: Stage) -> None:
-    """A publisher asleep between making a table and loading it; a restore, and the next driver begins the table."""
-    sleeper = _sleeper(stage, lambda: stage.catalog.highest.get("events", 0) >= 1, "catalog.load", "events")
+    """A publisher asleep between making a table and loading it.
+
+    A restore, and the next driver begins the table.
+    """
+    sleeper = _sleeper(
+        stage, lambda: stage.catalog.highest.get("events", 0) >= 1, "catalog.load", "events"
+    )
     _until(stage, _ended(stage.restorer("r0", back=9)), "r0 done")
     stage.driver("d1", host=1, epochs=2)
     _until(stage, _ended(sleeper), "d0 fenced")
 
 
 def straddling_publish(stage: Stage) -> None:
-    """A publisher asleep before its commit; others publish more, restore, and rewind to the very snapshot it judged."""
-    sleeper = _sleeper(stage, lambda: stage.catalog.highest.get("events", 0) >= 1, "catalog.commit", "events", nth=2)
+    """A publisher asleep before its commit.
+
+    Others publish more, restore, and rewind to the very snapshot it judged.
+    """
+    sleeper = _sleeper(
+        stage,
+        lambda: stage.catalog.highest.get("events", 0) >= 1,
+        "catalog.commit",
+        "events",
+        nth=2,
+    )
     judged = stage.catalog.tables["events"].main
     other = stage.driver("d1", host=1, epochs=3)
     _until(stage, _ended(other), "d1 done")
@@ -207,15 +238,22 @@ def table_only(stage: Stage) -> None:
 def follower_file_and_gc(stage: Stage) -> None:
     """A publisher asleep between writing its own file of `checkpoints` and the commit that names it (found by seed 1001)."""
     gone: list[Process] = []
-    sleeper = _sleeper(stage, lambda: bool(gone) and not gone[0].alive, "catalog.commit", "checkpoints", nth=2)
+    sleeper = _sleeper(
+        stage, lambda: bool(gone) and not gone[0].alive, "catalog.commit", "checkpoints", nth=2
+    )
     gone.append(stage.collector("g0", runs=1))
     _until(stage, _ended(sleeper), "d0 done")
 
 
 def abandoned_publish_and_gc(stage: Stage) -> None:
-    """A publisher asleep before its commit of a slot; a restore abandons it, GC retires it (found by seed 2231)."""
+    """A publisher asleep before its commit of a slot.
+
+    A restore abandons it, GC retires it (found by seed 2231).
+    """
     gone: list[Process] = []
-    sleeper = _sleeper(stage, lambda: bool(gone) and not gone[0].alive, "catalog.commit", "events", nth=2)
+    sleeper = _sleeper(
+        stage, lambda: bool(gone) and not gone[0].alive, "catalog.commit", "events", nth=2
+    )
     _until(stage, _ended(stage.restorer("r0", back=9)), "r0 done")
     gone.append(stage.collector("g0", runs=1))
     _until(stage, _ended(sleeper), "d0 fenced")
@@ -242,20 +280,37 @@ def wedged(stage: Stage) -> None:
 
 
 def bad_newest(stage: Stage) -> None:
-    """The newest checkpoint has lost a state segment: it is passed over by a restore, and nothing else is."""
+    """The newest checkpoint has lost a state segment.
+
+    It is passed over by a restore, and nothing else is.
+    """
     _until(stage, _ended(stage.driver("d0", epochs=3)), "d0 done")
     bucket = stage.world.bucket
     slot = min(key for key in bucket.needs if "timelines/0/slots" in key)
-    lost = next(key for key in bucket.needs[slot] if "/state/" in key and bucket.records[slot]["attempt"] in key)
+    lost = next(
+        key
+        for key in bucket.needs[slot]
+        if "/state/" in key and bucket.records[slot]["attempt"] in key
+    )
     stage.world.damaged.add(slot)
     bucket.remove(lost)
 
 
 def stale_stop(stage: Stage) -> None:
-    """A stop request meant for a driver that died before it read it; its successor must not obey."""
+    """A stop request meant for a driver that died before it read it.
+
+    Its successor must not obey.
+    """
     stage.world.rules.append(Rule("d0", *SLOT, "crash", 2))
     _until(stage, _ended(stage.driver("d0", epochs=3)), "d0 dead")
-    submit_request(MemoryStore(stage.world.bucket, name="sim"), PIPELINE, RequestKind.STOP, who="ann", token=1, clock=SimClock(stage.world, 0))
+    submit_request(
+        MemoryStore(stage.world.bucket, name="sim"),
+        PIPELINE,
+        RequestKind.STOP,
+        who="ann",
+        token=1,
+        clock=SimClock(stage.world, 0),
+    )
     successor = stage.driver("d1", host=1, epochs=3)
     _until(stage, _ended(successor), "d1 done")
     if not _sealed(stage, 3, "d1")():
@@ -263,27 +318,47 @@ def stale_stop(stage: Stage) -> None:
 
 
 def lost_pin(stage: Stage) -> None:
-    """A driver dies right after it sealed the epoch of a savepoint, before the pin: its successor must pin that very epoch."""
+    """A driver dies right after it sealed the epoch of a savepoint, before the pin.
+
+    Its successor must pin that very epoch.
+    """
     store = MemoryStore(stage.world.bucket, name="sim")
-    asked = submit_request(store, PIPELINE, RequestKind.SAVEPOINT, who="ann", name="kept", clock=SimClock(stage.world, 0))
+    asked = submit_request(
+        store,
+        PIPELINE,
+        RequestKind.SAVEPOINT,
+        who="ann",
+        name="kept",
+        clock=SimClock(stage.world, 0),
+    )
     stage.world.rules.append(Rule("d0", *SLOT, "crash after"))
     _until(stage, _ended(stage.driver("d0", epochs=3)), "d0 dead")
     _until(stage, _ended(stage.driver("d1", host=1, epochs=2)), "d1 done")
     pin = RootsFile(store, PIPELINE).read().pins.get("kept")
-    applied = [f"t0-{r['slot']:06d}-{r['attempt']}" for r in stage.world.bucket.records.values() if asked.id in r["requests"]]
+    applied = [
+        f"t0-{r['slot']:06d}-{r['attempt']}"
+        for r in stage.world.bucket.records.values()
+        if asked.id in r["requests"]
+    ]
     if pin is None or [pin.checkpoint] != applied:
         raise Violation(f"a savepoint applied by {applied} is pinned as {pin}")
 
 
 def two_database_publishers(stage: Stage) -> None:
-    """A publisher asleep between reading the ledger and applying the next slot; another one applies it, and more."""
+    """A publisher asleep between reading the ledger and applying the next slot.
+
+    Another one applies it, and more.
+    """
     world, since = stage.world, list[float]()
 
     def ahead() -> bool:
         return stage.server.ledger is not None and stage.server.ledger[2] >= 3
 
     def applied() -> bool:
-        """The others of its process sleep a little longer: they would find the lease lost, and end it."""
+        """The others of its process sleep a little longer.
+
+        They would find the lease lost, and end it.
+        """
         if ahead() and not since:
             since.append(world.now)
         return bool(since) and world.now > since[0] + 20.0
@@ -300,7 +375,10 @@ def two_database_publishers(stage: Stage) -> None:
 
 
 def late_delivery(stage: Stage) -> None:
-    """A publisher asleep before it delivers a slot; a restore abandons the slot, and is followed; then the delivery arrives."""
+    """A publisher asleep before it delivers a slot.
+
+    A restore abandons the slot, and is followed; then the delivery arrives.
+    """
     gone: list[Process] = []
     sleeper = _sleeper(stage, lambda: bool(gone) and not gone[0].alive, "serve", "t0-000002")
     _until(stage, _ended(stage.restorer("r0", back=_sealed_slots(stage) - 1)), "r0 done")
@@ -313,12 +391,21 @@ def _sealed_slots(stage: Stage) -> int:
 
 
 def wiped_bucket(stage: Stage) -> None:
-    """The bucket is wiped while the catalog survives: a new history must not be published into the old tables."""
+    """The bucket is wiped while the catalog survives.
+
+    A new history must not be published into the old tables.
+    """
     _until(stage, _ended(stage.driver("d0", epochs=2)), "d0 done")
-    bucket, before = stage.world.bucket, {table: metadata.main for table, metadata in stage.catalog.tables.items()}
+    bucket, before = (
+        stage.world.bucket,
+        {table: metadata.main for table, metadata in stage.catalog.tables.items()},
+    )
     bucket.wipe()
-    # Its publisher begins when the new log is longer than the tables: then only the uid tells the histories apart.
-    stage.world.rules.append(Rule("d1", "catalog.load", "checkpoints", _sealed(stage, 4, "d1"), wedge=True))
+    # Its publisher begins when the new log is longer than the tables: then only the uid tells the
+    # histories apart.
+    stage.world.rules.append(
+        Rule("d1", "catalog.load", "checkpoints", _sealed(stage, 4, "d1"), wedge=True)
+    )
     _until(stage, _ended(stage.driver("d1", epochs=4)), "d1 ended")
     if {table: metadata.main for table, metadata in stage.catalog.tables.items()} != before:
         raise Violation("two histories were mixed in one table")
@@ -327,9 +414,16 @@ def wiped_bucket(stage: Stage) -> None:
 
 
 def straddling_merge(stage: Stage) -> None:
-    """A compaction asleep before its commit; a restore takes some of its parts, and the tables follow it."""
+    """A compaction asleep before its commit.
+
+    A restore takes some of its parts, and the tables follow it.
+    """
     _until(stage, _ended(stage.driver("d0", epochs=4)), "d0 done")
-    stage.world.rules.append(Rule("c0", "catalog.commit", "checkpoints", lambda: stage.catalog.highest["checkpoints"] >= 1))
+    stage.world.rules.append(
+        Rule(
+            "c0", "catalog.commit", "checkpoints", lambda: stage.catalog.highest["checkpoints"] >= 1
+        )
+    )
     sleeper = stage.compactor("c0", runs=1)
     _until(stage, _asleep(stage, sleeper), "c0 asleep")
     _until(stage, _ended(stage.restorer("r0", back=2)), "r0 done")
@@ -338,7 +432,10 @@ def straddling_merge(stage: Stage) -> None:
 
 
 def late_merge(stage: Stage) -> None:
-    """A compaction's commit without an answer; its run deletes what no snapshot names; then the commit lands."""
+    """A compaction's commit without an answer.
+
+    Its run deletes what no snapshot names; then the commit lands.
+    """
     _until(stage, _ended(stage.driver("d0", epochs=4)), "d0 done")
     stage.world.rules.append(Rule("c0", "catalog.commit", "checkpoints", "late"))
     _until(stage, _ended(stage.compactor("c0", runs=1)), "c0 done")
@@ -362,7 +459,11 @@ def _unconditional() -> list[Any]:
 
 def _forget_applied(inbox: RequestInbox) -> list[DriverRequest]:
     manifest = inbox._newest()
-    return [r for r in list_pending_requests(inbox._store, PIPELINE) if manifest is None or r.id not in manifest.requests]
+    return [
+        r
+        for r in list_pending_requests(inbox._store, PIPELINE)
+        if manifest is None or r.id not in manifest.requests
+    ]
 
 
 def _lost_renewal_is_a_loss(lease: Lease) -> bool:
@@ -377,8 +478,16 @@ def _without_folders(retention: Retention, marked: Any) -> Any:
 KILLERS = (
     Killer("a sleeper wakes after a takeover", takeover, _unconditional),
     Killer("a sleeper wakes after a restore", sleeper_and_restore, _unconditional),
-    Killer("a sleeper wakes after GC", sleeper_and_gc, lambda: [patch.object(Retention, "_unmarked_entries", mutants._garbage_of_all)]),
-    Killer("a PUT repeated by the client library", retried_put, lambda: [mutants._seal(mutants._believe_412)]),
+    Killer(
+        "a sleeper wakes after GC",
+        sleeper_and_gc,
+        lambda: [patch.object(Retention, "_unmarked_entries", mutants._garbage_of_all)],
+    ),
+    Killer(
+        "a PUT repeated by the client library",
+        retried_put,
+        lambda: [mutants._seal(mutants._believe_412)],
+    ),
     Killer("a PUT that lands minutes later", late_put, _unconditional),
     Killer("two restores at once", two_restores, _unconditional),
     Killer(
@@ -386,7 +495,11 @@ KILLERS = (
         crash_after_fork,
         lambda: [patch.object(IcebergSink, "_rewind_tables", lambda *_: None)],
     ),
-    Killer("two publishers of one epoch", two_publishers, lambda: [patch.object(Stage, "__init__", mutants._with(rebase=True))]),
+    Killer(
+        "two publishers of one epoch",
+        two_publishers,
+        lambda: [patch.object(Stage, "__init__", mutants._with(rebase=True))],
+    ),
     Killer(
         "a publish that straddles a restore",
         straddling_publish,
@@ -405,12 +518,22 @@ KILLERS = (
     Killer(
         "a compaction that lands after its files were looked through",
         late_merge,
-        lambda: [patch.object(compaction, "parse_commit_bound", lambda _: 0)],
+        lambda: [patch.object(table_compaction, "parse_commit_bound", lambda _: 0)],
     ),
-    Killer("GC against a restore being written", claim_and_gc, lambda: [patch.object(RootsFile, "claim", mutants._no_claim)]),
-    Killer("GC against a pin", pin_and_gc, lambda: [patch.object(Roots, "protected_checkpoints", set())]),
     Killer(
-        "GC against a file only a table names", table_only, lambda: [patch.object(Retention, "_catalog_keys", lambda *_: iter(()))]
+        "GC against a restore being written",
+        claim_and_gc,
+        lambda: [patch.object(RootsFile, "claim", mutants._no_claim)],
+    ),
+    Killer(
+        "GC against a pin",
+        pin_and_gc,
+        lambda: [patch.object(Roots, "protected_checkpoints", set())],
+    ),
+    Killer(
+        "GC against a file only a table names",
+        table_only,
+        lambda: [patch.object(Retention, "_catalog_keys", lambda *_: iter(()))],
     ),
     Killer(
         "GC against a follower's own new file",
@@ -423,10 +546,20 @@ KILLERS = (
         lambda: [patch.object(actors, "have_followers_rewound", lambda *_: True)],
     ),
     Killer(
-        "a lease renewal whose answer was lost", lost_renewal, lambda: [patch.object(Lease, "_read_back_renewal", _lost_renewal_is_a_loss)]
+        "a lease renewal whose answer was lost",
+        lost_renewal,
+        lambda: [patch.object(Lease, "_read_back_renewal", _lost_renewal_is_a_loss)],
     ),
-    Killer("a newest checkpoint found bad", bad_newest, lambda: [patch.object(actors, "select_start_checkpoint", lambda *_: None)]),
-    Killer("a stale stop request", stale_stop, lambda: [patch.object(DriverRequest, "refusal_outcome", lambda *_: None)]),
+    Killer(
+        "a newest checkpoint found bad",
+        bad_newest,
+        lambda: [patch.object(actors, "select_start_checkpoint", lambda *_: None)],
+    ),
+    Killer(
+        "a stale stop request",
+        stale_stop,
+        lambda: [patch.object(DriverRequest, "refusal_outcome", lambda *_: None)],
+    ),
     Killer(
         "a bucket wiped while the catalog survives",
         wiped_bucket,
@@ -444,6 +577,14 @@ KILLERS = (
         lambda: [patch.object(AtLeastOnceSink, "_rewind_sink", mutants._rewind_silently)],
         "webhook",
     ),
-    Killer("a savepoint sealed but not pinned", lost_pin, lambda: [patch.object(RequestInbox, "_list_unfinished", _forget_applied)]),
-    Killer("a wedged driver whose heartbeat lives", wedged, lambda: [patch.object(LeaseRenewer, "is_overdue", False)]),
+    Killer(
+        "a savepoint sealed but not pinned",
+        lost_pin,
+        lambda: [patch.object(RequestInbox, "_list_unfinished", _forget_applied)],
+    ),
+    Killer(
+        "a wedged driver whose heartbeat lives",
+        wedged,
+        lambda: [patch.object(LeaseRenewer, "is_overdue", False)],
+    ),
 )

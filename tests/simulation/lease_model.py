@@ -1,8 +1,11 @@
-"""The lease as an explicit-state model: two drivers, a clock that ticks whenever it likes, requests that arrive whenever they do.
+"""The lease as an explicit-state model.
 
-A driver watches the record, takes it when it has stood unchanged for longer than its lifetime, and renews it. A process may sleep
-between any two steps, and between sending a request and its effect. What must hold: nobody believes to hold the lease while
-somebody else does, and the token grows with every taking. That a sleeper wins a slot all the same is the other models' business.
+Two drivers, a clock that ticks whenever it likes, requests that arrive whenever they do.
+
+A driver watches the record, takes it when it has stood unchanged for longer than its lifetime, and
+renews it. A process may sleep between any two steps, and between sending a request and its effect.
+What must hold: nobody believes to hold the lease while somebody else does, and the token grows with
+every taking. That a sleeper wins a slot all the same is the other models' business.
 """
 
 from __future__ import annotations
@@ -23,9 +26,15 @@ SKEW = (0, 3)  # what the two hosts' clocks say beside the time
 class Mends:
     """What keeps two drivers apart, each taken out once by the mutation check."""
 
-    swapped: bool = True  # the record is written on the condition that it is the one that was judged
-    counted_from_sending: bool = True  # a holder counts its lifetime from before it sent the request
-    own_clock: bool = True  # an observer times an unchanged record by its own clock, and trusts no time in it
+    swapped: bool = (
+        True  # the record is written on the condition that it is the one that was judged
+    )
+    counted_from_sending: bool = (
+        True  # a holder counts its lifetime from before it sent the request
+    )
+    own_clock: bool = (
+        True  # an observer times an unchanged record by its own clock, and trusts no time in it
+    )
     fresh_nonce: bool = True  # a renewal looks different from the record before it
 
 
@@ -102,7 +111,10 @@ class Model:
         yield state.record, driver._replace(at="hold", until=begun + TTL)
 
     def _hold(self, state: State, number: int, driver: Driver) -> Iterator[tuple[Record, Driver]]:
-        """Send a renewal, one a tick at most, also when the time is over: whoever took the record meanwhile refuses it."""
+        """Send a renewal, one a tick at most, also when the time is over.
+
+        Whoever took the record meanwhile refuses it.
+        """
         if state.now > driver.sent:
             yield state.record, driver._replace(at="renew", sent=state.now)
 
@@ -132,7 +144,9 @@ def wrong_step(before: State, after: State) -> str | None:
 
 def check(mends: Mends) -> Explored:
     """Explore all interleavings; stop at the first violation."""
-    return explore(State(0, Record(), (Driver(), Driver())), Model(mends).successors, wrong_state, wrong_step)
+    return explore(
+        State(0, Record(), (Driver(), Driver())), Model(mends).successors, wrong_state, wrong_step
+    )
 
 
 def mutants() -> Iterator[tuple[str, Mends]]:

@@ -1,4 +1,7 @@
-"""``python -m tests.simulation.mutants``: bugs put in on purpose; the simulation must find each of them."""
+"""``python -m tests.simulation.mutants``.
+
+Bugs put in on purpose; the simulation must find each of them.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,26 @@ from tests.simulation.actors import Stage
 from tests.simulation.cheap import cheap
 from tests.simulation.schedule import run_seed
 
-from tidegate.checkpoints.log import SlotTaken, Sealed, SlotLog
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
+from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.retention import Retention
-from tidegate.checkpoints.roots import RootsFile
-from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, StoreUnavailableError
-from tidegate.jobs.engine import epoch
-from tidegate.jobs.engine.epoch import Engine
-from tidegate.jobs.sinks import compaction
-from tidegate.jobs.sinks.compaction import _FileGroup, _TableCompactor
-from tidegate.jobs.sinks.marks import FollowerPosition
-from tidegate.jobs.sinks.pointer import read_published_cut, replace_table_location
-from tidegate.jobs.sinks.postgres import PostgresSink
-from tidegate.jobs.sinks.standard import FilesSink, AtLeastOnceSink
-
-__all__ = ["MUTANTS", "Mutant", "hunt"]
+from tidegate.checkpoints.slot_log import Sealed, SlotLog, SlotTaken
+from tidegate.checkpoints.store import (
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+)
+from tidegate.jobs.engine import epoch_engine
+from tidegate.jobs.engine.epoch_engine import Engine
+from tidegate.jobs.sinks import table_compaction
+from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, FilesSink
+from tidegate.jobs.sinks.lineage_position import (
+    FollowerPosition,
+    read_published_cut,
+    replace_table_location,
+)
+from tidegate.jobs.sinks.postgres_sink import PostgresSink
+from tidegate.jobs.sinks.table_compaction import _FileGroup, _TableCompactor
 
 Patches = list[Any]
 
@@ -87,7 +95,7 @@ class _NotMineError(Exception):
 _SEAL, _NEWEST = SlotLog.seal, SlotLog.newest_record
 _BROUGHT_IN = _TableCompactor._commit_merged_files
 _GARBAGE = Retention._unmarked_entries
-_RECORD = epoch.slice_to_record
+_RECORD = epoch_engine.slice_to_record
 _STAGE = Stage.__init__
 _MOVE = PostgresSink._move_ledger
 _DELIVER = FilesSink._deliver_epoch
@@ -95,7 +103,9 @@ _DELIVER = FilesSink._deliver_epoch
 
 def _newest_once(log: SlotLog, timeline: int) -> Any:
     known = log._newest
-    return known if known is not None and known.record.timeline == timeline else _NEWEST(log, timeline)
+    return (
+        known if known is not None and known.record.timeline == timeline else _NEWEST(log, timeline)
+    )
 
 
 def _publish_first(log: SlotLog, record: Manifest | ForkRecord) -> Sealed | SlotTaken:
@@ -130,12 +140,16 @@ def _garbage_of_all(retention: Retention, marked: Any) -> Iterator[Any]:
 def _read_again(part: Any) -> dict[str, Any]:
     record = _RECORD(part)
     following = record["resume"]["next"]
-    return record | {"resume": {"next": max(0, following - 1)} if part.end > part.start else record["resume"]}
+    return record | {
+        "resume": {"next": max(0, following - 1)} if part.end > part.start else record["resume"]
+    }
 
 
 def _skip_one(part: Any) -> dict[str, Any]:
     record = _RECORD(part)
-    return record | {"resume": {"next": record["resume"]["next"] + (part.end > part.start and part.pending)}}
+    return record | {
+        "resume": {"next": record["resume"]["next"] + (part.end > part.start and part.pending)}
+    }
 
 
 def _trim_late(engine: Engine, cut: Any, survey: Any) -> Any:
@@ -152,10 +166,12 @@ def _give_up(log: SlotLog, key: str, data: bytes) -> str | None:
         return None
 
 
-def _rows_then_ledger(sink: Any, epoch: Manifest, before: FollowerPosition, after: FollowerPosition) -> None:
+def _rows_then_ledger(
+    sink: Any, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
+) -> None:
     with sink._cursor() as cursor:
         for table in sink.tables:
-            for rows in sink.rows_of(epoch, table):
+            for rows in sink.rows_of(epoch_engine, table):
                 sink._insert(cursor, table, rows)
     with sink._cursor() as cursor:
         sink._move(cursor, before, after)
@@ -165,12 +181,16 @@ def _move_anyway(sink: Any, cursor: Any, before: FollowerPosition, after: Follow
     _MOVE(sink, cursor, sink._ledger(cursor, lock=True), after)
 
 
-def _mark_first(sink: Any, epoch: Manifest, before: FollowerPosition, after: FollowerPosition) -> None:
+def _mark_first(
+    sink: Any, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
+) -> None:
     sink.move_mark(before, after)
-    sink._deliver(epoch)
+    sink._deliver(epoch_engine)
 
 
-def _rewind_silently(sink: Any, before: FollowerPosition, after: FollowerPosition, way: Any) -> None:
+def _rewind_silently(
+    sink: Any, before: FollowerPosition, after: FollowerPosition, way: Any
+) -> None:
     sink.move_mark(before, after)
 
 
@@ -191,7 +211,9 @@ def _keep_one(run: _TableCompactor, bins: list[_FileGroup], new: Any, metadata: 
 
 def _point_anyway(store: Any, pipeline: str, table: str, old: str, new: str) -> bool:
     current = read_published_cut(store, pipeline)
-    return current is not None and replace_table_location(store, pipeline, table, current.tables.get(table, ""), new)
+    return current is not None and replace_table_location(
+        store, pipeline, table, current.tables.get(table, ""), new
+    )
 
 
 def _no_claim(roots: RootsFile, *_: Any, **__: Any) -> Any:
@@ -201,20 +223,47 @@ def _no_claim(roots: RootsFile, *_: Any, **__: Any) -> Any:
 MUTANTS = (
     Mutant("seal without condition", lambda: [patch.object(SlotLog, "_send_record", _send_anyway)]),
     Mutant("a 412 taken as a loss without reading back", lambda: [_seal(_believe_412)], 0.1),
-    Mutant("an unknown outcome taken as a success", lambda: [patch.object(SlotLog, "_send_record", _give_up)], 0.1),
-    Mutant("the newest slot is the one that was read last", lambda: [patch.object(SlotLog, "newest_record", _newest_once)]),
+    Mutant(
+        "an unknown outcome taken as a success",
+        lambda: [patch.object(SlotLog, "_send_record", _give_up)],
+        0.1,
+    ),
+    Mutant(
+        "the newest slot is the one that was read last",
+        lambda: [patch.object(SlotLog, "newest_record", _newest_once)],
+    ),
     Mutant("publish before seal", lambda: [_seal(_publish_first)]),
-    Mutant("no fence snapshot", lambda: [patch.object(Stage, "__init__", _with(fences=False))], focus=("sleep", "commit")),
-    Mutant("publishers rebase (pyiceberg's own retry)", lambda: [patch.object(Stage, "__init__", _with(rebase=True))]),
+    Mutant(
+        "no fence snapshot",
+        lambda: [patch.object(Stage, "__init__", _with(fences=False))],
+        focus=("sleep", "commit"),
+    ),
+    Mutant(
+        "publishers rebase (pyiceberg's own retry)",
+        lambda: [patch.object(Stage, "__init__", _with(rebase=True))],
+    ),
     Mutant(
         "GC of an undecided attempt",
         lambda: [patch.object(Retention, "_unmarked_entries", _garbage_of_all)],
         focus=("sleep", "seal"),
     ),
-    Mutant("GC forgets the files of tables", lambda: [patch.object(Retention, "_catalog_keys", lambda retention, uris: iter(()))]),
-    Mutant("off by one in the cut: the last row again", lambda: [patch.object(epoch, "slice_to_record", _read_again)]),
-    Mutant("off by one in the cut: a row skipped", lambda: [patch.object(epoch, "slice_to_record", _skip_one)]),
-    Mutant("restore without a claim", lambda: [patch.object(RootsFile, "claim", _no_claim)], focus=("sleep", "fork")),
+    Mutant(
+        "GC forgets the files of tables",
+        lambda: [patch.object(Retention, "_catalog_keys", lambda retention, uris: iter(()))],
+    ),
+    Mutant(
+        "off by one in the cut: the last row again",
+        lambda: [patch.object(epoch_engine, "slice_to_record", _read_again)],
+    ),
+    Mutant(
+        "off by one in the cut: a row skipped",
+        lambda: [patch.object(epoch_engine, "slice_to_record", _skip_one)],
+    ),
+    Mutant(
+        "restore without a claim",
+        lambda: [patch.object(RootsFile, "claim", _no_claim)],
+        focus=("sleep", "fork"),
+    ),
     Mutant(
         "PostgreSQL: rows and ledger in two transactions",
         lambda: [patch.object(PostgresSink, "_apply_epoch", _rows_then_ledger)],
@@ -225,11 +274,19 @@ MUTANTS = (
         lambda: [patch.object(PostgresSink, "_move_ledger", _move_anyway)],
         sink="postgres",
     ),
-    Mutant("webhook: marked before it is delivered", lambda: [patch.object(AtLeastOnceSink, "_apply_epoch", _mark_first)], sink="webhook"),
-    Mutant("webhook: restores are not told", lambda: [patch.object(AtLeastOnceSink, "_rewind_sink", _rewind_silently)], sink="webhook"),
+    Mutant(
+        "webhook: marked before it is delivered",
+        lambda: [patch.object(AtLeastOnceSink, "_apply_epoch", _mark_first)],
+        sink="webhook",
+    ),
+    Mutant(
+        "webhook: restores are not told",
+        lambda: [patch.object(AtLeastOnceSink, "_rewind_sink", _rewind_silently)],
+        sink="webhook",
+    ),
     Mutant(
         "compaction: files deleted that may still be named",
-        lambda: [patch.object(compaction, "parse_commit_bound", lambda _: 0)],
+        lambda: [patch.object(table_compaction, "parse_commit_bound", lambda _: 0)],
         focus=("late", "replace"),
     ),
     Mutant(
@@ -237,13 +294,20 @@ MUTANTS = (
         lambda: [patch.object(Stage, "__init__", _with(validates=False))],
         focus=("sleep", "replace"),
     ),
-    Mutant("compaction: a merged part stays as well", lambda: [patch.object(_TableCompactor, "_commit_merged_files", _keep_one)]),
+    Mutant(
+        "compaction: a merged part stays as well",
+        lambda: [patch.object(_TableCompactor, "_commit_merged_files", _keep_one)],
+    ),
     Mutant(
         "compaction: readers are pointed to it wherever they are",
-        lambda: [patch.object(compaction, "replace_table_location", _point_anyway)],
+        lambda: [patch.object(table_compaction, "replace_table_location", _point_anyway)],
         focus=("sleep", "replace"),
     ),
-    Mutant("files: named before they are there", lambda: [patch.object(FilesSink, "_deliver_epoch", _announce_first)], sink="files"),
+    Mutant(
+        "files: named before they are there",
+        lambda: [patch.object(FilesSink, "_deliver_epoch", _announce_first)],
+        sink="files",
+    ),
 )
 
 
@@ -271,7 +335,9 @@ def hunt(mutant: Mutant, seconds: float, seed: int = 0) -> tuple[int, str]:
         while time.monotonic() - begun < seconds:
             number += 1
             try:
-                world = run_seed(seed + number, rate=mutant.rate, focus=mutant.focus, sink=mutant.sink)
+                world = run_seed(
+                    seed + number, rate=mutant.rate, focus=mutant.focus, sink=mutant.sink
+                )
             except Exception as error:  # a defect that ends a driver is found as well
                 return number, f"{type(error).__name__}: {error}"
             if world.violation is not None:

@@ -1,8 +1,11 @@
-"""The log of slots and its followers as an explicit-state model: two drivers and a restorer, in every interleaving.
+"""The log of slots and its followers as an explicit-state model.
 
-A follower stands for an Iceberg table or a SQL sink. It holds a mark (the last slot it applied), rows, and a version that its
-commits compare; a rollback brings an old version back, which is the ABA trap the fence snapshot is for. The lease is left out on
-purpose: a sleeper passed its check long ago. Restores go back to slot 1 of timeline 0, which is sealed at the start.
+Two drivers and a restorer, in every interleaving.
+
+A follower stands for an Iceberg table or a SQL sink. It holds a mark (the last slot it applied),
+rows, and a version that its commits compare; a rollback brings an old version back, which is the
+ABA trap the fence snapshot is for. The lease is left out on purpose: a sleeper passed its check
+long ago. Restores go back to slot 1 of timeline 0, which is sealed at the start.
 
 Run by itself with more slots: `python tests/simulation/protocol_model.py 3`.
 """
@@ -27,13 +30,20 @@ Log = frozenset[tuple[Slot, Record]]
 
 @dataclass(frozen=True)
 class Mends:
-    """What the protocol does against each known killer; the mutation check takes them out one by one."""
+    """What the protocol does against each known killer.
+
+    The mutation check takes them out one by one.
+    """
 
     conditional_seal: bool = True  # a slot is filled only while it is empty
-    predecessor_check: bool = True  # a follower applies a slot only after its predecessor on the lineage
+    predecessor_check: bool = (
+        True  # a follower applies a slot only after its predecessor on the lineage
+    )
     no_blind_retry: bool = True  # a commit that met another version starts again from reading
     fork_marks_follower: bool = True  # a rewind leaves an empty fence behind
-    fork_in_slot: bool = True  # a restore is a record in the next slot, not a pointer beside the log
+    fork_in_slot: bool = (
+        True  # a restore is a record in the next slot, not a pointer beside the log
+    )
     pair_retried: bool = True  # rollback and fence are repeated as a pair until both hold
 
 
@@ -100,7 +110,9 @@ class Model:
     def step(self, state: State, number: int) -> State | None:
         """One step of one process; None when it is at its end."""
         process = state.processes[number]
-        found = getattr(self, f"_{process.at}")(state, process, number) if process.at != "end" else None
+        found = (
+            getattr(self, f"_{process.at}")(state, process, number) if process.at != "end" else None
+        )
         if found is None:
             return None
         changed, after = found
@@ -121,7 +133,9 @@ class Model:
             return state, Process(process.kind, "end")
         record: Record = ("fork", 10 + number)
         if not self.mends.fork_in_slot:  # a pointer that can always be written
-            rest = frozenset(e for e in state.log if not (e[0][0] == process.timeline and e[1][0] == "fork"))
+            rest = frozenset(
+                e for e in state.log if not (e[0][0] == process.timeline and e[1][0] == "fork")
+            )
             return state._replace(log=rest | {((process.timeline, 99), record)}), again
         slot = (process.timeline, process.number + 1)
         if slot in dict(state.log):
@@ -139,7 +153,9 @@ class Model:
 
     def _superseded(self, state: State, process: Process, number: int) -> tuple[State, Process]:
         """The follower is outside my lineage: either I slept through a restore, or I am fenced."""
-        return state, Process(process.kind, "load" if head(state.log)[0] != process.timeline else "end")
+        return state, Process(
+            process.kind, "load" if head(state.log)[0] != process.timeline else "end"
+        )
 
     def _commit(self, state: State, process: Process, number: int) -> tuple[State, Process]:
         """The writing half: compare the version with the one read, or (mutant) re-base blindly."""
@@ -164,7 +180,12 @@ class Model:
         if state.follower.version != process.seen.version and self.mends.pair_retried:
             return state, again  # somebody slipped in between: roll back again
         rows = state.follower.rows
-        return state._replace(follower=Follower((process.timeline, 0), rows, (process.timeline, rows))), again
+        return (
+            state._replace(
+                follower=Follower((process.timeline, 0), rows, (process.timeline, rows))
+            ),
+            again,
+        )
 
     def _seal(self, state: State, process: Process, number: int) -> tuple[State, Process]:
         """Fill the next slot, or read again after a 412."""
@@ -173,7 +194,11 @@ class Model:
         if filled and self.mends.conditional_seal:
             return state, Process(process.kind, "load")
         log = frozenset(e for e in state.log if e[0] != slot) | {(slot, ("epoch", number))}
-        after = Process(process.kind, "load") if filled else process._replace(at="follow", number=process.number + 1)
+        after = (
+            Process(process.kind, "load")
+            if filled
+            else process._replace(at="follow", number=process.number + 1)
+        )
         return state._replace(log=log), after
 
     def wrong_state(self, state: State) -> str | None:
@@ -205,7 +230,11 @@ class Model:
         epochs = {slot for slot, record in alone.log if record[0] == "epoch"}
         own = tuple((timeline, n) for n in range(1, newest + 1) if (timeline, n) in epochs)
         want = inherited(timeline) + own
-        return None if alone.follower.rows == want else f"after recovery the table holds {alone.follower.rows}, the log {want}"
+        return (
+            None
+            if alone.follower.rows == want
+            else f"after recovery the table holds {alone.follower.rows}, the log {want}"
+        )
 
 
 def _wrong_rows(state: State) -> str | None:
@@ -226,7 +255,11 @@ def check(mends: Mends, last_slot: int = 2) -> Explored:
     for cast in CASTS:
         first: Slot = (0, 1)
         follower = Follower(first, (first,), (0, (first,)))
-        start = State(frozenset({(first, ("epoch", 9))}), follower, tuple(Process(kind, "load") for kind in cast))
+        start = State(
+            frozenset({(first, ("epoch", 9))}),
+            follower,
+            tuple(Process(kind, "load") for kind in cast),
+        )
         model = Model(mends, last_slot)
         found = explore(start, model.successors, model.wrong_state, model.wrong_step)
         states += found.states

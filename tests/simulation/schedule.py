@@ -16,12 +16,10 @@ from tests.simulation.judge import judge
 from tests.simulation.servers import read_model_table
 from tests.simulation.world import World
 
-from tidegate.checkpoints import index, retention, verify
-from tidegate.checkpoints.holder import ProcessIdentity
-from tidegate.jobs.driver import inbox, recovery
-from tidegate.jobs.sinks import compaction, iceberg, postgres, rewrite
-
-__all__ = ["finish", "recover", "run_seed", "simulated"]
+from tidegate.checkpoints import retention, slot_index, verify
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.jobs.driver import operator_requests, startup_recovery
+from tidegate.jobs.sinks import iceberg_sink, postgres_sink, table_compaction, table_files
 
 STEPS = 3000  # of one schedule; what is not done by then is cut off by the recovery
 
@@ -52,20 +50,31 @@ class _Silent:
 
 @contextmanager
 def simulated(world: World) -> Iterator[None]:
-    """What the real code takes from its surroundings comes from the world: random names, dead processes, pools."""
+    """What the real code takes from its surroundings comes from the world.
+
+    Random names, dead processes, pools.
+    """
     with ExitStack() as stack:
-        stack.enter_context(patch.object(secrets, "token_hex", lambda size=16: f"{world.rng.getrandbits(8 * size):0{2 * size}x}"))
-        stack.enter_context(patch.object(ProcessIdentity, "is_proven_dead", lambda holder: world.dead(holder)))
-        for module in (iceberg, index, retention, verify):
+        stack.enter_context(
+            patch.object(
+                secrets,
+                "token_hex",
+                lambda size=16: f"{world.rng.getrandbits(8 * size):0{2 * size}x}",
+            )
+        )
+        stack.enter_context(
+            patch.object(ProcessIdentity, "is_proven_dead", lambda holder: world.dead(holder))
+        )
+        for module in (iceberg_sink, slot_index, retention, verify):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", _Inline))
-        for module in (compaction, inbox, recovery):
+        for module in (table_compaction, operator_requests, startup_recovery):
             stack.enter_context(patch.object(module, "_log", _Silent()))
         stack.enter_context(cheap())
         for where, name, what in COMPACTION:
             stack.enter_context(patch.object(where, name, what))
-        stack.enter_context(patch.object(rewrite, "_COMMITS_UNTIL_EXPIRY", 2))
-        stack.enter_context(patch.object(iceberg, "_SLOTS_PER_GROUP", 3))
-        stack.enter_context(patch.object(postgres, "read_table", read_model_table))
+        stack.enter_context(patch.object(table_files, "_COMMITS_UNTIL_EXPIRY", 2))
+        stack.enter_context(patch.object(iceberg_sink, "_SLOTS_PER_GROUP", 3))
+        stack.enter_context(patch.object(postgres_sink, "read_table", read_model_table))
         yield
 
 
@@ -91,7 +100,10 @@ def cast(stage: Stage) -> None:
         )
     for number in range(rng.choice((1, 2) if about in _RESTORE else (0, 0, 1, 1, 2))):
         stage.restorer(
-            f"r{number}", host=rng.randrange(3), back=rng.choice((-1, 0, 1, 1, 2, 3)), delay=rng.choice((0.3, 1.0, 4.0, 12.0))
+            f"r{number}",
+            host=rng.randrange(3),
+            back=rng.choice((-1, 0, 1, 1, 2, 3)),
+            delay=rng.choice((0.3, 1.0, 4.0, 12.0)),
         )
     for number in range(rng.choice((1, 2) if about in _RETENTION else (0, 1, 1, 2))):
         stage.collector(
@@ -100,22 +112,35 @@ def cast(stage: Stage) -> None:
             runs=rng.randrange(1, 4),
             delay=rng.choice((4.0, 8.0, 12.0) if about in _RETENTION else (0.3, 1.0, 4.0)),
         )
-    for number in range(rng.choice((1, 2) if about in ("ask", "pin", "requests") else (0, 0, 0, 1))):
+    for number in range(
+        rng.choice((1, 2) if about in ("ask", "pin", "requests") else (0, 0, 0, 1))
+    ):
         stage.person(f"h{number}", delay=rng.choice((0.3, 1.0, 4.0)))
     for number in range(rng.choice((1, 2) if about in _COMPACTION else (0, 0, 1))):
-        stage.compactor(f"c{number}", host=rng.randrange(3), runs=rng.randrange(1, 4), delay=rng.choice((1.0, 3.0, 6.0, 12.0)))
+        stage.compactor(
+            f"c{number}",
+            host=rng.randrange(3),
+            runs=rng.randrange(1, 4),
+            delay=rng.choice((1.0, 3.0, 6.0, 12.0)),
+        )
 
 
 def _long(stage: Stage) -> None:
     """A history in which merged files are restored into, replaced and forgotten while drivers live."""
     rng = stage.world.rng
-    stage.restorer("rl", host=rng.randrange(3), back=rng.choice((1, 2, 3)), delay=rng.choice((12.0, 16.0)))
+    stage.restorer(
+        "rl", host=rng.randrange(3), back=rng.choice((1, 2, 3)), delay=rng.choice((12.0, 16.0))
+    )
     stage.driver("dl", host=rng.randrange(3), epochs=6, delay=20.0, respawn=2)
     stage.compactor("cl", host=rng.randrange(3), runs=6, delay=rng.choice((6.0, 10.0)))
 
 
 def recover(stage: Stage) -> None:
-    """The storm is over. A fresh driver reads everything and publishes it; then the sleepers wake, and another one follows."""
+    """The storm is over.
+
+    A fresh driver reads everything and publishes it; then the sleepers wake, and another one
+    follows.
+    """
     world = stage.world
     sleepers = [p for p in world.processes if p.alive and p.asleep_until > world.now + 3000]
     for process in world.processes:

@@ -1,7 +1,10 @@
-"""The servers behind the sinks: a database with transactions, a receiver of requests and files. Honest, and on a bad line.
+"""The servers behind the sinks: a database with transactions, a receiver of requests and files.
 
-The sinks are the real ones; replaced is only what sends SQL, a request or a file. A database applies a transaction whole or not
-at all, locks the ledger's row, and breaks off who is idle in a transaction; the answer to a commit may be lost either way.
+Honest, and on a bad line.
+
+The sinks are the real ones; replaced is only what sends SQL, a request or a file. A database
+applies a transaction whole or not at all, locks the ledger's row, and breaks off who is idle in a
+transaction; the answer to a commit may be lost either way.
 """
 
 from __future__ import annotations
@@ -15,17 +18,15 @@ from tests.simulation.cheap import Rows, rows_of
 from tests.simulation.coverage import KINDS, SERVE
 from tests.simulation.world import World
 
-from tidegate.checkpoints.canonical import canonical_bytes
+from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.pointer import read_published_cut
-from tidegate.jobs.sinks.postgres import PostgresSink
-from tidegate.jobs.sinks.slots import SlotFollower
-from tidegate.jobs.sinks.standard import FilesSink, AtLeastOnceSink, WebhookSink
-from tidegate.jobs.spec.errors import TransientError
+from tidegate.errors import TransientError
+from tidegate.jobs.sinks.base_follower import SlotFollower
+from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, FilesSink, WebhookSink
+from tidegate.jobs.sinks.lineage_position import read_published_cut
+from tidegate.jobs.sinks.postgres_sink import PostgresSink
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import FilesSinkSpec
-
-__all__ = ["Database", "Receiver", "read_model_table", "server_of", "sink_of"]
 
 _LOCK_TIMEOUT, _IDLE_TIMEOUT = 20.0, 60.0  # seconds, as the sink asks for them
 
@@ -37,7 +38,10 @@ class _Line:
         self.world = world
 
     def send(self, what: str, act: Callable[[], None]) -> None:
-        """Let it act, or not, or later, and answer or not. Raises TransientError where the sink would hear nothing."""
+        """Let it act, or not, or later, and answer or not.
+
+        Raises TransientError where the sink would hear nothing.
+        """
         self.world.travel()
         kind = self.world.fate("serve", what, KINDS[SERVE])
         if kind == "late":
@@ -74,7 +78,10 @@ class Database(_Line):
 
 
 class Transaction:
-    """Statements of one connection, until it commits. READ COMMITTED; changes are seen by others at the end."""
+    """Statements of one connection, until it commits.
+
+    READ COMMITTED; changes are seen by others at the end.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database, self._world = database, database.world
@@ -111,13 +118,21 @@ class Transaction:
         """Of the last select."""
         return self._answer
 
-    def insert(self, table: str, rows: Rows, replaces: Callable[[dict[str, Any]], object] | None) -> None:
+    def insert(
+        self, table: str, rows: Rows, replaces: Callable[[dict[str, Any]], object] | None
+    ) -> None:
         """Rows into a table; with `replaces` a row takes the place of the one with the same key."""
         self._world.travel()
         self._require_open()
         own = [dict(row) for row in rows]
         keys = {replaces(row) for row in own} if replaces else set()
-        self._change(table, lambda there: [*(r for r in there if replaces is None or replaces(r) not in keys), *own])
+        self._change(
+            table,
+            lambda there: [
+                *(r for r in there if replaces is None or replaces(r) not in keys),
+                *own,
+            ],
+        )
 
     def commit(self) -> None:
         """All of it, unless the server broke it off."""
@@ -135,7 +150,9 @@ class Transaction:
         if self._database.owner is self:
             self._database.owner = None
 
-    def _change(self, table: str, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    def _change(
+        self, table: str, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+    ) -> None:
         tables = self._database.tables
         self._changes.append(lambda: tables.update({table: change(tables.get(table, []))}))
 
@@ -219,7 +236,15 @@ class SimWebhook(WebhookSink):
 class SimFiles(FilesSink):
     """The real sink; its files go to the model of a receiver."""
 
-    def __init__(self, name: str, given: FilesSinkSpec, spec: PipelineSpec, store: Store, uid: str, receiver: Receiver) -> None:
+    def __init__(
+        self,
+        name: str,
+        given: FilesSinkSpec,
+        spec: PipelineSpec,
+        store: Store,
+        uid: str,
+        receiver: Receiver,
+    ) -> None:
         AtLeastOnceSink.__init__(self, name, spec, store, uid, given.tables)
         self.start, self._format, self._to = given.start, given.format, receiver  # type: ignore[assignment]
 
@@ -248,14 +273,21 @@ def sink_of(spec: PipelineSpec, store: Store, uid: str, server: Any) -> Iterator
         yield sink
 
 
-def read_model_table(spec: PipelineSpec, store: Any, table: str, *, at: int, current_only: bool) -> Rows:
+def read_model_table(
+    spec: PipelineSpec, store: Any, table: str, *, at: int, current_only: bool
+) -> Rows:
     """`tables.read_table` on the model of the catalog."""
     current = read_published_cut(store, spec.name)
     location = current.tables.get(table) if current else None
     if location is None:
         return Rows()
     main = store.world.catalog.versions[location].main
-    found = [row for key in (main.files if main else ()) for row in rows_of(store.get(key).data) if row["_epoch"] <= at]
+    found = [
+        row
+        for key in (main.files if main else ())
+        for row in rows_of(store.get(key).data)
+        if row["_epoch"] <= at
+    ]
     if not current_only:
         return Rows(found)
     newest: dict[object, dict[str, Any]] = {}

@@ -1,8 +1,10 @@
-"""``python -m tests.simulation.soak --seconds N --seed S --jobs J``: schedules until the time is over, and what was met.
+"""``python -m tests.simulation.soak --seconds N --seed S --jobs J``.
 
-First a tour: for each possible cell of the table (a kind of fault at a step of the protocol) schedules that are cruel to it,
-until it was reached. Then one seed after the other. Exit code 1 when a schedule ended in a violation, or, with ``--complete``,
-when a cell was not reached.
+Schedules until the time is over, and what was met.
+
+First a tour: for each possible cell of the table (a kind of fault at a step of the protocol)
+schedules that are cruel to it, until it was reached. Then one seed after the other. Exit code 1
+when a schedule ended in a violation, or, with ``--complete``, when a cell was not reached.
 """
 
 from __future__ import annotations
@@ -22,8 +24,6 @@ from itertools import count
 from tests.simulation.cheap import cheap
 from tests.simulation.coverage import CELLS, table, unreached
 from tests.simulation.schedule import run_seed
-
-__all__ = ["Soak", "soak"]
 
 _PER_JOB = 1 << 40  # seeds between two jobs' first ones
 _TRIES = 60  # schedules for a cell of the tour
@@ -66,15 +66,19 @@ class Soak:
                 f"{len(CELLS) - len(self.missing)} of {len(CELLS)} possible cells reached"
                 + (f"; not: {', '.join(self.missing[:20])}" if self.missing else ""),
                 *(f"seed {seed}: {what}" for seed, what in self.violations),
-                f"{self.steps} steps, {self.faults.total()} faults, {len(self.states)} distinct states, {rate:.1f} schedules/s "
-                f"({alone:.1f} per second of CPU)",
+                (
+                    f"{self.steps} steps, {self.faults.total()} faults, {len(self.states)} distinct"
+                    f" states, {rate:.1f} schedules/s ({alone:.1f} per second of CPU)"
+                ),
                 f"{self.schedules} schedules, {len(self.violations)} violations",
             ]
         )
 
 
 def soak(seconds: float, seed: int = 0, *, jobs: int = 1, complete: bool = False) -> Soak:
-    """The tour, then schedules `seed`, `seed + 1`, ... for a while; jobs share the tour and have seeds of their own.
+    """The tour, then schedules `seed`, `seed + 1`, ... for a while.
+
+    Jobs share the tour and have seeds of their own.
 
     With `complete` the tour takes the time it needs.
     """
@@ -108,8 +112,13 @@ def _name(number: int, focus: tuple[str, str] | None) -> str:
     return f"{number} --about '{focus[0]}' '{focus[1]}'" if focus else str(number)
 
 
-def _plan(done: Soak, seed: int, cells: tuple[tuple[str, str], ...]) -> Iterator[tuple[int, tuple[str, str] | None]]:
-    """Seeds, and what each is about: the tour's cells until they are reached, then whatever the seed itself says."""
+def _plan(
+    done: Soak, seed: int, cells: tuple[tuple[str, str], ...]
+) -> Iterator[tuple[int, tuple[str, str] | None]]:
+    """Seeds, and what each is about.
+
+    The tour's cells until they are reached, then whatever the seed itself says.
+    """
     for cell in cells:
         for number in range(seed, seed + _TRIES):
             if done.faults[cell]:
@@ -139,10 +148,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--complete", action="store_true", help="finish the tour whatever the time; fail if a cell was not reached"
+        "--complete",
+        action="store_true",
+        help="finish the tour whatever the time; fail if a cell was not reached",
     )
     parser.add_argument("--trace", type=int, metavar="SEED", help="tell the story of one schedule")
-    parser.add_argument("--about", nargs=2, metavar=("KIND", "STEP"), help="with --trace: the cell that it is cruel to")
+    parser.add_argument(
+        "--about",
+        nargs=2,
+        metavar=("KIND", "STEP"),
+        help="with --trace: the cell that it is cruel to",
+    )
     given = parser.parse_args()
     if given.trace is not None:
         world = run_seed(given.trace, trace=True, focus=tuple(given.about) if given.about else None)

@@ -11,11 +11,11 @@ from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import parsed
 from tests.simulation.coverage import ASK, KINDS, PUT, SWAP
 
-from tidegate.checkpoints.layout import BucketLayout
-from tidegate.checkpoints.memory import MemoryBucket, MemoryStore, StoreRequest, compute_etag
+from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore, StoreRequest, compute_etag
 from tidegate.checkpoints.store import (
-    ObjectInfo,
     NotFoundError,
+    ObjectInfo,
     OutcomeUnknownError,
     PreconditionFailedError,
     StoredObject,
@@ -25,8 +25,6 @@ from tidegate.checkpoints.store import (
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["MERGED", "SimBucket", "SimStore"]
-
 _SORTS = {"create": SWAP, "swap": SWAP, "put": PUT, "delete": PUT}
 POINTER = f"{PIPELINE}/iceberg/current.json"
 MERGED = "/merged/"  # folder of files that compaction made
@@ -34,7 +32,10 @@ _PAGE = 40  # keys a listing shows at once
 
 
 class SimBucket(MemoryBucket):
-    """A bucket that watches what must never happen to it. Keys stand in order, and ETags are taken once."""
+    """A bucket that watches what must never happen to it.
+
+    Keys stand in order, and ETags are taken once.
+    """
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -80,7 +81,15 @@ class SimBucket(MemoryBucket):
 
     def wipe(self) -> None:
         """Everything goes."""
-        for kept in (self.objects, self.keys, self.etags, self.needs, self.records, self.bytes, self.written):
+        for kept in (
+            self.objects,
+            self.keys,
+            self.etags,
+            self.needs,
+            self.records,
+            self.bytes,
+            self.written,
+        ):
             kept.clear()
 
     def page(self, prefix: str, after: str, size: int) -> list[str]:
@@ -98,13 +107,22 @@ class SimBucket(MemoryBucket):
         if there is not None and there != data:
             raise Violation(f"a filled slot changed: {request.key}")
         self.records[request.key], self.bytes[request.key] = record, data
-        self.world.slot_marks = (*self.world.slot_marks, (record["timeline"], record["slot"], record.get("driver", "fork")))
+        self.world.slot_marks = (
+            *self.world.slot_marks,
+            (record["timeline"], record["slot"], record.get("driver", "fork")),
+        )
         self.world.mark("slots", self.world.slot_marks)
         if record["kind"] == "epoch":
-            files = {f["key"] for f in [*record["segments"], *(f for fs in record["files"].values() for f in fs)]}
+            files = {
+                f["key"]
+                for f in [*record["segments"], *(f for fs in record["files"].values() for f in fs)]
+            }
             missing = sorted(files - self.objects.keys())
             if missing:
-                raise Violation(f"slot {record['slot']} of {record['timeline']} was sealed although {missing[0]} is gone")
+                raise Violation(
+                    f"slot {record['slot']} of {record['timeline']} was sealed although"
+                    f" {missing[0]} is gone"
+                )
             self.needs[request.key] = files
 
     def _pointed(self, current: dict[str, Any]) -> None:
@@ -117,7 +135,9 @@ class SimBucket(MemoryBucket):
                 raise Violation(f"readers of {table} are pointed to {mark} as {at}")
 
     def _deleting(self, key: str) -> None:
-        if key not in self.objects or (self.layout.parse_attempt(key) is None and MERGED not in key):
+        if key not in self.objects or (
+            self.layout.parse_attempt(key) is None and MERGED not in key
+        ):
             return
         for slot, files in self.needs.items():
             if key in files:
@@ -153,7 +173,9 @@ class SimStore(MemoryStore):
         self._begin_read("head", key)
         return self._entry(key) if key in self.bucket.objects else None
 
-    def list_objects(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[ObjectInfo]:
+    def list_objects(
+        self, prefix: str, *, start_after: str | None = None, limit: int | None = None
+    ) -> Iterator[ObjectInfo]:
         """In pages, each as the bucket stands when it is asked for."""
         left, after = limit if limit is not None else 1 << 60, start_after or ""
         while left > 0:

@@ -7,7 +7,10 @@ from tests.simulation.gc_model import Mends, check, mutants
 
 
 def test_no_interleaving_deletes_what_is_needed() -> None:
-    """Driver, restorer and collector in every interleaving: the head is whole, and so is everything not condemned."""
+    """Driver, restorer and collector in every interleaving.
+
+    The head is whole, and so is everything not condemned.
+    """
     found = check(Mends())
     assert found.violation is None
     assert found.states > 10_000

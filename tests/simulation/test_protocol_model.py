@@ -7,7 +7,10 @@ from tests.simulation.protocol_model import Mends, check, mutants
 
 
 def test_no_interleaving_breaks_the_protocol() -> None:
-    """Two drivers and a restorer, and a driver and two restorers: tens of thousands of states, no violation."""
+    """Two drivers and a restorer, and a driver and two restorers.
+
+    Tens of thousands of states, no violation.
+    """
     found = check(Mends())
     assert found.violation is None
     assert found.states > 30_000

@@ -46,9 +46,12 @@ assert (first.steps, first.faults, first.slot_marks) == (second.steps, second.fa
 def test_a_seed_is_a_schedule() -> None:
     """The same seed gives the same schedule, step by step.
 
-    In a process of its own: a thread that another test left behind may draw from the schedule's dice.
+    In a process of its own: a thread that another test left behind may draw from the schedule's
+    dice.
     """
-    done = subprocess.run([sys.executable, "-c", _TWICE], cwd=_ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _TWICE], cwd=_ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -64,7 +67,9 @@ def test_their_mends_are_needed(killer: Killer) -> None:
     assert play(killer, mended=False).violation is not None
 
 
-@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.name in QUICK], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant", [m for m in MUTANTS if m.name in QUICK], ids=lambda mutant: mutant.name
+)
 def test_the_soak_finds_planted_bugs(mutant: Mutant) -> None:
     """A bug put in on purpose is found within a moment; `make mutants` hunts them all."""
     assert hunt(mutant, seconds=60.0)[1]

@@ -1,7 +1,10 @@
-"""One OS thread, many actors: a seeded scheduler, a virtual clock, a store and everything that may go wrong with them.
+"""One OS thread, many actors.
 
-Each actor is a greenlet that runs real code. It hands the baton back at every request and every sleep; a seed decides who goes
-on, what becomes of the request, who is killed and who falls asleep. The same seed gives the same schedule.
+A seeded scheduler, a virtual clock, a store and everything that may go wrong with them.
+
+Each actor is a greenlet that runs real code. It hands the baton back at every request and every
+sleep; a seed decides who goes on, what becomes of the request, who is killed and who falls asleep.
+The same seed gives the same schedule.
 """
 
 from __future__ import annotations
@@ -19,19 +22,37 @@ from tests.simulation.basics import LATENCY, NEVER, Crash, Violation
 from tests.simulation.coverage import CELLS, KINDS, POINT, step_of
 from tests.simulation.storage import SimBucket
 
-from tidegate.checkpoints.holder import ProcessIdentity
-from tidegate.jobs.spec.errors import TidegateError
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.errors import TidegateError
 
-__all__ = ["Actor", "Baton", "Process", "Rule", "SimClock", "World"]
-
-CRUEL = tuple(  # a quarter of the seeds are cruel to one of these steps, a quarter to any cell of the table
+# A quarter of the seeds are cruel to one of these steps, a quarter to any cell of the table.
+CRUEL = tuple(
     (kind, step)
-    for step in ("seal", "fork", "claim", "condemn", "lease", "commit", "replace", "sweep", "sink apply", "sink mark")
+    for step in (
+        "seal",
+        "fork",
+        "claim",
+        "condemn",
+        "lease",
+        "commit",
+        "replace",
+        "sweep",
+        "sink apply",
+        "sink mark",
+    )
     for kind in ("sleep", "sleep", "late", "lost answer", "retried", "crash after", "crash")
     if (kind, step) in CELLS
 )
 CRUELTY = 0.3  # chance of the fault that a seed is about
-NAPS = (0.5, 3.0, 8.0, 30.0, 120.0, 4000.0, NEVER)  # seconds; for ever means: until everybody else has ended
+NAPS = (
+    0.5,
+    3.0,
+    8.0,
+    30.0,
+    120.0,
+    4000.0,
+    NEVER,
+)  # seconds; for ever means: until everybody else has ended
 
 
 @dataclass(eq=False)
@@ -46,7 +67,9 @@ class Process:
     step: str = "start"
     exited: str = ""
     stop: Event = field(default_factory=Event)
-    draining: set[str] = field(default_factory=set)  # followers that have not yet published all that was sealed
+    draining: set[str] = field(
+        default_factory=set
+    )  # followers that have not yet published all that was sealed
     watchers: list[Actor] = field(default_factory=list)  # who waits for its end
     _alive: bool = True
 
@@ -66,7 +89,14 @@ class Process:
     @property
     def holder(self) -> ProcessIdentity:
         """What stands in the lease."""
-        return ProcessIdentity(driver=self.name, host=f"host{self.host}", boot="b", namespace="n", pid=self.pid, start_ticks=self.pid)
+        return ProcessIdentity(
+            driver=self.name,
+            host=f"host{self.host}",
+            boot="b",
+            namespace="n",
+            pid=self.pid,
+            start_ticks=self.pid,
+        )
 
 
 @dataclass(eq=False)
@@ -85,7 +115,8 @@ class Actor:
 class Rule:
     """A line of a scripted schedule: what happens to the n-th matching request of a process.
 
-    `fault` is a kind of fault, or a condition: then the process (or with `wedge` this thread alone) sleeps until it holds.
+    `fault` is a kind of fault, or a condition: then the process (or with `wedge` this thread alone)
+    sleeps until it holds.
     """
 
     process: str
@@ -98,7 +129,9 @@ class Rule:
 
     def meets(self, process: str, verb: str, key: str) -> bool:
         """Whether this is the request it waits for."""
-        fits = verb == self.verb or (self.verb == "fill" and verb in ("create", "put"))  # a mutant puts where the code creates
+        fits = verb == self.verb or (
+            self.verb == "fill" and verb in ("create", "put")
+        )  # a mutant puts where the code creates
         if self.fired or process != self.process or not fits or self.part not in key:
             return False
         self.nth -= 1
@@ -127,8 +160,14 @@ class World:
     ) -> None:
         self.rng = Random(seed)
         self.seed = seed
-        self.rate = self.rng.choice((0.0, 0.01, 0.03) if focus else (0.0, 0.01, 0.03, 0.1, 0.2)) if rate is None else rate
-        drawn = self.rng.choice((("", ""), ("", ""), self.rng.choice(CRUEL), self.rng.choice(CELLS)))
+        self.rate = (
+            self.rng.choice((0.0, 0.01, 0.03) if focus else (0.0, 0.01, 0.03, 0.1, 0.2))
+            if rate is None
+            else rate
+        )
+        drawn = self.rng.choice(
+            (("", ""), ("", ""), self.rng.choice(CRUEL), self.rng.choice(CELLS))
+        )
         self.focus = drawn if focus is None else focus
         self.now = 1000.0
         self.steps = 0
@@ -154,7 +193,9 @@ class World:
         self._running: Actor | None = None
         self._pids = count(100)
         self._offsets = [self.rng.uniform(-500, 500) for _ in range(4)]
-        self.skews = [self.rng.choice((0, 0, 5_000_000, -90_000_000, 3_600_000_000)) for _ in range(4)]
+        self.skews = [
+            self.rng.choice((0, 0, 5_000_000, -90_000_000, 3_600_000_000)) for _ in range(4)
+        ]
 
     # processes and actors
 
@@ -164,7 +205,14 @@ class World:
         self.processes.append(process)
         return process
 
-    def spawn(self, name: str, process: Process, body: Callable[[], None], role: str = "driver", delay: float = 0.0) -> Actor:
+    def spawn(
+        self,
+        name: str,
+        process: Process,
+        body: Callable[[], None],
+        role: str = "driver",
+        delay: float = 0.0,
+    ) -> Actor:
         """A new actor; it begins when the scheduler chooses it."""
 
         def run() -> None:
@@ -234,7 +282,12 @@ class World:
             self._wake_waiting()
         while not (ready := self._ready()):
             pass
-        if self.late and (self.rate > 0 or self.focus[0]) and not self.calm and self.rng.random() < 0.02:
+        if (
+            self.late
+            and (self.rate > 0 or self.focus[0])
+            and not self.calm
+            and self.rng.random() < 0.02
+        ):
             self.deliver()
         actor = ready[int(self.rng.random() * len(ready))] if len(ready) > 1 else ready[0]
         self.steps += 1
@@ -260,7 +313,10 @@ class World:
             self._running = None
 
     def _ready(self) -> list[Actor]:
-        """Who may go on now. If nobody, time has passed until somebody may, and the answer is empty."""
+        """Who may go on now.
+
+        If nobody, time has passed until somebody may, and the answer is empty.
+        """
         now, soonest, ready = self.now, NEVER, []
         for actor in self.actors:
             at, asleep = actor.wake, actor.process.asleep_until
@@ -281,7 +337,9 @@ class World:
                 self.waits.pop(actor.process, None)
             self.now += 10_000.0
             if all(actor.wake > self.now for actor in self.actors):
-                raise RuntimeError(f"nobody will ever wake: {[actor.name for actor in self.actors]}")
+                raise RuntimeError(
+                    f"nobody will ever wake: {[actor.name for actor in self.actors]}"
+                )
         else:
             self.now = soonest
 
@@ -369,7 +427,9 @@ class World:
             actor.process.asleep_until = self.now + nap
             self.pause(self.now)
         elif kind == "clock jump":
-            self.skews[actor.process.host] += self.rng.choice((-7_200_000_000, 60_000_000, 86_400_000_000))
+            self.skews[actor.process.host] += self.rng.choice(
+                (-7_200_000_000, 60_000_000, 86_400_000_000)
+            )
         elif kind in ("slow", "slow answer"):
             self.pause(self.now + self.rng.choice((0.3, 2.0, 7.0, 20.0)))
 

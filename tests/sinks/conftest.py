@@ -10,15 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.layout import CheckpointId, BucketLayout, generate_attempt_id
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import Sealed, SlotLog
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, generate_attempt_id
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest, RetiredEpoch
+from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.schemas import build_table_schema
-from tidegate.jobs.sinks.small import write_parquet_once
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.output_tables import build_table_schema, write_parquet_once
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 UID = "0" * 32
@@ -30,8 +29,12 @@ def make_spec(columns: dict[str, str] | None = None, **more: Any) -> PipelineSpe
     return PipelineSpec.model_validate(
         {
             "name": "p",
-            "sources": {"a": {"path": "inbox/a", "schema": columns, "event_time": "t", "lag": "1s"}},
-            "windows": {"hourly": {"kind": "tumbling", "size": "1h", "aggregates": {"n": "count(*)"}}},
+            "sources": {
+                "a": {"path": "inbox/a", "schema": columns, "event_time": "t", "lag": "1s"}
+            },
+            "windows": {
+                "hourly": {"kind": "tumbling", "size": "1h", "aggregates": {"n": "count(*)"}}
+            },
             **more,
         }
     )
@@ -39,7 +42,10 @@ def make_spec(columns: dict[str, str] | None = None, **more: Any) -> PipelineSpe
 
 @dataclass
 class World:
-    """A store, its log, and epochs sealed by hand: slot s releases `rows` events with `_epoch` s."""
+    """A store, its log, and epochs sealed by hand.
+
+    Slot s releases `rows` events with `_epoch` s.
+    """
 
     store: Store
     workdir: Path
@@ -55,7 +61,9 @@ class World:
         """A publisher; publishers with the same work folder share a catalog."""
         return IcebergSink(self.spec, self.store, uid, self.workdir / workdir)
 
-    def seal(self, count: int = 1, tables: tuple[str, ...] = ("events",), rows: int = 2) -> Manifest:
+    def seal(
+        self, count: int = 1, tables: tuple[str, ...] = ("events",), rows: int = 2
+    ) -> Manifest:
         """Seal epochs that write these tables."""
         for _ in range(count):
             manifest = self._epoch(tables, rows)
@@ -64,7 +72,9 @@ class World:
 
     def fork(self, to: CheckpointId | None) -> None:
         """Restore."""
-        assert isinstance(self.log.fork(self.log.head(), to, request_id="r", who="me", why="test", at=0), Sealed)
+        assert isinstance(
+            self.log.fork(self.log.head(), to, request_id="r", who="me", why="test", at=0), Sealed
+        )
 
     def retire(self, slot: int) -> None:
         """Replace a manifest by its stub."""
@@ -108,7 +118,12 @@ class World:
         epochs = [f.epoch for f in self.log.epochs_between(head.timeline, 1, head.slot)]
         if table == "checkpoints":
             return [(e.timeline, e.slot) for e in epochs]
-        return sorted((e.timeline, e.slot) for e in epochs for f in e.files.get(table, []) for _ in range(f.rows))
+        return sorted(
+            (e.timeline, e.slot)
+            for e in epochs
+            for f in e.files.get(table, [])
+            for _ in range(f.rows)
+        )
 
     def wanted_of(self, upto: int, rows: int = 2) -> list[tuple[int, int]]:
         """The rows of the first slots of timeline 0, whether or not they were retired."""
@@ -147,10 +162,16 @@ class World:
     def _file(self, table: str, me: CheckpointId, rows: int) -> FileRef:
         schema = build_table_schema(self.spec, table)
         own = {"_timeline": [me.timeline] * rows, "_epoch": [me.slot] * rows}
-        given = {name: values for name, values in self.values(me.slot, rows).items() if name in schema.names}
+        given = {
+            name: values
+            for name, values in self.values(me.slot, rows).items()
+            if name in schema.names
+        }
         columns = {f.name: [None] * rows for f in schema} | given | own
         data = pa.table({f.name: pa.array(columns[f.name], f.type) for f in schema}, schema=schema)
-        return write_parquet_once(self.store, f"{self.layout.table_prefix(table, me)}part-0.parquet", data)
+        return write_parquet_once(
+            self.store, f"{self.layout.table_prefix(table, me)}part-0.parquet", data
+        )
 
 
 @pytest.fixture

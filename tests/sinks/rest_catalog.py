@@ -1,4 +1,7 @@
-"""A real Iceberg REST catalog on loopback, for tests: Iceberg's own handlers under Jetty, over SQLite, from Maven's artifacts."""
+"""A real Iceberg REST catalog on loopback, for tests.
+
+Iceberg's own handlers under Jetty, over SQLite, from Maven's artifacts.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any, Final
 import pyspark
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from tidegate.infra.ports import LOOPBACK, choose_free_port
+from tidegate.infra.local_processes import LOOPBACK, choose_free_port
 
 ARTIFACTS: Final = (
     "org.apache.iceberg:iceberg-core:1.10.0",
@@ -28,9 +31,16 @@ class RestCatalogServer:
         (py4j,) = own.glob("py4j-*.jar")
         classpath = ":".join(map(str, [*jars, *hadoop]))
         port, token, self._process = launch_gateway(
-            jarpath=str(py4j), classpath=classpath, die_on_exit=True, enable_auth=True, javaopts=["-Xmx256m"], return_proc=True
+            jarpath=str(py4j),
+            classpath=classpath,
+            die_on_exit=True,
+            enable_auth=True,
+            javaopts=["-Xmx256m"],
+            return_proc=True,
         )
-        self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token, auto_convert=True))
+        self._gateway = JavaGateway(
+            gateway_parameters=GatewayParameters(port=port, auth_token=token, auto_convert=True)
+        )
         self._database = f"jdbc:sqlite:{folder / 'rest.sqlite'}"
         self._warehouse = (folder / "warehouse").as_uri()
         self.port = choose_free_port()
@@ -41,9 +51,15 @@ class RestCatalogServer:
         """Listen."""
         jvm: Any = self._gateway.jvm
         iceberg, jetty = jvm.org.apache.iceberg, jvm.org.eclipse.jetty
-        settings = {"uri": self._database, "warehouse": self._warehouse, "jdbc.schema-version": "V1"}
+        settings = {
+            "uri": self._database,
+            "warehouse": self._warehouse,
+            "jdbc.schema-version": "V1",
+        }
         settings["catalog-impl"] = "org.apache.iceberg.jdbc.JdbcCatalog"
-        catalog = iceberg.CatalogUtil.buildIcebergCatalog("backend", settings, jvm.org.apache.hadoop.conf.Configuration())
+        catalog = iceberg.CatalogUtil.buildIcebergCatalog(
+            "backend", settings, jvm.org.apache.hadoop.conf.Configuration()
+        )
         context = jetty.servlet.ServletContextHandler()
         servlet = iceberg.rest.RESTCatalogServlet(iceberg.rest.RESTCatalogAdapter(catalog))
         context.addServlet(jetty.servlet.ServletHolder(servlet), "/*")
@@ -58,4 +74,6 @@ class RestCatalogServer:
     def close(self) -> None:
         """End the JVM."""
         self._gateway.shutdown()
-        self._process.communicate(timeout=60)  # or Python would complain of a process nobody waited for
+        self._process.communicate(
+            timeout=60
+        )  # or Python would complain of a process nobody waited for

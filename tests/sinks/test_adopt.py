@@ -1,4 +1,7 @@
-"""A copy of a store is not the original: nothing writes for it until it has an identity and tables of its own."""
+"""A copy of a store is not the original.
+
+Nothing writes for it until it has an identity and tables of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from pathlib import Path
 import pytest
 from tests.sinks.conftest import World
 
-from tidegate.checkpoints.identity import ensure_identity, read_identity
-from tidegate.checkpoints.lease import ProcessIdentity, Lease
-from tidegate.checkpoints.local import LocalStore
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.pipeline_identity import ensure_identity, read_identity
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.errors import ConfigurationError
 from tidegate.jobs.driver.housekeeping import maintain_bucket
-from tidegate.jobs.sinks.adopt import adopt_copied_store
-from tidegate.jobs.sinks.pointer import read_published_cut
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.jobs.sinks.adopt_copy import adopt_copied_store
+from tidegate.jobs.sinks.lineage_position import read_published_cut
 
 
 @pytest.fixture
@@ -36,25 +40,42 @@ def copy_of(original: World, tmp_path: Path) -> World:
 
 
 def contents(world: World) -> dict[str, str]:
-    """What lies in a store, by name; SQLite folds its log into the catalog's file whenever a connection ends."""
+    """What lies in a store, by name.
+
+    SQLite folds its log into the catalog's file whenever a connection ends.
+    """
     assert isinstance(world.store, LocalStore)
     root = world.store.root
-    files = (path for path in root.rglob("*") if path.is_file() and not path.name.startswith("catalog.sqlite"))
-    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files = (
+        path
+        for path in root.rglob("*")
+        if path.is_file() and not path.name.startswith("catalog.sqlite")
+    )
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
+    }
 
 
 def test_nothing_writes_for_a_copy(original: World, tmp_path: Path) -> None:
     """The driver and maintenance refuse it, with both places named; looking is allowed."""
     copy = copy_of(original, tmp_path)
-    for write in (lambda: ensure_identity(copy.store, "p"), lambda: maintain_bucket(copy.spec, copy.log)):
-        with pytest.raises(ConfigurationError, match=r"copy/p/identity.json is a copy of .*/p/identity.json") as said:
+    for write in (
+        lambda: ensure_identity(copy.store, "p"),
+        lambda: maintain_bucket(copy.spec, copy.log),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=r"copy/p/identity.json is a copy of .*/p/identity.json"
+        ) as said:
             write()
         assert "tidegate checkpoints adopt p" in str(said.value.advice)
     assert read_identity(copy.store, "p") == read_identity(original.store, "p")
 
 
 def test_an_adopted_copy_goes_on_beside_the_original(original: World, tmp_path: Path) -> None:
-    """Its tables hold the same rows, at its own place, and go on; not a byte of the original changes, and it goes on as well."""
+    """Its tables hold the same rows, at its own place, and go on.
+
+    Not a byte of the original changes, and it goes on as well.
+    """
     copy, before = copy_of(original, tmp_path), contents(original)
     uid = adopt_copied_store(copy.spec, copy.log)
     assert uid == ensure_identity(copy.store, "p") != read_identity(original.store, "p")
@@ -82,7 +103,9 @@ def test_tables_of_a_shared_catalog_stay_the_originals(original: World, tmp_path
     shared = original.spec.model_copy(
         update={
             "outputs": original.spec.outputs.model_copy(
-                update={"catalog": f"sqlite:///{original.store.root}/.tidegate-store/catalog.sqlite"}
+                update={
+                    "catalog": f"sqlite:///{original.store.root}/.tidegate-store/catalog.sqlite"
+                }
             )
         }
     )
@@ -99,7 +122,10 @@ def test_tables_of_a_shared_catalog_stay_the_originals(original: World, tmp_path
 
 
 def test_what_cannot_be_adopted(original: World, tmp_path: Path) -> None:
-    """The original itself; and a copy whose first epochs were retired, so that only the original's tables have their rows."""
+    """The original itself.
+
+    And a copy whose first epochs were retired, so that only the original's tables have their rows.
+    """
     with pytest.raises(ConfigurationError, match="is no copy"):
         adopt_copied_store(original.spec, original.log)
     copy = copy_of(original, tmp_path)

@@ -1,4 +1,7 @@
-"""Small files become larger ones: no row changes, whoever else commits, restores, sleeps or dies meanwhile."""
+"""Small files become larger ones.
+
+No row changes, whoever else commits, restores, sleeps or dies meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,21 @@ from pyiceberg.table.snapshots import Operation
 from tests.sinks.conftest import World, make_spec
 from tests.sinks.test_layout import COLUMNS, LAYOUT, content, make_world, paths, published
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.sinks import compaction, rewrite
-from tidegate.jobs.sinks.compaction import CompactionResult, compact_tables, delete_orphan_files
-from tidegate.jobs.sinks.follower import TableFollower
-from tidegate.jobs.sinks.pointer import PublishedCut, advance_published_cut, read_published_cut
-from tidegate.jobs.sinks.tables import read_table, list_referenced_files
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.jobs.sinks import table_compaction, table_files
+from tidegate.jobs.sinks.lineage_position import (
+    PublishedCut,
+    advance_published_cut,
+    read_published_cut,
+)
+from tidegate.jobs.sinks.published_tables import list_referenced_files, read_table
+from tidegate.jobs.sinks.table_compaction import (
+    CompactionResult,
+    compact_tables,
+    delete_orphan_files,
+)
+from tidegate.jobs.sinks.table_follower import TableFollower
 
 LATER = ManualClock(wall_ticks=4_000_000_000_000_000)
 
@@ -30,8 +41,8 @@ class CrashError(BaseException):
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few files are enough, and only the newest two slots are left alone."""
-    monkeypatch.setattr(compaction, "_NEWEST_SLOTS_KEPT", 2)
-    monkeypatch.setattr(compaction, "_MIN_FILES_PER_MERGE", 3)
+    monkeypatch.setattr(table_compaction, "_NEWEST_SLOTS_KEPT", 2)
+    monkeypatch.setattr(table_compaction, "_MIN_FILES_PER_MERGE", 3)
 
 
 def filled(folder: Path, slots: int = 6, **outputs: Any) -> World:
@@ -46,7 +57,11 @@ def filled(folder: Path, slots: int = 6, **outputs: Any) -> World:
 
 def merged_files(world: World) -> set[str]:
     """All merged files in the store, by address."""
-    return {world.store.uri(entry.key) for entry in world.store.list_objects("p/iceberg/") if "/merged/" in entry.key}
+    return {
+        world.store.uri(entry.key)
+        for entry in world.store.list_objects("p/iceberg/")
+        if "/merged/" in entry.key
+    }
 
 
 def before_the_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
@@ -63,7 +78,10 @@ def before_the_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
 
 
 def test_small_files_become_a_large_one(tmp_path: Path) -> None:
-    """The same rows in fewer files, told as a replacement; readers of the pointer are there at once, at every cut."""
+    """The same rows in fewer files, told as a replacement.
+
+    Readers of the pointer are there at once, at every cut.
+    """
     world = filled(tmp_path)
     everything = content(world)
     done = compact_tables(world.spec, world.store)
@@ -88,8 +106,8 @@ def test_small_files_become_a_large_one(tmp_path: Path) -> None:
 
 def test_epochs_go_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A publisher that had the table open meets the replacement, and applies what comes next once, also over group ends."""
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 2)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 2)
     world = filled(tmp_path, 6)
     sink = world.sink()
     sink.follow(world.log)
@@ -102,7 +120,10 @@ def test_epochs_go_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_is_merged_again_and_again(tmp_path: Path) -> None:
-    """A run over what the last one left does nothing; merged files wait for others of their size."""
+    """A run over what the last one left does nothing.
+
+    Merged files wait for others of their size.
+    """
     world = filled(tmp_path)
     compact_tables(world.spec, world.store)
     before = merged_files(world)
@@ -114,9 +135,19 @@ def test_files_of_the_size_wanted_are_left_alone(tmp_path: Path) -> None:
     """A file that is large enough is not read."""
     world = filled(tmp_path, 6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compaction._TableCompactor, "_store_merged_file", lambda *_: pytest.fail("nothing is to be written"))
-        patch.setattr(compaction, "_LOWEST_LEVEL_BYTES", 1)
-        target = compaction._TableCompactor(world.spec, world.store, world.sink()._get_catalog(), PublishedCut("0" * 32, 0, 0), "events")
+        patch.setattr(
+            table_compaction._TableCompactor,
+            "_store_merged_file",
+            lambda *_: pytest.fail("nothing is to be written"),
+        )
+        patch.setattr(table_compaction, "_LOWEST_LEVEL_BYTES", 1)
+        target = table_compaction._TableCompactor(
+            world.spec,
+            world.store,
+            world.sink()._get_catalog(),
+            PublishedCut("0" * 32, 0, 0),
+            "events",
+        )
         target._target = 100
         assert target.compact() == CompactionResult(6, 6)
 
@@ -131,7 +162,10 @@ def test_partitions_stay_apart(tmp_path: Path) -> None:
     table = published(world)
     for one in ("C0", "C1", "C2"):
         wanted = sorted(row["n"] for row in everything if row["carrier"] == one)
-        assert sorted(table.scan(row_filter=f"carrier = '{one}'").to_arrow()["n"].to_pylist()) == wanted
+        assert (
+            sorted(table.scan(row_filter=f"carrier = '{one}'").to_arrow()["n"].to_pylist())
+            == wanted
+        )
         assert len(paths(table, row_filter=f"carrier = '{one}'")) < len(paths(table))
 
 
@@ -153,7 +187,10 @@ def test_old_files_are_arranged_anew(tmp_path: Path) -> None:
 
 
 def test_a_restore_into_a_merged_file(tmp_path: Path) -> None:
-    """Its rows of later slots go, the others stay; and the file that takes its place is one of those that can be deleted."""
+    """Its rows of later slots go, the others stay.
+
+    And the file that takes its place is one of those that can be deleted.
+    """
     world = make_world(tmp_path, layout={"late": LAYOUT["events"]})
     target = world.seal(3, ("events", "late"), rows=3).id
     world.seal(5, ("events", "late"), rows=3)
@@ -165,7 +202,10 @@ def test_a_restore_into_a_merged_file(tmp_path: Path) -> None:
     sink.follow(world.log)
     assert world.exact(world.sink())
     for table in ("events", "late", "checkpoints"):
-        assert all("/timelines/" in path or rewrite.parse_commit_bound(path) for path in paths(published(world, table)))
+        assert all(
+            "/timelines/" in path or table_files.parse_commit_bound(path)
+            for path in paths(published(world, table))
+        )
     assert len(content(world, "late")) == 9
 
 
@@ -197,14 +237,19 @@ def test_a_restore_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         sink.follow(world.log)
 
     before_the_commit(monkeypatch, restore)
-    assert compact_tables(world.spec, world.store)["events"] == CompactionResult(9, 9)  # as it found them; it left them alone
+    assert compact_tables(world.spec, world.store)["events"] == CompactionResult(
+        9, 9
+    )  # as it found them; it left them alone
     assert world.exact(world.sink())
     assert {row["_epoch"] for row in content(world)} == {1, 2, 3}
 
 
 @pytest.mark.parametrize("step", ["_brought_in", "replace_table"])
 def test_a_crash_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """Before the commit nothing has happened, after it everything; garbage goes, and what is named stays."""
+    """Before the commit nothing has happened, after it everything.
+
+    Garbage goes, and what is named stays.
+    """
     world = filled(tmp_path)
     everything = content(world)
 
@@ -212,7 +257,11 @@ def test_a_crash_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, st
         raise CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr(compaction._TableCompactor if step == "_brought_in" else compaction, step, crash)
+        patch.setattr(
+            table_compaction._TableCompactor if step == "_brought_in" else table_compaction,
+            step,
+            crash,
+        )
         with pytest.raises(CrashError):
             compact_tables(world.spec, world.store)
     assert content(world) == everything
@@ -224,9 +273,14 @@ def test_a_crash_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, st
     assert world.exact(world.sink())
 
 
-def test_garbage_goes_when_nobody_can_bring_it_in_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sleeper's files stay until the table has moved on past their bound; then they go, and the sleeper is refused."""
-    monkeypatch.setattr(rewrite, "_COMMITS_UNTIL_EXPIRY", 2)
+def test_garbage_goes_when_nobody_can_bring_it_in_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sleeper's files stay until the table has moved on past their bound.
+
+    Then they go, and the sleeper is refused.
+    """
+    monkeypatch.setattr(table_files, "_COMMITS_UNTIL_EXPIRY", 2)
     world = filled(tmp_path)
     sink = world.sink()
 
@@ -235,23 +289,32 @@ def test_garbage_goes_when_nobody_can_bring_it_in_any_more(tmp_path: Path, monke
             assert delete_orphan_files(world.spec, world.store, grace=0.0, clock=LATER) == []
             world.seal(1, ("events",), rows=3)
             sink.follow(world.log)
-        would_go = delete_orphan_files(world.spec, world.store, grace=0.0, dry_run=True, clock=LATER)
+        would_go = delete_orphan_files(
+            world.spec, world.store, grace=0.0, dry_run=True, clock=LATER
+        )
         (gone,) = delete_orphan_files(world.spec, world.store, grace=0.0, clock=LATER)
         assert would_go == [gone]
         assert gone.key.startswith("p/iceberg/events/merged/")
 
     before_the_commit(monkeypatch, sleep)
-    assert compact_tables(world.spec, world.store)["events"] == CompactionResult(6, 6)  # told when it was planned
+    assert compact_tables(world.spec, world.store)["events"] == CompactionResult(
+        6, 6
+    )  # told when it was planned
     assert world.exact(world.sink())
     assert all(Path(file).exists() for file in list_referenced_files(world.spec, world.store))
 
 
 def test_named_files_are_never_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However far the table has moved on: what a snapshot names stays; what was merged further goes with its last snapshot."""
-    monkeypatch.setattr(rewrite, "_COMMITS_UNTIL_EXPIRY", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 2)
-    monkeypatch.setattr(compaction, "_LOWEST_LEVEL_BYTES", 1_000_000)  # merged files are of one level with their parts
+    """However far the table has moved on.
+
+    What a snapshot names stays; what was merged further goes with its last snapshot.
+    """
+    monkeypatch.setattr(table_files, "_COMMITS_UNTIL_EXPIRY", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 2)
+    monkeypatch.setattr(
+        table_compaction, "_LOWEST_LEVEL_BYTES", 1_000_000
+    )  # merged files are of one level with their parts
     world = filled(tmp_path, 5)
     deleted = 0
     for _ in range(3):
@@ -274,7 +337,9 @@ def test_where_it_does_nothing(tmp_path: Path) -> None:
     world = filled(tmp_path / "two", 6, compact=False)
     assert compact_tables(world.spec, world.store) == {}
     store = MemoryStore()
-    advance_published_cut(store, "p", PublishedCut("0" * 32, 0, 9, {"events": "memory:///metadata.json"}))
+    advance_published_cut(
+        store, "p", PublishedCut("0" * 32, 0, 9, {"events": "memory:///metadata.json"})
+    )
     assert compact_tables(make_spec(), store) == {}
     assert delete_orphan_files(make_spec(), store, grace=0.0) == []
 
@@ -285,9 +350,11 @@ def test_tables_that_it_must_not_touch(tmp_path: Path, monkeypatch: pytest.Monke
     current = read_published_cut(world.store, "p")
     assert current is not None
     catalog = world.sink()._get_catalog()
-    other = compaction._TableCompactor(world.spec, world.store, catalog, PublishedCut("1" * 32, 0, 5), "events")
+    other = table_compaction._TableCompactor(
+        world.spec, world.store, catalog, PublishedCut("1" * 32, 0, 5), "events"
+    )
     assert "another pipeline" in other.compact().skipped
-    absent = compaction._TableCompactor(world.spec, world.store, catalog, current, "hourly")
+    absent = table_compaction._TableCompactor(world.spec, world.store, catalog, current, "hourly")
     assert "does not have it" in absent.compact().skipped
 
     def refuse(_: TableFollower) -> None:

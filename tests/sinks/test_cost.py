@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tests.engine.harness import Bench, row, spec_of
 
-from tidegate.checkpoints.local import LocalStore
-from tidegate.jobs.sinks.catalog import StoreFileIO
-from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.jobs.sinks.iceberg_catalog import StoreFileIO
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 
 
 class Counting(LocalStore):
@@ -37,7 +37,10 @@ class Counting(LocalStore):
 
 
 def test_an_epoch_costs_two_puts_beyond_its_data(tmp_path: Path) -> None:
-    """The slot and the readers' pointer, whatever the number of tables; data objects are one per table and kind of state."""
+    """The slot and the readers' pointer, whatever the number of tables.
+
+    Data objects are one per table and kind of state.
+    """
     store = Counting(tmp_path / "store")
     bench = Bench(spec_of(), store)
     engine, sink = bench.engine(), IcebergSink(bench.spec, store, "uid", tmp_path / "work")
@@ -49,12 +52,19 @@ def test_an_epoch_costs_two_puts_beyond_its_data(tmp_path: Path) -> None:
         sink.follow(bench.log)
     beside = {key: count for key, count in store.puts.items() if key not in ("state", "tables")}
     assert beside == {"slots": epochs, "p/iceberg/current.json": epochs}
-    own = [sum(1 for f in e.all_files() if f"/{e.slot:06d}-{e.attempt}/" in f.key) for e in bench.epochs()]
+    own = [
+        sum(1 for f in e.all_files() if f"/{e.slot:06d}-{e.attempt}/" in f.key)
+        for e in bench.epochs()
+    ]
     assert max(own) <= 4  # events, a window's results, buffered rows, the window's state
-    assert store.puts["state"] + store.puts["tables"] == sum(own) + epochs  # and the row of `checkpoints`
+    assert (
+        store.puts["state"] + store.puts["tables"] == sum(own) + epochs
+    )  # and the row of `checkpoints`
 
 
 def test_small_files_go_by_one_put() -> None:
     """Arrow's own way is an upload of parts, three requests for each of Iceberg's metadata files."""
-    files = StoreFileIO({"s3.endpoint": "http://127.0.0.1:1", "s3.region": "us-east-1"}).fs_by_scheme("s3", "bucket")
+    files = StoreFileIO(
+        {"s3.endpoint": "http://127.0.0.1:1", "s3.region": "us-east-1"}
+    ).fs_by_scheme("s3", "bucket")
     assert files.__reduce__()[1][0]["allow_delayed_open"] is True

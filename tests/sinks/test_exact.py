@@ -10,18 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.engine.harness import SECOND, PlainSteps
+from tests.oracle.mover import ReferenceMover
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.engine.epoch import ManifestAuthor, Engine
-from tidegate.jobs.engine.faults import NoFaults
-from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.sinks.exact import ExactnessReport, audit_exactness
-from tidegate.jobs.sinks.schemas import build_table_schema
-from tidegate.jobs.sinks.small import DriverTables
-from tidegate.jobs.sources.objects import ObjectSource
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.jobs.engine.epoch_engine import Engine, ManifestAuthor
+from tidegate.jobs.engine.fault_points import NoFaults
+from tidegate.jobs.sinks.exactness_audit import ExactnessReport, audit_exactness
+from tidegate.jobs.sinks.output_tables import DriverTables, build_table_schema
+from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -37,11 +36,23 @@ class World:
     """A pipeline on a store in memory with one source, an object an epoch, and what its manifests say is published."""
 
     def __init__(self, lasts: dict[str, Any], *, bounded: bool) -> None:
-        source = {"path": "in", "schema": SCHEMA, "event_time": "t", "lag": "3s", "limits": {"objects": 1}, "bounded": bounded}
+        source = {
+            "path": "in",
+            "schema": SCHEMA,
+            "event_time": "t",
+            "lag": "3s",
+            "limits": {"objects": 1},
+            "bounded": bounded,
+        }
         window = {"kind": "tumbling", "size": "10s", "offset": "3s", "late_unit": "event"}
         aggregates = {"n": "count(*)", "s": "sum(v)", "top": "max(v)"}
-        windows = {name: {**window, "keys": keys, "aggregates": aggregates} for name, keys in (("by", ["k"]), ("all", []))}
-        self.spec = PipelineSpec.model_validate({"name": "p", "sources": {"s": {**source, **lasts}}, "windows": windows})
+        windows = {
+            name: {**window, "keys": keys, "aggregates": aggregates}
+            for name, keys in (("by", ["k"]), ("all", []))
+        }
+        self.spec = PipelineSpec.model_validate(
+            {"name": "p", "sources": {"s": {**source, **lasts}}, "windows": windows}
+        )
         self.store, self.objects = MemoryStore(), 0
         self.log = SlotLog(self.store, "p")
         self.engine = Engine(
@@ -62,8 +73,16 @@ class World:
             times = [(8 * number + draw.randint(-6, 8)) * SECOND for _ in range(draw.randint(1, 8))]
             columns = {
                 "t": pa.array(times, pa.int64()).cast(TIME),
-                "till": pa.array([draw.choice([None, t + draw.randint(1, 30) * SECOND]) for t in times], pa.int64()).cast(TIME),
-                "what": pa.array([draw.choice(["start", "start", "end", "end", None]) for _ in times], pa.string()),
+                "till": (
+                    pa.array(
+                        [draw.choice([None, t + draw.randint(1, 30) * SECOND]) for t in times],
+                        pa.int64(),
+                    ).cast(TIME)
+                ),
+                "what": pa.array(
+                    [draw.choice(["start", "start", "end", "end", None]) for _ in times],
+                    pa.string(),
+                ),
                 "k": pa.array([draw.choice(["a", "b", None]) for _ in times], pa.string()),
                 "v": pa.array([draw.randint(0, 9) for _ in times], pa.int64()),
             }
@@ -80,9 +99,17 @@ class World:
 
         def table(name: str) -> pa.Table:
             head = self.log.head()
-            files = [f for filled in self.log.epochs_between(0, 1, head.slot) for f in filled.epoch.files.get(name, []) if f.rows]
+            files = [
+                f
+                for filled in self.log.epochs_between(0, 1, head.slot)
+                for f in filled.epoch.files.get(name, [])
+                if f.rows
+            ]
             parts = [pq.read_table(io.BytesIO(self.store.get(file.key).data)) for file in files]
-            whole = pa.concat_tables([build_table_schema(self.spec, name).empty_table(), *parts], promote_options="permissive")
+            whole = pa.concat_tables(
+                [build_table_schema(self.spec, name).empty_table(), *parts],
+                promote_options="permissive",
+            )
             return whole.slice(0, whole.num_rows - (name == lose))
 
         return audit_exactness(self.spec, self.store, self.log, table)
@@ -92,28 +119,43 @@ class World:
 @pytest.mark.parametrize("lasts", LASTS, ids=["edges", "intervals", "violations"])
 @pytest.mark.parametrize("seed", range(2))
 def test_what_lasts_is_recomputed(lasts: dict[str, Any], seed: int, bounded: bool) -> None:
-    """Late edges close nothing, open ones count as far as F came or to the newest row; a missing result is found.
+    """Late edges close nothing, open ones count as far as F came or to the newest row.
 
-    Rows that violate punctuation stand in the late table for the events, and are in no window either.
+    A missing result is found.
+
+    Rows that violate punctuation stand in the late table for the events, and are in no window
+    either.
     """
     world = World(lasts, bounded=bounded)
     world.play(random.Random(seed), objects=6)
     found = world.exact()
     assert (found.problems, found.skipped) == ([], {})
     assert min(found.windows.values()) > 3
-    assert world.exact(lose="by").problems == ["1 results of window by differ from a recomputation over the accepted rows"]
+    assert world.exact(lose="by").problems == [
+        "1 results of window by differ from a recomputation over the accepted rows"
+    ]
 
 
 def test_topics_are_not_read_again() -> None:
-    """A topic may have forgotten its messages: the check says what it left out, and still finds a row in two places."""
+    """A topic may have forgotten its messages.
+
+    The check says what it left out, and still finds a row in two places.
+    """
     world = World({"end_time": "till"}, bounded=False)
     world.play(random.Random(0), objects=3)
     read = world.exact().rows["s"]["read"]
     topic = {"kind": "kafka", "kafka": {"servers": "b:9092", "topic": "t"}, "path": ""}
     raw = world.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    world.spec = PipelineSpec.model_validate({**raw, "sources": {"s": {**raw["sources"]["s"], **topic}}})
+    world.spec = PipelineSpec.model_validate(
+        {**raw, "sources": {"s": {**raw["sources"]["s"], **topic}}}
+    )
     for entry in list(world.store.list_objects("in/")):
         world.store.delete(entry.key)
     found = world.exact()
-    assert (found.problems, found.topics, found.windows, set(found.skipped)) == ([], ["s"], {}, {"by", "all"})
+    assert (found.problems, found.topics, found.windows, set(found.skipped)) == (
+        [],
+        ["s"],
+        {},
+        {"by", "all"},
+    )
     assert found.rows["s"]["read"] == read

@@ -12,16 +12,27 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from tests.sinks.conftest import UID, World, make_spec
 
-from tidegate.jobs.sinks import iceberg
-from tidegate.jobs.sinks.follower import TABLE_PROPERTIES, TableFollower
-from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.marks import FollowerPosition, CurrentLineage
-from tidegate.jobs.sinks.pointer import read_published_cut
-from tidegate.jobs.spec.errors import ConfigurationError, FencedError, PoisonError, TransientError
+from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
+from tidegate.jobs.sinks import iceberg_sink
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.lineage_position import (
+    CurrentLineage,
+    FollowerPosition,
+    read_published_cut,
+)
+from tidegate.jobs.sinks.table_follower import TABLE_PROPERTIES, TableFollower
 
 
-def once(monkeypatch: pytest.MonkeyPatch, target: str, when: Callable[[TableFollower], bool], act: Callable[[], object]) -> None:
-    """Let somebody else act at the moment between load and commit: just before `Follower.target` runs."""
+def once(
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    when: Callable[[TableFollower], bool],
+    act: Callable[[], object],
+) -> None:
+    """Let somebody else act at the moment between load and commit.
+
+    Just before `Follower.target` runs.
+    """
     original = getattr(TableFollower, target)
     done: list[bool] = []
 
@@ -85,12 +96,14 @@ def test_follower_away_for_twenty_epochs_catches_up(world: World) -> None:
 
 def test_catching_up_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """However far behind, one snapshot takes a bounded number of slots."""
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_SLOTS_PER_SNAPSHOT", 4)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_SLOTS_PER_SNAPSHOT", 4)
     world.seal(11)
     sink = world.sink()
     assert sink.follow(world.log) == 11
     assert world.exact(sink)
-    assert [m.upto for m in TableFollower(sink.open_table("events"), UID).tagged_positions()] == [11]
+    assert [m.upto for m in TableFollower(sink.open_table("events"), UID).tagged_positions()] == [
+        11
+    ]
 
 
 def test_untouched_tables_cost_nothing_until_the_group_ends(world: World) -> None:
@@ -113,8 +126,8 @@ def test_untouched_tables_cost_nothing_until_the_group_ends(world: World) -> Non
 
 def test_metadata_stays_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old tags and snapshots are forgotten, but for the newest; data files stay."""
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 2)
     sink = world.sink()
     for _ in range(14):
         world.seal()
@@ -151,12 +164,18 @@ def test_two_publishers_race(world: World, monkeypatch: pytest.MonkeyPatch) -> N
 
 def with_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables as pyiceberg makes them by default, with its commit retry on."""
-    properties = {**TABLE_PROPERTIES, "commit.retry.num-retries": "4", "commit.retry.min-wait-ms": "1"}
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg.TABLE_PROPERTIES", properties)
+    properties = {
+        **TABLE_PROPERTIES,
+        "commit.retry.num-retries": "4",
+        "commit.retry.min-wait-ms": "1",
+    }
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink.TABLE_PROPERTIES", properties)
 
 
 @pytest.mark.parametrize("missing", ["no retry", "mark check"])
-def test_the_race_doubles_rows_without_the_mends(world: World, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_the_race_doubles_rows_without_the_mends(
+    world: World, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
     """The same race publishes an epoch twice with pyiceberg's retry on, or if the mark is not judged again after a conflict."""
     if missing == "no retry":
         with_retry(monkeypatch)
@@ -167,8 +186,15 @@ def test_the_race_doubles_rows_without_the_mends(world: World, monkeypatch: pyte
     world.seal(1)
     once(monkeypatch, "apply", is_table("events"), lambda: two.follow(world.log))
     if missing == "mark check":
-        monkeypatch.setattr(TableFollower, "newest_position", lambda self: FollowerPosition(0, 3 + (self.twice > 1)))
-        monkeypatch.setattr(TableFollower, "twice", property(lambda self: world.rows(one).count((0, 4)) // 2), raising=False)
+        monkeypatch.setattr(
+            TableFollower, "newest_position", lambda self: FollowerPosition(0, 3 + (self.twice > 1))
+        )
+        monkeypatch.setattr(
+            TableFollower,
+            "twice",
+            property(lambda self: world.rows(one).count((0, 4)) // 2),
+            raising=False,
+        )
     one.follow(world.log)
     assert world.rows(one).count((0, 4)) == 4
 
@@ -202,7 +228,10 @@ def test_racing_threads_publish_each_slot_once(world: World) -> None:
 
 
 def test_publish_that_straddles_a_rewind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A publisher asleep between load and commit wakes after restore and rewind: its slot does not come back."""
+    """A publisher asleep between load and commit wakes after restore and rewind.
+
+    Its slot does not come back.
+    """
     sleeper, other = world.sink(), world.sink()
     target = world.seal(2).id
     world.seal(1)
@@ -220,14 +249,21 @@ def test_publish_that_straddles_a_rewind(world: World, monkeypatch: pytest.Monke
     assert world.rows(sleeper) == [(0, 1)] * 2 + [(0, 2)] * 2 + [(1, 3)] * 2
 
 
-def test_a_table_begun_by_another_is_judged_anew(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pyiceberg's SQL catalog loads what it has just created: a restore's publisher may have begun it (found by a soak)."""
+def test_a_table_begun_by_another_is_judged_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyiceberg's SQL catalog loads what it has just created.
+
+    A restore's publisher may have begun it (found by a soak).
+    """
     sleeper, other = world.sink(), world.sink()
     world.seal(2)
     load, create = SqlCatalog.load_table, SqlCatalog.create_table
     made, slept = list[str](), list[str]()
 
-    def making(catalog: SqlCatalog, identifier: tuple[str, str], *given: Any, **named: Any) -> Table:
+    def making(
+        catalog: SqlCatalog, identifier: tuple[str, str], *given: Any, **named: Any
+    ) -> Table:
         made.append(identifier[1])
         return create(catalog, identifier, *given, **named)
 
@@ -254,7 +290,9 @@ def test_a_table_begun_by_another_is_judged_anew(world: World, monkeypatch: pyte
     assert set(begun) == {None}
 
 
-def test_straddling_publish_comes_back_with_the_retry(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_straddling_publish_comes_back_with_the_retry(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With pyiceberg's retry on, the same sleeper puts the abandoned slot on top of the fence."""
     with_retry(monkeypatch)
     sleeper, other = world.sink(), world.sink()
@@ -286,14 +324,18 @@ def test_a_bare_rollback_stops_no_sleeper_in_general_but_a_fence_does(world: Wor
 
 
 @pytest.mark.parametrize("where", ["before", "after events", "between rollback and fence"])
-def test_crash_during_a_rewind_heals(world: World, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_crash_during_a_rewind_heals(
+    world: World, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     """Whatever part of a rewind happened before the crash, the next publisher finishes it."""
     target = world.seal(3).id
     world.seal(2, ("events", "late"))
     sink = world.sink()
     sink.follow(world.log)
     world.fork(target)
-    if where == "between rollback and fence":  # our own pair is one commit; another tool's may not be
+    if (
+        where == "between rollback and fence"
+    ):  # our own pair is one commit; another tool's may not be
         table = sink.open_table("events")
         first = table.metadata.snapshots[0].snapshot_id
         table.manage_snapshots().set_current_snapshot(snapshot_id=first).commit()
@@ -310,7 +352,9 @@ def test_crash_during_a_rewind_heals(world: World, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("table", ["events", "late", "hourly", "checkpoints"])
-def test_crash_between_tables_heals(world: World, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+def test_crash_between_tables_heals(
+    world: World, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
     """A publisher that dies before any table's commit leaves a readable cut, and the next one completes it."""
     world.seal(1, ("events", "late", "hourly"))
     sink = world.sink()
@@ -347,7 +391,10 @@ def test_restore_of_a_restore(world: World) -> None:
 
 
 def test_restore_before_anything_was_published(world: World) -> None:
-    """Slots sealed, restored and sealed again while no table existed: only the lineage is published."""
+    """Slots sealed, restored and sealed again while no table existed.
+
+    Only the lineage is published.
+    """
     target = world.seal(2).id
     world.seal(2)
     world.fork(target)
@@ -448,7 +495,10 @@ def test_no_retry_property_stands_in_every_table(world: World) -> None:
 
 
 def test_restore_to_a_checkpoint_whose_predecessors_were_retired(world: World) -> None:
-    """A rewind needs neither old snapshots nor old manifests: a pinned checkpoint is restored after all around it is gone."""
+    """A rewind needs neither old snapshots nor old manifests.
+
+    A pinned checkpoint is restored after all around it is gone.
+    """
     world.seal(2, ("events", "late"))
     pinned = world.seal(1, ("events", "hourly")).id
     world.seal(2, ("events", "late", "hourly"))
@@ -486,7 +536,11 @@ def test_table_rolled_back_by_hand_is_filled_again(world: World) -> None:
         world.seal(1, ("events", "late"))
         sink.follow(world.log)
     table = sink.open_table("events")
-    second = next(s.snapshot_id for s in table.metadata.snapshots if s.summary and s.summary["tidegate.upto"] == "2")
+    second = next(
+        s.snapshot_id
+        for s in table.metadata.snapshots
+        if s.summary and s.summary["tidegate.upto"] == "2"
+    )
     table.manage_snapshots().rollback_to_snapshot(second).commit()
     world.seal(1)
     fresh = world.sink()
@@ -509,12 +563,17 @@ def test_rewind_drops_whole_files_only(world: World) -> None:
 
 
 def test_tables_grow_with_the_spec(world: World) -> None:
-    """A new column and a new aggregate are added to the tables; rows from before read as null there."""
+    """A new column and a new aggregate are added to the tables.
+
+    Rows from before read as null there.
+    """
     world.seal(1, ("events", "hourly"))
     world.sink().follow(world.log)
     columns = {"t": "timestamp", "carrier": "string", "delay": "double", "gate": "int"}
     aggregates = {"n": "count(*)", "worst": "max(delay)"}
-    world.spec = make_spec(columns, windows={"hourly": {"kind": "tumbling", "size": "1h", "aggregates": aggregates}})
+    world.spec = make_spec(
+        columns, windows={"hourly": {"kind": "tumbling", "size": "1h", "aggregates": aggregates}}
+    )
     world.seal(1, ("events", "hourly"))
     sink = world.sink()
     sink.follow(world.log)
@@ -531,7 +590,9 @@ def test_file_that_does_not_fit_is_poison(world: World) -> None:
     world.seal(1)
     sink = world.sink()
     sink.follow(world.log)
-    strange = world.spec.model_copy(update={"sources": make_spec(columns={"t": "timestamp", "other": "string"}).sources})
+    strange = world.spec.model_copy(
+        update={"sources": make_spec(columns={"t": "timestamp", "other": "string"}).sources}
+    )
     world.spec, old = strange, world.spec
     world.seal(1)
     world.spec = old
@@ -553,8 +614,11 @@ def _crash() -> None:
 def test_a_table_made_by_a_publisher_that_missed_a_restore_stays_empty(
     world: World, monkeypatch: pytest.MonkeyPatch, mended: bool
 ) -> None:
-    """The restore was followed before the table was there; its maker dies right after. Without the mend abandoned rows stay."""
-    monkeypatch.setattr(iceberg, "_COMMIT_THREADS", 1)
+    """The restore was followed before the table was there; its maker dies right after.
+
+    Without the mend abandoned rows stay.
+    """
+    monkeypatch.setattr(iceberg_sink, "_COMMIT_THREADS", 1)
     first = world.seal(1)
     stale, other = world.sink(), world.sink()
     stale.follow(world.log)
@@ -575,7 +639,9 @@ def test_a_table_made_by_a_publisher_that_missed_a_restore_stays_empty(
     assert (world.rows(other, "hourly") == []) == mended
 
 
-def test_a_publisher_that_knew_a_table_before_checkpoints_does_not_show_it_as_it_was(world: World) -> None:
+def test_a_publisher_that_knew_a_table_before_checkpoints_does_not_show_it_as_it_was(
+    world: World,
+) -> None:
     """The readers' pointer never goes back to a version of a table from before another publisher moved it on.
 
     Found by the simulation: readers missed rows, and the collector took their files for garbage.
@@ -588,7 +654,10 @@ def test_a_publisher_that_knew_a_table_before_checkpoints_does_not_show_it_as_it
     stale.follow(world.log)
     current = read_published_cut(world.store, "p")
     assert current is not None
-    assert (current.upto, current.tables["events"]) == (2, other.open_table("events").metadata_location)
+    assert (current.upto, current.tables["events"]) == (
+        2,
+        other.open_table("events").metadata_location,
+    )
 
 
 def _die(_: IcebergSink) -> None:

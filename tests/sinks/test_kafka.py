@@ -1,4 +1,7 @@
-"""The Kafka sink's messages: a row each, named, with its epoch; repetitions and restores can be told."""
+"""The Kafka sink's messages.
+
+A row each, named, with its epoch; repetitions and restores can be told.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import pyarrow as pa
 import pytest
 from tests.engine.harness import Bench, row, spec_of
 
-from tidegate.jobs.sinks.kafka import KafkaSink
-from tidegate.jobs.spec.errors import ConfigurationError, TransientError
-from tidegate.jobs.spec.packages import add_connector_jars
+from tidegate.errors import ConfigurationError, TransientError
+from tidegate.jobs.sinks.kafka_sink import KafkaSink
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
+from tidegate.jobs.spec.spark_packages import add_connector_jars
 
 GIVEN = KafkaSinkSpec(kind="kafka", servers="b:9092", topic="out.{table}", tables=("events",))
 
@@ -55,10 +58,18 @@ def test_a_message_per_row() -> None:
     assert follower.follow(world.log) == 1
     assert follower.follow(world.log) == 0
     events = world.rows("events")
-    assert {m["key"] for m in broker.messages} == {f"{e['_source']}/{e['_partition']}/{e['_seq']}" for e in events}
-    assert sorted(json.loads(m["value"])["v"] for m in broker.messages) == sorted(e["v"] for e in events)
+    assert {m["key"] for m in broker.messages} == {
+        f"{e['_source']}/{e['_partition']}/{e['_seq']}" for e in events
+    }
+    assert sorted(json.loads(m["value"])["v"] for m in broker.messages) == sorted(
+        e["v"] for e in events
+    )
     headers = {header["key"]: header["value"].decode() for header in broker.messages[0]["headers"]}
-    assert headers == {"tidegate-uid": "uid", "tidegate-epoch": str(world.epochs()[0].id), "tidegate-table": "events"}
+    assert headers == {
+        "tidegate-uid": "uid",
+        "tidegate-epoch": str(world.epochs()[0].id),
+        "tidegate-table": "events",
+    }
     assert {m["topic"] for m in broker.messages} == {"out.events"}
 
 
@@ -77,7 +88,10 @@ def test_a_message_that_is_too_large() -> None:
     """No waiting mends it: which settings to raise is said."""
     world, broker = bench(), Broker()
     broker.away = True
-    broker.says = "Job aborted\nCaused by: org.apache.kafka.common.errors.RecordTooLargeException: The message is 2000000 bytes"
+    broker.says = (
+        "Job aborted\nCaused by: org.apache.kafka.common.errors.RecordTooLargeException: The"
+        " message is 2000000 bytes"
+    )
     with pytest.raises(ConfigurationError, match="The message is 2000000 bytes") as caught:
         sink(world, broker).follow(world.log)
     assert caught.value.code == "sink.too_large"
@@ -86,7 +100,9 @@ def test_a_message_that_is_too_large() -> None:
 def test_connector_is_asked_for() -> None:
     """A pipeline with a Kafka sink gets Spark's connector, unless its own settings name jars."""
     plain = spec_of()
-    raw = plain.model_dump(by_alias=True, exclude_unset=True) | {"sinks": {"out": GIVEN.model_dump()}}
+    raw = plain.model_dump(by_alias=True, exclude_unset=True) | {
+        "sinks": {"out": GIVEN.model_dump()}
+    }
     spec = PipelineSpec.model_validate(raw)
     assert "spark-sql-kafka" in add_connector_jars(spec).conf["spark.jars.packages"]
     assert add_connector_jars(plain) == plain.spark

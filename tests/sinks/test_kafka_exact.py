@@ -1,4 +1,7 @@
-"""The Kafka sink with transactions, against a model of what a broker keeps: every epoch once, whatever is lost in between."""
+"""The Kafka sink with transactions, against a model of what a broker keeps.
+
+Every epoch once, whatever is lost in between.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from unittest.mock import patch
 import pytest
 from tests.sinks.conftest import UID, World, make_spec
 
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.jobs.sinks.kafka_exact import ExactlyOnceKafkaSink, KafkaClientError
-from tidegate.jobs.sinks.kafka_messages import KafkaMessage
-from tidegate.jobs.sinks.make import make_sinks
-from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.errors import ConfigurationError, TransientError
+from tidegate.jobs.sinks.factory import make_sinks
+from tidegate.jobs.sinks.kafka_exactly_once import ExactlyOnceKafkaSink, KafkaClientError
+from tidegate.jobs.sinks.kafka_sink import KafkaMessage
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
 
 TO = {"servers": "b:9092", "topic": "{table}", "tables": ["events"]}
@@ -32,7 +35,10 @@ class Broker:
 
 
 class Client:
-    """Implements `Transactions`. `answers` are codes of what goes wrong with the next commits, "lost:" ones after the fact."""
+    """Implements `Transactions`.
+
+    `answers` are codes of what goes wrong with the next commits, "lost:" ones after the fact.
+    """
 
     def __init__(self, broker: Broker, *answers: str) -> None:
         self.broker, self.answers, self.own = broker, list(answers), 0
@@ -66,11 +72,16 @@ def world() -> World:
 
 def sink(of: World, client: Client) -> ExactlyOnceKafkaSink:
     """A publisher's sink."""
-    return ExactlyOnceKafkaSink("out", KafkaSinkSpec.model_validate(GIVEN), of.spec, of.store, UID, client)
+    return ExactlyOnceKafkaSink(
+        "out", KafkaSinkSpec.model_validate(GIVEN), of.spec, of.store, UID, client
+    )
 
 
 def delivered(broker: Broker) -> list[str]:
-    """The checkpoint ids of what is committed, in order, each run of them once; a restore is "restore"."""
+    """The checkpoint ids of what is committed, in order, each run of them once.
+
+    A restore is "restore".
+    """
     found: list[str] = []
     for message in broker.committed:
         headers = dict(message.headers)
@@ -84,9 +95,15 @@ def test_a_crash_between_commit_and_copy() -> None:
     of, broker = world(), Broker()
     sealed = [str(of.seal().id) for _ in range(3)]
     first = sink(of, Client(broker))
-    with patch.object(first, "move_position", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with (
+        patch.object(first, "move_position", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
         first.follow(of.log)
-    with patch.object(first, "move_position", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with (
+        patch.object(first, "move_position", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
         first.follow(of.log)
     assert delivered(broker) == sealed[:1]
     assert sink(of, Client(broker)).follow(of.log) == 2
@@ -147,7 +164,10 @@ def test_when_kafka_has_forgotten_the_group() -> None:
 
 
 def test_epochs_without_rows_are_only_marked() -> None:
-    """Nothing is sent for them, not even a ledger; a publisher that comes later goes on behind them, though they were retired."""
+    """Nothing is sent for them, not even a ledger.
+
+    A publisher that comes later goes on behind them, though they were retired.
+    """
     of, broker = world(), Broker()
     of.seal()
     publisher = sink(of, Client(broker))
@@ -193,5 +213,9 @@ def test_a_message_that_is_too_large() -> None:
 def test_the_spec_chooses(tmp_path: Path) -> None:
     """`delivery: exactly_once` makes this sink, and opens nothing yet."""
     of = world()
-    (found,) = (one for one in make_sinks(of.spec, of.store, UID, tmp_path) if isinstance(one, ExactlyOnceKafkaSink))
+    (found,) = (
+        one
+        for one in make_sinks(of.spec, of.store, UID, tmp_path)
+        if isinstance(one, ExactlyOnceKafkaSink)
+    )
     assert found.lag(of.log) == 0

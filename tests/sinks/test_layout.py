@@ -13,13 +13,18 @@ import pytest
 from pyiceberg.table import StaticTable, Table
 from tests.sinks.conftest import World, make_spec
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.retention import RetentionPolicy, Retention
-from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.pointer import read_published_cut
-from tidegate.jobs.sinks.tables import find_published_slot, read_table, list_referenced_files, have_followers_rewound
-from tidegate.jobs.spec.errors import PoisonError
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.retention import Retention, RetentionPolicy
+from tidegate.errors import PoisonError
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.lineage_position import read_published_cut
+from tidegate.jobs.sinks.published_tables import (
+    find_published_slot,
+    have_followers_rewound,
+    list_referenced_files,
+    read_table,
+)
 
 COLUMNS = {
     "t": "timestamp",
@@ -32,7 +37,9 @@ COLUMNS = {
     "raw": "binary",
 }
 START = dt.datetime(2024, 2, 28, tzinfo=dt.UTC)
-LAYOUT = {"events": {"partition_by": ["day(t)", "bucket(4, carrier)"], "sort_by": ["carrier", "t desc"]}}
+LAYOUT = {
+    "events": {"partition_by": ["day(t)", "bucket(4, carrier)"], "sort_by": ["carrier", "t desc"]}
+}
 
 
 def flights(slot: int, rows: int) -> dict[str, list[Any]]:
@@ -56,7 +63,9 @@ def flights(slot: int, rows: int) -> dict[str, list[Any]]:
 
 def make_world(folder: Path, **outputs: Any) -> World:
     """A world with rows that differ."""
-    return World(LocalStore(folder / "store"), folder / "work", make_spec(COLUMNS, outputs=outputs), flights)
+    return World(
+        LocalStore(folder / "store"), folder / "work", make_spec(COLUMNS, outputs=outputs), flights
+    )
 
 
 def content(world: World, table: str = "events") -> list[dict[str, Any]]:
@@ -78,7 +87,10 @@ def paths(table: Table, **scan: Any) -> set[str]:
 
 
 def test_rows_lie_in_the_files_of_their_partition(tmp_path: Path) -> None:
-    """Every file has one day and one bucket, sorted; and the table has the rows that it would have without."""
+    """Every file has one day and one bucket, sorted.
+
+    And the table has the rows that it would have without.
+    """
     plain, world = make_world(tmp_path / "plain"), make_world(tmp_path / "arranged", layout=LAYOUT)
     for one in (plain, world):
         one.seal(3, rows=40)
@@ -90,7 +102,9 @@ def test_rows_lie_in_the_files_of_their_partition(tmp_path: Path) -> None:
     for path in paths(table):
         rows = pq.read_table(path).to_pylist()
         assert len({row["t"].date() for row in rows}) == 1
-        keys = [(row["carrier"] is None, row["carrier"] or "", -row["t"].timestamp()) for row in rows]
+        keys = [
+            (row["carrier"] is None, row["carrier"] or "", -row["t"].timestamp()) for row in rows
+        ]
         assert keys == sorted(keys)
 
 
@@ -112,10 +126,23 @@ def test_readers_pass_over_what_they_do_not_want(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "by", ["year(t)", "month(t)", "hour(t)", "day", "month(day)", "truncate(1, carrier)", "ok", "bucket(3, raw)"]
+    "by",
+    [
+        "year(t)",
+        "month(t)",
+        "hour(t)",
+        "day",
+        "month(day)",
+        "truncate(1, carrier)",
+        "ok",
+        "bucket(3, raw)",
+    ],
 )
 def test_every_kind_of_partition(tmp_path: Path, by: str) -> None:
-    """Iceberg's own reading of the files agrees with the partition they were put in: a scan by it loses nothing."""
+    """Iceberg's own reading of the files agrees with the partition they were put in.
+
+    A scan by it loses nothing.
+    """
     world = make_world(tmp_path, layout={"events": {"partition_by": [by, "bucket(2, price)"]}})
     world.seal(1, rows=30)
     world.sink().follow(world.log)
@@ -123,7 +150,9 @@ def test_every_kind_of_partition(tmp_path: Path, by: str) -> None:
     assert len(everything) == 30
     for row in everything[::5]:
         value = row["t"].isoformat()
-        found = table.scan(row_filter=f"t = '{value}' and n = {row['n']} and price = {row['price']}").to_arrow()
+        found = table.scan(
+            row_filter=f"t = '{value}' and n = {row['n']} and price = {row['price']}"
+        ).to_arrow()
         assert found["n"].to_pylist() == [row["n"]]
 
 
@@ -169,7 +198,10 @@ def test_the_partitioning_may_change(tmp_path: Path) -> None:
 
 
 def test_a_restore_takes_partitions_back(tmp_path: Path) -> None:
-    """A rewind drops the files of later slots, whatever partition they lie in; older cuts can be read."""
+    """A rewind drops the files of later slots, whatever partition they lie in.
+
+    Older cuts can be read.
+    """
     world = make_world(tmp_path, layout=LAYOUT)
     target = world.seal(2, rows=10).id
     world.seal(2, rows=10)
@@ -186,7 +218,10 @@ def test_a_restore_takes_partitions_back(tmp_path: Path) -> None:
 
 
 def test_a_second_publisher_finds_the_first_ones_files(tmp_path: Path) -> None:
-    """What an epoch's arranged files are called follows from what is in them: nothing is there twice."""
+    """What an epoch's arranged files are called follows from what is in them.
+
+    Nothing is there twice.
+    """
     world = make_world(tmp_path, layout=LAYOUT)
     world.seal(3, rows=20)
     sink = world.sink()
@@ -211,16 +246,20 @@ def test_a_file_that_somebody_else_put_there_is_not_taken(tmp_path: Path) -> Non
     original = IcebergSink._create_layout_file
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(IcebergSink, "_create_layout_file", other)
-        Path(world.store.uri(f"{world.layout.table_prefix('events', epoch.id)}x")).parent.mkdir(parents=True, exist_ok=True)
+        Path(world.store.uri(f"{world.layout.table_prefix('events', epoch.id)}x")).parent.mkdir(
+            parents=True, exist_ok=True
+        )
         with pytest.raises(PoisonError, match="has 1 rows, not"):
             sink.follow(world.log)
 
 
-def test_retention_keeps_what_the_tables_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_keeps_what_the_tables_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once an epoch is retired its own files go, and the arranged ones stay."""
     world = make_world(tmp_path, layout=LAYOUT)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 1)
     epoch, sink = world.seal(1, rows=20), world.sink()
     for _ in range(2):
         sink.follow(world.log)

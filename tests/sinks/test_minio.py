@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.minio_server import CertifiedMinio
+from tests.servers.minio import CertifiedMinio
 from tests.sinks.conftest import World
 from tests.sinks.test_follow import is_table, once
 
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.probe import require_honest_store
-from tidegate.checkpoints.s3 import S3Store
-from tidegate.jobs.sinks.tables import read_table, list_referenced_files
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.s3_store import S3Store
+from tidegate.checkpoints.store import require_honest_store
+from tidegate.jobs.sinks.published_tables import list_referenced_files, read_table
 
 pytestmark = pytest.mark.minio
 
@@ -35,13 +35,25 @@ def test_follow_restore_and_read(bucket: World) -> None:
     bucket.seal(1)
     sink.follow(bucket.log)
     assert bucket.exact(sink)
-    assert read_table(bucket.spec, bucket.store, "events")["_epoch"].to_pylist() == [1, 1, 2, 2, 3, 3]
+    assert read_table(bucket.spec, bucket.store, "events")["_epoch"].to_pylist() == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+    ]
 
 
-def test_tls_with_a_private_ca(tls_minio: CertifiedMinio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CA that AWS_CA_BUNDLE names holds for the files of the tables as well: published, read, looked through."""
+def test_tls_with_a_private_ca(
+    tls_minio: CertifiedMinio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CA that AWS_CA_BUNDLE names holds for the files of the tables as well.
+
+    Published, read, looked through.
+    """
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tls_minio.ca))
-    monkeypatch.setattr("tidegate.jobs.sinks.compaction._NEWEST_SLOTS_KEPT", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._NEWEST_SLOTS_KEPT", 1)
     store = S3Store(tls_minio.settings())
     require_honest_store(store)  # waits until the server has started
     world = World(store, tmp_path)
@@ -76,7 +88,16 @@ def test_two_hosts_with_catalogs_of_their_own(bucket: World) -> None:
     one.follow(bucket.log)
     assert bucket.exact(one)
     assert bucket.exact(two)
-    assert read_table(bucket.spec, bucket.store, "events")["_epoch"].to_pylist() == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert read_table(bucket.spec, bucket.store, "events")["_epoch"].to_pylist() == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        4,
+        4,
+    ]
 
 
 def test_race(bucket: World, monkeypatch: pytest.MonkeyPatch) -> None:

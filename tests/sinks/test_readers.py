@@ -1,4 +1,7 @@
-"""The tables as other programs read them: pandas and DuckDB from the metadata file alone, Spark through the catalog."""
+"""The tables as other programs read them.
+
+Pandas and DuckDB from the metadata file alone, Spark through the catalog.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,21 @@ from datetime import date
 import duckdb
 import pytest
 from pyiceberg.table import StaticTable
+from tests.servers.jars import ensure_jars
 from tests.sinks.conftest import World, make_spec
 from tests.sinks.test_layout import COLUMNS, flights
 from tests.sinks.test_layout import published as arranged
 
-from tidegate.checkpoints.local import LocalStore
-from tidegate.infra.jars import ensure_jars
-from tidegate.jobs.sinks.compaction import compact_tables
-from tidegate.jobs.sinks.pointer import read_published_cut
-from tidegate.jobs.sinks.tables import read_table
-from tidegate.jobs.spec.errors import TransientError
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.errors import TransientError
+from tidegate.jobs.sinks.lineage_position import read_published_cut
+from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sinks.table_compaction import compact_tables
 
-ARTIFACTS = ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0", "org.xerial:sqlite-jdbc:3.50.3.0")
+ARTIFACTS = (
+    "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+    "org.xerial:sqlite-jdbc:3.50.3.0",
+)
 READER = """
 import sys
 from pyspark.sql import SparkSession
@@ -69,7 +75,9 @@ def test_pandas_and_duckdb(published: World) -> None:
     assert sorted(set(frame["_timeline"])) == [0, 1]
     with duckdb.connect() as db:
         table.scan().to_duckdb("events", connection=db)
-        assert db.sql("select _epoch, count(*) from events group by all order by all").fetchall() == [(1, 2), (2, 2), (3, 2)]
+        assert db.sql(
+            "select _epoch, count(*) from events group by all order by all"
+        ).fetchall() == [(1, 2), (2, 2), (3, 2)]
 
 
 @pytest.mark.slow
@@ -80,8 +88,8 @@ def test_spark(published: World, monkeypatch: pytest.MonkeyPatch) -> None:
         jars = ensure_jars("iceberg-spark", ARTIFACTS)
     except TransientError as error:
         pytest.skip(f"no registry with Iceberg's jars: {error.message}")
-    monkeypatch.setattr("tidegate.jobs.sinks.compaction._NEWEST_SLOTS_KEPT", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.compaction._MIN_FILES_PER_MERGE", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._NEWEST_SLOTS_KEPT", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._MIN_FILES_PER_MERGE", 2)
     layout = {"late": {"partition_by": ["bucket(4, carrier)", "day(t)"], "sort_by": ["n desc"]}}
     published.spec, published.values = make_spec(COLUMNS, outputs={"layout": layout}), flights
     published.seal(3, ("late",), rows=20)
@@ -89,14 +97,25 @@ def test_spark(published: World, monkeypatch: pytest.MonkeyPatch) -> None:
     done = compact_tables(published.spec, published.store)["late"]
     assert done.after < done.before
     late = read_table(published.spec, published.store, "late").to_pylist()
-    wanted = sorted(row["n"] for row in late if row["carrier"] == "C1" and row["t"].date() == date(2024, 2, 29))
+    wanted = sorted(
+        row["n"] for row in late if row["carrier"] == "C1" and row["t"].date() == date(2024, 2, 29)
+    )
     partitions = len(
-        {(task.file.partition[0], task.file.partition[1]) for task in arranged(published, "late").scan().plan_files()}
+        {
+            (task.file.partition[0], task.file.partition[1])
+            for task in arranged(published, "late").scan().plan_files()
+        }
     )
     assert isinstance(published.store, LocalStore)
     database = published.store.root / ".tidegate-store" / "catalog.sqlite"
     where = [",".join(map(str, jars)), str(database), str(published.store.root)]
-    read = subprocess.run([sys.executable, "-c", READER, *where], capture_output=True, text=True, timeout=240, check=False)
+    read = subprocess.run(
+        [sys.executable, "-c", READER, *where],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert "FOUND [(1, 2), (2, 2), (3, 2)]" in read.stdout, read.stderr[-3000:]
     assert wanted
     assert f"ARRANGED {wanted} {partitions}" in read.stdout, read.stdout[-3000:]

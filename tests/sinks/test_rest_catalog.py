@@ -1,4 +1,7 @@
-"""The tables over a real Iceberg REST catalog: followed, rewound, fought over, and caught up after it was away."""
+"""The tables over a real Iceberg REST catalog.
+
+Followed, rewound, fought over, and caught up after it was away.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,23 @@ from pathlib import Path
 
 import pytest
 from pyiceberg.catalog import load_catalog
+from tests.servers.jars import ensure_jars
 from tests.sinks.conftest import World, make_spec
 from tests.sinks.rest_catalog import ARTIFACTS, RestCatalogServer
 from tests.sinks.test_follow import is_table, once
 from tests.sources.test_tables import ME, Lake, rows
 
-from tidegate.checkpoints.local import LocalStore
-from tidegate.infra.jars import ensure_jars
-from tidegate.jobs.sinks.tables import read_table
-from tidegate.jobs.spec.errors import TransientError
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.errors import TransientError
+from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.pipeline import ReadLimits
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),  # py4j leaves them to the garbage collector
+    pytest.mark.filterwarnings(
+        "ignore:unclosed <socket:ResourceWarning"
+    ),  # py4j leaves them to the garbage collector
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -57,7 +62,9 @@ def test_follow_restore_and_read(rest: World) -> None:
     rest.seal(1)
     sink.follow(rest.log)
     assert rest.exact(sink)
-    assert read_table(rest.spec, rest.store, "events")["_epoch"].to_pylist() == [n for n in range(1, 14) for _ in "12"]
+    assert read_table(rest.spec, rest.store, "events")["_epoch"].to_pylist() == [
+        n for n in range(1, 14) for _ in "12"
+    ]
 
 
 def test_race(rest: World, monkeypatch: pytest.MonkeyPatch) -> None:

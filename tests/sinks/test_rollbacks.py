@@ -1,4 +1,7 @@
-"""Somebody rolls a table back by hand, to any snapshot it has: every row of the lineage comes back, once, whoever publishes."""
+"""Somebody rolls a table back by hand, to any snapshot it has.
+
+Every row of the lineage comes back, once, whoever publishes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from tests.sinks.conftest import World
 from tests.sinks.test_follow import is_table, once
 
-from tidegate.jobs.sinks.iceberg import IcebergSink
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 
 
 def published(world: World, slots: int) -> IcebergSink:
@@ -24,7 +27,11 @@ def published(world: World, slots: int) -> IcebergSink:
 def roll_back(sink: IcebergSink, table: str, upto: int) -> None:
     """To the first snapshot in which a table stood at a slot."""
     found = sink.open_table(table)
-    target = next(s.snapshot_id for s in found.metadata.snapshots if s.summary and s.summary["tidegate.upto"] == str(upto))
+    target = next(
+        s.snapshot_id
+        for s in found.metadata.snapshots
+        if s.summary and s.summary["tidegate.upto"] == str(upto)
+    )
     found.manage_snapshots().set_current_snapshot(snapshot_id=target).commit()
 
 
@@ -64,7 +71,9 @@ def test_one_table_and_then_the_table_of_checkpoints(world: World) -> None:
     assert world.exact(fresh)
 
 
-def test_while_one_publisher_loads_and_another_mends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_one_publisher_loads_and_another_mends(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who loaded `checkpoints` before the table was rolled back and mended does not take the table for complete."""
     sink = published(world, 5)
     world.seal(1)

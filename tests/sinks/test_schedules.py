@@ -1,4 +1,7 @@
-"""Random schedules of publishers, compactions, crashes, overtakings, restores, lost catalogs; in the end tables equal the log."""
+"""Random schedules of publishers, compactions, crashes, overtakings, restores, lost catalogs.
+
+In the end tables equal the log.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from typing import Any
 import pytest
 from tests.sinks.conftest import World, make_spec
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.layout import CheckpointId
-from tidegate.checkpoints.local import LocalStore
-from tidegate.jobs.sinks.compaction import compact_tables, delete_orphan_files
-from tidegate.jobs.sinks.follower import TableFollower
-from tidegate.jobs.sinks.tables import read_table, list_referenced_files
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.jobs.sinks.published_tables import list_referenced_files, read_table
+from tidegate.jobs.sinks.table_compaction import compact_tables, delete_orphan_files
+from tidegate.jobs.sinks.table_follower import TableFollower
 
 TABLES = ("events", "late", "hourly", "barriers")
 LATER = ManualClock(wall_ticks=4_000_000_000_000_000)
@@ -27,7 +30,10 @@ class _CrashError(BaseException):
 
 
 class _Inline:
-    """Tables one after the other: a thread that outlives the act it was part of would make a seed more than one schedule."""
+    """Tables one after the other.
+
+    A thread that outlives the act it was part of would make a seed more than one schedule.
+    """
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -37,7 +43,10 @@ class _Inline:
 
 
 class Schedule:
-    """One seeded run. `interrupt` acts just before a random commit: another publisher, a restore, or a crash."""
+    """One seeded run.
+
+    `interrupt` acts just before a random commit: another publisher, a restore, or a crash.
+    """
 
     def __init__(self, folder: Path, seed: int, compacts: bool) -> None:
         self.compacts, self.rare = compacts, [self.restore, self.lose_catalog, self.roll_back]
@@ -50,7 +59,9 @@ class Schedule:
     def step(self) -> None:
         """Do something."""
         acts = [self.seal] * 5 + [self.publish] * 4 + [self.disturbed] * 4
-        acts += [self.compact] * 3 + [self.restore, self.lose_catalog] if self.compacts else self.rare
+        acts += (
+            [self.compact] * 3 + [self.restore, self.lose_catalog] if self.compacts else self.rare
+        )
         self.dice.choice(acts)()
 
     def seal(self) -> None:
@@ -86,7 +97,10 @@ class Schedule:
         self.pending = None
 
     def compact(self) -> None:
-        """Merge files and delete what nobody names; perhaps somebody else acts before one of its commits, or it dies there."""
+        """Merge files and delete what nobody names.
+
+        Perhaps somebody else acts before one of its commits, or it dies there.
+        """
         follow = self.dice.choice(self.sinks).follow
 
         def overtake() -> None:
@@ -119,7 +133,9 @@ class Schedule:
             table = sink.open_table(name)
             known = [snapshot.snapshot_id for snapshot in table.metadata.snapshots]
             if known:  # none: a publisher died while making the table
-                table.manage_snapshots().set_current_snapshot(snapshot_id=self.dice.choice(known)).commit()
+                table.manage_snapshots().set_current_snapshot(
+                    snapshot_id=self.dice.choice(known)
+                ).commit()
 
     def interrupt(self) -> None:
         """Called before every commit of a table."""
@@ -140,19 +156,23 @@ class Schedule:
             assert sorted(found) == world.wanted(table)
 
 
-def run(folder: Path, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch, *, compacts: bool = False) -> None:
+def run(
+    folder: Path, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch, *, compacts: bool = False
+) -> None:
     """One schedule."""
     if compacts:
-        monkeypatch.setattr("tidegate.jobs.sinks.iceberg.ThreadPoolExecutor", _Inline)
+        monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink.ThreadPoolExecutor", _Inline)
     schedule = Schedule(folder, seed, compacts)
-    monkeypatch.setattr("tidegate.jobs.sinks.compaction._NEWEST_SLOTS_KEPT", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.compaction._MIN_FILES_PER_MERGE", 2)
-    monkeypatch.setattr("tidegate.jobs.sinks.compaction._MERGES_PER_COMMIT", 1)
-    monkeypatch.setattr("tidegate.jobs.sinks.rewrite._COMMITS_UNTIL_EXPIRY", 3)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._NEWEST_SLOTS_KEPT", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._MIN_FILES_PER_MERGE", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._MERGES_PER_COMMIT", 1)
+    monkeypatch.setattr("tidegate.jobs.sinks.table_files._COMMITS_UNTIL_EXPIRY", 3)
     for name in ("apply", "rewind", "begin", "replace"):
         original = getattr(TableFollower, name)
 
-        def disturbed(self: TableFollower, *args: Any, original: Any = original, **more: Any) -> None:
+        def disturbed(
+            self: TableFollower, *args: Any, original: Any = original, **more: Any
+        ) -> None:
             schedule.interrupt()
             original(self, *args, **more)
 
@@ -163,18 +183,24 @@ def run(folder: Path, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch, *,
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_tables_equal_the_log_after_any_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_tables_equal_the_log_after_any_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     """Whatever happened, a fresh publisher leaves every row of the lineage in its table once, and nothing else."""
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 3)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 3)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 2)
     run(tmp_path, seed, 12, monkeypatch)
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 106))])
-def test_files_are_merged_in_any_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(100, 106))]
+)
+def test_files_are_merged_in_any_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     """The same while small files are merged and garbage is deleted at any moment, by somebody who may die of it."""
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 3)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 3)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 2)
     run(tmp_path, seed, 12, monkeypatch, compacts=True)
 
 
@@ -182,7 +208,7 @@ def test_files_are_merged_in_any_schedule(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("seed", range(1000, 1200))
 def test_many_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The same, many times."""
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._SLOTS_PER_GROUP", 3)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_SLOTS_PER_SNAPSHOT", 5)
-    monkeypatch.setattr("tidegate.jobs.sinks.iceberg._MAX_TAGS", 2)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._SLOTS_PER_GROUP", 3)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_SLOTS_PER_SNAPSHOT", 5)
+    monkeypatch.setattr("tidegate.jobs.sinks.iceberg_sink._MAX_TAGS", 2)
     run(tmp_path, seed, 15, monkeypatch)

@@ -7,11 +7,22 @@ import json
 
 import pyarrow.parquet as pq
 
-from tidegate.checkpoints.memory import MemoryStore
+from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.jobs.engine.interfaces import Cut, DeadObject, MoveOrder, Slice
-from tidegate.jobs.eventtime.types import FIRST_RELEASE_MARK, BarrierHealth, BarrierOutcome, Decision, Member
-from tidegate.jobs.sinks.schemas import build_system_schema
-from tidegate.jobs.sinks.small import DriverTables, build_barrier_rows, build_dead_object_rows, write_parquet_once
+from tidegate.jobs.eventtime.decision_types import (
+    FIRST_RELEASE_MARK,
+    BarrierHealth,
+    BarrierOutcome,
+    Decision,
+    Member,
+)
+from tidegate.jobs.sinks.output_tables import (
+    DriverTables,
+    build_barrier_rows,
+    build_dead_object_rows,
+    build_system_schema,
+    write_parquet_once,
+)
 
 BARRIER = BarrierHealth(
     id=7,
@@ -93,7 +104,10 @@ def test_writes_into_the_attempts_own_folders() -> None:
 
 
 def test_second_writer_keeps_the_first_file() -> None:
-    """Two publishers of one slot write the same key; whoever comes second refers to what lies there."""
+    """Two publishers of one slot write the same key.
+
+    Whoever comes second refers to what lies there.
+    """
     store = MemoryStore()
     key = "p/timelines/0/tables/barriers/000004-abcdef/driver.parquet"
     first = write_parquet_once(store, key, build_barrier_rows(decision(BARRIER), 0, 4))

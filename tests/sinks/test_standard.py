@@ -1,4 +1,7 @@
-"""Files and webhooks: at least once, with the epoch's id; restores are told; a receiver that is away is waited for."""
+"""Files and webhooks.
+
+At least once, with the epoch's id; restores are told; a receiver that is away is waited for.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from tests.sinks.conftest import UID, World, make_spec
 
-from tidegate.checkpoints.local import LocalStore
-from tidegate.jobs.sinks.make import make_sinks
-from tidegate.jobs.sinks.marks import FollowerPosition
-from tidegate.jobs.sinks.slots import LedgerMovedError, SlotFollower
-from tidegate.jobs.sinks.standard import FilesSink
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.jobs.sinks.base_follower import LedgerMovedError, SlotFollower
+from tidegate.jobs.sinks.factory import make_sinks
+from tidegate.jobs.sinks.files_webhook import FilesSink
+from tidegate.jobs.sinks.lineage_position import FollowerPosition
 from tidegate.jobs.spec.loader import parse_spec
 
 
@@ -65,7 +68,11 @@ def receiver() -> Iterator[Receiver]:
 
 def world_with(tmp_path: Path, **given: Any) -> tuple[World, SlotFollower]:
     """A log and one sink that follows it."""
-    world = World(LocalStore(tmp_path / "store"), tmp_path / "work", make_spec(sinks={"out": {"tables": ["events"], **given}}))
+    world = World(
+        LocalStore(tmp_path / "store"),
+        tmp_path / "work",
+        make_spec(sinks={"out": {"tables": ["events"], **given}}),
+    )
     return world, follower(world)
 
 
@@ -86,7 +93,11 @@ def test_files_are_named_after_their_epoch(tmp_path: Path, kind: str) -> None:
     (key, rows), *more = told["files"].items()
     assert (rows, more, told["epoch"]) == (2, [], 2)
     written = tmp_path / "out" / key
-    count = pq.read_table(written).num_rows if kind == "parquet" else len(written.read_text().splitlines())
+    count = (
+        pq.read_table(written).num_rows
+        if kind == "parquet"
+        else len(written.read_text().splitlines())
+    )
     assert count == rows
 
 
@@ -94,13 +105,18 @@ def test_a_repetition_overwrites_itself(tmp_path: Path) -> None:
     """Delivered, and then a crash before the mark: delivered again under the same name."""
     world, sink = world_with(tmp_path, kind="files", path=str(tmp_path / "out"))
     world.seal(1)
-    with patch.object(FilesSink, "move_position", side_effect=[None, KeyboardInterrupt]), pytest.raises(KeyboardInterrupt):
+    with (
+        patch.object(FilesSink, "move_position", side_effect=[None, KeyboardInterrupt]),
+        pytest.raises(KeyboardInterrupt),
+    ):
         sink.follow(world.log)
     assert follower(world).follow(world.log) == 1
     assert len(list((tmp_path / "out" / "events").iterdir())) == 1
 
 
-def test_a_webhook_is_sent_rows_and_the_end_of_each_epoch(tmp_path: Path, receiver: Receiver) -> None:
+def test_a_webhook_is_sent_rows_and_the_end_of_each_epoch(
+    tmp_path: Path, receiver: Receiver
+) -> None:
     """In parts, with an id for each; the end tells how many rows there were."""
     world, sink = world_with(tmp_path, kind="webhook", url=receiver.url, rows=2)
     made = world.seal(1, rows=3)
@@ -132,13 +148,18 @@ def test_a_refusal_is_for_a_person(tmp_path: Path, receiver: Receiver) -> None:
     receiver.answers = [403]
     with pytest.raises(ConfigurationError, match="with 403"):
         sink.follow(world.log)
-    world.spec = make_spec(sinks={"out": {"kind": "webhook", "url": "http://127.0.0.1:1/", "tables": ["events"]}})
+    world.spec = make_spec(
+        sinks={"out": {"kind": "webhook", "url": "http://127.0.0.1:1/", "tables": ["events"]}}
+    )
     with pytest.raises(TransientError, match="refused"):
         follower(world).follow(world.log)
 
 
 def test_a_restore_is_told(tmp_path: Path, receiver: Receiver) -> None:
-    """Before the first epoch of the new timeline; a publisher that missed it delivers nothing more."""
+    """Before the first epoch of the new timeline.
+
+    A publisher that missed it delivers nothing more.
+    """
     world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
     first = world.seal(1)
     slept = world.seal(1)
@@ -146,14 +167,21 @@ def test_a_restore_is_told(tmp_path: Path, receiver: Receiver) -> None:
     world.fork(first.id)
     world.seal(1)
     sink.follow(world.log)
-    kinds = [(b["kind"], b["timeline"], b.get("after_epoch")) for _, b in receiver.got if b["kind"] != "rows"]
+    kinds = [
+        (b["kind"], b["timeline"], b.get("after_epoch"))
+        for _, b in receiver.got
+        if b["kind"] != "rows"
+    ]
     assert kinds == [("epoch", 0, None), ("epoch", 0, None), ("restore", 1, 1), ("epoch", 1, None)]
     with pytest.raises(LedgerMovedError):
         sink.move_position(FollowerPosition(0, 1), FollowerPosition(0, slept.slot))
 
 
 def test_a_notice_says_which_epochs_count(tmp_path: Path, receiver: Receiver) -> None:
-    """The lineage, also where a restore goes back to an abandoned timeline; a sink that begins after a restore is told it too."""
+    """The lineage, also where a restore goes back to an abandoned timeline.
+
+    A sink that begins after a restore is told it too.
+    """
     world, sink = world_with(tmp_path, kind="webhook", url=receiver.url)
     first, second = world.seal(1), world.seal(1)
     sink.follow(world.log)
@@ -163,16 +191,23 @@ def test_a_notice_says_which_epochs_count(tmp_path: Path, receiver: Receiver) ->
     world.fork(second.id)
     sink.follow(world.log)
     notices = [body for _, body in receiver.got if body["kind"] == "restore"]
-    stretches = [[(s["timeline"], s["first"], s["last"]) for s in body["lineage"]] for body in notices]
+    stretches = [
+        [(s["timeline"], s["first"], s["last"]) for s in body["lineage"]] for body in notices
+    ]
     assert stretches == [[(0, 1, 1), (1, 2, None)], [(0, 1, 2), (2, 3, None)]]
-    world.spec = make_spec(sinks={"new": {"kind": "webhook", "url": receiver.url, "tables": ["events"]}})
+    world.spec = make_spec(
+        sinks={"new": {"kind": "webhook", "url": receiver.url, "tables": ["events"]}}
+    )
     receiver.got.clear()
     follower(world).follow(world.log)
     assert receiver.got[0][1]["lineage"] == notices[-1]["lineage"]
 
 
 def test_where_it_begins(tmp_path: Path, receiver: Receiver) -> None:
-    """`start: head` leaves out what is sealed; without it a retired epoch is refused, with advice."""
+    """`start: head` leaves out what is sealed.
+
+    Without it a retired epoch is refused, with advice.
+    """
     world, sink = world_with(tmp_path, kind="webhook", url=receiver.url, start="head")
     world.seal(2)
     assert sink.follow(world.log) == 0

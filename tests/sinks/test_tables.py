@@ -12,11 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 from tests.sinks.conftest import World, make_spec
 
-from tidegate.checkpoints.layout import CheckpointId
-from tidegate.jobs.sinks.schemas import build_table_schema
-from tidegate.jobs.sinks.tables import select_current_revisions, export_table, to_json_lines, find_published_slot, read_table, list_referenced_files
-from tidegate.jobs.spec.errors import ConfigurationError, TransientError
-from tidegate.jobs.spec.windows import WindowSpec
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.errors import ConfigurationError, TransientError
+from tidegate.jobs.sinks.output_tables import build_table_schema
+from tidegate.jobs.sinks.published_tables import (
+    export_table,
+    find_published_slot,
+    list_referenced_files,
+    read_table,
+    select_current_revisions,
+    to_json_lines,
+)
+from tidegate.jobs.spec.window_specs import WindowSpec
 
 HOUR = 3_600_000_000
 
@@ -38,8 +45,15 @@ def test_reads_without_a_catalog(published: World) -> None:
 
 def test_older_cut(published: World) -> None:
     """`at` gives every table as it stood after that slot."""
-    found = {name: read_table(published.spec, published.store, name, at=2) for name in ("events", "late", "checkpoints")}
-    assert {name: max(t["_epoch"].to_pylist()) for name, t in found.items()} == {"events": 2, "late": 2, "checkpoints": 2}
+    found = {
+        name: read_table(published.spec, published.store, name, at=2)
+        for name in ("events", "late", "checkpoints")
+    }
+    assert {name: max(t["_epoch"].to_pylist()) for name, t in found.items()} == {
+        "events": 2,
+        "late": 2,
+        "checkpoints": 2,
+    }
 
 
 def test_cut_that_is_not_published_yet(published: World) -> None:
@@ -52,13 +66,17 @@ def test_cut_that_is_not_published_yet(published: World) -> None:
 def test_tables_without_rows_are_empty(published: World) -> None:
     """A table that never had a row has its columns and no rows."""
     for name in ("barriers", "dead_letters", "hourly"):
-        assert read_table(published.spec, published.store, name).schema == build_table_schema(published.spec, name)
+        assert read_table(published.spec, published.store, name).schema == build_table_schema(
+            published.spec, name
+        )
         assert read_table(published.spec, published.store, name, current_only=True).num_rows == 0
 
 
 def test_nothing_published(world: World) -> None:
     """Before the first epoch every table is empty."""
-    assert all(read_table(world.spec, world.store, name).num_rows == 0 for name in world.spec.table_names)
+    assert all(
+        read_table(world.spec, world.store, name).num_rows == 0 for name in world.spec.table_names
+    )
 
 
 def test_unknown_table_lists_choices(world: World) -> None:
@@ -97,12 +115,23 @@ def results(*rows: tuple[str | None, int, int, int, int, list[str] | None]) -> A
     schema = build_table_schema(spec, "w")
     columns: dict[str, list[Any]] = {f.name: [] for f in schema}
     for carrier, start, end, revision, epoch, replaces in rows:
-        values = {"carrier": carrier, "revision": revision, "_epoch": epoch, "replaces": replaces, "n": epoch, "_timeline": 0}
+        values = {
+            "carrier": carrier,
+            "revision": revision,
+            "_epoch": epoch,
+            "replaces": replaces,
+            "n": epoch,
+            "_timeline": 0,
+        }
         values |= {"window_start": start * HOUR, "window_end": end * HOUR}
         for name, cells in columns.items():
             cells.append(values[name])
     arrays = [
-        pa.array(columns[f.name], pa.int64()).cast(f.type) if pa.types.is_timestamp(f.type) else pa.array(columns[f.name], f.type)
+        (
+            pa.array(columns[f.name], pa.int64()).cast(f.type)
+            if pa.types.is_timestamp(f.type)
+            else pa.array(columns[f.name], f.type)
+        )
         for f in schema
     ]
     return pa.table(arrays, schema=schema)
@@ -118,18 +147,34 @@ def window(**more: Any) -> WindowSpec:
 
 def test_newest_revision_per_result() -> None:
     """Of each key and window only the greatest revision stays; null is a key like any other."""
-    table = results(("a", 0, 1, 0, 1, None), ("a", 0, 1, 1, 3, None), (None, 0, 1, 0, 2, None), ("a", 1, 2, 0, 2, None))
+    table = results(
+        ("a", 0, 1, 0, 1, None),
+        ("a", 0, 1, 1, 3, None),
+        (None, 0, 1, 0, 2, None),
+        ("a", 1, 2, 0, 2, None),
+    )
     assert select_current_revisions(table, window())["n"].to_pylist() == [3, 2, 2]
 
 
 def test_replaced_sessions_are_gone() -> None:
     """A session that merged into a later one is not current, for its own key only."""
-    names = ["1970-01-01T00:00:00Z/1970-01-01T01:00:00Z", "1970-01-01T03:00:00Z/1970-01-01T04:00:00Z"]
+    names = [
+        "1970-01-01T00:00:00Z/1970-01-01T01:00:00Z",
+        "1970-01-01T03:00:00Z/1970-01-01T04:00:00Z",
+    ]
     table = results(
-        ("a", 0, 1, 0, 1, []), ("b", 0, 1, 0, 1, []), ("a", 3, 4, 0, 2, []), ("a", 0, 4, 1, 3, names), ("a", 6, 7, 0, 4, [])
+        ("a", 0, 1, 0, 1, []),
+        ("b", 0, 1, 0, 1, []),
+        ("a", 3, 4, 0, 2, []),
+        ("a", 0, 4, 1, 3, names),
+        ("a", 6, 7, 0, 4, []),
     )
     current = select_current_revisions(table, window())
-    assert list(zip(current["carrier"].to_pylist(), current["n"].to_pylist(), strict=True)) == [("b", 1), ("a", 3), ("a", 4)]
+    assert list(zip(current["carrier"].to_pylist(), current["n"].to_pylist(), strict=True)) == [
+        ("b", 1),
+        ("a", 3),
+        ("a", 4),
+    ]
 
 
 def test_window_without_keys() -> None:
@@ -171,7 +216,9 @@ def test_referenced_files_are_those_of_every_kept_snapshot(published: World) -> 
     """GC learns every data file that a reader of the published tables may open."""
     found = list_referenced_files(published.spec, published.store)
     epochs = [f.epoch for f in published.log.epochs_between(0, 1, 3)]
-    named = {published.store.uri(f.key) for e in epochs for files in e.files.values() for f in files}
+    named = {
+        published.store.uri(f.key) for e in epochs for files in e.files.values() for f in files
+    }
     assert named < found
     assert len(found - named) == 3  # the files of the checkpoints table, which no manifest names
 
@@ -187,17 +234,27 @@ def test_published_upto_is_a_position_of_the_current_lineage(published: World) -
 
 def test_nothing_published_protects_everything(world: World) -> None:
     """Before the first publish no slot may be retired, and no file is referenced."""
-    assert (find_published_slot(world.spec, world.log), list_referenced_files(world.spec, world.store)) == (0, set())
+    assert (
+        find_published_slot(world.spec, world.log),
+        list_referenced_files(world.spec, world.store),
+    ) == (0, set())
 
 
 def test_what_is_no_number_is_json_all_the_same() -> None:
-    """JSON has no word for it: a text stands there, also inside of lists, and numbers stay numbers."""
-    values = pa.table({"x": [float("nan"), float("inf"), 1.5], "xs": [[1.0], [float("-inf")], None]})
+    """JSON has no word for it.
+
+    A text stands there, also inside of lists, and numbers stay numbers.
+    """
+    values = pa.table(
+        {"x": [float("nan"), float("inf"), 1.5], "xs": [[1.0], [float("-inf")], None]}
+    )
 
     def refuse(name: str) -> None:
         pytest.fail(f"{name} is no JSON")
 
-    assert [json.loads(line, parse_constant=refuse) for line in to_json_lines(values).splitlines()] == [
+    assert [
+        json.loads(line, parse_constant=refuse) for line in to_json_lines(values).splitlines()
+    ] == [
         {"x": "NaN", "xs": [1.0]},
         {"x": "Infinity", "xs": ["-Infinity"]},
         {"x": 1.5, "xs": None},

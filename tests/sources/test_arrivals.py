@@ -10,20 +10,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.minio_server import CertifiedMinio, RealMinio
+from tests.servers.minio import CertifiedMinio, RealMinio
 from tests.sources.test_objects import ME, all_slices, inbox, parquet, rows_of, spec
 
-from tidegate.checkpoints.memory import MemoryBucket, MemoryStore, StoreRequest
-from tidegate.checkpoints.open import open_store
-from tidegate.checkpoints.probe import require_honest_store
-from tidegate.checkpoints.s3 import S3Store
-from tidegate.jobs.sources import arrivals
-from tidegate.jobs.sources.arrivals import ArrivalLog, _SeenKeys
-from tidegate.jobs.sources.make import PipelineSources
-from tidegate.jobs.sources.notices import BucketNotifications, listen_for_objects
-from tidegate.jobs.sources.objects import DONE_MARKER, ObjectSource
-from tidegate.jobs.sources.view import InputView
-from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec
+from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore, StoreRequest
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.s3_store import S3Store
+from tidegate.checkpoints.store import require_honest_store
+from tidegate.jobs.sources import arrival_log
+from tidegate.jobs.sources.arrival_log import (
+    ArrivalLog,
+    BucketNotifications,
+    _SeenKeys,
+    listen_for_objects,
+)
+from tidegate.jobs.sources.factory import PipelineSources
+from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.sources.object_source import DONE_MARKER, ObjectSource
+from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 
 
 class Clock:
@@ -37,7 +41,15 @@ class Clock:
 
 def log_of(store: MemoryStore, clock: Clock) -> ArrivalLog:
     """The log of the folder inbox/a/."""
-    return ArrivalLog(store, store, "p/arrivals/a/0/", "inbox/a/", is_data=lambda name: name[0] != "_", safety=60.0, clock=clock)
+    return ArrivalLog(
+        store,
+        store,
+        "p/arrivals/a/0/",
+        "inbox/a/",
+        is_data=lambda name: name[0] != "_",
+        safety=60.0,
+        clock=clock,
+    )
 
 
 def store_of(*names: str) -> MemoryStore:
@@ -76,7 +88,7 @@ def test_notices_need_no_listing() -> None:
 
 def test_log_survives_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process reads the same order from the pages, across page borders, and enters nothing twice."""
-    monkeypatch.setattr(arrivals, "_KEYS_PER_PAGE", 3)
+    monkeypatch.setattr(arrival_log, "_KEYS_PER_PAGE", 3)
     store = store_of(*"abcdefgh")
     first = log_of(store, Clock())
     first.discover()
@@ -88,7 +100,10 @@ def test_log_survives_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_writers_never_disagree() -> None:
-    """A driver that lost its place reads the other's entries first: an object has one place for good."""
+    """A driver that lost its place reads the other's entries first.
+
+    An object has one place for good.
+    """
     store = store_of("b")
     one, two = log_of(store, Clock()), log_of(store, Clock())
     one.discover()
@@ -103,7 +118,7 @@ def test_two_writers_never_disagree() -> None:
 
 def test_safety_listing_is_done_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large folder is listed a piece at a time; no call lists it all."""
-    monkeypatch.setattr(arrivals, "_KEYS_PER_LISTING", 2)
+    monkeypatch.setattr(arrival_log, "_KEYS_PER_LISTING", 2)
     store, clock = store_of(*"bcdef"), Clock()
     log = log_of(store, clock)
     log.discover()
@@ -117,23 +132,47 @@ def test_safety_listing_is_done_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_source_reads_in_arrival_order() -> None:
-    """The source's positions follow the log: a late upload is read, and resuming anywhere gives the same rows."""
+    """The source's positions follow the log.
+
+    A late upload is read, and resuming anywhere gives the same rows.
+    """
     store = MemoryStore(MemoryBucket(inbox(2, 2)))
     clock = Clock()
-    source = ObjectSource("a", spec(discovery={"order": "arrival"}), store, pipeline="p", clock=clock)
+    source = ObjectSource(
+        "a", spec(discovery={"order": "arrival"}), store, pipeline="p", clock=clock
+    )
     before = all_slices(source, ReadLimits(rows=3))
     store.put("inbox/a/-01.parquet", parquet(2))
     clock.now = 600.0
     after = all_slices(source, ReadLimits(), before[-1].resume)
-    assert rows_of(before + after) == [("000", 0), ("000", 1), ("001", 0), ("001", 1), ("-01", 0), ("-01", 1)]
-    again = ObjectSource("a", spec(discovery={"order": "arrival"}), store, pipeline="p", clock=clock)
+    assert rows_of(before + after) == [
+        ("000", 0),
+        ("000", 1),
+        ("001", 0),
+        ("001", 1),
+        ("-01", 0),
+        ("-01", 1),
+    ]
+    again = ObjectSource(
+        "a", spec(discovery={"order": "arrival"}), store, pipeline="p", clock=clock
+    )
     assert rows_of(all_slices(again, ReadLimits(rows=1))) == rows_of(before + after)
 
 
-@pytest.mark.parametrize(("order", "behind"), [("arrival", [3, 2, 1, 1, 0]), ("keys", [1, 1, 1, 1, 0])])
+@pytest.mark.parametrize(
+    ("order", "behind"), [("arrival", [3, 2, 1, 1, 0]), ("keys", [1, 1, 1, 1, 0])]
+)
 def test_what_waits_is_counted_as_far_as_it_is_known(order: str, behind: list[int]) -> None:
-    """The log of arrivals knows all of it; whoever reads by key lists one object more than he takes. Half an object waits too."""
-    source = ObjectSource("a", spec(discovery={"order": order}), MemoryStore(MemoryBucket(inbox(1, 1, 2))), pipeline="p")
+    """The log of arrivals knows all of it.
+
+    Whoever reads by key lists one object more than he takes. Half an object waits too.
+    """
+    source = ObjectSource(
+        "a",
+        spec(discovery={"order": order}),
+        MemoryStore(MemoryBucket(inbox(1, 1, 2))),
+        pipeline="p",
+    )
     resume, waiting = None, []
     for number in range(len(behind)):
         resume = source.plan(ME, resume, ReadLimits(objects=1, rows=1), blocked=number == 0).resume
@@ -144,7 +183,9 @@ def test_what_waits_is_counted_as_far_as_it_is_known(order: str, behind: list[in
 def test_bounded_source_ends_after_a_whole_listing() -> None:
     """With the end marker there, everything is listed before the source says that it is done."""
     store, clock = MemoryStore(MemoryBucket(inbox(1, 1))), Clock()
-    source = ObjectSource("a", spec(discovery={"order": "arrival"}, bounded=True), store, pipeline="p", clock=clock)
+    source = ObjectSource(
+        "a", spec(discovery={"order": "arrival"}, bounded=True), store, pipeline="p", clock=clock
+    )
     resume = source.plan(ME, None, ReadLimits()).resume
     store.put("inbox/a/-01.parquet", parquet(1))
     store.put(f"inbox/a/{DONE_MARKER}", b"")
@@ -153,15 +194,22 @@ def test_bounded_source_ends_after_a_whole_listing() -> None:
 
 
 def test_an_end_in_the_middle_of_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listing that was under way when the end came has passed names already: it begins anew, once, and not in every epoch."""
-    monkeypatch.setattr(arrivals, "_KEYS_PER_LISTING", 2)
+    """A listing that was under way when the end came has passed names already.
+
+    It begins anew, once, and not in every epoch.
+    """
+    monkeypatch.setattr(arrival_log, "_KEYS_PER_LISTING", 2)
     listed: list[str] = []
 
     def note(request: StoreRequest) -> None:
-        listed.extend([request.key] if request.verb == "list" and request.key.startswith("inbox/") else [])
+        listed.extend(
+            [request.key] if request.verb == "list" and request.key.startswith("inbox/") else []
+        )
 
     store = MemoryStore(MemoryBucket(inbox(1, 1, 1, 1, 1)), hook=note)
-    source = ObjectSource("a", spec(discovery={"order": "arrival"}, bounded=True), store, pipeline="p", clock=Clock())
+    source = ObjectSource(
+        "a", spec(discovery={"order": "arrival"}, bounded=True), store, pipeline="p", clock=Clock()
+    )
     resume = source.plan(ME, None, ReadLimits()).resume
     store.put("inbox/a/-01.parquet", parquet(1))
     store.put(f"inbox/a/{DONE_MARKER}", b"")
@@ -193,7 +241,9 @@ def test_what_is_known_takes_little_memory() -> None:
 def test_object_that_is_gone_is_a_dead_letter() -> None:
     """An arrival that was deleted before it was read does not hold the source up."""
     store = MemoryStore(MemoryBucket(inbox(1, 1)))
-    source = ObjectSource("a", spec(discovery={"order": "arrival"}), store, pipeline="p", clock=Clock())
+    source = ObjectSource(
+        "a", spec(discovery={"order": "arrival"}), store, pipeline="p", clock=Clock()
+    )
     assert source.plan(ME, None, ReadLimits(), blocked=True).pending
     store.delete("inbox/a/000.parquet")
     part = source.plan(ME, None, ReadLimits())
@@ -229,12 +279,18 @@ def test_minio_names_new_objects(minio_environment: RealMinio) -> None:
 
 
 @pytest.mark.minio
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["in the store", "at an address of its own"])
-def test_a_late_upload_is_read_because_minio_named_it(minio_environment: RealMinio, tmp_path: Path, elsewhere: bool) -> None:
+@pytest.mark.parametrize(
+    "elsewhere", [False, True], ids=["in the store", "at an address of its own"]
+)
+def test_a_late_upload_is_read_because_minio_named_it(
+    minio_environment: RealMinio, tmp_path: Path, elsewhere: bool
+) -> None:
     """From the bucket to the slice, long before the next safety listing, wherever the source lies."""
     base = f"s3://{minio_environment.bucket}/{secrets.token_hex(4)}"
     path = f"{base}/other/a" if elsewhere else "inbox/a"
-    pipeline = PipelineSpec.model_validate({"name": "p", "sources": {"a": spec(path=path, discovery={"order": "arrival"})}})
+    pipeline = PipelineSpec.model_validate(
+        {"name": "p", "sources": {"a": spec(path=path, discovery={"order": "arrival"})}}
+    )
     store = open_store(base)
     view = InputView(store, pipeline, tmp_path)
     home, folder = view.locate_source("a")
@@ -244,7 +300,9 @@ def test_a_late_upload_is_read_because_minio_named_it(minio_environment: RealMin
     resume = source.plan(ME, None, ReadLimits()).resume
     deadline, late = time.monotonic() + 60, source.plan(ME, resume, ReadLimits())
     while late.is_empty and time.monotonic() < deadline:
-        home.put(f"{folder}a.parquet", parquet(1))  # again and again: when the listener stands is not known
+        home.put(
+            f"{folder}a.parquet", parquet(1)
+        )  # again and again: when the listener stands is not known
         time.sleep(0.1)
         late = source.plan(ME, resume, ReadLimits())
     sources.close()
@@ -252,7 +310,9 @@ def test_a_late_upload_is_read_because_minio_named_it(minio_environment: RealMin
 
 
 @pytest.mark.minio
-def test_minio_names_new_objects_over_tls(tls_minio: CertifiedMinio, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minio_names_new_objects_over_tls(
+    tls_minio: CertifiedMinio, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So it is over TLS, where AWS_CA_BUNDLE names the file of a private CA."""
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tls_minio.ca))
     store = S3Store(tls_minio.settings("notices"))
@@ -267,7 +327,9 @@ def heard_from(store: S3Store) -> set[str]:
     heard: list[str] = []
     deadline = time.monotonic() + 60
     while not heard and time.monotonic() < deadline:
-        store.put("inbox/a/é 1.parquet", b"x")  # again and again: when the listener stands is not known
+        store.put(
+            "inbox/a/é 1.parquet", b"x"
+        )  # again and again: when the listener stands is not known
         time.sleep(0.1)
         heard = notices.take_keys()
     notices.close()

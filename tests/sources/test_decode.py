@@ -21,21 +21,24 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.oracle.objects import ObjectReader
+from tests.oracle.rows import RawRow
 
-from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
+from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore
 from tidegate.jobs.engine.interfaces import Slice
-from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.reference.objects import ObjectReader
-from tidegate.jobs.reference.rows import RawRow
-from tidegate.jobs.sources.decode import decode_to_parquet
-from tidegate.jobs.sources.objects import ObjectSource
-from tidegate.jobs.sources.view import InputView
-from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.sources.object_decoding import decode_to_parquet
+from tidegate.jobs.sources.object_source import ObjectSource
+from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 TICK = int(START.timestamp() * 1_000_000)
 SCHEMA = {"at": "timestamp", "item": "string", "amount": "long"}
-ROWS = [{"at": (START + timedelta(seconds=n)).isoformat(), "item": "ab"[n % 2], "amount": n} for n in range(3)]
+ROWS = [
+    {"at": (START + timedelta(seconds=n)).isoformat(), "item": "ab"[n % 2], "amount": n}
+    for n in range(3)
+]
 
 
 def spec(**more: Any) -> PipelineSpec:
@@ -44,10 +47,14 @@ def spec(**more: Any) -> PipelineSpec:
     return PipelineSpec.model_validate({"name": "p", "sources": {"a": source}})
 
 
-def view(objects: dict[str, bytes], folder: Path, **more: Any) -> tuple[InputView, ObjectSource, PipelineSpec]:
+def view(
+    objects: dict[str, bytes], folder: Path, **more: Any
+) -> tuple[InputView, ObjectSource, PipelineSpec]:
     """The objects as a source sees them."""
     pipeline = spec(**more)
-    seen = InputView(MemoryStore(MemoryBucket({f"inbox/a/{k}": v for k, v in objects.items()})), pipeline, folder)
+    seen = InputView(
+        MemoryStore(MemoryBucket({f"inbox/a/{k}": v for k, v in objects.items()})), pipeline, folder
+    )
     return seen, ObjectSource("a", pipeline.sources["a"], seen), pipeline
 
 
@@ -60,7 +67,9 @@ def read(objects: dict[str, bytes], folder: Path, **more: Any) -> tuple[list[Raw
 
 def lines(*rows: Any) -> bytes:
     """JSON lines."""
-    return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows).encode()
+    return "".join(
+        (row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows
+    ).encode()
 
 
 def csv(*rows: str) -> bytes:
@@ -70,7 +79,10 @@ def csv(*rows: str) -> bytes:
 
 def plain(rows: list[RawRow]) -> list[tuple[Any, ...]]:
     """(time, item, amount) of good rows, the reason of bad ones."""
-    return [row.bad or (row.values["at"] - TICK, row.values["item"], row.values["amount"]) for row in rows]
+    return [
+        row.bad or (row.values["at"] - TICK, row.values["item"], row.values["amount"])
+        for row in rows
+    ]
 
 
 GOOD = [(0, "a", 0), (1_000_000, "b", 1), (2_000_000, "a", 2)]
@@ -84,7 +96,10 @@ def test_json_lines(tmp_path: Path) -> None:
 
 
 def test_csv(tmp_path: Path) -> None:
-    """Columns are found by the header, whatever their order; quoted line breaks are part of a value."""
+    """Columns are found by the header, whatever their order.
+
+    Quoted line breaks are part of a value.
+    """
     text = 'item,amount,at\n"a\nx",0,2026-03-01T00:00:00Z\nb,,2026-03-01T01:00:01+01:00\n'
     rows, _ = read({"1.csv": text.encode()}, tmp_path, format="csv")
     assert plain(rows) == [(0, "a\nx", 0), (1_000_000, "b", None)]
@@ -93,7 +108,10 @@ def test_csv(tmp_path: Path) -> None:
 def test_csv_without_header(tmp_path: Path) -> None:
     """Without a header the columns stand in the order of the schema."""
     rows, _ = read(
-        {"1.csv": b"0;a;0\n1000;b;1\n"}, tmp_path, format="csv", parse={"header": False, "delimiter": ";", "timestamps": "ms"}
+        {"1.csv": b"0;a;0\n1000;b;1\n"},
+        tmp_path,
+        format="csv",
+        parse={"header": False, "delimiter": ";", "timestamps": "ms"},
     )
     assert [row.values["at"] for row in rows] == [0, 1_000_000]
 
@@ -118,7 +136,10 @@ def test_orc(tmp_path: Path) -> None:
     """ORC keeps its own types."""
     times = pa.array([START + timedelta(seconds=n) for n in range(3)], pa.timestamp("us", "UTC"))
     sink = io.BytesIO()
-    orc.write_table(pa.table({"at": times, "item": ["a", "b", "a"], "amount": pa.array([0, 1, 2], pa.int32())}), sink)
+    orc.write_table(
+        pa.table({"at": times, "item": ["a", "b", "a"], "amount": pa.array([0, 1, 2], pa.int32())}),
+        sink,
+    )
     rows, part = read({"1.orc": sink.getvalue()}, tmp_path, format="orc")
     assert plain(rows) == GOOD
     assert part.parts[0]["columns"]["amount"] == "int32"
@@ -148,7 +169,12 @@ def avro(rows: list[dict[str, Any]], *, codec: str = "null") -> bytes:
         return number(len(value)) + value
 
     meta = {"avro.schema": json.dumps(schema).encode(), "avro.codec": codec.encode()}
-    head = b"Obj\x01" + number(len(meta)) + b"".join(text(k.encode()) + text(v) for k, v in meta.items()) + number(0)
+    head = (
+        b"Obj\x01"
+        + number(len(meta))
+        + b"".join(text(k.encode()) + text(v) for k, v in meta.items())
+        + number(0)
+    )
     sync = struct.pack(">QQ", 1, 2)
     body = b"".join(
         number(TICK + n * 1_000_000)
@@ -167,13 +193,20 @@ def avro(rows: list[dict[str, Any]], *, codec: str = "null") -> bytes:
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy"])
 def test_avro(tmp_path: Path, codec: str) -> None:
     """Avro records, with unions and logical types, in the usual codecs."""
-    rows, part = read({"1.avro": avro([{**ROWS[0], "item": None}, *ROWS[1:]], codec=codec)}, tmp_path, format="avro")
+    rows, part = read(
+        {"1.avro": avro([{**ROWS[0], "item": None}, *ROWS[1:]], codec=codec)},
+        tmp_path,
+        format="avro",
+    )
     assert plain(rows) == [(0, None, 0), *GOOD[1:]]
     assert part.parts[0]["columns"]["at"] == "timestamp[us, tz=UTC]"
 
 
 def test_bad_json_rows_stand_alone(tmp_path: Path) -> None:
-    """A line that is no JSON, a value that does not fit and a time without a zone are dead; their neighbours are not."""
+    """A line that is no JSON, a value that does not fit and a time without a zone are dead.
+
+    Their neighbours are not.
+    """
     bad = [
         {**ROWS[0], "amount": 12.5},
         {**ROWS[0], "at": "2026-03-01T00:00:00"},
@@ -194,7 +227,12 @@ def test_bad_json_rows_stand_alone(tmp_path: Path) -> None:
 
 FITS = [
     ("decimal(6,2)", "1.00", "1.005", Decimal("1.00")),
-    ("decimal(20,2)", "12345678901234567.89", "12345678901234567.891", Decimal("12345678901234567.89")),
+    (
+        "decimal(20,2)",
+        "12345678901234567.89",
+        "12345678901234567.891",
+        Decimal("12345678901234567.89"),
+    ),
     ("decimal(10,8)", "0.0000001", "0.000000001", Decimal("0.0000001")),
     ("date", "2026-03-01", "2026-03-01T23:00", date(2026, 3, 1)),
     ("double", str(2**53), str(2**53 + 1), 2.0**53),
@@ -207,22 +245,38 @@ FITS = [
 
 @pytest.mark.parametrize(("kind", "good", "bad", "value"), FITS)
 @pytest.mark.parametrize("name", ["csv", "json"])
-def test_no_value_is_cut_or_rounded(tmp_path: Path, name: str, kind: str, good: str, bad: str, value: Any) -> None:
-    """A text or number that its column cannot hold exactly is a dead row; one that it can is held exactly."""
+def test_no_value_is_cut_or_rounded(
+    tmp_path: Path, name: str, kind: str, good: str, bad: str, value: Any
+) -> None:
+    """A text or number that its column cannot hold exactly is a dead row.
+
+    One that it can is held exactly.
+    """
     quoted = [f'"{v}"' if kind == "date" else v for v in (good, bad)]
     text = {
         "csv": f"at,v\n2026-03-01T00:00:00Z,{good}\n2026-03-01T00:00:00Z,{bad}\n",
         "json": "".join(f'{{"at": "2026-03-01T00:00:00Z", "v": {v}}}\n' for v in quoted),
     }[name]
-    rows, _ = read({f"1.{name}": text.encode()}, tmp_path, format=name, schema={"at": "timestamp", "v": kind})
+    rows, _ = read(
+        {f"1.{name}": text.encode()}, tmp_path, format=name, schema={"at": "timestamp", "v": kind}
+    )
     assert [bool(row.bad) for row in rows] == [False, True]
     assert rows[0].values["v"] == value
 
 
 @pytest.mark.parametrize("name", ["csv", "json"])
 def test_the_end_of_a_date_is_no_zone(tmp_path: Path, name: str) -> None:
-    """A plain date is midnight in the source's zone, not in UTC; what names no offset is not read as if it did."""
-    times = ["2026-03-01", "2026-03-01T00:00-05", "2026-03-01 05:00:00Z", "2026-03-01 05:00:00 UTC", "infinity"]
+    """A plain date is midnight in the source's zone, not in UTC.
+
+    What names no offset is not read as if it did.
+    """
+    times = [
+        "2026-03-01",
+        "2026-03-01T00:00-05",
+        "2026-03-01 05:00:00Z",
+        "2026-03-01 05:00:00 UTC",
+        "infinity",
+    ]
     text = {
         "csv": "\n".join(["at,item,amount", *(f"{t},a,1" for t in times), ""]).encode(),
         "json": lines(*({"at": t, "item": "a", "amount": 1} for t in times)),
@@ -230,13 +284,19 @@ def test_the_end_of_a_date_is_no_zone(tmp_path: Path, name: str) -> None:
     rows, _ = read({f"1.{name}": text}, tmp_path, format=name, timezone="America/New_York")
     five = 5 * 3_600_000_000
     assert [row.values["at"] - TICK for row in rows if not row.bad] == [five] * 3
-    assert [row.bad[1] for row in rows if row.bad] == [f"at is no timestamp: {t}" for t in times[3:]]
+    assert [row.bad[1] for row in rows if row.bad] == [
+        f"at is no timestamp: {t}" for t in times[3:]
+    ]
 
 
 def test_bad_csv_rows_keep_their_place(tmp_path: Path) -> None:
     """A line with too few values is a dead row at its own position."""
     good = "2026-03-01T00:00:00Z,a,{}"
-    rows, _ = read({"1.csv": csv(good.format(0), "2026", good.format("x"), good.format(3))}, tmp_path, format="csv")
+    rows, _ = read(
+        {"1.csv": csv(good.format(0), "2026", good.format("x"), good.format(3))},
+        tmp_path,
+        format="csv",
+    )
     assert [bool(row.bad) for row in rows] == [False, True, True, False]
     assert [row.seq for row in rows] == [0, 1, 2, 3]
 
@@ -244,7 +304,9 @@ def test_bad_csv_rows_keep_their_place(tmp_path: Path) -> None:
 def test_added_columns_may_be_ignored(tmp_path: Path) -> None:
     """With `added: ignore` a column nobody declared is left out, in text and in typed formats."""
     ignore = {"evolution": {"added": "ignore"}}
-    rows, _ = read({"1.json": lines({**ROWS[0], "x": 1}, *ROWS[1:])}, tmp_path / "j", format="json", **ignore)
+    rows, _ = read(
+        {"1.json": lines({**ROWS[0], "x": 1}, *ROWS[1:])}, tmp_path / "j", format="json", **ignore
+    )
     assert plain(rows) == GOOD
     rows, _ = read({"1.parquet": parquet(x=pa.array([1, 2, 3]))}, tmp_path / "p", **ignore)
     assert plain(rows) == GOOD
@@ -254,12 +316,17 @@ def test_added_columns_may_be_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("renamed", [{}, {"item": "thing"}], ids=["as it is", "decoded"])
 def test_times_of_twelve_bytes_are_instants(tmp_path: Path, renamed: dict[str, str]) -> None:
-    """INT96 says nothing of a time zone, and means UTC: no row is a naive time, in objects that are decoded neither."""
+    """INT96 says nothing of a time zone, and means UTC.
+
+    No row is a naive time, in objects that are decoded neither.
+    """
     sink = io.BytesIO()
     schema = {"at": "timestamp", renamed.get("item", "item"): "string"}
     table = pq.read_table(io.BytesIO(parquet(amount=None)))
     pq.write_table(table, sink, use_deprecated_int96_timestamps=True, store_schema=False)
-    rows, part = read({"1": sink.getvalue()}, tmp_path, schema=schema, evolution={"renamed": renamed})
+    rows, part = read(
+        {"1": sink.getvalue()}, tmp_path, schema=schema, evolution={"renamed": renamed}
+    )
     assert [row.bad or row.values["at"] - TICK for row in rows] == [0, 1_000_000, 2_000_000]
     assert part.parts[0]["columns"]["at"] == "timestamp[us, tz=UTC]"
 
@@ -267,14 +334,22 @@ def test_times_of_twelve_bytes_are_instants(tmp_path: Path, renamed: dict[str, s
 def parquet(**columns: Any) -> bytes:
     """A Parquet object of the good rows; a column given as None is left out."""
     times = pa.array([START + timedelta(seconds=n) for n in range(3)], pa.timestamp("us", "UTC"))
-    whole = {"at": times, "item": pa.array(["a", "b", "a"]), "amount": pa.array([0, 1, 2]), **columns}
+    whole = {
+        "at": times,
+        "item": pa.array(["a", "b", "a"]),
+        "amount": pa.array([0, 1, 2]),
+        **columns,
+    }
     sink = io.BytesIO()
     pq.write_table(pa.table({n: c for n, c in whole.items() if c is not None}), sink)
     return sink.getvalue()
 
 
 def test_renamed_columns(tmp_path: Path) -> None:
-    """Objects with the old name and objects with the new one are read alike; one with both is a dead letter."""
+    """Objects with the old name and objects with the new one are read alike.
+
+    One with both is a dead letter.
+    """
     renamed = {"evolution": {"renamed": {"sum": "amount"}}}
     old, both = parquet(amount=None, sum=pa.array([0, 1, 2])), parquet(sum=pa.array([0, 1, 2]))
     rows, part = read({"1": old, "2": parquet(), "3": both}, tmp_path / "p", **renamed)
@@ -283,7 +358,12 @@ def test_renamed_columns(tmp_path: Path) -> None:
     swapped = {"at": ROWS[0]["at"], "item": "a", "sum": 0}
     rows, _ = read({"1.json": lines(swapped, *ROWS[1:])}, tmp_path / "j", format="json", **renamed)
     assert plain(rows) == GOOD
-    rows, _ = read({"1.csv": csv("2026-03-01T00:00:00Z,a,0").replace(b"amount", b"sum")}, tmp_path / "c", format="csv", **renamed)
+    rows, _ = read(
+        {"1.csv": csv("2026-03-01T00:00:00Z,a,0").replace(b"amount", b"sum")},
+        tmp_path / "c",
+        format="csv",
+        **renamed,
+    )
     assert plain(rows) == GOOD[:1]
 
 
@@ -296,7 +376,10 @@ def test_missing_columns(tmp_path: Path) -> None:
 
 
 def test_widened_columns(tmp_path: Path) -> None:
-    """A narrower physical type is read; a wider one gives what fits, and dead letters for the rest."""
+    """A narrower physical type is read.
+
+    A wider one gives what fits, and dead letters for the rest.
+    """
     rows, _ = read({"1": parquet(amount=pa.array([0, 1, 2], pa.int16()))}, tmp_path)
     assert plain(rows) == GOOD
     rows, _ = read({"1": parquet(amount=pa.array(["0", "1", "x"]))}, tmp_path)
@@ -305,7 +388,11 @@ def test_widened_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
-    [("avro", b"Obj\x01\x02", "truncated"), ("orc", b"ORC", "truncated"), ("json", b"", "empty_object")],
+    [
+        ("avro", b"Obj\x01\x02", "truncated"),
+        ("orc", b"ORC", "truncated"),
+        ("json", b"", "empty_object"),
+    ],
 )
 def test_unreadable_objects(tmp_path: Path, name: str, data: bytes, reason: str) -> None:
     """An object that is not what its source says is a dead letter as a whole."""
@@ -313,8 +400,12 @@ def test_unreadable_objects(tmp_path: Path, name: str, data: bytes, reason: str)
     assert [dead.reason for dead in part.dead] == [reason]
 
 
-@pytest.mark.parametrize(("ending", "squeeze"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)])
-def test_damaged_compression(tmp_path: Path, ending: str, squeeze: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize(
+    ("ending", "squeeze"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
+)
+def test_damaged_compression(
+    tmp_path: Path, ending: str, squeeze: Callable[[bytes], bytes]
+) -> None:
     """So is one whose compression is damaged."""
     _, part = read({f"1.json{ending}": squeeze(lines(*ROWS))[:-10]}, tmp_path, format="json")
     assert [dead.reason for dead in part.dead] == ["truncated"]
@@ -353,14 +444,20 @@ WHOLE: dict[str, tuple[str, bytes]] = {
 
 @settings(max_examples=150, deadline=None)
 @given(name=st.sampled_from(sorted(WHOLE)), data=st.data())
-def test_no_damage_ends_the_reader(tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject) -> None:
+def test_no_damage_ends_the_reader(
+    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+) -> None:
     """Cut off or with other bytes anywhere, an object is a table or a bad object, and nothing else."""
     kind, whole = WHOLE[name]
     damaged = bytearray(whole[: data.draw(st.integers(1, len(whole)))])
-    for place, byte in data.draw(st.lists(st.tuples(st.integers(0, len(damaged) - 1), st.integers(0, 255)), max_size=4)):
+    for place, byte in data.draw(
+        st.lists(st.tuples(st.integers(0, len(damaged) - 1), st.integers(0, 255)), max_size=4)
+    ):
         damaged[place] = byte
     out = tmp_path_factory.mktemp("damaged") / "out.parquet"
-    found = decode_to_parquet(f"inbox/a/{name}", bytes(damaged), spec(format=kind).sources["a"], out)
+    found = decode_to_parquet(
+        f"inbox/a/{name}", bytes(damaged), spec(format=kind).sources["a"], out
+    )
     assert (found is None) == out.exists()
     if found is None:
         pq.read_table(out)
@@ -370,31 +467,53 @@ def test_avro_that_says_nothing(tmp_path: Path) -> None:
     """A header without a schema, and symbols that an enum does not have, on either side of it."""
     plain_schema = b'{"type": "enum", "name": "e", "symbols": ["a", "b"]}'
     for place in (b"\x04", b"\x01"):  # 2 and -1
-        schema = b'{"type": "record", "name": "r", "fields": [{"name": "item", "type": ' + plain_schema + b"}]}"
+        schema = (
+            b'{"type": "record", "name": "r", "fields": [{"name": "item", "type": '
+            + plain_schema
+            + b"}]}"
+        )
         head = (
-            b"Obj\x01\x02" + b"\x16avro.schema" + bytes([(len(schema) << 1) & 0x7F | 0x80, len(schema) >> 6]) + schema + b"\x00"
+            b"Obj\x01\x02"
+            + b"\x16avro.schema"
+            + bytes([(len(schema) << 1) & 0x7F | 0x80, len(schema) >> 6])
+            + schema
+            + b"\x00"
         )
         found = decode_to_parquet(
-            "1.avro", head + b"s" * 16 + b"\x02\x02" + place + b"s" * 16, spec(format="avro").sources["a"], tmp_path / "o"
+            "1.avro",
+            head + b"s" * 16 + b"\x02\x02" + place + b"s" * 16,
+            spec(format="avro").sources["a"],
+            tmp_path / "o",
         )
         assert found is not None
         assert "an enum has no symbol" in found.detail
-    found = decode_to_parquet("1.avro", b"Obj\x01\x00" + b"s" * 16, spec(format="avro").sources["a"], tmp_path / "o")
+    found = decode_to_parquet(
+        "1.avro", b"Obj\x01\x00" + b"s" * 16, spec(format="avro").sources["a"], tmp_path / "o"
+    )
     assert found is not None
     assert "the header has no schema" in found.detail
 
 
 @pytest.mark.parametrize("head", ["\ufeffitem,at,amount", '"item",at,amount', "\n\nitem,at,amount"])
 def test_the_first_column_of_csv_is_text(tmp_path: Path, head: str) -> None:
-    """With a byte order mark, quoted or behind empty lines: no type is guessed, and 01234 stays what it is."""
-    rows, _ = read({"1.csv": f"{head}\n01234,2026-03-01T00:00:00Z,1\n".encode()}, tmp_path, format="csv")
+    """With a byte order mark, quoted or behind empty lines.
+
+    No type is guessed, and 01234 stays what it is.
+    """
+    rows, _ = read(
+        {"1.csv": f"{head}\n01234,2026-03-01T00:00:00Z,1\n".encode()}, tmp_path, format="csv"
+    )
     assert plain(rows) == [(0, "01234", 1)]
 
 
 def test_csv_that_names_a_column_twice(tmp_path: Path) -> None:
     """Which of the two would count is not for us to say."""
-    _, part = read({"1.csv": b"at,item,amount,item\n2026-03-01T00:00:00Z,a,1,b\n"}, tmp_path, format="csv")
-    assert [dead.detail for dead in part.dead] == ["the object cannot be read as csv: the header names a column twice"]
+    _, part = read(
+        {"1.csv": b"at,item,amount,item\n2026-03-01T00:00:00Z,a,1,b\n"}, tmp_path, format="csv"
+    )
+    assert [dead.detail for dead in part.dead] == [
+        "the object cannot be read as csv: the header names a column twice"
+    ]
 
 
 def test_decoded_copy_is_a_cache(tmp_path: Path) -> None:

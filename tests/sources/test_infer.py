@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.sources.test_decode import ROWS, WHOLE, csv, lines, read
 
-from tidegate.jobs.sources.infer import infer_columns
+from tidegate.jobs.sources.schema_inference import infer_columns
 
 SCHEMA = {"at": "timestamp", "item": "string", "amount": "long"}
 
@@ -29,13 +29,44 @@ def test_what_is_proposed_takes_the_object(tmp_path: Path, name: str) -> None:
 
 
 def test_texts_are_taken_for_no_more_than_they_are() -> None:
-    """Leading zeros, numbers in quotes, mixed values and nothing at all are text; a whole number among fractions is one."""
+    """Leading zeros, numbers in quotes, mixed values and nothing at all are text.
+
+    A whole number among fractions is one.
+    """
     rows = [
-        {"zip": "01234", "n": 1, "x": 1, "flag": True, "day": "2026-03-01", "mixed": 1, "none": None, "deep": {"a": 1}},
-        {"zip": "5", "n": None, "x": 1.5, "flag": False, "day": "2026-03-02", "mixed": "a", "none": None, "deep": [1]},
+        {
+            "zip": "01234",
+            "n": 1,
+            "x": 1,
+            "flag": True,
+            "day": "2026-03-01",
+            "mixed": 1,
+            "none": None,
+            "deep": {"a": 1},
+        },
+        {
+            "zip": "5",
+            "n": None,
+            "x": 1.5,
+            "flag": False,
+            "day": "2026-03-02",
+            "mixed": "a",
+            "none": None,
+            "deep": [1],
+        },
     ]
-    wanted = {"zip": "string", "n": "long", "x": "double", "flag": "boolean", "day": "date", "mixed": "string"}
-    assert infer_columns("1.json.gz", gzip.compress(lines(*rows)), "json") == wanted | {"none": "string", "deep": "string"}
+    wanted = {
+        "zip": "string",
+        "n": "long",
+        "x": "double",
+        "flag": "boolean",
+        "day": "date",
+        "mixed": "string",
+    }
+    assert infer_columns("1.json.gz", gzip.compress(lines(*rows)), "json") == wanted | {
+        "none": "string",
+        "deep": "string",
+    }
     text = b"\xef\xbb\xbfzip,n,x\n01234,1,1\n5,2,1.5\n"
     assert infer_columns("1.csv", text, "csv") == {"zip": "string", "n": "long", "x": "double"}
     assert infer_columns("1.csv", csv(*(f"{r['at']},,1" for r in ROWS)), "csv") == SCHEMA

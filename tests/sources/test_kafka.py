@@ -1,4 +1,7 @@
-"""The Kafka source's plan: ranges, gaps, trims, lag. The broker is played; tests/e2e/test_kafka.py has a real one."""
+"""The Kafka source's plan: ranges, gaps, trims, lag.
+
+The broker is played; tests/e2e/test_kafka.py has a real one.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tidegate.jobs.eventtime.decider import decide, select_members_ahead, create_initial_state
-from tidegate.jobs.eventtime.types import Member, MemberSurvey, Survey
-from tidegate.jobs.sources.kafka import KafkaSource
+from tidegate.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.jobs.eventtime.decider import create_initial_state, decide, select_members_ahead
+from tidegate.jobs.eventtime.decision_types import Member, MemberSurvey, Survey
 from tidegate.jobs.sources.kafka_admin import build_consumer_settings
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.jobs.spec.inputs import KafkaOptions
-from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec, SourceSpec
+from tidegate.jobs.sources.kafka_source import KafkaSource
+from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits, SourceSpec
+from tidegate.jobs.spec.source_options import KafkaOptions
 
 ME = Member("web", "0")
 
@@ -31,7 +34,10 @@ class Broker:
     def read_offsets(self, *, settled: bool = True) -> Mapping[int, tuple[int, int]]:
         """What it holds now; `open` is where a partition's first open transaction begins."""
         self.asked += 1
-        return {p: (first, self.open.get(p, end) if settled else end) for p, (first, end) in self.held.items()}
+        return {
+            p: (first, self.open.get(p, end) if settled else end)
+            for p, (first, end) in self.held.items()
+        }
 
     def read_topic_id(self) -> str | None:
         """The topic's."""
@@ -60,7 +66,10 @@ def source(broker: Broker, **kafka: Any) -> KafkaSource:
 
 
 def test_partitions_are_members() -> None:
-    """Each partition is a member; one that is added later becomes one, and is read from its beginning."""
+    """Each partition is a member.
+
+    One that is added later becomes one, and is read from its beginning.
+    """
     broker = Broker(p0=(0, 5), p1=(2, 3))
     src = source(broker)
     assert src.list_members() == [Member("web", "0"), Member("web", "1")]
@@ -70,7 +79,10 @@ def test_partitions_are_members() -> None:
 
 
 def test_range_is_cut_at_the_end_and_at_the_limit() -> None:
-    """A slice ends where the broker ended, or at the limit; what is behind is pending and counted as lag."""
+    """A slice ends where the broker ended, or at the limit.
+
+    What is behind is pending and counted as lag.
+    """
     src = source(Broker(p0=(0, 100)))
     first = src.plan(ME, None, ReadLimits(rows=30))
     assert (first.start, first.end, first.pending, src.lag) == (0, 30, True, {"web/0": 70})
@@ -82,7 +94,10 @@ def test_range_is_cut_at_the_end_and_at_the_limit() -> None:
 
 
 def test_seq_is_the_offset() -> None:
-    """Ordinal and row of a part give back the offset, beyond 32 bits as well; no slice crosses that border."""
+    """Ordinal and row of a part give back the offset, beyond 32 bits as well.
+
+    No slice crosses that border.
+    """
     border = 1 << 32
     src = source(Broker(p0=(border - 2, border + 3)))
     first = src.plan(ME, None, ReadLimits())
@@ -128,16 +143,27 @@ def test_latest_is_for_a_new_topic() -> None:
     broker.held[1] = (0, 4)
     src.list_members()
     added = Member("web", "1")
-    assert [(p.start, p.end) for p in (src.plan(ME, None, ReadLimits()), src.plan(added, None, ReadLimits()))] == [(9, 9), (0, 4)]
+    assert [
+        (p.start, p.end)
+        for p in (src.plan(ME, None, ReadLimits()), src.plan(added, None, ReadLimits()))
+    ] == [(9, 9), (0, 4)]
     fresh = source(broker, start="latest")
     fresh.plan(ME, {"offset": 9}, ReadLimits())
-    assert (fresh.plan(added, None, ReadLimits()).start, fresh.plan(added, None, ReadLimits()).end) == (0, 4)
+    assert (
+        fresh.plan(added, None, ReadLimits()).start,
+        fresh.plan(added, None, ReadLimits()).end,
+    ) == (0, 4)
 
 
 def test_a_position_that_was_chosen_is_sealed() -> None:
-    """Another driver would choose a newer end; where a topic's own beginning counts, there is nothing to keep."""
+    """Another driver would choose a newer end.
+
+    Where a topic's own beginning counts, there is nothing to keep.
+    """
     assert source(Broker(p0=(0, 9)), start="latest").plan(ME, None, ReadLimits()).begins
-    assert not source(Broker(p0=(0, 9)), start="latest").plan(ME, {"offset": 9}, ReadLimits()).begins
+    assert (
+        not source(Broker(p0=(0, 9)), start="latest").plan(ME, {"offset": 9}, ReadLimits()).begins
+    )
     assert not source(Broker(p0=(0, 9))).plan(ME, None, ReadLimits()).begins
 
 
@@ -149,12 +175,17 @@ def test_retention_before_the_first_seal() -> None:
     broker.held[0] = (4, 9)
     src.list_members()
     part = src.plan(ME, None, ReadLimits())
-    assert (part.start, [d.detail for d in part.dead]) == (0, ["offsets 0 to 3 were removed by retention before they were read"])
+    assert (part.start, [d.detail for d in part.dead]) == (
+        0,
+        ["offsets 0 to 3 were removed by retention before they were read"],
+    )
 
 
 def test_retention_gap_stops() -> None:
     """Offsets that are gone before they were read stop the pipeline, and are named."""
-    with pytest.raises(PoisonError, match=r"offsets 3 to 6 of clicks partition 0 are gone") as caught:
+    with pytest.raises(
+        PoisonError, match=r"offsets 3 to 6 of clicks partition 0 are gone"
+    ) as caught:
         source(Broker(p0=(7, 9))).plan(ME, {"offset": 3}, ReadLimits())
     assert caught.value.code == "kafka.gap"
 
@@ -167,7 +198,10 @@ def test_retention_gap_reported() -> None:
 
 
 def test_retention_while_reading() -> None:
-    """A range that was fetched is sealed, though retention has it meanwhile; one of a topic that was made again is not."""
+    """A range that was fetched is sealed, though retention has it meanwhile.
+
+    One of a topic that was made again is not.
+    """
     broker = Broker(p0=(0, 9))
     src = source(broker)
     part = src.plan(ME, None, ReadLimits())
@@ -179,7 +213,10 @@ def test_retention_while_reading() -> None:
 
 
 def test_another_topic_of_the_same_name() -> None:
-    """A topic that ends before what was read, or has another id, is not the same topic; also before anything was sealed."""
+    """A topic that ends before what was read, or has another id, is not the same topic.
+
+    Also before anything was sealed.
+    """
     with pytest.raises(PoisonError, match="it is not the topic"):
         source(Broker(p0=(0, 2))).plan(ME, {"offset": 3}, ReadLimits())
     broker = Broker(p0=(0, 100))
@@ -188,7 +225,9 @@ def test_another_topic_of_the_same_name() -> None:
     broker.id = "two"
     src.list_members()
     for place in (resume, None):
-        with pytest.raises(PoisonError, match="has the id two instead of one: it is not the topic") as caught:
+        with pytest.raises(
+            PoisonError, match="has the id two instead of one: it is not the topic"
+        ) as caught:
             src.plan(ME, place, ReadLimits())
         assert caught.value.code == "kafka.truncated"
     assert src.plan(ME, {"offset": 5}, ReadLimits()).end == 100, "older checkpoints know no id"
@@ -198,7 +237,10 @@ def test_another_topic_of_the_same_name() -> None:
 
 
 def test_open_transactions() -> None:
-    """Nothing is read behind an open transaction; what was read there once, without isolation, does not make another topic."""
+    """Nothing is read behind an open transaction.
+
+    What was read there once, without isolation, does not make another topic.
+    """
     broker = Broker(p0=(0, 9))
     broker.open[0] = 6
     assert source(broker).plan(ME, {"offset": 2}, ReadLimits()).end == 6
@@ -209,8 +251,13 @@ def test_open_transactions() -> None:
 
 
 def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A setting named env:NAME is read when it is used; without the variable the message names it."""
-    kafka = KafkaOptions(servers="b", topic="t", options={"ssl.key.password": "env:KEYPASS", "client.id": "x"})
+    """A setting named env:NAME is read when it is used.
+
+    Without the variable the message names it.
+    """
+    kafka = KafkaOptions(
+        servers="b", topic="t", options={"ssl.key.password": "env:KEYPASS", "client.id": "x"}
+    )
     monkeypatch.setenv("KEYPASS", "s3cret")
     own = {"bootstrap.servers": "b", "isolation.level": "read_committed"}
     assert build_consumer_settings(kafka) == {**own, "ssl.key.password": "s3cret", "client.id": "x"}
@@ -223,13 +270,28 @@ def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     ("fields", "message"),
     [
         ({"kind": "objects"}, "go together"),
-        ({"kafka": {"servers": "b", "topic": "t", "key": "who"}}, "column who is not in the schema"),
+        (
+            {"kafka": {"servers": "b", "topic": "t", "key": "who"}},
+            "column who is not in the schema",
+        ),
         ({"kafka": {"servers": "b", "topic": "t", "payload": "avro"}}, "schema_file"),
-        ({"kafka": {"servers": "b", "topic": "t", "payload": "protobuf", "schema_file": "x"}}, "the name of its message"),
-        ({"kafka": {"servers": "b", "topic": "t", "registry": "http://r"}}, "for Avro and Protobuf"),
+        (
+            {"kafka": {"servers": "b", "topic": "t", "payload": "protobuf", "schema_file": "x"}},
+            "the name of its message",
+        ),
+        (
+            {"kafka": {"servers": "b", "topic": "t", "registry": "http://r"}},
+            "for Avro and Protobuf",
+        ),
         ({"bounded": True}, "a topic has no end"),
-        ({"kafka": {"servers": "b", "topic": "t", "timestamp": "n"}}, "column n must be a timestamp"),
-        ({"kafka": {"servers": "b", "topic": "t", "tombstones": "row"}}, "a message without a value has no at"),
+        (
+            {"kafka": {"servers": "b", "topic": "t", "timestamp": "n"}},
+            "column n must be a timestamp",
+        ),
+        (
+            {"kafka": {"servers": "b", "topic": "t", "tombstones": "row"}},
+            "a message without a value has no at",
+        ),
         ({"kind": "objects", "kafka": None}, "needs a 'path'"),
     ],
 )
@@ -245,35 +307,58 @@ SECOND = 1_000_000
 
 
 def test_a_hundred_partitions() -> None:
-    """Each has a frontier and a limit of its own; the silent one is named; the one far ahead waits; the broker is asked once."""
+    """Each has a frontier and a limit of its own.
+
+    The silent one is named; the one far ahead waits; the broker is asked once.
+    """
     quiet, ahead = 42, 7
     times = {p: [START + n * SECOND for n in range(1 if p == quiet else 12)] for p in range(100)}
     times[ahead] = [at + 3600 * SECOND for at in times[ahead]]
     topic = spec().model_copy(update={"limits": ReadLimits(rows=5)})
-    fields = {"coalesce": {"idle_timeout": "never"}, "release": {"mode": "pass_through", "max_ahead": "10m"}}
-    raw = {"name": "wide", "sources": {"web": topic.model_dump(by_alias=True, exclude_unset=True)}, **fields}
+    fields = {
+        "coalesce": {"idle_timeout": "never"},
+        "release": {"mode": "pass_through", "max_ahead": "10m"},
+    }
+    raw = {
+        "name": "wide",
+        "sources": {"web": topic.model_dump(by_alias=True, exclude_unset=True)},
+        **fields,
+    }
     pipeline = PipelineSpec.model_validate(raw)
     broker = Broker(**{f"p{p}": (0, len(found)) for p, found in times.items()})
     src = KafkaSource("web", pipeline.sources["web"], broker)
     state, resume = create_initial_state(pipeline), dict.fromkeys(map(str, src.list_members()))
     took: list[dict[int, int]] = []
     for _ in range(5):
-        held, asked, identified = select_members_ahead(pipeline, state), broker.asked, broker.identified
-        plans = [src.plan(m, resume[str(m)], topic.limits, blocked=m in held) for m in src.list_members()]
+        held, asked, identified = (
+            select_members_ahead(pipeline, state),
+            broker.asked,
+            broker.identified,
+        )
+        plans = [
+            src.plan(m, resume[str(m)], topic.limits, blocked=m in held) for m in src.list_members()
+        ]
         rows = [times[int(one.member.partition)][one.start : one.end] for one in plans]
         found = [
-            MemberSurvey(one.member, len(r), min(r, default=None), max(r, default=None), pending=one.pending)
+            MemberSurvey(
+                one.member, len(r), min(r, default=None), max(r, default=None), pending=one.pending
+            )
             for one, r in zip(plans, rows, strict=True)
         ]
         decision = decide(pipeline, state, Survey(now=START, members=tuple(found)))
         assert not [gap for one in plans for gap in src.find_changed_objects(one)]
-        assert (broker.asked, broker.identified) == (asked + 1, identified + 2), "for the plan; by its id also behind the move"
+        assert (broker.asked, broker.identified) == (
+            asked + 1,
+            identified + 2,
+        ), "for the plan; by its id also behind the move"
         state, resume = decision.after, {str(one.member): one.resume for one in plans}
         took.append({int(one.member.partition): one.end - one.start for one in plans})
     assert [each[0] for each in took] == [5, 5, 2, 0, 0]
     assert [each[ahead] for each in took] == [5, 0, 0, 5, 2]
     known = state["sources"]["web"]["inputs"]
-    assert {name: one["frontier"] for name, one in known.items()} == {f"web/{p}": t[-1] - SECOND for p, t in times.items()}
+    assert {name: one["frontier"] for name, one in known.items()} == {
+        f"web/{p}": t[-1] - SECOND for p, t in times.items()
+    }
     assert decision.frontier_after == START - SECOND
     assert decision.holder is not None
     assert decision.holder["member"] == f"web/{quiet}"

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.checkpoints.memory import Fault, MemoryBucket, MemoryStore
+from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore
 from tidegate.checkpoints.store import ObjectInfo, StoredObject, StoreUnavailableError
 from tidegate.jobs.engine.interfaces import Slice, join_seq
-from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.sources.objects import DONE_MARKER, ObjectSource
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.sources.object_source import DONE_MARKER, ObjectSource
 from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
 
 ME = Member("a")
@@ -33,7 +33,9 @@ def parquet(rows: int, **columns: pa.Array) -> bytes:
 
 def spec(**more: Any) -> SourceSpec:
     """A source of times and numbers."""
-    return SourceSpec.model_validate({"path": "inbox/a", "schema": COLUMNS, "event_time": "t", "lag": "1s", **more})
+    return SourceSpec.model_validate(
+        {"path": "inbox/a", "schema": COLUMNS, "event_time": "t", "lag": "1s", **more}
+    )
 
 
 def source(objects: dict[str, bytes], **more: Any) -> ObjectSource:
@@ -47,7 +49,9 @@ def inbox(*sizes: int) -> dict[str, bytes]:
     return {f"inbox/a/{i:03d}.parquet": parquet(rows) for i, rows in enumerate(sizes)}
 
 
-def all_slices(src: ObjectSource, limits: ReadLimits, resume: dict[str, Any] | None = None) -> list[Slice]:
+def all_slices(
+    src: ObjectSource, limits: ReadLimits, resume: dict[str, Any] | None = None
+) -> list[Slice]:
     """Plan until nothing is left."""
     slices: list[Slice] = []
     while True:
@@ -60,7 +64,12 @@ def all_slices(src: ObjectSource, limits: ReadLimits, resume: dict[str, Any] | N
 
 def rows_of(slices: list[Slice]) -> list[tuple[str, int]]:
     """The rows that slices name, as (three digits of the key, row)."""
-    return [(p["key"][-11:-8], row) for s in slices for p in s.parts for row in range(p["row_start"], p["row_end"])]
+    return [
+        (p["key"][-11:-8], row)
+        for s in slices
+        for p in s.parts
+        for row in range(p["row_start"], p["row_end"])
+    ]
 
 
 def test_reads_in_key_order() -> None:
@@ -163,7 +172,14 @@ def test_bounded_source_ends_at_its_marker() -> None:
 
 def test_marker_without_bounded_means_nothing() -> None:
     """An unbounded source ignores markers and all other names with a leading underscore or dot."""
-    src = source({**inbox(1), "inbox/a/_DONE": b"", "inbox/a/_SUCCESS": b"", "inbox/a/.hidden/x.parquet": b"x"})
+    src = source(
+        {
+            **inbox(1),
+            "inbox/a/_DONE": b"",
+            "inbox/a/_SUCCESS": b"",
+            "inbox/a/.hidden/x.parquet": b"x",
+        }
+    )
     part = src.plan(ME, None, ReadLimits())
     assert (part.done, part.pending, part.dead, len(part.parts)) == (False, False, (), 1)
 
@@ -171,7 +187,11 @@ def test_marker_without_bounded_means_nothing() -> None:
 def test_folders_are_partitions() -> None:
     """With `partition_by: folder` each folder is a member that reads its own objects."""
     src = source(
-        {"inbox/a/x/1.parquet": parquet(1), "inbox/a/y/1.parquet": parquet(2), "inbox/a/_tmp/1.parquet": parquet(1)},
+        {
+            "inbox/a/x/1.parquet": parquet(1),
+            "inbox/a/y/1.parquet": parquet(2),
+            "inbox/a/_tmp/1.parquet": parquet(1),
+        },
         partition_by="folder",
     )
     members = src.list_members()
@@ -191,7 +211,10 @@ def bad_objects() -> dict[str, tuple[bytes, str]]:
         "half": (good[: len(good) // 2], "truncated"),
         "no tail": (good[:-1], "truncated"),
         "bad footer": (good[:-200] + b"\xff" * 192 + good[-8:], "truncated"),
-        "unknown column": (parquet(1, t=times, n=pa.array([1]), extra=pa.array([1])), "unknown_column"),
+        "unknown column": (
+            parquet(1, t=times, n=pa.array([1]), extra=pa.array([1])),
+            "unknown_column",
+        ),
         "no event time": (parquet(1, n=pa.array([1])), "missing_column"),
     }
 
@@ -200,9 +223,17 @@ def bad_objects() -> dict[str, tuple[bytes, str]]:
 def test_bad_object_is_consumed_and_named(case: str) -> None:
     """A bad object is consumed as a dead letter with its reason; the objects around it are read."""
     data, reason = bad_objects()[case]
-    src = source({"inbox/a/000.parquet": parquet(1), "inbox/a/001.parquet": data, "inbox/a/002.parquet": parquet(1)})
+    src = source(
+        {
+            "inbox/a/000.parquet": parquet(1),
+            "inbox/a/001.parquet": data,
+            "inbox/a/002.parquet": parquet(1),
+        }
+    )
     part = src.plan(ME, None, ReadLimits())
-    assert [(d.key, d.reason, d.seq, d.size) for d in part.dead] == [("inbox/a/001.parquet", reason, join_seq(1, 0), len(data))]
+    assert [(d.key, d.reason, d.seq, d.size) for d in part.dead] == [
+        ("inbox/a/001.parquet", reason, join_seq(1, 0), len(data))
+    ]
     assert rows_of([part]) == [("000", 0), ("002", 0)]
     assert src.plan(ME, part.resume, ReadLimits()).is_empty
 
@@ -214,9 +245,14 @@ def test_unknown_column_is_named() -> None:
 
 
 def test_other_missing_columns_and_wrong_types_are_not_bad_objects() -> None:
-    """A missing column reads as null and a text in a number column is judged row by row: the object is good."""
+    """A missing column reads as null and a text in a number column is judged row by row.
+
+    The object is good.
+    """
     times = pa.array([1, 2], pa.timestamp("us", tz="UTC"))
-    src = source({"inbox/a/1": parquet(2, t=times), "inbox/a/2": parquet(2, t=times, n=pa.array(["1", "x"]))})
+    src = source(
+        {"inbox/a/1": parquet(2, t=times), "inbox/a/2": parquet(2, t=times, n=pa.array(["1", "x"]))}
+    )
     part = src.plan(ME, None, ReadLimits())
     assert part.dead == ()
     assert [p["columns"].get("n") for p in part.parts] == [None, "string"]
@@ -268,12 +304,16 @@ def test_footers_are_read_once() -> None:
 
 def test_large_object_is_read_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large object only the end is fetched, also when the footer is longer than the first range."""
-    monkeypatch.setattr("tidegate.jobs.sources.objects._WHOLE_READ_BYTES", 100)
+    monkeypatch.setattr("tidegate.jobs.sources.object_source._WHOLE_READ_BYTES", 100)
     for first_read in (64 << 10, 1 << 10, 64):
-        monkeypatch.setattr("tidegate.jobs.sources.footers._FIRST_READ_BYTES", first_read)
+        monkeypatch.setattr("tidegate.jobs.sources.parquet_footers._FIRST_READ_BYTES", first_read)
         part = source(inbox(1000)).plan(ME, None, ReadLimits())
         assert part.parts[0]["rows"] == 1000
-        dead = source({"inbox/a/1": parquet(1000)[:-3], "inbox/a/2": b"x" * 5000}).plan(ME, None, ReadLimits()).dead
+        dead = (
+            source({"inbox/a/1": parquet(1000)[:-3], "inbox/a/2": b"x" * 5000})
+            .plan(ME, None, ReadLimits())
+            .dead
+        )
         assert [d.reason for d in dead] == ["truncated", "not_parquet"]
 
 
@@ -283,7 +323,9 @@ class Crowded(MemoryStore):
     COUNT = 1_000_000
     told = 0
 
-    def list_objects(self, prefix: str, *, start_after: str | None = None, limit: int | None = None) -> Iterator[ObjectInfo]:
+    def list_objects(
+        self, prefix: str, *, start_after: str | None = None, limit: int | None = None
+    ) -> Iterator[ObjectInfo]:
         if prefix != "inbox/a/":
             yield from super().list_objects(prefix, start_after=start_after, limit=limit)
             return
@@ -296,7 +338,9 @@ class Crowded(MemoryStore):
         return StoredObject(key, ONE, "e") if key.startswith("inbox/") else super().get(key)
 
     def stat(self, key: str) -> ObjectInfo | None:
-        return ObjectInfo(key, len(ONE), "e", 0.0) if key.startswith("inbox/") else super().stat(key)
+        return (
+            ObjectInfo(key, len(ONE), "e", 0.0) if key.startswith("inbox/") else super().stat(key)
+        )
 
 
 ONE = parquet(1)
@@ -308,7 +352,9 @@ def test_a_million_objects_are_never_listed_whole(done: int) -> None:
     store = Crowded(MemoryBucket({}))
     src = ObjectSource("a", spec(), store)
     key = f"inbox/a/{done - 1:07d}.parquet" if done else None
-    part = src.plan(ME, {"ordinal": done, "row": 0, "key": key, "open": None}, ReadLimits(objects=5))
+    part = src.plan(
+        ME, {"ordinal": done, "row": 0, "key": key, "open": None}, ReadLimits(objects=5)
+    )
     assert [p["ordinal"] for p in part.parts] == list(range(done, done + 5))
     assert store.told <= 7
 
@@ -321,4 +367,6 @@ def test_a_million_arrivals_are_entered_in_pieces() -> None:
     assert len(part.parts) == 5
     first, store.told = store.told, 0
     src.plan(ME, dict(part.resume), ReadLimits(objects=5))
-    assert max(first, store.told) <= 20_000, "behind the greatest name, and a piece of the safety listing"
+    assert max(first, store.told) <= 20_000, (
+        "behind the greatest name, and a piece of the safety listing"
+    )

@@ -1,4 +1,7 @@
-"""Schemas by number: a registry that answers, refuses, is away; a folder; each number is asked for once."""
+"""Schemas by number.
+
+A registry that answers, refuses, is away; a folder; each number is asked for once.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,13 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
-from tidegate.jobs.sources.registry import SchemaCache, UnusableSchema, make_folder_reader, make_registry_reader
-from tidegate.jobs.spec.errors import ConfigurationError, TransientError
+from tidegate.errors import ConfigurationError, TransientError
+from tidegate.jobs.sources.schema_registry import (
+    SchemaCache,
+    UnusableSchema,
+    make_folder_reader,
+    make_registry_reader,
+)
 
 
 class Registry:
@@ -70,7 +78,10 @@ def test_protobuf_comes_serialized(registry: Registry) -> None:
     """The registry's compiled form of a file is a set of one file here."""
     file = FileDescriptorProto(name="a.proto", package="a")
     text = base64.b64encode(file.SerializeToString()).decode()
-    registry.answers["/schemas/ids/3?format=serialized"] = (200, {"schemaType": "PROTOBUF", "schema": text})
+    registry.answers["/schemas/ids/3?format=serialized"] = (
+        200,
+        {"schemaType": "PROTOBUF", "schema": text},
+    )
     found = make_registry_reader(registry.address, "protobuf")(3)
     assert found is not None
     assert FileDescriptorSet.FromString(found).file[0].package == "a"
@@ -93,12 +104,18 @@ def test_answers_that_are_no_schema(
 
 
 def test_schemas_that_cannot_be_used(registry: Registry) -> None:
-    """They are known, with the reason, and asked for once: a message that was written with one is no fault of the spec."""
+    """They are known, with the reason, and asked for once.
+
+    A message that was written with one is no fault of the spec.
+    """
     registry.answers["/schemas/ids/3"] = (200, {"schemaType": "JSON", "schema": ""})
     registry.answers["/schemas/ids/4"] = (200, {"schema": "{}", "references": [{"name": "x"}]})
     schemas = SchemaCache(make_registry_reader(registry.address, "avro"))
     assert schemas.fetch_missing({3, 4, 5})
-    assert schemas.known == {3: UnusableSchema("it is of type JSON"), 4: UnusableSchema("it refers to other schemas")}
+    assert schemas.known == {
+        3: UnusableSchema("it is of type JSON"),
+        4: UnusableSchema("it refers to other schemas"),
+    }
     assert not schemas.fetch_missing({3, 4, 5}), "nothing new: the messages are not fetched again"
 
 

@@ -10,20 +10,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.sources.objects import ObjectSource
-from tidegate.jobs.sources.view import InputView
-from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec, SourceSpec
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.sources.object_source import ObjectSource
+from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits, SourceSpec
 
 ME = Member("a")
 
 
 def parquet(rows: int) -> bytes:
     """An object of random numbers, so that it does not shrink."""
-    table = pa.table({"t": pa.array(range(rows), pa.timestamp("us", tz="UTC")), "n": [secrets.randbits(60) for _ in range(rows)]})
+    table = pa.table(
+        {
+            "t": pa.array(range(rows), pa.timestamp("us", tz="UTC")),
+            "n": [secrets.randbits(60) for _ in range(rows)],
+        }
+    )
     sink = io.BytesIO()
     pq.write_table(table, sink)
     return sink.getvalue()
@@ -31,7 +36,9 @@ def parquet(rows: int) -> bytes:
 
 def spec(path: str = "inbox/a") -> SourceSpec:
     """Times and numbers."""
-    return SourceSpec.model_validate({"path": path, "schema": {"t": "timestamp", "n": "long"}, "event_time": "t", "lag": "1s"})
+    return SourceSpec.model_validate(
+        {"path": path, "schema": {"t": "timestamp", "n": "long"}, "event_time": "t", "lag": "1s"}
+    )
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.minio)])

@@ -1,4 +1,7 @@
-"""Tables as sources: Delta written by delta-rs, Iceberg by pyiceberg; each file once, in the order of the versions."""
+"""Tables as sources.
+
+Delta written by delta-rs, Iceberg by pyiceberg; each file once, in the order of the versions.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.checkpoints.local import LocalStore
-from tidegate.infra.ports import LOOPBACK, choose_free_port
-from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.sources.objects import ObjectSource
-from tidegate.jobs.sources.view import InputView
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.infra.local_processes import LOOPBACK, choose_free_port
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.sources.object_source import ObjectSource
+from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 
 ME = Member("lake")
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -28,7 +31,9 @@ START = datetime(2026, 3, 1, tzinfo=UTC)
 def rows(*numbers: int) -> pa.Table:
     """Rows with these numbers."""
     stamps = pa.array([START + timedelta(seconds=n) for n in numbers], pa.timestamp("us", tz="UTC"))
-    return pa.table({"at": stamps, "n": pa.array(numbers, pa.int64()), "shop": [f"s {n % 2}" for n in numbers]})
+    return pa.table(
+        {"at": stamps, "n": pa.array(numbers, pa.int64()), "shop": [f"s {n % 2}" for n in numbers]}
+    )
 
 
 class Lake:
@@ -57,14 +62,20 @@ class Lake:
         """A reader that knows nothing yet."""
         return ObjectSource("lake", self.spec.sources["lake"], self.view, pipeline="p")
 
-    def read(self, resume: dict[str, Any] | None = None) -> tuple[list[list[int]], list[str], dict[str, Any]]:
+    def read(
+        self, resume: dict[str, Any] | None = None
+    ) -> tuple[list[list[int]], list[str], dict[str, Any]]:
         """The numbers of each file behind a place, what is dead, and the place behind them."""
         part = self.source().plan(ME, resume, ReadLimits())
         tables = [pq.read_table(pa.BufferReader(self.view.get(p["key"]).data)) for p in part.parts]
         for p, table in zip(part.parts, tables, strict=True):
             assert p["columns"].keys() >= {"at", "n", "shop"}
             assert table["shop"].to_pylist() == [f"s {n % 2}" for n in table["n"].to_pylist()]
-        return [sorted(t["n"].to_pylist()) for t in tables], [d.detail for d in part.dead], dict(part.resume)
+        return (
+            [sorted(t["n"].to_pylist()) for t in tables],
+            [d.detail for d in part.dead],
+            dict(part.resume),
+        )
 
 
 # Delta
@@ -81,7 +92,10 @@ def write(lake: Lake, *numbers: int, **more: Any) -> None:
 
 
 def test_delta_by_versions(delta: Lake) -> None:
-    """Each append's file comes once and behind the older ones; a fresh reader sees the same places."""
+    """Each append's file comes once and behind the older ones.
+
+    A fresh reader sees the same places.
+    """
     write(delta, 1, 2)
     write(delta, 3)
     first, _, resume = delta.read()
@@ -92,7 +106,10 @@ def test_delta_by_versions(delta: Lake) -> None:
 
 
 def test_delta_compaction_brings_nothing(delta: Lake) -> None:
-    """Files that only gather older rows are not read again, even by a reader that comes later; appends behind are."""
+    """Files that only gather older rows are not read again, even by a reader that comes later.
+
+    Appends behind are.
+    """
     for n in range(4):
         write(delta, n)
     _, _, resume = delta.read()
@@ -117,7 +134,10 @@ def test_delta_rewrite_is_refused(delta: Lake) -> None:
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_delta_may_begin_at_the_current_version(tmp_path: Path, checkpoint: bool) -> None:
-    """What was deleted before the source was made is no matter to it; what the table holds comes at once."""
+    """What was deleted before the source was made is no matter to it.
+
+    What the table holds comes at once.
+    """
     lake = Lake(tmp_path, format="delta", start="current")
     write(lake, 1, 2)
     deltalake.DeltaTable(str(lake.path)).delete("n = 1")
@@ -135,7 +155,10 @@ def test_delta_may_begin_at_the_current_version(tmp_path: Path, checkpoint: bool
 
 
 def test_delta_rewrite_is_a_dead_letter(tmp_path: Path) -> None:
-    """With `on_rewrite: skip` it is a dead letter at a place of its own, and what comes behind is read."""
+    """With `on_rewrite.
+
+    Skip` it is a dead letter at a place of its own, and what comes behind is read.
+    """
     lake = Lake(tmp_path, format="delta", on_rewrite="skip")
     write(lake, 1, 2)
     deltalake.DeltaTable(str(lake.path)).delete("n = 1")
@@ -151,7 +174,10 @@ def commit(lake: Lake, version: int) -> Path:
 
 
 def test_delta_log_begins_late(delta: Lake) -> None:
-    """When old commits are gone, a new reader begins with the files of the newest checkpoint; a known reader names the gap."""
+    """When old commits are gone, a new reader begins with the files of the newest checkpoint.
+
+    A known reader names the gap.
+    """
     for n in range(4):
         write(delta, n)
     _, _, resume = delta.read()
@@ -181,10 +207,25 @@ def test_delta_not_there_yet(delta: Lake) -> None:
 @pytest.mark.parametrize(
     ("action", "said"),
     [
-        ({"add": {"path": "a.parquet", "dataChange": True, "deletionVector": {"storageType": "u"}}}, "by vectors"),
+        (
+            {
+                "add": {
+                    "path": "a.parquet",
+                    "dataChange": True,
+                    "deletionVector": {"storageType": "u"},
+                }
+            },
+            "by vectors",
+        ),
         ({"add": {"path": "s3://else/a.parquet", "dataChange": True}}, "outside its folder"),
-        ({"add": {"path": "x/a.parquet", "partitionValues": {"shop": "a"}, "dataChange": True}}, "do not tell"),
-        ({"metaData": {"configuration": {"delta.columnMapping.mode": "name"}}}, "maps column names"),
+        (
+            {"add": {"path": "x/a.parquet", "partitionValues": {"shop": "a"}, "dataChange": True}},
+            "do not tell",
+        ),
+        (
+            {"metaData": {"configuration": {"delta.columnMapping.mode": "name"}}},
+            "maps column names",
+        ),
     ],
 )
 def test_delta_features_that_are_refused(delta: Lake, action: dict[str, Any], said: str) -> None:
@@ -211,7 +252,10 @@ def iceberg(tmp_path: Path) -> Iterator[tuple[Lake, Any]]:
 
 
 def test_iceberg_by_snapshots(iceberg: tuple[Lake, Any]) -> None:
-    """Each append comes once; a reader that comes after old snapshots expired takes their files from the oldest one left."""
+    """Each append comes once.
+
+    A reader that comes after old snapshots expired takes their files from the oldest one left.
+    """
     lake, table = iceberg
     assert lake.read()[0] == []
     table.append(rows(1, 2))
@@ -234,7 +278,9 @@ def test_iceberg_rewrite_is_refused(iceberg: tuple[Lake, Any]) -> None:
         lake.read()
 
 
-def test_iceberg_may_begin_at_the_current_snapshot(tmp_path: Path, iceberg: tuple[Lake, Any]) -> None:
+def test_iceberg_may_begin_at_the_current_snapshot(
+    tmp_path: Path, iceberg: tuple[Lake, Any]
+) -> None:
     """Rows that were deleted before the source was made are no matter to it."""
     old, table = iceberg
     table.append(rows(1, 2))
@@ -250,13 +296,18 @@ def test_iceberg_may_begin_at_the_current_snapshot(tmp_path: Path, iceberg: tupl
 
 def test_iceberg_catalog_that_is_away(tmp_path: Path) -> None:
     """A catalog that cannot be reached is waited for."""
-    lake = Lake(tmp_path, format="iceberg", name="n.t", catalog=f"http://{LOOPBACK}:{choose_free_port()}/")
+    lake = Lake(
+        tmp_path, format="iceberg", name="n.t", catalog=f"http://{LOOPBACK}:{choose_free_port()}/"
+    )
     with pytest.raises(TransientError, match="catalog or files cannot be reached"):
         lake.read()
 
 
 def test_iceberg_manifest_that_expires_meanwhile(iceberg: tuple[Lake, Any]) -> None:
-    """A manifest that is gone when it is read is looked for again, by a table loaded anew: the driver goes on."""
+    """A manifest that is gone when it is read is looked for again, by a table loaded anew.
+
+    The driver goes on.
+    """
     lake, table = iceberg
     table.append(rows(1))
     hidden = [(path, path.with_suffix(".away")) for path in (lake.path / "metadata").glob("*.avro")]
@@ -292,6 +343,10 @@ def test_iceberg_rolled_back(iceberg: tuple[Lake, Any]) -> None:
 )
 def test_specs_that_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:
     """What does not fit together is said when the spec is read."""
-    raw = Lake(tmp_path, format="delta").spec.sources["lake"].model_dump(by_alias=True, exclude_unset=True)
+    raw = (
+        Lake(tmp_path, format="delta")
+        .spec.sources["lake"]
+        .model_dump(by_alias=True, exclude_unset=True)
+    )
     with pytest.raises(ValueError, match=said):
         PipelineSpec.model_validate({"name": "p", "sources": {"lake": raw | more}})

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.checkpoints.local import LocalStore
+from tests.oracle.mover import ReferenceMover
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.engine.interfaces import Cut, MoveResult, MoveOrder, Slice, join_seq
-from tidegate.jobs.eventtime.decider import decide, create_initial_state
-from tidegate.jobs.eventtime.types import Decision, Member, MemberSurvey
-from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.sources.footers import Footer, parse_footer
+from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, join_seq
+from tidegate.jobs.eventtime.decider import create_initial_state, decide
+from tidegate.jobs.eventtime.decision_types import Decision, Member, MemberSurvey
+from tidegate.jobs.sources.parquet_footers import Footer, parse_footer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 COLUMNS = {"t": "timestamp", "kind": "string", "k": "string", "n": "long", "v": "double"}
 SECOND = 1_000_000
 TIMESTAMP = pa.timestamp("us", "UTC")
-_ARROW = pa.schema([("t", TIMESTAMP), ("kind", pa.string()), ("k", pa.string()), ("n", pa.int64()), ("v", pa.float64())])
+_ARROW = pa.schema(
+    [
+        ("t", TIMESTAMP),
+        ("kind", pa.string()),
+        ("k", pa.string()),
+        ("n", pa.int64()),
+        ("v", pa.float64()),
+    ]
+)
 
 Row = dict[str, Any]
 
@@ -36,7 +44,10 @@ Row = dict[str, Any]
 def spec_of(sources: dict[str, dict[str, Any]] | None = None, **more: Any) -> PipelineSpec:
     """A pipeline over the columns above; sources differ from the default by what is given."""
     base = {"schema": COLUMNS, "event_time": "t", "lag": "5s"}
-    named = {name: {**base, "path": f"inbox/{name}", **own} for name, own in (sources or {"a": {}, "b": {}}).items()}
+    named = {
+        name: {**base, "path": f"inbox/{name}", **own}
+        for name, own in (sources or {"a": {}, "b": {}}).items()
+    }
     return PipelineSpec.model_validate({"name": "p", "sources": named, **more})
 
 
@@ -60,7 +71,10 @@ class Pair:
         self.spec = spec
         self.store = LocalStore(folder / "store")
         self.spark: SparkMover = SparkMover(self.store, spec, folder / "work", session=session)
-        self.sides = {"spark": Side(self.spark, "spark/0"), "reference": Side(ReferenceMover(self.store, spec), "reference/0")}
+        self.sides = {
+            "spark": Side(self.spark, "spark/0"),
+            "reference": Side(ReferenceMover(self.store, spec), "reference/0"),
+        }
         self.state = create_initial_state(spec)
         self.ordinals: dict[Member, int] = {}
         self.waiting: dict[Member, list[dict[str, Any]]] = {}
@@ -68,7 +82,9 @@ class Pair:
         self.epoch = 0
         self.decisions: list[Decision] = []
 
-    def put(self, source: str, rows: list[Row] | pa.Table, partition: str = "0", **options: Any) -> None:
+    def put(
+        self, source: str, rows: list[Row] | pa.Table, partition: str = "0", **options: Any
+    ) -> None:
         """Write one object of a source, with these options of Parquet's writer."""
         member = Member(source, partition)
         ordinal = self.ordinals.get(member, 0)
@@ -84,13 +100,26 @@ class Pair:
         footer = parse_footer(path.read_bytes(), path.stat().st_size)
         assert isinstance(footer, Footer)
         columns = footer.columns
-        part = {"key": key, "etag": found.etag, "size": found.size, "ordinal": ordinal, "rows": table.num_rows}
-        self.waiting.setdefault(member, []).append({**part, "row_start": 0, "row_end": table.num_rows, "columns": columns})
+        part = {
+            "key": key,
+            "etag": found.etag,
+            "size": found.size,
+            "ordinal": ordinal,
+            "rows": table.num_rows,
+        }
+        self.waiting.setdefault(member, []).append(
+            {**part, "row_start": 0, "row_end": table.num_rows, "columns": columns}
+        )
 
-    def run(self, now: int, *, done: bool = False, decision: Decision | None = None) -> tuple[MoveResult, MoveResult]:
+    def run(
+        self, now: int, *, done: bool = False, decision: Decision | None = None
+    ) -> tuple[MoveResult, MoveResult]:
         """One epoch over everything that waits; asserts that surveys, tables and counters agree."""
         blocked = {Member.parse(m) for m in self.state.get("blocked", ())}
-        members = sorted({*self.waiting, *(Member(s) for s in self.spec.sources if not self.ordinals)} | set(self.ordinals))
+        members = sorted(
+            {*self.waiting, *(Member(s) for s in self.spec.sources if not self.ordinals)}
+            | set(self.ordinals)
+        )
         cut = Cut(tuple(self._slice(m, done=done, blocked=m in blocked) for m in members))
         reference = self.sides["reference"].mover.survey(cut, self.state)
         cut = self._trimmed(cut, reference.members)
@@ -110,7 +139,10 @@ class Pair:
     def compare(self, spark: MoveResult, reference: MoveResult) -> None:
         """The two did the same."""
         for table in {*spark.files, *reference.files}:
-            got, wanted = self.rows(spark.files.get(table, ())), self.rows(reference.files.get(table, ()))
+            got, wanted = (
+                self.rows(spark.files.get(table, ())),
+                self.rows(reference.files.get(table, ())),
+            )
             assert same(got, wanted), difference(table, got, wanted)
         assert spark.counters == reference.counters
         assert spark.counters.is_conserved()
@@ -126,12 +158,17 @@ class Pair:
             assert path is not None
             table = pq.read_table(path, partitioning=None)
             assert table.num_rows == ref.rows
-            found += [{k: v for k, v in row.items() if k not in ("detail", "row")} for row in table.to_pylist()]
+            found += [
+                {k: v for k, v in row.items() if k not in ("detail", "row")}
+                for row in table.to_pylist()
+            ]
         return sorted(found, key=lambda row: json.dumps(row, default=str, sort_keys=True))
 
     def table(self, name: str, side: str = "spark") -> list[Row]:
         """All rows of a table that one side has written."""
-        return self.rows(tuple(ref for moved in self.sides[side].moved for ref in moved.files.get(name, ())))
+        return self.rows(
+            tuple(ref for moved in self.sides[side].moved for ref in moved.files.get(name, ()))
+        )
 
     def _slice(self, member: Member, *, done: bool, blocked: bool) -> Slice:
         parts = tuple(self.waiting.get(member, ()))
@@ -139,11 +176,17 @@ class Pair:
             at = self._next(member)
             return Slice(member, at, at, pending=bool(parts), done=done and not parts)
         start = join_seq(parts[0]["ordinal"], parts[0]["row_start"])
-        return Slice(member, start, join_seq(parts[-1]["ordinal"], parts[-1]["row_end"]), parts, done=done)
+        return Slice(
+            member, start, join_seq(parts[-1]["ordinal"], parts[-1]["row_end"]), parts, done=done
+        )
 
     def _next(self, member: Member) -> int:
         parts = self.waiting.get(member)
-        return join_seq(parts[0]["ordinal"], parts[0]["row_start"]) if parts else join_seq(self.ordinals.get(member, 0), 0)
+        return (
+            join_seq(parts[0]["ordinal"], parts[0]["row_start"])
+            if parts
+            else join_seq(self.ordinals.get(member, 0), 0)
+        )
 
     def _trimmed(self, cut: Cut, members: tuple[MemberSurvey, ...]) -> Cut:
         for piece, found in zip(cut.slices, members, strict=True):
@@ -154,7 +197,15 @@ class Pair:
     def _move(self, name: str, cut: Cut, decision: Decision) -> MoveResult:
         side = self.sides[name]
         order = MoveOrder(
-            cut, decision, side.segments, side.prefix, f"{self.epoch:06d}-abcdef", 0, self.epoch, side.position, self.state
+            cut,
+            decision,
+            side.segments,
+            side.prefix,
+            f"{self.epoch:06d}-abcdef",
+            0,
+            self.epoch,
+            side.position,
+            self.state,
         )
         moved: MoveResult = side.mover.move(order)
         side.segments, side.position = moved.segments, moved.next_position
@@ -184,13 +235,18 @@ def table_of(rows: list[Row]) -> pa.Table:
     """Rows with ticks as times, as an Arrow table of the declared types."""
     columns = {f.name: [row.get(f.name) for row in rows] for f in _ARROW}
     times = pa.array(columns.pop("t"), pa.int64()).cast(TIMESTAMP)
-    return pa.table([times, *(pa.array(columns[f.name], f.type) for f in _ARROW if f.name != "t")], schema=_ARROW)
+    return pa.table(
+        [times, *(pa.array(columns[f.name], f.type) for f in _ARROW if f.name != "t")],
+        schema=_ARROW,
+    )
 
 
 def same(left: Any, right: Any) -> bool:
     """Equal, floats up to the order of their summands."""
     if isinstance(left, float) and isinstance(right, float):
-        return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-9) or (math.isnan(left) and math.isnan(right))
+        return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-9) or (
+            math.isnan(left) and math.isnan(right)
+        )
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
     if isinstance(left, list) and isinstance(right, list):
@@ -202,4 +258,7 @@ def difference(table: str, got: list[Row], wanted: list[Row]) -> str:
     """The rows that only one side has."""
     only_got = [row for row in got if not any(same(row, other) for other in wanted)]
     only_wanted = [row for row in wanted if not any(same(row, other) for other in got)]
-    return f"{table}: {len(got)} rows, wanted {len(wanted)}\nonly spark: {only_got[:5]}\nonly reference: {only_wanted[:5]}"
+    return (
+        f"{table}: {len(got)} rows, wanted {len(wanted)}\nonly spark: {only_got[:5]}\nonly"
+        f" reference: {only_wanted[:5]}"
+    )

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 _JOB = """
 import sys
-from tidegate.jobs.spark.session import open_session
+from tidegate.jobs.spark.spark_session import open_session
 from tidegate.jobs.spec.loader import parse_spec
 spec = parse_spec('''
 apiVersion: tidegate/v1
@@ -49,7 +49,10 @@ def main(rounds: int) -> None:
                     seconds[name].append(time.monotonic() - begun)
                 print(f"round {number + 1}, {name} archive: {seconds[name][-1]:.1f} s", flush=True)
     medians = {name: statistics.median(found) for name, found in seconds.items()}
-    print(f"median without {medians['without']:.1f} s, with {medians['with']:.1f} s: {medians['without'] / medians['with']:.2f}x")
+    print(
+        f"median without {medians['without']:.1f} s, with {medians['with']:.1f} s:"
+        f" {medians['without'] / medians['with']:.2f}x"
+    )
 
 
 if __name__ == "__main__":

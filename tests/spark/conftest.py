@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def session() -> Iterator[SparkSession]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from tidegate.jobs.spark.session import open_session
+        from tidegate.jobs.spark.spark_session import open_session
 
         started = open_session(spec_of())
     yield started
@@ -30,4 +30,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "/tests/spark/" in str(item.path):
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
-            item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+            item.add_marker(
+                pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+            )

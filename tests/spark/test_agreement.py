@@ -1,7 +1,10 @@
-"""Random pipelines, rows, silences, barriers and cuts: the Spark mover must agree with the reference mover on all of them.
+"""Random pipelines, rows, silences, barriers and cuts.
 
-A Spark job costs the same for one window as for six, so a case is one pipeline with many windows, and a run tries few cases; the
-rarer options are drawn by the seed. `TIDEGATE_SOAK` sets another number of cases.
+The Spark mover must agree with the reference mover on all of them.
+
+A Spark job costs the same for one window as for six, so a case is one pipeline with many windows,
+and a run tries few cases; the rarer options are drawn by the seed. `TIDEGATE_SOAK` sets another
+number of cases.
 """
 
 from __future__ import annotations
@@ -41,7 +44,12 @@ AGGREGATES = {
 def windows_of(draw: random.Random) -> dict[str, dict[str, Any]]:
     """A tumbling, a sliding and two session windows with drawn options."""
     windows: dict[str, dict[str, Any]] = {}
-    for name, kind in (("tumble", "tumbling"), ("slide", "sliding"), ("visit", "session"), ("visits", "session")):
+    for name, kind in (
+        ("tumble", "tumbling"),
+        ("slide", "sliding"),
+        ("visit", "session"),
+        ("visits", "session"),
+    ):
         shape: dict[str, Any] = {
             "tumbling": {"size": "10s"},
             "sliding": {"size": "10s", "slide": draw.choice(["5s", "3s", "10s"])},
@@ -53,7 +61,10 @@ def windows_of(draw: random.Random) -> dict[str, dict[str, Any]]:
             },
         }[kind]
         if kind != "session":
-            shape |= {"offset": draw.choice(["0", "-2s", "1s"]), "late_unit": draw.choice(["event", "window", "first_window"])}
+            shape |= {
+                "offset": draw.choice(["0", "-2s", "1s"]),
+                "late_unit": draw.choice(["event", "window", "first_window"]),
+            }
             shape["zero_rows"] = draw.choice([True, False])
         windows[name] = {
             "kind": kind,
@@ -78,7 +89,15 @@ def rows_of(draw: random.Random, around: int) -> list[Row]:
         time = (around + draw.randint(0, 8) - behind) * SECOND + draw.choice([0, 0, 500_000])
         kind = "stop" if draw.random() < 0.05 else draw.choice([None, "data"])
         value = draw.choice([None, draw.randint(0, 64) / 4])
-        rows.append({"t": time, "kind": kind, "k": draw.choice([None, "x", "y"]), "n": draw.randint(0, 5), "v": value})
+        rows.append(
+            {
+                "t": time,
+                "kind": kind,
+                "k": draw.choice([None, "x", "y"]),
+                "n": draw.randint(0, 5),
+                "v": value,
+            }
+        )
     return rows
 
 
@@ -96,12 +115,12 @@ def test_movers_agree_on_the_way_of_many_rows(
 ) -> None:
     """The plans for many rows (scans, sorted ranges, files written by tasks) give what those for few rows give."""
     if arranged_by == "tasks":
-        monkeypatch.setattr("tidegate.jobs.spark.arranged.DRIVER_SORT_ROWS", -1)
-    monkeypatch.setattr("tidegate.jobs.spark.read.SMALL_ROWS", 0)
-    monkeypatch.setattr("tidegate.jobs.spark.ranges.RANGE_ROWS", 3)
+        monkeypatch.setattr("tidegate.jobs.spark.sort_in_driver.DRIVER_SORT_ROWS", -1)
+    monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
+    monkeypatch.setattr("tidegate.jobs.spark.sort_ranges.RANGE_ROWS", 3)
     for module in ("write", "epoch", "late", "known"):
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
-    monkeypatch.setattr("tidegate.jobs.spark.windows.MERGE_ROWS", 0)
+    monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
     run_case(session, tmp_path, seed=1, epochs=2)
 
 
@@ -113,11 +132,21 @@ def run_case(session: SparkSession, tmp_path: Path, seed: int, epochs: int = 4) 
     sources = {name: {"lag": lag, "barriers": marks} for name, lag in zip("ab", lags, strict=True)}
     release: dict[str, Any] = {
         "mode": draw.choice(["ordered", "ordered", "pass_through", "commit"]),
-        "on_late": draw.choice(["side_output", "emit_flagged", "drop", "reject_to_origin", "adjust"]),
+        "on_late": draw.choice(
+            ["side_output", "emit_flagged", "drop", "reject_to_origin", "adjust"]
+        ),
     }
     if release["mode"] != "pass_through":
-        release["glom"] = {"dt": "2s", "max_rows": draw.choice([3, 1000]), "stamp": draw.choice(["earliest", "latest", "mean"])}
-    pair = Pair(spec_of(sources, windows=windows_of(draw), release=release, barriers={"timeout": "5s"}), session, tmp_path)
+        release["glom"] = {
+            "dt": "2s",
+            "max_rows": draw.choice([3, 1000]),
+            "stamp": draw.choice(["earliest", "latest", "mean"]),
+        }
+    pair = Pair(
+        spec_of(sources, windows=windows_of(draw), release=release, barriers={"timeout": "5s"}),
+        session,
+        tmp_path,
+    )
     around = draw.choice([0, -50])
     for epoch in range(epochs):
         for source in "ab":

@@ -1,4 +1,7 @@
-"""A large release by the driver and the same one by Spark's tasks: the same rows, positions and types, whoever arranges them."""
+"""A large release by the driver and the same one by Spark's tasks.
+
+The same rows, positions and types, whoever arranges them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.agreement import SECOND, Pair, spec_of, table_of
-from tidegate.jobs.spark import arranged, order, ranges
+from tidegate.jobs.spark import ordered_release, sort_in_driver, sort_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,16 +23,19 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every epoch is a large one; what the driver has arranged, None where it left the release to Spark."""
+    """Every epoch is a large one.
+
+    What the driver has arranged, None where it left the release to Spark.
+    """
     seen: list[Any] = []
 
     def noted(epoch: Any) -> Any:
-        seen.append(arranged.sort_release(epoch))
+        seen.append(sort_in_driver.sort_release(epoch))
         return seen[-1]
 
-    monkeypatch.setattr(order, "sort_release", noted)
-    monkeypatch.setattr("tidegate.jobs.spark.read.SMALL_ROWS", 0)
-    monkeypatch.setattr(ranges, "RANGE_ROWS", 4)
+    monkeypatch.setattr(ordered_release, "sort_release", noted)
+    monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
+    monkeypatch.setattr(sort_ranges, "RANGE_ROWS", 4)
     for module in ("write", "epoch", "late", "known"):
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     return seen
@@ -39,7 +45,10 @@ def feed(pair: Pair) -> None:
     """Disorder, ties between sources, partitions and rows, late rows, rows that wait for several epochs."""
     for epoch, seconds in enumerate(((3, 1, 3, 14), (2, 9, 9, 30), (24, 1, 30, 28, 45))):
         for source, partition in (("b", "0"), ("a", "10"), ("a", "9")):
-            rows = [{"t": s * SECOND, "kind": "data", "k": partition, "n": s, "v": s / 2} for s in seconds]
+            rows = [
+                {"t": s * SECOND, "kind": "data", "k": partition, "n": s, "v": s / 2}
+                for s in seconds
+            ]
             pair.put(source, [*rows, {"t": None, "kind": "data"}], partition)
         pair.run(epoch * SECOND)
     pair.run(300 * SECOND, done=True)
@@ -51,8 +60,8 @@ def test_the_driver_arranges_what_tasks_arrange(
     """Rows, positions, segments and column types are the same, and the same as the reference's."""
     spec = spec_of({"b": {}, "a": {}}, release={"on_late": "emit_flagged"})
     pairs = []
-    for limit, folder in ((arranged.DRIVER_SORT_ROWS, "driver"), (-1, "tasks")):
-        monkeypatch.setattr(arranged, "DRIVER_SORT_ROWS", limit)
+    for limit, folder in ((sort_in_driver.DRIVER_SORT_ROWS, "driver"), (-1, "tasks")):
+        monkeypatch.setattr(sort_in_driver, "DRIVER_SORT_ROWS", limit)
         pairs.append(Pair(spec, session, tmp_path / folder))
         feed(pairs[-1])
     assert [piece is not None for piece in found] == [True] * 4 + [False] * 4
@@ -64,15 +73,23 @@ def test_the_driver_arranges_what_tasks_arrange(
 
 def kinds(pair: Pair, name: str) -> set[tuple[str, str]]:
     """Columns of a table's files, or of segments of a kind, as they stand in the files."""
-    refs = [ref for moved in pair.sides["spark"].moved for ref in (*moved.files.get(name, ()), *moved.segments)]
+    refs = [
+        ref
+        for moved in pair.sides["spark"].moved
+        for ref in (*moved.files.get(name, ()), *moved.segments)
+    ]
     own = [ref for ref in refs if ref.kind in (name, f"table:{name}")]
     assert own
     schemas = [pq.read_schema(pair.store.local_path(ref.key)) for ref in own]
-    assert not any(field.metadata for schema in schemas for field in schema)  # an Iceberg reader takes a field's id for its own
+    assert not any(
+        field.metadata for schema in schemas for field in schema
+    )  # an Iceberg reader takes a field's id for its own
     return {(field.name, str(field.type)) for schema in schemas for field in schema}
 
 
-def test_what_needs_a_cast_is_left_to_spark(session: SparkSession, tmp_path: Path, found: list[Any]) -> None:
+def test_what_needs_a_cast_is_left_to_spark(
+    session: SparkSession, tmp_path: Path, found: list[Any]
+) -> None:
     """An object with a narrower type than the declared one, or without a column, is cast by Spark as ever."""
     pair = Pair(spec_of({"a": {}}), session, tmp_path)
     table = table_of([{"t": s * SECOND, "n": s} for s in (2, 1, 3)])
@@ -89,7 +106,7 @@ def test_what_is_too_large_is_left_to_spark(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: list[Any]
 ) -> None:
     """Beyond a number of bytes, of the cut or of rows that waited, the driver does not hold them."""
-    monkeypatch.setattr(arranged, "DRIVER_SORT_BYTES", 100)
+    monkeypatch.setattr(sort_in_driver, "DRIVER_SORT_BYTES", 100)
     pair = Pair(spec_of({"a": {}}), session, tmp_path)
     for epoch, seconds in enumerate((range(20), range(20, 23), ())):
         if seconds:
@@ -102,7 +119,7 @@ def test_what_is_too_large_is_left_to_spark(
 @pytest.mark.unit
 def test_pieces_are_even() -> None:
     """No piece is larger than a range, and none is much smaller than the others."""
-    limit = ranges.RANGE_ROWS
-    assert ranges.split_evenly(0) == []
-    assert ranges.split_evenly(limit) == [(0, limit)]
-    assert ranges.split_evenly(limit + 2) == [(0, limit // 2 + 1), (limit // 2 + 1, limit + 2)]
+    limit = sort_ranges.RANGE_ROWS
+    assert sort_ranges.split_evenly(0) == []
+    assert sort_ranges.split_evenly(limit) == [(0, limit)]
+    assert sort_ranges.split_evenly(limit + 2) == [(0, limit // 2 + 1), (limit // 2 + 1, limit + 2)]

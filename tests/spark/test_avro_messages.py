@@ -1,4 +1,7 @@
-"""Avro messages decoded by Spark: a value fits its declared type, or its message is told; nothing is cut, rounded or nulled."""
+"""Avro messages decoded by Spark.
+
+A value fits its declared type, or its message is told; nothing is cut, rounded or nulled.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.servers.jars import CONNECTOR, spark_jars
 from tests.spark.test_kafka import rows
-from tidegate.infra.jars import CONNECTOR, spark_jars
-from tidegate.jobs.sources.registry import UnusableSchema
-from tidegate.jobs.spec.errors import TransientError
+from tidegate.errors import TransientError
+from tidegate.jobs.sources.schema_registry import UnusableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +24,13 @@ pytestmark = [pytest.mark.spark]
 
 AT = datetime(2026, 3, 1, 10, tzinfo=UTC)
 MILLIS = int(AT.timestamp()) * 1000
-PLAIN: dict[str, Any] = {"key": None, "headers": {}, "timestamp": None, "payload": "avro", "registry": "http://127.0.0.1:9"}
+PLAIN: dict[str, Any] = {
+    "key": None,
+    "headers": {},
+    "timestamp": None,
+    "payload": "avro",
+    "registry": "http://127.0.0.1:9",
+}
 
 
 @pytest.fixture
@@ -52,13 +61,22 @@ def encoded(value: Any) -> bytes:
 
 def record(kind: Any) -> bytes:
     """The schema of a record with one field `v`."""
-    return json.dumps({"type": "record", "name": "R", "fields": [{"name": "v", "type": kind}]}).encode()
+    return json.dumps(
+        {"type": "record", "name": "R", "fields": [{"name": "v", "type": kind}]}
+    ).encode()
 
 
-def read(session: SparkSession, declared: str, values: list[tuple[Any, Any]], **more: Any) -> list[tuple[Any, str | None]]:
-    """(value, what is wrong) of each (type, value), declared as one type; each has a schema of its own."""
+def read(
+    session: SparkSession, declared: str, values: list[tuple[Any, Any]], **more: Any
+) -> list[tuple[Any, str | None]]:
+    """(value, what is wrong) of each (type, value), declared as one type.
+
+    Each has a schema of its own.
+    """
     known = {n: record(kind) for n, (kind, _) in enumerate(values)}
-    messages = [b"\0" + n.to_bytes(4, "big") + encoded(value) for n, (_, value) in enumerate(values)]
+    messages = [
+        b"\0" + n.to_bytes(4, "big") + encoded(value) for n, (_, value) in enumerate(values)
+    ]
     columns = {"at": "timestamp", "v": declared}
     beside = {**PLAIN, "timestamp": "at"}
     found = rows(session, messages, known, kafka=beside, schema=columns, **more)
@@ -71,8 +89,18 @@ def logical(name: str) -> dict[str, str]:
 
 
 def test_numbers_fit_or_are_told(avro: SparkSession) -> None:
-    """The rule of objects (docs/decisions/0010) is the rule of messages: nothing is rounded, cut or made null."""
-    values = [("double", 2.0), ("double", 1.5), ("long", 1 << 40), ("string", "12"), ("string", "abc"), (["null", "long"], 1)]
+    """The rule of objects (docs/decisions/0010) is the rule of messages.
+
+    Nothing is rounded, cut or made null.
+    """
+    values = [
+        ("double", 2.0),
+        ("double", 1.5),
+        ("long", 1 << 40),
+        ("string", "12"),
+        ("string", "abc"),
+        (["null", "long"], 1),
+    ]
     assert read(avro, "long", [*values[:5]]) == [
         (2, None),
         (None, "v is double, declared long: 1.5"),
@@ -80,8 +108,13 @@ def test_numbers_fit_or_are_told(avro: SparkSession) -> None:
         (12, None),
         (None, "v is string, declared long: abc"),
     ]
-    assert read(avro, "int", [("long", 1 << 40), ("long", 7)]) == [(None, f"v is bigint, declared int: {1 << 40}"), (7, None)]
-    assert read(avro, "double", [("long", (1 << 53) + 1)]) == [(None, f"v is bigint, declared double: {(1 << 53) + 1}")]
+    assert read(avro, "int", [("long", 1 << 40), ("long", 7)]) == [
+        (None, f"v is bigint, declared int: {1 << 40}"),
+        (7, None),
+    ]
+    assert read(avro, "double", [("long", (1 << 53) + 1)]) == [
+        (None, f"v is bigint, declared double: {(1 << 53) + 1}")
+    ]
     assert read(avro, "string", [("string", b"\xff"), ("string", "x")]) == [
         (None, "v is string, declared string: \ufffd"),
         ("x", None),
@@ -89,14 +122,32 @@ def test_numbers_fit_or_are_told(avro: SparkSession) -> None:
 
 
 def test_times_fit_or_are_told(avro: SparkSession) -> None:
-    """A plain number is no time unless the source says its unit; a local one needs the source's zone."""
-    times = [(logical("timestamp-millis"), MILLIS), ("long", MILLIS), ("string", "2026-03-01T11:00:00+01:00")]
-    instants = [(value and value.astimezone(UTC), why) for value, why in read(avro, "timestamp", times)]
-    assert instants == [(AT, None), (None, f"v is bigint, declared timestamp: {MILLIS}"), (AT, None)]
+    """A plain number is no time unless the source says its unit.
+
+    A local one needs the source's zone.
+    """
+    times = [
+        (logical("timestamp-millis"), MILLIS),
+        ("long", MILLIS),
+        ("string", "2026-03-01T11:00:00+01:00"),
+    ]
+    instants = [
+        (value and value.astimezone(UTC), why) for value, why in read(avro, "timestamp", times)
+    ]
+    assert instants == [
+        (AT, None),
+        (None, f"v is bigint, declared timestamp: {MILLIS}"),
+        (AT, None),
+    ]
     with_unit = read(avro, "timestamp", times[:2], parse={"timestamps": "ms"})
-    assert [(value.astimezone(UTC), why) for value, why in with_unit] == [(AT, None)] * 2, "the schema's own time has its unit"
+    assert [(value.astimezone(UTC), why) for value, why in with_unit] == [(AT, None)] * 2, (
+        "the schema's own time has its unit"
+    )
     local = [(logical("local-timestamp-millis"), MILLIS)]
-    assert read(avro, "timestamp", local)[0][1] == "v is timestamp_ntz, declared timestamp: 2026-03-01 10:00:00"
+    assert (
+        read(avro, "timestamp", local)[0][1]
+        == "v is timestamp_ntz, declared timestamp: 2026-03-01 10:00:00"
+    )
     ((value, why),) = read(avro, "timestamp", local, timezone="America/New_York")
     assert (value.astimezone(UTC), why) == (AT.replace(hour=15), None)
 
@@ -110,7 +161,10 @@ def test_a_damaged_record_is_told(avro: SparkSession) -> None:
         kafka={**PLAIN, "timestamp": "at"},
         schema={"at": "timestamp", "v": "double"},
     )
-    assert [(row["v"], row["_why"]) for row in found] == [(None, "the message is not a record of the schema"), (1.5, None)]
+    assert [(row["v"], row["_why"]) for row in found] == [
+        (None, "the message is not a record of the schema"),
+        (1.5, None),
+    ]
 
 
 def test_schemas_that_cannot_be_used(avro: SparkSession) -> None:
@@ -128,8 +182,20 @@ def test_schemas_that_cannot_be_used(avro: SparkSession) -> None:
         kafka={**PLAIN, "timestamp": "at"},
         schema={"at": "timestamp", "v": "long"},
     )
-    assert [(row["v"], row["_schema"]) for row in found] == [(7, None), (None, 2), (None, 3), (None, 4)]
-    begins = [f"the message was written with schema {number}, which cannot be used: " for number in (2, 3, 4)]
-    reasons = ["it refers to other schemas", "no Avro record schema", "Spark cannot read the Avro schema"]
+    assert [(row["v"], row["_schema"]) for row in found] == [
+        (7, None),
+        (None, 2),
+        (None, 3),
+        (None, 4),
+    ]
+    begins = [
+        f"the message was written with schema {number}, which cannot be used: "
+        for number in (2, 3, 4)
+    ]
+    reasons = [
+        "it refers to other schemas",
+        "no Avro record schema",
+        "Spark cannot read the Avro schema",
+    ]
     for row, begin, reason in zip(found[1:], begins, reasons, strict=True):
         assert row["_why"].startswith(begin + reason), row["_why"]

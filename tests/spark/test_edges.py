@@ -1,4 +1,7 @@
-"""Edge events on Spark: against the reference mover on random edges and cuts, and through restores."""
+"""Edge events on Spark.
+
+Against the reference mover on random edges and cuts, and through restores.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.oracle.mover import ReferenceMover
 from tests.spark.agreement import COLUMNS, SECOND, Pair, Row, Side, spec_of
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.reference.mover import ReferenceMover
+from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:
@@ -30,7 +33,12 @@ AGGREGATES = {
     "last": "last(n)",
     "all_of": "collect(n)",
 }
-MANY = {"read": ["SMALL_ROWS"], "arranged": ["ARRANGED_ROWS"], "windows": ["MERGE_ROWS"], "ranges": ["RANGE_ROWS"]}
+MANY = {
+    "read": ["SMALL_ROWS"],
+    "arranged": ["ARRANGED_ROWS"],
+    "windows": ["MERGE_ROWS"],
+    "ranges": ["RANGE_ROWS"],
+}
 MANY |= {module: ["FETCH_ROWS"] for module in ("write", "epoch", "late", "known", "edges")}
 
 
@@ -56,20 +64,38 @@ def rows_of(draw: random.Random, around: int) -> list[Row]:
     """Starts, ends and other rows about a time, some of them behind, some equal."""
     rows: list[Row] = []
     for _ in range(draw.randint(0, 9)):
-        time = (around + draw.randint(0, 8) - draw.choice([0, 0, 0, 1, 3, 12])) * SECOND + draw.choice([0, 0, 500_000])
+        time = (
+            around + draw.randint(0, 8) - draw.choice([0, 0, 0, 1, 3, 12])
+        ) * SECOND + draw.choice([0, 0, 500_000])
         what = draw.choice(["start", "start", "end", "end", "else", None])
         value = draw.choice([None, draw.randint(0, 64) / 4])
-        rows.append({"t": time, "kind": what, "k": draw.choice([None, "x", "y"]), "n": draw.randint(0, 5), "v": value})
+        rows.append(
+            {
+                "t": time,
+                "kind": what,
+                "k": draw.choice([None, "x", "y"]),
+                "n": draw.randint(0, 5),
+                "v": value,
+            }
+        )
     return rows
 
 
 def run_case(session: SparkSession, tmp_path: Path, seed: int, epochs: int) -> Pair:
-    """One random pipeline: two sources with edges under other keys and one without, silences, and cuts anywhere."""
+    """One random pipeline.
+
+    Two sources with edges under other keys and one without, silences, and cuts anywhere.
+    """
     draw = random.Random(seed)
     edges = [{"kind": "kind", "keys": ["k"]}, {"kind": "kind", "keys": ["n", "k"]}, None]
     lags = draw.choice([("0", "2s", "0"), ("5s", "5s", "5s"), ("10s", "0", "1s")])
-    sources = {name: {"lag": lag, "edges": e} for name, lag, e in zip("abc", lags, edges, strict=True)}
-    release = {"mode": draw.choice(["ordered", "pass_through", "commit"]), "on_late": draw.choice(["side_output", "drop"])}
+    sources = {
+        name: {"lag": lag, "edges": e} for name, lag, e in zip("abc", lags, edges, strict=True)
+    }
+    release = {
+        "mode": draw.choice(["ordered", "pass_through", "commit"]),
+        "on_late": draw.choice(["side_output", "drop"]),
+    }
     pair = Pair(spec_of(sources, windows=windows_of(draw), release=release), session, tmp_path)
     around = draw.choice([0, -50])
     for epoch in range(epochs):
@@ -91,11 +117,16 @@ def test_movers_agree_on_edges(session: SparkSession, tmp_path: Path, seed: int)
 
 
 @pytest.mark.timeout(900)
-def test_movers_agree_on_many_edges(session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_movers_agree_on_many_edges(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The plans for many rows give what those for few rows give."""
     for module, limits in MANY.items():
         for limit in limits:
-            monkeypatch.setattr(f"tidegate.jobs.spark.{module}.{limit}", {"RANGE_ROWS": 3, "ARRANGED_ROWS": -1}.get(limit, 0))
+            monkeypatch.setattr(
+                f"tidegate.jobs.spark.{module}.{limit}",
+                {"RANGE_ROWS": 3, "ARRANGED_ROWS": -1}.get(limit, 0),
+            )
     run_case(session, tmp_path, seed=1, epochs=2)
 
 
@@ -116,7 +147,9 @@ def edge(second: int, what: str | None, key: str = "x", number: int = 1) -> Row:
 
 def told(pair: Pair) -> list[tuple[str, int, int, int]]:
     """(key, window start, rows, greatest n) of all results."""
-    return sorted((r["k"], int(r["window_start"].timestamp()), r["rows"], r["top"]) for r in pair.table("w"))
+    return sorted(
+        (r["k"], int(r["window_start"].timestamp()), r["rows"], r["top"]) for r in pair.table("w")
+    )
 
 
 def restored(pair: Pair, spec: PipelineSpec, session: SparkSession, folder: Path) -> Pair:
@@ -140,29 +173,42 @@ def test_an_edge_that_is_open_at_a_restore_goes_on(session: SparkSession, tmp_pa
     pair = Pair(spec_of({"a": MACHINES}, windows={"w": WINDOW}), session, tmp_path)
     pair.put("a", [edge(3, "start", number=7), edge(4, "start", "y"), edge(12, None, "z")])
     pair.run(0)
-    assert [(ref.kind, ref.rows, ref.min_time) for ref in pair.sides["spark"].segments if ref.kind == "edges"] == [
-        ("edges", 2, 3 * SECOND)
-    ]
+    assert [
+        (ref.kind, ref.rows, ref.min_time)
+        for ref in pair.sides["spark"].segments
+        if ref.kind == "edges"
+    ] == [("edges", 2, 3 * SECOND)]
     before = session.conf.get("spark.sql.shuffle.partitions") or "1"
     try:
         session.conf.set("spark.sql.shuffle.partitions", "7")
         pair = restored(pair, pair.spec, session, tmp_path / "other")
         pair.put("a", [edge(25, "end", "y"), edge(31, None, "z")])
         spark, _ = pair.run(SECOND)
-        assert sum(ref.rows for ref in spark.segments if ref.kind == "edges") == 1  # released at its end, the other retained
+        assert (
+            sum(ref.rows for ref in spark.segments if ref.kind == "edges") == 1
+        )  # released at its end, the other retained
         pair.put("a", [edge(33, "end"), edge(95, None, "z")])
         spark, _ = pair.run(2 * SECOND)
         assert not any(ref.kind == "edges" for ref in spark.segments)
     finally:
         session.conf.set("spark.sql.shuffle.partitions", before)
-    expected = [("x", start, 1, 7) for start in (0, 10, 20, 30)] + [("y", start, 1, 1) for start in (0, 10, 20)]
+    expected = [("x", start, 1, 7) for start in (0, 10, 20, 30)] + [
+        ("y", start, 1, 1) for start in (0, 10, 20)
+    ]
     assert told(pair) == [*expected, ("z", 10, 1, 1), ("z", 30, 1, 1)]
 
 
 def test_under_another_spec_open_edges_go_on(session: SparkSession, tmp_path: Path) -> None:
-    """A column that is new is null in them, a window that is new counts them; a source that is gone takes its edges along."""
+    """A column that is new is null in them, a window that is new counts them.
+
+    A source that is gone takes its edges along.
+    """
     release = {"mode": "pass_through"}  # a column is added only where no rows wait to leave
-    pair = Pair(spec_of({"a": MACHINES, "b": MACHINES}, windows={"w": WINDOW}, release=release), session, tmp_path)
+    pair = Pair(
+        spec_of({"a": MACHINES, "b": MACHINES}, windows={"w": WINDOW}, release=release),
+        session,
+        tmp_path,
+    )
     pair.put("a", [edge(3, "start"), edge(6, None, "z")])
     pair.put("b", [edge(4, "start", "y"), edge(6, None, "z")])
     pair.run(0)

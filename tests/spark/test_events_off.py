@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-WINDOWS = {"w": {"kind": "tumbling", "size": "10s", "keys": ["k"], "aggregates": {"n": "count(*)", "s": "sum(v)"}}}
+WINDOWS = {
+    "w": {
+        "kind": "tumbling",
+        "size": "10s",
+        "keys": ["k"],
+        "aggregates": {"n": "count(*)", "s": "sum(v)"},
+    }
+}
 
 
 TASKS = ("epoch", "late", "write")
@@ -24,18 +31,24 @@ TASKS = ("epoch", "late", "write")
 def test_windows_and_late_rows_without_events(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: tuple[str, ...]
 ) -> None:
-    """Both movers count what left, write windows and late rows, and no event: few rows, many of which few are late, and many."""
+    """Both movers count what left, write windows and late rows, and no event.
+
+    Few rows, many of which few are late, and many.
+    """
     if many:
-        monkeypatch.setattr("tidegate.jobs.spark.read.SMALL_ROWS", 0)
+        monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
     for module in many:
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     if "known" in many:
-        monkeypatch.setattr("tidegate.jobs.spark.windows.MERGE_ROWS", 0)
+        monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
     spec = spec_of(release={"mode": "pass_through"}, outputs={"events": False}, windows=WINDOWS)
     pair = Pair(spec, session, tmp_path)
     for epoch, times in enumerate(([1, 2, 14], [15, 31, 3], [4, 40])):
         for source in ("a", "b"):
-            pair.put(source, [{"t": t * SECOND, "kind": "data", "k": "x", "n": 1, "v": 0.5} for t in times])
+            pair.put(
+                source,
+                [{"t": t * SECOND, "kind": "data", "k": "x", "n": 1, "v": 0.5} for t in times],
+            )
         pair.run(epoch * SECOND)
     moved, _ = pair.run(10 * SECOND, done=True)
     assert moved.files.get("events", ()) == ()
@@ -44,12 +57,23 @@ def test_windows_and_late_rows_without_events(
     assert (accepted + late, late) == (16, 2)
 
 
-def test_a_warm_epoch_compiles_no_code(session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frontiers and epoch numbers are no part of the code that Spark generates: three epochs in a row run what was there."""
-    monkeypatch.setattr("tidegate.jobs.spark.read.SMALL_ROWS", 4)  # the eight rows of a cut are many, its late ones few
+def test_a_warm_epoch_compiles_no_code(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frontiers and epoch numbers are no part of the code that Spark generates.
+
+    Three epochs in a row run what was there.
+    """
+    monkeypatch.setattr(
+        "tidegate.jobs.spark.cut_reader.SMALL_ROWS", 4
+    )  # the eight rows of a cut are many, its late ones few
     for module in TASKS:
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
-    pair = Pair(spec_of(release={"mode": "pass_through"}, outputs={"events": False}, windows=WINDOWS), session, tmp_path)
+    pair = Pair(
+        spec_of(release={"mode": "pass_through"}, outputs={"events": False}, windows=WINDOWS),
+        session,
+        tmp_path,
+    )
     assert session._jvm is not None
     metrics = session._jvm.org.apache.spark.metrics.source.CodegenMetrics
     compiled: list[int] = []
@@ -58,7 +82,10 @@ def test_a_warm_epoch_compiles_no_code(session: SparkSession, tmp_path: Path, mo
         assert epoch < 20, compiled  # threads may plan a stage in another way, now and then
         for source in ("a", "b"):
             times = [epoch * 20 + t for t in (21, 35, 39, 3)]
-            pair.put(source, [{"t": t * SECOND, "kind": "data", "k": "x", "n": 1, "v": 0.5} for t in times])
+            pair.put(
+                source,
+                [{"t": t * SECOND, "kind": "data", "k": "x", "n": 1, "v": 0.5} for t in times],
+            )
         pair.run(epoch * SECOND)
         compiled.append(metrics.METRIC_COMPILATION_TIME().getCount())
     assert pair.table("late")

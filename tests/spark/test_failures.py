@@ -7,20 +7,28 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidegate.jobs.spark.failures import SPARK_ERRORS, detect_lost_executors, extract_cause
+from tidegate.jobs.spark.spark_session import SPARK_ERRORS, detect_lost_executors, extract_cause
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.skipif(shutil.which("java") is None, reason="needs a JVM")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(shutil.which("java") is None, reason="needs a JVM"),
+]
 
 
 def test_a_job_that_fails_in_its_tasks(session: SparkSession) -> None:
     """Whether it comes as PySpark's error or as Py4J's, it is caught, and the line names the cause."""
-    for query in ("select raise_error('no such tide') from range(1)", "select * from no_such_table"):
+    for query in (
+        "select raise_error('no such tide') from range(1)",
+        "select * from no_such_table",
+    ):
         with pytest.raises(SPARK_ERRORS) as failed:
             session.sql(query).collect()
-        assert "tide" in extract_cause(failed.value) or "no_such_table" in extract_cause(failed.value)
+        assert "tide" in extract_cause(failed.value) or "no_such_table" in extract_cause(
+            failed.value
+        )
         assert "\n" not in extract_cause(failed.value)
         assert detect_lost_executors("p", failed.value) is None
 
@@ -28,7 +36,8 @@ def test_a_job_that_fails_in_its_tasks(session: SparkSession) -> None:
 def test_lost_executors_are_the_worlds_fault() -> None:
     """In the words of Spark's scheduler."""
     words = (
-        "Job aborted due to stage failure: Task 3 failed 4 times, most recent failure: ExecutorLostFailure (executor 1 exited)"
+        "Job aborted due to stage failure: Task 3 failed 4 times, most recent failure:"
+        " ExecutorLostFailure (executor 1 exited)"
     )
     found = detect_lost_executors("p", RuntimeError(words))
     assert found is not None

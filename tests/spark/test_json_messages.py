@@ -1,4 +1,7 @@
-"""Thousands of odd JSON messages: what is read as a value is what its text, cast, would have been."""
+"""Thousands of odd JSON messages.
+
+What is read as a value is what its text, cast, would have been.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests.spark.test_kafka import rows
-from tidegate.jobs.spark import payloads
+from tidegate.jobs.spark import kafka_payloads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,18 +27,73 @@ COLUMNS: Final = {
     "price": "decimal(6,2)",
     "s": "string",
 }
-INTEGERS: Final = ["0", "-0", "7", "-7", "2147483648", "9223372036854775808", "12345678901234567890123"]
+INTEGERS: Final = [
+    "0",
+    "-0",
+    "7",
+    "-7",
+    "2147483648",
+    "9223372036854775808",
+    "12345678901234567890123",
+]
 NUMBERS: Final = [*INTEGERS, "1.5", "-0.0", "1.0", "1e3", "1.10", "0.1234567890123456789"]
-QUOTED: Final = ["7", " 7 ", "1.5", "NaN", "Infinity", "true", "a: b", 'a\\":b', "\\u0041", "\\ud83d", "ä ☃"]
+QUOTED: Final = [
+    "7",
+    " 7 ",
+    "1.5",
+    "NaN",
+    "Infinity",
+    "true",
+    "a: b",
+    'a\\":b',
+    "\\u0041",
+    "\\ud83d",
+    "ä ☃",
+]
 TEXTS: Final = ['""', *(f'"{text}"' for text in QUOTED)]
 TIMES: Final = ['"2026-03-01T10:00:00Z"', '"2026-03-01T10:00:00"', "1767225600500"]
-NESTED: Final = ["{}", "[]", '{"n": 1}', '[1, {"s": null}]', '{"s":"\\"n\\":"}', '{"z": NaN}', "[" * 1200 + "]" * 1200]
+NESTED: Final = [
+    "{}",
+    "[]",
+    '{"n": 1}',
+    '[1, {"s": null}]',
+    '{"s":"\\"n\\":"}',
+    '{"z": NaN}',
+    "[" * 1200 + "]" * 1200,
+]
 BEYOND: Final = ["1e999", "-1e999", "4.9e-324", "1" * 1500]
 NO_JSON: Final = ["NaN", "01", "+1", ".5", "'x'", "True", "", '"open', '"a\tb"', '"\\q"']
 LITERALS: Final = [*NUMBERS, *TEXTS, *TIMES, *NESTED, *BEYOND, *NO_JSON, "null", "true", "false"]
-OTHER_KEYS: Final = ['"y"', '"s"', '"\\u006e"', '"x\\"s"', '"N"', '""', "n", '"m"', f'"{payloads._CORRUPT_COLUMN}"']
+OTHER_KEYS: Final = [
+    '"y"',
+    '"s"',
+    '"\\u006e"',
+    '"x\\"s"',
+    '"N"',
+    '""',
+    "n",
+    '"m"',
+    f'"{kafka_payloads._CORRUPT_COLUMN}"',
+]
 COLONS: Final = [":"] * 6 + [": ", " :", "\t: ", "\n:", "::", ""]
-WHOLE: Final = [*("", " ", "null", "1", "[]", "[{}]", '[{"n":1}]', "{}", " {}", "{} x", '{"n":1,}', "/*c*/{}", "\ufeff{}"), None]
+WHOLE: Final = [
+    *(
+        "",
+        " ",
+        "null",
+        "1",
+        "[]",
+        "[{}]",
+        '[{"n":1}]',
+        "{}",
+        " {}",
+        "{} x",
+        '{"n":1,}',
+        "/*c*/{}",
+        "\ufeff{}",
+    ),
+    None,
+]
 
 
 def messages(seed: int, size: int) -> list[str]:
@@ -44,10 +102,16 @@ def messages(seed: int, size: int) -> list[str]:
     known = [f'"{name}"' for name in COLUMNS]
     found = []
     for _ in range(size):
-        keys = dice.sample(known, dice.randint(0, 3)) + dice.sample([*known, *OTHER_KEYS], dice.choice((0, 0, 0, 1, 2)))
+        keys = dice.sample(known, dice.randint(0, 3)) + dice.sample(
+            [*known, *OTHER_KEYS], dice.choice((0, 0, 0, 1, 2))
+        )
         colon = dice.choice(COLONS)
         text = "{" + ",".join(f"{key}{colon}{dice.choice(LITERALS)}" for key in keys) + "}"
-        found.append(dice.choice((*[text] * 9, text[:-1], f"[{text}]", f"{text} {{", text.replace(",", ",,"))))
+        found.append(
+            dice.choice(
+                (*[text] * 9, text[:-1], f"[{text}]", f"{text} {{", text.replace(",", ",,"))
+            )
+        )
     return found
 
 
@@ -57,17 +121,23 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("added", ["dead_letter", "ignore"])
-def test_values_are_what_their_texts_would_be(session: SparkSession, added: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_what_their_texts_would_be(
+    session: SparkSession, added: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once as the driver reads messages, once with every field taken as text."""
     own: dict[str, Any] = {
         "kafka": {"key": None, "headers": {}, "timestamp": None},
         "schema": COLUMNS,
         "evolution": {"added": added, "renamed": {"m": "n"}},
     }
-    one = [f'{{"at":"2026-03-01T10:00:00Z","{name}":{literal}}}' for name in COLUMNS for literal in LITERALS]
+    one = [
+        f'{{"at":"2026-03-01T10:00:00Z","{name}":{literal}}}'
+        for name in COLUMNS
+        for literal in LITERALS
+    ]
     given = [*WHOLE, *one, *messages(1, 2000)]
     as_values = rows(session, given, **own)
-    monkeypatch.setattr(payloads, "_NATIVE_JSON_TYPES", {})
+    monkeypatch.setattr(kafka_payloads, "_NATIVE_JSON_TYPES", {})
     as_texts = rows(session, given, **own)
     for message, value, text in zip(given, as_values, as_texts, strict=True):
         assert comparable(value) == comparable(text), message

@@ -1,4 +1,7 @@
-"""Messages decoded by Spark: values, bad messages, tombstones, headers, keys. No broker: the frame has Kafka's columns."""
+"""Messages decoded by Spark: values, bad messages, tombstones, headers, keys.
+
+No broker: the frame has Kafka's columns.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import (
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from tidegate.jobs.driver.troubles import classify_error
-from tidegate.jobs.sources.registry import UnusableSchema
-from tidegate.jobs.spark.kafka import _translate_job_error
-from tidegate.jobs.spark.payloads import decode_messages
-from tidegate.jobs.spec.errors import PoisonError, TransientError
+from tidegate.errors import PoisonError, TransientError
+from tidegate.jobs.driver.error_classification import classify_error
+from tidegate.jobs.sources.schema_registry import UnusableSchema
+from tidegate.jobs.spark.kafka_payloads import decode_messages
+from tidegate.jobs.spark.kafka_staging import _translate_job_error
 from tidegate.jobs.spec.pipeline import SourceSpec
 
 if TYPE_CHECKING:
@@ -24,7 +31,14 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark]
 
-COLUMNS = {"at": "timestamp", "n": "long", "who": "string", "origin": "string", "sent": "timestamp", "price": "decimal(6,2)"}
+COLUMNS = {
+    "at": "timestamp",
+    "n": "long",
+    "who": "string",
+    "origin": "string",
+    "sent": "timestamp",
+    "price": "decimal(6,2)",
+}
 KAFKA = {"key": "who", "headers": {"origin": "from"}, "timestamp": "sent"}
 SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, "
@@ -35,8 +49,13 @@ SENT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 def spec_of(**more: Any) -> SourceSpec:
     """The topic with these columns."""
-    raw = {"kind": "kafka", "kafka": {"servers": "b:9092", "topic": "t", **KAFKA, **more.pop("kafka", {})}}
-    return SourceSpec.model_validate({**raw, "schema": COLUMNS, "event_time": "at", "lag": "1s", **more})
+    raw = {
+        "kind": "kafka",
+        "kafka": {"servers": "b:9092", "topic": "t", **KAFKA, **more.pop("kafka", {})},
+    }
+    return SourceSpec.model_validate(
+        {**raw, "schema": COLUMNS, "event_time": "at", "lag": "1s", **more}
+    )
 
 
 def rows(
@@ -51,7 +70,15 @@ def rows(
     """The decoded messages."""
     headers = [("from", bytearray(b"old")), ("from", bytearray(header)), ("x", None)]
     data = [
-        (bytearray(key), v if v is None else bytearray(v.encode() if isinstance(v, str) else v), "t", 0, n, SENT, headers)
+        (
+            bytearray(key),
+            v if v is None else bytearray(v.encode() if isinstance(v, str) else v),
+            "t",
+            0,
+            n,
+            SENT,
+            headers,
+        )
         for n, v in enumerate(values)
     ]
     found = decode_messages(session.createDataFrame(data, SCHEMA), spec_of(**more), known).collect()
@@ -59,7 +86,10 @@ def rows(
 
 
 def test_messages(session: SparkSession) -> None:
-    """Good ones have typed values with key, header and timestamp beside; bad ones have a reason, their text, and no values."""
+    """Good ones have typed values with key, header and timestamp beside.
+
+    Bad ones have a reason, their text, and no values.
+    """
     good = '{"at": "2026-03-01T10:00:00+01:00", "n": 7, "price": 1.5}'
     found = rows(
         session,
@@ -74,7 +104,13 @@ def test_messages(session: SparkSession) -> None:
             '{"n": 1}',
         ],
     )
-    assert (found[0]["n"], found[0]["who"], found[0]["origin"], str(found[0]["price"]), found[0]["_why"]) == (
+    assert (
+        found[0]["n"],
+        found[0]["who"],
+        found[0]["origin"],
+        str(found[0]["price"]),
+        found[0]["_why"],
+    ) == (
         7,
         "ann",
         "phone",
@@ -97,7 +133,10 @@ def test_messages(session: SparkSession) -> None:
 
 
 def test_one_pass_is_as_exact_as_two(session: SparkSession) -> None:
-    """The last of two equal keys counts; what is not JSON by the letter is none; nested values are text; nulls are nulls."""
+    """The last of two equal keys counts.
+
+    What is not JSON by the letter is none; nested values are text; nulls are nulls.
+    """
     at = '"at": "2026-03-01T10:00:00Z"'
     found = rows(
         session,
@@ -142,12 +181,20 @@ def test_options(session: SparkSession) -> None:
     )
     assert [row["_why"] for row in found] == [None, None]
     assert (found[0]["at"].timestamp(), found[0]["n"]) == (1767225600.5, 3)
-    assert (found[1]["n"], found[1]["who"], found[1]["sent"].timestamp()) == (None, "ann", SENT.timestamp())
+    assert (found[1]["n"], found[1]["who"], found[1]["sent"].timestamp()) == (
+        None,
+        "ann",
+        SENT.timestamp(),
+    )
 
 
 def test_no_column_from_the_payload(session: SparkSession) -> None:
     """All may come from beside it; it has to be an object all the same."""
-    beside: dict[str, Any] = {"schema": {"who": "string", "sent": "timestamp"}, "event_time": "sent", "kafka": {"headers": {}}}
+    beside: dict[str, Any] = {
+        "schema": {"who": "string", "sent": "timestamp"},
+        "event_time": "sent",
+        "kafka": {"headers": {}},
+    }
     found = rows(session, ["{}", '{"x": 1}', "x"], **beside)
     assert [(row["who"], row["_why"]) for row in found] == [
         ("ann", None),
@@ -160,18 +207,36 @@ def test_odd_keys_and_headers(session: SparkSession) -> None:
     """What does not fit its column, or is no text, is a fault of its message and of no other."""
     good = '{"at": "2026-03-01T10:00:00Z"}'
     typed: dict[str, Any] = {"schema": {**COLUMNS, "origin": "long"}}
-    assert [(row["origin"], row["_why"]) for row in rows(session, [good], header=b"7", **typed)] == [(7, None)]
-    assert [row["_why"] for row in rows(session, [good], header=b"x", **typed)] == ["origin is no long: x"]
-    assert [row["_why"] for row in rows(session, [good], header=b"\xff")] == ["origin is not UTF-8: 0xFF"]
-    assert [row["_why"] for row in rows(session, [good], key=b"a\xc3")] == ["who is not UTF-8: 0x61C3"]
+    assert [
+        (row["origin"], row["_why"]) for row in rows(session, [good], header=b"7", **typed)
+    ] == [(7, None)]
+    assert [row["_why"] for row in rows(session, [good], header=b"x", **typed)] == [
+        "origin is no long: x"
+    ]
+    assert [row["_why"] for row in rows(session, [good], header=b"\xff")] == [
+        "origin is not UTF-8: 0xFF"
+    ]
+    assert [row["_why"] for row in rows(session, [good], key=b"a\xc3")] == [
+        "who is not UTF-8: 0x61C3"
+    ]
     raw = rows(session, [good], key=b"a\xc3", schema={**COLUMNS, "who": "binary"})
     assert [(bytes(row["who"]), row["_why"]) for row in raw] == [(b"a\xc3", None)]
 
 
 def test_text_that_is_none(session: SparkSession) -> None:
-    """Bytes that are not UTF-8 are told, and shown as far as they are text; also the key of a tombstone."""
-    found = rows(session, [b'{"at": "2026-03-01T10:00:00Z", "n": 1, "who": "\xff"}', b"\xff", None], key=b"\xfe")
-    assert [row["_why"] for row in found] == [*["the message is not UTF-8"] * 2, "a tombstone: the message has no value"]
+    """Bytes that are not UTF-8 are told, and shown as far as they are text.
+
+    Also the key of a tombstone.
+    """
+    found = rows(
+        session,
+        [b'{"at": "2026-03-01T10:00:00Z", "n": 1, "who": "\xff"}', b"\xff", None],
+        key=b"\xfe",
+    )
+    assert [row["_why"] for row in found] == [
+        *["the message is not UTF-8"] * 2,
+        "a tombstone: the message has no value",
+    ]
     assert [row["_text"] for row in found] == [
         '{"at": "2026-03-01T10:00:00Z", "n": 1, "who": "\ufffd"}',
         "\ufffd",
@@ -181,7 +246,11 @@ def test_text_that_is_none(session: SparkSession) -> None:
 
 def test_numbers_beyond_time(session: SparkSession) -> None:
     """A time in nanoseconds, where milliseconds are declared, is a bad value and no overflow."""
-    found = rows(session, ['{"at": 1767225600500000000}', '{"at": 1767225600500}'], parse={"timestamps": "ms"})
+    found = rows(
+        session,
+        ['{"at": 1767225600500000000}', '{"at": 1767225600500}'],
+        parse={"timestamps": "ms"},
+    )
     assert [row["_why"] for row in found] == ["at is no timestamp: 1767225600500000000", None]
 
 
@@ -189,14 +258,30 @@ FIELD = FieldDescriptorProto
 
 
 def proto() -> bytes:
-    """Messages shop.Other {n = 1: text} and shop.Click {at = 1: a time, n = 2: a number, price = 3: text, kind = 4: an enum}."""
-    file = FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3", dependency=["google/protobuf/timestamp.proto"])
+    """Messages shop.Other {n = 1.
+
+    Text} and shop.Click {at = 1: a time, n = 2: a number, price = 3: text, kind = 4: an enum}.
+    """
+    file = FileDescriptorProto(
+        name="shop.proto",
+        package="shop",
+        syntax="proto3",
+        dependency=["google/protobuf/timestamp.proto"],
+    )
     kind = file.enum_type.add(name="Kind")
     kind.value.add(name="BUY", number=0)
     kind.value.add(name="SELL", number=1)
-    file.message_type.add(name="Other").field.add(name="n", number=1, type=FIELD.TYPE_STRING, label=1)
+    file.message_type.add(name="Other").field.add(
+        name="n", number=1, type=FIELD.TYPE_STRING, label=1
+    )
     click = file.message_type.add(name="Click")
-    click.field.add(name="at", number=1, type=FIELD.TYPE_MESSAGE, type_name=".google.protobuf.Timestamp", label=1)
+    click.field.add(
+        name="at",
+        number=1,
+        type=FIELD.TYPE_MESSAGE,
+        type_name=".google.protobuf.Timestamp",
+        label=1,
+    )
     click.field.add(name="n", number=2, type=FIELD.TYPE_SINT64, label=1)
     click.field.add(name="price", number=3, type=FIELD.TYPE_STRING, label=1)
     click.field.add(name="kind", number=4, type=FIELD.TYPE_ENUM, type_name=".shop.Kind", label=1)
@@ -204,7 +289,13 @@ def proto() -> bytes:
 
 
 AT = bytes([0x0A, 0x06, 0x08, 0x80, 0xEA, 0x8E, 0xCD, 0x06])  # at: 1772336384 s
-PROTO: dict[str, Any] = {"key": None, "headers": {}, "timestamp": None, "payload": "protobuf", "message": "shop.Click"}
+PROTO: dict[str, Any] = {
+    "key": None,
+    "headers": {},
+    "timestamp": None,
+    "payload": "protobuf",
+    "message": "shop.Click",
+}
 PROTO_COLUMNS = {"at": "timestamp", "n": "long", "price": "decimal(6,2)", "kind": "string"}
 
 
@@ -220,7 +311,11 @@ def test_protobuf(session: SparkSession, tmp_path: Path) -> None:
     at = datetime.fromtimestamp(1772336384, UTC)
     assert [(r["n"], str(r["price"]), r["kind"]) for r in found[:1]] == [(-7, "1.50", "SELL")]
     assert found[0]["at"].timestamp() == at.timestamp()
-    assert (found[1]["n"], found[1]["kind"], found[1]["_why"]) == (None, None, "price is no decimal(6,2): ")
+    assert (found[1]["n"], found[1]["kind"], found[1]["_why"]) == (
+        None,
+        None,
+        "price is no decimal(6,2): ",
+    )
     assert [r["_why"] for r in found[2:]] == [
         "the message is no shop.Click",
         "price is no decimal(6,2): ",
@@ -231,11 +326,19 @@ def test_protobuf(session: SparkSession, tmp_path: Path) -> None:
 
 
 def test_protobuf_by_number(session: SparkSession) -> None:
-    """With a registry the first bytes name schema and message; other numbers and other messages are told apart."""
+    """With a registry the first bytes name schema and message.
+
+    Other numbers and other messages are told apart.
+    """
     good = AT + b"\x1a\x011"
     found = rows(
         session,
-        [b"\0\0\0\0\x07\x02\x02" + good, b"\0\0\0\0\x07\x00" + good, b"\0\0\0\0\x08\x02\x02" + good, good],
+        [
+            b"\0\0\0\0\x07\x02\x02" + good,
+            b"\0\0\0\0\x07\x00" + good,
+            b"\0\0\0\0\x08\x02\x02" + good,
+            good,
+        ],
         {7: proto()},
         kafka={**PROTO, "registry": "http://127.0.0.1:9"},
         schema=PROTO_COLUMNS,
@@ -252,7 +355,9 @@ def test_protobuf_by_number(session: SparkSession) -> None:
 
 def test_a_schema_without_the_message(session: SparkSession) -> None:
     """It was registered for something else: its messages are told, the others read."""
-    other = FileDescriptorSet(file=[FileDescriptorProto(name="other.proto", package="other")]).SerializeToString()
+    other = FileDescriptorSet(
+        file=[FileDescriptorProto(name="other.proto", package="other")]
+    ).SerializeToString()
     found = rows(
         session,
         [b"\0\0\0\0\x07\x02\x02" + AT + b"\x1a\x011", b"\0\0\0\0\x09\x00"],
@@ -261,7 +366,8 @@ def test_a_schema_without_the_message(session: SparkSession) -> None:
         schema=PROTO_COLUMNS,
     )
     words = (
-        "the message was written with schema 9, which cannot be used: the Protobuf schema has no message shop.Click of its own"
+        "the message was written with schema 9, which cannot be used: the Protobuf schema has no"
+        " message shop.Click of its own"
     )
     assert [(row["_schema"], row["_why"]) for row in found] == [(None, None), (9, words)]
 
@@ -276,7 +382,11 @@ def test_a_schema_without_the_message(session: SparkSession) -> None:
             "kafka.unavailable",
             "could not be reached",
         ),
-        ("raise_error('[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] gone')", "source.changed", "messages of t were removed"),
+        (
+            "raise_error('[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] gone')",
+            "source.changed",
+            "messages of t were removed",
+        ),
     ],
 )
 def test_a_job_that_fails_is_told_by_what_failed_it(

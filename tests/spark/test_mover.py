@@ -14,7 +14,7 @@ import pytest
 from tests.spark.agreement import SECOND, TIMESTAMP, Pair, spec_of, table_of
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decider import decide
-from tidegate.jobs.eventtime.types import Member
+from tidegate.jobs.eventtime.decision_types import Member
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +65,7 @@ def test_times_of_twelve_bytes_are_instants(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     """INT96, as older Spark writes it, is UTC, also in years that nanoseconds do not reach, whoever reads it."""
-    monkeypatch.setattr("tidegate.jobs.spark.read.SMALL_ROWS", small)
+    monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", small)
     pair = Pair(spec_of({"a": {"lag": "0"}}, release={"mode": "pass_through"}), session, tmp_path)
     far = datetime(2900, 1, 1, tzinfo=UTC)
     rows = table_of([{"t": s * SECOND + 1, "k": "x"} for s in (1, 3, int(far.timestamp()))])
@@ -78,7 +78,14 @@ def test_times_of_twelve_bytes_are_instants(
 
 def test_any_sql_aggregate_over_kept_rows(session: SparkSession, tmp_path: Path) -> None:
     """An aggregate that has no mergeable state is computed over the window's rows of several epochs."""
-    window = {**TUMBLING, "aggregates": {"middle": "sql(percentile(v, 0.5))", "pairs": "sql(count(*) * 2)", "rows": "count(*)"}}
+    window = {
+        **TUMBLING,
+        "aggregates": {
+            "middle": "sql(percentile(v, 0.5))",
+            "pairs": "sql(count(*) * 2)",
+            "rows": "count(*)",
+        },
+    }
     pair = Pair(spec_of({"a": {"lag": "0"}}, windows={"w": window}), session, tmp_path)
     pair.sides["reference"] = pair.sides["spark"]
     mover = pair.spark
@@ -94,9 +101,19 @@ def test_any_sql_aggregate_over_kept_rows(session: SparkSession, tmp_path: Path)
 
 
 def test_zero_rows_of_a_long_gap_wait_at_no_cost(session: SparkSession, tmp_path: Path) -> None:
-    """A gap of ten thousand windows is one row of state until the frontier passes it; late rows then revise what was empty."""
-    window = {**TUMBLING, "zero_rows": True, "lateness": "5s", "aggregates": {"rows": "count(*)", "total": "sum(v)"}}
-    pair = Pair(spec_of({"a": {"lag": "0"}, "b": {"lag": "0"}}, windows={"w": window}), session, tmp_path)
+    """A gap of ten thousand windows is one row of state until the frontier passes it.
+
+    Late rows then revise what was empty.
+    """
+    window = {
+        **TUMBLING,
+        "zero_rows": True,
+        "lateness": "5s",
+        "aggregates": {"rows": "count(*)", "total": "sum(v)"},
+    }
+    pair = Pair(
+        spec_of({"a": {"lag": "0"}, "b": {"lag": "0"}}, windows={"w": window}), session, tmp_path
+    )
     pair.put("a", [{"t": SECOND, "k": "x", "v": 1.0}, {"t": 100_000 * SECOND, "k": "x", "v": 2.0}])
     pair.put("b", [{"t": 5 * SECOND, "k": "y", "v": 1.0}])
     pair.run(0)
@@ -104,11 +121,18 @@ def test_zero_rows_of_a_long_gap_wait_at_no_cost(session: SparkSession, tmp_path
     assert sum(ref.rows for ref in state) == 5  # three windows, and one row for each key
     pair.put("b", [{"t": 43 * SECOND, "k": "x", "v": 1.0}])
     pair.run(SECOND)
-    pair.put("b", [{"t": 38 * SECOND, "k": "x", "v": 8.0}, {"t": 100_001 * SECOND, "k": "y", "v": 1.0}])
+    pair.put(
+        "b", [{"t": 38 * SECOND, "k": "x", "v": 8.0}, {"t": 100_001 * SECOND, "k": "y", "v": 1.0}]
+    )
     pair.run(2 * SECOND)
     pair.run(3 * SECOND, done=True)
-    revised = [row for row in pair.table("w") if row["k"] == "x" and row["window_start"].timestamp() == 30]
-    assert [(row["revision"], row["rows"], row["total"]) for row in revised] == [(0, 0, None), (1, 1, 8.0)]
+    revised = [
+        row for row in pair.table("w") if row["k"] == "x" and row["window_start"].timestamp() == 30
+    ]
+    assert [(row["revision"], row["rows"], row["total"]) for row in revised] == [
+        (0, 0, None),
+        (1, 1, 8.0),
+    ]
 
 
 def test_a_value_that_does_not_fit_is_a_dead_letter(session: SparkSession, tmp_path: Path) -> None:
@@ -118,12 +142,24 @@ def test_a_value_that_does_not_fit_is_a_dead_letter(session: SparkSession, tmp_p
         (pa.float64(), numbers),
         (pa.int64(), [1, 2**24 + 1, 2**53 + 1, 2**53 + 2, 2**31, -(2**40)]),
         (pa.decimal128(12, 2), [Decimal("1.00"), Decimal("1.50"), Decimal("123456789.25")]),
-        (pa.string(), ["1", "1.5", " 2 ", "+3", "1d", "true", "yes", "2020-01-02", "2020-1-2", "1e3", ""]),
+        (
+            pa.string(),
+            ["1", "1.5", " 2 ", "+3", "1d", "true", "yes", "2020-01-02", "2020-1-2", "1e3", ""],
+        ),
         (pa.bool_(), [True, False]),
         (pa.date32(), [date(2020, 1, 2)]),
         (TIMESTAMP, [datetime(2020, 1, 2, 3, 4, tzinfo=UTC)]),
     ]
-    targets = {"string": "s", "boolean": "b", "int": "i", "long": "l", "float": "f", "double": "d", "date": "y", "binary": "x"}
+    targets = {
+        "string": "s",
+        "boolean": "b",
+        "int": "i",
+        "long": "l",
+        "float": "f",
+        "double": "d",
+        "date": "y",
+        "binary": "x",
+    }
     targets |= {"decimal(6,2)": "m", "decimal(20,4)": "n"}
     schema = {"t": "timestamp", **{name: kind for kind, name in targets.items()}}
     source = {"lag": "0", "schema": schema}
@@ -138,27 +174,50 @@ def test_a_value_that_does_not_fit_is_a_dead_letter(session: SparkSession, tmp_p
     assert spark.counters.dead_lettered == 185
 
 
-def test_rows_before_a_tardy_barrier_leave_in_order_and_flagged(session: SparkSession, tmp_path: Path) -> None:
+def test_rows_before_a_tardy_barrier_leave_in_order_and_flagged(
+    session: SparkSession, tmp_path: Path
+) -> None:
     """The rows that a tardy member sent before its barrier leave with `_late`, in order among the others."""
     marks = {"lag": "0", "frontier": "inclusive", "barriers": {"kind": "kind", "types": ["stop"]}}
     release = {"glom": {"dt": "5s"}}
-    pair = Pair(spec_of({"a": marks, "b": marks}, barriers={"timeout": "5s"}, release=release), session, tmp_path)
-    pair.put("a", [{"t": SECOND, "n": 1}, {"t": 2 * SECOND, "kind": "stop"}, {"t": 20 * SECOND, "n": 2}])
+    pair = Pair(
+        spec_of({"a": marks, "b": marks}, barriers={"timeout": "5s"}, release=release),
+        session,
+        tmp_path,
+    )
+    pair.put(
+        "a", [{"t": SECOND, "n": 1}, {"t": 2 * SECOND, "kind": "stop"}, {"t": 20 * SECOND, "n": 2}]
+    )
     pair.put("b", [{"t": 0, "n": 0}])
     pair.run(0)
     pair.run(6 * SECOND)
-    pair.put("b", [{"t": 3 * SECOND, "n": 3}, {"t": 30 * SECOND, "n": 4}, {"t": 2 * SECOND, "kind": "stop"}])
+    pair.put(
+        "b",
+        [{"t": 3 * SECOND, "n": 3}, {"t": 30 * SECOND, "n": 4}, {"t": 2 * SECOND, "kind": "stop"}],
+    )
     pair.run(7 * SECOND)
     pair.run(8 * SECOND, done=True)
     events = sorted(pair.table("events"), key=lambda row: int(row["position"]))
     left = [(row["n"], row["_late"], row["section"]) for row in events]
     assert left == [(0, False, 0), (1, False, 0), (3, True, 1), (2, False, 1), (4, True, 1)]
-    assert [row["rows"] for row in sorted(pair.table("built"), key=lambda row: int(row["number"]))] == [2, 1, 1, 1]
+    assert [
+        row["rows"] for row in sorted(pair.table("built"), key=lambda row: int(row["number"]))
+    ] == [2, 1, 1, 1]
 
 
-def test_a_session_that_grew_after_its_result_is_told_again(session: SparkSession, tmp_path: Path) -> None:
-    """A row joins a session that was told and moves its end past the frontier: the new end is told when it is reached."""
-    window = {"kind": "session", "gap": "10s", "lateness": "30s", "aggregates": {"rows": "count(*)"}}
+def test_a_session_that_grew_after_its_result_is_told_again(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """A row joins a session that was told and moves its end past the frontier.
+
+    The new end is told when it is reached.
+    """
+    window = {
+        "kind": "session",
+        "gap": "10s",
+        "lateness": "30s",
+        "aggregates": {"rows": "count(*)"},
+    }
     pair = Pair(spec_of({"a": {"lag": "0"}}, windows={"w": window}), session, tmp_path)
     for epoch, seconds in enumerate(((0, 20), (15,), (10,), (31,), (60,))):
         pair.put("a", [{"t": s * SECOND} for s in seconds])
@@ -169,8 +228,16 @@ def test_a_session_that_grew_after_its_result_is_told_again(session: SparkSessio
 
 def test_windows_fire_while_they_are_open(session: SparkSession, tmp_path: Path) -> None:
     """`fire_every` shows tumbling windows and sessions as the frontier passes its multiples, and at their end."""
-    common = {"keys": ["k"], "aggregates": {"rows": "count(*)", "total": "sum(v)"}, "fire_every": "5s", "lateness": "5s"}
-    windows = {"w": {"kind": "tumbling", "size": "30s", **common}, "s": {"kind": "session", "gap": "8s", **common}}
+    common = {
+        "keys": ["k"],
+        "aggregates": {"rows": "count(*)", "total": "sum(v)"},
+        "fire_every": "5s",
+        "lateness": "5s",
+    }
+    windows = {
+        "w": {"kind": "tumbling", "size": "30s", **common},
+        "s": {"kind": "session", "gap": "8s", **common},
+    }
     windows["d"] = {**windows["w"], "revisions": "delta"}
     pair = Pair(spec_of({"a": {"lag": "0"}}, windows=windows), session, tmp_path)
     for epoch, seconds in enumerate(((3, 4), (6,), (8, 12), (21,), (29, 31), (27,), (60,))):
@@ -180,8 +247,13 @@ def test_windows_fire_while_they_are_open(session: SparkSession, tmp_path: Path)
 
 
 @pytest.mark.parametrize("emit", ["close", "each_epoch", "complete"])
-def test_what_the_driver_merges_is_what_spark_merges(session: SparkSession, tmp_path: Path, emit: str) -> None:
-    """Simple aggregates are merged without a Spark job; results, revisions and nulls are the reference's, under any `emit`."""
+def test_what_the_driver_merges_is_what_spark_merges(
+    session: SparkSession, tmp_path: Path, emit: str
+) -> None:
+    """Simple aggregates are merged without a Spark job.
+
+    Results, revisions and nulls are the reference's, under any `emit`.
+    """
     aggregates = {
         "rows": "count(*)",
         "filled": "count(v)",
@@ -191,10 +263,21 @@ def test_what_the_driver_merges_is_what_spark_merges(session: SparkSession, tmp_
         "low": "min(n)",
     }
     slides = {"kind": "sliding", "slide": "5s", "keys": ["k", "n"]}
-    windows = {"w": {**TUMBLING, "emit": emit, "aggregates": aggregates}, "s": {**TUMBLING, **slides, "emit": emit}}
+    windows = {
+        "w": {**TUMBLING, "emit": emit, "aggregates": aggregates},
+        "s": {**TUMBLING, **slides, "emit": emit},
+    }
     pair = Pair(spec_of({"a": {"lag": "0"}}, windows=windows), session, tmp_path)
     for epoch, seconds in enumerate(((1, 3, 14), (2, 12, 8), (16, 9, 31), (30, 60))):
-        rows = [{"t": s * SECOND, "k": [None, "x"][s % 2], "n": s % 4 or None, "v": [s / 4, None][s % 3 == 0]} for s in seconds]
+        rows = [
+            {
+                "t": s * SECOND,
+                "k": [None, "x"][s % 2],
+                "n": s % 4 or None,
+                "v": [s / 4, None][s % 3 == 0],
+            }
+            for s in seconds
+        ]
         pair.put("a", rows)
         pair.run(epoch * SECOND)
     pair.run(9 * SECOND, done=True)

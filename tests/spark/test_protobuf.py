@@ -1,4 +1,7 @@
-"""Protobuf messages as texts, by the library alone: single values, lists, maps, messages, and Google's well-known types."""
+"""Protobuf messages as texts, by the library alone.
+
+Single values, lists, maps, messages, and Google's well-known types.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,17 @@ import json
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from tidegate.jobs.spark.protobuf import make_payload_reader, decode_to_texts
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.spark.protobuf_decoding import decode_to_texts, make_payload_reader
 
 FIELD = FieldDescriptorProto
 ONE, MANY = FIELD.LABEL_OPTIONAL, FIELD.LABEL_REPEATED
@@ -49,7 +57,14 @@ def schema(of: str = "shop.proto") -> FileDescriptorProto:
     return file
 
 
-def add(message: DescriptorProto, name: str, number: int, kind: int, label: int = ONE, of: str | None = None) -> None:
+def add(
+    message: DescriptorProto,
+    name: str,
+    number: int,
+    kind: int,
+    label: int = ONE,
+    of: str | None = None,
+) -> None:
     """A field."""
     message.field.add(name=name, number=number, type=kind, label=label, type_name=of)
 
@@ -65,7 +80,9 @@ def order(**values: Any) -> bytes:
         module = __import__(f"google.protobuf.{name}_pb2", fromlist=["DESCRIPTOR"])
         pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
     pool.Add(schema())
-    return bytes(GetMessageClass(pool.FindMessageTypeByName("shop.Order"))(**values).SerializeToString())
+    return bytes(
+        GetMessageClass(pool.FindMessageTypeByName("shop.Order"))(**values).SerializeToString()
+    )
 
 
 def text(name: str, **values: Any) -> str | None:
@@ -83,7 +100,11 @@ def text(name: str, **values: Any) -> str | None:
         ("kinds", {"kinds": [0, 7]}, '["BUY","7"]'),
         ("blobs", {"blobs": [b"\0\xff"]}, '["AP8="]'),
         ("first", {}, None),
-        ("first", {"first": {"name": "é", "amount": 2}}, '{"name":"é","amount":2,"kind":"BUY","parts":[]}'),
+        (
+            "first",
+            {"first": {"name": "é", "amount": 2}},
+            '{"name":"é","amount":2,"kind":"BUY","parts":[]}',
+        ),
         ("tags", {"tags": {"b": 1.5, "a": float("inf")}}, '{"a":"inf","b":1.5}'),
         ("took", {"took": {"seconds": 1, "nanos": 500_000_000}}, "1.500s"),
         ("count", {"count": {"value": 5}}, "5"),
@@ -94,7 +115,10 @@ def text(name: str, **values: Any) -> str | None:
     ],
 )
 def test_fields(name: str, values: dict[str, Any], expected: str | None) -> None:
-    """Lists, maps and messages are JSON; wrappers and times are their values; what is absent is null, and a list is empty."""
+    """Lists, maps and messages are JSON.
+
+    Wrappers and times are their values; what is absent is null, and a list is empty.
+    """
     assert text(name, **values) == expected
 
 
@@ -115,8 +139,13 @@ def test_messages_in_messages() -> None:
     ],
 )
 def test_values_that_have_no_text(name: str, values: dict[str, Any], complaint: str) -> None:
-    """A time that no calendar has, a message of a type that nobody knows: the message's fault, its neighbours are read."""
-    found = decode_to_texts(SET, "shop.Order", [name, "paid"], None, [order(**values), order(paid=True)])
+    """A time that no calendar has, a message of a type that nobody knows.
+
+    The message's fault, its neighbours are read.
+    """
+    found = decode_to_texts(
+        SET, "shop.Order", [name, "paid"], None, [order(**values), order(paid=True)]
+    )
     assert found[0][:2] == [None, None]
     assert complaint in str(found[0][2])
     assert found[1][1:] == ["true", None]
@@ -129,4 +158,9 @@ def test_a_mistake_is_told_before_spark_runs() -> None:
     lonely = schema()
     lonely.dependency.append("other.proto")
     with pytest.raises(ConfigurationError, match=r"it imports other\.proto, which is not in it"):
-        make_payload_reader(bytes(FileDescriptorSet(file=[lonely]).SerializeToString()), "shop.Order", ["numbers"], None)
+        make_payload_reader(
+            bytes(FileDescriptorSet(file=[lonely]).SerializeToString()),
+            "shop.Order",
+            ["numbers"],
+            None,
+        )

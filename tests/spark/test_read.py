@@ -1,4 +1,7 @@
-"""Rows of a staged cut that are read by the driver: which ones, and what happens when they cannot be read."""
+"""Rows of a staged cut that are read by the driver.
+
+Which ones, and what happens when they cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.test_kafka import spec_of
+from tidegate.errors import TransientError
 from tidegate.jobs.engine.interfaces import CorruptObjectsError, Cut, Slice
-from tidegate.jobs.eventtime.types import Member
-from tidegate.jobs.sources.kafka import KafkaSource
-from tidegate.jobs.spark.read import CutFrame, CutPart, SparkSessions, read_rows_at, unreadable_objects_error
-from tidegate.jobs.spec.errors import TransientError
-from tidegate.jobs.spec.pipeline import ReadLimits, PipelineSpec
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.sources.kafka_source import KafkaSource
+from tidegate.jobs.spark.cut_reader import (
+    CutFrame,
+    CutPart,
+    SparkSessions,
+    read_rows_at,
+    unreadable_objects_error,
+)
+from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,27 +51,43 @@ def piece() -> Slice:
 @pytest.mark.spark
 def test_rows_of_a_range_that_begins_anywhere(session: SparkSession, tmp_path: Path) -> None:
     """The third and the sixth row of a range far from the topic's beginning, of which compaction took some offsets."""
-    spec = PipelineSpec.model_validate({"name": "p", "sources": {"web": spec_of().model_dump(by_alias=True, exclude_unset=True)}})
+    spec = PipelineSpec.model_validate(
+        {"name": "p", "sources": {"web": spec_of().model_dump(by_alias=True, exclude_unset=True)}}
+    )
     cut = Cut((piece(),))
     (planned,) = cut.slices[0].parts
     offsets = pa.array([50_000, 50_001, 50_004, 50_007, 50_008, 50_099], pa.int64())
     file = tmp_path / "staged"
     times = pa.array(np.arange(6), pa.timestamp("us", "UTC"))
-    nothing = {name: pa.nulls(6, pa.type_for_alias(kind)) for name, kind in {"_why": "string", "_text": "string"}.items()}
+    nothing = {
+        name: pa.nulls(6, pa.type_for_alias(kind))
+        for name, kind in {"_why": "string", "_text": "string"}.items()
+    }
     known = {"at": times, "n": pa.array(np.arange(6)), "_at": offsets, **nothing}
     texts = {name: pa.nulls(6, pa.string()) for name in ("who", "origin")}
     own = {"sent": pa.nulls(6, times.type), "price": pa.nulls(6, pa.decimal128(6, 2))}
     pq.write_table(pa.table({**known, **texts, **own}), file)
     fields = ("key", "etag", "ordinal", "rows", "row_start", "row_end")
-    part = CutPart(member=0, path=file, columns=tuple(planned["columns"].items()), **{name: planned[name] for name in fields})
+    part = CutPart(
+        member=0,
+        path=file,
+        columns=tuple(planned["columns"].items()),
+        **{name: planned[name] for name in fields},
+    )
     staged = CutFrame(cut, (part,), None, 100, in_driver=False)
     found = read_rows_at(SparkSessions(session, session), spec, staged, {0: np.array([2, 5])})
     assert found is not None
-    assert sorted((row["_seq"], row["n"]) for row in found.select("_seq", "n").collect()) == [(50_004, 2), (50_099, 5)]
+    assert sorted((row["_seq"], row["n"]) for row in found.select("_seq", "n").collect()) == [
+        (50_004, 2),
+        (50_099, 5),
+    ]
 
 
 def test_a_copy_that_cannot_be_read_is_no_dead_letter() -> None:
-    """A copy of offsets is fetched again, since the messages are in their topic; an object is what it is."""
+    """A copy of offsets is fetched again, since the messages are in their topic.
+
+    An object is what it is.
+    """
     key = piece().parts[0]["key"]
     assert isinstance(unreadable_objects_error([key]), TransientError)
     assert isinstance(unreadable_objects_error(["inbox/a.parquet"]), CorruptObjectsError)

@@ -1,4 +1,7 @@
-"""Tasks on other hosts: the scratch folder is on a disk that they see, or has a mirror in the bucket."""
+"""Tasks on other hosts.
+
+The scratch folder is on a disk that they see, or has a mirror in the bucket.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.spark.agreement import spec_of
-from tidegate.checkpoints.memory import MemoryBucket, MemoryStore
-from tidegate.checkpoints.s3 import S3Settings
+from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore
+from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.checkpoints.store import StoreUnavailableError
-from tidegate.jobs.spark.staging import BucketStaging, open_staging, build_s3a_settings
-from tidegate.jobs.spec.errors import ConfigurationError
-from tidegate.jobs.spec.packages import add_connector_jars
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.spark.staging import BucketStaging, build_s3a_settings, open_staging
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.spark_packages import add_connector_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.skipif(shutil.which("java") is None, reason="needs a JVM")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(shutil.which("java") is None, reason="needs a JVM"),
+]
 
 DAY = 86_400.0
 
@@ -78,11 +84,18 @@ class Aging(MemoryStore):
 def far(**spark: str) -> PipelineSpec:
     """A pipeline whose Spark is elsewhere."""
     spec = spec_of()
-    return spec.model_copy(update={"spark": spec.spark.model_copy(update={"master": "spark://far:7077", **spark})})
+    return spec.model_copy(
+        update={"spark": spec.spark.model_copy(update={"master": "spark://far:7077", **spark})}
+    )
 
 
-def test_a_spark_without_the_scratch_folder_is_refused(session: SparkSession, tmp_path: Path) -> None:
-    """It says what to share; a cluster that sees the folder goes on, and a local Spark is not asked."""
+def test_a_spark_without_the_scratch_folder_is_refused(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """It says what to share.
+
+    A cluster that sees the folder goes on, and a local Spark is not asked.
+    """
     store = Aging()
     open_staging([session], far(), store, tmp_path)
     blind: SparkSession = Elsewhere(session, tmp_path / "there")  # type: ignore[assignment]
@@ -98,7 +111,10 @@ def test_the_bucket_needs_a_bucket(session: SparkSession, tmp_path: Path) -> Non
 
 
 def test_a_file_is_uploaded_once_and_goes_with_its_folder(tmp_path: Path) -> None:
-    """A file is shown as often as it is asked for; what the store has anyway is not uploaded at all."""
+    """A file is shown as often as it is asked for.
+
+    What the store has anyway is not uploaded at all.
+    """
     store, workdir = Aging(), tmp_path / "driver"
     staging = BucketStaging(store, "p", workdir)
     for folder in ("epoch-1", "epoch-2"):
@@ -107,12 +123,14 @@ def test_a_file_is_uploaded_once_and_goes_with_its_folder(tmp_path: Path) -> Non
     first = staging.expose_file(workdir / "epoch-1" / "rows.parquet")
     assert staging.expose_file(workdir / "epoch-1" / "rows.parquet") == first
     staging.expose_file(workdir / "epoch-2" / "rows.parquet")
-    assert staging.expose_file(workdir / "epoch-2" / "segment.parquet", key="p/state/segment.parquet").endswith(
-        "p/state/segment.parquet"
-    )
+    assert staging.expose_file(
+        workdir / "epoch-2" / "segment.parquet", key="p/state/segment.parquet"
+    ).endswith("p/state/segment.parquet")
     assert store.uploads == 2
     staging.discard(workdir / "epoch-1")
-    assert [entry.key for entry in store.list_objects("p/staging/")] == ["p/staging/driver/epoch-2/rows.parquet"]
+    assert [entry.key for entry in store.list_objects("p/staging/")] == [
+        "p/staging/driver/epoch-2/rows.parquet"
+    ]
     staging.expose_file(workdir / "epoch-1" / "rows.parquet")
     assert store.uploads == 3
     staging.discard(workdir)
@@ -128,11 +146,19 @@ def test_what_a_dead_driver_left_goes_after_a_day(tmp_path: Path) -> None:
     store.now = 1.5 * DAY
     everything: SparkSession = Anywhere()  # type: ignore[assignment]
     BucketStaging(store, "p", tmp_path / "driver").verify_access(everything)
-    assert [entry.key for entry in store.list_objects("p/")] == ["p/staging/driver/probe.txt", "p/staging/other/rows.parquet"]
+    assert [entry.key for entry in store.list_objects("p/")] == [
+        "p/staging/driver/probe.txt",
+        "p/staging/other/rows.parquet",
+    ]
 
 
-def test_an_outage_of_the_store_is_not_blamed_on_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks fail when the store is away, and the driver asks it why; a store that is away loses no epoch by not being tidied."""
+def test_an_outage_of_the_store_is_not_blamed_on_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks fail when the store is away, and the driver asks it why.
+
+    A store that is away loses no epoch by not being tidied.
+    """
     store = Aging()
     staging = BucketStaging(store, "p", tmp_path)
     assert staging.find_outage() is None
@@ -151,7 +177,9 @@ def test_s3a_is_told_what_the_store_is_told() -> None:
     """Endpoint, region and keys; without keys S3A looks for them itself."""
     given = S3Settings(bucket="b", endpoint="https://minio.example.org", region="eu-west-1")
     assert "fs.s3a.access.key" not in build_s3a_settings(given)
-    found = build_s3a_settings(S3Settings.model_validate({**given.model_dump(), "access_key": "who", "secret_key": "what"}))
+    found = build_s3a_settings(
+        S3Settings.model_validate({**given.model_dump(), "access_key": "who", "secret_key": "what"})
+    )
     assert found["fs.s3a.endpoint"] == "https://minio.example.org"
     assert found["fs.s3a.connection.ssl.enabled"] == "true"
     assert (found["fs.s3a.access.key"], found["fs.s3a.secret.key"]) == ("who", "what")

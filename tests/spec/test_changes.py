@@ -8,16 +8,33 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs.spec.changes import SpecChange, LiveState, ChangeEffect, compare_specs
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.spec_changes import ChangeEffect, LiveState, SpecChange, compare_specs
 
 BASE: dict[str, Any] = {
     "name": "p",
     "sources": {
-        "a": {"path": "in/a", "schema": {"t": "timestamp", "k": "string", "v": "long"}, "event_time": "t", "lag": "1s"},
-        "b": {"path": "in/b", "schema": {"t": "timestamp", "k": "string", "v": "long"}, "event_time": "t", "lag": "1s"},
+        "a": {
+            "path": "in/a",
+            "schema": {"t": "timestamp", "k": "string", "v": "long"},
+            "event_time": "t",
+            "lag": "1s",
+        },
+        "b": {
+            "path": "in/b",
+            "schema": {"t": "timestamp", "k": "string", "v": "long"},
+            "event_time": "t",
+            "lag": "1s",
+        },
     },
-    "windows": {"w": {"kind": "tumbling", "size": "1h", "keys": ["k"], "aggregates": {"n": "count(*)", "s": "sum(v)"}}},
+    "windows": {
+        "w": {
+            "kind": "tumbling",
+            "size": "1h",
+            "keys": ["k"],
+            "aggregates": {"n": "count(*)", "s": "sum(v)"},
+        }
+    },
 }
 BUSY = LiveState(frozenset({"w"}), 7)
 
@@ -26,7 +43,9 @@ def judged(edit: Callable[[dict[str, Any]], object], live: LiveState = BUSY) -> 
     """The changes that an edit of the base spec makes."""
     edited = copy.deepcopy(BASE)
     edit(edited)
-    return compare_specs(PipelineSpec.model_validate(BASE), PipelineSpec.model_validate(edited), live)
+    return compare_specs(
+        PipelineSpec.model_validate(BASE), PipelineSpec.model_validate(edited), live
+    )
 
 
 def _add_column(spec: dict[str, Any]) -> None:
@@ -46,9 +65,21 @@ def _reorder(spec: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("edit", "what", "verdict"),
     [
-        (lambda s: s["windows"]["w"]["aggregates"].update(m="max(v)"), "windows.w.aggregates.m added", "refused"),
-        (lambda s: s["windows"]["w"]["aggregates"].pop("s"), "windows.w.aggregates.s removed", "refused"),
-        (lambda s: s["windows"]["w"]["aggregates"].update(s="sum(v + 1)"), "windows.w.aggregates.s changed", "refused"),
+        (
+            lambda s: s["windows"]["w"]["aggregates"].update(m="max(v)"),
+            "windows.w.aggregates.m added",
+            "refused",
+        ),
+        (
+            lambda s: s["windows"]["w"]["aggregates"].pop("s"),
+            "windows.w.aggregates.s removed",
+            "refused",
+        ),
+        (
+            lambda s: s["windows"]["w"]["aggregates"].update(s="sum(v + 1)"),
+            "windows.w.aggregates.s changed",
+            "refused",
+        ),
         (_reorder, "windows.w.aggregates in another order", "refused"),
         (lambda s: s["windows"].update(x=s["windows"]["w"]), "windows.x added", "kept"),
         (lambda s: s["windows"].pop("w"), "windows.w removed", "dropped"),
@@ -56,14 +87,34 @@ def _reorder(spec: dict[str, Any]) -> None:
         (lambda s: s["windows"]["w"].update(size="2h"), "windows.w.size", "refused"),
         (lambda s: s["windows"]["w"].update(lateness="5m"), "windows.w.lateness", "kept"),
         (lambda s: s["windows"]["w"].update(revisions="delta"), "windows.w.revisions", "refused"),
-        (lambda s: s["sources"].update(c={**s["sources"]["a"], "path": "in/c"}), "sources.c added", "kept"),
+        (
+            lambda s: s["sources"].update(c={**s["sources"]["a"], "path": "in/c"}),
+            "sources.c added",
+            "kept",
+        ),
         (lambda s: s["sources"].pop("b"), "sources.b removed", "dropped"),
         (lambda s: s["sources"]["a"].update(lag="9s"), "sources.a.lag", "kept"),
         (lambda s: s["sources"]["a"].update(path="in/z"), "sources.a.path", "refused"),
-        (lambda s: s["sources"]["a"].update(timezone="Europe/Paris"), "sources.a.timezone", "refused"),
-        (lambda s: s["sources"]["a"].update(discovery={"order": "arrival"}), "sources.a.discovery.order", "refused"),
-        (lambda s: s["sources"]["a"].update(discovery={"safety_listing": "1h"}), "sources.a.discovery.safety_listing", "kept"),
-        (lambda s: s["sources"]["a"].update(table={"format": "delta"}), "sources.a.table", "refused"),
+        (
+            lambda s: s["sources"]["a"].update(timezone="Europe/Paris"),
+            "sources.a.timezone",
+            "refused",
+        ),
+        (
+            lambda s: s["sources"]["a"].update(discovery={"order": "arrival"}),
+            "sources.a.discovery.order",
+            "refused",
+        ),
+        (
+            lambda s: s["sources"]["a"].update(discovery={"safety_listing": "1h"}),
+            "sources.a.discovery.safety_listing",
+            "kept",
+        ),
+        (
+            lambda s: s["sources"]["a"].update(table={"format": "delta"}),
+            "sources.a.table",
+            "refused",
+        ),
         (_add_column, "schema.extra added", "refused"),
         (_retype, "schema.v is double instead of long", "refused"),
         (lambda s: s.update(release={"mode": "commit"}), "release.mode", "refused"),
@@ -71,7 +122,9 @@ def _reorder(spec: dict[str, Any]) -> None:
         (lambda s: s.update(coalesce={"idle_timeout": "never"}), "coalesce.idle_timeout", "kept"),
     ],
 )
-def test_every_change_has_a_rule(edit: Callable[[dict[str, Any]], object], what: str, verdict: str) -> None:
+def test_every_change_has_a_rule(
+    edit: Callable[[dict[str, Any]], object], what: str, verdict: str
+) -> None:
     """With open windows and buffered rows."""
     assert [(c.what, c.verdict.value) for c in judged(edit)] == [(what, verdict)]
 
@@ -89,7 +142,11 @@ ICEBERG = {"format": "iceberg", "name": "n.a", "catalog": "sqlite:///a"}
     [
         ({"table": ICEBERG}, {"table": {**ICEBERG, "name": "n.b"}}, ChangeEffect.REFUSED),
         ({"table": ICEBERG}, {"table": {**ICEBERG, "catalog": "sqlite:///b"}}, ChangeEffect.KEPT),
-        ({"table": {"format": "delta"}}, {"table": {"format": "delta", "on_rewrite": "skip"}}, ChangeEffect.KEPT),
+        (
+            {"table": {"format": "delta"}},
+            {"table": {"format": "delta", "on_rewrite": "skip"}},
+            ChangeEffect.KEPT,
+        ),
         ({"discovery": {"order": "arrival"}}, {}, ChangeEffect.REFUSED),
         (topic("clicks"), topic("orders"), ChangeEffect.REFUSED),
         (topic("clicks"), topic("clicks", servers="other:9092"), ChangeEffect.KEPT),
@@ -103,10 +160,13 @@ ICEBERG = {"format": "iceberg", "name": "n.a", "catalog": "sqlite:///a"}
         "another broker",
     ],
 )
-def test_positions_hold_for_one_place(old: dict[str, Any], new: dict[str, Any], verdict: ChangeEffect) -> None:
+def test_positions_hold_for_one_place(
+    old: dict[str, Any], new: dict[str, Any], verdict: ChangeEffect
+) -> None:
     """A position among a table's files, or in the order of arrival, means nothing elsewhere, even without any other state."""
     before, after = (
-        PipelineSpec.model_validate({**BASE, "sources": {"a": {**BASE["sources"]["a"], **own}}}) for own in (old, new)
+        PipelineSpec.model_validate({**BASE, "sources": {"a": {**BASE["sources"]["a"], **own}}})
+        for own in (old, new)
     )
     assert [change.verdict for change in compare_specs(before, after, LiveState())] == [verdict]
 
@@ -120,7 +180,9 @@ def test_positions_hold_for_one_place(old: dict[str, Any], new: dict[str, Any], 
         lambda s: s.update(release={"mode": "commit"}),
     ],
 )
-def test_without_state_there_is_nothing_to_misread(edit: Callable[[dict[str, Any]], object]) -> None:
+def test_without_state_there_is_nothing_to_misread(
+    edit: Callable[[dict[str, Any]], object],
+) -> None:
     """No open window, no buffered row: kept."""
     assert {c.verdict for c in judged(edit, LiveState())} == {ChangeEffect.KEPT}
 
@@ -128,10 +190,19 @@ def test_without_state_there_is_nothing_to_misread(edit: Callable[[dict[str, Any
 @pytest.mark.parametrize("live", [BUSY, LiveState()])
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(None, {"kind": "k", "keys": ["v"]}), ({"kind": "k", "keys": ["v"]}, None), ({"kind": "k", "keys": ["v"]}, {"start": "up"})],
+    [
+        (None, {"kind": "k", "keys": ["v"]}),
+        ({"kind": "k", "keys": ["v"]}, None),
+        ({"kind": "k", "keys": ["v"]}, {"start": "up"}),
+    ],
 )
-def test_edges_are_never_changed_under_rows(before: dict[str, Any] | None, after: dict[str, Any] | None, live: LiveState) -> None:
-    """Added, removed or changed: a row that was an edge would be none, or the other way round. Refused, with state or without."""
+def test_edges_are_never_changed_under_rows(
+    before: dict[str, Any] | None, after: dict[str, Any] | None, live: LiveState
+) -> None:
+    """Added, removed or changed: a row that was an edge would be none, or the other way round.
+
+    Refused, with state or without.
+    """
 
     def of(edges: dict[str, Any] | None) -> PipelineSpec:
         spec = copy.deepcopy(BASE)
@@ -139,7 +210,9 @@ def test_edges_are_never_changed_under_rows(before: dict[str, Any] | None, after
         spec["sources"]["a"]["edges"] = edges
         return PipelineSpec.model_validate(spec)
 
-    found = compare_specs(of(before), of(after if before is None or after is None else {**before, **after}), live)
+    found = compare_specs(
+        of(before), of(after if before is None or after is None else {**before, **after}), live
+    )
     assert {change.verdict for change in found} == {ChangeEffect.REFUSED}
     assert all(change.what.startswith("sources.a.edges") for change in found)
     assert "new name" in found[0].why
@@ -154,7 +227,12 @@ def test_a_source_that_is_gone_takes_its_open_edges_along() -> None:
     new = copy.deepcopy(old)
     del new["sources"]["b"]
     new["windows"]["x"] = new["windows"]["w"]
-    found = {c.what: c.why for c in compare_specs(PipelineSpec.model_validate(old), PipelineSpec.model_validate(new), BUSY)}
+    found = {
+        c.what: c.why
+        for c in compare_specs(
+            PipelineSpec.model_validate(old), PipelineSpec.model_validate(new), BUSY
+        )
+    }
     assert "its open edges count no more" in found["sources.b removed"]
     assert "the edges that are open" in found["windows.x added"]
 

@@ -8,11 +8,19 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from tidegate.jobs.sinks.schemas import build_table_schema
-from tidegate.jobs.spec.layout import PartitionBy, PartitionTransform
+from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.table_layout import PartitionBy, PartitionTransform
 
-COLUMNS = {"t": "timestamp", "day": "date", "k": "string", "n": "long", "v": "double", "d": "decimal(9,2)", "b": "boolean"}
+COLUMNS = {
+    "t": "timestamp",
+    "day": "date",
+    "k": "string",
+    "n": "long",
+    "v": "double",
+    "d": "decimal(9,2)",
+    "b": "boolean",
+}
 TYPES = {
     "string": pa.string(),
     "boolean": pa.bool_(),
@@ -29,7 +37,14 @@ def spec(layout: dict[str, Any], **outputs: Any) -> PipelineSpec:
             "name": "p",
             "sources": {"a": {"path": "in", "schema": COLUMNS, "event_time": "t", "lag": "1s"}},
             "release": {"glom": {"dt": "1s"}},
-            "windows": {"hourly": {"kind": "tumbling", "size": "1h", "keys": ["k"], "aggregates": {"c": "count(*)"}}},
+            "windows": {
+                "hourly": {
+                    "kind": "tumbling",
+                    "size": "1h",
+                    "keys": ["k"],
+                    "aggregates": {"c": "count(*)"},
+                }
+            },
             "streams": {"copies": {}},
             "pipes": {"copy": {"origin": "events", "to": "copies"}},
             "outputs": {"layout": layout, **outputs},
@@ -39,16 +54,31 @@ def spec(layout: dict[str, Any], **outputs: Any) -> PipelineSpec:
 
 def test_partitions_are_read() -> None:
     """Each form says a column, what is taken of it, and how wide."""
-    given = spec({"events": {"partition_by": ["day(t)", "bucket( 16 , k )", "n"], "sort_by": ["k", "t desc", "n asc"]}})
+    given = spec(
+        {
+            "events": {
+                "partition_by": ["day(t)", "bucket( 16 , k )", "n"],
+                "sort_by": ["k", "t desc", "n asc"],
+            }
+        }
+    )
     layout = given.outputs.layout["events"]
     assert layout.partition_fields == (
         PartitionBy("t", PartitionTransform.DAY),
         PartitionBy("k", PartitionTransform.BUCKET, 16),
         PartitionBy("n"),
     )
-    assert [(key.column, key.descending) for key in layout.sort_fields] == [("k", False), ("t", True), ("n", False)]
+    assert [(key.column, key.descending) for key in layout.sort_fields] == [
+        ("k", False),
+        ("t", True),
+        ("n", False),
+    ]
     assert [str(part) for part in layout.partition_fields] == ["day(t)", "bucket(16, k)", "n"]
-    assert [part.iceberg_transform for part in layout.partition_fields] == ["day", "bucket[16]", "identity"]
+    assert [part.iceberg_transform for part in layout.partition_fields] == [
+        "day",
+        "bucket[16]",
+        "identity",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -56,14 +86,29 @@ def test_partitions_are_read() -> None:
     [
         ({"event": {"sort_by": ["k"]}}, "no such table; there are events, late"),
         ({"events": {}}, "neither partition_by nor sort_by"),
-        ({"events": {"partition_by": ["week(t)"]}}, "'week\\(t\\)' is no partition; allowed: a column, year"),
-        ({"events": {"partition_by": ["t"]}}, "t does not go with a timestamp; allowed: year, month, day, hour, bucket"),
+        (
+            {"events": {"partition_by": ["week(t)"]}},
+            "'week\\(t\\)' is no partition; allowed: a column, year",
+        ),
+        (
+            {"events": {"partition_by": ["t"]}},
+            "t does not go with a timestamp; allowed: year, month, day, hour, bucket",
+        ),
         ({"events": {"partition_by": ["hour(day)"]}}, "hour\\(day\\) does not go with a date"),
-        ({"events": {"partition_by": ["bucket(4, v)"]}}, "does not go with a double; allowed: nothing: choose another column"),
-        ({"events": {"partition_by": ["truncate(2, b)"]}}, "does not go with a boolean; allowed: identity"),
+        (
+            {"events": {"partition_by": ["bucket(4, v)"]}},
+            "does not go with a double; allowed: nothing: choose another column",
+        ),
+        (
+            {"events": {"partition_by": ["truncate(2, b)"]}},
+            "does not go with a boolean; allowed: identity",
+        ),
         ({"events": {"partition_by": ["month(t)", "day(t)"]}}, "two times of it"),
         ({"events": {"partition_by": ["bucket(0, k)"]}}, "must be above 0"),
-        ({"hourly": {"partition_by": ["c"]}}, "no column 'c' to partition by; there are k, window_start"),
+        (
+            {"hourly": {"partition_by": ["c"]}},
+            "no column 'c' to partition by; there are k, window_start",
+        ),
         ({"late": {"sort_by": ["delay desc"]}}, "outputs.layout.late.sort_by: no column 'delay'"),
         ({"late": {"sort_by": ["k down"]}}, "is no sort key"),
         ({"late": {"sort_by": ["k", "k desc"]}}, "the same column twice"),

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs.spec.errors import ConfigurationError, FailureClass, TransientError
+from tidegate.errors import ConfigurationError, FailureClass, TransientError
 from tidegate.jobs.spec.loader import load_spec, parse_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.windows import Aggregate
+from tidegate.jobs.spec.window_specs import Aggregate
 
 GOOD = """\
 apiVersion: tidegate/v1
@@ -40,7 +40,10 @@ def test_a_good_spec_loads() -> None:
 
 
 def test_python_api_equals_yaml() -> None:
-    """The models are the Python API: the same pipeline built in Python is equal and has the same digest."""
+    """The models are the Python API.
+
+    The same pipeline built in Python is equal and has the same digest.
+    """
     spec = parse_spec(GOOD)
     built = PipelineSpec.model_validate(
         {
@@ -58,7 +61,10 @@ def test_python_api_equals_yaml() -> None:
                     "kind": "tumbling",
                     "size": "1h",
                     "keys": ["carrier"],
-                    "aggregates": {"flights": "count(*)", "p99": Aggregate.model_validate("approx_quantile(delay, 0.99)")},
+                    "aggregates": {
+                        "flights": "count(*)",
+                        "p99": Aggregate.model_validate("approx_quantile(delay, 0.99)"),
+                    },
                     "lateness": "2h",
                 }
             },
@@ -80,14 +86,26 @@ def test_canonical_json_reads_back() -> None:
         (("lag: 30m", "lag: 30"), ":8: sources.EWR.lag: a duration needs a unit"),
         (("lag: 30m", "lag: soon"), ":8: sources.EWR.lag: not a duration: 'soon'"),
         (("    lag: 30m\n", ""), ":4: sources.EWR: a source needs a 'lag'"),
-        (("lateness", "latness"), ":15: windows.hourly.latness: unknown field, did you mean 'lateness'?"),
-        (("kind: tumbling", "kind: hopping"), ":11: windows.hourly.kind: Input should be 'tumbling'"),
+        (
+            ("lateness", "latness"),
+            ":15: windows.hourly.latness: unknown field, did you mean 'lateness'?",
+        ),
+        (
+            ("kind: tumbling", "kind: hopping"),
+            ":11: windows.hourly.kind: Input should be 'tumbling'",
+        ),
         (("size: 1h", "size: -1h"), ":12: windows.hourly.size: must not be negative"),
         (("size: 1h", "size: 0s"), ":12: windows.hourly.size: Input should be greater than 0"),
-        (("count(*)", "counts(*)"), ":14: windows.hourly.aggregates.flights: not an aggregate: 'counts(*)'"),
+        (
+            ("count(*)", "counts(*)"),
+            ":14: windows.hourly.aggregates.flights: not an aggregate: 'counts(*)'",
+        ),
         (("keys: [carrier]", "keys: [airline]"), "windows.hourly.keys: no column airline"),
         (("event_time: at", "event_time: when"), "event_time: column 'when' is not in the schema"),
-        (("delay: int", "delay: integer"), ":6: sources.EWR.schema.delay: unknown column type 'integer'"),
+        (
+            ("delay: int", "delay: integer"),
+            ":6: sources.EWR.schema.delay: unknown column type 'integer'",
+        ),
         (("hourly:", "late:"), "window names late are reserved"),
         (("name: flights", "name: Flights!"), ":2: name: names are lower case"),
         (("name: flights", "name: [x"), "not valid YAML"),
@@ -114,7 +132,9 @@ def test_missing_file_is_no_traceback(tmp_path: Path) -> None:
         load_spec(tmp_path / "none.yaml")
 
 
-@pytest.mark.parametrize("preset", ["nscldaq", "streaminsight", "hazelcast", "flink", "pipet", "wire"])
+@pytest.mark.parametrize(
+    "preset", ["nscldaq", "streaminsight", "hazelcast", "flink", "pipet", "wire"]
+)
 def test_own_settings_win_over_the_preset(preset: str) -> None:
     """A preset only sets defaults."""
     raw: dict[str, Any] = {
@@ -122,10 +142,16 @@ def test_own_settings_win_over_the_preset(preset: str) -> None:
         "preset": preset,
         "release": {"mode": "ordered"},
         "coalesce": {"idle_timeout": "7s"},
-        "sources": {"a": {"path": "x/", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "3s"}},
+        "sources": {
+            "a": {"path": "x/", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "3s"}
+        },
     }
     spec = PipelineSpec.model_validate(raw)
-    assert (spec.release.mode, spec.coalesce.idle_timeout, spec.sources["a"].lag) == ("ordered", 7_000_000, 3_000_000)
+    assert (spec.release.mode, spec.coalesce.idle_timeout, spec.sources["a"].lag) == (
+        "ordered",
+        7_000_000,
+        3_000_000,
+    )
 
 
 def test_errors_survive_pickling() -> None:

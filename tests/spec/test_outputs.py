@@ -7,12 +7,19 @@ from pydantic import ValidationError
 
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-SOURCE = {"path": "inbox", "schema": {"t": "timestamp", "v": "double"}, "event_time": "t", "lag": "1s"}
+SOURCE = {
+    "path": "inbox",
+    "schema": {"t": "timestamp", "v": "double"},
+    "event_time": "t",
+    "lag": "1s",
+}
 
 
 def spec(**more: Any) -> PipelineSpec:
     """A pipeline without events."""
-    return PipelineSpec.model_validate({"name": "p", "sources": {"a": SOURCE}, "outputs": {"events": False}, **more})
+    return PipelineSpec.model_validate(
+        {"name": "p", "sources": {"a": SOURCE}, "outputs": {"events": False}, **more}
+    )
 
 
 def test_events_can_be_left_out_where_nothing_is_put_in_order() -> None:

@@ -1,4 +1,7 @@
-"""The streams section of a spec: names, columns, cycles, and what keyed pipes and splices may not do."""
+"""The streams section of a spec.
+
+Names, columns, cycles, and what keyed pipes and splices may not do.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs.spec.errors import ConfigurationError
+from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.loader import parse_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -61,35 +64,69 @@ def test_without_streams_there_is_no_new_table() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("streams: {a: {}}\npipes: {p: {from: events, to: a, inherit: true, keys: {shop: [x]}}}", "stamps of different keys"),
-        ("streams: {a: {}}\npipes: {p: {from: b, to: a}}", r"pipes\.p\.from: no stream named 'b'; there are events, a"),
-        ("streams: {a: {}}\npipes: {p: {from: events, to: events}}", "events are what the sources give"),
         (
-            "streams: {a: {schema: {x: long}}, b: {schema: {x: long}}}\n"
-            "pipes: {p: {from: a, to: b}}\nreducers: {r: {from: b, to: a, function: 'm:f'}}",
+            "streams: {a: {}}\npipes: {p: {from: events, to: a, inherit: true, keys: {shop: [x]}}}",
+            "stamps of different keys",
+        ),
+        (
+            "streams: {a: {}}\npipes: {p: {from: b, to: a}}",
+            r"pipes\.p\.from: no stream named 'b'; there are events, a",
+        ),
+        (
+            "streams: {a: {}}\npipes: {p: {from: events, to: events}}",
+            "events are what the sources give",
+        ),
+        (
+            (
+                "streams: {a: {schema: {x: long}}, b: {schema: {x: long}}}\n"
+                "pipes: {p: {from: a, to: b}}\nreducers: {r: {from: b, to: a, function: 'm:f'}}"
+            ),
             "a <- b <- a is a cycle",
         ),
         ("streams: {a: {schema: {x: long}}}\npipes: {p: {from: a, to: a}}", "a <- a is a cycle"),
-        ("streams: {a: {}}\nreducers: {r: {from: events, to: a, function: 'm:f'}}", r"streams\.a\.schema: needed"),
+        (
+            "streams: {a: {}}\nreducers: {r: {from: events, to: a, function: 'm:f'}}",
+            r"streams\.a\.schema: needed",
+        ),
         ("streams: {a: {schema: {x: long}}}\npipes: {p: {from: events, to: a}}", "other columns"),
         ("streams: {a: {}}", "nothing writes to it"),
         ("streams: {late: {schema: {x: long}}}", "taken by tables"),
         ("streams: {a: {schema: {x: money}}}", "unknown column type"),
         ("streams: {a: {schema: {_x: long}}}", "tidegate's own"),
-        ("streams: {a: {}}\npipes: {p: {from: events, to: a, keys: {city: [x]}}}", "no column city in events"),
         (
-            "streams: {a: {schema: {x: long}}, b: {schema: {x: long}}}\n"
-            "reducers: {r: {from: events, to: [a, b], function: 'm:f', merge: splice}}",
+            "streams: {a: {}}\npipes: {p: {from: events, to: a, keys: {city: [x]}}}",
+            "no column city in events",
+        ),
+        (
+            (
+                "streams: {a: {schema: {x: long}}, b: {schema: {x: long}}}\n"
+                "reducers: {r: {from: events, to: [a, b], function: 'm:f', merge: splice}}"
+            ),
             "one destination",
         ),
-        ("streams: {a: {schema: {x: long}}}\nreducers: {r: {from: events, to: a, function: total}}", "package.module:function"),
-        ("streams: {a: {schema: {x: long}}}\nreducers: {r: {from: events, to: a}}", "either a 'function' or 'aggregates'"),
         (
-            "streams: {a: {schema: {x: long}}}\nreducers: {r: {from: events, to: a, aggregates: {x: distinct(shop)}}}",
+            (
+                "streams: {a: {schema: {x: long}}}\nreducers: {r: {from: events, to: a, function:"
+                " total}}"
+            ),
+            "package.module:function",
+        ),
+        (
+            "streams: {a: {schema: {x: long}}}\nreducers: {r: {from: events, to: a}}",
+            "either a 'function' or 'aggregates'",
+        ),
+        (
+            (
+                "streams: {a: {schema: {x: long}}}\nreducers: {r: {from: events, to: a, aggregates:"
+                " {x: distinct(shop)}}}"
+            ),
             "does not run along; choose from count, sum",
         ),
         (
-            "streams: {a: {schema: {x: long}}}\nreducers: {r: {from: events, to: a, aggregates: {y: count(*)}}}",
+            (
+                "streams: {a: {schema: {x: long}}}\nreducers: {r: {from: events, to: a, aggregates:"
+                " {y: count(*)}}}"
+            ),
             "a has no column y",
         ),
     ],

@@ -1,4 +1,6 @@
-"""The flights of 2013 with lag 0: every late row kept, merged back in several requests, and compared with the batch result.
+"""The flights of 2013 with lag 0.
+
+Every late row kept, merged back in several requests, and compared with the batch result.
 
     python -m tests.splice.flights_proof --days 365 --hours 168 --requests 8
     python -m tests.splice.flights_proof --days 365 --hours 168 --mover spark
@@ -22,24 +24,29 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.engine.harness import PlainSteps
+from tests.oracle.mover import ReferenceMover
 
-from tidegate.checkpoints.clock import ManualClock
-from tidegate.checkpoints.identity import ensure_identity
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import SlotLog
+from tidegate.checkpoints.host_clock import ManualClock
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.infra.flights import AIRPORTS, FlightsFeed
-from tidegate.jobs.engine.epoch import ManifestAuthor, Engine
-from tidegate.jobs.engine.faults import NoFaults
+from tidegate.jobs.engine.epoch_engine import Engine, ManifestAuthor
+from tidegate.jobs.engine.fault_points import NoFaults
 from tidegate.jobs.engine.interfaces import Mover
-from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.small import DriverTables
-from tidegate.jobs.sinks.tables import read_table
-from tidegate.jobs.sources.objects import ObjectSource
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.output_tables import DriverTables
+from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.splice.merge import estimate_impact, merge_request
-from tidegate.jobs.splice.requests import RequestOptions, LateFilter, create_from_late_rows, list_pending_rows
+from tidegate.jobs.splice.request_creation import (
+    LateFilter,
+    RequestOptions,
+    create_from_late_rows,
+    list_pending_rows,
+)
 
 COLUMNS = {
     "event_time": "timestamp",
@@ -49,8 +56,16 @@ COLUMNS = {
     "dep_delay": "long",
     "distance": "long",
 }
-AGGREGATES = {"flights": "count(*)", "delay": "sum(dep_delay)", "worst": "max(dep_delay)", "mean": "avg(distance)"}
-BATCH = 'count(*) flights, sum(dep_delay) delay, max(dep_delay) worst, avg(cast("distance" as double)) mean'
+AGGREGATES = {
+    "flights": "count(*)",
+    "delay": "sum(dep_delay)",
+    "worst": "max(dep_delay)",
+    "mean": "avg(distance)",
+}
+BATCH = (
+    'count(*) flights, sum(dep_delay) delay, max(dep_delay) worst, avg(cast("distance" as double))'
+    " mean"
+)
 
 
 def spec_of() -> PipelineSpec:
@@ -58,8 +73,18 @@ def spec_of() -> PipelineSpec:
     source = {"schema": COLUMNS, "event_time": "event_time", "lag": 0, "limits": {"objects": 1}}
     source["punctuation"] = {"every_events": 1}  # judged record by record, whatever the cut
     windows = {
-        "per_hour": {"kind": "tumbling", "size": "1h", "keys": ["origin"], "aggregates": AGGREGATES},
-        "per_carrier_day": {"kind": "tumbling", "size": "1d", "keys": ["carrier"], "aggregates": AGGREGATES},
+        "per_hour": {
+            "kind": "tumbling",
+            "size": "1h",
+            "keys": ["origin"],
+            "aggregates": AGGREGATES,
+        },
+        "per_carrier_day": {
+            "kind": "tumbling",
+            "size": "1d",
+            "keys": ["carrier"],
+            "aggregates": AGGREGATES,
+        },
     }
     sources = {airport: {**source, "path": f"inbox/{airport}/"} for airport in AIRPORTS}
     return PipelineSpec.model_validate({"name": "flights", "sources": sources, "windows": windows})
@@ -116,26 +141,44 @@ class Proof:
     def _far(self) -> Iterator[dict[str, pa.Table]]:
         """A flight in 2033 from each airport closes every window before it."""
         stamp = pa.array([2_000_000_000_000_000], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
-        row = {"event_time": stamp, "carrier": ["ZZ"], "flight": [0], "dep_delay": [0], "distance": [1]}
+        row = {
+            "event_time": stamp,
+            "carrier": ["ZZ"],
+            "flight": [0],
+            "dep_delay": [0],
+            "distance": [1],
+        }
         schema = self.inputs[0].schema
-        yield {a: pa.table({**row, "origin": [a]}).select(schema.names).cast(schema) for a in AIRPORTS}
+        yield {
+            a: pa.table({**row, "origin": [a]}).select(schema.names).cast(schema) for a in AIRPORTS
+        }
 
     def merges(self, requests: int) -> Iterator[dict[str, Any]]:
         """Late rows, a stretch of event time at a time."""
-        times = sorted(list_pending_rows(self.spec, self.log, LateFilter())["event_time"].cast(pa.int64()).to_pylist())
+        times = sorted(
+            list_pending_rows(self.spec, self.log, LateFilter())["event_time"]
+            .cast(pa.int64())
+            .to_pylist()
+        )
         cuts = [None, *(times[len(times) * n // requests] for n in range(1, requests)), None]
         for since, until in pairwise(cuts):
             begun = time.monotonic()
-            request = create_from_late_rows(self.spec, self.log, LateFilter(since=since, until=until), RequestOptions("proof"))
+            request = create_from_late_rows(
+                self.spec, self.log, LateFilter(since=since, until=until), RequestOptions("proof")
+            )
             asked = time.monotonic()
             _, impact = estimate_impact(self.spec, self.log, request)
-            outcome = merge_request(self.spec, self.log, request.id, who="proof", digest=impact.digest)
+            outcome = merge_request(
+                self.spec, self.log, request.id, who="proof", digest=impact.digest
+            )
             sealed = time.monotonic()
             self.sink.follow(self.log)
             assert outcome.actual == impact.digest
             yield {
                 "late rows": request.row_count,
-                "results changed": sum(t.changed + t.added for t in impact.tables if t.table != "events"),
+                "results changed": sum(
+                    t.changed + t.added for t in impact.tables if t.table != "events"
+                ),
                 "rows read": int(impact.cost["rows_read"]),
                 "rows written": int(impact.cost["rows_written"]),
                 "ask s": asked - begun,
@@ -144,12 +187,18 @@ class Proof:
             }
 
     def problems(self) -> list[str]:
-        """Every published result against a batch over all departures; every position against the order of the stamps."""
+        """Every published result against a batch over all departures.
+
+        Every position against the order of the stamps.
+        """
         found = []
         with duckdb.connect() as db:
             db.execute("set timezone = 'UTC'")
             db.register("input", pa.concat_tables(self.inputs))
-            for name, key, unit in (("per_hour", "origin", "hour"), ("per_carrier_day", "carrier", "day")):
+            for name, key, unit in (
+                ("per_hour", "origin", "hour"),
+                ("per_carrier_day", "carrier", "day"),
+            ):
                 db.register("published", read_table(self.spec, self.store, name, current_only=True))
                 wrong = db.execute(
                     f"""with batch as (
@@ -192,13 +241,21 @@ def main(arguments: list[str] | None = None) -> int:
         read = proof.log.head().record
         rows = read.counters.read if read else 0
         print(
-            f"{rows:,} departures in {proof.log.head().slot:,} epochs ({chosen.mover} mover): {seconds:.1f} s; {late:,} rows late"
+            f"{rows:,} departures in {proof.log.head().slot:,} epochs ({chosen.mover} mover):"
+            f" {seconds:.1f} s; {late:,} rows late"
         )
         table = list(proof.merges(chosen.requests))
         names = list(table[0])
         print("\n| " + " | ".join(names) + " |\n|" + "---:|" * len(names))
         for line in table:
-            print("| " + " | ".join(f"{line[n]:,.2f}" if isinstance(line[n], float) else f"{line[n]:,}" for n in names) + " |")
+            print(
+                "| "
+                + " | ".join(
+                    f"{line[n]:,.2f}" if isinstance(line[n], float) else f"{line[n]:,}"
+                    for n in names
+                )
+                + " |"
+            )
         print()
         problems = proof.problems()
         proof.mover.close()

@@ -1,6 +1,9 @@
-"""Merges that race a driver on a real store: both seal, nobody undoes the other, and at the end all is as if in time.
+"""Merges that race a driver on a real store.
 
-The driver seals a given number of epochs, so that a merge that loses to all of them still comes to its end.
+Both seal, nobody undoes the other, and at the end all is as if in time.
+
+The driver seals a given number of epochs, so that a merge that loses to all of them still comes to
+its end.
 """
 
 from __future__ import annotations
@@ -16,13 +19,13 @@ from uuid import uuid4
 
 import pytest
 from tests.engine.harness import SECOND
-from tests.minio_server import RealMinio
+from tests.servers.minio import RealMinio
 from tests.splice.test_streams import V, current, values
 from tests.streams.support import World, streams_spec
 
-from tidegate.checkpoints.open import open_store
+from tidegate.checkpoints.open_store import open_store
 from tidegate.jobs.splice.merge import merge_request
-from tidegate.jobs.splice.requests import RequestOptions, LateFilter, create_from_late_rows
+from tidegate.jobs.splice.request_creation import LateFilter, RequestOptions, create_from_late_rows
 
 pytestmark = pytest.mark.minio
 
@@ -55,8 +58,17 @@ def driving(world: World) -> Iterator[None]:
 
 
 def test_merges_race_a_driver(minio_environment: RealMinio) -> None:
-    """Three requests of late rows, merged while epochs are sealed: events, sums and their sums are those of a run in time."""
-    fold = {"from": "events", "to": "sums", "function": "tests.streams.folds:plain", "initial": 0, "inherit": True}
+    """Three requests of late rows, merged while epochs are sealed.
+
+    Events, sums and their sums are those of a run in time.
+    """
+    fold = {
+        "from": "events",
+        "to": "sums",
+        "function": "tests.streams.folds:plain",
+        "initial": 0,
+        "inherit": True,
+    }
     graph: dict[str, Any] = {"sum": fold, "again": {**fold, "from": "sums", "to": "more"}}
     spec = streams_spec(streams={"sums": V, "more": V}, reducers=graph)
     world = World(spec, store=open_store(f"s3://{minio_environment.bucket}/race-{uuid4().hex[:8]}"))
@@ -64,11 +76,19 @@ def test_merges_race_a_driver(minio_environment: RealMinio) -> None:
         world.epoch(*rows)
     log = world.bench.log
     bounds: list[int | None] = [None, 10 * SECOND, 30 * SECOND, None]
-    requests = [create_from_late_rows(spec, log, LateFilter(since=since, until=until), RequestOptions("ann")).id for since, until in pairwise(bounds)]
+    requests = [
+        create_from_late_rows(
+            spec, log, LateFilter(since=since, until=until), RequestOptions("ann")
+        ).id
+        for since, until in pairwise(bounds)
+    ]
     with driving(world):
         outcomes = [merge_request(spec, log, request, who="ann") for request in reversed(requests)]
     assert all(outcome.actual == outcome.reported_digest for outcome in outcomes)
-    sys.stdout.write(f"lost slots: {[o.lost for o in outcomes]}, seconds: {[round(o.seconds, 2) for o in outcomes]}\n")
+    sys.stdout.write(
+        f"lost slots: {[o.lost for o in outcomes]}, seconds:"
+        f" {[round(o.seconds, 2) for o in outcomes]}\n"
+    )
     world.feed((1000, 1))
     while not world.engine.run_epoch().sealed:  # it has lost its slot to the last merge
         pass

@@ -1,4 +1,7 @@
-"""Merging late rows back: windows and events must be those of a run in which the rows had come in time."""
+"""Merging late rows back.
+
+Windows and events must be those of a run in which the rows had come in time.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,24 @@ from hypothesis import strategies as st
 from tests.engine.harness import SECOND, Bench, row, spec_of
 from tests.splice.worlds import WINDOWS, in_time, play, results, stream, table, world
 
-from tidegate.jobs.sinks.tables import select_current_revisions
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
-from tidegate.jobs.splice.merge import CRASH_POINTS, estimate_impact, merge_request, find_merge_checkpoint
-from tidegate.jobs.splice.requests import RequestOptions, LateFilter, RowRepair, _cast_rows, create_from_dead_letters, create_from_late_rows, list_pending_rows, resolve_request_state
+from tidegate.errors import ConfigurationError, PoisonError
+from tidegate.jobs.sinks.published_tables import select_current_revisions
+from tidegate.jobs.splice.merge import (
+    CRASH_POINTS,
+    estimate_impact,
+    find_merge_checkpoint,
+    merge_request,
+)
+from tidegate.jobs.splice.request_creation import (
+    LateFilter,
+    RequestOptions,
+    RowRepair,
+    _cast_rows,
+    create_from_dead_letters,
+    create_from_late_rows,
+    list_pending_rows,
+    resolve_request_state,
+)
 
 Epochs = list[dict[str, list[dict[str, Any]]]]
 
@@ -28,7 +45,9 @@ LATE_ONES: Epochs = [
 
 
 def _request(bench: Bench, **which: Any) -> str:
-    return create_from_late_rows(bench.spec, bench.log, LateFilter(**which), RequestOptions("ann", "test")).id
+    return create_from_late_rows(
+        bench.spec, bench.log, LateFilter(**which), RequestOptions("ann", "test")
+    ).id
 
 
 def _merge(bench: Bench, **which: Any) -> Any:
@@ -55,25 +74,45 @@ def test_merged_rows_count_as_if_in_time(window: str) -> None:
 
 
 def test_only_touched_results_are_written() -> None:
-    """A merge writes its own rows and the results they change, and nothing else; revisions count on."""
+    """A merge writes its own rows and the results they change, and nothing else.
+
+    Revisions count on.
+    """
     bench = world(["fixed"])
     play(bench, LATE_ONES)
     before = table(bench, "fixed").num_rows
     _merge(bench, sources=("a",))
     manifest = bench.epochs()[-1]
-    assert {name: sum(f.rows for f in files) for name, files in manifest.files.items()} == {"events": 2, "fixed": 2}
+    assert {name: sum(f.rows for f in files) for name, files in manifest.files.items()} == {
+        "events": 2,
+        "fixed": 2,
+    }
     written = table(bench, "fixed").to_pylist()[before:]
     assert [(r["_source"], r["n"], r["revision"]) for r in written] == [("a", 3, 1), ("a", 1, 0)]
 
 
 def test_existing_rows_come_first_on_ties() -> None:
-    """A merged row stands behind the rows that have its stamp already; its identity stays; nobody else is written again."""
+    """A merged row stands behind the rows that have its stamp already.
+
+    Its identity stays; nobody else is written again.
+    """
     bench = world([])
-    play(bench, [{"a": [row(1, 1), row(5, 2)], "b": [row(5, 3)]}, {"a": [row(30)], "b": [row(30)]}, {"a": [row(5, 9)], "b": []}])
+    play(
+        bench,
+        [
+            {"a": [row(1, 1), row(5, 2)], "b": [row(5, 3)]},
+            {"a": [row(30)], "b": [row(30)]},
+            {"a": [row(5, 9)], "b": []},
+        ],
+    )
     before = stream(bench)
     _merge(bench)
     after = stream(bench)
-    assert [who for _, t, who in after if t == 5 * SECOND] == [("a", "0", 1), ("b", "0", 0), ("a", "0", 3)]
+    assert [who for _, t, who in after if t == 5 * SECOND] == [
+        ("a", "0", 1),
+        ("b", "0", 0),
+        ("a", "0", 3),
+    ]
     assert after[:3] == before[:3]
     assert [who for _, _, who in after[4:]] == [who for _, _, who in before[3:]]
 
@@ -108,7 +147,10 @@ def test_a_place_is_found_however_far_the_next_row_is(away: int) -> None:
 def test_a_merge_reads_around_its_rows_only() -> None:
     """What lies minutes before and behind a late row costs nothing."""
     bench = world(["fixed"])
-    play(bench, [{"a": [row(n) for n in range(2_000)], "b": [row(2_000)]}, {"a": [], "b": [row(1_000, 9)]}])
+    play(
+        bench,
+        [{"a": [row(n) for n in range(2_000)], "b": [row(2_000)]}, {"a": [], "b": [row(1_000, 9)]}],
+    )
     request = create_from_late_rows(bench.spec, bench.log, LateFilter(), RequestOptions("ann"))
     _, impact = estimate_impact(bench.spec, bench.log, request)
     assert impact.cost["rows_read"] < 50
@@ -118,10 +160,19 @@ def test_the_report_is_the_merge() -> None:
     """The impact report tells each change before it happens, and its digest is that of the sealed rows."""
     bench = world(["fixed"])
     play(bench, LATE_ONES)
-    request = create_from_late_rows(bench.spec, bench.log, LateFilter(sources=("b",)), RequestOptions("ann"))
+    request = create_from_late_rows(
+        bench.spec, bench.log, LateFilter(sources=("b",)), RequestOptions("ann")
+    )
     _, impact = estimate_impact(bench.spec, bench.log, request)
     events, fixed = impact.tables
-    assert (events.table, events.added, events.changed, fixed.table, fixed.added, fixed.changed) == (
+    assert (
+        events.table,
+        events.added,
+        events.changed,
+        fixed.table,
+        fixed.added,
+        fixed.changed,
+    ) == (
         "events",
         2,
         0,
@@ -130,12 +181,20 @@ def test_the_report_is_the_merge() -> None:
         1,
     )
     change = next(c for c in fixed.changes if c["old"])
-    assert (change["key"], change["old"]["n"], change["new"]["n"], change["revision"]) == ({"_source": "b"}, 1, 2, 1)
+    assert (change["key"], change["old"]["n"], change["new"]["n"], change["revision"]) == (
+        {"_source": "b"},
+        1,
+        2,
+        1,
+    )
     assert merge_request(bench.spec, bench.log, request.id, who="ann").actual == impact.digest
 
 
 def test_an_effect_that_changed_is_refused() -> None:
-    """An approval is for one effect: after another merge in the same window the request has to be looked at again."""
+    """An approval is for one effect.
+
+    After another merge in the same window the request has to be looked at again.
+    """
     bench = world(["fixed"])
     play(bench, LATE_ONES)
     mine = _request(bench, sources=("a",), until=5 * SECOND)
@@ -148,13 +207,16 @@ def test_an_effect_that_changed_is_refused() -> None:
 
 
 def _read(bench: Bench, request_id: str) -> Any:
-    from tidegate.checkpoints.splices import read_splice_request
+    from tidegate.checkpoints.splice_requests import read_splice_request
 
     return read_splice_request(bench.store, bench.spec.name, request_id)
 
 
 def test_a_live_driver_goes_on_after_the_merge() -> None:
-    """A driver that loses its slot to a merge seals the same epoch in the next one; its state is what it was."""
+    """A driver that loses its slot to a merge seals the same epoch in the next one.
+
+    Its state is what it was.
+    """
     bench = world(["fixed"])
     play(bench, LATE_ONES)
     driver = bench.engine()
@@ -195,7 +257,10 @@ class Crash(BaseException):
 
 @pytest.mark.parametrize("point", CRASH_POINTS)
 def test_crash_at_every_step(point: str) -> None:
-    """Before or after, never between: a crash leaves the old results or the new ones, and the merge can be called again."""
+    """Before or after, never between.
+
+    A crash leaves the old results or the new ones, and the merge can be called again.
+    """
     bench = world(["fixed", "visits"])
     play(bench, LATE_ONES)
     before = {name: results(bench, name) for name in bench.spec.windows}
@@ -246,9 +311,19 @@ def test_rows_are_asked_for_once() -> None:
 
 
 def test_windows_that_live_are_left_alone() -> None:
-    """A row is late for the order but not for a window that still waits for it: the merge goes to the events only."""
+    """A row is late for the order but not for a window that still waits for it.
+
+    The merge goes to the events only.
+    """
     bench = world(["slow"])
-    play(bench, [{"a": [row(1)], "b": [row(1)]}, {"a": [row(20)], "b": [row(20)]}, {"a": [row(4)], "b": []}])
+    play(
+        bench,
+        [
+            {"a": [row(1)], "b": [row(1)]},
+            {"a": [row(20)], "b": [row(20)]},
+            {"a": [row(4)], "b": []},
+        ],
+    )
     _merge(bench)
     assert set(bench.epochs()[-1].files) == {"events"}
     _same_as_in_time(bench, [{"a": [row(1), row(20), row(4)], "b": [row(1), row(20)]}])
@@ -263,42 +338,76 @@ def test_without_an_events_table_nothing_is_merged() -> None:
 
 
 def test_windows_over_edges_are_refused() -> None:
-    """What a late edge changes reaches over many windows: into the events it goes, into them it is refused, whole."""
-    source = spec_of().sources["a"].model_dump(by_alias=True) | {"edges": {"kind": "what", "keys": ["v"]}}
+    """What a late edge changes reaches over many windows.
+
+    Into the events it goes, into them it is refused, whole.
+    """
+    source = spec_of().sources["a"].model_dump(by_alias=True) | {
+        "edges": {"kind": "what", "keys": ["v"]}
+    }
     source["schema"] = {**source["schema"], "what": "string"}
     window = WINDOWS["fixed"] | {"late_unit": "event"}
     bench = Bench(spec_of(sources={"a": source, "b": source}, windows={"fixed": window}))
-    play(bench, [{"a": [row(1)], "b": [row(1)]}, {"a": [row(40)], "b": [row(40)]}, {"a": [row(3) | {"what": "end"}], "b": []}])
+    play(
+        bench,
+        [
+            {"a": [row(1)], "b": [row(1)]},
+            {"a": [row(40)], "b": [row(40)]},
+            {"a": [row(3) | {"what": "end"}], "b": []},
+        ],
+    )
     _merge(bench, outputs=("events",))
     assert set(bench.epochs()[-1].files) == {"events"}
     head = bench.log.head().slot
-    with pytest.raises(ConfigurationError, match=r"window fixed of p is over edge events \(a\): nothing can be merged into it"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"window fixed of p is over edge events \(a\): nothing can be merged into it",
+    ):
         _merge(bench)
     assert bench.log.head().slot == head
 
 
 def test_what_cannot_be_reproduced_is_refused() -> None:
-    """Rows that a policy dropped were counted by the window but are kept nowhere: a merge could not be exact."""
+    """Rows that a policy dropped were counted by the window but are kept nowhere.
+
+    A merge could not be exact.
+    """
     bench = world(["slow"], release={"on_late": "drop"})
-    both: list[dict[str, list[dict[str, Any]]]] = [{"a": [row(t)], "b": [row(t)]} for t in (1, 20, 50)]
+    both: list[dict[str, list[dict[str, Any]]]] = [
+        {"a": [row(t)], "b": [row(t)]} for t in (1, 20, 50)
+    ]
     play(bench, [*both[:2], {"a": [row(4)], "b": []}, both[2], {"a": [row(5)], "b": []}])
     with pytest.raises(PoisonError, match="does not follow from the rows that are kept"):
         _merge(bench)
 
 
 seconds = st.integers(0, 60)
-arrivals = st.fixed_dictionaries({n: st.lists(st.builds(row, seconds, st.integers(-3, 9)), max_size=5) for n in ("a", "b")})
+arrivals = st.fixed_dictionaries(
+    {n: st.lists(st.builds(row, seconds, st.integers(-3, 9)), max_size=5) for n in ("a", "b")}
+)
 
 
 @settings(
     max_examples=int(os.environ.get("TIDEGATE_EXAMPLES", "5")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.generate],  # an example takes a second: a smaller one is not worth five minutes
+    phases=[
+        Phase.explicit,
+        Phase.generate,
+    ],  # an example takes a second: a smaller one is not worth five minutes
 )
-@given(epochs=st.lists(arrivals, min_size=2, max_size=5), cuts=st.lists(seconds, max_size=3), data=st.data())
-def test_any_series_of_merges_equals_a_run_in_time(epochs: Epochs, cuts: Sequence[int], data: st.DataObject) -> None:
-    """Whatever was late, and however it is cut into requests and in which order they are merged: at the end nothing was lost."""
+@given(
+    epochs=st.lists(arrivals, min_size=2, max_size=5),
+    cuts=st.lists(seconds, max_size=3),
+    data=st.data(),
+)
+def test_any_series_of_merges_equals_a_run_in_time(
+    epochs: Epochs, cuts: Sequence[int], data: st.DataObject
+) -> None:
+    """Whatever was late, and however it is cut into requests and in which order they are merged.
+
+    At the end nothing was lost.
+    """
     bench = world()
     play(bench, epochs)
     bounds = [None, *sorted({c * SECOND for c in cuts}), None]
@@ -307,21 +416,32 @@ def test_any_series_of_merges_equals_a_run_in_time(epochs: Epochs, cuts: Sequenc
         for source in ("a", "b"):
             which = LateFilter(since=since, until=until, sources=(source,))
             if list_pending_rows(bench.spec, bench.log, which).num_rows:
-                mine.append(create_from_late_rows(bench.spec, bench.log, which, RequestOptions("ann")).id)
+                mine.append(
+                    create_from_late_rows(bench.spec, bench.log, which, RequestOptions("ann")).id
+                )
     for request in data.draw(st.permutations(mine)):
         outcome = merge_request(bench.spec, bench.log, request, who="ann")
         assert outcome.actual == outcome.reported_digest
     _same_as_in_time(bench, epochs)
     for name, window in bench.spec.windows.items():
         found = table(bench, name)
-        assert found is None or select_current_revisions(found, window).num_rows == len(results(bench, name))
+        assert found is None or select_current_revisions(found, window).num_rows == len(
+            results(bench, name)
+        )
 
 
 def test_dead_rows_keep_the_times_they_have() -> None:
-    """Times in a dead letter stand as ticks or as text, in one column; both are read when only another column is mended."""
+    """Times in a dead letter stand as ticks or as text, in one column.
+
+    Both are read when only another column is mended.
+    """
     bench = world(["fixed"])
     play(
-        bench, [{"a": [row(1), {"t": None, "v": 3, "kind": "data", "n": None}], "b": [row(1)]}, {"a": [row(30)], "b": [row(30)]}]
+        bench,
+        [
+            {"a": [row(1), {"t": None, "v": 3, "kind": "data", "n": None}], "b": [row(1)]},
+            {"a": [row(30)], "b": [row(30)]},
+        ],
     )
     mend = RowRepair({"t": "1970-01-01T00:00:02Z"}, {})
     request = create_from_dead_letters(bench.spec, bench.log, mend, RequestOptions("ann"))

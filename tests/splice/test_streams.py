@@ -1,4 +1,7 @@
-"""Merging into streams: whatever is merged, streams, states and requests are those of the model, and so of a run in time."""
+"""Merging into streams.
+
+Whatever is merged, streams, states and requests are those of the model, and so of a run in time.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +18,40 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
+from tests.oracle import stream_model
+from tests.oracle.mover import ReferenceMover
 from tests.streams import folds
 from tests.streams.support import World, streams_spec
 from tests.streams.test_agreement import EDGES, attachment, spec_of
 
-from tidegate.checkpoints.local import LocalStore
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.checkpoints.overlay import ScratchStore
-from tidegate.checkpoints.splices import list_splice_requests, read_splice_request
-from tidegate.jobs.driver.inbox import RequestInbox
-from tidegate.jobs.engine.deep import make_content_check
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.scratch_store import ScratchStore
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.splice_requests import list_splice_requests, read_splice_request
+from tidegate.errors import ConfigurationError, PoisonError
+from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.engine.replay import replay_epoch
-from tidegate.jobs.engine.standing import SPLICE_KIND
-from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.positions import SPLICE_COLUMN, select_current_rows, find_rewrite_starts
-from tidegate.jobs.sinks.tables import read_table
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
+from tidegate.jobs.engine.resume_state import SPLICE_KIND
+from tidegate.jobs.engine.verify_contents import make_content_check
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sinks.row_positions import (
+    SPLICE_COLUMN,
+    find_rewrite_starts,
+    select_current_rows,
+)
 from tidegate.jobs.splice.merge import CRASH_POINTS, estimate_impact, merge_request
-from tidegate.jobs.splice.requests import RequestOptions, LateFilter, create_from_file, create_from_late_rows
-from tidegate.jobs.streams import model
+from tidegate.jobs.splice.request_creation import (
+    LateFilter,
+    RequestOptions,
+    create_from_file,
+    create_from_late_rows,
+)
+from tidegate.jobs.streams.dispatch_rules import MergeMode
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.history import LogHistory
-from tidegate.jobs.streams.requests import SpliceRequestSink
-from tidegate.jobs.streams.types import MergeMode
+from tidegate.jobs.streams.row_history import LogHistory
+from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink
 
 STREAMS = ("a", "b", "c")
 
@@ -54,7 +66,11 @@ def current(world: World, name: str) -> Any:
     if not parts:
         return pa.table({"position": [], "stream_time": [], "_id": [], "v": []})
     rows = pa.concat_tables(parts, promote_options="permissive")
-    starts = find_rewrite_starts(rows.filter(pc.is_valid(rows[SPLICE_COLUMN]))) if SPLICE_COLUMN in rows.column_names else {}
+    starts = (
+        find_rewrite_starts(rows.filter(pc.is_valid(rows[SPLICE_COLUMN])))
+        if SPLICE_COLUMN in rows.column_names
+        else {}
+    )
     return select_current_rows(rows, starts)
 
 
@@ -62,7 +78,15 @@ def seen(world: World, name: str) -> list[tuple[Any, ...]]:
     """Position, stamp, identity and value of its rows."""
     rows = current(world, name)
     times = rows["stream_time"].cast(pa.int64()).to_pylist()
-    return list(zip(rows["position"].to_pylist(), times, rows["_id"].to_pylist(), rows["v"].to_pylist(), strict=True))
+    return list(
+        zip(
+            rows["position"].to_pylist(),
+            times,
+            rows["_id"].to_pylist(),
+            rows["v"].to_pylist(),
+            strict=True,
+        )
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +99,11 @@ class Pair:
     """A pipeline and the model, told the same."""
 
     def __init__(self, drawn: list[Any]) -> None:
-        self.drawn, self.world, self.reference = drawn, World(spec_of(drawn, 10**6)), model.World()
+        self.drawn, self.world, self.reference = (
+            drawn,
+            World(spec_of(drawn, 10**6)),
+            stream_model.World(),
+        )
         for name in ("events", *STREAMS):
             self.reference.stream(name, buffered=name == "c")
         self.second, self.released = 0, 0
@@ -96,7 +124,10 @@ class Pair:
 
     def _told(self) -> None:
         head = self.world.head()
-        every = sorted((r for r in self.world.bench.rows("events") if not r.get(SPLICE_COLUMN)), key=lambda r: r["position"])
+        every = sorted(
+            (r for r in self.world.bench.rows("events") if not r.get(SPLICE_COLUMN)),
+            key=lambda r: r["position"],
+        )
         events, self.released = every[self.released :], len(every)
         values = [({"v": r["v"], "t": r["t"]}, round(r["t"].timestamp() * 1e6)) for r in events]
         ids = [f"{r['_source']}/{r['_partition']}/{r['_seq']}" for r in events]
@@ -137,17 +168,27 @@ class Pair:
         late = [row for row in self.world.bench.rows("late") if row["output"] == "events"]
         bench = self.world.bench
         try:
-            request = create_from_late_rows(bench.spec, bench.log, LateFilter(outputs=("events",)), RequestOptions("ann"))
+            request = create_from_late_rows(
+                bench.spec, bench.log, LateFilter(outputs=("events",)), RequestOptions("ann")
+            )
             self._merged(request.id)
         except ConfigurationError as error:
             assert error.code in ("splice.no_rows", "splice.too_early")  # noqa: PT017
             return
-        segment = next(s for s in self.world.head().segments if s.kind == SPLICE_KIND and s.extra["request"] == request.id)
+        segment = next(
+            s
+            for s in self.world.head().segments
+            if s.kind == SPLICE_KIND and s.extra["request"] == request.id
+        )
         there = pq.read_table(io.BytesIO(bench.store.get(segment.key).data)).to_pylist()
         ids = {(r["_source"], r["_partition"], r["_seq"]) for r in there}
         rows = [r for r in late if (r["_source"], r["_partition"], r["_seq"]) in ids]
         named = [
-            (f"{r['_source']}/{r['_partition']}/{r['_seq']}", round(r["t"].timestamp() * 1e6), {"v": r["v"], "t": r["t"]})
+            (
+                f"{r['_source']}/{r['_partition']}/{r['_seq']}",
+                round(r["t"].timestamp() * 1e6),
+                {"v": r["v"], "t": r["t"]},
+            )
             for r in rows
         ]
         self.reference.request(request.id, "events", named)
@@ -158,9 +199,11 @@ class Pair:
         before = {name: seen(self.world, name) for name in STREAMS}
         outcome = merge_request(bench.spec, bench.log, request, who="ann")
         assert outcome.actual == outcome.reported_digest
-        rewrites = next(s.extra for s in self.world.head().segments if s.kind == SPLICE_KIND and s.extra["request"] == request).get(
-            "rewrites", {}
-        )
+        rewrites = next(
+            s.extra
+            for s in self.world.head().segments
+            if s.kind == SPLICE_KIND and s.extra["request"] == request
+        ).get("rewrites", {})
         for name in STREAMS:
             kept = rewrites.get(name, len(before[name]))
             assert seen(self.world, name)[:kept] == before[name][:kept]
@@ -169,26 +212,45 @@ class Pair:
     def compare(self) -> None:
         """Everything a reader sees."""
         for name in STREAMS:
-            assert seen(self.world, name) == [(r.position, r.time, r.id, r.value["v"]) for r in self.reference.rows(name)], name
+            assert seen(self.world, name) == [
+                (r.position, r.time, r.id, r.value["v"]) for r in self.reference.rows(name)
+            ], name
         for name, request in self.world.state().requests.items():
             assert request.rows == len(self.reference.requests[request.attachment].rows), name
 
 
 attachments = st.lists(
-    st.tuples(st.sampled_from(EDGES), st.sampled_from(["running", "totals", "pipe"]), st.booleans(), st.sampled_from(MergeMode)),
+    st.tuples(
+        st.sampled_from(EDGES),
+        st.sampled_from(["running", "totals", "pipe"]),
+        st.booleans(),
+        st.sampled_from(MergeMode),
+    ),
     min_size=1,
     max_size=4,
 )
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("rows"), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20)), min_size=1, max_size=4)),
+        st.tuples(
+            st.just("rows"),
+            st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20)), min_size=1, max_size=4),
+        ),
         st.tuples(st.sampled_from(["attach", "detach", "merge"]), st.integers(0, 3)),
         st.tuples(st.just("merge"), st.integers(0, 3)),
         st.tuples(st.just("late"), st.tuples(st.integers(1, 12), st.integers(0, 20))),
     ),
     min_size=3,
     max_size=10,
-).map(lambda s: [("attach", 0), ("rows", [(2, 5), (2, 7), (1, 11)]), s[0], ("attach", 1), ("attach", 2), *s[1:]])
+).map(
+    lambda s: [
+        ("attach", 0),
+        ("rows", [(2, 5), (2, 7), (1, 11)]),
+        s[0],
+        ("attach", 1),
+        ("attach", 2),
+        *s[1:],
+    ]
+)
 
 
 FOUND = (  # rows merged into an empty stream came with the merge, whatever comes later
@@ -199,8 +261,22 @@ FOUND = (  # rows merged into an empty stream came with the merge, whatever come
         (("b", "c"), "totals", True, MergeMode.CONCAT),
     ],
     [
-        *[("attach", 0), ("rows", [(2, 5), (2, 7), (1, 11)]), ("late", (7, 9)), ("attach", 1), ("attach", 2), ("late", (9, 19))],
-        *[("merge", 0), ("detach", 0), ("merge", 1), ("merge", 3), ("rows", [(3, 9), (3, 13)]), ("merge", 2)],
+        *[
+            ("attach", 0),
+            ("rows", [(2, 5), (2, 7), (1, 11)]),
+            ("late", (7, 9)),
+            ("attach", 1),
+            ("attach", 2),
+            ("late", (9, 19)),
+        ],
+        *[
+            ("merge", 0),
+            ("detach", 0),
+            ("merge", 1),
+            ("merge", 3),
+            ("rows", [(3, 9), (3, 13)]),
+            ("merge", 2),
+        ],
     ],
 )
 
@@ -213,8 +289,13 @@ FOUND = (  # rows merged into an empty stream came with the merge, whatever come
     phases=[Phase.explicit, Phase.generate],
 )
 @given(attachments, steps)
-def test_merges_do_to_a_pipeline_what_they_do_to_the_model(drawn: list[Any], steps: list[Any]) -> None:
-    """Random graphs; rows, late rows, attaching, detaching and merges in any order; drivers go on after each merge."""
+def test_merges_do_to_a_pipeline_what_they_do_to_the_model(
+    drawn: list[Any], steps: list[Any]
+) -> None:
+    """Random graphs.
+
+    Rows, late rows, attaching, detaching and merges in any order; drivers go on after each merge.
+    """
     pair = Pair(drawn)
     for what, argument in steps:
         match what:
@@ -236,7 +317,13 @@ V = {"schema": {"v": "long"}}
 
 def late_world(**fields: Any) -> World:
     """Three rows, and one that came too late; a reducer sums them, and another the sums."""
-    sums = {"from": "events", "to": "sums", "function": "tests.streams.folds:plain", "initial": 0, "inherit": True}
+    sums = {
+        "from": "events",
+        "to": "sums",
+        "function": "tests.streams.folds:plain",
+        "initial": 0,
+        "inherit": True,
+    }
     graph = {
         "streams": {"sums": V, "more": V},
         "reducers": {"sum": {**sums, **fields}, "again": {**sums, "from": "sums", "to": "more"}},
@@ -260,20 +347,33 @@ def values(world: World, name: str) -> list[int]:
 
 
 def test_a_late_row_reaches_everything_behind_the_events() -> None:
-    """Events, sums and sums of sums are those of a run in time; the report told each row before, and nothing before it moved."""
+    """Events, sums and sums of sums are those of a run in time.
+
+    The report told each row before, and nothing before it moved.
+    """
     world = late_world()
     bench = world.bench
     assert (values(world, "sums"), values(world, "more")) == ([1, 6, 15], [1, 7, 22])
     request = late_request(world)
-    _, impact = estimate_impact(bench.spec, bench.log, read_splice_request(bench.store, "p", request))
+    _, impact = estimate_impact(
+        bench.spec, bench.log, read_splice_request(bench.store, "p", request)
+    )
     found = {t.table: (t.added, t.changed, t.removed, t.moved) for t in impact.tables}
     assert found == {"events": (1, 0, 0, 2), "sums": (1, 2, 0, 0), "more": (1, 2, 0, 0)}
     sums = next(t for t in impact.tables if t.table == "sums")
-    assert [(c["old"] and c["old"]["v"], c["new"]["v"]) for c in sums.changes] == [(None, 4), (6, 9), (15, 18)]
+    assert [(c["old"] and c["old"]["v"], c["new"]["v"]) for c in sums.changes] == [
+        (None, 4),
+        (6, 9),
+        (15, 18),
+    ]
     outcome = merge_request(bench.spec, bench.log, request, who="ann", digest=impact.digest)
     assert outcome.actual == outcome.reported_digest == impact.digest
     assert (values(world, "sums"), values(world, "more")) == ([1, 4, 9, 18], [1, 5, 14, 32])
-    assert {name: sum(f.rows for f in files) for name, files in world.head().files.items()} == {"events": 1, "sums": 3, "more": 3}
+    assert {name: sum(f.rows for f in files) for name, files in world.head().files.items()} == {
+        "events": 1,
+        "sums": 3,
+        "more": 3,
+    }
     world.driver()
     world.epoch((10, 1))
     assert values(world, "sums") == [1, 4, 9, 18, 19]
@@ -286,7 +386,10 @@ class Crash(BaseException):
 
 @pytest.mark.parametrize("point", CRASH_POINTS)
 def test_a_crash_at_any_step_of_a_merge_into_streams(point: str) -> None:
-    """Before or after, never between; called again it is there once; the driver goes on above it."""
+    """Before or after, never between.
+
+    Called again it is there once; the driver goes on above it.
+    """
     world = late_world()
     bench, before = world.bench, values(world, "more")
     request = late_request(world)
@@ -307,11 +410,16 @@ def test_a_crash_at_any_step_of_a_merge_into_streams(point: str) -> None:
 
 
 def test_a_driver_that_seals_meanwhile_loses_nothing() -> None:
-    """Epochs that are sealed while a merge is made are part of it; what was approved is the effect on what was there."""
+    """Epochs that are sealed while a merge is made are part of it.
+
+    What was approved is the effect on what was there.
+    """
     world = late_world()
     bench = world.bench
     request, driver = late_request(world), world.engine
-    _, impact = estimate_impact(bench.spec, bench.log, read_splice_request(bench.store, "p", request))
+    _, impact = estimate_impact(
+        bench.spec, bench.log, read_splice_request(bench.store, "p", request)
+    )
     races = iter([True, True, False])
 
     def step(point: str) -> None:
@@ -319,7 +427,9 @@ def test_a_driver_that_seals_meanwhile_loses_nothing() -> None:
             world.feed((20 + bench.log.head().slot, 1))
             assert driver.run_epoch().sealed
 
-    outcome = merge_request(bench.spec, bench.log, request, who="ann", digest=impact.digest, step=step)
+    outcome = merge_request(
+        bench.spec, bench.log, request, who="ann", digest=impact.digest, step=step
+    )
     assert (outcome.lost, outcome.actual) == (2, outcome.reported_digest)
     assert values(world, "sums") == [1, 4, 9, 18, 19, 20]
     world.feed((40, 1))
@@ -332,7 +442,9 @@ def test_a_merge_that_keeps_losing_is_given_the_next_slot() -> None:
     """A driver that seals before every seal of the merge is asked to hold after two, and goes on when the merge is over."""
     world = late_world()
     bench, driver = world.bench, world.engine
-    inbox = RequestInbox(bench.store, "p", lambda: 1, threading.Event(), lambda: bench.log.head().record)
+    inbox = RequestInbox(
+        bench.store, "p", lambda: 1, threading.Event(), lambda: bench.log.head().record
+    )
     request = late_request(world)
 
     def step(point: str) -> None:
@@ -349,7 +461,10 @@ def test_a_merge_that_keeps_losing_is_given_the_next_slot() -> None:
 
 
 def test_another_effect_than_the_approved_one_is_refused() -> None:
-    """A merge in between changes the effect on rows that were there: it has to be looked at again."""
+    """A merge in between changes the effect on rows that were there.
+
+    It has to be looked at again.
+    """
     world = late_world()
     bench = world.bench
     first = late_request(world)
@@ -383,7 +498,11 @@ def test_a_paused_reducer_stays_paused_at_its_row() -> None:
     merge_request(world.bench.spec, world.bench.log, late_request(world), who="ann")
     assert values(world, "sums") == [100, 301, 502]
     state = world.state().attachments["sum"]
-    assert (state.status, state.cursor, state.failure and state.failure["position"]) == ("paused", 3, 3)
+    assert (state.status, state.cursor, state.failure and state.failure["position"]) == (
+        "paused",
+        3,
+        3,
+    )
     folds.broken.clear()
     world.driver()
     world.epoch(ask=(("resume", "sum"),))
@@ -422,7 +541,11 @@ def test_an_attachment_made_after_a_merge_reads_the_rows_as_they_stand() -> None
     spec = world.bench.spec.model_dump(by_alias=True)
     copies: dict[str, Any] = {"all": {}, "of_sums": {}}
     pipes = {"p": {"from": "events", "to": "all"}, "q": {"from": "sums", "to": "of_sums"}}
-    graph = {"streams": {"sums": V, "more": V, **copies}, "reducers": spec["reducers"], "pipes": pipes}
+    graph = {
+        "streams": {"sums": V, "more": V, **copies},
+        "reducers": spec["reducers"],
+        "pipes": pipes,
+    }
     world.driver(spec=streams_spec(**graph))
     world.epoch((12, 12))
     assert values(world, "all") == [1, 3, 5, 9, 12]
@@ -430,7 +553,10 @@ def test_an_attachment_made_after_a_merge_reads_the_rows_as_they_stand() -> None
 
 
 def test_readers_of_the_published_tables_see_one_version(tmp_path: Path) -> None:
-    """The old version until the new one is published; then the new one, and the old one still, at its slot."""
+    """The old version until the new one is published.
+
+    Then the new one, and the old one still, at its slot.
+    """
     store = LocalStore(tmp_path / "store")
     world = World(late_world().bench.spec, store=store)
     for rows in ([(1, 1)], [(5, 5), (9, 9)], [(3, 3)]):
@@ -459,13 +585,20 @@ def test_readers_of_the_published_tables_see_one_version(tmp_path: Path) -> None
 def test_with_pass_through_merged_rows_are_the_next_ones(tmp_path: Path) -> None:
     """They are appended, so the driver's next epoch dispatches them as any other."""
     sums = {"from": "events", "to": "sums", "function": "tests.streams.folds:plain", "initial": 0}
-    world = World(streams_spec(streams={"sums": V}, reducers={"sum": sums}, release={"mode": "pass_through"}))
+    world = World(
+        streams_spec(streams={"sums": V}, reducers={"sum": sums}, release={"mode": "pass_through"})
+    )
     for rows in ([(1, 1)], [(5, 5)]):
         world.epoch(*rows)
     lost = tmp_path / "lost.csv"
     lost.write_text("t,v\n1970-01-01T00:00:03Z,3\n")
     bench = world.bench
-    merge_request(bench.spec, bench.log, create_from_file(bench.spec, bench.log, lost, RequestOptions("ann")).id, who="ann")
+    merge_request(
+        bench.spec,
+        bench.log,
+        create_from_file(bench.spec, bench.log, lost, RequestOptions("ann")).id,
+        who="ann",
+    )
     assert values(world, "sums") == [1, 6]
     world.driver()
     world.epoch((6, 6))
@@ -487,7 +620,9 @@ def test_an_epoch_before_a_merge_is_replayed_on_what_it_had() -> None:
     overlay = ScratchStore(world.bench.store, scratch)
     history = LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t", parent)
     mover = ReferenceMover(overlay, spec, world.bench.sources)
-    found = replay_epoch(spec, attaching, parent, mover, overlay, scratch, StreamDispatcher(spec, overlay, history))
+    found = replay_epoch(
+        spec, attaching, parent, mover, overlay, scratch, StreamDispatcher(spec, overlay, history)
+    )
     assert found.is_equal, found.tables
     assert values(world, "copy") == [1, 3, 5, 9]
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tests.engine.harness import SECOND, Bench, spec_of
 
-from tidegate.jobs.sinks.positions import compute_current_positions
-from tidegate.jobs.sinks.tables import select_current_revisions
+from tidegate.jobs.sinks.published_tables import select_current_revisions
+from tidegate.jobs.sinks.row_positions import compute_current_positions
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.splice.standing import RowIdentity
+from tidegate.jobs.splice.tables_at_head import RowIdentity
 
 AGGREGATES = {
     "n": "count(*)", "s": "sum(v)", "low": "min(v)", "high": "max(v)", "mean": "avg(v)", "kinds": "distinct(v)",
@@ -38,7 +38,10 @@ def world(windows: Iterable[str] = tuple(WINDOWS), **more: Any) -> Bench:
 
 
 def play(bench: Bench, epochs: Sequence[Mapping[str, Sequence[dict[str, Any]]]]) -> None:
-    """Epochs by source and rows; then two more, far ahead, so that everything before is closed and purged."""
+    """Epochs by source and rows.
+
+    Then two more, far ahead, so that everything before is closed and purged.
+    """
     engine = bench.engine()
     far = [{"t": 10_000 * SECOND, "v": 0, "kind": "data", "n": None}]
     for rows in [*epochs, dict.fromkeys(bench.sources, far)]:
@@ -65,7 +68,10 @@ def results(bench: Bench, name: str) -> list[dict[str, Any]]:
     if found is None:
         return []
     rows = select_current_revisions(found, bench.spec.windows[name]).to_pylist()
-    plain = [{k: v for k, v in row.items() if k not in ("revision", "replaces", "_timeline", "_epoch")} for row in rows]
+    plain = [
+        {k: v for k, v in row.items() if k not in ("revision", "replaces", "_timeline", "_epoch")}
+        for row in rows
+    ]
     return sorted(plain, key=lambda row: repr((row["window_start"], row.get("_source"))))
 
 
@@ -75,18 +81,29 @@ def stream(bench: Bench) -> list[tuple[int, int, RowIdentity]]:
     if found is None:
         return []
     if "_splice" in found.column_names:
-        found = compute_current_positions(found, found.filter(pa.compute.is_valid(found["_splice"])), "t")
+        found = compute_current_positions(
+            found, found.filter(pa.compute.is_valid(found["_splice"])), "t"
+        )
     times = found["t"].cast(pa.int64()).to_pylist()
     rows = zip(
-        found["position"].to_pylist(), times, *(found[c].to_pylist() for c in ("_source", "_partition", "_seq")), strict=True
+        found["position"].to_pylist(),
+        times,
+        *(found[c].to_pylist() for c in ("_source", "_partition", "_seq")),
+        strict=True,
     )
-    return sorted((position, time, (source, partition, seq)) for position, time, source, partition, seq in rows)
+    return sorted(
+        (position, time, (source, partition, seq))
+        for position, time, source, partition, seq in rows
+    )
 
 
 def in_time(spec: PipelineSpec, epochs: Sequence[Mapping[str, Sequence[dict[str, Any]]]]) -> Bench:
     """The same rows in a run in which each source sends all of them at once, in order of event time."""
     bench = Bench(spec)
-    whole = {name: sorted((r for rows in epochs for r in rows.get(name, [])), key=lambda r: r["t"]) for name in bench.sources}
+    whole = {
+        name: sorted((r for rows in epochs for r in rows.get(name, [])), key=lambda r: r["t"])
+        for name in bench.sources
+    }
     play(bench, [whole])
     return bench
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.engine.harness import SECOND, Bench, row, spec_of
-from tidegate.checkpoints.log import SlotLog
+from tests.engine.harness import SECOND, Bench, spec_of
 from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.epoch import EpochRequests, Engine, EpochReport
-from tidegate.jobs.engine.faults import Faults
-from tidegate.jobs.streams.batches import ReducerRunner, fold_batch
+from tidegate.jobs.engine.epoch_engine import Engine, EpochReport, EpochRequests
+from tidegate.jobs.engine.fault_points import Faults
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.history import LogHistory
-from tidegate.jobs.streams.standing import DispatchState
+from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
+from tidegate.jobs.streams.row_history import LogHistory
+from tidegate.jobs.streams.stream_state import DispatchState
 
-__all__ = ["SECOND", "World", "row", "streams_spec"]
-
-_SOURCE: dict[str, Any] = {"path": "inbox/x/", "schema": {"t": "timestamp", "v": "long"}, "event_time": "t", "lag": "-1us"}
+_SOURCE: dict[str, Any] = {
+    "path": "inbox/x/",
+    "schema": {"t": "timestamp", "v": "long"},
+    "event_time": "t",
+    "lag": "-1us",
+}
 
 
 def streams_spec(**fields: Any) -> Any:
@@ -28,7 +31,9 @@ def streams_spec(**fields: Any) -> Any:
 class World:
     """Feeds rows, runs epochs, reads streams."""
 
-    def __init__(self, spec: Any, run: ReducerRunner = fold_batch, store: Store | None = None) -> None:
+    def __init__(
+        self, spec: Any, run: ReducerRunner = fold_batch, store: Store | None = None
+    ) -> None:
         self.bench = Bench(spec, store)
         self.run = run
         self.engine = self.driver()
@@ -40,21 +45,36 @@ class World:
             self.bench.spec = spec
         bench = self.bench
         log = SlotLog(bench.store, bench.spec.name, clock=bench.clock)
-        dispatch = StreamDispatcher(bench.spec, bench.store, LogHistory(log, "t"), self.run) if bench.spec.streams else None
+        dispatch = (
+            StreamDispatcher(bench.spec, bench.store, LogHistory(log, "t"), self.run)
+            if bench.spec.streams
+            else None
+        )
         self.engine = bench.engine(faults=faults, dispatch=dispatch)
         return self.engine
 
     def feed(self, *rows: tuple[float, int]) -> None:
         """Rows (second, value) for the source."""
-        self.bench.sources["a"].append(*({"t": int(second * SECOND), "v": value} for second, value in rows))
+        self.bench.sources["a"].append(
+            *({"t": int(second * SECOND), "v": value} for second, value in rows)
+        )
 
-    def epoch(self, *rows: tuple[float, int], now: float | None = None, ask: tuple[tuple[str, str], ...] = ()) -> EpochReport:
+    def epoch(
+        self,
+        *rows: tuple[float, int],
+        now: float | None = None,
+        ask: tuple[tuple[str, str], ...] = (),
+    ) -> EpochReport:
         """One epoch over these rows."""
         self.feed(*rows)
         if now is not None:
             self.bench.clock.advance(now - self.bench.clock.monotonic())
         self._asked += len(ask)
-        return self.engine.run_epoch(EpochRequests(ids=tuple(f"r{self._asked}-{n}" for n in range(len(ask))), attachments=ask))
+        return self.engine.run_epoch(
+            EpochRequests(
+                ids=tuple(f"r{self._asked}-{n}" for n in range(len(ask))), attachments=ask
+            )
+        )
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         """Rows of a stream in order of position."""

@@ -1,4 +1,7 @@
-"""The dispatcher on Arrow against the model, event by event: the same streams, rejections, requests and states."""
+"""The dispatcher on Arrow against the model, event by event.
+
+The same streams, rejections, requests and states.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,22 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.oracle import stream_model
 from tests.streams import folds
 from tests.streams.support import World, streams_spec
-from tidegate.jobs.streams import model
-from tidegate.jobs.streams.types import MergeMode
+from tidegate.jobs.streams.dispatch_rules import MergeMode
 
 V = {"schema": {"t": "timestamp", "v": "long"}}
 EDGES = [("events", "a"), ("a", "b"), ("events", "b"), ("a", "c"), ("b", "c")]
 FOLDS = {"running": folds.running, "totals": folds.totals}
 
 attachments = st.lists(
-    st.tuples(st.sampled_from(EDGES), st.sampled_from(["running", "totals", "pipe"]), st.booleans(), st.sampled_from(MergeMode)),
+    st.tuples(
+        st.sampled_from(EDGES),
+        st.sampled_from(["running", "totals", "pipe"]),
+        st.booleans(),
+        st.sampled_from(MergeMode),
+    ),
     min_size=1,
     max_size=4,
 )
@@ -48,19 +56,32 @@ def spec_of(drawn: list[Any], chunk: int) -> Any:
             pipes[f"n{number}"] = {**common, "where": "v % 4 <> 0", "positions": [1, 9]}
         else:
             keys = ["v"] if kind == "totals" else []
-            reducers[f"n{number}"] = {**common, "function": f"tests.streams.folds:{kind}", "initial": 0, "keys": keys}
-    return streams_spec(streams={"a": V, "b": V, "c": {**V, "buffer": True}}, pipes=pipes, reducers=reducers)
+            reducers[f"n{number}"] = {
+                **common,
+                "function": f"tests.streams.folds:{kind}",
+                "initial": 0,
+                "keys": keys,
+            }
+    return streams_spec(
+        streams={"a": V, "b": V, "c": {**V, "buffer": True}}, pipes=pipes, reducers=reducers
+    )
 
 
-def attachment(number: int, drawn: tuple[Any, ...]) -> model.Attachment:
+def attachment(number: int, drawn: tuple[Any, ...]) -> stream_model.Attachment:
     """The same for the model."""
     (origin, to), kind, inherit, merge = drawn
     if kind == "pipe":
-        return model.pipe(
-            f"n{number}", origin, to, positions=(1, 9), where=lambda v: v["v"] % 4 != 0, inherit=inherit, merge=merge
+        return stream_model.pipe(
+            f"n{number}",
+            origin,
+            to,
+            positions=(1, 9),
+            where=lambda v: v["v"] % 4 != 0,
+            inherit=inherit,
+            merge=merge,
         )
     key = (lambda v: v["v"]) if kind == "totals" else None
-    return model.Attachment(f"n{number}", origin, (to,), FOLDS[kind], 0, inherit, merge, key)
+    return stream_model.Attachment(f"n{number}", origin, (to,), FOLDS[kind], 0, inherit, merge, key)
 
 
 def ranked(drawn: list[Any]) -> list[int]:
@@ -70,14 +91,17 @@ def ranked(drawn: list[Any]) -> list[int]:
 
 def seen(world: World, name: str) -> list[Any]:
     """Position, stamp, identity and value of the rows of a stream table."""
-    return [(r["position"], round(r["stream_time"].timestamp() * 1e6), r["_id"], r["v"]) for r in world.rows(name)]
+    return [
+        (r["position"], round(r["stream_time"].timestamp() * 1e6), r["_id"], r["v"])
+        for r in world.rows(name)
+    ]
 
 
 @given(attachments, epochs)
 @settings(max_examples=8, deadline=None)
 def test_the_dispatcher_does_what_the_model_does(drawn: list[Any], steps: list[Any]) -> None:
     """Random graphs, epochs, attachments that come and go; drivers change in between."""
-    world, reference = World(spec_of(drawn, 10**6)), model.World()
+    world, reference = World(spec_of(drawn, 10**6)), stream_model.World()
     for name in ("events", "a", "b", "c"):
         reference.stream(name, buffered=name == "c")
     known: set[str] = set()
@@ -103,15 +127,19 @@ def test_the_dispatcher_does_what_the_model_does(drawn: list[Any], steps: list[A
         settle(world, reference)
         world.driver()
     for name in ("a", "b", "c"):
-        assert seen(world, name) == [(r.position, r.time, r.id, r.value["v"]) for r in reference.rows(name)]
+        assert seen(world, name) == [
+            (r.position, r.time, r.id, r.value["v"]) for r in reference.rows(name)
+        ]
     assert sorted((r["stream"], r["row_id"], r["via"]) for r in world.rows("rejections")) == sorted(
-        (r.stream, r.row_id, r.attachment) for origin in ("events", "a", "b") for r in reference.rejections(origin)
+        (r.stream, r.row_id, r.attachment)
+        for origin in ("events", "a", "b")
+        for r in reference.rejections(origin)
     )
     for request in world.state().requests.values():
         assert request.rows == len(reference.requests[request.attachment].rows)
 
 
-def follow(world: World, reference: model.World, rows: list[tuple[float, int]]) -> None:
+def follow(world: World, reference: stream_model.World, rows: list[tuple[float, int]]) -> None:
     """One epoch; the model gets the events it released, and the frontier it reached."""
     before = len(reference.rows("events"))
     world.epoch(*rows)
@@ -119,10 +147,12 @@ def follow(world: World, reference: model.World, rows: list[tuple[float, int]]) 
     events = sorted(world.bench.rows("events"), key=lambda r: r["position"])[before:]
     values = [({"v": r["v"], "t": r["t"]}, round(r["t"].timestamp() * 1e6)) for r in events]
     ids = [f"{r['_source']}/{r['_partition']}/{r['_seq']}" for r in events]
-    reference.append("events", *values, now=head.recorded_now, ids=ids, frontier=head.decision["frontier_after"])
+    reference.append(
+        "events", *values, now=head.recorded_now, ids=ids, frontier=head.decision["frontier_after"]
+    )
 
 
-def settle(world: World, reference: model.World) -> None:
+def settle(world: World, reference: stream_model.World) -> None:
     """Buffers let go in every epoch."""
     head = world.head()
     reference.advance(head.decision["frontier_after"], head.recorded_now)
@@ -134,14 +164,21 @@ def test_a_backfill_in_pieces_is_the_backfill_at_once(values: list[int], chunk: 
     """For a splice and for a reducer's state the pieces do not show."""
     states, collected = [], []
     for size in (chunk, 10**6):
-        drawn = [(("events", "a"), "running", False, MergeMode.SPLICE), (("events", "b"), "totals", False, MergeMode.CONCAT)]
+        drawn = [
+            (("events", "a"), "running", False, MergeMode.SPLICE),
+            (("events", "b"), "totals", False, MergeMode.CONCAT),
+        ]
         world = World(spec_of(drawn, size))
         world.epoch(*((n, v) for n, v in enumerate(values)))
         world.epoch(ask=(("attach", "n0"), ("attach", "n1")))
         while world.epoch().sealed:
             pass
         world.epoch((100, 7))
-        states.append([(json.dumps(r["v"]), r["_id"]) for name in ("a", "b") for r in world.rows(name)])
-        collected.append([(r.rows, r.min_time, r.max_time, r.open) for r in world.state().requests.values()])
+        states.append(
+            [(json.dumps(r["v"]), r["_id"]) for name in ("a", "b") for r in world.rows(name)]
+        )
+        collected.append(
+            [(r.rows, r.min_time, r.max_time, r.open) for r in world.state().requests.values()]
+        )
     assert states[0] == states[1]
     assert collected[0] == collected[1]

@@ -1,4 +1,7 @@
-"""Dispatching in the engine: streams as tables, attachments that come and go, failures, crashes, replays."""
+"""Dispatching in the engine.
+
+Streams as tables, attachments that come and go, failures, crashes, replays.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ from typing import Any
 
 import pytest
 
+from tests.oracle.mover import ReferenceMover
 from tests.streams import folds
 from tests.streams.support import World, streams_spec
-from tidegate.checkpoints.log import SlotLog
-from tidegate.checkpoints.memory import MemoryStore
-from tidegate.checkpoints.overlay import ScratchStore
-from tidegate.checkpoints.splices import list_splice_requests
-from tidegate.jobs.engine.faults import EPOCH_POINTS
+from tidegate.checkpoints.memory_store import MemoryStore
+from tidegate.checkpoints.scratch_store import ScratchStore
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.splice_requests import list_splice_requests
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.engine.fault_points import EPOCH_POINTS
 from tidegate.jobs.engine.replay import replay_epoch
-from tidegate.jobs.reference.mover import ReferenceMover
-from tidegate.jobs.spec.errors import ConfigurationError
 from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.history import LogHistory
-from tidegate.jobs.streams.requests import SpliceRequestSink
+from tidegate.jobs.streams.row_history import LogHistory
+from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink
 
 V = {"schema": {"v": "long"}}
 
@@ -37,7 +40,13 @@ def _nothing_broken() -> Iterator[None]:
 
 def reducer(name: str, **fields: Any) -> dict[str, Any]:
     """A reducer of `tests.streams.folds` from events to d."""
-    return {"from": "events", "to": "d", "function": f"tests.streams.folds:{name}", "initial": 0, **fields}
+    return {
+        "from": "events",
+        "to": "d",
+        "function": f"tests.streams.folds:{name}",
+        "initial": 0,
+        **fields,
+    }
 
 
 def world_of(kind: str, name: str, attachment: dict[str, Any], **streams: Any) -> World:
@@ -48,7 +57,9 @@ def world_of(kind: str, name: str, attachment: dict[str, Any], **streams: Any) -
 
 def test_a_pipe_copies_what_its_predicate_chooses() -> None:
     """Rows with contiguous positions, their parent's stamps and identities that name their origin."""
-    world = world_of("pipes", "p", {"from": "events", "to": "d", "where": "v % 2 = 1", "inherit": True})
+    world = world_of(
+        "pipes", "p", {"from": "events", "to": "d", "where": "v % 2 = 1", "inherit": True}
+    )
     world.epoch((1, 1), (2, 2), (3, 3))
     world.epoch((4, 5))
     assert world.values("d") == [1, 3, 5]
@@ -59,18 +70,24 @@ def test_a_pipe_copies_what_its_predicate_chooses() -> None:
 
 
 def test_rejections_are_logged_and_nothing_stops() -> None:
-    """A destination stamped by the clock refuses the old stamps of a pipe that inherits; both attachments go on."""
+    """A destination stamped by the clock refuses the old stamps of a pipe that inherits.
+
+    Both attachments go on.
+    """
     spec = streams_spec(
         streams={"d": {}},
-        pipes={"clocked": {"from": "events", "to": "d", "where": "v = 1"}, "old": {"from": "events", "to": "d", "inherit": True}},
+        pipes={
+            "clocked": {"from": "events", "to": "d", "where": "v = 1"},
+            "old": {"from": "events", "to": "d", "inherit": True},
+        },
     )
     world = World(spec)
     world.epoch((1, 1))
     world.epoch((2, 2))
     assert [r["_via"] for r in world.rows("d")] == ["old", "clocked"]
-    assert [(r["stream"], r["row_id"], r["destination"], r["via"]) for r in world.rows("rejections")] == [
-        ("events", "a/0/1", "d", "old")
-    ]
+    assert [
+        (r["stream"], r["row_id"], r["destination"], r["via"]) for r in world.rows("rejections")
+    ] == [("events", "a/0/1", "d", "old")]
     assert {a.status for a in world.state().attachments.values()} == {"attached"}
 
 
@@ -95,9 +112,17 @@ def test_keys_have_states_of_their_own() -> None:
 
 
 def test_running_aggregates_need_no_function() -> None:
-    """SQL expressions, kept per key from epoch to epoch; what SQL cannot do with the data pauses it, as anything else."""
+    """SQL expressions, kept per key from epoch to epoch.
+
+    What SQL cannot do with the data pauses it, as anything else.
+    """
     columns = {"v": "long", "n": "long", "total": "long", "low": "long", "latest": "long"}
-    aggregates = {"n": "count(nullif(v, 7))", "total": "sum(v * 10)", "low": "min(v - 3)", "latest": "last(v)"}
+    aggregates = {
+        "n": "count(nullif(v, 7))",
+        "total": "sum(v * 10)",
+        "low": "min(v - 3)",
+        "latest": "last(v)",
+    }
     fold = {"from": "events", "to": "d", "aggregates": aggregates, "keys": ["v"]}
     world = World(streams_spec(streams={"d": {"schema": columns}}, reducers={"r": fold}))
     world.epoch((1, 5), (2, 7), (3, 5))
@@ -120,11 +145,18 @@ def test_an_attachment_made_later_backfills_first() -> None:
 
 def test_a_long_backfill_is_spread_over_epochs_without_new_rows() -> None:
     """The engine goes on sealing epochs until the attachment has caught up, and then stops."""
-    world = world_of("pipes", "p", {"from": "events", "to": "d", "attach": "on_request", "rows_per_epoch": 2})
+    world = world_of(
+        "pipes", "p", {"from": "events", "to": "d", "attach": "on_request", "rows_per_epoch": 2}
+    )
     world.epoch(*((s, s) for s in range(5)))
     world.epoch(ask=(("attach", "p"),))
     reports = [world.epoch() for _ in range(4)]
-    assert [(r.sealed is not None, r.pending) for r in reports] == [(True, True), (True, False), (False, False), (False, False)]
+    assert [(r.sealed is not None, r.pending) for r in reports] == [
+        (True, True),
+        (True, False),
+        (False, False),
+        (False, False),
+    ]
     assert world.values("d") == [0, 1, 2, 3, 4]
 
 
@@ -133,22 +165,40 @@ def test_streams_added_to_a_pipeline_that_has_run() -> None:
     world = World(streams_spec())
     world.epoch((1, 1), (5, 5))
     world.driver(
-        spec=streams_spec(streams={"d": {}}, pipes={"p": {"from": "events", "to": "d", "inherit": True, "merge": "splice"}})
+        spec=streams_spec(
+            streams={"d": {}},
+            pipes={"p": {"from": "events", "to": "d", "inherit": True, "merge": "splice"}},
+        )
     )
     world.epoch((9, 9))
     assert world.values("d") == [9]
     (request,) = world.state().requests.values()
-    assert (request.rows, request.min_time, request.max_time, request.open) == (2, 1_000_000, 5_000_000, False)
+    assert (request.rows, request.min_time, request.max_time, request.open) == (
+        2,
+        1_000_000,
+        5_000_000,
+        False,
+    )
 
 
 def test_rows_that_a_splice_inserted_into_events_are_not_dispatched() -> None:
-    """They have no position of their own: a backfill over a merge finds every row that has one, once."""
+    """They have no position of their own.
+
+    A backfill over a merge finds every row that has one, once.
+    """
     world = world_of("pipes", "p", {"from": "events", "to": "d", "attach": "on_request"})
     world.epoch((1, 1), (2, 2))
     head = world.bench.log.head()
     assert head.record is not None
-    place = {"slot": head.next_slot, "attempt": "ab" * 6, "parent": str(head.checkpoint), "parent_sha256": head.sha256}
-    world.bench.log.seal(head.record.model_copy(update={**place, "notes": {**head.record.notes, "splice": {}}}))
+    place = {
+        "slot": head.next_slot,
+        "attempt": "ab" * 6,
+        "parent": str(head.checkpoint),
+        "parent_sha256": head.sha256,
+    }
+    world.bench.log.seal(
+        head.record.model_copy(update={**place, "notes": {**head.record.notes, "splice": {}}})
+    )
     world.driver()
     world.epoch((3, 3), ask=(("attach", "p"),))
     assert world.values("d") == [1, 2, 3]
@@ -156,7 +206,10 @@ def test_rows_that_a_splice_inserted_into_events_are_not_dispatched() -> None:
 
 def test_streams_taken_out_and_put_back_go_on_where_they_were() -> None:
     """What was released meanwhile is dispatched then, once, and stream time never goes back."""
-    graph = {"streams": {"d": {}, "s": V}, "pipes": {"p": {"from": "events", "to": "d", "inherit": True}}}
+    graph = {
+        "streams": {"d": {}, "s": V},
+        "pipes": {"p": {"from": "events", "to": "d", "inherit": True}},
+    }
     graph["reducers"] = {"r": {**reducer("totals"), "to": "s"}}
     world = World(streams_spec(**graph))
     world.epoch((1, 1), (5, 5))
@@ -171,8 +224,21 @@ def test_streams_taken_out_and_put_back_go_on_where_they_were() -> None:
 
 
 def test_a_splice_collects_one_request_per_attachment() -> None:
-    """Over several epochs; it is open until the backfill ends; head rows go to the stream meanwhile."""
-    world = world_of("pipes", "p", {"from": "events", "to": "d", "attach": "on_request", "merge": "splice", "rows_per_epoch": 2})
+    """Over several epochs.
+
+    It is open until the backfill ends; head rows go to the stream meanwhile.
+    """
+    world = world_of(
+        "pipes",
+        "p",
+        {
+            "from": "events",
+            "to": "d",
+            "attach": "on_request",
+            "merge": "splice",
+            "rows_per_epoch": 2,
+        },
+    )
     world.epoch(*((s, s) for s in range(3)))
     world.epoch((3, 3), ask=(("attach", "p"),))
     assert [r.open for r in world.state().requests.values()] == [True]
@@ -199,7 +265,9 @@ def test_detach_and_attach_again() -> None:
 def test_a_failing_reducer_pauses_there_and_goes_on_there() -> None:
     """The event is named, others go on, and after `resume` every row was dispatched once, in order."""
     spec = streams_spec(
-        streams={"d": V, "copy": {}}, reducers={"r": reducer("fragile")}, pipes={"p": {"from": "events", "to": "copy"}}
+        streams={"d": V, "copy": {}},
+        reducers={"r": reducer("fragile")},
+        pipes={"p": {"from": "events", "to": "copy"}},
     )
     world = World(spec)
     folds.broken.add(2)
@@ -239,7 +307,11 @@ def test_what_a_fold_must_not_do_pauses_it(name: str, position: int, error: str)
 
 def test_a_reducer_may_write_to_several_streams() -> None:
     """Order is kept per destination."""
-    world = World(streams_spec(streams={"even": V, "odd": V}, reducers={"r": reducer("split", to=["even", "odd"])}))
+    world = World(
+        streams_spec(
+            streams={"even": V, "odd": V}, reducers={"r": reducer("split", to=["even", "odd"])}
+        )
+    )
     world.epoch(*((s, s) for s in range(6)))
     assert (world.values("even"), world.values("odd")) == ([0, 2, 4], [1, 3, 5])
 
@@ -261,7 +333,10 @@ def test_a_buffer_orders_what_its_writers_send() -> None:
     assert world.rows("rejections") == []
 
 
-@pytest.mark.parametrize("point", [p for p in EPOCH_POINTS if p.split(".")[0] in ("plan", "survey", "decide", "move", "seal")])
+@pytest.mark.parametrize(
+    "point",
+    [p for p in EPOCH_POINTS if p.split(".")[0] in ("plan", "survey", "decide", "move", "seal")],
+)
 def test_a_crash_at_any_step_dispatches_everything_once(point: str) -> None:
     """Streams, states, rejections and requests equal those of a run without a crash."""
 
@@ -279,7 +354,15 @@ def test_a_crash_at_any_step_dispatches_everything_once(point: str) -> None:
         spec = streams_spec(
             streams={"d": V, "e": {}},
             reducers={"r": reducer("running")},
-            pipes={"p": {"from": "events", "to": "e", "merge": "splice", "attach": "on_request", "rows_per_epoch": 1}},
+            pipes={
+                "p": {
+                    "from": "events",
+                    "to": "e",
+                    "merge": "splice",
+                    "attach": "on_request",
+                    "rows_per_epoch": 1,
+                }
+            },
         )
         world = World(spec)
         if faults is not None:
@@ -297,7 +380,9 @@ def test_a_crash_at_any_step_dispatches_everything_once(point: str) -> None:
     assert crashed.values("d") == smooth.values("d")
     assert crashed.values("e") == smooth.values("e")
     assert crashed.rows("rejections") == smooth.rows("rejections")
-    assert [r.rows for r in crashed.state().requests.values()] == [r.rows for r in smooth.state().requests.values()]
+    assert [r.rows for r in crashed.state().requests.values()] == [
+        r.rows for r in smooth.state().requests.values()
+    ]
 
 
 def test_bad_predicates_and_functions_are_refused_at_the_start() -> None:
@@ -307,7 +392,9 @@ def test_bad_predicates_and_functions_are_refused_at_the_start() -> None:
     with pytest.raises(ConfigurationError, match=r"no reducer at tests\.streams\.folds:nothing"):
         world_of("reducers", "r", reducer("nothing"))
     with pytest.raises(ConfigurationError, match=r"reducers\.r\.aggregates: .*nowhere"):
-        world_of("reducers", "r", {"from": "events", "to": "d", "aggregates": {"v": "sum(nowhere)"}})
+        world_of(
+            "reducers", "r", {"from": "events", "to": "d", "aggregates": {"v": "sum(nowhere)"}}
+        )
 
 
 def test_replay_dispatches_the_same_and_changes_nothing() -> None:
@@ -326,7 +413,9 @@ def test_replay_dispatches_the_same_and_changes_nothing() -> None:
         scratch = MemoryStore()
         overlay = ScratchStore(world.bench.store, scratch)
         mover = ReferenceMover(overlay, spec, world.bench.sources)
-        dispatch = StreamDispatcher(spec, overlay, LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t"))
+        dispatch = StreamDispatcher(
+            spec, overlay, LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t")
+        )
         found = replay_epoch(spec, epoch, parent, mover, overlay, scratch, dispatch)
         assert found.is_equal, found.tables
         replayed |= found.tables.keys()
@@ -336,8 +425,21 @@ def test_replay_dispatches_the_same_and_changes_nothing() -> None:
 
 
 def test_the_document_of_a_request_follows_the_log() -> None:
-    """Written when the request is complete, once, whoever comes to write it; its files are those of the manifest."""
-    world = world_of("pipes", "p", {"from": "events", "to": "d", "attach": "on_request", "merge": "splice", "rows_per_epoch": 2})
+    """Written when the request is complete, once, whoever comes to write it.
+
+    Its files are those of the manifest.
+    """
+    world = world_of(
+        "pipes",
+        "p",
+        {
+            "from": "events",
+            "to": "d",
+            "attach": "on_request",
+            "merge": "splice",
+            "rows_per_epoch": 2,
+        },
+    )
     sink, log = SpliceRequestSink(world.bench.clock), world.bench.log
     world.epoch(*((s, s) for s in range(3)))
     world.epoch(ask=(("attach", "p"),))
@@ -347,7 +449,14 @@ def test_the_document_of_a_request_follows_the_log() -> None:
     for follower in (sink, sink, SpliceRequestSink(world.bench.clock)):
         follower.follow(log)
     (request,) = list_splice_requests(world.bench.store, "p")
-    assert (request.id, request.origin, request.destination, request.row_count) == ("p-0-000002", "attachment", "d", 3)
+    assert (request.id, request.origin, request.destination, request.row_count) == (
+        "p-0-000002",
+        "attachment",
+        "d",
+        3,
+    )
     assert (request.min_time, request.max_time, request.state) == (0, 2_000_000, "created")
-    assert [file.key for file in request.row_files()] == [s.key for s in world.head().segments if s.kind == "splice:p"]
+    assert [file.key for file in request.row_files()] == [
+        s.key for s in world.head().segments if s.kind == "splice:p"
+    ]
     assert sink.lag(log) == 0

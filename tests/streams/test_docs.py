@@ -27,7 +27,10 @@ def test_the_examples_hold() -> None:
     namespace: dict[str, Any] = {}
     for block in blocks("python"):
         exec(block, namespace)
-    assert namespace["total"](1.0, {"shop": "a", "amount": 2.0}, 0) == (3.0, [{"shop": "a", "total": 3.0}])
+    assert namespace["total"](1.0, {"shop": "a", "amount": 2.0}, 0) == (
+        3.0,
+        [{"shop": "a", "total": 3.0}],
+    )
 
 
 def test_the_spec_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +41,12 @@ def test_the_spec_of_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     exec(blocks("python")[0], module.__dict__)
     monkeypatch.setitem(sys.modules, "shop_rules", module)
     graph = {name: getattr(spec, name) for name in ("streams", "pipes", "reducers")}
-    source = {"path": "x/", "schema": {"t": "timestamp", "shop": "string", "amount": "double"}, "event_time": "t", "lag": "-1us"}
+    source = {
+        "path": "x/",
+        "schema": {"t": "timestamp", "shop": "string", "amount": "double"},
+        "event_time": "t",
+        "lag": "-1us",
+    }
     world = World(PipelineSpec.model_validate({"name": "p", "sources": {"a": source}, **graph}))
     rows = [{"t": n * 1_000_000, "shop": "ab"[n % 2], "amount": 90.0 + 10 * n} for n in range(6)]
     world.bench.sources["a"].append(*rows)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs.streams.guard import SideEffectError, refuse_side_effects
+from tidegate.jobs.streams.side_effect_guard import SideEffectError, refuse_side_effects
 
 
 def write_low(path: Path) -> None:
@@ -30,7 +30,9 @@ def write_low(path: Path) -> None:
         lambda path: subprocess.run([sys.executable, "-V"], check=True),
     ],
 )
-def test_effects_are_refused_even_when_swallowed(effect: Callable[[Path], object], tmp_path: Path) -> None:
+def test_effects_are_refused_even_when_swallowed(
+    effect: Callable[[Path], object], tmp_path: Path
+) -> None:
     """The attempt raises, nothing happens, and code that hides the error is found out."""
     target = tmp_path / "made"
     with pytest.raises(SideEffectError):
@@ -47,7 +49,10 @@ def hidden(effect: Callable[[Path], object], target: Path) -> None:
 
 
 def test_reading_and_importing_are_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module imported inside a fold may have its cache written by the interpreter; outside the guard all is as ever."""
+    """A module imported inside a fold may have its cache written by the interpreter.
+
+    Outside the guard all is as ever.
+    """
     (tmp_path / "fresh_module.py").write_text("ANSWER = 42\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)

@@ -1,4 +1,7 @@
-"""The rules of streams, on the model: vectors P1 to P6, the table of stamps, pauses, buffers, merges."""
+"""The rules of streams, on the model.
+
+Vectors P1 to P6, the table of stamps, pauses, buffers, merges.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,15 @@ from typing import Any
 
 import pytest
 
-from tidegate.jobs.spec.errors import ConfigurationError, PoisonError
-from tidegate.jobs.streams.model import Attachment, World, pipe
-from tidegate.jobs.streams.rules import is_collected, inherits_stamp
-from tidegate.jobs.streams.types import Event, MergeMode, DispatchPhase
+from tests.oracle.stream_model import Attachment, World, pipe
+from tidegate.errors import ConfigurationError, PoisonError
+from tidegate.jobs.streams.dispatch_rules import (
+    DispatchPhase,
+    Event,
+    MergeMode,
+    inherits_stamp,
+    is_collected,
+)
 
 HEAD_ROW = 40
 
@@ -61,7 +69,11 @@ def test_unstamped_rows_never_go_back_and_stamped_ones_are_refused() -> None:
     ],
 )
 def test_every_row_of_the_stamp_table(
-    inherit: bool, merge: MergeMode, before_merge: list[int], after_merge: list[int] | None, refused: list[int]
+    inherit: bool,
+    merge: MergeMode,
+    before_merge: list[int],
+    after_merge: list[int] | None,
+    refused: list[int],
 ) -> None:
     """P2 and P6: an origin of 10, 20, 30 and then 40, through each kind of attachment."""
     world = world_of("o", "d", tick=1)
@@ -76,8 +88,12 @@ def test_every_row_of_the_stamp_table(
         assert world.times("d") == after_merge
 
 
-@pytest.mark.parametrize(("inherit", "merge", "phase"), [*itertools.product([True, False], MergeMode, DispatchPhase)])
-def test_all_cells_of_the_stamp_table(inherit: bool, merge: MergeMode, phase: DispatchPhase) -> None:
+@pytest.mark.parametrize(
+    ("inherit", "merge", "phase"), [*itertools.product([True, False], MergeMode, DispatchPhase)]
+)
+def test_all_cells_of_the_stamp_table(
+    inherit: bool, merge: MergeMode, phase: DispatchPhase
+) -> None:
     """Parent or destination, request or stream, for each of the eight cells."""
     parent = {
         (True, MergeMode.CONCAT): {DispatchPhase.HEAD},
@@ -86,7 +102,9 @@ def test_all_cells_of_the_stamp_table(inherit: bool, merge: MergeMode, phase: Di
         (False, MergeMode.SPLICE): {DispatchPhase.BACKFILL},
     }
     assert inherits_stamp(inherit, merge, phase) == (phase in parent[inherit, merge])
-    assert is_collected(merge, phase) == (merge is MergeMode.SPLICE and phase is DispatchPhase.BACKFILL)
+    assert is_collected(merge, phase) == (
+        merge is MergeMode.SPLICE and phase is DispatchPhase.BACKFILL
+    )
 
 
 def test_merge_inserts_behind_equal_stamps_and_renumbers() -> None:
@@ -139,7 +157,11 @@ def test_a_replayed_reducer_has_the_same_state_at_every_row() -> None:
     second.attach(counting("sum", "o", "d"))
     for stamp in (1, 2, 3, 4):
         put(second, "o", stamp)
-    assert first.states("sum") == second.states("sum") == [{}, {None: 1}, {None: 3}, {None: 6}, {None: 10}]
+    assert (
+        first.states("sum")
+        == second.states("sum")
+        == [{}, {None: 1}, {None: 3}, {None: 6}, {None: 10}]
+    )
     assert [row.value for row in first.rows("d")] == [row.value for row in second.rows("d")]
 
 
@@ -147,7 +169,9 @@ def test_pipes_select_by_position_time_and_predicate() -> None:
     """Half-open ranges and a predicate, all at once."""
     world = world_of("o", "d")
     put(world, "o", 10, 20, 30, 40, 50)
-    world.attach(pipe("p", "o", "d", positions=(1, 4), times=(20, 41), where=lambda v: v["v"] != 30))
+    world.attach(
+        pipe("p", "o", "d", positions=(1, 4), times=(20, 41), where=lambda v: v["v"] != 30)
+    )
     assert [row.value["v"] for row in world.rows("d")] == [20, 40]
 
 
@@ -175,7 +199,11 @@ def test_a_failing_reducer_pauses_and_resumes_where_it_was() -> None:
     assert world.times("d") == [10]
     faults["broken"] = False
     world.resume("f")
-    assert [(row.value["v"], row.value["n"]) for row in world.rows("d")] == [(10, 0), (20, 1), (30, 2)]
+    assert [(row.value["v"], row.value["n"]) for row in world.rows("d")] == [
+        (10, 0),
+        (20, 1),
+        (30, 2),
+    ]
 
 
 def test_a_merge_that_would_stop_a_reducer_is_refused() -> None:
@@ -201,11 +229,18 @@ def test_detached_means_no_later_row() -> None:
     assert world.times("d") == [10, 30]
     world.request("r", "o", [("late", 20, {"v": 20})])
     world.merge("r")
-    assert [(row.time, row.value["sum"]) for row in world.rows("d")] == [(10, 10), (20, 30), (30, 60)]
+    assert [(row.time, row.value["sum"]) for row in world.rows("d")] == [
+        (10, 10),
+        (20, 30),
+        (30, 60),
+    ]
 
 
 def test_detaching_twice_is_detaching_once() -> None:
-    """The first time stands: rows that came in between are not dispatched by whatever is computed anew later."""
+    """The first time stands.
+
+    Rows that came in between are not dispatched by whatever is computed anew later.
+    """
     world = world_of("o", "d")
     world.attach(counting("sum", "o", "d", inherit=True))
     put(world, "o", 10)
@@ -218,7 +253,10 @@ def test_detaching_twice_is_detaching_once() -> None:
 
 
 def test_a_buffer_orders_and_never_rejects() -> None:
-    """Two writers out of step reach the final stream in order; what comes below the mark is moved up to it."""
+    """Two writers out of step reach the final stream in order.
+
+    What comes below the mark is moved up to it.
+    """
     world = world_of("a", "b")
     world.stream("final", buffered=True)
     for origin in ("a", "b"):
@@ -245,7 +283,10 @@ def test_cycles_are_refused() -> None:
 
 
 def test_a_merge_runs_nothing_before_the_insertion() -> None:
-    """Folds start at the inserted row, with the state they had there; what comes before is the same."""
+    """Folds start at the inserted row, with the state they had there.
+
+    What comes before is the same.
+    """
     seen: list[int] = []
 
     def fold(state: int, event: Event, index: int) -> tuple[int, list[dict[str, int]]]:

@@ -1,4 +1,7 @@
-"""Whatever is merged: the streams are those of a run in which the rows had come in time, and nothing before them moved."""
+"""Whatever is merged.
+
+The streams are those of a run in which the rows had come in time, and nothing before them moved.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.jobs.streams.model import Attachment, World, pipe
-from tidegate.jobs.streams.types import Event, MergeMode
+from tests.oracle.stream_model import Attachment, World, pipe
+from tidegate.jobs.streams.dispatch_rules import Event, MergeMode
 
 ROOT, STREAMS = "root", ("root", "a", "b", "c")
 Operation = tuple[str, Any]
@@ -28,10 +31,20 @@ def totals(state: int, event: Event, index: int) -> tuple[int, list[Mapping[str,
     return state + event["v"], [{"v": state + index + event["v"]}]
 
 
-def attachment(name: str, origin: str, to: str, kind: str, inherit: bool, merge: MergeMode) -> Attachment:
+def attachment(
+    name: str, origin: str, to: str, kind: str, inherit: bool, merge: MergeMode
+) -> Attachment:
     """One of three kinds."""
     if kind == "pipe":
-        return pipe(name, origin, to, positions=(1, 9), where=lambda v: v["v"] % 4 != 0, inherit=inherit, merge=merge)
+        return pipe(
+            name,
+            origin,
+            to,
+            positions=(1, 9),
+            where=lambda v: v["v"] % 4 != 0,
+            inherit=inherit,
+            merge=merge,
+        )
     if kind == "keyed":
         return Attachment(name, origin, (to,), totals, 0, inherit, merge, key=lambda v: v["v"] % 3)
     return Attachment(name, origin, (to,), running, 0, inherit, merge)
@@ -66,7 +79,16 @@ operations = st.lists(
     ),
     min_size=4,
     max_size=12,
-).map(lambda steps: [("append", [5, 20, 35]), ("attach", 0), steps[0], ("attach", 1), *steps[1:], ("decide", (0, True))])
+).map(
+    lambda steps: [
+        ("append", [5, 20, 35]),
+        ("attach", 0),
+        steps[0],
+        ("attach", 1),
+        *steps[1:],
+        ("decide", (0, True)),
+    ]
+)
 
 
 @dataclass
@@ -90,7 +112,12 @@ class Run:
         world = self.world
         match what, argument:
             case "append", (stream, rows):
-                world.append(stream, *(({"v": stamp}, stamp) for _, stamp in rows), now=now, ids=[i for i, _ in rows])
+                world.append(
+                    stream,
+                    *(({"v": stamp}, stamp) for _, stamp in rows),
+                    now=now,
+                    ids=[i for i, _ in rows],
+                )
             case "unstamped", stream:
                 world.append(stream, {"v": now}, now=now, ids=[f"unstamped/{now}"])
             case "attach", number:
@@ -108,17 +135,26 @@ class Run:
         """An operation of the strategy; one that makes no sense now does nothing."""
         match operation:
             case "append", rows:
-                self.note("append", (ROOT, [(f"{number}/{n}", stamp) for n, stamp in enumerate(rows)]))
+                self.note(
+                    "append", (ROOT, [(f"{number}/{n}", stamp) for n, stamp in enumerate(rows)])
+                )
                 self.note("advance", max(rows))
             case "unstamped", stream:
                 self.note("unstamped", stream)
-            case "attach", which if which < len(self.attachments) and self.attachments[which].name not in self.attached():
+            case "attach", which if (
+                which < len(self.attachments)
+                and self.attachments[which].name not in self.attached()
+            ):
                 self.note("attach", which)
-            case "detach", which if which < len(self.attachments) and self.attachments[which].name in self.attached():
+            case "detach", which if (
+                which < len(self.attachments) and self.attachments[which].name in self.attached()
+            ):
                 self.note("detach", which)
             case "late", (stream, rows):
                 self.world.request(
-                    f"late{number}", stream, [(f"late{number}/{n}", s, {"v": s}) for n, s in enumerate(sorted(rows))]
+                    f"late{number}",
+                    stream,
+                    [(f"late{number}/{n}", s, {"v": s}) for n, s in enumerate(sorted(rows))],
                 )
             case "merge", rows:
                 self.take(number, ("late", (ROOT, rows)))
@@ -147,7 +183,11 @@ class Run:
         """Merge, and see that nothing before the insertion moved."""
         world, destination = self.world, self.world.requests[request].destination
         before = {name: world.rows(name) for name in STREAMS}
-        states = {a.name: world.states(a.name) for a in self.attachments if a.name in self.attached() and a.origin == destination}
+        states = {
+            a.name: world.states(a.name)
+            for a in self.attachments
+            if a.name in self.attached() and a.origin == destination
+        }
         first = min((a.stamp or 0 for a in world.requests[request].rows), default=10**9)
         kept = sum(row.time <= first for row in before[destination])
         self.note("merge", request)
@@ -162,7 +202,9 @@ class Run:
 
 def seen(world: World) -> dict[str, Any]:
     """What a reader sees of all streams."""
-    return {name: [(r.id, r.position, r.time, r.value) for r in world.rows(name)] for name in STREAMS}
+    return {
+        name: [(r.id, r.position, r.time, r.value) for r in world.rows(name)] for name in STREAMS
+    }
 
 
 def in_time(run: Run) -> World:
@@ -181,13 +223,20 @@ def in_time(run: Run) -> World:
             again.script.clear()
         if rewritten or (what == "merge" and argument in roots):
             assert rewritten or not batch
-            again.world.append(ROOT, *((row.value, row.time) for row in batch), now=10 * turn, ids=[row.id for row in batch])
+            again.world.append(
+                ROOT,
+                *((row.value, row.time) for row in batch),
+                now=10 * turn,
+                ids=[row.id for row in batch],
+            )
             again.script.append(("nothing", ROOT))
             continue
         assert not batch
         if what == "merge" and argument not in again.world.requests:
             request = run.world.requests[argument]
-            again.world.request(argument, request.destination, [(a.id, a.stamp or 0, a.value) for a in request.rows])
+            again.world.request(
+                argument, request.destination, [(a.id, a.stamp or 0, a.value) for a in request.rows]
+            )
         again.note(what, argument)
     return again.world
 
@@ -214,7 +263,11 @@ def test_order_of_every_writer_is_kept(edges: list[Any], steps: list[Operation])
         if spec.name not in run.attached() or spec.merge is MergeMode.SPLICE or spec.to[0] == "c":
             continue
         places = {row.id: row.position for row in run.world.rows(spec.origin)}
-        sent = [r.origin for r in run.world.rows(spec.to[0]) if r.origin is not None and r.origin.attachment == spec.name]
+        sent = [
+            r.origin
+            for r in run.world.rows(spec.to[0])
+            if r.origin is not None and r.origin.attachment == spec.name
+        ]
         order = [(places[origin.row_id], origin.nth) for origin in sent]
         assert order == sorted(order)
     assert seen(run.world) == before

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.streams.support import World, streams_spec
-from tidegate.checkpoints.local import LocalStore
-from tidegate.jobs.sinks.iceberg import IcebergSink
-from tidegate.jobs.sinks.schemas import build_table_schema
-from tidegate.jobs.sinks.tables import read_table
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.output_tables import build_table_schema
+from tidegate.jobs.sinks.published_tables import read_table
 
 
 def test_streams_and_rejections_are_tables(tmp_path: Path) -> None:
@@ -16,7 +16,10 @@ def test_streams_and_rejections_are_tables(tmp_path: Path) -> None:
     fold = {"from": "events", "to": "sums", "function": "tests.streams.folds:totals", "initial": 0}
     spec = streams_spec(
         streams={"copy": {}, "sums": {"schema": {"v": "long"}}},
-        pipes={"p": {"from": "events", "to": "copy"}, "old": {"from": "events", "to": "copy", "inherit": True, "where": "v = 2"}},
+        pipes={
+            "p": {"from": "events", "to": "copy"},
+            "old": {"from": "events", "to": "copy", "inherit": True, "where": "v = 2"},
+        },
         reducers={"r": fold},
     )
     store = LocalStore(tmp_path / "store")
@@ -25,7 +28,9 @@ def test_streams_and_rejections_are_tables(tmp_path: Path) -> None:
     for second in range(1, 4):
         world.epoch((second, second))
     sink.follow(world.bench.log)
-    assert [row["v"] for row in read_table(spec, store, "copy").sort_by("position").to_pylist()] == [1, 2, 3]
+    assert [
+        row["v"] for row in read_table(spec, store, "copy").sort_by("position").to_pylist()
+    ] == [1, 2, 3]
     assert read_table(spec, store, "sums").schema == build_table_schema(spec, "sums")
     (refused,) = read_table(spec, store, "rejections").to_pylist()
     assert (refused["stream"], refused["row_id"], refused["via"]) == ("events", "a/0/1", "old")
@@ -34,6 +39,10 @@ def test_streams_and_rejections_are_tables(tmp_path: Path) -> None:
     world.driver()
     world.epoch()
     sink.follow(world.bench.log)
-    assert [row["v"] for row in read_table(spec, store, "copy").sort_by("position").to_pylist()] == [1, 2, 3]
-    assert [row["position"] for row in read_table(spec, store, "sums").sort_by("position").to_pylist()] == [0, 1, 2]
+    assert [
+        row["v"] for row in read_table(spec, store, "copy").sort_by("position").to_pylist()
+    ] == [1, 2, 3]
+    assert [
+        row["position"] for row in read_table(spec, store, "sums").sort_by("position").to_pylist()
+    ] == [0, 1, 2]
     assert {row["_timeline"] for row in read_table(spec, store, "copy").to_pylist()} == {0, 1}

@@ -1,0 +1,114 @@
+"""The specs that wrote a pipeline's checkpoints, by digest: what a later spec is compared with."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import islice
+
+from pydantic import ValidationError
+
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.spec_changes import ChangeEffect, LiveState, SpecChange, compare_specs
+
+_MAX_CHECKPOINTS_SEARCHED = (
+    200  # checkpoints before the one asked for: a second or two, while a person waits
+)
+
+
+def build_spec_key(pipeline: str, digest: str) -> str:
+    """Where the spec of a digest lies."""
+    return f"{pipeline}/specs/{digest}.json"
+
+
+def write_spec(store: Store, spec: PipelineSpec) -> None:
+    """Keep a spec, once."""
+    with suppress(PreconditionFailedError):
+        store.create(build_spec_key(spec.name, spec.digest()), spec.canonical_json().encode())
+
+
+def read_spec(store: Store, pipeline: str, digest: str) -> PipelineSpec | None:
+    """The spec of a digest; None when nobody kept it, or this version cannot read it."""
+    try:
+        return PipelineSpec.model_validate_json(store.get(build_spec_key(pipeline, digest)).data)
+    except (NotFoundError, ValidationError):
+        return None
+
+
+def read_live_state(manifest: Manifest) -> LiveState:
+    """What state a checkpoint holds."""
+    kinds = {segment.kind for segment in manifest.segments if segment.rows}
+    return LiveState(
+        frozenset(k.removeprefix("window:") for k in kinds if k.startswith("window:")),
+        manifest.counters.retained,
+    )
+
+
+def compare_spec_with_checkpoint(
+    store: Store, spec: PipelineSpec, manifest: Manifest
+) -> list[SpecChange] | None:
+    """What going on from a checkpoint under this spec keeps, drops or refuses.
+
+    None when its own spec is not known.
+    """
+    if manifest.spec_digest == spec.digest():
+        return []
+    old = read_spec(store, spec.name, manifest.spec_digest)
+    return None if old is None else compare_specs(old, spec, read_live_state(manifest))
+
+
+def require_compatible_spec(
+    log: SlotLog, spec: PipelineSpec, manifest: Manifest
+) -> list[SpecChange]:
+    """The changes, when all of them can be followed.
+
+    Raises:
+        ConfigurationError: one of them is refused; the message names the newest checkpoint that the
+            spec fits, to read on from.
+    """
+    found = compare_spec_with_checkpoint(log.store, spec, manifest) or []
+    refused = _select_refused(found)
+    if refused:
+        raise ConfigurationError(
+            f"the spec of {spec.name} does not fit the state of {manifest.id}: "
+            + "; ".join(f"{change.what}: {change.why}" for change in refused),
+            code="spec.does_not_fit",
+            pipeline=spec.name,
+            kept="the checkpoint and the tables; nothing was started or restored",
+            advice=f"{_advise_way_back(log, spec, manifest)} the rules: docs/recovery.md",
+        )
+    return found
+
+
+def _select_refused(found: list[SpecChange]) -> list[SpecChange]:
+    return [change for change in found if change.verdict is ChangeEffect.REFUSED]
+
+
+def _advise_way_back(log: SlotLog, spec: PipelineSpec, manifest: Manifest) -> str:
+    """What to do: from a checkpoint without the state that would be misread, rows are read anew by the new spec."""
+    fitting = _find_newest_compatible(log, spec, manifest)
+    old = read_spec(log.store, spec.name, manifest.spec_digest)
+    if fitting is None and (old is None or _select_refused(compare_specs(old, spec, LiveState()))):
+        return "take the change back, or follow the advice above;"
+    where = f"{fitting}, the newest checkpoint that it fits," if fitting else "the beginning"
+    command = f"tidegate checkpoints restore SPEC.yaml {fitting or 'beginning'}"
+    return (
+        f"take the change back, follow the advice above, or read everything since {where} anew:"
+        f" {command};"
+    )
+
+
+def _find_newest_compatible(
+    log: SlotLog, spec: PipelineSpec, manifest: Manifest
+) -> CheckpointId | None:
+    for filled in islice(log.iterate_ancestors(manifest.id), 1, _MAX_CHECKPOINTS_SEARCHED + 1):
+        if not isinstance(filled.record, Manifest):
+            return None  # retired, and so is everything before it
+        found = compare_spec_with_checkpoint(log.store, spec, filled.record)
+        if found is not None and not _select_refused(found):
+            return filled.record.id
+    return None

@@ -1,0 +1,82 @@
+"""Whether a pipeline should run: what people want, as against what is.
+
+The sweep starts only what somebody wants to run. A driver that was started anyhow keeps away only
+where somebody has said so.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
+from tidegate.checkpoints.store import Store
+from tidegate.errors import ConfigurationError
+
+
+class DesiredState(StrEnum):
+    """What somebody wants of a pipeline."""
+
+    RUN = "run"
+    STOPPED = "stopped"  # by a person; nothing starts it but a person
+    RECOVERING = "recovering"  # a restore is under way; nothing else may start it
+
+
+class DesiredDocument(SharedDocument):
+    """The bytes of `desired.json`. A pipeline nobody ever started is stopped."""
+
+    state: DesiredState = DesiredState.STOPPED
+    who: str = ""
+    why: str = ""
+    at: int = 0
+
+    @property
+    def keeps_drivers_away(self) -> bool:
+        """Whether somebody has said that nothing may drive now."""
+        return self.who != "" and self.state is not DesiredState.RUN
+
+
+def read_desired_state(store: Store, pipeline: str) -> DesiredDocument:
+    """What is wanted now."""
+    found, _ = read_document(store, BucketLayout(pipeline).desired_key, DesiredDocument)
+    return found or DesiredDocument()
+
+
+def set_desired_state(
+    store: Store,
+    pipeline: str,
+    state: DesiredState,
+    *,
+    who: str,
+    why: str = "",
+    only_from: DesiredState | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> DesiredDocument:
+    """Say what is wanted, by compare-and-swap.
+
+    With `only_from`, refuse when something else is wanted in the meantime.
+
+    Raises:
+        ConfigurationError: `only_from` no longer holds.
+    """
+
+    def apply_state(before: DesiredDocument) -> DesiredDocument:
+        if before.state is state and before.who == who and before.why == why:
+            return before
+        if only_from is not None and before.state is not only_from:
+            raise ConfigurationError(
+                f"{pipeline} should be {before.state} (said by {before.who or 'nobody'}), not"
+                f" {only_from}",
+                code="desired.moved",
+                pipeline=pipeline,
+                kept="the wish as it was",
+                advice=f"look again with: tidegate status {pipeline}",
+            )
+        return before.model_copy(
+            update={"state": state, "who": who, "why": why, "at": clock.wall_ticks()}
+        )
+
+    return change_document(
+        store, BucketLayout(pipeline).desired_key, DesiredDocument(), apply_state
+    )

@@ -1,0 +1,158 @@
+"""Drivers' logs in the bucket, in pieces: a store has no append, and a log may grow for weeks.
+
+    <pipeline>/logs/<attempt>/000000.log 000001.log ...
+
+The driver sends what is new while it runs; whoever finds it dead sends what it could not. Full
+pieces never change. Of a long log the first piece and the newest ones are kept, of a pipeline the
+newest attempts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tidegate.checkpoints.bucket_layout import BucketLayout, require_name
+from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.store import NotFoundError, Store
+
+PIECE_BYTES: Final = 256 * 1024  # bytes
+MAX_PIECES: Final = 64  # of one attempt: 16 MiB
+KEPT_ATTEMPTS: Final = 20  # of one pipeline
+
+
+class DriverLog:
+    """Sends one driver's log file to the bucket, as far as it has grown.
+
+    Args:
+        store: the bucket.
+        pipeline: its name.
+        attempt: the launch's unique name; names start with the time and so sort by it.
+        file: the log on this host.
+    """
+
+    def __init__(self, store: Store, pipeline: str, attempt: str, file: Path) -> None:
+        self._store, self._file = store, file
+        self._folder = _build_log_prefix(pipeline, attempt)
+        self._sent = 0
+
+    def send_new_pieces(self) -> int:
+        """Send what is new since the last call; bytes sent.
+
+        A file that is not here is nothing new.
+        """
+        try:
+            size = self._file.stat().st_size
+        except OSError:
+            return 0
+        if size <= self._sent:
+            return 0
+        first, last = self._sent // PIECE_BYTES, (size - 1) // PIECE_BYTES
+        newest = range(max(first, last - MAX_PIECES + 2), last + 1)
+        # A log found at the end of a long life: its beginning as well.
+        sent = sum(
+            self._put_piece(piece)
+            for piece in ([0, *newest] if first == 0 and newest.start > 0 else newest)
+        )
+        if last >= MAX_PIECES:
+            kept = {
+                _build_piece_key(self._folder, piece)
+                for piece in (0, *range(last - MAX_PIECES + 2, last + 1))
+            }
+            for entry in list(self._store.list_objects(self._folder)):
+                if entry.key not in kept:
+                    self._store.delete(entry.key)
+        self._sent = size
+        return sent
+
+    def _put_piece(self, piece: int) -> int:
+        with self._file.open("rb") as file:
+            file.seek(piece * PIECE_BYTES)
+            data = file.read(PIECE_BYTES)
+        self._store.put(_build_piece_key(self._folder, piece), data)
+        return len(data)
+
+
+def list_log_attempts(store: Store, pipeline: str) -> list[str]:
+    """Attempts with a log, newest first."""
+    return sorted(store.list_folders(BucketLayout(pipeline).logs_prefix), reverse=True)
+
+
+def read_log_tail(store: Store, pipeline: str, attempt: str, lines: int = 200) -> list[str]:
+    """The last lines of an attempt's log; at most the two newest pieces are read."""
+    keys = [entry.key for entry in store.list_objects(_build_log_prefix(pipeline, attempt))]
+    text = b"".join(store.get(key).data for key in keys[-2:]).decode(errors="replace")
+    return text.splitlines()[-lines:]
+
+
+def delete_old_logs(store: Store, pipeline: str, keep: int = KEPT_ATTEMPTS) -> list[str]:
+    """Delete the logs of all but the newest attempts; the attempts deleted."""
+    old = list_log_attempts(store, pipeline)[keep:]
+    for attempt in old:
+        for entry in list(store.list_objects(_build_log_prefix(pipeline, attempt))):
+            store.delete(entry.key)
+    return old
+
+
+def _build_log_prefix(pipeline: str, attempt: str) -> str:
+    return f"{BucketLayout(pipeline).logs_prefix}{require_name(attempt, 'attempt')}/"
+
+
+def _build_piece_key(folder: str, number: int) -> str:
+    return f"{folder}{number:06d}.log"
+
+
+# What a driver says about itself, for people and for Airflow. The last writer wins; nothing here is
+# trusted for data.
+
+
+class DriverStatus(BaseModel):
+    """One report.
+
+    Attributes:
+        token: lease token of the driver that wrote it; a report with another token than the lease's
+            is somebody's last words.
+        step: the step it is in.
+        at: its wall clock, microseconds UTC, for display.
+        body: whatever else it says (frontiers, lag, error, probe result, rates).
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    format_version: int = 1
+    token: int
+    driver: str
+    step: str
+    at: int
+    body: dict[str, Any] = Field(default_factory=dict)
+
+
+def write_status(store: Store, pipeline: str, status: DriverStatus) -> None:
+    """Overwrite the report."""
+    store.put(BucketLayout(pipeline).status_key, canonical_bytes(status.model_dump(mode="json")))
+
+
+def count_waiting_messages(body: Mapping[str, Any]) -> dict[str, int]:
+    """Messages that a driver has not planned to read yet, by source.
+
+    Only of sources that are behind.
+    """
+    found: dict[str, int] = {}
+    for member, count in (body.get("lag") or {}).items():
+        source = member.partition("/")[0]
+        found[source] = found.get(source, 0) + int(count)
+    return {source: count for source, count in found.items() if count}
+
+
+def read_status(store: Store, pipeline: str, *, token: int | None = None) -> DriverStatus | None:
+    """The report, or None if there is none, if it cannot be read, or if it is not by the driver with `token`."""
+    try:
+        status = DriverStatus.model_validate(
+            parse_json(store.get(BucketLayout(pipeline).status_key).data)
+        )
+    except (NotFoundError, ValueError):
+        return None
+    return status if token is None or status.token == token else None

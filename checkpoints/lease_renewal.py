@@ -1,0 +1,89 @@
+"""Keeps a lease alive in the background, but only while the driver makes progress.
+
+A wedged driver must lose its lease.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.lease import LEASE_RENEW_INTERVAL, Lease
+from tidegate.errors import FencedError, TidegateError
+
+
+class LeaseRenewer:
+    """Renews a lease every `every` seconds while the current step is within its deadline.
+
+    The driver announces each step with a deadline. When the deadline passes, renewals stop and the
+    lease runs out, although this thread is in the best of health. A step announced later starts the
+    renewals again, if nobody took the lease by then.
+
+    Attributes:
+        lost: set once the lease is known to be somebody else's.
+        error: why, when `lost` is set.
+        trouble: why the last renewal failed although the lease is not lost, for status.
+    """
+
+    def __init__(
+        self, lease: Lease, *, every: float = LEASE_RENEW_INTERVAL, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.lease = lease
+        self.lost = threading.Event()
+        self.error: FencedError | None = None
+        self.trouble: TidegateError | None = None
+        self.step_name = "starting"
+        self._every, self._clock = every, clock
+        self._deadline = (
+            clock.monotonic() + 60.0
+        )  # a driver that has announced nothing yet gets a minute to start
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._renew_until_stopped, name="tidegate-lease", daemon=True
+        )
+
+    def announce_step(self, name: str, deadline_seconds: float) -> None:
+        """Announce a step and how long it may take."""
+        self.step_name, self._deadline = name, self._clock.monotonic() + deadline_seconds
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the current step has passed its deadline."""
+        return self._clock.monotonic() > self._deadline
+
+    def renew_once(self) -> None:
+        """What the thread does each time: renew, unless the step is overdue."""
+        if self.is_overdue or self.lost.is_set():
+            return
+        try:
+            self.lease.renew()
+        except FencedError as error:
+            self.error = error
+            self.lost.set()
+        except TidegateError as error:
+            self.trouble = (
+                error  # the lease is valid until its time runs out; the next tick tries again
+            )
+        else:
+            self.trouble = None
+
+    def start(self) -> LeaseRenewer:
+        """Start the thread."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End the thread and wait for it. The lease stays as it is."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def __enter__(self) -> LeaseRenewer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _renew_until_stopped(self) -> None:
+        while not self._stop.wait(self._every) and not self.lost.is_set():
+            self.renew_once()

@@ -1,0 +1,342 @@
+"""A store in a local folder: the embedded default of `tidegate run`.
+
+Durability discipline, in this order for every write: write a temporary file, fsync it, give it its
+name (`link` for create, `rename` otherwise), fsync every folder whose entries changed. Only then is
+the write acknowledged. An error after the name was given is an unknown outcome. `compare_and_swap`,
+`put` and `delete` hold one `flock`, so the compare and the exchange are one step; that lock is the
+reason why network file systems, where flock and link cannot be relied on, are refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tidegate.checkpoints.canonical_json import sha256_of_bytes, sha256_of_file
+from tidegate.checkpoints.store import (
+    NotFoundError,
+    ObjectInfo,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StoredObject,
+    StoreUnavailableError,
+    UploadedObject,
+    check_key,
+)
+from tidegate.errors import ConfigurationError
+
+_INTERNAL_FOLDER = ".tidegate-store"  # temporary files and the lock; never listed
+_NETWORK_FILE_SYSTEMS = {
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "afs",
+    "ceph",
+    "glusterfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ocfs2",
+    "gfs2",
+}
+_FolderNames = list[str]  # inside the class body the name `list_objects` is the method
+_FolderPaths = list[Path]
+
+
+class LocalStore:
+    """Objects are plain files below `root`; the ETag is the SHA-256 of the content.
+
+    Listings leave `Entry.etag` empty: knowing it would mean reading every file.
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).expanduser().absolute()
+        self.url = f"file://{self.root}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.root = self.root.resolve()
+            refuse_network_file_system(self.root)
+            self._temporary = self.root / _INTERNAL_FOLDER
+            self._temporary.mkdir(exist_ok=True)
+            self._lock_file = self._temporary / "lock"
+            self._lock_file.touch()
+        except OSError as error:
+            raise _translate_os_error(self.root, error) from error
+
+    def get(self, key: str) -> StoredObject:
+        """Read one object. Raises NotFoundError when there is none."""
+        with self._translate_read_errors(key):
+            data = self._resolve_key_path(key).read_bytes()
+        return StoredObject(key, data, sha256_of_bytes(data))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Read a part of one object."""
+        with self._translate_read_errors(key), self._resolve_key_path(key).open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        """Describe one object, or None when there is none.
+
+        Reads the file: the ETag is its content.
+        """
+        path = self._resolve_key_path(key)
+        try:
+            with self._translate_read_errors(key):
+                stat = path.stat()
+                return ObjectInfo(key, stat.st_size, sha256_of_file(path), stat.st_mtime)
+        except NotFoundError:
+            return None
+
+    def create(self, key: str, data: bytes) -> str:
+        """Write a new object: temporary file, fsync, link, fsync of the folders."""
+        path = self._resolve_key_path(key)
+        with self._open_temporary(key) as temporary:
+            _write_durably(temporary, data)
+            self._publish_file(path, lambda: os.link(temporary, path))
+        return sha256_of_bytes(data)
+
+    def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:
+        """Replace exactly one version, under the lock."""
+        path = self._resolve_key_path(key)
+        with self._open_temporary(key) as temporary, self._hold_store_lock():
+            found = sha256_of_file(path) if path.is_file() else "nothing"
+            if found != etag:
+                raise PreconditionFailedError.for_uri(self.uri(key), etag, found)
+            _write_durably(temporary, data)
+            self._publish_file(path, lambda: temporary.replace(path))
+        return sha256_of_bytes(data)
+
+    def put(self, key: str, data: bytes) -> str:
+        """Write without any condition."""
+        path = self._resolve_key_path(key)
+        with self._open_temporary(key) as temporary:
+            _write_durably(temporary, data)
+            with self._hold_store_lock():
+                self._publish_file(path, lambda: temporary.replace(path))
+        return sha256_of_bytes(data)
+
+    def list_objects(
+        self, prefix: str, *, start_after: str | None = None, limit: int | None = None
+    ) -> Iterator[ObjectInfo]:
+        """Objects under `prefix` in key order."""
+        folder = prefix.rpartition("/")[0]
+        count = 0
+        for key in self._walk_keys(folder + "/" if folder else "", prefix, start_after or ""):
+            if limit is not None and count >= limit:
+                return
+            try:
+                stat = (self.root / key).stat()
+            except FileNotFoundError:
+                continue  # removed since the folder was read
+            count += 1
+            yield ObjectInfo(key, stat.st_size, "", stat.st_mtime)
+
+    def list_folders(self, prefix: str) -> _FolderNames:
+        """Folder names directly under `prefix`."""
+        with self._translate_read_errors(prefix):
+            try:
+                return sorted(
+                    e.name
+                    for e in os.scandir(self.root / prefix)
+                    if e.is_dir() and e.name != _INTERNAL_FOLDER
+                )
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def delete(self, key: str) -> None:
+        """Remove an object; silent when there is none."""
+        path = self._resolve_key_path(key)
+        with self._translate_read_errors(key), self._hold_store_lock():
+            path.unlink(missing_ok=True)
+            if path.parent.is_dir():
+                _fsync_path(path.parent)
+
+    def upload(self, path: Path, key: str) -> UploadedObject:
+        """Store a file durably; a file that already lies in its place is only made durable."""
+        target = self._resolve_key_path(key)
+        digest = sha256_of_file(path)
+        if path.absolute() == target:
+            with self._translate_read_errors(key):
+                _fsync_path(path)
+                self._fsync_parents(target.parent)
+        else:
+            with self._open_temporary(key) as temporary:
+                shutil.copyfile(path, temporary)
+                _fsync_path(temporary)
+                self._publish_file(target, lambda: temporary.replace(target))
+        return UploadedObject(key, digest, target.stat().st_size, digest)
+
+    def download(self, key: str, path: Path) -> None:
+        """Copy an object into a file."""
+        with self._translate_read_errors(key):
+            part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+            shutil.copyfile(self._resolve_key_path(key), part)
+            part.replace(path)
+
+    def local_path(self, key: str) -> Path | None:
+        """The file itself."""
+        return self._resolve_key_path(key)
+
+    def uri(self, key: str) -> str:
+        """The absolute path of the file."""
+        return str(self.root / key)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _resolve_key_path(self, key: str) -> Path:
+        if check_key(key).split("/", 1)[0] == _INTERNAL_FOLDER:
+            raise ValueError(f"reserved: {key!r}")
+        return self.root / key
+
+    def _publish_file(self, path: Path, give: Callable[[], object]) -> None:
+        """Give a durable temporary file its name; an error after that is an unknown outcome."""
+        fresh = self._make_missing_folders(path.parent)
+        try:
+            give()
+        except FileExistsError as error:
+            _fsync_path(
+                path.parent
+            )  # what we lost to must be as durable as we now believe it to be
+            raise PreconditionFailedError.for_uri(str(path), "nothing", "an object") from error
+        try:
+            for folder in [path.parent, *fresh]:
+                _fsync_path(folder)
+        except OSError as error:
+            raise OutcomeUnknownError.for_uri(str(path), str(error)) from error
+
+    def _make_missing_folders(self, folder: Path) -> _FolderPaths:
+        """Make the missing folders above a key; return those whose entries changed."""
+        changed: _FolderPaths = []
+        missing = folder
+        while not missing.is_dir():
+            missing = missing.parent
+            changed.append(missing)
+        folder.mkdir(parents=True, exist_ok=True)
+        return changed
+
+    def _fsync_parents(self, folder: Path) -> None:
+        while folder != self.root.parent:
+            _fsync_path(folder)
+            folder = folder.parent
+
+    @contextmanager
+    def _hold_store_lock(self) -> Iterator[None]:
+        with self._lock_file.open("rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # let go by closing, also when the process dies
+            yield
+
+    @contextmanager
+    def _translate_read_errors(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise NotFoundError.for_uri(self.uri(key)) from error
+        except OSError as error:
+            raise _translate_os_error(self.root / key, error) from error
+
+    @contextmanager
+    def _open_temporary(self, key: str) -> Iterator[Path]:
+        temporary = self._temporary / secrets.token_hex(16)
+        try:
+            yield temporary
+        except OSError as error:
+            raise _translate_os_error(self.root / key, error) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _walk_keys(self, folder: str, prefix: str, after: str) -> Iterator[str]:
+        try:
+            entries = [
+                (e.name + "/" if e.is_dir() else e.name)
+                for e in os.scandir(self.root / folder)
+                if e.name != _INTERNAL_FOLDER
+            ]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        # A folder sorts with its slash, as its keys do: "a-b" before "a/b".
+        for name in sorted(entries):
+            key = folder + name
+            if not name.endswith("/"):
+                if key.startswith(prefix) and key > after:
+                    yield key
+            elif (key.startswith(prefix) or prefix.startswith(key)) and (
+                key >= after or after.startswith(key)
+            ):
+                yield from self._walk_keys(key, prefix, after)
+
+
+def refuse_network_file_system(path: Path, mounts: str | None = None) -> None:
+    """Refuse a folder on a network file system.
+
+    Raises:
+        ConfigurationError: the folder lies on a file system where link and flock cannot be relied
+            on.
+    """
+    kind = _find_file_system(path, mounts if mounts is not None else _read_mount_table())
+    if kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse."):
+        raise ConfigurationError(
+            f"{path} lies on a network file system ({kind}), where conditional writes cannot be"
+            " trusted",
+            code="store.network_file_system",
+            advice="use a local disk, or an S3 store: s3://bucket/prefix",
+        )
+
+
+def _read_mount_table() -> str:
+    try:
+        return Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return ""  # not Linux: nothing to go by
+
+
+def _find_file_system(path: Path, mounts: str) -> str:
+    """Type of the file system with the longest mount point above `path`.
+
+    Later mounts hide earlier ones.
+    """
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        point = left.split()[4].replace("\\040", " ")
+        inside = point == "/" or str(path) == point or str(path).startswith(point + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, right.split()[0]
+    return kind
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _fsync_path(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _translate_os_error(path: Path, error: OSError) -> StoreUnavailableError | ConfigurationError:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+        return ConfigurationError(
+            f"{path} cannot be used as a store: {error.strerror}",
+            code="store.denied",
+            advice="give a folder this user may write to",
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreUnavailableError.for_full_disk(str(path), error.strerror or str(error))
+    return StoreUnavailableError.for_uri(str(path), error.strerror or str(error))

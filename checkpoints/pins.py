@@ -1,0 +1,262 @@
+"""What must not be collected, and what must not be restored.
+
+Pins, restore claims and the condemned set, by compare-and-swap.
+
+Everything that decides over the life of a checkpoint meets in this one document. A pin or a claim
+is refused once the checkpoint is condemned; retention condemns nothing that is pinned or claimed.
+So a restore and a retirement of one checkpoint cannot both win. A claim names the slot its fork
+record will go into: once that slot is filled, the restore has won or lost, and the claim is void;
+no clock is needed to see that. Retirement is: condemn here, put the stub into the slot, take the
+entry out again. So after a pin or a claim went through, the slot itself tells whether the
+checkpoint had been retired before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, require_name
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import Store
+from tidegate.errors import ConfigurationError, PoisonError
+
+V = TypeVar("V")
+
+
+class _RootsModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Pin(_RootsModel):
+    """A name somebody gave to a checkpoint to keep it."""
+
+    checkpoint: str
+    who: str
+    why: str = ""
+    at: int
+
+
+class RestoreClaim(_RootsModel):
+    """A restore under way: its fork record goes into `slot` of `timeline`."""
+
+    checkpoint: str
+    timeline: int
+    slot: int
+    who: str
+    at: int
+
+
+class CondemnReason(StrEnum):
+    """Why a checkpoint must not be restored."""
+
+    DAMAGED = "damaged"  # definite evidence of `verify`
+    RETIRED = "retired"  # by retention; the entry goes once the slot holds its stub
+
+
+class CondemnedCheckpoint(_RootsModel):
+    """A checkpoint that must not be restored or pinned."""
+
+    reason: CondemnReason
+    detail: str
+    at: int
+
+
+class Roots(SharedDocument):
+    """The bytes of `roots.json`."""
+
+    pins: dict[str, Pin] = Field(default_factory=dict)
+    claims: dict[str, RestoreClaim] = Field(default_factory=dict)
+    condemned: dict[str, CondemnedCheckpoint] = Field(default_factory=dict)
+
+    @property
+    def protected_checkpoints(self) -> set[str]:
+        """Checkpoints that retention must leave alone."""
+        return {pin.checkpoint for pin in self.pins.values()} | {
+            claim.checkpoint for claim in self.claims.values()
+        }
+
+    @property
+    def retiring_checkpoints(self) -> set[str]:
+        """Checkpoints condemned by retention whose stub may not be in place yet."""
+        return {
+            name for name, entry in self.condemned.items() if entry.reason is CondemnReason.RETIRED
+        }
+
+    @property
+    def damaged_checkpoints(self) -> set[str]:
+        """Checkpoints with definite evidence against them."""
+        return set(self.condemned) - self.retiring_checkpoints
+
+
+class RootsFile:
+    """The one way to read and change `roots.json` of a pipeline."""
+
+    def __init__(self, store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._store, self._pipeline, self._clock = store, pipeline, clock
+        self._key = BucketLayout(pipeline).roots_key
+
+    def read(self) -> Roots:
+        """The document as it is."""
+        found, _ = read_document(self._store, self._key, Roots)
+        return found or Roots()
+
+    def pin(self, name: str, checkpoint: CheckpointId, *, who: str, why: str = "") -> Roots:
+        """Keep a checkpoint under a name.
+
+        The caller has made sure that it is complete and not retired.
+
+        Raises:
+            ConfigurationError: it is condemned, or the name is taken by another checkpoint.
+        """
+        require_name(name, "name of a pin")
+        pin = Pin(checkpoint=str(checkpoint), who=who, why=why, at=self._clock.wall_ticks())
+
+        def add_pin(roots: Roots) -> Roots:
+            there = roots.pins.get(name)
+            if there is not None and there.checkpoint == pin.checkpoint:
+                return roots
+            if there is not None:
+                raise self._roots_refused_error(
+                    f"pin {name!r} already names {there.checkpoint}",
+                    "choose another name, or unpin it first",
+                )
+            self._require_not_condemned(roots, checkpoint)
+            return roots.model_copy(update={"pins": roots.pins | {name: pin}})
+
+        return self._change_roots(add_pin)
+
+    def unpin(self, name: str) -> Roots:
+        """Give up a pin; silent when there is none."""
+        return self._change_roots(
+            lambda roots: roots.model_copy(update={"pins": _drop_entries(roots.pins, {name})})
+        )
+
+    def claim(
+        self, request_id: str, checkpoint: CheckpointId, *, timeline: int, slot: int, who: str
+    ) -> Roots:
+        """Protect a checkpoint for a restore whose fork record goes into `slot` of `timeline`.
+
+        Raises:
+            ConfigurationError: it is condemned.
+        """
+        claim = RestoreClaim(
+            checkpoint=str(checkpoint),
+            timeline=timeline,
+            slot=slot,
+            who=who,
+            at=self._clock.wall_ticks(),
+        )
+
+        def add_claim(roots: Roots) -> Roots:
+            there = roots.claims.get(request_id)
+            if there is not None and (there.checkpoint, there.timeline, there.slot) == (
+                str(checkpoint),
+                timeline,
+                slot,
+            ):
+                return roots
+            self._require_not_condemned(roots, checkpoint)
+            return roots.model_copy(update={"claims": roots.claims | {request_id: claim}})
+
+        return self._change_roots(add_claim)
+
+    def condemn_damaged(self, checkpoint: CheckpointId, detail: str) -> Roots:
+        """Note definite evidence against a checkpoint.
+
+        Pins stay: a person may still want to look at it.
+        """
+        entry = CondemnedCheckpoint(
+            reason=CondemnReason.DAMAGED, detail=detail, at=self._clock.wall_ticks()
+        )
+
+        def add_condemned(roots: Roots) -> Roots:
+            if str(checkpoint) in roots.condemned:
+                return roots
+            return roots.model_copy(
+                update={"condemned": roots.condemned | {str(checkpoint): entry}}
+            )
+
+        return self._change_roots(add_condemned)
+
+    def condemn_retired(self, decide: Callable[[Roots], tuple[set[str], set[str]]]) -> Roots:
+        """Drop void claims and condemn checkpoints to retire, in one step.
+
+        `decide` is given the document, looks at the log *after* it was read, and returns
+        (checkpoints to retire, ids of void claims). If the document changes meanwhile, it is asked
+        again: a claim that came in between is never missed. Checkpoints that are pinned or under a
+        valid claim are left out whatever it says.
+        """
+        now = self._clock.wall_ticks()
+
+        def condemn_unprotected(roots: Roots) -> Roots:
+            wanted, void = decide(roots)
+            claims = _drop_entries(roots.claims, void)
+            kept = roots.model_copy(update={"claims": claims}).protected_checkpoints
+            new = {
+                name: CondemnedCheckpoint(reason=CondemnReason.RETIRED, detail="retention", at=now)
+                for name in wanted - kept - roots.retiring_checkpoints
+            }
+            return roots.model_copy(update={"claims": claims, "condemned": roots.condemned | new})
+
+        return self._change_roots(condemn_unprotected)
+
+    def clear_condemned(self, checkpoints: Iterable[str]) -> Roots:
+        """Take entries out.
+
+        Retired ones whose stub is in place, or damaged ones that were mended by hand.
+        """
+        gone = set(checkpoints)
+        return self._change_roots(
+            lambda roots: roots.model_copy(
+                update={"condemned": _drop_entries(roots.condemned, gone)}
+            )
+        )
+
+    def _change_roots(self, step: Callable[[Roots], Roots]) -> Roots:
+        return change_document(self._store, self._key, Roots(), step)
+
+    def _require_not_condemned(self, roots: Roots, checkpoint: CheckpointId) -> None:
+        entry = roots.condemned.get(str(checkpoint))
+        if entry is not None:
+            raise self._roots_refused_error(
+                f"{checkpoint} is {entry.reason}: {entry.detail}",
+                "choose another: tidegate checkpoints list",
+            )
+
+    def _roots_refused_error(self, message: str, advice: str) -> ConfigurationError:
+        return ConfigurationError(
+            message,
+            code="roots.refused",
+            pipeline=self._pipeline,
+            kept="all pins and checkpoints",
+            advice=advice,
+        )
+
+
+def pin_checkpoint(
+    log: SlotLog, name: str, checkpoint: CheckpointId, *, who: str, why: str = ""
+) -> None:
+    """Pin a complete checkpoint: first the pin, then a look whether it was retired before.
+
+    Raises:
+        ConfigurationError: it was never completed, is condemned, or the name is taken.
+        PoisonError: it was retired.
+    """
+    log.open_checkpoint(checkpoint)
+    roots = RootsFile(log.store, log.pipeline)
+    roots.pin(name, checkpoint, who=who, why=why)
+    try:
+        _ = log.open_checkpoint(checkpoint).epoch
+    except PoisonError:
+        roots.unpin(name)
+        raise
+
+
+def _drop_entries(entries: dict[str, V], gone: set[str]) -> dict[str, V]:
+    return {name: entry for name, entry in entries.items() if name not in gone}

@@ -1,0 +1,277 @@
+"""Summaries of all slots, on index pages.
+
+A cache that makes listing ten thousand checkpoints a matter of a moment.
+
+Reading 10,000 manifests one by one takes half a minute, so summaries of them are kept on pages of
+`SLOTS_PER_PAGE` slots each. Pages can be deleted at any time, are filled up by whoever lists, and
+are written with a condition, so that a slow reader never overwrites what retention has written
+since. Slots are filled without gaps, so no listing of the bucket is needed: the heads of the
+timelines tell which slots exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.canonical_json import canonical_bytes
+from tidegate.checkpoints.manifest import ForkRecord, Manifest, RetiredEpoch
+from tidegate.checkpoints.slot_log import LineageSegment, SlotContents, SlotLog
+from tidegate.checkpoints.store import NotFoundError, OutcomeUnknownError, PreconditionFailedError
+
+# Slots a page: about 200 kB, read and parsed in some 10 ms; the unfinished page costs at most 500
+# GETs to catch up.
+SLOTS_PER_PAGE = 500
+READ_WORKERS = 8  # threads that read slots; MinIO answers no faster with more on two cores
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class SlotSummary(BaseModel):
+    """One filled slot, in short.
+
+    `read`, `released`, `late` and `retained` are cumulative, as in the manifest's counters. The
+    last three fields are not on the pages: the catalog fills them in from `roots.json` and the
+    lineage.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: str
+    timeline: int
+    slot: int
+    id: str | None
+    parent: str | None
+    sha256: str
+    created_at: int
+    recorded_now: int | None = None
+    read: int = 0
+    released: int = 0
+    late: int = 0
+    retained: int = 0
+    files: int = 0
+    bytes: int = 0
+    tables: dict[str, int] = Field(default_factory=dict)  # rows this epoch wrote per table
+    windows: dict[str, int] = Field(default_factory=dict)  # results this epoch emitted per window
+    barriers: int = 0
+    pins: tuple[str, ...] = ()
+    condemned: str | None = None
+    on_lineage: bool = True
+
+    @property
+    def is_restorable(self) -> bool:
+        """Whether it can be restored as far as is known."""
+        return self.kind == "epoch" and self.condemned is None
+
+    @classmethod
+    def from_slot(cls, filled: SlotContents) -> SlotSummary:
+        """The summary of what fills a slot."""
+        record = filled.record
+        if isinstance(record, ForkRecord):
+            return cls(
+                kind=record.kind,
+                timeline=record.timeline,
+                slot=record.slot,
+                id=None,
+                parent=record.recover_to,
+                sha256=filled.sha256,
+                created_at=record.at,
+            )
+        if isinstance(record, RetiredEpoch):
+            return cls(
+                kind=record.kind,
+                timeline=record.timeline,
+                slot=record.slot,
+                id=str(record.id),
+                parent=record.parent,
+                sha256=filled.sha256,
+                created_at=record.created_at,
+            )
+        return cls._from_manifest(record, filled.sha256)
+
+    @classmethod
+    def _from_manifest(cls, manifest: Manifest, sha256: str) -> SlotSummary:
+        own = manifest.notes.get("epoch") or {}
+        files = manifest.all_files()
+        return cls(
+            kind=manifest.kind,
+            timeline=manifest.timeline,
+            slot=manifest.slot,
+            id=str(manifest.id),
+            parent=manifest.parent,
+            sha256=sha256,
+            created_at=manifest.created_at,
+            recorded_now=manifest.recorded_now,
+            read=manifest.counters.read,
+            released=manifest.counters.released,
+            late=manifest.counters.late,
+            retained=manifest.counters.retained,
+            files=len(files),
+            bytes=sum(file.bytes for file in files),
+            tables={
+                table: sum(file.rows for file in refs) for table, refs in manifest.files.items()
+            },
+            windows=dict(own.get("windows", {})),
+            barriers=len(manifest.barriers),
+        )
+
+
+_PAGE_ADAPTER = TypeAdapter(list[SlotSummary])
+
+
+@dataclass(slots=True)
+class _IndexPage:
+    """A page that is being brought up to date."""
+
+    key: str
+    rows: list[SlotSummary]
+    etag: str
+    missing: range
+
+
+class SlotIndex:
+    """Rows about all filled slots of one pipeline. Reading brings the pages up to date."""
+
+    def __init__(self, log: SlotLog, *, workers: int = READ_WORKERS) -> None:
+        self._log = log
+        self._store = log.store
+        self._workers = workers
+
+    def summaries_of(self, timeline: int) -> list[SlotSummary]:
+        """Summaries of all filled slots of one timeline, oldest first.
+
+        Brings its index pages up to date.
+        """
+        stretch = self._timeline_segment(timeline)
+        found = self._map_in_threads(
+            lambda page: self._load_index_page(timeline, page, stretch), _list_page_numbers(stretch)
+        )
+        self._fill_missing_slots(timeline, [page for page in found if page.missing])
+        return [row for page in found for row in page.rows]
+
+    def iterate_newest_first(self, timeline: int) -> Iterator[SlotSummary]:
+        """The same rows from the newest back, reading only as many pages as are asked for."""
+        stretch = self._timeline_segment(timeline)
+        for number in reversed(_list_page_numbers(stretch)):
+            page = self._load_index_page(timeline, number, stretch)
+            if page.missing:
+                self._fill_missing_slots(timeline, [page])
+            yield from reversed(page.rows)
+
+    def refresh(self) -> None:
+        """Bring the index up to date.
+
+        Worth doing every few hundred epochs, by the driver or by maintenance.
+        """
+        for timeline in range(self._log.head().timeline + 1):
+            self.summaries_of(timeline)
+
+    def rebuild(self) -> None:
+        """Throw the index away and read every manifest again."""
+        for entry in [*self._store.list_objects(self._log.layout.index_prefix)]:
+            self._store.delete(entry.key)
+        self.refresh()
+
+    def note_retired(self, stubs: Iterable[CheckpointId]) -> None:
+        """Correct the pages after a retirement: the rows of these slots are read anew."""
+        slots = {(stub.timeline, (stub.slot - 1) // SLOTS_PER_PAGE) for stub in stubs}
+        gone = {(stub.timeline, stub.slot) for stub in stubs}
+        for timeline, page in sorted(slots):
+            key = self._index_page_key(timeline, page)
+            rows, etag = self._read_index_page(key)
+            fresh = [
+                self._summarize_slot(timeline, row.slot) if (timeline, row.slot) in gone else row
+                for row in rows
+            ]
+            if fresh != rows:
+                self._write_index_page(key, fresh, etag)
+
+    def _timeline_segment(self, timeline: int) -> LineageSegment:
+        """The filled slots of a timeline, with the fork record that ended it.
+
+        `last` is before `first` while it is empty.
+        """
+        head = self._log.head()
+        forks = self._log.list_forks()
+        first = 1 if timeline == 0 else forks[timeline - 1].fork_slot + 1
+        last = forks[timeline].slot if timeline < len(forks) else head.slot
+        return LineageSegment(timeline, first, last)
+
+    def _load_index_page(self, timeline: int, number: int, stretch: LineageSegment) -> _IndexPage:
+        """One page as it was last written, and the slots that were sealed since."""
+        first = max(stretch.first, number * SLOTS_PER_PAGE + 1)
+        last = min(stretch.last or 0, (number + 1) * SLOTS_PER_PAGE)
+        key = self._index_page_key(timeline, number)
+        rows, etag = self._read_index_page(key)
+        return _IndexPage(key, rows, etag, range(rows[-1].slot + 1 if rows else first, last + 1))
+
+    def _fill_missing_slots(self, timeline: int, pages: list[_IndexPage]) -> None:
+        """Read the missing slots of all pages at once, and write the pages."""
+        slots = [slot for page in pages for slot in page.missing]
+        rows = iter(self._map_in_threads(lambda slot: self._summarize_slot(timeline, slot), slots))
+        for page in pages:
+            page.rows.extend(next(rows) for _ in page.missing)
+            if all(
+                row.kind != "missing" for row in page.rows
+            ):  # damage is looked at anew each time
+                self._write_index_page(page.key, page.rows, page.etag)
+
+    def _read_index_page(self, key: str) -> tuple[list[SlotSummary], str]:
+        try:
+            found = self._store.get(key)
+            return _PAGE_ADAPTER.validate_json(found.data), found.etag
+        except NotFoundError:
+            return [], ""
+        except ValueError:  # a cache that cannot be read is rebuilt
+            self._store.delete(key)
+            return [], ""
+
+    def _write_index_page(self, key: str, rows: list[SlotSummary], etag: str) -> None:
+        data = canonical_bytes(_PAGE_ADAPTER.dump_python(rows, mode="json", exclude_defaults=True))
+        # Refused: somebody else wrote the page, and the next reader sees theirs.
+        with suppress(PreconditionFailedError, OutcomeUnknownError):
+            _ = (
+                self._store.compare_and_swap(key, data, etag)
+                if etag
+                else self._store.create(key, data)
+            )
+
+    def _index_page_key(self, timeline: int, page: int) -> str:
+        return self._log.layout.index_page_key(f"t{timeline}-{page:07d}")
+
+    def _summarize_slot(self, timeline: int, slot: int) -> SlotSummary:
+        filled = self._log.read_slot(timeline, slot)
+        if filled is None:  # definite damage: slots are filled without gaps and never deleted
+            return SlotSummary(
+                kind="missing",
+                timeline=timeline,
+                slot=slot,
+                id=None,
+                parent=None,
+                sha256="",
+                created_at=0,
+            )
+        return SlotSummary.from_slot(filled)
+
+    def _map_in_threads(self, ask: Callable[[A], B], items: Iterable[A]) -> list[B]:
+        todo = [*items]
+        if self._workers <= 1 or len(todo) < 2:
+            return [ask(item) for item in todo]
+        with ThreadPoolExecutor(self._workers) as pool:
+            return [*pool.map(ask, todo)]
+
+
+def _list_page_numbers(stretch: LineageSegment) -> range:
+    """Numbers of the pages that hold a stretch."""
+    last = stretch.last or 0
+    return range(
+        (stretch.first - 1) // SLOTS_PER_PAGE,
+        (last - 1) // SLOTS_PER_PAGE + 1 if last >= stretch.first else 0,
+    )

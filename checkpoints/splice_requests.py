@@ -1,0 +1,243 @@
+"""Splice requests: rows that want to go back into history, and what people decided about them.
+
+A request is one small document, swapped by ETag, beside an immutable Parquet file with its rows.
+The document is what people look at; whether a request *is* merged is told by the log alone (a
+sealed slot names it), so a crash between the two, or a restore to before the merge, needs no
+repair: see `tidegate.jobs.splice.tables_at_head`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import Field
+
+from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
+from tidegate.checkpoints.store import OutcomeUnknownError, PreconditionFailedError, Store
+from tidegate.errors import ConfigurationError, TransientError
+
+SpliceState = Literal["created", "approved", "merged", "rejected", "expired"]
+OPEN_STATES: tuple[SpliceState, ...] = ("created", "approved")
+_TRIES = 8
+_MAX_TRAIL_ENTRIES = (
+    200  # entries kept: a request that is tried more often than this tells nothing new
+)
+
+
+class SpliceRequest(SharedDocument):
+    """One request.
+
+    Attributes:
+        destination: ``events`` (the rows go to every output they are meant for), a window's name,
+            or a stream.
+        origin: where the rows come from; `origin_detail` says more (a filter, a file name, an
+            attachment).
+        rows: the Parquet files that hold the rows, as `FileRef` fields.
+        min_time: least event time, ticks; None without rows.
+        at_slot: head of the log when the request was made.
+        approved_digest: digest of the impact report that was approved; a merge with another effect
+            is refused.
+        trail: what happened to it, oldest first: at, who, what, and more.
+    """
+
+    id: str
+    pipeline: str
+    destination: str = "events"
+    origin: Literal["attachment", "late", "dead_letters", "file"]
+    origin_detail: dict[str, Any] = Field(default_factory=dict)
+    rows: list[dict[str, Any]] = Field(default_factory=list)
+    row_count: int
+    min_time: int | None = None
+    max_time: int | None = None
+    state: SpliceState = "created"
+    created_at: int
+    expires_at: int | None = None
+    who: str
+    why: str = ""
+    decided_by: str | None = None
+    decided_why: str | None = None
+    decided_at: int | None = None
+    at_slot: dict[str, int] = Field(default_factory=dict)
+    approved_digest: str | None = None
+    trail: list[dict[str, Any]] = Field(default_factory=list)
+
+    def row_files(self) -> list[FileRef]:
+        """The files with the rows."""
+        return [FileRef.model_validate(raw) for raw in self.rows]
+
+    def is_expired(self, now: int) -> bool:
+        """Whether nobody decided in time."""
+        return self.state == "expired" or (
+            self.state in OPEN_STATES and self.expires_at is not None and now >= self.expires_at
+        )
+
+
+def generate_splice_request_id() -> str:
+    """A fresh id, short enough to type."""
+    return f"s{secrets.token_hex(4)}"
+
+
+def build_rows_key(pipeline: str, request_id: str) -> str:
+    """Key of the rows of a request."""
+    return f"{BucketLayout(pipeline).splice_request_prefix(request_id)}rows.parquet"
+
+
+def create_splice_request(store: Store, request: SpliceRequest) -> SpliceRequest:
+    """Put a request; if one with this id lies there already, that one is returned.
+
+    Raises:
+        TransientError: nobody answered; call again with the same id.
+    """
+    key = BucketLayout(request.pipeline).splice_request_key(request.id)
+    for _ in range(_TRIES):
+        try:
+            store.create(key, request.to_bytes())
+            return request
+        except (PreconditionFailedError, OutcomeUnknownError):
+            found, _etag = read_document(store, key, SpliceRequest)
+            if found is not None:
+                return found
+    raise TransientError(
+        f"{store.uri(key)} could not be written", code="splice.undecided", retry_after=2.0
+    )
+
+
+def read_splice_request(store: Store, pipeline: str, request_id: str) -> SpliceRequest:
+    """One request.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    found, _etag = read_document(
+        store, BucketLayout(pipeline).splice_request_key(request_id), SpliceRequest
+    )
+    if found is None:
+        raise ConfigurationError(
+            f"{pipeline} has no splice request {request_id!r}",
+            code="splice.unknown",
+            pipeline=pipeline,
+            advice=f"see: tidegate splice list {pipeline}",
+        )
+    return found
+
+
+def list_splice_requests(store: Store, pipeline: str) -> list[SpliceRequest]:
+    """All requests, oldest first."""
+    prefix = BucketLayout(pipeline).splice_requests_prefix
+    names = [entry.key[len(prefix) :] for entry in store.list_objects(prefix)]
+    found = [
+        read_splice_request(store, pipeline, name.removesuffix(".json"))
+        for name in names
+        if name.endswith(".json") and "/" not in name
+    ]
+    return sorted(found, key=lambda request: (request.created_at, request.id))
+
+
+def note_splice_event(
+    store: Store, pipeline: str, request_id: str, what: str, *, who: str, at: int, **more: Any
+) -> SpliceRequest:
+    """Write one line into the trail.
+
+    `more` with the name of a field of the request sets that field as well.
+
+    Whoever tries again after a crash says the same again: the trail has it once.
+    """
+
+    def add_trail_line(request: SpliceRequest) -> SpliceRequest:
+        fields = {name: value for name, value in more.items() if name in SpliceRequest.model_fields}
+        facts = {name: value for name, value in more.items() if name not in fields}
+        line = {"at": at, "who": who, "what": what, **facts}
+        said_before = request.trail and {**request.trail[-1], "at": at} == line
+        if said_before and all(
+            getattr(request, name) == value
+            for name, value in fields.items()
+            if not name.endswith("_at")
+        ):
+            return request
+        return request.model_copy(
+            update={**fields, "trail": [*request.trail, line][-_MAX_TRAIL_ENTRIES:]}
+        )
+
+    return _change_splice_request(store, pipeline, request_id, add_trail_line)
+
+
+def decide_splice_request(
+    store: Store,
+    pipeline: str,
+    request_id: str,
+    state: SpliceState,
+    *,
+    who: str,
+    why: str,
+    at: int,
+    digest: str | None = None,
+) -> SpliceRequest:
+    """Approve, reject or expire an open request; who, why and when are kept.
+
+    Deciding the same again changes nothing.
+
+    Raises:
+        ConfigurationError: it is not open any more.
+    """
+
+    def apply_decision(request: SpliceRequest) -> SpliceRequest:
+        if (request.state, request.decided_by, request.decided_why, request.approved_digest) == (
+            state,
+            who,
+            why,
+            digest,
+        ):
+            return request
+        if request.state not in OPEN_STATES:
+            raise ConfigurationError(
+                f"splice request {request_id} is {request.state} already, by {request.decided_by}: "
+                f"{request.decided_why or 'no reason given'}",
+                code="splice.decided",
+                pipeline=pipeline,
+                kept="the decision that stands",
+                advice="make a new request from the same rows if it was wrong",
+            )
+        line = {"at": at, "who": who, "what": state, "why": why, "digest": digest}
+        update = {
+            "state": state,
+            "decided_by": who,
+            "decided_why": why,
+            "decided_at": at,
+            "approved_digest": digest,
+        }
+        return request.model_copy(
+            update={**update, "trail": [*request.trail, line][-_MAX_TRAIL_ENTRIES:]}
+        )
+
+    return _change_splice_request(store, pipeline, request_id, apply_decision)
+
+
+def delete_splice_request(store: Store, pipeline: str, request_id: str) -> None:
+    """Delete the rows and the document of a request that was rejected or has expired."""
+    request = read_splice_request(store, pipeline, request_id)
+    if request.state not in ("rejected", "expired"):
+        raise ConfigurationError(
+            f"splice request {request_id} is {request.state}; only rejected and expired ones are"
+            " forgotten",
+            code="splice.kept",
+            pipeline=pipeline,
+            advice=f"reject it first: tidegate splice reject {pipeline} {request_id}",
+        )
+    for file in request.row_files():
+        store.delete(file.key)
+    store.delete(BucketLayout(pipeline).splice_request_key(request_id))
+
+
+def _change_splice_request(
+    store: Store, pipeline: str, request_id: str, step: Callable[[SpliceRequest], SpliceRequest]
+) -> SpliceRequest:
+    return change_document(
+        store,
+        BucketLayout(pipeline).splice_request_key(request_id),
+        read_splice_request(store, pipeline, request_id),
+        step,
+    )

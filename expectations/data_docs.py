@@ -1,0 +1,205 @@
+"""Data Docs in the bucket.
+
+What Great Expectations renders, readable without its CDNs, under an index of our own.
+
+    <pipeline>/quality/docs/index.html               all runs, newest first, with trends
+    <pipeline>/quality/docs/<run>/index.html         one run: every check and what was seen
+    <pipeline>/quality/docs/<run>/<suite>.<summary>.html   GX's own page
+    <pipeline>/quality/results/<run>.json latest.json      the same for machines
+    <pipeline>/quality/history.json                  the runs the index lists; a cache, the results
+    are the truth
+
+GX's pages load styles and scripts from eight foreign servers. They are replaced by one style sheet:
+the pages must be readable behind a login, offline and in the dark, and must not tell strangers that
+somebody reads them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
+from typing import Any
+
+import jinja2
+import pandas as pd
+
+from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.store import NotFoundError, Store
+from tidegate.expectations.gx_runner import RunResult, format_number
+
+_RUNS_KEPT = 100  # runs listed and kept as Data Docs; about 0.3 MB each. Results are kept for ever
+_WRITER_THREADS = 8  # pages are written side by side: a PUT is mostly waiting
+_ROWS_SHOWN = 50  # rows of a summary on the run's page
+_TREND_TITLES = {
+    "late_ratio": "Late rows, share of all",
+    "seal_p95_s": "Seal p95, seconds",
+    "unpublished": "Unpublished epochs",
+}
+
+_SCRIPTS = re.compile(r"<script\b.*?</script>", re.DOTALL)
+_REMOTE = re.compile(r"<link\b[^>]*>")
+_STYLES = re.compile(r"<style\b.*?</style>", re.DOTALL)
+_NAVIGATION = re.compile(
+    r'<nav class="navbar.*?</nav>\s*</div>\s*</nav>|<footer>.*?</footer>', re.DOTALL
+)
+_SIDEBAR = re.compile(r'<div class="col-lg-2.*?(?=<div class="col-md-10)', re.DOTALL)
+_SNIPPET = re.compile(
+    r'<p class="m-0">\s*<a data-toggle="collapse".*?</a>\s*</p>|<code\s*>\s*df\.filter.*?</code>',
+    re.DOTALL,
+)
+_NO_ASSET = re.compile(r"Data asset: None<br>")
+_SUITE_LINK = re.compile(r'<a href="[./]*expectations/[^"]*"\s*>(.*?)</a>', re.DOTALL)
+
+
+def publish_data_docs(store: Store, result: Mapping[str, Any], run: RunResult) -> str:
+    """Put pages and results into the store; what is read last is written last.
+
+    Returns the key of the result.
+    """
+    quality = BucketLayout(result["pipeline"]).quality_prefix
+    folder = f"{quality}docs/{result['id']}/"
+    with ThreadPoolExecutor(_WRITER_THREADS) as pool:
+        written = [
+            pool.submit(store.put, f"{folder}{name}.html", page.encode())
+            for name, page in _render_run_pages(result, run).items()
+        ]
+        for page in written:
+            page.result()
+    key = f"{quality}results/{result['id']}.json"
+    data = canonical_bytes(dict(result))
+    store.put(key, data)
+    runs = _add_run_to_history(store, quality, result, run)
+    store.put(f"{quality}docs/index.html", _render_runs_index(result["pipeline"], runs).encode())
+    store.put(f"{quality}results/latest.json", data)
+    return key
+
+
+def _render_run_pages(result: Mapping[str, Any], run: RunResult) -> dict[str, str]:
+    """File name (without .html) -> page of one run."""
+    from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
+    from great_expectations.render.view.view import DefaultJinjaPageView
+
+    view: Any = (
+        DefaultJinjaPageView()
+    )  # untyped; one for all pages, since it compiles its templates anew each time
+    renderer = ValidationResultsPageRenderer(run_info_at_end=True)
+    pages = {"index": _render_run_index(result, run)}
+    for name, validation in run.validations.items():
+        validation.meta["run_id"] = {"run_name": result["pipeline"], "run_time": result["at"]}
+        pages[name] = _clean_gx_page(
+            view.render(renderer.render(validation)), f"{result['pipeline']}: {name}", result["at"]
+        )
+    return pages
+
+
+def _clean_gx_page(page: str, title: str, at: str) -> str:
+    """GX's page without what needs the network, scripts, or GX's own site around it."""
+    body = page[page.index("<body>") + len("<body>") : page.rindex("</body>")]
+    for noise in (_SCRIPTS, _REMOTE, _STYLES, _NAVIGATION, _SIDEBAR, _SNIPPET, _NO_ASSET):
+        body = noise.sub("", body)
+    body = _SUITE_LINK.sub(r"\1", body)
+    trail = f'<p class="trail"><a href="index.html">quality run of {at}</a></p>'
+    return _render_template("page.html", title=title).replace(
+        "<body>", f"<body>\n{trail}\n<h1>{title}</h1>\n{body}"
+    )
+
+
+def _render_run_index(result: Mapping[str, Any], run: RunResult) -> str:
+    title = f"Quality of {result['pipeline']}: {result['verdict']}"
+    frames = {name: _select_shown_rows(frame) for name, frame in run.frames.items()}
+    return _render_template(
+        "run.html", title=title, result=result, titles=run.titles, frames=frames
+    )
+
+
+def _select_shown_rows(frame: pd.DataFrame) -> dict[str, Any]:
+    newest = frame.tail(_ROWS_SHOWN).iloc[::-1] if len(frame) > _ROWS_SHOWN else frame
+    rows = [[_format_frame_cell(value) for value in row] for row in newest.itertuples(index=False)]
+    return {"columns": list(frame.columns), "rows": rows, "more": len(frame) - len(rows)}
+
+
+def _format_frame_cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "–" if math.isnan(value) else format_number(value)
+    return str(value)
+
+
+def _add_run_to_history(
+    store: Store, quality: str, result: Mapping[str, Any], run: RunResult
+) -> list[dict[str, Any]]:
+    """Add the run to the history and drop the pages of what falls out of it.
+
+    Of two runs at once one may be missing there.
+    """
+    key = f"{quality}history.json"
+    try:
+        before = parse_json(store.get(key).data)["runs"]
+    except (NotFoundError, ValueError, KeyError, TypeError):
+        before = []
+    entry = {k: result[k] for k in ("id", "at", "verdict", "checkpoint")}
+    runs = [
+        entry | {"failed": [c["id"] for c in result["failed"]], "trend": _extract_trend(run)},
+        *before,
+    ]
+    for old in runs[_RUNS_KEPT:]:
+        for page in list(store.list_objects(f"{quality}docs/{old['id']}/")):
+            store.delete(page.key)
+    runs = runs[:_RUNS_KEPT]
+    store.put(key, canonical_bytes({"format_version": 1, "runs": runs}))
+    return runs
+
+
+def _extract_trend(run: RunResult) -> dict[str, float]:
+    """The few numbers that are drawn over time."""
+    numbers: dict[str, Any] = {}
+    late = run.frames.get("late_by_source")
+    if late is not None and late["rows_read"].sum():
+        numbers["late_ratio"] = late["rows_late"].sum() / late["rows_read"].sum()
+    health = run.frames.get("checkpoint_health")
+    if health is not None:
+        numbers |= {name: health[name].iloc[0] for name in ("seal_p95_s", "unpublished")}
+    return {name: float(value) for name, value in numbers.items() if not pd.isna(value)}
+
+
+def _render_runs_index(pipeline: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    trends = [
+        t
+        for t in (_draw_trend_line(name, title, runs) for name, title in _TREND_TITLES.items())
+        if t is not None
+    ]
+    return _render_template(
+        "index.html", title=f"Quality of {pipeline}", pipeline=pipeline, runs=runs, trends=trends
+    )
+
+
+def _draw_trend_line(
+    name: str, title: str, runs: Sequence[Mapping[str, Any]]
+) -> dict[str, str] | None:
+    """A polyline over the runs, oldest left; None with fewer than two points."""
+    values = [run["trend"][name] for run in reversed(runs) if name in run["trend"]]
+    if len(values) < 2:
+        return None
+    low, high = min(values), max(values)
+    step, middle, scale = (
+        1000 / (len(values) - 1),
+        (high + low) / 2,
+        70 / (high - low) if high > low else 0.0,
+    )
+    points = " ".join(
+        f"{i * step:.0f},{45 - (v - middle) * scale:.0f}" for i, v in enumerate(values)
+    )
+    return {"title": title, "points": points, "low": f"{low:.4g}", "high": f"{high:.4g}"}
+
+
+def _render_template(template: str, **values: Any) -> str:
+    package = resources.files("tidegate.expectations")
+    loader = jinja2.FunctionLoader(
+        lambda name: (package / "templates" / name).read_text(encoding="utf-8")
+    )
+    css = (package / "docs.css").read_text(encoding="utf-8")
+    environment = jinja2.Environment(loader=loader, autoescape=True)
+    return environment.get_template(template).render(css=css, **values)

@@ -1,0 +1,288 @@
+"""Run the suites over the summaries with Great Expectations and say what came of it.
+
+Great Expectations is imported inside the functions: it takes seconds and 300 MB, and nothing else
+here needs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from tidegate.errors import ConfigurationError
+from tidegate.expectations.suite_files import Check, limit_values, load_suites
+from tidegate.expectations.summaries import SUMMARIES, Evidence
+
+if TYPE_CHECKING:
+    from great_expectations.core.expectation_validation_result import (
+        ExpectationSuiteValidationResult,
+        ExpectationValidationResult,
+    )
+    from great_expectations.data_context.data_context.abstract_data_context import (
+        AbstractDataContext,
+    )
+
+_OFFENDERS_SHOWN = 5  # offenders named per check; the Data Docs list all of them
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What one check said.
+
+    Attributes:
+        observed: the values it looked at, in words.
+        offenders: rows of the summary that broke it, by their first column.
+        expected: the resolved arguments of the expectation.
+    """
+
+    id: str
+    suite: str
+    summary: str
+    severity: str
+    says: str
+    passed: bool
+    observed: str
+    offenders: tuple[str, ...]
+    expected: dict[str, Any]
+
+    @property
+    def page_name(self) -> str:
+        """Name of its Data Docs page."""
+        return f"{self.suite}.{self.summary}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What all checks said.
+
+    Attributes:
+        frames: the summaries that were looked at, by name.
+        titles: suite -> its title.
+        validations: page -> GX's own result, which the Data Docs are rendered from.
+    """
+
+    checks: tuple[CheckResult, ...]
+    frames: Mapping[str, pd.DataFrame]
+    titles: Mapping[str, str]
+    validations: Mapping[str, Any]
+
+    @property
+    def failed_checks(self) -> tuple[CheckResult, ...]:
+        """Failed checks, critical ones first."""
+        return tuple(sorted((c for c in self.checks if not c.passed), key=lambda c: c.severity))
+
+    @property
+    def verdict(self) -> str:
+        """``pass``; ``warn``: something failed, nothing critical; ``fail``."""
+        if any(c.severity == "critical" for c in self.failed_checks):
+            return "fail"
+        return "warn" if self.failed_checks else "pass"
+
+
+def run_suites(evidence: Evidence) -> RunResult:
+    """Check the evidence.
+
+    Raises:
+        ConfigurationError: a suite is wrong, or a check cannot be computed on its summary.
+    """
+    suites = load_suites(evidence.spec)
+    needed = {c.summary for s in suites for c in s.checks}
+    frames = {name: build(evidence) for name, build in SUMMARIES.items() if name in needed}
+    limits = limit_values(evidence.spec.quality.limits)
+    checks: list[CheckResult] = []
+    validations: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # GX and its dependencies warn about themselves; our own code has run by now
+        source = _make_gx_context().data_sources.add_pandas("summaries")
+        for suite in suites:
+            for summary in dict.fromkeys(c.summary for c in suite.checks):
+                part = [c for c in suite.checks if c.summary == summary]
+                page = f"{suite.suite}.{summary}"
+                validations[page] = _validate_summary(
+                    source, page, summary, part, frames[summary], limits
+                )
+                checks += _collect_check_results(
+                    suite.suite, part, validations[page], frames[summary], limits
+                )
+    return RunResult(tuple(checks), frames, {s.suite: s.title for s in suites}, validations)
+
+
+def load_great_expectations() -> None:
+    """Import Great Expectations, with its analytics off. Takes 3 s on a quiet machine."""
+    os.environ["GX_ANALYTICS_ENABLED"] = "false"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import great_expectations  # noqa: F401
+
+
+def _make_gx_context() -> AbstractDataContext:
+    """A context in memory; no analytics, no progress bars, no network, no files."""
+    load_great_expectations()
+    import great_expectations as gx
+    from great_expectations.data_context.types.base import (
+        DataContextConfig,
+        InMemoryStoreBackendDefaults,
+        ProgressBarsConfig,
+    )
+
+    logging.getLogger("great_expectations").setLevel(logging.ERROR)
+    config = DataContextConfig(
+        store_backend_defaults=InMemoryStoreBackendDefaults(init_temp_docs_sites=False),
+        progress_bars=ProgressBarsConfig(globally=False),
+        analytics_enabled=False,
+    )
+    return gx.get_context(mode="ephemeral", project_config=config)
+
+
+def _validate_summary(
+    source: Any,
+    page: str,
+    summary: str,
+    checks: Sequence[Check],
+    frame: pd.DataFrame,
+    limits: dict[str, float],
+) -> ExpectationSuiteValidationResult:
+    """One GX validation of the checks that a suite makes on one summary."""
+    import great_expectations as gx
+
+    expectations = [_build_expectation(gx.expectations, check, limits) for check in checks]
+    asset = source.add_dataframe_asset(page)
+    batch = asset.add_batch_definition_whole_dataframe(summary).get_batch(
+        batch_parameters={"dataframe": frame}
+    )
+    validation: ExpectationSuiteValidationResult = batch.validate(
+        gx.ExpectationSuite(name=page, expectations=expectations),
+        result_format={
+            "result_format": "COMPLETE",
+            "unexpected_index_column_names": [str(frame.columns[0])],
+        },
+    )
+    return validation
+
+
+def _collect_check_results(
+    suite: str,
+    checks: Sequence[Check],
+    validation: ExpectationSuiteValidationResult,
+    frame: pd.DataFrame,
+    limits: dict[str, float],
+) -> list[CheckResult]:
+    by_id = {
+        r.expectation_config.meta["check"]: r
+        for r in validation.results
+        if r.expectation_config is not None
+    }
+    return [_interpret_validation(suite, check, by_id[check.id], frame, limits) for check in checks]
+
+
+def _build_expectation(library: Any, check: Check, limits: dict[str, float]) -> Any:
+    """The GX object of a check."""
+    kind = getattr(library, "".join(part.title() for part in check.expect.split("_")), None)
+    if kind is None:
+        raise _make_check_error(check, f"Great Expectations has no {check.expect}")
+    severity = {"critical": "critical", "warn": "warning"}[check.severity]
+    try:
+        return kind(
+            **check.resolve_kwargs(limits),
+            description=check.says.format(**limits),
+            severity=severity,
+            meta={"check": check.id},
+        )
+    except (TypeError, ValueError) as error:
+        raise _make_check_error(check, str(error)) from error
+
+
+def _interpret_validation(
+    suite: str,
+    check: Check,
+    found: ExpectationValidationResult,
+    frame: pd.DataFrame,
+    limits: dict[str, float],
+) -> CheckResult:
+    if found.exception_info.get("raised_exception") or any(
+        isinstance(v, dict) and v.get("raised_exception") for v in found.exception_info.values()
+    ):
+        raise _make_check_error(check, _find_error_message(found.exception_info))
+    offenders = _list_offenders(found, frame, check)
+    return CheckResult(
+        id=check.id,
+        suite=suite,
+        summary=check.summary,
+        severity=check.severity,
+        says=check.says.format(**limits),
+        passed=bool(found.success),
+        observed=_describe_observed(found, frame, check, offenders),
+        offenders=offenders,
+        expected=check.resolve_kwargs(limits),
+    )
+
+
+def _list_offenders(
+    found: ExpectationValidationResult, frame: pd.DataFrame, check: Check
+) -> tuple[str, ...]:
+    """`first column: value` of every row that broke the check."""
+    key, column = str(frame.columns[0]), check.kwargs.get("column")
+    rows = found.result.get("unexpected_index_list") or []
+    named = [(row[key], row[column]) for row in rows if key in row and column in row]
+    alone = key in (column, "pipeline")  # a frame of one row has nobody else to name
+    return tuple(
+        format_number(value) if alone else f"{name}: {format_number(value)}"
+        for name, value in named
+    )
+
+
+def _describe_observed(
+    found: ExpectationValidationResult,
+    frame: pd.DataFrame,
+    check: Check,
+    offenders: tuple[str, ...],
+) -> str:
+    if offenders:
+        more = (
+            f" and {len(offenders) - _OFFENDERS_SHOWN} more"
+            if len(offenders) > _OFFENDERS_SHOWN
+            else ""
+        )
+        return ", ".join(offenders[:_OFFENDERS_SHOWN]) + more
+    if "observed_value" in found.result:
+        return format_number(found.result["observed_value"])
+    column = check.kwargs.get("column")
+    values = frame[column].dropna() if column in frame else pd.Series(dtype="float64")
+    distinct = sorted(set(values))
+    if not distinct:
+        return "nothing to check"
+    numeric = pd.api.types.is_numeric_dtype(values)
+    if len(distinct) <= (2 if numeric else _OFFENDERS_SHOWN):
+        return ", ".join(format_number(v) for v in distinct)
+    if not numeric:
+        return f"{len(distinct)} different ones"
+    return f"{format_number(distinct[0])} to {format_number(distinct[-1])}"
+
+
+def format_number(value: Any) -> str:
+    """A value as people read it."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _find_error_message(info: Mapping[str, Any]) -> str:
+    nested = [v for v in info.values() if isinstance(v, dict)]
+    messages = [v.get("exception_message") for v in [info, *nested]]
+    return next((str(m) for m in messages if m), "it could not be computed")
+
+
+def _make_check_error(check: Check, cause: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"check {check.id} cannot run on summary {check.summary}: {cause}",
+        code="quality.bad_check",
+        advice=f"mend `expect` and `kwargs` of {check.id} in its suite file",
+    )

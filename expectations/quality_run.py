@@ -1,0 +1,171 @@
+"""One quality run, from tables to the result in the bucket."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.desired_state import DesiredState, read_desired_state
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.lease import read_lease
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.slot_log import LogHead, SlotLog
+from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.verify import verify_checkpoint
+from tidegate.expectations import data_docs
+from tidegate.expectations.gx_runner import CheckResult, load_great_expectations, run_suites
+from tidegate.expectations.summaries import LATE_COLUMNS, Evidence, event_columns
+from tidegate.jobs.spec.pipeline import (
+    BARRIERS,
+    CHECKPOINTS,
+    DEAD_LETTERS,
+    EVENTS,
+    LATE,
+    PipelineSpec,
+)
+
+SCHEMA_VERSION = 1
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def check_quality(
+    spec: PipelineSpec,
+    store: Store,
+    *,
+    read: TableReader | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> dict[str, Any]:
+    """Run every suite, put result and Data Docs into the store, and return the result.
+
+    The result's ``verdict`` is ``pass``, ``warn`` or ``fail``; ``checkpoint`` is the newest one
+    that was looked at, so that ``recover_to: latest_healthy`` can tell which checkpoints were found
+    healthy; ``key`` and ``docs`` are store keys.
+
+    Raises:
+        ConfigurationError: a suite is wrong.
+        TransientError: the store or the catalog cannot be reached now.
+    """
+    read = read or _make_table_reader(spec, store)
+    # Like pyiceberg's import above a part of the process's start, not of the check.
+    load_great_expectations()
+    begun = time.monotonic()
+    evidence = gather_evidence(spec, store, read, clock=clock)
+    run = run_suites(evidence)
+    at = _UNIX_EPOCH + timedelta(microseconds=evidence.now)
+    name, quality = at.strftime("%Y%m%dT%H%M%S.%fZ"), BucketLayout(spec.name).quality_prefix
+    head = evidence.head
+    result: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "quality",
+        "id": name,
+        "key": f"{quality}results/{name}.json",
+        "docs": f"{quality}docs/{name}/index.html",
+        "pipeline": spec.name,
+        "at": at.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "checkpoint": str(head.id) if head else None,
+        "timeline": head.timeline if head else None,
+        "epoch": head.slot if head else None,
+        "verdict": run.verdict,
+        "failed": [_dump_check(c) for c in run.failed_checks],
+        "checks": [_dump_check(c) for c in run.checks],
+        "seconds": round(time.monotonic() - begun, 3),
+    }
+    data_docs.publish_data_docs(store, result, run)
+    return result
+
+
+def _dump_check(check: CheckResult) -> dict[str, Any]:
+    return asdict(check) | {"offenders": list(check.offenders), "page": check.page_name}
+
+
+def _make_table_reader(spec: PipelineSpec, store: Store) -> TableReader:
+    from tidegate.jobs.sinks.published_tables import (
+        read_table,
+    )  # pyiceberg takes a second to import
+
+    # The two tables that may be large are read without the user's columns.
+    narrow = {EVENTS: event_columns(spec), LATE: LATE_COLUMNS}
+
+    def read_run_rows(name: str, *, since: int = 0) -> pa.Table:
+        # What was merged in later is not the run's doing: the checks judge the run.
+        return read_table(spec, store, name, since=since, columns=narrow.get(name), spliced=False)
+
+    return read_run_rows
+
+
+# Gather what the checks look at: the tables up to one epoch, and the manifests that belong to it.
+
+
+class TableReader(Protocol):
+    """Reads one table."""
+
+    def __call__(self, name: str, *, since: int = 0) -> pa.Table:
+        """Its rows of epochs after `since`; empty, with its columns, before the first epoch."""
+        ...
+
+
+def gather_evidence(
+    spec: PipelineSpec, store: Store, read: TableReader, *, clock: Clock = SYSTEM_CLOCK
+) -> Evidence:
+    """Read everything once.
+
+    The tables are cut at the newest epoch of the checkpoints table, so that they fit together.
+
+    Raises:
+        TransientError: the store or the catalog cannot be reached now.
+    """
+    log = SlotLog(store, spec.name)
+    sealed = log.head()
+    checkpoints = read(CHECKPOINTS)
+    epoch = pc.max(checkpoints["_epoch"]).as_py() or 0
+    head = _find_epoch_manifest(log, sealed, epoch)
+    events_since = max(0, epoch - spec.quality.release_epochs)
+    return Evidence(
+        spec=spec,
+        late=_cut_at_epoch(read(LATE), epoch),
+        barriers=_cut_at_epoch(read(BARRIERS), epoch),
+        checkpoints=checkpoints,
+        dead_letters=_cut_at_epoch(read(DEAD_LETTERS), epoch),
+        events=_cut_at_epoch(read(EVENTS, since=events_since), epoch),
+        events_since=events_since,
+        head=head,
+        past=_find_epoch_manifest(log, sealed, epoch - spec.quality.recent),
+        sealed=sealed.slot,
+        now=clock.wall_ticks(),
+        wanted=_is_checkpoint_due(store, spec.name, head),
+        verified=str(verify_checkpoint(log, head.id, checksums=False).verdict) if head else "none",
+    )
+
+
+def _cut_at_epoch(table: pa.Table, epoch: int) -> pa.Table:
+    return table.filter(pc.less_equal(table["_epoch"], epoch))
+
+
+def _find_epoch_manifest(log: SlotLog, head: LogHead, epoch: int) -> Manifest | None:
+    """The manifest of one epoch on the current lineage.
+
+    None before the first, and for a retired one.
+    """
+    if head.record is not None and head.slot == epoch:
+        return head.record
+    filled = next(log.epochs_between(head.timeline, epoch, epoch), None) if epoch > 0 else None
+    return filled.record if filled is not None and isinstance(filled.record, Manifest) else None
+
+
+def _is_checkpoint_due(store: Store, pipeline: str, head: Manifest | None) -> bool:
+    """It should run or is driven, and rows were waiting when the newest checkpoint was sealed.
+
+    The next one is due.
+
+    A stream with nothing to read seals nothing, however healthy it is.
+    """
+    lease = read_lease(store, pipeline)
+    driven = lease is not None and lease.holder is not None
+    running = driven or read_desired_state(store, pipeline).state is DesiredState.RUN
+    return running and head is not None and any(part.get("pending") for part in head.cut.values())

@@ -1,0 +1,155 @@
+"""Suites as data: YAML files in `suites/`, and those of a pipeline's own, as frozen models.
+
+Light on purpose: Great Expectations is imported by `runner` only.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from tidegate.errors import ConfigurationError
+from tidegate.expectations.summaries import SUMMARIES
+from tidegate.jobs.spec.event_time_options import SpecModel
+from tidegate.jobs.spec.operations import QualityLimits, QualitySpec, Severity
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+_DURATION_LIMITS = {"lateness_p99", "barrier_waited_p99", "checkpoint_age", "seal_p95"}
+_TICKS_PER_SECOND = 1_000_000
+
+
+class Check(SpecModel):
+    """One expectation of a suite."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    summary: str
+    """The summary frame it looks at; see summaries.py."""
+    expect: Annotated[str, Field(pattern=r"^expect_[a-z_]+$")]
+    """Name of a Great Expectations type."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Its arguments; ``{limit: NAME}`` stands for a limit of the pipeline."""
+    severity: Severity = "warn"
+    says: str
+    """What holds when it passes, as a sentence for people; ``{NAME}`` shows a limit."""
+
+    @model_validator(mode="after")
+    def _refuse_unknown_names(self) -> Self:
+        if self.summary not in SUMMARIES:
+            raise ValueError(f"no summary {self.summary!r}; there are: {', '.join(SUMMARIES)}")
+        for value in self.kwargs.values():
+            if (
+                isinstance(value, dict)
+                and "limit" in value
+                and value["limit"] not in QualityLimits.model_fields
+            ):
+                raise ValueError(
+                    f"no limit {value['limit']!r}; there are:"
+                    f" {', '.join(QualityLimits.model_fields)}"
+                )
+        return self
+
+    def resolve_kwargs(self, limits: dict[str, float]) -> dict[str, Any]:
+        """The arguments with the limits filled in."""
+        return {
+            k: limits[v["limit"]] if isinstance(v, dict) and "limit" in v else v
+            for k, v in self.kwargs.items()
+        }
+
+
+class Suite(SpecModel):
+    """One suite file."""
+
+    suite: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    title: str
+    checks: tuple[Check, ...] = Field(min_length=1)
+
+
+def limit_values(limits: QualityLimits) -> dict[str, float]:
+    """The limits as plain numbers, durations in seconds."""
+    plain: dict[str, float] = limits.model_dump()
+    return {k: v / _TICKS_PER_SECOND if k in _DURATION_LIMITS else v for k, v in plain.items()}
+
+
+def load_suites(spec: PipelineSpec) -> list[Suite]:
+    """The built-in suites, those of the pipeline's own folder over them, with the pipeline's severities applied.
+
+    Raises:
+        ConfigurationError: a suite file is wrong, or `quality` names a folder or a check that does
+            not exist.
+    """
+    quality = spec.quality
+    files: dict[str, Traversable] = {
+        f.name: f for f in _list_suite_files(resources.files("tidegate.expectations") / "suites")
+    }
+    if quality.suites is not None:
+        folder = Path(quality.suites)
+        if not folder.is_dir():
+            raise ConfigurationError(
+                f"quality.suites: no folder {folder.absolute()}",
+                code="quality.no_folder",
+                pipeline=spec.name,
+                advice="give a folder of *.yaml suites, relative to the folder you run in",
+            )
+        files |= {f.name: f for f in _list_suite_files(folder)}
+    suites = [_load_suite(file) for _, file in sorted(files.items())]
+    _refuse_unknown_ids(spec, suites)
+    return [s for s in (_apply_severities(suite, quality) for suite in suites) if s is not None]
+
+
+def _list_suite_files(folder: Traversable) -> list[Traversable]:
+    return [f for f in folder.iterdir() if f.name.endswith((".yaml", ".yml"))]
+
+
+def _load_suite(file: Traversable) -> Suite:
+    try:
+        suite = Suite.model_validate(YAML(typ="safe").load(file.read_text(encoding="utf-8")))
+        for check in suite.checks:
+            check.says.format(**limit_values(QualityLimits()))
+    except ValidationError as error:
+        lines = [
+            f"{file}: {'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors()
+        ]
+        raise _make_suite_error("\n".join(lines)) from error
+    except (YAMLError, KeyError, ValueError) as error:
+        raise _make_suite_error(f"{file}: {error}") from error
+    return suite
+
+
+def _make_suite_error(message: str) -> ConfigurationError:
+    return ConfigurationError(
+        message,
+        code="quality.bad_suite",
+        kept="the stream, untouched",
+        advice="mend the suite file",
+    )
+
+
+def _refuse_unknown_ids(spec: PipelineSpec, suites: list[Suite]) -> None:
+    known = [check.id for suite in suites for check in suite.checks]
+    unknown = sorted(set(spec.quality.severity) - set(known))
+    doubled = sorted({i for i in known if known.count(i) > 1})
+    if unknown or doubled:
+        fault = "quality.severity names no check:" if unknown else "check ids stand twice:"
+        raise ConfigurationError(
+            f"{fault} {', '.join(unknown or doubled)}",
+            code="quality.unknown_check",
+            pipeline=spec.name,
+            advice=f"the checks are: {', '.join(known)}",
+        )
+
+
+def _apply_severities(suite: Suite, quality: QualitySpec) -> Suite | None:
+    """The suite with the pipeline's severities, without what is off; None when nothing is left."""
+    wanted = [
+        c.model_copy(update={"severity": quality.severity.get(c.id, c.severity)})
+        for c in suite.checks
+    ]
+    kept = tuple(c for c in wanted if c.severity != "off")
+    return suite.model_copy(update={"checks": kept}) if kept else None

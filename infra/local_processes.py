@@ -1,0 +1,218 @@
+"""Detached process groups, identified by pid and start ticks.
+
+A pid alone may belong to somebody else by the time it is used: the kernel hands pids out again. The
+start time that `/proc/<pid>/stat` gives in clock ticks since boot makes the pair unique, so it can
+be written to a file, read by another process hours later, and still never hits a stranger. Nothing
+here looks for processes by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_POLL_SECONDS = 0.05
+
+# Children of this very process become zombies until they are waited for; is_alive() does that.
+_children: set[int] = set()
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """One process, for ever: its pid and the clock tick at which it started."""
+
+    pid: int
+    start_ticks: int
+
+
+def spawn_process(
+    argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> ProcessId:
+    """Start a program as the leader of its own session, output appended to a file.
+
+    It outlives its starter and gets no Ctrl-C of the terminal.
+
+    Raises:
+        OSError: the program or the working folder does not exist.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+    child.returncode = (
+        0  # waited for below, if at all: it may outlive us, and Popen would warn about that
+    )
+    _children.add(child.pid)
+    # An unreaped child keeps its pid, so the file is there even if the program has ended already.
+    return ProcessId(child.pid, _read_process_stat(child.pid)[1])
+
+
+def read_start_ticks(pid: int) -> int | None:
+    """Start time of a live process in clock ticks since boot; None when it is gone or a zombie."""
+    _reap_child(pid)
+    try:
+        state, ticks = _read_process_stat(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state == "Z" else ticks
+
+
+def is_process_alive(mark: ProcessId) -> bool:
+    """Whether this very process still runs."""
+    return read_start_ticks(mark.pid) == mark.start_ticks
+
+
+def stop_processes(marks: Iterable[ProcessId], grace: float = 10.0) -> None:
+    """Ask the processes to end, all at once.
+
+    After the grace time kill them and what is left of their groups.
+    """
+    everyone = list(marks)
+    for mark in everyone:
+        if is_process_alive(mark):
+            _signal_process(mark.pid, signal.SIGTERM, group=False)
+    _wait_until_gone(everyone, grace)
+    kill_processes(everyone)
+
+
+def kill_processes(marks: Iterable[ProcessId], wait: float = 60.0) -> None:
+    """End with kill -9 the whole groups led by these processes, also when a leader has gone before its children."""
+    everyone = list(marks)
+    for mark in everyone:
+        # While a group has members the kernel does not give its number to a new process. So if
+        # somebody else has this pid now, the group is empty; and if nobody has it, the members can
+        # only be ours.
+        if read_start_ticks(mark.pid) in (None, mark.start_ticks):
+            _signal_process(mark.pid, signal.SIGKILL, group=True)
+    _wait_until_gone(everyone, wait)
+
+
+def find_processes_with(variable: str, value: str) -> list[ProcessId]:
+    """All live processes of this user that were started with `variable=value` in their environment.
+
+    Finds what a server's children started in sessions of their own, for example a streaming driver.
+    """
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                ticks = read_start_ticks(int(entry.name))
+                if ticks is not None:
+                    found.append(ProcessId(int(entry.name), ticks))
+    return found
+
+
+def read_program_name(mark: ProcessId) -> str:
+    """Name of the program a process runs, for example ``java``; empty when it is gone."""
+    try:
+        return Path(f"/proc/{mark.pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _read_process_stat(pid: int) -> tuple[str, int]:
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    # The second field is the program's name in parentheses and may hold spaces and parentheses
+    # itself.
+    fields = text[text.rindex(")") + 2 :].split()
+    return fields[0], int(fields[19])
+
+
+def _reap_child(pid: int) -> None:
+    if pid not in _children:
+        return
+    try:
+        gone = os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:  # somebody else has waited for it
+        gone = True
+    if gone:
+        _children.discard(pid)
+
+
+def _signal_process(pid: int, number: signal.Signals, *, group: bool) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if group:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+
+
+def _wait_until_gone(marks: Sequence[ProcessId], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(is_process_alive(mark) for mark in marks):
+        time.sleep(_POLL_SECONDS)
+
+
+# Free TCP ports on the loopback interface.
+
+LOOPBACK = "127.0.0.1"
+
+# Between choosing a port and the server binding it nothing holds it: a server in Python or Java
+# takes half a minute on a busy machine. So never offer one twice in a process, and none that the
+# kernel gives away by itself: another program that asks for any port, or connects to somebody,
+# would get it in between.
+_offered_ports: set[int] = set()
+_LOWEST_PORT = 20_000
+_EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def is_port_free(port: int) -> bool:
+    """Whether a server could listen on this loopback port now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # Without it a port in TIME_WAIT looks taken, and a restarted stack would change its
+        # address.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def choose_free_port(preferred: int | None = None) -> int:
+    """Choose a free loopback port.
+
+    Args:
+        preferred: returned as it is while it is free, so that a restarted server keeps its address.
+    """
+    if preferred is not None and is_port_free(preferred):
+        return preferred
+    while True:
+        port = _pick_random_port()
+        if port not in _offered_ports and is_port_free(port):
+            _offered_ports.add(port)
+            return port
+
+
+def _pick_random_port() -> int:
+    """A port at random, below those that the kernel gives away.
+
+    Where it leaves no room, one of its own.
+    """
+    try:
+        room = int(_EPHEMERAL_RANGE_FILE.read_text().split()[0]) - _LOWEST_PORT
+    except (OSError, ValueError, IndexError):
+        room = 0
+    if room >= 1_000:
+        return _LOWEST_PORT + secrets.randbelow(room)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])

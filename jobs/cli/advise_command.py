@@ -1,0 +1,173 @@
+"""`tidegate advise`: the lag each source needs, and what its present lag costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.jobs.cli import arguments, output
+from tidegate.jobs.cli.arguments import JsonOption, PipelineArgument, StoreOption
+
+if TYPE_CHECKING:
+    from tidegate.checkpoints.manifest import Manifest
+    from tidegate.checkpoints.slot_log import SlotLog
+    from tidegate.jobs.advise.lag_advice import LagAdvice
+
+_TICKS_PER_SECOND, _TEN_MINUTES = 1_000_000, 600_000_000
+
+
+def show_lag_advice(
+    pipeline: PipelineArgument,
+    store: StoreOption = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Only the newest N epochs. Default: all that are kept."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw late rows over lag into a .png or .svg file."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the lag each source needs for 1 %, 0.1 % and 0.01 % late rows, and what the present lag costs.
+
+    Reads the lateness sketches of the sealed epochs: how far each row stood behind the newest row
+    before it. The lag is a delay: nothing leaves, and no window closes, before its source has shown
+    a row that much newer.
+    """
+    log = arguments.open_log(pipeline, store)
+    from tidegate.jobs.advise.lag_advice import advise_lags
+
+    manifests = read_kept_manifests(log, epochs)
+    counters = manifests[-1].counters.per_source if manifests else {}
+    found = advise_lags(
+        [m.notes.get("sketches") or {} for m in manifests], read_present_lags(pipeline), counters
+    )
+    if plot is not None:
+        from tidegate.jobs.advise.lag_advice import draw_curves
+
+        draw_curves(found, plot, f"{log.pipeline}: late rows over lag, {len(manifests):,} epochs")
+    if as_json:
+        output.print_envelope("advice", _build_advice_report(log.pipeline, manifests, found, plot))
+    else:
+        _print_advice(log.pipeline, manifests, found, plot)
+
+
+def read_kept_manifests(log: SlotLog, newest: int | None = None) -> list[Manifest]:
+    """The sealed epochs on the current lineage that are not retired, oldest first."""
+    from tidegate.checkpoints.manifest import Manifest
+
+    head = log.head()
+    first = 1 if newest is None else max(1, head.slot - newest + 1)
+    records = (filled.record for filled in log.epochs_between(head.timeline, first, head.slot))
+    return [record for record in records if isinstance(record, Manifest)]
+
+
+def read_present_lags(pipeline: str) -> dict[str, int | None]:
+    """Source -> lag, as the spec has it; nothing where there is no spec of this name here."""
+    from tidegate.errors import ConfigurationError
+
+    try:
+        path = arguments.resolve_spec_path(pipeline)
+    except ConfigurationError:
+        return {}
+    return {name: source.lag for name, source in arguments.find_spec(str(path)).sources.items()}
+
+
+def _build_advice_report(
+    pipeline: str, manifests: list[Manifest], found: list[LagAdvice], plot: Path | None
+) -> dict[str, object]:
+    return {
+        "pipeline": pipeline,
+        "epochs": len(manifests),
+        "first_slot": manifests[0].slot if manifests else None,
+        "last_slot": manifests[-1].slot if manifests else None,
+        "sources": {advice.source: advice.as_dict() for advice in found},
+        "plot": None if plot is None else str(plot),
+    }
+
+
+def _print_advice(
+    pipeline: str, manifests: list[Manifest], found: list[LagAdvice], plot: Path | None
+) -> None:
+    from tidegate.jobs.advise.lag_advice import TARGET_SHARES
+
+    say = output.console().print
+    rows = sum(advice.curve.rows for advice in found)
+    if not rows:
+        say(
+            f"{pipeline}: no lateness sketch in {len(manifests):,} epochs; advice needs an epoch"
+            " with rows"
+        )
+        return
+    columns = [
+        "source",
+        *(f"lag for {_format_share(float(share))} late" for share in TARGET_SHARES),
+        "lag now",
+        "late at it, at most",
+        "late so far",
+        "rows",
+    ]
+    output.print_table(
+        columns,
+        [_format_advice_row(advice) for advice in found],
+        title=f"{pipeline}: {rows:,} rows of {len(manifests):,} epochs",
+    )
+    for advice in found:
+        say(_describe_lag_cost(advice))
+    read = sum(advice.read for advice in found)
+    if read > rows:
+        say(f"{rows:,} of {read:,} rows read are in the sketches looked at")
+    if plot is not None:
+        say(f"drawn: {plot}")
+
+
+def _format_advice_row(advice: LagAdvice) -> list[object]:
+    lags = [_format_lag(target.lag) for target in advice.targets] or [""] * 3
+    share = advice.present_share
+    so_far = _format_share(advice.late / advice.read) if advice.read else ""
+    now = "unknown" if advice.present is None else _format_lag(advice.present)
+    return [
+        advice.source,
+        *lags,
+        now,
+        "" if share is None else _format_share(share),
+        so_far,
+        advice.curve.rows,
+    ]
+
+
+def _describe_lag_cost(advice: LagAdvice) -> str:
+    """What the present lag costs, and what another would."""
+    if advice.present is None:
+        return f"{advice.source}: its lag is not known here; give the path of the spec"
+    costs = [
+        f"{_format_lag(abs(t.more_delay or 0))} {'more' if (t.more_delay or 0) > 0 else 'less'} for"
+        f" {_format_share(float(t.share))} late"
+        for t in advice.targets
+    ]
+    return (
+        f"{advice.source}: results wait {_format_lag(advice.present)} for late rows;"
+        f" {', '.join(costs)}"
+    )
+
+
+def _format_share(share: float) -> str:
+    return f"{share * 100:.4g} %" if share >= 0.0001 or share == 0 else f"{share * 100:.1g} %"
+
+
+def _format_lag(ticks: int) -> str:
+    """A duration for people, never too short.
+
+    Whole seconds from ten minutes on, milliseconds from one second on.
+    """
+    from tidegate.time_units import format_duration
+
+    unit = (
+        _TICKS_PER_SECOND if ticks >= _TEN_MINUTES else 1_000 if ticks >= _TICKS_PER_SECOND else 1
+    )
+    return format_duration(-(-ticks // unit) * unit)

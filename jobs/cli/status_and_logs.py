@@ -1,0 +1,472 @@
+"""`tidegate status`: what runs, how far it is, who holds it back, and what is wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidegate.jobs.cli import arguments, output
+from tidegate.jobs.cli.arguments import JsonOption, PipelineArgument, StoreOption
+
+if TYPE_CHECKING:
+    from tidegate.checkpoints.driver_reports import DriverStatus
+    from tidegate.checkpoints.lease import LeaseView
+    from tidegate.checkpoints.manifest import Manifest
+    from tidegate.checkpoints.slot_log import SlotLog
+    from tidegate.checkpoints.store import Store
+    from tidegate.jobs.spec.pipeline import SourceSpec
+
+_LANDING_SILENT_AFTER = 40_000_000  # ticks; a landing leaves word every 10 s
+# Ticks; a driver writes its status every 2 s, and a loss is to be seen in under 15 s.
+_SILENT_AFTER = 15_000_000
+
+
+def show_status(
+    pipeline: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PIPELINE", help="Name of a pipeline, or the path of its spec. Default: all."
+        ),
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show state, driver, frontiers, newest checkpoint and troubles of one pipeline or of all."""
+    from tidegate.checkpoints.slot_log import SlotLog
+
+    if pipeline is not None:
+        log = arguments.open_log(pipeline, store)
+        report = describe_pipeline(log) | {
+            "landings": _describe_landings(pipeline, log.store),
+            "store": _probe_store(log.store),
+        }
+        output.print_envelope("status", report) if as_json else _print_pipeline_status(report)
+        return
+    place = arguments.open_existing_store(store)
+    reports = [describe_pipeline(SlotLog(place, name)) for name in arguments.list_pipelines(place)]
+    if as_json:
+        output.print_envelope("statuses", {"store": _probe_store(place), "pipelines": reports})
+    else:
+        _print_all_pipelines(place, reports)
+
+
+def describe_pipeline(log: SlotLog) -> dict[str, Any]:
+    """One pipeline as JSON-ready data.
+
+    Data comes from the log; the driver's own word is used only for how it feels.
+    """
+    from tidegate.checkpoints.desired_state import read_desired_state
+    from tidegate.checkpoints.driver_reports import read_status
+    from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+    from tidegate.checkpoints.lease import read_lease
+
+    lease, said = read_lease(log.store, log.pipeline), read_status(log.store, log.pipeline)
+    head, now, wish = (
+        log.head(),
+        SYSTEM_CLOCK.wall_ticks(),
+        read_desired_state(log.store, log.pipeline),
+    )
+    body: dict[str, Any] = said.body if said and lease and said.token == lease.token else {}
+    return {
+        "pipeline": log.pipeline,
+        "state": _classify_state(lease, said, now) if lease or head.record is None else "stopped",
+        "why": body.get("why"),
+        "desired": (
+            {"state": wish.state.value, "who": wish.who, "why": wish.why} if wish.at else None
+        ),
+        "driver": _describe_driver(lease, said, now),
+        "checkpoint": _describe_checkpoint(head.record, now),
+        "timeline": head.timeline,
+        "restores": head.timeline,
+        "unpublished": _count_unpublished(log.store, log.pipeline, head.timeline, head.slot),
+        "sinks": body.get("sinks", {}),
+        "error": body.get("error"),
+        "trouble": body.get("trouble"),
+        "silent": {name: ticks // 1_000_000 for name, ticks in (body.get("silent") or {}).items()},
+        "lag": body.get("lag") or {},
+        "late_uploads": body.get("late_uploads") or {},
+        **_describe_progress(head.record),
+    }
+
+
+def _describe_landings(pipeline: str, store: Store) -> dict[str, dict[str, Any]]:
+    """What the processes say that land this pipeline's sources, as far as its spec is at hand."""
+    from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+    from tidegate.errors import TidegateError
+
+    try:
+        sources = {
+            name: source
+            for name, source in arguments.find_spec(pipeline).sources.items()
+            if source.landing is not None
+        }
+    except TidegateError:
+        return {}
+    return {
+        name: _describe_landing(name, source, store, SYSTEM_CLOCK.wall_ticks())
+        for name, source in sources.items()
+    }
+
+
+def _describe_landing(name: str, source: SourceSpec, store: Store, now: int) -> dict[str, Any]:
+    """One of them. `silent`: it should speak every ten seconds and does not."""
+    from tidegate.errors import TidegateError
+    from tidegate.jobs.driver.landing_log import read_landing_status
+
+    try:
+        said = read_landing_status(name, source, store)
+    except TidegateError as error:
+        return {"state": "unknown", "why": error.message}
+    if said is None:
+        return {"state": "never ran", "why": None}
+    silent = said["state"] == "running" and now - said["at"] > _LANDING_SILENT_AFTER
+    return {**said, "state": "silent"} if silent else said
+
+
+def _classify_state(lease: LeaseView | None, said: DriverStatus | None, now: int) -> str:
+    """One word.
+
+    `lost`: the driver died without a word; `silent`: it should speak every two seconds and does
+    not.
+    """
+    if lease is None:
+        return "never ran"
+    word = (
+        str(said.body.get("state", "starting"))
+        if said and said.token == lease.token
+        else "starting"
+    )
+    if lease.holder is None:
+        return word if word in ("stopped", "finished", "failed") else "stopped"
+    if lease.holder.is_proven_dead():
+        return "lost"
+    if said is not None and said.token == lease.token and now - said.at > _SILENT_AFTER:
+        return "silent"
+    return word
+
+
+def _describe_driver(
+    lease: LeaseView | None, said: DriverStatus | None, now: int
+) -> dict[str, Any] | None:
+    if lease is None or lease.holder is None:
+        return None
+    own = said if said is not None and said.token == lease.token else None
+    return {
+        "name": lease.holder.driver,
+        "host": lease.holder.host,
+        "pid": lease.holder.pid,
+        "token": lease.token,
+        "step": own.step if own else None,
+        "started_at": own.body.get("started_at") if own else None,
+        "heard_of": (now - own.at) / 1_000_000 if own else None,
+    }
+
+
+def _describe_checkpoint(manifest: Manifest | None, now: int) -> dict[str, Any] | None:
+    if manifest is None:
+        return None
+    return {
+        "id": str(manifest.id),
+        "sealed_at": manifest.created_at,
+        "age_seconds": (now - manifest.created_at) / 1_000_000,
+        "epoch_seconds": round(sum(manifest.timings.values()), 3),
+    }
+
+
+def _describe_progress(manifest: Manifest | None) -> dict[str, Any]:
+    """Frontiers and rows as of the newest sealed epoch."""
+    if manifest is None:
+        return {
+            "frontier": None,
+            "sources": {},
+            "holder": None,
+            "rows": None,
+            "open_barriers": [],
+            "attachments": {},
+        }
+    decider = manifest.decider
+    inputs = decider.get("output", {}).get("inputs", {})
+    counters = manifest.counters
+    sources = {
+        name: {
+            "frontier": inputs.get(name, {}).get("frontier"),
+            "status": inputs.get(name, {}).get("status"),
+            "rows": counters.per_source.get(name, {}),
+            "pending": any(
+                part.get("pending")
+                for member, part in manifest.cut.items()
+                if member.startswith(f"{name}/")
+            ),
+        }
+        for name in sorted({*inputs, *counters.per_source})
+    }
+    return {
+        "frontier": manifest.decision.get("frontier_after"),
+        "sources": sources,
+        "holder": manifest.decision.get("holder"),
+        "blocked": manifest.decision.get("blocked", []),
+        "attachments": manifest.notes.get("streams", {}).get("attachments", {}),
+        "rows": counters.model_dump(mode="json", exclude={"per_source"}),
+    }
+
+
+def _count_unpublished(store: Store, pipeline: str, timeline: int, slot: int) -> int | None:
+    """Sealed epochs that the tables do not show.
+
+    None while they still stand on an older timeline.
+    """
+    from tidegate.checkpoints.canonical_json import parse_json
+    from tidegate.checkpoints.store import NotFoundError
+
+    # jobs.sinks.catalog owns this pointer, but importing it means importing pyiceberg: a second,
+    # for one number.
+    try:
+        pointer = parse_json(store.get(f"{pipeline}/iceberg/current.json").data)
+    except (NotFoundError, ValueError):
+        return slot
+    return slot - int(pointer["upto"]) if pointer["timeline"] == timeline else None
+
+
+def _probe_store(store: Store) -> dict[str, Any]:
+    """Whether the store keeps its promises.
+
+    A reader without the right to write learns just that.
+    """
+    from tidegate.checkpoints.store import probe_store
+    from tidegate.errors import TidegateError
+
+    try:
+        found = probe_store(store)
+    except TidegateError as error:
+        return {"url": store.url, "honest": None, "detail": error.message}
+    return {
+        "url": store.url,
+        "honest": found.is_honest,
+        "detail": ", ".join(found.broken_promises) or "all conditional writes honoured",
+    }
+
+
+def _print_all_pipelines(store: Store, reports: list[dict[str, Any]]) -> None:
+    if not reports:
+        output.console().print(f"no pipeline ran in {store.url} yet")
+        return
+    rows = [
+        (
+            r["pipeline"],
+            r["state"],
+            output.format_short_instant(r["frontier"]),
+            r["checkpoint"]["id"] if r["checkpoint"] else "none",
+            output.format_age(r["checkpoint"]["sealed_at"]) if r["checkpoint"] else "",
+            "restore under way" if r["unpublished"] is None else r["unpublished"],
+            _format_trouble(r) or "",
+        )
+        for r in reports
+    ]
+    output.print_table(
+        ["pipeline", "state", "frontier", "checkpoint", "age", "unpublished", "trouble"], rows
+    )
+
+
+def _print_pipeline_status(report: dict[str, Any]) -> None:
+    from tidegate.checkpoints.driver_reports import count_waiting_messages
+
+    facts: list[tuple[str, object]] = [
+        ("pipeline", report["pipeline"]),
+        ("state", _format_state(report)),
+        ("driver", _format_driver(report["driver"])),
+        ("checkpoint", _format_checkpoint(report["checkpoint"])),
+        (
+            "unpublished",
+            (
+                "the tables still have to follow a restore"
+                if report["unpublished"] is None
+                else report["unpublished"]
+            ),
+        ),
+        ("frontier", output.format_short_instant(report["frontier"])),
+        ("held by", _format_frontier_holder(report["holder"])),
+        ("rows", _format_row_counts(report["rows"])),
+        ("store", f"{report['store']['url']}: {report['store']['detail']}"),
+    ]
+    if len(report["sinks"]) > 1:
+        facts.append(
+            (
+                "sinks",
+                ", ".join(
+                    f"{name} {lag:,} behind" if lag else f"{name} up to date"
+                    for name, lag in report["sinks"].items()
+                ),
+            )
+        )
+    if report["silent"]:
+        facts.append(
+            (
+                "silent",
+                ", ".join(
+                    f"{name} for {seconds:,} s"
+                    for name, seconds in sorted(report["silent"].items())
+                ),
+            )
+        )
+    if waiting := count_waiting_messages(report):
+        facts.append(
+            (
+                "behind",
+                ", ".join(
+                    f"{name} by {count:,} messages" for name, count in sorted(waiting.items())
+                ),
+            )
+        )
+    if report["late_uploads"]:
+        late = sorted(report["late_uploads"].items())
+        facts.append(("late uploads", ", ".join(f"{name} {count:,}" for name, count in late)))
+    if trouble := _format_trouble(report):
+        facts.append(("trouble", trouble))
+    output.print_table(["", ""], [(f"{name}:", value) for name, value in facts])
+    sources = report["sources"]
+    if sources:
+        columns = ["source", "status", "frontier", "read", "released", "late", "more waiting"]
+        output.print_table(columns, [_format_source_row(name, s) for name, s in sources.items()])
+    if report["landings"]:
+        columns = ["landing", "state", "on", "rows landed", "newest batch", "landed at"]
+        output.print_table(
+            columns, [_format_landing_row(name, one) for name, one in report["landings"].items()]
+        )
+    if report["attachments"]:
+        rows = [
+            (name, one["status"], one["cursor"], _format_failure(one["failure"]))
+            for name, one in report["attachments"].items()
+        ]
+        output.print_table(["pipe or reducer", "status", "next row", "paused by"], rows)
+
+
+def _format_state(report: dict[str, Any]) -> str:
+    why, wish = report["why"], report["desired"]
+    said = (
+        f"; {wish['who']} wants: {wish['state']}" + (f" ({wish['why']})" if wish["why"] else "")
+        if wish
+        else ""
+    )
+    return f"{report['state']}{f' ({why})' if why else ''}{said}"
+
+
+def _format_source_row(name: str, source: dict[str, Any]) -> tuple[object, ...]:
+    rows, waiting = source["rows"], "yes" if source["pending"] else "no"
+    counts = [rows.get(kind, 0) for kind in ("read", "released", "late")]
+    return name, source["status"], output.format_short_instant(source["frontier"]), *counts, waiting
+
+
+def _format_landing_row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
+    state = f"{one['state']} ({one['why']})" if one["why"] else one["state"]
+    if one["state"] == "silent":
+        state = f"silent: heard of {output.format_age(one['at'])} ago; is its process running?"
+    if "pid" not in one:
+        return name, state, "", "", "", ""
+    batch = "" if one["batch"] is None else f"{one['batch']} ({one['rows']:,} rows)"
+    at = "" if one["landed_at"] is None else output.format_short_instant(one["landed_at"])
+    return name, state, f"{one['host']}, pid {one['pid']}", one["landed"], batch, at
+
+
+def _format_failure(failure: dict[str, Any] | None) -> str:
+    return (
+        ""
+        if failure is None
+        else f"{failure['id']} (row {failure['position']}): {failure['error']}"
+    )
+
+
+def _format_driver(driver: dict[str, Any] | None) -> str:
+    if driver is None:
+        return "none"
+    heard = "" if driver["heard_of"] is None else f", heard of {driver['heard_of']:.0f} s ago"
+    return (
+        f"{driver['name']}, pid {driver['pid']} on {driver['host']}, token {driver['token']}, step"
+        f" {driver['step']}{heard}"
+    )
+
+
+def _format_checkpoint(checkpoint: dict[str, Any] | None) -> str:
+    if checkpoint is None:
+        return "none sealed yet"
+    return (
+        f"{checkpoint['id']}, {output.format_age(checkpoint['sealed_at'])} ago, epoch took"
+        f" {checkpoint['epoch_seconds']:g} s"
+    )
+
+
+def _format_frontier_holder(holder: dict[str, Any] | None) -> str:
+    return (
+        "nobody"
+        if holder is None
+        else (
+            f"{holder['member']} since {output.format_short_instant(holder['since'])}:"
+            f" {holder['why']}"
+        )
+    )
+
+
+def _format_row_counts(rows: dict[str, Any] | None) -> str:
+    if rows is None:
+        return "none"
+    parts = [
+        f"{rows[k]:,} {k.replace('_', '-')}"
+        for k in ("released", "late", "rejected", "dead_lettered", "retained")
+    ]
+    return f"{rows['read']:,} read = " + " + ".join(
+        [*parts, f"{sum(rows['dropped'].values()):,} dropped"]
+    )
+
+
+def _format_trouble(report: dict[str, Any]) -> str | None:
+    error = report["error"] or report["trouble"]
+    return f"{error['class']}: {error['message']}" if error else None
+
+
+# `tidegate logs`: what a driver wrote, as far as it has been sent to the bucket.
+
+
+def show_logs(
+    pipeline: PipelineArgument,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=1, help="So many of the last lines.")
+    ] = 50,
+    attempt: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of which driver. Default: the one started last."),
+    ] = None,
+    all_attempts: Annotated[
+        bool, typer.Option("--attempts", help="List the drivers whose logs are kept, newest first.")
+    ] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the end of a driver's log, whichever host it runs or ran on.
+
+    Drivers that Airflow starts send theirs every ten seconds; of `tidegate run` the log is what it
+    prints.
+    """
+    from tidegate.checkpoints.driver_reports import list_log_attempts, read_log_tail
+    from tidegate.errors import ConfigurationError
+
+    log = arguments.open_log(pipeline, store)
+    known = list_log_attempts(log.store, log.pipeline)
+    chosen = attempt or (known[0] if known else None)
+    if chosen is None or chosen not in known:
+        raise ConfigurationError(
+            f"{log.pipeline} has no log of a driver" + (f" {chosen!r}" if chosen else ""),
+            code="cli.no_log",
+            pipeline=log.pipeline,
+            advice=(
+                f"kept: {', '.join(known)}"
+                if known
+                else "only drivers that Airflow starts send their logs"
+            ),
+        )
+    found = [] if all_attempts else read_log_tail(log.store, log.pipeline, chosen, lines)
+    if as_json:
+        output.print_envelope(
+            "logs", {"attempts": known} if all_attempts else {"attempt": chosen, "lines": found}
+        )
+    else:
+        typer.echo("\n".join(known if all_attempts else found))

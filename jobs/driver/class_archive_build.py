@@ -1,0 +1,132 @@
+"""Make the class archive.
+
+Run a real driver on a small feed, and let its JVM write down what it loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.errors import ConfigurationError, TransientError
+
+_BUILD_TIMEOUT = 600.0
+_WARMUP_SPEC = """\
+apiVersion: tidegate/v1
+name: warm
+sources:
+  one: &source
+    path: inbox/one
+    schema: {kind: string, at: timestamp, item: string, amount: long, ratio: double}
+    event_time: at
+    lag: 30s
+    limits: {objects: 1}
+    bounded: true
+    barriers: {kind: kind, types: [shift]}
+  two: {<<: *source, path: inbox/two}
+coalesce: {idle_timeout: never}
+release: {mode: ordered}
+windows:
+  per_minute:
+    kind: tumbling
+    size: 1m
+    keys: [item]
+    aggregates: {n: count(*), total: sum(amount), mean: avg(ratio), most: max(amount)}
+    lateness: 2m
+checkpoint: {idle_interval: 100ms}
+spark: {driver_memory: 1g, jvm: quick}
+"""
+_WARMUP_OBJECTS = 3
+
+
+def build_class_archive(again: bool = False) -> tuple[Path, bool]:
+    """Make this machine's class archive unless it is there.
+
+    Args:
+        again: make it even if there is one.
+
+    Returns:
+        The archive, and whether it was made now.
+
+    Raises:
+        ConfigurationError: no Java.
+        TransientError: the run that should make it failed; its last lines are in the message.
+    """
+    from tidegate.jobs.spark.spark_session import ARCHIVE_DUMP_VARIABLE, locate_class_archive
+
+    archive = locate_class_archive()
+    if archive is None:
+        raise ConfigurationError(
+            "no Java found", code="warm.no_java", advice="install Java 17, or set JAVA_HOME"
+        )
+    if archive.is_file() and not again:
+        return archive, False
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    # In the cache's own folder: the last step is a rename, so that nobody ever reads half an
+    # archive.
+    with TemporaryDirectory(dir=archive.parent) as folder:
+        made = Path(folder, "made.jsa")
+        spec = Path(folder, "warm.yaml")
+        spec.write_text(_WARMUP_SPEC, encoding="utf-8")
+        _write_warmup_feed(Path(folder, "store"))
+        said = _run_warmup_driver(
+            [str(spec), "--store", f"{folder}/store"],
+            {**os.environ, ARCHIVE_DUMP_VARIABLE: str(made)},
+        )
+        if not made.is_file():
+            raise TransientError(
+                f"the run that should make the class archive failed:\n{said[-2000:]}",
+                code="warm.failed",
+            )
+        made.replace(archive)
+    return archive, True
+
+
+def _run_warmup_driver(arguments: list[str], environment: dict[str, str]) -> str:
+    # The JVM writes the archive after Python has ended; it holds the other end of the pipe until
+    # then.
+    done = subprocess.run(
+        [sys.executable, "-m", "tidegate.jobs.driver", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        timeout=_BUILD_TIMEOUT,
+        check=False,
+    )
+    return done.stdout.decode(errors="replace")
+
+
+def _write_warmup_feed(store: Path) -> None:
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    for source in ("one", "two"):
+        folder = store / "inbox" / source
+        folder.mkdir(parents=True)
+        for number in range(_WARMUP_OBJECTS):
+            minutes = [
+                number,
+                max(0, number - 3),
+                number + 1,
+                number,
+            ]  # in order, late, ahead; the last one is the barrier
+            table = pa.table(
+                {
+                    "kind": ["data", "data", "data", "shift"],
+                    "at": pa.array(
+                        [begin + timedelta(minutes=m) for m in minutes],
+                        pa.timestamp("us", tz="UTC"),
+                    ),
+                    "item": ["a", "b", "a", "b"],
+                    "amount": pa.array([1, 2, 3, 4], pa.int64()),
+                    "ratio": [0.1, 0.2, 0.3, 0.4],
+                }
+            )
+            pq.write_table(table, folder / f"{number:05d}.parquet")
+        (folder / "_DONE").touch()

@@ -1,0 +1,34 @@
+"""The Arrow types of the column types a spec may declare.
+
+One table for every engine, sink and stream.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import pyarrow as pa
+
+TIMESTAMP_UTC: Final = pa.timestamp("us", tz="UTC")
+_ARROW_TYPES: Final = {
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": TIMESTAMP_UTC,
+    "binary": pa.binary(),
+}
+_DECIMAL_PATTERN: Final = re.compile(r"decimal\((\d+),\s*(\d+)\)\Z")
+
+
+def to_arrow_type(declared: str) -> pa.DataType:
+    """The Arrow type of a declared column type, such as `long` or `decimal(10, 2)`.
+
+    Times are microseconds in UTC.
+    """
+    decimal = _DECIMAL_PATTERN.match(declared)
+    return pa.decimal128(int(decimal[1]), int(decimal[2])) if decimal else _ARROW_TYPES[declared]

@@ -1,0 +1,83 @@
+"""Fault points: one per step of the epoch, so that a test can end the process exactly there.
+
+``TIDEGATE_FAULT=seal.sent:3`` kills the process with SIGKILL when the point ``seal.sent`` is
+reached the third time. The simulation passes its own `Faults` instead and raises.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from typing import Final, Protocol
+
+from tidegate.errors import ConfigurationError
+
+EPOCH_POINTS: Final = (
+    "plan",
+    "survey",
+    "decide",
+    "move.start",
+    "move.done",
+    "seal.start",
+    "seal.sent",
+    "publish.start",
+    "publish.done",
+    "report",
+)
+"""In the order of the epoch.
+
+``seal.sent``: the slot is filled, but nobody in this process knows yet.
+"""
+
+LANDING_POINTS: Final = ("land.written",)
+"""Of a landing query: the object is there, and Spark's checkpoint does not know."""
+
+
+class Faults(Protocol):
+    """Told about every point that is passed."""
+
+    def reach(self, point: str) -> None:
+        """May not return."""
+        ...
+
+
+class NoFaults:
+    """Production: nothing happens."""
+
+    def reach(self, point: str) -> None:
+        """Go on."""
+
+
+class KillAtPoint:
+    """SIGKILL to the own process at the n-th time a point is reached.
+
+    No handler, no finally, no flush.
+    """
+
+    def __init__(self, point: str, nth: int = 1) -> None:
+        if point not in (*EPOCH_POINTS, *LANDING_POINTS) or nth < 1:
+            raise ConfigurationError(
+                f"no fault point {point!r} (n-th: {nth})",
+                code="faults.unknown",
+                advice=(
+                    "TIDEGATE_FAULT=POINT:N with POINT one of"
+                    f" {', '.join((*EPOCH_POINTS, *LANDING_POINTS))}"
+                ),
+            )
+        self._point, self._nth, self._seen = point, nth, Counter[str]()
+
+    def reach(self, point: str) -> None:
+        """Count, and kill at the n-th."""
+        self._seen[point] += 1
+        if point == self._point and self._seen[point] == self._nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def read_faults_from_environment() -> Faults:
+    """The fault that ``TIDEGATE_FAULT`` asks for, or none."""
+    text = os.environ.get("TIDEGATE_FAULT", "")
+    if not text:
+        return NoFaults()
+    point, _, nth = text.partition(":")
+    return KillAtPoint(point, int(nth) if nth.isdigit() else 1)

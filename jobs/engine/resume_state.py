@@ -1,0 +1,73 @@
+"""Where a driver stands between two epochs.
+
+Everything it needs to go on, read from the newest sealed manifest alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidegate.checkpoints.manifest import Counters, FileRef
+from tidegate.checkpoints.slot_log import LogHead
+from tidegate.jobs.eventtime.decider import create_initial_state
+from tidegate.jobs.eventtime.decision_types import ReleaseMark
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+SPLICE_KIND = "splice"
+"""Kind of the segments that name merged rows.
+
+Carried from epoch to epoch, and none of a mover's business.
+"""
+
+DISPATCHER_KINDS = ("reducer:", "buffer:", "splice:")
+"""How the kinds of the dispatcher's segments begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeState:
+    """The state after the newest sealed epoch.
+
+    Attributes:
+        head: where the log stands.
+        decider: the decider's state.
+        resume: member -> where its source goes on.
+        segments: live state segments.
+        spliced: segments of merged splice requests, kept as they are.
+        counters: rows by disposition, cumulative.
+        next_position: position of the next released event.
+        released_max: greatest (section, event_time) released so far.
+        buffered_rows: rows in the order buffer.
+        streams: where streams and attachments stand; the dispatcher's business.
+    """
+
+    head: LogHead
+    decider: dict[str, Any]
+    resume: dict[str, dict[str, Any]]
+    segments: tuple[FileRef, ...]
+    counters: Counters
+    next_position: int = 0
+    released_max: ReleaseMark | None = None
+    buffered_rows: int = 0
+    streams: dict[str, Any] = field(default_factory=dict)
+    spliced: tuple[FileRef, ...] = ()
+
+    @classmethod
+    def from_head(cls, head: LogHead, spec: PipelineSpec) -> ResumeState:
+        """The standing at a head; the beginning, if nothing was sealed yet."""
+        manifest = head.record
+        if manifest is None:
+            return cls(head, create_initial_state(spec), {}, (), Counters())
+        released = manifest.notes.get("released_max")
+        return cls(
+            head=head,
+            decider=manifest.decider,
+            resume={member: part["resume"] for member, part in manifest.cut.items()},
+            segments=tuple(s for s in manifest.segments if s.kind != SPLICE_KIND),
+            spliced=tuple(s for s in manifest.segments if s.kind == SPLICE_KIND),
+            counters=manifest.counters,
+            next_position=manifest.notes["next_position"],
+            released_max=ReleaseMark(*released) if released else None,
+            buffered_rows=manifest.counters.retained,
+            streams=manifest.notes.get("streams", {}),
+        )

@@ -1,0 +1,242 @@
+"""What the decider sees and says: surveys in, decisions out. Plain frozen data, JSON-ready, no I/O.
+
+Positions (`seq`) are int64 and grow within a partition. Times are ticks. All intervals are
+half-open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
+
+
+class Member(NamedTuple):
+    """One partition of one source."""
+
+    source: str
+    partition: str = "0"
+
+    def __str__(self) -> str:
+        return f"{self.source}/{self.partition}"
+
+    @classmethod
+    def parse(cls, text: str) -> Member:
+        """Inverse of ``str``."""
+        source, _, partition = text.partition("/")
+        return cls(source, partition)
+
+
+class ReleaseMark(NamedTuple):
+    """A point in the ordered release.
+
+    Everything with ``(section, event_time)`` below it has left.
+    """
+
+    section: int
+    time: int
+
+
+FIRST_RELEASE_MARK: Final = ReleaseMark(0, TICK_MIN)
+
+
+class MemberStatus(StrEnum):
+    """Status of a member (semantics.md section 1)."""
+
+    ACTIVE = "active"
+    IDLE = "idle"
+    DONE = "done"
+
+
+class BarrierOutcome(StrEnum):
+    """How a barrier event closed (semantics.md section 3.7)."""
+
+    COMPLETE = "complete"
+    INCOMPLETE = "incomplete"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierRow:
+    """A barrier event as it stands in the data of one partition."""
+
+    seq: int
+    type: str
+    id: int | None
+    event_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSurvey:
+    """What one epoch's cut holds of one member.
+
+    The cut of a member ends with its first barrier row, if it has one: rows behind it are pending,
+    not read.
+
+    Attributes:
+        member: whose slice this is.
+        rows: data rows read, without dead letters and quarantined rows, barriers and punctuation.
+        min_time: least event time of those rows; None without rows.
+        max_time: greatest event time of those rows.
+        barrier: the barrier row that ends the slice.
+        punctuation: greatest explicit or generated punctuation after this cut, as an exclusive
+            frontier.
+        punctuation_state: what the generator carries to the next cut (opaque to the decider).
+        pending: more rows were available behind the slice when the cut was planned.
+        done: the member is bounded and read to its end.
+        quarantined: rows set aside by max_jump.
+        dead: rows that went to the dead letters.
+        violations: rows that broke their own member's punctuation.
+        regressions: punctuation rows below the current one.
+        disorder: rows below their own partition's running maximum (non-monotonic stamps).
+        duplicates: rows equal to their predecessor's stamp.
+    """
+
+    member: Member
+    rows: int = 0
+    min_time: int | None = None
+    max_time: int | None = None
+    barrier: BarrierRow | None = None
+    punctuation: int | None = None
+    punctuation_state: dict[str, int] | None = None
+    pending: bool = False
+    done: bool = False
+    quarantined: int = 0
+    dead: int = 0
+    violations: int = 0
+    regressions: int = 0
+    disorder: int = 0
+    duplicates: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """One epoch's cut, summarised.
+
+    Attributes:
+        now: wall clock when the cut was planned, ticks. The decider turns it into the pipeline
+            clock.
+        members: one entry for every live member, also those with nothing to read.
+        buffered_rows: rows standing in the order buffer before this epoch.
+        released_max: greatest (section, event_time) released by all epochs before this one.
+        aborts: barrier ids a person asked to abort (requests applied in this epoch).
+        run_start: this is the first epoch of a run (startup grace counts per run).
+    """
+
+    now: int
+    members: tuple[MemberSurvey, ...]
+    buffered_rows: int = 0
+    released_max: ReleaseMark | None = None
+    aborts: tuple[int, ...] = ()
+    run_start: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierHealth:
+    """One row of the barriers table: a closed barrier.
+
+    Attributes:
+        id: barrier id, or its ordinal.
+        outcome: how it closed.
+        types: type per participant, in source order.
+        homogeneous: all types equal.
+        participants: member -> (arrival on the pipeline clock, seq, event time).
+        missing: members that had not arrived: idle, dead or tardy at the timeout.
+        ended: done members, which satisfy every barrier.
+        tardy: members whose barrier came after the close, recorded with the barrier they missed.
+        opened: pipeline clock of the first arrival.
+        closed: pipeline clock of the close.
+        section: the section it closed.
+    """
+
+    id: int
+    outcome: BarrierOutcome
+    types: tuple[str, ...]
+    homogeneous: bool
+    participants: dict[str, tuple[int, int, int]]
+    missing: tuple[str, ...]
+    ended: tuple[str, ...]
+    tardy: tuple[str, ...]
+    opened: int
+    closed: int
+    section: int
+
+    @property
+    def wait_ticks(self) -> int:
+        """Ticks from the first arrival to the close."""
+        return self.closed - self.opened
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one cut means.
+
+    Everything a mover needs besides the rows; recorded in the manifest for replay.
+
+    Attributes:
+        now: the pipeline clock of this epoch.
+        frontier_before: output frontier F before the epoch (exclusive, ticks; TICK_MIN: none yet).
+            Rows are judged against it, and windows by it.
+        frontier_after: F after the epoch (TICK_MAX: +inf).
+        member_punctuation: member -> punctuation frontier before the epoch, for violations.
+        section: section of every row read in this epoch.
+        order_late: rows below this are late for the events output; None: no row can be.
+        order_late_by_time: compare only event_time with `order_late.time`, not the section.
+        release_before: rows in the order buffer at or above this mark have not left yet.
+        release_after: rows below this mark leave in this epoch, in order.
+        barriers: barriers that closed in this epoch.
+        blocked: members standing at their open barrier: nothing more is read from them.
+        flagged: members whose rows of this epoch stood before a tardy barrier: they leave flagged
+            (`_late`), section 3.5.
+        statuses: member -> emitted status.
+        emitted: signals in order: ("watermark", F), ("status", "idle") and so on; for conformance
+            and metrics.
+        recorded: outcomes that used the wall clock, in words that replay can compare.
+        holder: who holds the frontier back: {"member", "since", "why"}; None if nobody does.
+        changed: an epoch without rows is still worth sealing.
+        after: the decider's state after this epoch, JSON-ready.
+    """
+
+    now: int
+    frontier_before: int
+    frontier_after: int
+    section: int
+    order_late: ReleaseMark | None
+    order_late_by_time: bool
+    release_before: ReleaseMark
+    release_after: ReleaseMark
+    member_punctuation: dict[str, int] = field(default_factory=dict)
+    barriers: tuple[BarrierHealth, ...] = ()
+    blocked: tuple[str, ...] = ()
+    flagged: tuple[str, ...] = ()
+    statuses: dict[str, str] = field(default_factory=dict)
+    emitted: tuple[tuple[str, int | str], ...] = ()
+    recorded: tuple[dict[str, Any], ...] = ()
+    holder: dict[str, Any] | None = None
+    changed: bool = False
+    after: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def events_frontier(self) -> int:
+        """What a row late for the events output missed.
+
+        The mark it is late by, which at an open barrier may lie above F.
+        """
+        return self.frontier_before if self.order_late is None else self.order_late.time
+
+    @property
+    def open_edges_until(self) -> int:
+        """Up to where an edge without an end counts.
+
+        F; at +inf the newest time read, as the windows behind it have no number.
+        """
+        if self.frontier_after != TICK_MAX:
+            return self.frontier_after
+        seen = [
+            member["seen"]
+            for member in self.after.get("members", {}).values()
+            if member["seen"] is not None
+        ]
+        return saturate_ticks(max(seen, default=TICK_MIN) + 1)

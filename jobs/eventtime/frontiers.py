@@ -1,0 +1,295 @@
+"""Coalescing: how the frontiers of several inputs become one (semantics.md sections 1 and 2).
+
+The same `Coalescer` joins the partitions of a source and the sources of a pipeline. Signals
+(`signal_frontier`, `signal_idle`, `signal_active`, `signal_done`, `join`, `remove`) only note what
+they say; `settle` then moves the output frontier once and returns what is emitted. A conformance
+case settles after every signal, the decider once per epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypedDict
+
+from tidegate.errors import PoisonError
+from tidegate.jobs.eventtime.decision_types import MemberStatus
+from tidegate.jobs.spec.event_time_options import CoalesceOptions, FrontierOptions, WallClockOptions
+from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
+
+ACTIVE: Final = MemberStatus.ACTIVE.value
+IDLE: Final = MemberStatus.IDLE.value
+DONE: Final = MemberStatus.DONE.value
+
+Signal = tuple[str, int | str]
+"""``("watermark", F)`` or ``("status", "idle")``: what a coalescer emits."""
+
+
+class InputState(TypedDict):
+    """What is known of one input. Replaced, never changed in place: states share unchanged inputs.
+
+    A typed dict, not a class: there may be ten thousand, and they go to JSON and back in every
+    epoch.
+    """
+
+    frontier: int | None
+    status: str
+    aligned: bool
+
+
+@dataclass(slots=True)
+class Coalescer:
+    """Joins the frontiers of its inputs by the options of one level.
+
+    Attributes:
+        options: see `CoalesceOptions`.
+        regress: a frontier that does not grow is ignored, or an error (``strictly increasing``).
+        inputs: the members by name.
+        value: F; TICK_MIN: none yet.
+        status: the status emitted last.
+        joined: there has been a member.
+    """
+
+    options: CoalesceOptions
+    regress: Literal["ignore", "error"] = "ignore"
+    inputs: dict[str, InputState] = field(default_factory=dict)
+    value: int = TICK_MIN
+    status: str = ACTIVE
+    joined: bool = False
+
+    @classmethod
+    def from_dict(cls, options: CoalesceOptions, data: dict[str, Any]) -> Coalescer:
+        """Inverse of `to_dict`; the dict is not changed by later signals."""
+        return cls(
+            options, "ignore", dict(data["inputs"]), data["value"], data["status"], data["joined"]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready state."""
+        return {
+            "inputs": self.inputs,
+            "value": self.value,
+            "status": self.status,
+            "joined": self.joined,
+        }
+
+    def join(self, name: str) -> None:
+        """A new member: it starts at F, or without a frontier and then holds F (option `joins`)."""
+        start = self.value if self.options.joins == "at_F" and self.value > TICK_MIN else None
+        self.inputs[name] = {"frontier": start, "status": ACTIVE, "aligned": True}
+        self.joined = True
+
+    def remove(self, name: str) -> bool:
+        """Forget a member; whether it was one. F is recomputed without it and never falls."""
+        return self.inputs.pop(name, None) is not None
+
+    def signal_frontier(self, name: str, value: int) -> None:
+        """A member's frontier.
+
+        On an idle member it revives it or is ignored (option `on_idle_punctuation`).
+
+        Raises:
+            PoisonError: the member is done, or the frontier does not grow and `regress` is
+                ``error``.
+        """
+        known = self.inputs[name]
+        if known["status"] != ACTIVE:
+            known = self._require_not_done(name, "a frontier")
+            if self.options.on_idle_punctuation == "ignore":
+                return
+            known = self._revive_input(known)
+        before = known["frontier"]
+        if before is not None and value <= before:
+            if self.regress == "error":
+                message = (
+                    f"the frontier of {name} is not monotonically increasing: {value} after"
+                    f" {before}"
+                )
+                raise PoisonError(message, code="eventtime.frontier_regress")
+            value = before
+        aligned = known["aligned"] or value >= self.value
+        self.inputs[name] = {"frontier": value, "status": ACTIVE, "aligned": aligned}
+
+    def signal_active(self, name: str) -> None:
+        """A member has data again.
+
+        Left out of F until it has caught up, unless F is to freeze (option `revived`).
+        """
+        known = self._require_not_done(name, "activity")
+        if known["status"] == IDLE:
+            self.inputs[name] = self._revive_input(known)
+
+    def signal_idle(self, name: str) -> None:
+        """A member has gone quiet; it loses its alignment. Repeated signals change nothing."""
+        known = self._require_not_done(name, "an idle signal")
+        if known["status"] != IDLE:
+            self.inputs[name] = {"frontier": known["frontier"], "status": IDLE, "aligned": False}
+
+    def signal_done(self, name: str) -> None:
+        """A member has ended and leaves F.
+
+        Its last frontier still counts when all the others fall idle.
+        """
+        known = self._require_not_done(name, "a second end")
+        self.inputs[name] = {"frontier": known["frontier"], "status": DONE, "aligned": False}
+
+    def _require_not_done(self, name: str, what: str) -> InputState:
+        known = self.inputs[name]
+        if known["status"] == DONE:
+            duplicate = "duplicate" if what == "a second end" else "not monotonically increasing"
+            raise PoisonError(
+                f"{name} is done but sent {what} ({duplicate})", code="eventtime.signal_after_done"
+            )
+        return known
+
+    def _revive_input(self, known: InputState) -> InputState:
+        behind = known["frontier"] is None or known["frontier"] < self.value
+        return {
+            "frontier": known["frontier"],
+            "status": ACTIVE,
+            "aligned": not behind or self.options.revived == "freeze",
+        }
+
+    def raise_frontier(self, name: str, value: int) -> None:
+        """A frontier known without a signal of the member's own (one passed on from a lower level).
+
+        No revival.
+        """
+        known = self.inputs[name]
+        if known["frontier"] is None or value > known["frontier"]:
+            self.inputs[name] = {
+                "frontier": value,
+                "status": known["status"],
+                "aligned": known["aligned"],
+            }
+
+    def combine_frontiers(
+        self, instead: Mapping[str, int | None] | None = None, *, catching_up: bool = False
+    ) -> int | None:
+        """Coalesce the frontiers of the active, aligned members; None while F has to hold.
+
+        Args:
+            instead: frontiers that stand in the place of some members' own.
+            catching_up: include active members that are not aligned yet.
+        """
+        included = {
+            n: i["frontier"]
+            for n, i in self.inputs.items()
+            if i["status"] == ACTIVE and (i["aligned"] or catching_up)
+        }
+        if instead:
+            included = {n: instead.get(n, frontier) for n, frontier in included.items()}
+        known = [frontier for frontier in included.values() if frontier is not None]
+        if self.options.coalesce == "max":
+            return max(known, default=None)
+        return min(known, default=None) if len(known) == len(included) else None
+
+    def settle(self, at_least: int = TICK_MIN) -> list[Signal]:
+        """Recompute F and the status and return what is emitted.
+
+        F if it grew, then the status if it changed.
+
+        Args:
+            at_least: F by a recorded wall-clock outcome (a residence expiry).
+        """
+        before = self.value, self.status
+        self.status, candidate = self._next_status_and_frontier()
+        self.value = max(self.value, at_least, TICK_MIN if candidate is None else candidate)
+        signals: list[Signal] = []
+        if self.value != before[0]:
+            signals.append(("watermark", self.value))
+        if self.status != before[1]:
+            signals.append(("status", self.status))
+        return signals
+
+    def _next_status_and_frontier(self) -> tuple[str, int | None]:
+        if any(i["status"] == ACTIVE for i in self.inputs.values()):
+            return ACTIVE, self.combine_frontiers()
+        statuses = {i["status"] for i in self.inputs.values()}
+        if IDLE in statuses:
+            return IDLE, self.latest_time_frontier() if self.options.all_idle == "jump" else None
+        if DONE in statuses:
+            return DONE, TICK_MAX if self.options.all_done == "infinity" else None
+        silent = self.options.no_members == "silent" and not self.joined
+        return (self.status if silent else IDLE), None
+
+    def latest_time_frontier(self) -> int | None:
+        """The largest time frontier seen; +inf of an ended member is no time."""
+        return max(
+            (f for i in self.inputs.values() if (f := i["frontier"]) is not None and f < TICK_MAX),
+            default=None,
+        )
+
+
+# One member's frontier: no further row of the member has an event time below it (semantics.md
+# section 1).
+#
+# All functions return exclusive frontiers; an inclusive declaration (``<= T``) is shifted by one
+# tick here and nowhere else. Sums saturate at the int64 ends.
+
+
+def compute_frontier_lag(options: FrontierOptions) -> int | None:
+    """How far the heuristic frontier stands below the newest row.
+
+    The lag, one tick less if inclusive; None without a lag.
+    """
+    if options.lag is None:
+        return None
+    return options.lag - (options.frontier == "inclusive")
+
+
+def compute_heuristic_frontier(seen: int | None, distance: int | None) -> int | None:
+    """``seen - distance``; None without a lag or before the first row.
+
+    >>> compute_heuristic_frontier(10, 3), compute_heuristic_frontier(10, -1), compute_heuristic_frontier(None, 3)
+    (7, 11, None)
+    """
+    if seen is None or distance is None:
+        return None
+    value = seen - distance
+    return value if TICK_MIN <= value <= TICK_MAX else saturate_ticks(value)
+
+
+def compute_wall_clock_frontier(
+    options: WallClockOptions, now: int, newest: int | None, *, inclusive: bool
+) -> int | None:
+    """``now - lag`` by the recorded wall clock.
+
+    Capped, it never passes the largest time read in the epoch.
+
+    Args:
+        options: lag and cap.
+        now: the recorded wall clock of the epoch.
+        newest: largest event time read in this epoch; None without rows, and then a capped frontier
+            does not move.
+        inclusive: shift by one tick.
+    """
+    if options.cap and newest is None:
+        return None
+    frontier = now - options.lag + inclusive
+    return saturate_ticks(min(frontier, newest) if options.cap and newest is not None else frontier)
+
+
+def round_to_frame(frontier: int | None, frame: int | None) -> int | None:
+    """The emitted form.
+
+    Rounded down to a multiple of the frame; a frame of 0 emits none; +inf stays.
+
+    >>> round_to_frame(-1, 10), round_to_frame(17, 10), round_to_frame(17, 0), round_to_frame(17, None)
+    (-10, 10, None, 17)
+    """
+    if frontier is None or frame == 0:
+        return None
+    if frame is None or frontier >= TICK_MAX:
+        return frontier
+    return saturate_ticks(frontier // frame * frame)
+
+
+def max_frontier(*frontiers: int | None) -> int | None:
+    """The greatest of the frontiers that exist.
+
+    >>> max_frontier(None, 3, 1), max_frontier(None)
+    (3, None)
+    """
+    known = [f for f in frontiers if f is not None]
+    return max(known) if known else None

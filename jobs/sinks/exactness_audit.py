@@ -1,0 +1,418 @@
+"""Is every row in exactly one place, and do the windows equal a recomputation?
+
+Asked of the tables themselves.
+
+An independent check: it reads the input objects again with pyarrow, the published tables as any
+reader would, and recomputes in DuckDB. Nothing of the decider or a mover is used. *Exact* as issue
+and design mean it: semantics.md section 9.1 and 9.8.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.interfaces import join_seq
+from tidegate.jobs.engine.resume_state import SPLICE_KIND
+from tidegate.jobs.sinks.output_tables import build_table_schema
+from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec
+from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction, WindowKind, WindowSpec
+from tidegate.time_units import TICK_MAX
+
+_AGGREGATE_SQL = {
+    AggregateFunction.COUNT: "count({0})",
+    AggregateFunction.SUM: "sum({0})",
+    AggregateFunction.AVG: "avg({0})",
+    AggregateFunction.MIN: "min({0})",
+    AggregateFunction.MAX: "max({0})",
+}
+_DUCKDB_TYPES = {"long": "bigint", "timestamp": "timestamptz"}  # where the names differ
+_RELATIVE_TOLERANCE = (
+    1e-9  # relative, for averages: DuckDB and Spark add doubles in different orders
+)
+
+
+@dataclass
+class ExactnessReport:
+    """The findings.
+
+    Attributes:
+        rows: source -> disposition -> rows, as counted from the tables; `read` from the input
+            objects, for topics by the epochs.
+        problems: sentences; empty means exact.
+        windows: window -> results compared.
+        skipped: windows that DuckDB cannot recompute, with the reason.
+        topics: sources that are not read again: the tables are only asked whether a row of theirs
+            stands there twice.
+    """
+
+    rows: dict[str, dict[str, int]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    windows: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    topics: list[str] = field(default_factory=list)
+
+    @property
+    def is_exact(self) -> bool:
+        """No problem was found."""
+        return not self.problems
+
+
+def list_sealed_epochs(log: SlotLog) -> list[Manifest]:
+    """All epochs on the current lineage, oldest first."""
+    head = log.head()
+    return [filled.epoch for filled in log.epochs_between(head.timeline, 1, head.slot)]
+
+
+def audit_exactness(
+    spec: PipelineSpec, store: Store, log: SlotLog, table: Callable[[str], pa.Table]
+) -> ExactnessReport:
+    """Compare input, tables and recomputation at the head of the log.
+
+    Everything sealed must be published.
+
+    Args:
+        spec: the pipeline.
+        store: where its input objects lie.
+        log: its log.
+        table: reads one published table (late rows, events, windows in their current revision).
+    """
+    epochs = list_sealed_epochs(log)
+    found = ExactnessReport(
+        topics=[name for name, source in spec.sources.items() if source.kafka is not None]
+    )
+    if not epochs:
+        return found
+    with duckdb.connect() as db:
+        db.execute("set timezone = 'UTC'")
+        db.register("input", _read_input_rows(spec, store, epochs))
+        for name in (EVENTS, LATE, DEAD_LETTERS):
+            db.register(name, table(name))
+        _register_merged_rows(db, spec, store, epochs[-1])
+        _check_row_dispositions(db, spec, epochs[-1], found)
+        for name in spec.windows:
+            _check_window_results(db, spec, name, table(name), epochs[-1], found)
+    return found
+
+
+def _read_input_rows(spec: PipelineSpec, store: Store, epochs: Iterable[Manifest]) -> pa.Table:
+    """Every data row of every consumed object, with its provenance.
+
+    Messages are not asked for: the topic may have forgotten.
+    """
+    tables: dict[str, pa.Table] = {}
+    rows = []
+    for epoch in epochs:
+        for member, cut in epoch.cut.items():
+            source, _, partition = member.partition("/")
+            for part in cut["parts"] if spec.sources[source].kafka is None else ():
+                if part["key"] not in tables:
+                    tables[part["key"]] = pq.read_table(io.BytesIO(store.get(part["key"]).data))
+                begin, end = part["row_start"], part["row_end"]
+                chunk = _cast_to_declared_types(
+                    spec.sources[source], tables[part["key"]].slice(begin, end - begin)
+                )
+                rows.append(
+                    _add_provenance_columns(
+                        spec.sources[source], source, partition, part["ordinal"], begin, chunk
+                    )
+                )
+    return pa.concat_tables(rows or [_build_empty_input(spec)], promote_options="permissive")
+
+
+def _build_empty_input(spec: PipelineSpec) -> pa.Table:
+    events = build_table_schema(spec, EVENTS)
+    own = [
+        pa.field(name, events.field(name).type)
+        for name in (*spec.columns, "_source", "_partition", "_seq")
+    ]
+    return pa.schema([*own, pa.field("_time", pa.int64())]).empty_table()
+
+
+def _cast_to_declared_types(spec: SourceSpec, chunk: pa.Table) -> pa.Table:
+    """Texts cast value by value, naive times put into their zone.
+
+    What cannot be cast is null, and its row a dead letter.
+    """
+    chunk = chunk.select(
+        [name for name in chunk.column_names if name in spec.columns]
+    )  # the rest is no part of a row
+    for place, (name, kind) in enumerate(zip(chunk.schema.names, chunk.schema.types, strict=True)):
+        if pa.types.is_timestamp(kind) and kind.tz is None and spec.columns[name] == "timestamp":
+            zoned = pc.assume_timezone(
+                chunk[name], spec.timezone or "UTC", ambiguous="earliest", nonexistent="earliest"
+            )
+            chunk = chunk.set_column(place, name, zoned.cast(pa.timestamp("us", tz="UTC")))
+    texts = [
+        n
+        for n in chunk.column_names
+        if pa.types.is_string(chunk[n].type) and spec.columns[n] not in ("string", "binary")
+    ]
+    if not texts:
+        return chunk
+    casts = ", ".join(
+        f'try_cast("{n}" as {_DUCKDB_TYPES.get(spec.columns[n], spec.columns[n])}) as "{n}"'
+        for n in texts
+    )
+    with duckdb.connect() as db:
+        db.execute("set timezone = 'UTC'")
+        db.register("chunk", chunk)
+        return db.sql(f"select * replace ({casts}) from chunk").to_arrow_table()
+
+
+def _add_provenance_columns(
+    spec: SourceSpec, source: str, partition: str, ordinal: int, begin: int, chunk: pa.Table
+) -> pa.Table:
+    if spec.barriers is not None:
+        kind = chunk.column(spec.barriers.kind)
+        chunk = chunk.append_column(
+            "_row", pa.array(range(begin, begin + chunk.num_rows), pa.int64())
+        )
+        chunk = chunk.filter(
+            pa.array([k is None or k == spec.barriers.data for k in kind.to_pylist()])
+        )
+    else:
+        chunk = chunk.append_column(
+            "_row", pa.array(range(begin, begin + chunk.num_rows), pa.int64())
+        )
+    seqs = [join_seq(ordinal, row) for row in chunk.column("_row").to_pylist()]
+    chunk = chunk.drop_columns(["_row"])
+    times = chunk.column(spec.event_time).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
+    chunk = chunk.append_column("_time", times)
+    for name, values in (
+        ("_source", [source] * len(seqs)),
+        ("_partition", [partition] * len(seqs)),
+        ("_seq", seqs),
+    ):
+        chunk = chunk.append_column(
+            name, pa.array(values, pa.int64() if name == "_seq" else pa.string())
+        )
+    return chunk
+
+
+def _register_merged_rows(
+    db: duckdb.DuckDBPyConnection, spec: PipelineSpec, store: Store, head: Manifest
+) -> None:
+    """The relation `merged`.
+
+    Rows of merged splice requests, one per output that they were merged into.
+    """
+    columns = [
+        *spec.columns,
+        *(c for c in ("_source", "_partition", "_seq", "_reason", "_outputs")),
+    ]
+    files = [file for file in head.segments if file.kind == SPLICE_KIND]
+    tables = [pq.read_table(io.BytesIO(store.get(file.key).data)).select(columns) for file in files]
+    schema = build_table_schema(spec, EVENTS)
+    texts = {"_reason": pa.string(), "_outputs": pa.list_(pa.string())}
+    empty = pa.schema(
+        [(name, texts[name] if name in texts else schema.field(name).type) for name in columns]
+    ).empty_table()
+    db.register("requested", pa.concat_tables([empty, *tables], promote_options="permissive"))
+    time = next(iter(spec.sources.values())).event_time
+    db.execute(
+        f"""create temp table merged as select * exclude (_outputs), epoch_us("{time}") as _time,
+        unnest(_outputs) as _output, regexp_matches(_reason, '^(dead|file)') as _stranger from requested"""
+    )
+
+
+def _check_row_dispositions(
+    db: duckdb.DuckDBPyConnection, spec: PipelineSpec, head: Manifest, found: ExactnessReport
+) -> None:
+    db.execute(
+        "create temp table inserted as select _source, _partition, _seq from merged where _output"
+        f" = '{EVENTS}'"
+    )
+    db.execute(f"""create temp table places as
+        select _source, _partition, _seq, case when place = 'late' then 'late' else place end as place from (
+            select _source, _partition, _seq, 'released' as place from {EVENTS}
+            union all select _source, _partition, _seq, 'late' from {LATE} anti join inserted using (_source, _partition, _seq)
+                where output = 'events'
+            union all select _source, _partition, _seq, 'dead_lettered' from {DEAD_LETTERS}
+                anti join inserted using (_source, _partition, _seq) where "row" is not null)""")
+    for source, rows in db.execute(
+        "select _source, count(*) from input group by 1 order by 1"
+    ).fetchall():
+        found.rows[source] = {"read": rows, "released": 0, "late": 0, "dead_lettered": 0}
+    for source, place, rows in db.execute(
+        "select _source, place, count(*) from places group by 1, 2"
+    ).fetchall():
+        found.rows.setdefault(source, {"read": 0})[place] = rows
+    twice = _query_count(
+        db,
+        "select count(*) from (select 1 from places group by _source, _partition, _seq having"
+        " count(*) > 1)",
+    )
+    if twice:
+        found.problems.append(f"{twice} rows stand in more than one place")
+    for name in found.topics:
+        found.rows.setdefault(name, {})["read"] = head.counters.per_source.get(name, {}).get(
+            "read", 0
+        )
+    topics = ", ".join(f"'{name}'" for name in found.topics) or "''"
+    foreign = _query_count(
+        db,
+        f"""select count(*) from places anti join input using (_source, _partition, _seq)
+        where _partition not like 'file:%' and _source not in ({topics})""",
+    )
+    if foreign:
+        found.problems.append(f"{foreign} rows in the tables were never read")
+    missing = _query_count(
+        db, "select count(*) from input anti join places using (_source, _partition, _seq)"
+    )
+    left = 0 if spec.outputs.events else head.counters.released  # counted, and in no table
+    expected = (
+        left + head.counters.retained + sum(head.counters.dropped.values()) + head.counters.rejected
+    )
+    if (
+        missing != expected and not found.topics
+    ):  # rows that wait or were dropped are not counted by source
+        found.problems.append(
+            f"{missing} rows stand in no table, but {expected} are retained, dropped, rejected or"
+            " only counted"
+        )
+    gaps = _query_count(
+        db,
+        "select count(*) from (select position - row_number() over (order by position) + 1 as d"
+        f" from {EVENTS}) where d <> 0",
+    )
+    if gaps:
+        found.problems.append(
+            f"positions of the events table are not contiguous from 0 ({gaps} off)"
+        )
+
+
+def _check_window_results(
+    db: duckdb.DuckDBPyConnection,
+    spec: PipelineSpec,
+    name: str,
+    actual: pa.Table,
+    head: Manifest,
+    found: ExactnessReport,
+) -> None:
+    window = spec.windows[name]
+    if found.topics:
+        found.skipped[name] = "it counts messages, and topics are not read again"
+        return
+    if window.kind is not WindowKind.TUMBLING or any(
+        a.function not in _AGGREGATE_SQL for a in window.aggregates.values()
+    ):
+        found.skipped[name] = (
+            "only tumbling windows with count, sum, avg, min and max are recomputed here"
+        )
+        return
+    frontier = head.decision["frontier_after"]
+    closed = "true" if frontier >= TICK_MAX else f"window_start + {window.size} <= {frontier}"
+    keys = "".join(f'"{key}", ' for key in window.keys)
+    aggregates = ", ".join(
+        f'{_build_aggregate_sql(a)} as "{column}"' for column, a in window.aggregates.items()
+    )
+    db.register("actual_window", actual)
+    provenance = "(_source, _partition, _seq)"
+    db.execute(
+        f"""create or replace temp table accepted as
+        select * from input
+            anti join (from {LATE} anti join (from merged where _output = '{name}') using {provenance}
+                where output = '{name}' or reason in ('max_jump', 'cti_violation')) using {provenance}
+            anti join (from {DEAD_LETTERS} where "row" is not null) using {provenance}
+            union all by name select * exclude (_output, _reason, _stranger) from merged where _stranger and _output = '{name}'"""
+    )
+    db.execute(
+        f"""create or replace temp table expected as
+        with joined as ({_build_window_assignment_sql(spec, window, frontier)})
+        select {keys}window_start, {aggregates} from joined group by {keys}window_start having {closed}"""
+    )
+    db.execute("""create or replace temp table published as
+        select * replace (epoch_us(window_start) as window_start) from actual_window""")
+    found.windows[name] = _query_count(db, "select count(*) from expected")
+    difference = _query_count(db, _build_difference_sql(window))
+    if difference:
+        found.problems.append(
+            f"{difference} results of window {name} differ from a recomputation over the accepted"
+            " rows"
+        )
+
+
+def _build_window_assignment_sql(spec: PipelineSpec, window: WindowSpec, frontier: int) -> str:
+    """Accepted rows, each with the start of a window that it is in: one, but for what lasts."""
+    if all(source.end_time is None and source.edges is None for source in spec.sources.values()):
+        return f"select *, {_build_window_start_sql('_time', window)} as window_start from accepted"
+    stops = " ".join(
+        f"when '{name}' then {_build_row_end_sql(source)}" for name, source in spec.sources.items()
+    )
+    until = str(frontier) if frontier < TICK_MAX else "(select max(_time) + 1 from accepted)"
+    starts = (
+        f"generate_series({_build_window_start_sql('_time', window)},"
+        f" {_build_window_start_sql('_until - 1', window)}, {window.size})"
+    )
+    return f"""with paired as (select *, case _source {stops} end as _stop from accepted)
+        select *, unnest({starts}) as window_start from (
+            select *, least(coalesce(_stop, {until}), {TICK_MAX}) as _until from paired) where _time < _until"""
+
+
+def _build_window_start_sql(ticks: str, window: WindowSpec) -> str:
+    """Start of the window that an instant is in."""
+    return (
+        f"{window.offset} + cast(floor(({ticks} - {window.offset}) / {window.size}::double) as"
+        f" bigint) * {window.size}"
+    )
+
+
+def _build_row_end_sql(source: SourceSpec) -> str:
+    """When a row ends.
+
+    Of a start edge at the first end edge behind it, null while there is none; an end edge lasts no
+    time.
+    """
+    if source.end_time is not None:
+        return f'coalesce(epoch_us("{source.end_time}"), _time + 1)'
+    if source.edges is None:
+        return "_time + 1"
+    keys = ", ".join(f'"{key}"' for key in source.edges.keys)
+    values = [value.replace("'", "''") for value in (source.edges.start, source.edges.end)]
+    start, end = (f"\"{source.edges.kind}\" = '{value}'" for value in values)
+    behind = (
+        f"partition by _source, _partition, {keys} order by _seq rows between 1 following and"
+        " unbounded following"
+    )
+    found = f"first_value(case when {end} then _time end ignore nulls) over ({behind})"
+    return f"case when {end} then _time when {start} then {found} else _time + 1 end"
+
+
+def _build_difference_sql(window: WindowSpec) -> str:
+    """Rows of either side without an equal partner; averages within rounding."""
+    same = " and ".join(
+        f'e."{k}" is not distinct from p."{k}"' for k in (*window.keys, "window_start")
+    )
+    unequal = " or ".join(
+        _build_inequality_sql(f'"{column}"', a) for column, a in window.aggregates.items()
+    )
+    return f"""select count(*) from expected e full join published p on {same}
+        where e.window_start is null or p.window_start is null or {unequal}"""
+
+
+def _build_inequality_sql(column: str, aggregate: Aggregate) -> str:
+    if aggregate.function in (AggregateFunction.AVG, AggregateFunction.SUM):
+        return (
+            f"(e.{column} is null) <> (p.{column} is null) or "
+            f"abs(e.{column} - p.{column}) > {_RELATIVE_TOLERANCE} * greatest(1, abs(e.{column}))"
+        )
+    return f"e.{column} is distinct from p.{column}"
+
+
+def _build_aggregate_sql(aggregate: Aggregate) -> str:
+    return _AGGREGATE_SQL[aggregate.function].format(aggregate.expression)
+
+
+def _query_count(db: duckdb.DuckDBPyConnection, sql: str) -> int:
+    rows = db.execute(sql).fetchall()  # all of it: DuckDB refuses other work while a result is open
+    return int(rows[0][0]) if rows else 0

@@ -1,0 +1,141 @@
+"""Where the Iceberg tables are registered, and how their files are opened.
+
+The catalog is a SQLite file, any SQL database, or an Iceberg REST catalog: it gives the
+compare-and-swap of a table commit. It need not be reachable for readers, and may be lost: see
+`pointer`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from sqlalchemy import event
+
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.s3_store import S3Store
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.source_options import resolve_environment_value
+
+_CATALOG_NAME = "tidegate"  # Spark's JdbcCatalog on the same database needs the same name
+
+
+def resolve_namespace(spec: PipelineSpec) -> str:
+    """The Iceberg namespace of a pipeline."""
+    return spec.outputs.namespace or spec.name
+
+
+def build_table_location(spec: PipelineSpec, store: Store, table: str) -> str:
+    """Where Iceberg's own metadata of a table lies; the data files lie with their epochs."""
+    return store.uri(f"{spec.name}/iceberg/{table}")
+
+
+def has_shared_catalog(spec: PipelineSpec, store: Store) -> bool:
+    """Whether all who publish use one catalog; else each driver has its own, in its work folder."""
+    return spec.outputs.catalog is not None or isinstance(store, LocalStore)
+
+
+def open_catalog(
+    spec: PipelineSpec, store: Store, workdir: Path, *, durable: bool = False
+) -> Catalog:
+    """The catalog of `outputs.catalog`.
+
+    Else a SQLite file beside a local store, or in the work folder.
+
+    Args:
+        spec: the pipeline.
+        store: its store.
+        workdir: the driver's folder.
+        durable: whether a commit, with all before it, must survive a power failure: where files are
+            deleted because of it.
+    """
+    catalog = _connect_catalog(spec, store, workdir, durable)
+    catalog.create_namespace_if_not_exists(resolve_namespace(spec))
+    return catalog
+
+
+def _connect_catalog(spec: PipelineSpec, store: Store, workdir: Path, durable: bool) -> Catalog:
+    address, files = spec.outputs.catalog, build_io_properties(store)
+    if address is not None and address.startswith(("http://", "https://")):
+        given = spec.outputs.catalog_options.items()
+        options = {
+            name: resolve_environment_value(f"outputs.catalog_options.{name}", value, os.environ)
+            for name, value in given
+        }
+        return RestCatalog(_CATALOG_NAME, uri=address, **files, **options)
+    if address is None:
+        path = (
+            store.root / ".tidegate-store" / "catalog.sqlite"
+            if isinstance(store, LocalStore)
+            else workdir / "catalog.sqlite"
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        address = f"sqlite:///{path}"
+    catalog = SqlCatalog(
+        _CATALOG_NAME, uri=address, warehouse=store.uri(f"{spec.name}/iceberg"), **files
+    )
+    if catalog.engine.dialect.name == "sqlite":
+        catalog.engine.dispose()
+        event.listen(catalog.engine, "connect", _set_full_sync if durable else _set_normal_sync)
+    return catalog
+
+
+def _set_normal_sync(connection: Any, _record: object) -> None:
+    """A power failure may take the last commits of the catalog, whole.
+
+    The tables then follow the log again from there.
+    """
+    _set_sqlite_pragmas(connection, "NORMAL")
+
+
+def _set_full_sync(connection: Any, _record: object) -> None:
+    _set_sqlite_pragmas(connection, "FULL")
+
+
+def _set_sqlite_pragmas(connection: Any, synchronous: str) -> None:
+    for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "busy_timeout=10000"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def build_io_properties(store: Store) -> dict[str, str]:
+    """What pyiceberg needs to open the store's files."""
+    properties = {"py-io-impl": f"{StoreFileIO.__module__}.{StoreFileIO.__name__}"}
+    if isinstance(store, S3Store):
+        settings = store.settings
+        given = {
+            "s3.endpoint": settings.endpoint,
+            "s3.region": settings.region,
+            "s3.access-key-id": settings.access_key,
+            "s3.secret-access-key": (
+                settings.secret_key.get_secret_value() if settings.secret_key else None
+            ),
+            "s3.connect-timeout": str(settings.connect_timeout),
+            "s3.request-timeout": str(settings.read_timeout),
+        }
+        properties |= {name: value for name, value in given.items() if value is not None}
+    return properties
+
+
+class StoreFileIO(PyArrowFileIO):
+    """pyiceberg's way to files, with what Arrow takes as an argument, and pyiceberg has no property for.
+
+    * A small file, as all metadata is, is one PUT: by itself Arrow opens an upload of parts for
+      each, which is three requests.
+    * The private CA of `AWS_CA_BUNDLE` is trusted as boto3 does it. By itself Arrow looks at
+      `SSL_CERT_FILE` only, which would hold for every connection of the process.
+    """
+
+    def _initialize_s3_fs(self, netloc: str | None) -> Any:
+        rebuild, (settings,) = (
+            super()._initialize_s3_fs(netloc).__reduce__()
+        )  # what pickling keeps: all that it was made with
+        ca = os.environ.get("AWS_CA_BUNDLE")
+        return rebuild(
+            {**settings, "allow_delayed_open": True, **({"tls_ca_file_path": ca} if ca else {})}
+        )

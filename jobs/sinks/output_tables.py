@@ -1,0 +1,358 @@
+"""Columns of the output tables (Arrow).
+
+User columns keep the spec's names and types; times are microseconds in UTC.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.manifest import FileRef, Manifest
+from tidegate.checkpoints.store import PreconditionFailedError, Store
+from tidegate.jobs.engine.column_types import TIMESTAMP_UTC, to_arrow_type
+from tidegate.jobs.engine.interfaces import DeadObject, MoveOrder
+from tidegate.jobs.eventtime.decision_types import BarrierHealth, Decision
+from tidegate.jobs.spec.pipeline import (
+    BARRIERS,
+    BUILT,
+    CHECKPOINTS,
+    DEAD_LETTERS,
+    EVENTS,
+    LATE,
+    PipelineSpec,
+)
+from tidegate.jobs.spec.stream_specs import REJECTIONS
+from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction, WindowSpec
+from tidegate.time_units import TICK_MAX, TICK_MIN
+
+_STRING_LIST: Final = pa.list_(pa.string())
+_ORIGIN_COLUMNS: Final = {"_source": pa.string(), "_partition": pa.string(), "_seq": pa.int64()}
+_EPOCH_COLUMNS: Final = {"_timeline": pa.int32(), "_epoch": pa.int64()}
+_STREAM_COLUMNS: Final = {
+    "position": pa.int64(),
+    "stream_time": TIMESTAMP_UTC,
+    **dict.fromkeys(("_id", "_via", "_origin", "_origin_id"), pa.string()),
+}
+_SYSTEM_COLUMNS: Final[dict[str, dict[str, Any]]] = {
+    EVENTS: {
+        "position": pa.int64(),
+        "section": pa.int64(),
+        "_late": pa.bool_(),
+        **_ORIGIN_COLUMNS,
+        **_EPOCH_COLUMNS,
+    },
+    LATE: {
+        "output": pa.string(),
+        "reason": pa.string(),
+        "lateness_us": pa.int64(),
+        "frontier": TIMESTAMP_UTC,
+        **_ORIGIN_COLUMNS,
+        **_EPOCH_COLUMNS,
+    },
+    BUILT: {
+        "number": pa.int64(),
+        "stamp": TIMESTAMP_UTC,
+        "section": pa.int64(),
+        "first_position": pa.int64(),
+        "rows": pa.int64(),
+        "first_time": TIMESTAMP_UTC,
+        "last_time": TIMESTAMP_UTC,
+        **_EPOCH_COLUMNS,
+    },
+    DEAD_LETTERS: {
+        "reason": pa.string(),
+        "detail": pa.string(),
+        "object": pa.string(),
+        "etag": pa.string(),
+        "row": pa.string(),
+        **_ORIGIN_COLUMNS,
+        **_EPOCH_COLUMNS,
+    },
+    REJECTIONS: {
+        "stream": pa.string(),
+        "row_id": pa.string(),
+        "destination": pa.string(),
+        "via": pa.string(),
+        "stamp": TIMESTAMP_UTC,
+        "last": TIMESTAMP_UTC,
+        "reason": pa.string(),
+        "row": pa.string(),
+        **_EPOCH_COLUMNS,
+    },
+    BARRIERS: {
+        "barrier_id": pa.int64(),
+        "outcome": pa.string(),
+        "types": _STRING_LIST,
+        "homogeneous": pa.bool_(),
+        "participants": pa.string(),
+        "missing": _STRING_LIST,
+        "ended": _STRING_LIST,
+        "tardy": _STRING_LIST,
+        "opened": TIMESTAMP_UTC,
+        "closed": TIMESTAMP_UTC,
+        "waited_us": pa.int64(),
+        "section": pa.int64(),
+        **_EPOCH_COLUMNS,
+    },
+    CHECKPOINTS: {
+        "checkpoint_id": pa.string(),
+        "slot": pa.int64(),
+        "attempt": pa.string(),
+        "sealed_at": TIMESTAMP_UTC,
+        "recorded_now": TIMESTAMP_UTC,
+        "frontier": TIMESTAMP_UTC,
+        "final": pa.bool_(),
+        **dict.fromkeys(
+            (
+                "rows_read",
+                "rows_released",
+                "rows_late",
+                "rows_dropped",
+                "rows_rejected",
+                "rows_dead",
+                "rows_retained",
+                "windows_emitted",
+                "bytes",
+            ),
+            pa.int64(),
+        ),
+        "epoch_ms": pa.float64(),
+        "seal_ms": pa.float64(),
+        "unpublished": pa.int64(),
+        **_EPOCH_COLUMNS,
+    },
+}
+
+
+def build_table_schema(spec: PipelineSpec, table: str) -> Any:
+    """The Arrow schema of one output table.
+
+    A window's aggregates over expressions get their likely type only.
+    """
+    if table in spec.windows:
+        return pa.schema(_build_window_columns(spec, spec.windows[table]))
+    if table in spec.streams:
+        return pa.schema(
+            {
+                **{
+                    name: to_arrow_type(kind)
+                    for name, kind in spec.stream_graph.columns[table].items()
+                },
+                **_STREAM_COLUMNS,
+                **_EPOCH_COLUMNS,
+            }
+        )
+    user = (
+        {name: to_arrow_type(kind) for name, kind in spec.columns.items()}
+        if table in (EVENTS, LATE)
+        else {}
+    )
+    return pa.schema({**user, **_SYSTEM_COLUMNS[table]})
+
+
+def build_system_schema(table: str) -> Any:
+    """tidegate's own columns of a table that is no window."""
+    return pa.schema(_SYSTEM_COLUMNS[table])
+
+
+def _build_window_columns(spec: PipelineSpec, window: WindowSpec) -> dict[str, Any]:
+    return {
+        **{key: _infer_column_type(spec, key) for key in window.keys},
+        "window_start": TIMESTAMP_UTC,
+        "window_end": TIMESTAMP_UTC,
+        "revision": pa.int32(),
+        "replaces": _STRING_LIST,
+        **{
+            name: _infer_aggregate_type(spec, aggregate)
+            for name, aggregate in window.aggregates.items()
+        },
+        **_EPOCH_COLUMNS,
+    }
+
+
+def _infer_column_type(spec: PipelineSpec, name: str) -> Any:
+    return (
+        pa.string()
+        if name in ("_source", "_partition")
+        else to_arrow_type(spec.columns.get(name, "double"))
+    )
+
+
+def _infer_aggregate_type(spec: PipelineSpec, aggregate: Aggregate) -> Any:
+    kind = _infer_column_type(spec, aggregate.expression)
+    match aggregate.function:
+        case (
+            AggregateFunction.COUNT | AggregateFunction.DISTINCT | AggregateFunction.APPROX_DISTINCT
+        ):
+            return pa.int64()
+        case AggregateFunction.AVG | AggregateFunction.APPROX_QUANTILE:
+            return pa.float64()
+        case AggregateFunction.COLLECT:
+            return pa.list_(kind)
+        case AggregateFunction.SUM if pa.types.is_integer(kind):
+            return pa.int64()
+        case AggregateFunction.SUM if pa.types.is_decimal(kind):
+            return pa.decimal128(min(38, kind.precision + 10), kind.scale)
+        case AggregateFunction.SUM:
+            return pa.float64()
+        case _:
+            return kind
+
+
+# The small tables that the driver writes itself, without Spark: barriers, dead objects,
+# checkpoints.
+
+
+class DriverTables:
+    """Writes what the driver itself knows of an attempt.
+
+    Its closed barriers and its dead objects.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def write(self, order: MoveOrder) -> dict[str, tuple[FileRef, ...]]:
+        """Table -> files, in the attempt's own folders.
+
+        Nothing is written for a table without rows.
+        """
+        dead = [d for part in order.cut.slices for d in part.dead]
+        found = {
+            BARRIERS: build_barrier_rows(order.decision, order.timeline, order.epoch),
+            DEAD_LETTERS: build_dead_object_rows(dead, order.timeline, order.epoch),
+        }
+        return {
+            table: (
+                write_parquet_once(
+                    self._store, f"{order.prefix}/tables/{table}/{order.tag}/driver.parquet", rows
+                ),
+            )
+            for table, rows in found.items()
+            if rows.num_rows
+        }
+
+
+def build_barrier_rows(decision: Decision, timeline: int, epoch: int) -> Any:
+    """One row per barrier that closed in the epoch."""
+    return _build_system_table(
+        BARRIERS,
+        [{**_barrier_to_row(b), "_timeline": timeline, "_epoch": epoch} for b in decision.barriers],
+    )
+
+
+def build_dead_object_rows(dead: Iterable[DeadObject], timeline: int, epoch: int) -> Any:
+    """One dead letter per object that could not be read."""
+    rows = [
+        {
+            "reason": d.reason,
+            "detail": d.detail,
+            "object": d.key,
+            "etag": d.etag,
+            "_source": d.member.source,
+            "_partition": d.member.partition,
+            "_seq": d.seq,
+            "_timeline": timeline,
+            "_epoch": epoch,
+        }
+        for d in dead
+    ]
+    return _build_system_table(DEAD_LETTERS, rows)
+
+
+def build_checkpoint_rows(manifests: Sequence[Manifest]) -> Any:
+    """One row per sealed epoch, from its manifest alone.
+
+    `rows_…` are the epoch's own, not cumulative.
+    """
+    return _build_system_table(CHECKPOINTS, [_checkpoint_to_row(m) for m in manifests])
+
+
+def write_parquet_once(store: Store, key: str, table: Any) -> FileRef:
+    """Write rows as one Parquet object under a key whose content never differs.
+
+    A second writer keeps the first's.
+    """
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="snappy")
+    data = buffer.getvalue()
+    try:
+        store.create(key, data)
+    except PreconditionFailedError:
+        data = store.get(key).data
+    kind = f"table:{key.split('/')[-3]}"
+    return FileRef(
+        key=key, rows=table.num_rows, bytes=len(data), sha256=sha256_of_bytes(data), kind=kind
+    )
+
+
+def _barrier_to_row(barrier: BarrierHealth) -> dict[str, Any]:
+    participants = {
+        member: {"arrived": arrived, "seq": seq, "event_time": time}
+        for member, (arrived, seq, time) in barrier.participants.items()
+    }
+    return {
+        "barrier_id": barrier.id,
+        "outcome": barrier.outcome.value,
+        "types": list(barrier.types),
+        "homogeneous": barrier.homogeneous,
+        "participants": json.dumps(participants, sort_keys=True),
+        "missing": list(barrier.missing),
+        "ended": list(barrier.ended),
+        "tardy": list(barrier.tardy),
+        "opened": barrier.opened,
+        "closed": barrier.closed,
+        "waited_us": barrier.wait_ticks,
+        "section": barrier.section,
+    }
+
+
+def _checkpoint_to_row(manifest: Manifest) -> dict[str, Any]:
+    epoch: Mapping[str, Any] = manifest.notes.get("epoch", {})
+    frontier = manifest.decision.get("frontier_after", TICK_MIN)
+    seal = manifest.timings.get("seal_before")  # no manifest can hold the time of its own seal
+    return {
+        "checkpoint_id": str(manifest.id),
+        "slot": manifest.slot,
+        "attempt": manifest.attempt,
+        "sealed_at": manifest.created_at,
+        "recorded_now": manifest.recorded_now,
+        "frontier": frontier if TICK_MIN < frontier < TICK_MAX else None,
+        "final": frontier >= TICK_MAX,
+        "rows_read": epoch.get("read", 0),
+        "rows_released": epoch.get("released", 0),
+        "rows_late": epoch.get("late", 0),
+        "rows_dropped": sum(epoch.get("dropped", {}).values()),
+        "rows_rejected": epoch.get("rejected", 0),
+        "rows_dead": epoch.get("dead_lettered", 0),
+        "rows_retained": manifest.counters.retained,
+        "windows_emitted": sum(epoch.get("windows", {}).values()),
+        "bytes": manifest.notes.get("bytes_written", 0),
+        "epoch_ms": 1000 * sum(manifest.timings.values()),
+        "seal_ms": None if seal is None else 1000 * seal,
+        "unpublished": manifest.notes.get("unpublished"),
+        "_timeline": manifest.timeline,
+        "_epoch": manifest.slot,
+    }
+
+
+def _build_system_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+    schema = build_system_schema(name)
+    return pa.table(
+        [_build_array([row.get(f.name) for row in rows], f.type) for f in schema], schema=schema
+    )
+
+
+def _build_array(values: list[Any], kind: Any) -> Any:
+    return (
+        pa.array(values, pa.int64()).cast(kind)
+        if pa.types.is_timestamp(kind)
+        else pa.array(values, kind)
+    )

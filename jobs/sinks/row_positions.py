@@ -1,0 +1,85 @@
+"""The current position of every event: the rank in the stream with all merged rows in their places.
+
+A row of an epoch keeps its stored position p for ever. A merged row (`_splice` names its request)
+stores the position of the row it stands behind; among rows inserted there the stamp decides, then
+the merge, then the origin. In SQL:
+
+    select row_number() over (order by position, _splice is not null, <event time>, _epoch, _source,
+    _partition, _seq) - 1
+
+A *stream* behind the events is written anew by a merge, from the first row that is another one:
+those rows have `_splice`, and hide whatever older slots wrote at their positions and behind. A row
+without `_id` is none: it only marks where the stream ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+SPLICE_COLUMN = "_splice"
+"""Column with the request that inserted a row, or had it written anew.
+
+A table has it from its first merge on.
+"""
+
+ARRIVAL_SLOT_COLUMN = "_came"
+"""Column of streams.
+
+The slot in which a row came that a merge wrote anew or inserted; `_epoch` is the merge's.
+"""
+
+
+def compute_current_positions(events: Any, inserted: Any, time: str) -> Any:
+    """The events with their current positions, in order.
+
+    Args:
+        events: any rows of the table, with their stored positions and `_splice`.
+        inserted: *all* inserted rows of the cut that is read, with the columns that order them.
+        time: the event time column.
+    """
+    order = ["position", time, "_epoch", "_source", "_partition", "_seq"]
+    inserted = inserted.sort_by([(name, "ascending") for name in order])
+    anchors = inserted["position"].to_numpy()
+    stored = events["position"].to_numpy()
+    current = stored + np.searchsorted(anchors, stored, side="left")
+    mask = np.asarray(pc.is_valid(events[SPLICE_COLUMN]))
+    rank = {who: number for number, who in enumerate(_list_origins(inserted))}
+    current[mask] = [
+        stored + 1 + rank[who]
+        for stored, who in zip(
+            stored[mask], _list_origins(events.filter(pa.array(mask))), strict=True
+        )
+    ]
+    return events.set_column(
+        events.column_names.index("position"), "position", pa.array(current, pa.int64())
+    ).sort_by("position")
+
+
+def find_rewrite_starts(written: Any) -> dict[int, int]:
+    """Slot -> position of the first row that its merge wrote anew, from all such rows of a stream."""
+    found = written.group_by("_epoch", use_threads=False).aggregate([("position", "min")])
+    return dict(zip(found["_epoch"].to_pylist(), found["position_min"].to_pylist(), strict=True))
+
+
+def select_current_rows(rows: Any, starts: Mapping[int, int]) -> Any:
+    """Rows of a stream that no later merge wrote anew, in order.
+
+    With `_id`, `_epoch` and `position`.
+    """
+    keep = pc.is_valid(rows["_id"])
+    for slot, first in starts.items():
+        keep = pc.and_(
+            keep, pc.or_(pc.greater_equal(rows["_epoch"], slot), pc.less(rows["position"], first))
+        )
+    return rows.filter(keep).sort_by("position")
+
+
+def _list_origins(table: Any) -> zip[tuple[Any, ...]]:
+    return zip(
+        *(table[name].to_pylist() for name in ("_source", "_partition", "_seq")), strict=True
+    )

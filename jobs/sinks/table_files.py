@@ -1,0 +1,394 @@
+"""Rows of a table on their way into its files.
+
+Split by partition, sorted, written, described for Iceberg.
+
+What a table's metadata says about partitions and order decides, not the spec: rows written into a
+table always fit the table as it is. `Follower.arrange` brings the metadata in line with the spec.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.conversions import from_bytes
+from pyiceberg.exceptions import ValidationException
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.manifest import DataFile, ManifestContent
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table import Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.sorting import SortDirection
+from pyiceberg.table.update.snapshot import _OverwriteFiles
+from pyiceberg.transforms import BucketTransform, TruncateTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import BinaryType, DecimalType, IcebergType, LongType, StringType
+
+from tidegate.checkpoints.canonical_json import canonical_bytes, sha256_of_bytes
+from tidegate.jobs.spec.table_layout import PartitionBy, PartitionTransform, SortBy, TableLayout
+
+PartitionValues = tuple[Any, ...]
+"""The partition of one file, in the order of the table's partition fields."""
+PutFile = Callable[[str, bytes, int], str]
+"""Stores a file of so many rows under a name, and returns its address."""
+
+_PARTITION, _SORT_ORDER = 3, 15  # places of these fields in Iceberg's record of a data file
+_NUMPY_TIME_UNITS: Final = {
+    PartitionTransform.YEAR: "Y",
+    PartitionTransform.MONTH: "M",
+    PartitionTransform.DAY: "D",
+    PartitionTransform.HOUR: "h",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalLayout:
+    """By what a table's files are partitioned, and their rows sorted."""
+
+    partitions: tuple[PartitionBy, ...] = ()
+    order: tuple[SortBy, ...] = ()
+
+    @classmethod
+    def from_spec(cls, layout: TableLayout | None) -> PhysicalLayout:
+        """What a spec says."""
+        return cls(layout.partition_fields, layout.sort_fields) if layout else cls()
+
+    @classmethod
+    def from_metadata(cls, metadata: TableMetadata) -> PhysicalLayout:
+        """What a table says.
+
+        Raises:
+            ValueError: it is partitioned by something that tidegate does not know.
+        """
+        name = metadata.schema().find_column_name
+        partitions = [
+            _parse_partition(str(name(field.source_id)), str(field.transform))
+            for field in metadata.spec().fields
+        ]
+        sorting = metadata.sort_order_by_id(metadata.default_sort_order_id)
+        fields = sorting.fields if sorting else []
+        order = [
+            SortBy(str(name(field.source_id)), field.direction is SortDirection.DESC)
+            for field in fields
+        ]
+        return cls(tuple(partitions), tuple(order))
+
+    def __bool__(self) -> bool:
+        return bool(self.partitions or self.order)
+
+    @property
+    def digest(self) -> str:
+        """Stands in the names of files that are arranged so."""
+        words = {
+            "partitions": [str(p) for p in self.partitions],
+            "order": [f"{s.column} {s.descending}" for s in self.order],
+        }
+        return sha256_of_bytes(canonical_bytes(words))[:8]
+
+
+def _parse_partition(column: str, transform: str) -> PartitionBy:
+    kind, _, width = transform.rstrip("]").partition("[")
+    return PartitionBy(column, PartitionTransform(kind), int(width or 0))
+
+
+def split_by_partition(
+    rows: pa.Table, by: PhysicalLayout
+) -> Iterator[tuple[PartitionValues, pa.Table]]:
+    """The rows of each partition, sorted.
+
+    Equal ones stay as they came, so that a repetition gives the same.
+    """
+    parts = [
+        _encode_partition_values(_get_column_or_nulls(rows, part.column), part)
+        for part in by.partitions
+    ]
+    keys = {f"p{n}": pa.array(codes) for n, (codes, _) in enumerate(parts)} | {
+        f"s{n}": _get_column_or_nulls(rows, key.column) for n, key in enumerate(by.order)
+    }
+    directions = [(f"p{n}", "ascending") for n in range(len(parts))] + [
+        (f"s{n}", "descending" if key.descending else "ascending") for n, key in enumerate(by.order)
+    ]
+    if keys:
+        indices = pc.sort_indices(pa.table(keys), sort_keys=directions)
+        rows = rows.take(indices)
+        parts = [(codes[indices.to_numpy()], values) for codes, values in parts]
+    codes = (
+        np.stack([codes for codes, _ in parts], axis=1)
+        if parts
+        else np.zeros((rows.num_rows, 1), np.int64)
+    )
+    starts = [
+        0,
+        *(np.flatnonzero(np.any(codes[1:] != codes[:-1], axis=1)) + 1).tolist(),
+        rows.num_rows,
+    ]
+    for start, end in pairwise(starts):
+        if end > start:
+            yield (
+                tuple(values[codes[start, n]] for n, (_, values) in enumerate(parts)),
+                rows.slice(start, end - start),
+            )
+
+
+def conform_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The rows with exactly these columns.
+
+    A file from before a column was added reads as null there.
+    """
+    return pa.table(
+        [_get_column_or_nulls(rows, f.name, f.type).cast(f.type) for f in schema], schema=schema
+    )
+
+
+def write_partition_files(
+    put: PutFile, stem: str, parts: Iterable[tuple[PartitionValues, pa.Table]]
+) -> dict[str, PartitionValues]:
+    """Write one file for each part, named after `stem` and its partition.
+
+    Returns address -> partition.
+    """
+    written = {}
+    for values, rows in parts:
+        buffer = io.BytesIO()
+        pq.write_table(rows.replace_schema_metadata(None), buffer, compression="snappy")
+        name = f"{stem}-{sha256_of_bytes(repr(values).encode())[:16]}.parquet"
+        written[put(name, buffer.getvalue(), rows.num_rows)] = values
+    return written
+
+
+def describe_data_file(
+    files: FileIO, metadata: TableMetadata, path: str, values: PartitionValues
+) -> DataFile:
+    """A Parquet file as Iceberg records it.
+
+    Bounds and sizes from the file, the partition as it was split.
+
+    Raises:
+        ValueError: its columns do not fit the table.
+    """
+    # pyiceberg would take the partition from the bounds, and refuses where those cannot tell, as
+    # with buckets.
+    plain = metadata.model_copy(
+        update={"partition_specs": [PartitionSpec(spec_id=0)], "default_spec_id": 0}
+    )
+    found = parquet_file_to_data_file(files, plain, path)
+    found[_PARTITION] = Record(*values)
+    found[_SORT_ORDER] = metadata.default_sort_order_id or None
+    found.spec_id = metadata.default_spec_id
+    return found
+
+
+def _get_column_or_nulls(
+    rows: pa.Table, name: str, kind: pa.DataType | None = None
+) -> pa.ChunkedArray:
+    if name in rows.column_names:
+        return rows[name]
+    return pa.chunked_array([pa.nulls(rows.num_rows, kind or pa.int64())])
+
+
+def _encode_partition_values(column: pa.ChunkedArray, part: PartitionBy) -> tuple[Any, list[Any]]:
+    """A number for each row, and the partition's value for each number; null is the last one."""
+    plain = _to_iceberg_integers(column)
+    if part.transform in _NUMPY_TIME_UNITS:
+        plain = _truncate_times(plain, part.transform, pa.types.is_date(column.type))
+    encoded = plain.combine_chunks().dictionary_encode()
+    value = _build_transform(part, encoded.dictionary.type)
+    numbers: dict[Any, int] = {}  # many values share a bucket
+    places = [
+        numbers.setdefault(value(one), len(numbers)) for one in encoded.dictionary.to_pylist()
+    ]
+    codes = encoded.indices.fill_null(len(places)).to_numpy(zero_copy_only=False)
+    return np.array([*places, len(numbers)], np.int64)[codes], [*numbers, None]
+
+
+def _to_iceberg_integers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times and days as Iceberg counts them."""
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
+    if pa.types.is_date(column.type):
+        return column.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
+    return column
+
+
+def _truncate_times(
+    whole: pa.ChunkedArray, transform: PartitionTransform, days: bool
+) -> pa.ChunkedArray:
+    """Years, months, days or hours since 1970, rounded down, also before."""
+    nulls = whole.is_null().to_numpy()
+    ticks = whole.fill_null(0).to_numpy().astype(f"datetime64[{'D' if days else 'us'}]")
+    return pa.chunked_array(
+        [
+            pa.array(
+                ticks.astype(f"datetime64[{_NUMPY_TIME_UNITS[transform]}]").astype(np.int64),
+                pa.int64(),
+                mask=nulls,
+            )
+        ]
+    )
+
+
+def _build_transform(part: PartitionBy, kind: pa.DataType) -> Callable[[Any], Any]:
+    source: IcebergType = LongType()
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        source = StringType()
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        source = BinaryType()
+    elif pa.types.is_decimal(kind):
+        source = DecimalType(kind.precision, kind.scale)
+    match part.transform:
+        case PartitionTransform.BUCKET:
+            return BucketTransform(part.width).transform(source)
+        case PartitionTransform.TRUNCATE:
+            return TruncateTransform(part.width).transform(source)
+        case _:
+            return lambda value: value
+
+
+# Data files in the place of others, in one snapshot: what compaction and the rewind of a merged
+# file have in common.
+#
+# New files lie at `<table>/merged/<bound>-<id>-<partition>.parquet`. They may only be committed by
+# a snapshot whose sequence number is not above the bound, and no catalog gives a table a sequence
+# number twice. So a file that no snapshot names, with a bound below the table's newest number, will
+# never be named by one: it may be deleted, whoever sleeps.
+
+MERGED_FOLDER = "merged"
+"""Folder of a table's merged files, beside Iceberg's own `metadata`."""
+_COMMITS_UNTIL_EXPIRY = 1000  # commits that a table may take while files are written and brought in
+_MERGED_FILE_NAME = re.compile(
+    rf"/{MERGED_FOLDER}/(\d{{12}})-[0-9a-f]{{12}}-[0-9a-f]{{16}}\.parquet\Z"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDataFile:
+    """A data file of main.
+
+    Its rows are of the slots `first` to `last`; None where Iceberg does not know.
+    """
+
+    file: DataFile
+    first: int | None
+    last: int | None
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether tidegate merged it."""
+        return parse_commit_bound(self.file.file_path) is not None
+
+
+def make_merged_stem(metadata: TableMetadata) -> str:
+    """Name, within the table's folder, of files that are about to be written."""
+    return f"{MERGED_FOLDER}/{get_newest_sequence_number(metadata) + _COMMITS_UNTIL_EXPIRY:012d}-{secrets.token_hex(6)}"
+
+
+def get_newest_sequence_number(metadata: TableMetadata) -> int:
+    """Number of the table's newest snapshot, whether or not it is still there."""
+    return metadata.next_sequence_number() - 1
+
+
+def parse_commit_bound(path: str) -> int | None:
+    """The newest sequence number by which a merged file may be committed.
+
+    None for any other file.
+    """
+    found = _MERGED_FILE_NAME.search(path)
+    return int(found[1]) if found else None
+
+
+def list_live_files(metadata: TableMetadata, files: FileIO) -> Iterator[LiveDataFile]:
+    """What main holds.
+
+    Raises:
+        ValueError: another engine deleted single rows, so that a file's rows are not the table's.
+    """
+    snapshot = metadata.current_snapshot()
+    epoch = metadata.schema().find_field("_epoch").field_id
+    for manifest in snapshot.manifests(files) if snapshot else []:
+        if manifest.content is ManifestContent.DELETES:
+            raise ValueError("another engine deleted single rows of it")
+        for entry in manifest.fetch_manifest_entry(files, discard_deleted=True):
+            yield LiveDataFile(
+                entry.data_file,
+                _decode_slot_bound(entry.data_file.lower_bounds, epoch),
+                _decode_slot_bound(entry.data_file.upper_bounds, epoch),
+            )
+
+
+def _decode_slot_bound(bounds: Mapping[int, bytes] | None, field: int) -> int | None:
+    found = (bounds or {}).get(field)
+    return None if found is None else int(from_bytes(LongType(), found))
+
+
+def read_file_rows(files: FileIO, file: DataFile) -> pa.Table:
+    """The rows of a data file, with the columns it has."""
+    with files.new_input(file.file_path).open() as stream:
+        return pq.read_table(stream)
+
+
+def stage_file_replacement(
+    commit: Transaction,
+    files: FileIO,
+    gone: Collection[DataFile],
+    new: Mapping[str, PartitionValues],
+    operation: Operation,
+    properties: Mapping[str, str],
+) -> None:
+    """Stage a snapshot with the new files in the place of those that are gone.
+
+    Args:
+        commit: the table's transaction.
+        files: opens the new ones.
+        gone: files of main.
+        new: address -> partition.
+        operation: `REPLACE` if the rows are the same ones, so that whoever reads the table's
+            commits passes it over.
+        properties: stand in the snapshot.
+
+    Raises:
+        ValidationException: main does not have a file that should go, or a new one may not be
+            committed any more.
+    """
+    if any(
+        (parse_commit_bound(path) or 0) <= get_newest_sequence_number(commit.table_metadata)
+        for path in new
+    ):
+        raise ValidationException("the table has moved on too far since the files were written")
+    producer = _FileReplacement(
+        Operation.OVERWRITE, commit, files, snapshot_properties=dict(properties)
+    )
+    producer.recorded_operation = operation
+    for file in gone:
+        producer.delete_data_file(file)
+    for path, values in new.items():
+        producer.append_data_file(describe_data_file(files, commit.table_metadata, path, values))
+    producer.commit()
+
+
+class _FileReplacement(_OverwriteFiles):
+    """pyiceberg's overwrite by files.
+
+    It knows no `replace`, and looks for the files by their partitions, which is not needed.
+    """
+
+    recorded_operation: Operation
+
+    def _summary(self, snapshot_properties: dict[str, str] | None = None) -> Summary:
+        summary = super()._summary(snapshot_properties or {})
+        return Summary(operation=self.recorded_operation, **summary.additional_properties)
+
+    def _build_delete_files_partition_predicate(self) -> None:
+        for number in self._transaction.table_metadata.specs():
+            self.partition_filters[number] = AlwaysTrue()

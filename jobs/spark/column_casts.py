@@ -1,0 +1,391 @@
+"""Types on their way from an object's columns to the declared ones, and tidegate's own column names.
+
+User columns never start with ``_`` (the spec refuses it), so every inner column does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from pyspark.sql import DataFrame
+
+from tidegate.jobs.sources.object_decoding import BAD_REASON
+from tidegate.jobs.spec.cast_rules import EXACT_BITS, accepts_family, build_text_pattern
+from tidegate.jobs.spec.pipeline import BarrierColumns, SourceSpec
+from tidegate.jobs.spec.row_reasons import DeadLetterReason
+from tidegate.time_units import TICK_MAX
+
+PROVENANCE: Final = ("_source", "_partition", "_seq", "_timeline", "_epoch")
+
+_SPARK_OF_ARROW: Final = {
+    "bool": "boolean",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "uint8": "smallint",  # Spark has no unsigned types: the next wider one holds every value
+    "uint16": "int",
+    "uint32": "bigint",
+    "uint64": "decimal(20,0)",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "large_string": "string",
+    "string_view": "string",
+    "binary": "binary",
+    "large_binary": "binary",
+    "date32[day]": "date",
+}
+_ARROW_OF_SPARK: Final = {
+    "boolean": "bool",
+    "int": "int32",
+    "bigint": "int64",
+    "date": "date32[day]",
+    "timestamp": "timestamp[us, tz=UTC]",
+    "timestamp_ntz": "timestamp[us]",
+}
+_SPARK_OF_DECLARED: Final = {"long": "bigint"}
+_WIDENING: Final = {
+    "int": {"int8", "int16", "int32", "uint8", "uint16"},
+    "long": {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"},
+    "float": {"float"},
+    "double": {"float", "double", "int8", "int16", "int32", "uint8", "uint16", "uint32"},
+}
+_TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]\Z")
+_DECIMAL: Final = re.compile(r"decimal(?:32|64|128|256)\((\d+), ?(-?\d+)\)\Z")
+_DICTIONARY: Final = re.compile(r"dictionary<values=(.+), indices=\w+, ordered=\d>\Z")
+
+
+def quote_name(name: str) -> str:
+    """A column name in Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def unwrap_dictionary(arrow: str) -> str:
+    """The value type of a dictionary-encoded column; any other type as it is."""
+    match = _DICTIONARY.match(arrow)
+    return match[1] if match else arrow
+
+
+def is_naive_timestamp(arrow: str) -> bool:
+    """Whether the type is a timestamp without a time zone."""
+    match = _TIMESTAMP.match(unwrap_dictionary(arrow))
+    return match is not None and match[2] is None
+
+
+def arrow_to_spark_type(arrow: str) -> str | None:
+    """The Spark SQL type that reads this physical column.
+
+    None when no declared type can come from it.
+
+    >>> arrow_to_spark_type("timestamp[us]"), arrow_to_spark_type("uint16"), arrow_to_spark_type("list<item: int64>")
+    ('timestamp_ntz', 'int', None)
+    """
+    arrow = unwrap_dictionary(arrow)
+    if match := _TIMESTAMP.match(arrow):
+        return "timestamp" if match[2] else "timestamp_ntz"
+    if (match := _DECIMAL.match(arrow)) and int(match[1]) <= 38 and int(match[2]) >= 0:
+        return f"decimal({match[1]},{match[2]})"
+    return _SPARK_OF_ARROW.get(arrow)
+
+
+def spark_to_arrow_type(own: str) -> str:
+    """The physical type that Spark reads as this one: the way back of `arrow_to_spark_type`.
+
+    >>> spark_to_arrow_type("bigint"), spark_to_arrow_type("decimal(6,2)"), spark_to_arrow_type("timestamp_ntz")
+    ('int64', 'decimal128(6,2)', 'timestamp[us]')
+    """
+    return (
+        own.replace("decimal", "decimal128")
+        if own.startswith("decimal")
+        else _ARROW_OF_SPARK.get(own, own)
+    )
+
+
+def classify_arrow_type(arrow: str) -> str:
+    """The family of a physical type, as `tidegate.jobs.spec.cast_rules.accepts` names it.
+
+    >>> classify_arrow_type("uint64"), classify_arrow_type("decimal128(6, 2)"), classify_arrow_type("list<item: int64>")
+    ('int', 'decimal', 'other')
+    """
+    own = unwrap_dictionary(arrow)
+    if own.startswith(("timestamp", "decimal", "date32")):
+        return re.split(r"\d|\[", own)[0]
+    names = {"bool": "bool", "double": "float", "float": "float", "halffloat": "float"}
+    names |= {name: "int" for name in _SPARK_OF_ARROW if "int" in name}
+    names |= {
+        name: name.rpartition("_")[2]
+        for name in ("string", "large_string", "binary", "large_binary")
+    }
+    return names.get(own, "string" if own == "string_view" else "other")
+
+
+def is_nanosecond_timestamp(arrow: str) -> bool:
+    """Whether the column is a timestamp of nanoseconds, which Spark reads as plain integers."""
+    match = _TIMESTAMP.match(unwrap_dictionary(arrow))
+    return match is not None and match[1] == "ns"
+
+
+def declared_to_spark_type(declared: str) -> str:
+    """The Spark SQL type of a declared column type."""
+    return _SPARK_OF_DECLARED.get(declared, declared)
+
+
+def cast_never_fails(arrow: str, declared: str) -> bool:
+    """Whether every value of the physical type fits the declared one.
+
+    No row can be bad by its types.
+    """
+    arrow = unwrap_dictionary(arrow)
+    if declared == "timestamp":
+        match = _TIMESTAMP.match(arrow)
+        return match is not None and match[2] is not None and match[1] != "ns"
+    own = arrow_to_spark_type(arrow)
+    return own is not None and (
+        own == declared_to_spark_type(declared).replace(" ", "")
+        or arrow in _WIDENING.get(declared, ())
+    )
+
+
+# From the physical columns of an object to the declared ones, and the verdict on each row's form,
+# as Spark SQL.
+
+
+def select_readable_columns(columns: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Column -> Spark type to read.
+
+    Columns that no declared type can come from are left out (their rows are dead).
+    """
+    known = [(name, arrow_to_spark_type(arrow), arrow) for name, arrow in columns]
+    return [
+        (name, "bigint" if is_nanosecond_timestamp(arrow) else own)
+        for name, own, arrow in known
+        if own is not None
+    ]
+
+
+def cast_to_declared(raw: DataFrame, source: SourceSpec, physical: dict[str, str]) -> DataFrame:
+    """Cast to the declared schema and judge each row's form."""
+    casts = {
+        name: _cast_column_sql(quote_name(name), declared, physical.get(name), source.timezone)
+        for name, declared in source.columns.items()
+    }
+    selected = [f"{cast} AS {quote_name(name)}" for name, cast in casts.items()]
+    kind = _row_kind_sql(source.barriers, casts)
+    dead = _dead_reason_sql(source, physical, casts)
+    detail = _dead_detail_sql(source, physical, casts)
+    json = f"to_json(struct({', '.join(quote_name(n) for n, _ in select_readable_columns(physical.items()))}))"
+    return raw.selectExpr(
+        *selected,
+        f"{casts[source.event_time]} AS _time",
+        f"{_end_ticks_sql(source, casts)} AS _end",
+        f"{kind} AS _kind",
+        f"{dead} AS _dead",
+        f"{detail} AS _detail",
+        f"{json} AS _json",
+        "_m",
+        "_p",
+        "_o",
+        "_row",
+    )
+
+
+def cast_with_check_sql(
+    column: str, declared: str, arrow: str, timezone: str | None
+) -> tuple[str, str | None]:
+    """A value of a physical type as the declared one, and the condition under which it does not fit; None: it always does."""
+    cast = _cast_column_sql(column, declared, arrow, timezone)
+    lost = is_naive_timestamp(arrow) and timezone is None and declared == "timestamp"
+    return cast, (
+        f"{column} IS NOT NULL"
+        if lost or arrow_to_spark_type(arrow) is None
+        else _unfit_value_sql(column, cast, arrow, declared)
+    )
+
+
+def _cast_column_sql(column: str, declared: str, arrow: str | None, timezone: str | None) -> str:
+    target = declared_to_spark_type(declared)
+    own = None if arrow is None else arrow_to_spark_type(arrow)
+    if arrow is None or own is None:
+        return f"CAST(NULL AS {target})"
+    if declared == "timestamp":
+        return _cast_timestamp_sql(column, arrow, timezone)
+    if own == target:
+        return column
+    if not accepts_family(declared, classify_arrow_type(arrow)):
+        return f"CAST(NULL AS {target})"
+    return f"{'CAST' if cast_never_fails(arrow, declared) else 'try_cast'}({column} AS {target})"
+
+
+def _cast_timestamp_sql(column: str, arrow: str, timezone: str | None) -> str:
+    """Only timestamps become timestamps: a number has no unit, and a text no agreed zone."""
+    if not unwrap_dictionary(arrow).startswith("timestamp") or (
+        is_naive_timestamp(arrow) and timezone is None
+    ):
+        return "CAST(NULL AS timestamp)"
+    value = (
+        f"timestamp_micros(({column} - pmod({column}, 1000L)) div 1000L)"
+        if is_nanosecond_timestamp(arrow)
+        else column
+    )
+    return (
+        f"to_utc_timestamp(CAST({value} AS timestamp), '{timezone}')"
+        if is_naive_timestamp(arrow)
+        else value
+    )
+
+
+def _end_ticks_sql(source: SourceSpec, casts: dict[str, str]) -> str:
+    """Exclusive end in ticks; a point event lasts one."""
+    point = f"least(unix_micros({casts[source.event_time]}), {TICK_MAX - 1}L) + 1L"
+    return (
+        point
+        if source.end_time is None
+        else f"coalesce(unix_micros({casts[source.end_time]}), {point})"
+    )
+
+
+def _row_kind_sql(barriers: BarrierColumns | None, casts: dict[str, str]) -> str:
+    if barriers is None:
+        return "'data'"
+    column = casts[barriers.kind]
+    types = ", ".join(quote_text(t) for t in barriers.types)
+    cases = [f"WHEN {column} IS NULL OR {column} = {quote_text(barriers.data)} THEN 'data'"]
+    if barriers.punctuation is not None:
+        cases.append(f"WHEN {column} = {quote_text(barriers.punctuation)} THEN 'punctuation'")
+    if types:
+        cases.append(f"WHEN {column} IN ({types}) THEN 'barrier'")
+    return f"CASE {' '.join(cases)} END"
+
+
+def quote_text(value: str) -> str:
+    """A string literal."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _list_bad_columns(
+    source: SourceSpec, physical: dict[str, str], casts: dict[str, str]
+) -> list[tuple[str, str]]:
+    """(column, condition under which its value is bad)."""
+    bad = []
+    for name, declared in source.columns.items():
+        arrow = physical.get(name)
+        naive = declared == "timestamp" and arrow is not None and is_naive_timestamp(arrow)
+        if arrow is None or naive:
+            continue
+        condition = (
+            "true"
+            if arrow_to_spark_type(arrow) is None
+            else _unfit_value_sql(quote_name(name), casts[name], arrow, declared)
+        )
+        if condition is not None:
+            bad.append((name, condition))
+    return bad
+
+
+def _unfit_value_sql(column: str, cast: str, arrow: str, declared: str) -> str | None:
+    """The condition under which a value does not fit.
+
+    None where every value does, or time zones decide.
+    """
+    if cast_never_fails(arrow, declared) or (
+        declared == "timestamp" and unwrap_dictionary(arrow).startswith("timestamp")
+    ):
+        return None
+    return (
+        f"{column} IS NOT NULL AND ({cast} IS NULL{_lossy_cast_sql(column, cast, arrow, declared)})"
+    )
+
+
+def _lossy_cast_sql(column: str, cast: str, arrow: str, declared: str) -> str:
+    """What besides a cast that fails makes a value unfit.
+
+    `try_cast` cuts, rounds and trims without a word.
+    """
+    family, form = classify_arrow_type(arrow), build_text_pattern(declared)
+    if not accepts_family(declared, family):
+        return ""
+    if family == "string" and form is not None:
+        whole = quote_text(rf"\A(?:{form})\z")
+        return f" OR NOT {column} RLIKE {whole}"
+    exact = declared in ("int", "long") or declared.startswith("decimal")
+    if exact and family in ("float", "decimal"):
+        return (
+            f" OR CAST({cast} AS {arrow_to_spark_type(arrow)}) <> {column}"
+            if family == "float"
+            else f" OR {cast} <> {column}"
+        )
+    if family == "int" and declared in EXACT_BITS:
+        return f" OR abs(CAST({column} AS decimal(20,0))) > {2 ** EXACT_BITS[declared]}L"
+    return ""
+
+
+def _dead_reason_sql(source: SourceSpec, physical: dict[str, str], casts: dict[str, str]) -> str:
+    naive = [
+        f"{quote_name(name)} IS NOT NULL"
+        for name, declared in source.columns.items()
+        if declared == "timestamp"
+        and source.timezone is None
+        and name in physical
+        and is_naive_timestamp(physical[name])
+    ]
+    bad = [condition for _, condition in _list_bad_columns(source, physical, casts)]
+    if source.barriers is not None:
+        bad.append(f"{_row_kind_sql(source.barriers, casts)} IS NULL")
+    if BAD_REASON in physical:  # a decoded object: what it says of a row comes first
+        bad.append(f"{BAD_REASON} IS NOT NULL")
+    cases: list[tuple[DeadLetterReason, str]] = [
+        ("bad_value", " OR ".join(bad)),
+        ("naive_time", " OR ".join(naive)),
+        *_list_time_faults(source, casts),
+    ]
+    return (
+        "CASE "
+        + " ".join(f"WHEN {condition} THEN '{reason}'" for reason, condition in cases if condition)
+        + " END"
+    )
+
+
+def _list_time_faults(
+    source: SourceSpec, casts: dict[str, str]
+) -> list[tuple[DeadLetterReason, str]]:
+    """Faults of the event time; a barrier row needs none."""
+    time, data = casts[source.event_time], f"{_row_kind_sql(source.barriers, casts)} = 'data'"
+    cases: list[tuple[DeadLetterReason, str]] = [("no_event_time", f"{time} IS NULL AND {data}")]
+    if source.barriers is not None:
+        cases.append(
+            (
+                "bad_value",
+                f"{time} IS NULL AND {_row_kind_sql(source.barriers, casts)} = 'punctuation'",
+            )
+        )
+    if source.min_event_time is not None:
+        cases.append(
+            (
+                "before_min_event_time",
+                f"{data} AND {time} < timestamp_micros({source.min_event_time}L)",
+            )
+        )
+    if source.end_time is not None:
+        cases.append(("bad_value", f"{data} AND {casts[source.end_time]} <= {time}"))
+    return cases
+
+
+def _dead_detail_sql(source: SourceSpec, physical: dict[str, str], casts: dict[str, str]) -> str:
+    """Names the column to blame, as far as one is to blame."""
+    cases = [
+        f"WHEN {condition} THEN"
+        f" {quote_text(f'{name} is {physical[name]}, declared {source.columns[name]}')}"
+        for name, condition in _list_bad_columns(source, physical, casts)
+    ]
+    cases = [
+        *([f"WHEN {BAD_REASON} IS NOT NULL THEN {BAD_REASON}"] if BAD_REASON in physical else []),
+        *cases,
+    ]
+    return (
+        f"CASE {' '.join(cases)} ELSE {quote_text(source.event_time)} END"
+        if cases
+        else quote_text(source.event_time)
+    )

@@ -1,0 +1,537 @@
+"""The rows of a cut as one DataFrame, cast to the declared schema, each with its place and its verdict.
+
+Columns besides the user's: ``_m`` (index of the member's slice in the cut), ``_object`` (index into
+`CutFrame.parts`), ``_source``, ``_partition``, ``_seq``, ``_so`` (place of the source in the spec),
+``_et`` (event time in ticks), ``_kind`` (data, barrier, punctuation), ``_dead`` (reason of a dead
+letter, else null) and ``_detail``. Spark computes only those that a plan asks for.
+
+Objects are read in place where the store has them as files, else from copies in the scratch folder;
+either way Spark's tasks see them under folders ``_m=../_p=../_o=..``, so that their place arrives
+as partition columns, at no cost per row. Few rows are read in the driver and handed over as Arrow:
+a third of the time of a scan that has to open every file anyway.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
+
+from tidegate.checkpoints.store import Store
+from tidegate.errors import TransientError
+from tidegate.jobs.engine.interfaces import CorruptObjectsError, Cut
+from tidegate.jobs.sources.input_view import STAGED_PREFIX
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
+from tidegate.jobs.sources.parquet_footers import open_parquet_file
+from tidegate.jobs.spark.column_casts import (
+    cast_to_declared,
+    declared_to_spark_type,
+    is_nanosecond_timestamp,
+    quote_name,
+    quote_text,
+    select_readable_columns,
+)
+from tidegate.jobs.spark.staging import Staging
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+Ints = NDArray[np.int64]
+_PartReader = Callable[[Any, list[tuple[int, "CutPart"]]], DataFrame]
+
+SMALL_ROWS: Final = 20_000
+"""Up to this many rows the driver reads objects itself.
+
+`createDataFrame` wins below, a parallel scan above.
+"""
+_BATCH_ROWS: Final = 250_000
+_POSITION_COLUMNS: Final = (
+    ("_m", "int", pa.int32()),
+    ("_p", "int", pa.int32()),
+    ("_o", "bigint", pa.int64()),
+    ("_row", "bigint", pa.int64()),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CutPart:
+    """One object of a cut.
+
+    Attributes:
+        member: index of its slice in the cut.
+        path: the object as a file.
+        columns: physical column -> Arrow type text, as planned.
+    """
+
+    member: int
+    key: str
+    etag: str
+    ordinal: int
+    rows: int
+    row_start: int
+    row_end: int
+    path: Path
+    columns: tuple[tuple[str, str], ...]
+
+    @property
+    def has_row_numbers(self) -> bool:
+        """Whether the rows' places stand in a column of their own, because some are missing.
+
+        Then all rows are in the cut.
+        """
+        return any(name == OFFSET_COLUMN for name, _ in self.columns)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row of the object is in the cut."""
+        return self.has_row_numbers or (self.row_start == 0 and self.row_end == self.rows)
+
+    def slice_rows(self, rows: pa.Table) -> pa.Table:
+        """The rows of the object that are in the cut."""
+        return rows if self.is_whole else rows.slice(self.row_start, self.row_end - self.row_start)
+
+    def row_numbers(self, rows: pa.Table) -> Any:
+        """The places of the cut's rows in the object."""
+        if self.has_row_numbers:
+            return rows[OFFSET_COLUMN].combine_chunks()
+        return pa.array(np.arange(self.row_start, self.row_start + rows.num_rows, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class CutFrame:
+    """A cut, staged and readable.
+
+    Attributes:
+        frame: its rows; None when there are none.
+        rows: rows of all kinds in it.
+        in_driver: the driver has read them; else tasks will.
+    """
+
+    cut: Cut
+    parts: tuple[CutPart, ...]
+    frame: DataFrame | None
+    rows: int
+    in_driver: bool
+
+    def find_corruption(self) -> CorruptObjectsError | TransientError | None:
+        """The error that names the objects whose pages cannot be read; None when all can.
+
+        Reads every part.
+        """
+        bad = [part.key for part in self.parts if not _is_readable(part)]
+        return unreadable_objects_error(bad) if bad else None
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSessions:
+    """Two sessions of one Spark: interpreted for few rows, compiling for many."""
+
+    quick: SparkSession
+    full: SparkSession
+
+    def session_for(self, rows: int) -> SparkSession:
+        """The session for so many rows."""
+        return self.quick if rows <= SMALL_ROWS else self.full
+
+
+def open_cut(
+    sessions: SparkSessions,
+    spec: PipelineSpec,
+    store: Store,
+    cut: Cut,
+    scratch: Path,
+    staging: Staging,
+) -> CutFrame:
+    """Stage the objects of a cut below `scratch` and describe their rows. Runs no Spark job."""
+    if any(spec.sources[piece.member.source].kafka is not None for piece in cut.slices):
+        from tidegate.jobs.spark.kafka_staging import (
+            stage_kafka_ranges,
+        )  # late: few pipelines need it
+
+        stage_kafka_ranges(sessions.full, spec, cut, scratch / "objects", staging)
+    parts = _download_parts(store, cut, scratch)
+    rows = sum(part.row_end - part.row_start for part in parts)
+    session, small = sessions.session_for(rows), rows <= SMALL_ROWS
+
+    def read_all(columns: Any, chosen: list[tuple[int, CutPart]]) -> DataFrame:
+        return (
+            _read_in_driver(session, columns, chosen)
+            if small
+            else _scan_in_tasks(session, columns, chosen, scratch, staging)
+        )
+
+    frame = _read_similar_parts(spec, cut, list(enumerate(parts)), read_all)
+    if frame is not None and small:
+        frame = frame.coalesce(1)  # one task, and no shuffle anywhere behind it
+    return CutFrame(cut, parts, frame, rows, small)
+
+
+def read_rows_at(
+    sessions: SparkSessions, spec: PipelineSpec, staged: CutFrame, places: Mapping[int, Ints]
+) -> DataFrame | None:
+    """Some rows of a staged cut, read by the driver.
+
+    `places` counts the rows of each slice, ascending.
+    """
+    wanted = _map_wanted_rows(staged, places)
+    session = sessions.session_for(sum(found.size for found in wanted.values()))
+
+    def read_selected(columns: Any, chosen: list[tuple[int, CutPart]]) -> DataFrame:
+        return _read_in_driver(session, columns, chosen, wanted)
+
+    frame = _read_similar_parts(
+        spec, staged.cut, [(index, staged.parts[index]) for index in wanted], read_selected
+    )
+    return None if frame is None else frame.coalesce(1)
+
+
+def _map_wanted_rows(staged: CutFrame, places: Mapping[int, Ints]) -> dict[int, Ints]:
+    """Index of the part -> rows of its object, where there are any."""
+    wanted: dict[int, Ints] = {}
+    passed: dict[int, int] = {}
+    for index, part in enumerate(staged.parts):
+        first, size = passed.get(part.member, 0), part.row_end - part.row_start
+        passed[part.member] = first + size
+        found = places.get(part.member, np.zeros(0, dtype=np.int64))
+        inside = found[np.searchsorted(found, first) : np.searchsorted(found, first + size)]
+        if inside.size:
+            wanted[index] = (
+                inside - first + (0 if part.has_row_numbers else part.row_start)
+            )  # a staged range begins with its first row
+    return wanted
+
+
+def get_arrow_types(spec: PipelineSpec) -> dict[str, pa.DataType]:
+    """The declared columns as Arrow has them."""
+    return {
+        name: _choose_arrow_type(declared_to_spark_type(own).replace(" ", ""), own)
+        for name, own in spec.columns.items()
+    }
+
+
+def needs_no_cast(spec: PipelineSpec, staged: CutFrame) -> bool:
+    """Whether every object holds every declared column in just its type, but for the name of the time zone."""
+    types = {name: str(kind) for name, kind in get_arrow_types(spec).items()}
+    for columns in {part.columns for part in staged.parts}:
+        found = {
+            name: re.sub(r"^timestamp\[us, tz=.*\]$", "timestamp[us, tz=UTC]", own)
+            for name, own in columns
+        }
+        if any(found.get(name) != kind for name, kind in types.items()):
+            return False
+    return True
+
+
+def read_table_at(
+    spec: PipelineSpec, staged: CutFrame, places: Mapping[int, Ints], limit: int
+) -> tuple[pa.Table, Ints, Ints]:
+    """Some rows of a staged cut that need no cast, in order of its slices.
+
+    Declared columns, index of the slice, position.
+
+    Args:
+        spec: the pipeline.
+        staged: the cut.
+        places: as for `read_rows_at`.
+        limit: beyond so many bytes the remaining rows are not read.
+    """
+    types = get_arrow_types(spec)
+    tables = [pa.schema(types).empty_table()]
+    place: list[tuple[Ints, Ints]] = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))]
+    size = 0
+    for index, wanted in _iterate_row_batches(staged, _map_wanted_rows(staged, places)):
+        part = staged.parts[index]
+        fields = {
+            **types,
+            **({OFFSET_COLUMN: pa.int64()} if part.has_row_numbers else {}),
+            **{name: arrow for name, _, arrow in _POSITION_COLUMNS},
+        }
+        rows = _read_part(index, part, pa.schema(fields), wanted)
+        tables.append(rows.select(list(types)))
+        place.append(
+            (np.full(rows.num_rows, part.member), (part.ordinal << 32) + rows["_row"].to_numpy())
+        )
+        size += tables[-1].nbytes
+        if size > limit:
+            break
+    return (
+        pa.concat_tables(tables),
+        np.concatenate([m for m, _ in place]),
+        np.concatenate([seqs for _, seqs in place]),
+    )
+
+
+def _iterate_row_batches(
+    staged: CutFrame, wanted: Mapping[int, Ints]
+) -> Iterator[tuple[int, Ints]]:
+    """Rows of objects, some row groups at a time."""
+    for index, rows in wanted.items():
+        part = staged.parts[index]
+        try:
+            footer = pq.read_metadata(part.path)
+        except (pa.ArrowException, OSError) as error:
+            raise unreadable_objects_error([part.key]) from error
+        first, end = 0, 0
+        for group in range(footer.num_row_groups):
+            end += footer.row_group(group).num_rows
+            if end - first >= _BATCH_ROWS or group == footer.num_row_groups - 1:
+                inside = rows[np.searchsorted(rows, first) : np.searchsorted(rows, end)]
+                first = end
+                if inside.size:
+                    yield index, inside
+
+
+def _read_similar_parts(
+    spec: PipelineSpec, cut: Cut, parts: Sequence[tuple[int, CutPart]], read: _PartReader
+) -> DataFrame | None:
+    """Objects that look alike are read together; the rows of all, cast and with their places."""
+    groups: dict[tuple[Any, ...], list[tuple[int, CutPart]]] = {}
+    for index, part in parts:
+        source = spec.sources[cut.slices[part.member].member.source]
+        traits = (source.event_time, source.timezone, source.min_event_time, source.barriers)
+        groups.setdefault((part.columns, *traits), []).append((index, part))
+    frames = []
+    for (columns, *_), chosen in groups.items():
+        source = spec.sources[cut.slices[chosen[0][1].member].member.source]
+        frames.append(cast_to_declared(read(columns, chosen), source, dict(columns)))
+    return _add_positions(reduce(DataFrame.unionAll, frames), spec, cut) if frames else None
+
+
+def ensure_local_file(store: Store, key: str, folder: Path) -> Path:
+    """The object as a file: in place where the store can, else downloaded once into `folder`."""
+    path = store.local_path(key)
+    if path is not None:
+        return path
+    copy = folder / key.replace("/", "~")
+    if not copy.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        store.download(key, copy)
+    return copy
+
+
+def _download_parts(store: Store, cut: Cut, scratch: Path) -> tuple[CutPart, ...]:
+    found = [(index, part) for index, piece in enumerate(cut.slices) for part in piece.parts]
+    with ThreadPoolExecutor(8) as pool:  # a download waits for the network, not for a core
+        paths = list(
+            pool.map(
+                lambda item: ensure_local_file(store, item[1]["key"], scratch / "objects"), found
+            )
+        )
+    return tuple(
+        CutPart(
+            index,
+            part["key"],
+            part["etag"],
+            part["ordinal"],
+            part["rows"],
+            part["row_start"],
+            part["row_end"],
+            path,
+            tuple(part["columns"].items()),
+        )
+        for (index, part), path in zip(found, paths, strict=True)
+    )
+
+
+def _is_readable(part: CutPart) -> bool:
+    try:
+        pq.read_table(part.path)
+    except (pa.ArrowException, OSError):
+        return False
+    return True
+
+
+def unreadable_objects_error(keys: Sequence[str]) -> CorruptObjectsError | TransientError:
+    """The error for objects whose pages are corrupt.
+
+    A copy of offsets is not the topic: it is fetched anew, never given up.
+    """
+    staged = [key for key in keys if key.startswith(STAGED_PREFIX)]
+    if not staged:
+        return CorruptObjectsError.for_keys(keys)
+    return TransientError(
+        f"the driver's copy of {staged[0]} cannot be read",
+        code="kafka.copy_unreadable",
+        kept="everything sealed so far; the messages stay in their topic",
+        advice=(
+            "it is fetched again by itself; if that does not help, look at the disk of the driver's"
+            " scratch folder"
+        ),
+        retry_after=1.0,
+    )
+
+
+def _format_ddl(columns: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{quote_name(name)} {own}" for name, own in columns)
+
+
+def _scan_in_tasks(
+    session: SparkSession,
+    columns: Any,
+    parts: list[tuple[int, CutPart]],
+    scratch: Path,
+    staging: Staging,
+) -> DataFrame:
+    base = scratch / "cut"
+    with ThreadPoolExecutor(8) as pool:  # where tasks do not see the disk, this uploads
+        paths = list(pool.map(lambda item: staging.expose_file(_link_object(base, *item)), parts))
+    schema = _format_ddl(
+        [
+            *select_readable_columns(columns),
+            *((name, own) for name, own, _ in _POSITION_COLUMNS[:3]),
+        ]
+    )
+    frame = session.read.schema(schema).option("basePath", staging.address(base)).parquet(*paths)
+    frame = frame.withColumn(
+        "_row", F.expr(OFFSET_COLUMN if parts[0][1].has_row_numbers else "_metadata.row_index")
+    )
+    for index, part in parts:
+        if not part.is_whole:
+            frame = frame.where(
+                f"_p <> {index} OR (_row >= {part.row_start}L AND _row < {part.row_end}L)"
+            )
+    return frame
+
+
+def _link_object(base: Path, index: int, part: CutPart) -> Path:
+    folder = base / f"_m={part.member}" / f"_p={index}" / f"_o={part.ordinal}"
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / "rows.parquet"
+    if not link.is_symlink():
+        link.symlink_to(part.path.resolve())
+    return link
+
+
+def _read_in_driver(
+    session: SparkSession,
+    columns: Any,
+    parts: list[tuple[int, CutPart]],
+    wanted: Mapping[int, Ints] | None = None,
+) -> DataFrame:
+    physical = select_readable_columns(columns)
+    fields = [
+        pa.field(name, _choose_arrow_type(own, dict(columns)[name])) for name, own in physical
+    ]
+    schema = pa.schema([*fields, *(pa.field(name, arrow) for name, _, arrow in _POSITION_COLUMNS)])
+    table = pa.concat_tables(
+        [
+            _read_part(index, part, schema, None if wanted is None else wanted[index])
+            for index, part in parts
+        ]
+    )
+    return arrow_to_frame(
+        session,
+        table,
+        schema=_format_ddl([*physical, *((name, own) for name, own, _ in _POSITION_COLUMNS)]),
+    )
+
+
+def arrow_to_frame(session: SparkSession, table: pa.Table, schema: str | None = None) -> DataFrame:
+    """An Arrow table as a DataFrame, in one chunk.
+
+    Spark takes an empty record batch for the end and loses what follows.
+    """
+    whole = table.combine_chunks()
+    return (
+        session.createDataFrame(whole)
+        if schema is None
+        else session.createDataFrame(whole, schema=schema)
+    )
+
+
+def _choose_arrow_type(own: str, arrow: str) -> pa.DataType:
+    """The Arrow type that `createDataFrame` takes for a Spark type."""
+    if is_nanosecond_timestamp(arrow):
+        return pa.int64()
+    if own.startswith("timestamp"):
+        return pa.timestamp("us", None if own == "timestamp_ntz" else "UTC")
+    if own.startswith("decimal"):
+        precision, scale = own[8:-1].split(",")
+        return pa.decimal128(int(precision), int(scale))
+    kinds = {
+        "boolean": pa.bool_(),
+        "tinyint": pa.int8(),
+        "smallint": pa.int16(),
+        "int": pa.int32(),
+        "bigint": pa.int64(),
+    }
+    rest = {
+        "float": pa.float32(),
+        "double": pa.float64(),
+        "string": pa.string(),
+        "binary": pa.binary(),
+        "date": pa.date32(),
+    }
+    return {**kinds, **rest}[own]
+
+
+def _read_part(index: int, part: CutPart, schema: pa.Schema, wanted: Ints | None) -> pa.Table:
+    names = schema.names[: -len(_POSITION_COLUMNS)]
+    try:
+        file = open_parquet_file(part.path)
+        rows = (
+            part.slice_rows(file.read(columns=names))
+            if wanted is None
+            else _take_rows(file, names, wanted)
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable_objects_error([part.key]) from error
+    size = rows.num_rows
+    numbers = part.row_numbers(rows) if wanted is None or part.has_row_numbers else pa.array(wanted)
+    place = [
+        pa.repeat(pa.scalar(v, t), size)
+        for v, (_, _, t) in zip(
+            (part.member, index, part.ordinal), _POSITION_COLUMNS[:3], strict=True
+        )
+    ]
+    return pa.table(
+        [*(rows[name].cast(schema.field(name).type) for name in names), *place, numbers],
+        schema=schema,
+    )
+
+
+def _take_rows(file: pq.ParquetFile, names: list[str], wanted: Ints) -> pa.Table:
+    """Rows of an object; row groups without any are skipped."""
+    pieces, first = [], 0
+    for group in range(file.num_row_groups):
+        size = file.metadata.row_group(group).num_rows
+        inside = wanted[np.searchsorted(wanted, first) : np.searchsorted(wanted, first + size)]
+        if inside.size:
+            pieces.append(file.read_row_group(group, columns=names).take(pa.array(inside - first)))
+        first += size
+    return pa.concat_tables(pieces)
+
+
+def _add_positions(frame: DataFrame, spec: PipelineSpec, cut: Cut) -> DataFrame:
+    """Add provenance: the member's names from literals, the position from ordinal and row."""
+    order = {name: place for place, name in enumerate(spec.sources)}
+    members = [piece.member for piece in cut.slices]
+    sources = ", ".join(quote_text(m.source) for m in members)
+    partitions = ", ".join(quote_text(m.partition) for m in members)
+    places = ", ".join(str(order[m.source]) for m in members)
+    columns = [quote_name(name) for name in spec.columns]
+    return frame.selectExpr(
+        *columns,
+        f"array({sources})[_m] AS _source",
+        f"array({partitions})[_m] AS _partition",
+        "shiftleft(_o, 32) + _row AS _seq",
+        f"array({places})[_m] AS _so",
+        "unix_micros(_time) AS _et",
+        "_time",
+        "_end",
+        "_kind",
+        "_dead",
+        "_detail",
+        "_json",
+        "_m",
+        "_p",
+    )

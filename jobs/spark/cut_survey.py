@@ -1,0 +1,282 @@
+"""Step 2: what a cut holds, per member.
+
+Only times and kinds are looked at: as they stand in the objects (some 80 ms for a million rows;
+disorder, duplicates and the lateness sketch are counted for every row, whatever the size of the
+cut), or, where values must be cast and may fail, by one Spark job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.errors import PoisonError
+from tidegate.jobs.advise.lateness_sketch import GAMMA
+from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
+from tidegate.jobs.sources.parquet_footers import read_parquet_table
+from tidegate.jobs.spark.column_casts import cast_never_fails, quote_name
+from tidegate.jobs.spark.cut_reader import CutFrame, CutPart, unreadable_objects_error
+from tidegate.jobs.spark.file_writer import collect_to_driver
+from tidegate.jobs.spark.member_scan import (
+    BARRIER,
+    DATA,
+    DEAD,
+    PUNCTUATION,
+    MemberColumns,
+    MemberScan,
+    RowVerdict,
+    scan_member,
+)
+from tidegate.jobs.spec.pipeline import BarrierColumns, PipelineSpec, SourceSpec
+from tidegate.time_units import TICK_MAX, TICK_MIN
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyedCut:
+    """A survey and what the move needs of it.
+
+    Attributes:
+        verdicts: index of the slice -> its rows that are not plain data.
+        sketches: source -> lateness sketch of these rows.
+        times: index of the slice -> event times of its rows, TICK_MAX for what is no data row;
+            empty if only Spark knows them.
+    """
+
+    survey: Survey
+    verdicts: dict[int, list[RowVerdict]] = field(default_factory=dict)
+    sketches: dict[str, Any] = field(default_factory=dict)
+    times: dict[int, Any] = field(default_factory=dict)
+
+
+def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> SurveyedCut:
+    """Summarise a staged cut; `now` and the like are the engine's to fill in.
+
+    Raises:
+        PoisonError: a dead row of a source whose `on_bad` is ``fail``.
+    """
+    scans, times = _scan_members(staged, spec, state)
+    members = tuple(
+        replace(
+            scans[i].survey if i in scans else _survey_empty_member(spec, piece.member, state),
+            pending=piece.pending,
+            done=piece.done,
+        )
+        for i, piece in enumerate(staged.cut.slices)
+    )
+    for found in members:
+        if found.dead and spec.sources[found.member.source].on_bad == "fail":
+            raise _dead_rows_error(staged, spec, found)
+    verdicts = {i: scan.verdicts for i, scan in scans.items() if scan.verdicts}
+    return SurveyedCut(Survey(now=0, members=members), verdicts, _merge_sketches(scans), times)
+
+
+def _survey_empty_member(spec: PipelineSpec, member: Any, state: Mapping[str, Any]) -> MemberSurvey:
+    none = np.zeros(0, dtype=np.int64)
+    return scan_member(
+        spec.sources[member.source],
+        member,
+        MemberColumns(none, none, none, none.astype(np.int8)),
+        state,
+    ).survey
+
+
+def _merge_sketches(scans: dict[int, MemberScan]) -> dict[str, Any]:
+    found: dict[str, dict[str, int]] = {}
+    for scan in scans.values():
+        buckets = found.setdefault(scan.survey.member.source, {})
+        for bucket, rows in scan.sketch.items():
+            buckets[bucket] = buckets.get(bucket, 0) + rows
+    return {
+        source: {"gamma": GAMMA, "buckets": buckets} for source, buckets in found.items() if buckets
+    }
+
+
+def _is_cast_safe(part: CutPart, source: SourceSpec) -> bool:
+    physical = dict(part.columns)
+    return all(
+        cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items()
+    )
+
+
+def _scan_members(
+    staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]
+) -> tuple[dict[int, MemberScan], dict[int, Any]]:
+    if staged.frame is None:
+        return {}, {}
+    sources = {i: spec.sources[piece.member.source] for i, piece in enumerate(staged.cut.slices)}
+    if all(_is_cast_safe(part, sources[part.member]) for part in staged.parts):
+        own = {
+            index: [p for p in staged.parts if p.member == index]
+            for index in _list_slice_indexes(staged)
+        }
+        with ThreadPoolExecutor(4) as pool:  # Arrow and NumPy leave the other cores to each other
+            columns = dict(
+                zip(
+                    own,
+                    pool.map(lambda i: _read_plain_columns(own[i], sources[i]), own),
+                    strict=True,
+                )
+            )
+            scans = dict(
+                zip(
+                    own,
+                    pool.map(lambda i: _scan_slice(staged, sources, i, columns[i], state), own),
+                    strict=True,
+                )
+            )
+        if any(scan.survey.max_time == TICK_MAX for scan in scans.values()):
+            return scans, {}
+        return scans, {
+            i: np.where(rows.kinds == DATA, rows.times, TICK_MAX) for i, rows in columns.items()
+        }
+    columns = _read_cast_columns(staged, sources)
+    return {i: _scan_slice(staged, sources, i, rows, state) for i, rows in columns.items()}, {}
+
+
+def _scan_slice(
+    staged: CutFrame,
+    sources: dict[int, SourceSpec],
+    index: int,
+    rows: MemberColumns,
+    state: Mapping[str, Any],
+) -> MemberScan:
+    return scan_member(sources[index], staged.cut.slices[index].member, rows, state)
+
+
+def _list_slice_indexes(staged: CutFrame) -> list[int]:
+    return sorted({part.member for part in staged.parts})
+
+
+def _read_plain_columns(parts: list[CutPart], source: SourceSpec) -> MemberColumns:
+    """Times and kinds as they stand in the objects, none of which can fail to be what the spec declares."""
+    marks = source.barriers
+    wanted = [
+        source.event_time,
+        *([source.end_time] if source.end_time else []),
+        *([marks.kind] if marks else []),
+    ]
+    wanted += [marks.id] if marks is not None and marks.id else []
+    tables, seqs = [], []
+    for part in parts:
+        try:
+            places = [OFFSET_COLUMN] if part.has_row_numbers else []
+            table = part.slice_rows(
+                read_parquet_table(part.path, [*dict.fromkeys(wanted), *places])
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise unreadable_objects_error([part.key]) from error
+        tables.append(table)
+        seqs.append((part.ordinal << 32) + part.row_numbers(table).to_numpy())
+    rows = pa.concat_tables(tables, promote_options="permissive")
+    times, absent = _convert_to_ticks(rows[source.event_time])
+    kinds = (
+        _encode_kinds(rows[marks.kind], marks)
+        if marks is not None
+        else np.zeros(times.size, dtype=np.int8)
+    )
+    ends = times + 1
+    if source.end_time is not None:
+        own, open_end = _convert_to_ticks(rows[source.end_time])
+        kinds[(kinds == DATA) & ~absent & ~open_end & (own <= times)] = DEAD
+        ends = np.where(open_end, ends, own)
+    kinds[absent & ((kinds == DATA) | (kinds == PUNCTUATION))] = DEAD
+    if source.min_event_time is not None:
+        kinds[(kinds == DATA) & (times < source.min_event_time)] = DEAD
+    return MemberColumns(
+        np.concatenate(seqs), times, ends, kinds, _find_first_barrier(rows, kinds, marks)
+    )
+
+
+def _convert_to_ticks(column: Any) -> tuple[Any, Any]:
+    """Ticks, and where there is none (their ticks are TICK_MIN)."""
+    ticks = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    return pc.fill_null(ticks, TICK_MIN).to_numpy(), pc.is_null(column).to_numpy()
+
+
+def _encode_kinds(column: Any, marks: BarrierColumns) -> Any:
+    """Kind codes of a text column, by its few distinct values."""
+    column = column.cast(pa.string()).combine_chunks()
+    codes = (
+        column.dictionary_encode()
+        if not isinstance(column, pa.ChunkedArray)
+        else column.unify_dictionaries().chunk(0)
+    )
+    known = {marks.data: DATA, **dict.fromkeys(marks.types, BARRIER)}
+    if marks.punctuation is not None:
+        known.setdefault(marks.punctuation, PUNCTUATION)
+    own = np.array(
+        [*(known.get(value, DEAD) for value in codes.dictionary.to_pylist()), DATA], dtype=np.int8
+    )
+    return own[pc.fill_null(codes.indices, len(own) - 1).to_numpy(zero_copy_only=False)]
+
+
+def _find_first_barrier(
+    rows: pa.Table, kinds: Any, marks: BarrierColumns | None
+) -> tuple[str, int | None] | None:
+    found = np.flatnonzero(kinds == BARRIER)
+    if marks is None or not found.size:
+        return None
+    number = rows[marks.id][int(found[0])].as_py() if marks.id else None
+    return str(rows[marks.kind][int(found[0])].as_py()), number
+
+
+def _read_cast_columns(
+    staged: CutFrame, sources: dict[int, SourceSpec]
+) -> dict[int, MemberColumns]:
+    """Times and kinds after the casts: one Spark job."""
+    assert staged.frame is not None  # noqa: S101 - there are parts
+    marks = next(
+        (source.barriers for source in sources.values() if source.barriers is not None), None
+    )
+    kind = "CAST(NULL AS string)" if marks is None else f"CAST({quote_name(marks.kind)} AS string)"
+    number = (
+        "CAST(NULL AS bigint)"
+        if marks is None or marks.id is None
+        else f"CAST({quote_name(marks.id)} AS bigint)"
+    )
+    code = (
+        f"CASE WHEN _dead IS NOT NULL THEN {DEAD} WHEN _kind = 'barrier' THEN {BARRIER} "
+        + f"WHEN _kind = 'punctuation' THEN {PUNCTUATION} ELSE {DATA} END AS code"
+    )
+    ticks = [f"coalesce({c}, {TICK_MIN + 1}L - 1L) AS {c}" for c in ("_et", "_end")]
+    rows = collect_to_driver(
+        staged.frame.selectExpr("_m", "_seq", *ticks, code, f"{kind} AS type", f"{number} AS id")
+    )
+    rows = rows.sort_by([("_m", "ascending"), ("_seq", "ascending")])
+    return {
+        index: _build_member_columns(rows.filter(pc.equal(rows["_m"], index)))
+        for index in _list_slice_indexes(staged)
+    }
+
+
+def _build_member_columns(rows: pa.Table) -> MemberColumns:
+    kinds = rows["code"].to_numpy().astype(np.int8)
+    first = np.flatnonzero(kinds == BARRIER)
+    barrier = None
+    if first.size:
+        barrier = (str(rows["type"][int(first[0])].as_py()), rows["id"][int(first[0])].as_py())
+    return MemberColumns(
+        rows["_seq"].to_numpy(), rows["_et"].to_numpy(), rows["_end"].to_numpy(), kinds, barrier
+    )
+
+
+def _dead_rows_error(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) -> PoisonError:
+    assert staged.frame is not None  # noqa: S101 - a dead row was counted in it
+    member = next(i for i, piece in enumerate(staged.cut.slices) if piece.member == found.member)
+    first = staged.frame.where(f"_dead IS NOT NULL AND _m = {member}").orderBy("_seq").limit(1)
+    row = collect_to_driver(first.select("_dead", "_detail", "_json", "_seq", "_p")).to_pylist()[0]
+    return PoisonError(
+        f"{found.dead} bad rows in {found.member}; the first is row {row['_seq'] & 0xFFFFFFFF} of"
+        f" {staged.parts[row['_p']].key}: {row['_dead']} ({row['_detail']}): {row['_json']}",
+        code=f"row.{row['_dead']}",
+        pipeline=spec.name,
+        kept="everything sealed so far",
+        advice="mend the row at its origin, or set on_bad: dead_letter",
+    )

@@ -1,0 +1,131 @@
+"""What the moving parts of one epoch share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.interfaces import MoveOrder
+from tidegate.jobs.eventtime.decision_types import ReleaseMark
+from tidegate.jobs.spark.cut_reader import (
+    CutFrame,
+    SparkSessions,
+    arrow_to_frame,
+    ensure_local_file,
+)
+from tidegate.jobs.spark.file_writer import FETCH_ROWS, FileWriter, WrittenFiles, collect_to_driver
+from tidegate.jobs.spark.sql_conditions import opaque_literal
+from tidegate.jobs.spark.surveyed_rows import SurveyedRows
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+ORDER_KIND = "order"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochContext:
+    """One epoch's work.
+
+    Attributes:
+        staged: its cut.
+        data: the cut's data rows that are not set aside; None when there are none.
+        aside: the rows that are set aside, with `_verdict` and `_mark`; None when there are none.
+        known: those of `data` between two times, where they are known and nothing is set aside.
+        low: least event time of those rows, None when there are none.
+        high: greatest event time of those rows.
+        kept: folder of local copies of state segments.
+    """
+
+    sessions: SparkSessions
+    spec: PipelineSpec
+    store: Store
+    order: MoveOrder
+    writer: FileWriter
+    staged: CutFrame
+    data: DataFrame | None
+    aside: DataFrame | None
+    surveyed_rows: SurveyedRows
+    low: int | None
+    high: int | None
+    segment_folder: Path
+
+    @property
+    def fits_in_driver(self) -> bool:
+        """Whether results as large as the cut, and the order buffer, may come to the driver."""
+        return (
+            self.staged.rows + sum(ref.rows for ref in self.live_segments(ORDER_KIND)) <= FETCH_ROWS
+        )
+
+    def live_segments(self, kind: str) -> list[FileRef]:
+        """Live segments of one kind before this epoch."""
+        return [ref for ref in self.order.segments if ref.kind == kind]
+
+    def releasable_segments(self) -> list[FileRef]:
+        """Order segments some of whose rows may leave now."""
+        before, after = self.order.decision.release_before, self.order.decision.release_after
+        live = self.live_segments(ORDER_KIND) if before < after else []
+        return [
+            ref
+            for ref in live
+            if has_rows_from_mark(ref, before)
+            and ReleaseMark(ref.extra["section_min"], ref.min_time or 0) < after
+        ]
+
+    def collect_if_small(self, frame: DataFrame, rows: int) -> pa.Table | DataFrame:
+        """A result of at most `rows` rows as the writer takes it: fetched when small."""
+        return collect_to_driver(frame) if rows <= FETCH_ROWS else frame
+
+    def load_segments(
+        self, refs: list[FileRef], fresh: list[Path] | None = None
+    ) -> DataFrame | None:
+        """State segments (and files just written) as one DataFrame; None when there are none."""
+        files = dict(
+            zip(self.locate_segments(refs), (ref.key for ref in refs), strict=True)
+        ) | dict.fromkeys(fresh or [])
+        paths = list(files)
+        if not paths:
+            return None
+        rows = sum(pq.read_metadata(path).num_rows for path in paths)
+        if rows <= FETCH_ROWS:
+            table = pa.concat_tables(
+                (pq.read_table(path, partitioning=None) for path in paths),
+                promote_options="permissive",
+            )
+            return arrow_to_frame(self.sessions.session_for(rows), table).coalesce(1)
+        return self.sessions.full.read.option("mergeSchema", "false").parquet(
+            *(self.writer.staging.expose_file(path, key) for path, key in files.items())
+        )
+
+    def locate_segments(self, refs: list[FileRef]) -> list[Path]:
+        """State segments as files."""
+        return [ensure_local_file(self.store, ref.key, self.segment_folder) for ref in refs]
+
+    def provenance_columns(self, beside: str = "_seq") -> list[str]:
+        """The provenance columns of an output row, as Spark SQL.
+
+        `beside` is a bigint of it that is never null.
+        """
+        own = [
+            f"CAST({self.order.timeline} AS int) AS _timeline",
+            f"{opaque_literal(self.order.epoch, beside)} AS _epoch",
+        ]
+        return ["_source", "_partition", "_seq", *own]
+
+
+def has_rows_from_mark(ref: FileRef, mark: ReleaseMark) -> bool:
+    """Whether an order segment has rows at or above the mark."""
+    return ref.max_time is not None and ReleaseMark(ref.extra["section_max"], ref.max_time) >= mark
+
+
+@dataclass(frozen=True, slots=True)
+class WindowOutput:
+    """What one window output did in an epoch."""
+
+    results: WrittenFiles
+    segments: tuple[FileRef, ...]
+    written: WrittenFiles

@@ -1,0 +1,222 @@
+"""Tables and state segments on their way into the store: local Parquet files first, then uploads.
+
+Few rows come to the driver as Arrow and are one file; many are written by Spark's tasks, into the
+scratch folder as they see it. Rows, times and counts are taken from what was written, so that they
+cannot disagree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.spark.staging import Staging
+
+FETCH_ROWS: Final = 100_000
+"""Results of up to this many rows are written by the driver.
+
+Below a second of Arrow, and one file instead of several.
+"""
+
+
+def collect_to_driver(frame: DataFrame) -> pa.Table:
+    """The rows of a small result, from one task.
+
+    For few rows a shuffle costs more than all the work.
+    """
+    return frame.coalesce(1).toArrow()
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFiles:
+    """One table's or segment's files: where they lie here, and in the store."""
+
+    refs: tuple[FileRef, ...]
+    paths: tuple[Path, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows in all files."""
+        return sum(ref.rows for ref in self.refs)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in all files."""
+        return sum(ref.bytes for ref in self.refs)
+
+    def read_columns(self, columns: list[str]) -> pa.Table | None:
+        """Some columns of what was written; None when nothing was."""
+        if not self.paths:
+            return None
+        return pa.concat_tables(
+            pq.read_table(path, columns=columns, partitioning=None) for path in self.paths
+        )
+
+
+def combine_written_files(pieces: Iterable[WrittenFiles]) -> WrittenFiles:
+    """Several writings as one."""
+    found = list(pieces)
+    return WrittenFiles(
+        tuple(ref for piece in found for ref in piece.refs),
+        tuple(path for piece in found for path in piece.paths),
+    )
+
+
+class FileWriter:
+    """Writes one attempt's files, those of tasks by way of its `staging`.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(
+        self, store: Store, prefix: str, tag: str, scratch: Path, staging: Staging
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._tag = tag
+        self._scratch = scratch
+        self.staging = staging
+        self._numbers = count()
+
+    def write_table(self, name: str, rows: pa.Table | DataFrame, time: str | None) -> WrittenFiles:
+        """Write rows of an output table.
+
+        `time` is the column whose least and greatest values the reference carries.
+        """
+        return self._write_and_upload(
+            f"{self._prefix}/tables/{name}/{self._tag}", f"table:{name}", "part", rows, time, {}
+        )
+
+    def write_pieces(
+        self, name: str, pieces: Sequence[Callable[[], pa.Table]], time: str | None
+    ) -> WrittenFiles:
+        """Write rows of an output table that the driver makes piece by piece, a file each, in their order."""
+        return self._write_and_upload(
+            f"{self._prefix}/tables/{name}/{self._tag}", f"table:{name}", "part", pieces, time, {}
+        )
+
+    def write_segment(
+        self,
+        kind: str,
+        rows: pa.Table | DataFrame,
+        time: str | None,
+        extra: dict[str, Any] | None = None,
+    ) -> WrittenFiles:
+        """Write a state segment."""
+        stem = kind.replace(":", "-")
+        return self._write_and_upload(
+            f"{self._prefix}/state/{self._tag}", kind, stem, rows, time, extra or {}
+        )
+
+    def write_scratch_files(self, rows: pa.Table | DataFrame) -> tuple[Path, ...]:
+        """Write rows for this epoch only.
+
+        Files on the scratch disk, none of them when there are no rows.
+        """
+        return tuple(self._write_local_files(rows))
+
+    def _write_and_upload(
+        self, folder: str, kind: str, stem: str, rows: Any, time: str | None, extra: dict[str, Any]
+    ) -> WrittenFiles:
+        files = self._write_local_files(rows)
+        named = [(path, f"{folder}/{stem}-{next(self._numbers):05d}.parquet") for path in files]
+        refs = [_describe_file(path, key, kind, time, extra) for path, key in named]
+        with ThreadPoolExecutor(4) as pool:
+            sums = list(pool.map(lambda item: self._store.upload(*item), named))
+        refs = [
+            ref.model_copy(update={"sha256": put.sha256, "bytes": put.size})
+            for ref, put in zip(refs, sums, strict=True)
+        ]
+        return WrittenFiles(tuple(refs), tuple(files))
+
+    def _write_local_files(
+        self, rows: pa.Table | DataFrame | Sequence[Callable[[], pa.Table]]
+    ) -> list[Path]:
+        if isinstance(rows, pa.Table):
+            return self._write_by_driver(rows)
+        if isinstance(rows, Sequence):
+            with ThreadPoolExecutor(2) as pool:  # two at a time in memory
+                return [
+                    path
+                    for paths in pool.map(lambda piece: self._write_by_driver(piece()), rows)
+                    for path in paths
+                ]
+        return self._write_by_tasks(rows)
+
+    def _write_by_driver(self, rows: pa.Table) -> list[Path]:
+        if rows.num_rows == 0:
+            return []
+        path = self._scratch / f"{uuid4().hex}.parquet"
+        pq.write_table(rows.cast(_make_columns_nullable(rows.schema)), path, compression="snappy")
+        return [path]
+
+    def _write_by_tasks(self, rows: DataFrame) -> list[Path]:
+        parts = self.staging.write_rows(rows, self._scratch / uuid4().hex)
+        sizes = {path: pq.read_metadata(path).num_rows for path in parts}
+        filled = [path for path in parts if sizes[path]]
+        if (
+            len(filled) > 1 and sum(sizes.values()) <= FETCH_ROWS
+        ):  # shuffle partitions must not multiply small objects
+            return self._write_by_driver(
+                pa.concat_tables(pq.read_table(path, partitioning=None) for path in filled)
+            )
+        return filled
+
+
+def _make_columns_nullable(schema: pa.Schema) -> pa.Schema:
+    """Every column optional, as Spark writes them.
+
+    What a query happens to know about nulls is no part of a table.
+    """
+    return pa.schema([pa.field(field.name, _make_type_nullable(field.type)) for field in schema])
+
+
+def _make_type_nullable(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_make_type_nullable(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct(
+            [
+                pa.field(kind.field(i).name, _make_type_nullable(kind.field(i).type))
+                for i in range(kind.num_fields)
+            ]
+        )
+    return kind
+
+
+def _describe_file(
+    path: Path, key: str, kind: str, time: str | None, extra: dict[str, Any]
+) -> FileRef:
+    footer = pq.read_metadata(path)
+    low, high = _read_time_bounds(path, footer, time) if time else (None, None)
+    return FileRef(
+        key=key,
+        rows=footer.num_rows,
+        bytes=0,
+        sha256="",
+        min_time=low,
+        max_time=high,
+        kind=kind,
+        extra=extra,
+    )
+
+
+def _read_time_bounds(path: Path, footer: Any, time: str) -> tuple[int | None, int | None]:
+    place = next(i for i in range(len(footer.schema)) if footer.schema.column(i).path == time)
+    found = [footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)]
+    if all(s is not None and s.has_min_max for s in found):
+        return min(s.min_raw for s in found), max(s.max_raw for s in found)
+    ends = pc.min_max(pq.read_table(path, columns=[time], partitioning=None)[time].cast(pa.int64()))
+    return ends["min"].as_py(), ends["max"].as_py()

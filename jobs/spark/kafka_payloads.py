@@ -1,0 +1,547 @@
+"""Messages of a topic as rows of the declared columns, each with its place in the partition, or why it could not be decoded.
+
+JSON and Avro are decoded by Spark's own functions. Protobuf is decoded by the Protobuf library in
+Spark's Python workers, and its values are cast like JSON's: Spark's own package for it is not to be
+had everywhere (see docs/decisions/0073).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import ArrayType, DataType, MapType, NumericType, StringType, StructType
+
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
+from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
+from tidegate.jobs.sources.schema_registry import UnusableSchema
+from tidegate.jobs.spark.column_casts import (
+    cast_with_check_sql,
+    declared_to_spark_type,
+    quote_name,
+    quote_text,
+    spark_to_arrow_type,
+)
+from tidegate.jobs.spark.protobuf_decoding import (
+    find_message_index,
+    make_payload_reader,
+    require_message,
+)
+from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause
+from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.source_options import KafkaOptions
+
+PARTITION: Final = "_partition"
+"""Column of a staged range: the partition of the topic."""
+UNKNOWN_SCHEMA: Final = "_schema"
+"""Column of a topic with a registry.
+
+The number of the schema, where it is not known (yet) or cannot be used.
+"""
+
+_WHOLE_NUMBER_PATTERN: Final = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
+_ZONE_PATTERN: Final = (
+    r"(Z|z|[T ].*[+-][0-9]{2}(:?[0-9]{2})?)\\z"  # the end of a plain date is no zone
+)
+_UNITS: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_CORRUPT_COLUMN: Final = "_tidegate_bad"
+_STRICT_JSON_OPTIONS: Final = (
+    "map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false',"
+    f" 'columnNameOfCorruptRecord', '{_CORRUPT_COLUMN}')"
+)
+"""JSON as it is written down, and no more."""
+_NATIVE_JSON_TYPES: Final = {
+    "int": "int",
+    "long": "bigint",
+    "double": "double",
+    "boolean": "boolean",
+}
+"""Kinds that JSON has as well, as they are read from it; all others are taken as texts and cast."""
+# A zero byte and four of the schema's number, in front of what a registry's serializer writes.
+_WIRE_HEADER_BYTES: Final = 5
+
+
+class _DecodedPayload(NamedTuple):
+    """A payload's columns as expressions.
+
+    Attributes:
+        frame: the messages, with what the expressions need.
+        values: column -> expression.
+        why: expression of what is wrong with the message, else null.
+        faults: (condition, complaint) of single values.
+    """
+
+    frame: DataFrame
+    values: dict[str, str]
+    why: str
+    faults: list[tuple[str, str]]
+
+
+def decode_messages(
+    messages: DataFrame,
+    source: SourceSpec,
+    known: Mapping[int, bytes | UnusableSchema] | None = None,
+) -> DataFrame:
+    """The rows.
+
+    Args:
+        messages: as Spark's Kafka source gives them.
+        source: its spec.
+        known: schemas by number, for a topic with a registry.
+    """
+    kafka = _get_kafka_options(source)
+    taken, beside = _select_envelope_columns(source)
+    payload = {name: kind for name, kind in source.columns.items() if name not in taken}
+    decode = _DECODERS[kafka.payload]
+    fit, unfit = _split_usable_schemas(kafka, known or {})
+    frame, values, why, faults = decode(messages, source, payload, fit)
+    values = {**values, **taken}
+    for number, reason in unfit.items():
+        words = quote_text(
+            f"the message was written with schema {number}, which cannot be used: {reason}"
+        )
+        why = f"CASE WHEN _id = {number} THEN {words} ELSE {why} END"
+    if kafka.tombstones == "dead_letter":
+        why = f"CASE WHEN value IS NULL THEN 'a tombstone: the message has no value' ELSE {why} END"
+    if kafka.payload == "json":
+        why = (
+            "CASE WHEN NOT is_valid_utf8(CAST(value AS string)) THEN 'the message is not UTF-8'"
+            f" ELSE {why} END"
+        )
+    for condition, complaint in [*faults, *beside]:
+        why = f"coalesce({why}, CASE WHEN {condition} THEN {complaint} END)"
+    frame = frame.withColumn("_w", F.expr(why))
+    columns = [
+        f"CASE WHEN _w IS NULL THEN {values[name]} END AS {quote_name(name)}"
+        for name in source.columns
+    ]
+    raw = "CAST(value AS string)" if kafka.payload == "json" else "concat('0x', hex(value))"
+    shown = f"coalesce({raw}, concat('key ', CAST(key AS string)))"
+    strangers = (
+        [f"CASE WHEN NOT coalesce(_known, true) THEN _id END AS {UNKNOWN_SCHEMA}"]
+        if kafka.registry is not None
+        else []
+    )
+    return frame.selectExpr(
+        *columns,
+        f"_w AS {BAD_REASON}",
+        f"CASE WHEN _w IS NOT NULL THEN make_valid_utf8({shown}) END AS {BAD_TEXT}",
+        f"pmod(offset, {1 << 32}L) AS {OFFSET_COLUMN}",
+        f"partition AS {PARTITION}",
+        *strangers,
+    )
+
+
+def _split_usable_schemas(
+    kafka: KafkaOptions, known: Mapping[int, bytes | UnusableSchema]
+) -> tuple[dict[int, bytes], dict[int, str]]:
+    """The schemas that messages can be read with, and why others cannot be used."""
+    fit, unfit = dict[int, bytes](), dict[int, str]()
+    for number, schema in known.items():
+        try:
+            if isinstance(schema, UnusableSchema):
+                unfit[number] = schema.why
+            else:
+                _require_usable_schema(kafka.payload, kafka.message, schema)
+                fit[number] = schema
+        except ConfigurationError as error:
+            unfit[number] = error.message
+    return fit, unfit
+
+
+@cache
+def _require_usable_schema(payload: str, message: str | None, schema: bytes) -> None:
+    """Refuse a schema that no message can be read with.
+
+    Raises:
+        ConfigurationError: it is one.
+    """
+    if payload == "avro":
+        _require_record_schema(schema)
+    else:
+        assert message is not None  # noqa: S101 - the spec says so
+        require_message(schema, message)
+
+
+def _get_kafka_options(source: SourceSpec) -> KafkaOptions:
+    assert source.kafka is not None  # noqa: S101
+    return source.kafka
+
+
+def _select_envelope_columns(source: SourceSpec) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Columns that come from beside the payload, and the faults of their values."""
+    kafka = _get_kafka_options(source)
+    found = {kafka.key: "key"} if kafka.key else {}
+    for column, header in kafka.headers.items():
+        found[column] = (
+            f"try_element_at(filter(headers, h -> h.key = {quote_text(header)}), -1).value"
+        )
+    values = {kafka.timestamp: "timestamp"} if kafka.timestamp else {}
+    faults: list[tuple[str, str]] = []
+    for name, raw in found.items():
+        kind, words = source.columns[name], f"CAST({raw} AS string)"
+        values[name] = raw if kind == "binary" else _cast_text_sql(words, kind, source)
+        if kind != "binary":
+            faults.append(
+                (f"NOT is_valid_utf8({words})", f"concat('{name} is not UTF-8: 0x', hex({raw}))")
+            )
+        if kind not in ("binary", "string"):
+            faults.append(
+                (
+                    f"{raw} IS NOT NULL AND {values[name]} IS NULL",
+                    f"concat('{name} is no {kind}: ', {words})",
+                )
+            )
+    return values, faults
+
+
+# Text: JSON, and Protobuf's values as text
+
+
+def _decode_json(
+    messages: DataFrame, source: SourceSpec, payload: dict[str, str], _known: Mapping[int, bytes]
+) -> _DecodedPayload:
+    """A JSON object per message, read straight into values.
+
+    Where one is not of its column's kind, the message is read once more, with its fields as texts,
+    so that one bad value is told from a bad message. Where the text does not show that all its keys
+    are in the schema, they are listed.
+    """
+    old = {new: before for before, new in source.evolution.renamed.items()}
+    kinds = {**payload, **{before: payload.get(new, "string") for new, before in old.items()}}
+    read = {name: own for name, kind in kinds.items() if (own := _NATIVE_JSON_TYPES.get(kind))}
+    frame = messages.withColumn("_s", F.expr("CAST(value AS string)"))
+    frame = frame.withColumn(
+        "_f", F.expr(_from_json_sql({name: read.get(name, "string") for name in kinds}))
+    )
+    # 1e999 is an infinity as a number and nothing as a text.
+    finite = [
+        f"coalesce(abs(_f.{quote_name(n)}) < double('Infinity'), true)"
+        for n, own in read.items()
+        if own == "double"
+    ]
+    frame = frame.withColumn(
+        "_fits",
+        F.expr(f"coalesce({' AND '.join([f'_f.{_CORRUPT_COLUMN} IS NULL', *finite])}, false)"),
+    )
+    frame = frame.withColumn(
+        "_plain", F.expr(f"coalesce(_fits AND {_no_other_key_sql(kinds, source)}, false)")
+    )
+    frame = frame.withColumn("_k", F.expr("CASE WHEN NOT _plain THEN json_object_keys(_s) END"))
+    frame = frame.withColumn(
+        "_j",
+        F.expr(f"CASE WHEN NOT _fits THEN {_from_json_sql(dict.fromkeys(read, 'string'))} END"),
+    )
+    no_object = f"NOT _plain AND (_k IS NULL OR _j.{_CORRUPT_COLUMN} IS NOT NULL)"
+    why = f"CASE WHEN value IS NOT NULL AND {no_object} THEN 'the message is not a JSON object' END"
+    if source.evolution.added == "dead_letter":
+        strange = f"array_except(_k, array({', '.join(map(quote_text, kinds))}))"
+        why = (
+            f"coalesce({why}, CASE WHEN size({strange}) > 0 THEN concat('not in the schema: ',"
+            f" array_join({strange}, ', ')) END)"
+        )
+    found = _cast_texts(
+        frame,
+        source,
+        payload,
+        why,
+        lambda name: f"{'_j' if name in read else '_f'}.{quote_name(name)}",
+    )
+    for name in (name for name in payload if name in read):
+        own = ", ".join(f"_f.{quote_name(n)}" for n in (name, old.get(name)) if n is not None)
+        found.values[name] = f"CASE WHEN _fits THEN coalesce({own}) ELSE {found.values[name]} END"
+    return found
+
+
+def _from_json_sql(fields: Mapping[str, str]) -> str:
+    """The fields of an object.
+
+    `_CORRUPT_COLUMN` has a value where it is none, or where a field is not of its type.
+    """
+    schema = ", ".join(
+        f"{quote_name(name)} {own}" for name, own in {**fields, _CORRUPT_COLUMN: "string"}.items()
+    )
+    return f"from_json(_s, {quote_text(schema)}, {_STRICT_JSON_OPTIONS})"
+
+
+def _no_other_key_sql(names: Iterable[str], source: SourceSpec) -> str:
+    """A condition that only an object fulfils.
+
+    And of which all keys are wanted, unless others may be there.
+
+    Every key ends with a quote and a colon, if no blank is between them. As many of these as there
+    are fields with a value: then there is no other key. A null, an object inside or a text like
+    that spoils the count, and the keys have to be listed.
+    """
+    if source.evolution.added == "ignore":
+        return "startswith(_s, '{')"
+    present = " + ".join(f"CAST(_f.{quote_name(name)} IS NOT NULL AS int)" for name in names) or "0"
+    blanks = " AND ".join(f"NOT contains(_s, '{blank}:')" for blank in (" ", r"\t", r"\n", r"\r"))
+    return f"""startswith(_s, '{{') AND {blanks} AND octet_length(_s) - octet_length(replace(_s, '":', '"')) = {present}"""
+
+
+def _cast_texts(
+    frame: DataFrame,
+    source: SourceSpec,
+    payload: dict[str, str],
+    why: str,
+    text_of: Callable[[str], str],
+) -> _DecodedPayload:
+    """Values cast from texts; one that does not fit is a fault of its row."""
+    old = {new: before for before, new in source.evolution.renamed.items()}
+    values, faults, casts = {}, [], []
+    for number, (name, kind) in enumerate(payload.items()):
+        raw = f"coalesce({text_of(name)}, {text_of(old[name])})" if name in old else text_of(name)
+        if kind == "string":
+            values[name] = raw
+            continue
+        values[name] = (
+            f"_v{number}"  # a column of its own: it is asked for twice, and shall be cast once
+        )
+        casts.append(f"{_cast_text_sql(raw, kind, source)} AS _v{number}")
+        faults.append(
+            (f"{raw} IS NOT NULL AND _v{number} IS NULL", f"concat('{name} is no {kind}: ', {raw})")
+        )
+    return _DecodedPayload(frame.selectExpr("*", *casts), values, why, faults)
+
+
+def _cast_text_sql(raw: str, kind: str, source: SourceSpec) -> str:
+    target = declared_to_spark_type(kind)
+    if kind == "string":
+        return raw
+    if kind == "binary":
+        return f"try_to_binary({raw}, 'base64')"
+    cast = f"try_cast({raw} AS {target})"
+    if kind in (
+        "int",
+        "long",
+    ):  # what reads back as it was written needs no pattern, which would take longer than the cast
+        return (
+            f"CASE WHEN CAST({cast} AS string) = {raw} OR {raw} RLIKE '{_WHOLE_NUMBER_PATTERN}'"
+            f" THEN {cast} END"
+        )
+    if kind != "timestamp":
+        return cast
+    if source.parse.timestamps != "iso":
+        ticks = f"round(try_cast({raw} AS decimal(30,6)) * {_UNITS[source.parse.timestamps]})"
+        return f"timestamp_micros(try_cast({ticks} AS bigint))"
+    naive = (
+        "NULL"
+        if source.timezone is None
+        else f"to_utc_timestamp(try_cast({raw} AS timestamp), '{source.timezone}')"
+    )
+    return (
+        f"CASE WHEN endswith({raw}, 'Z') OR {raw} RLIKE '{_ZONE_PATTERN}' THEN {cast} ELSE"
+        f" {naive} END"
+    )
+
+
+# Avro and Protobuf: the schema is a file of the spec's, or what the message's first bytes name
+
+
+def _decode_avro(
+    messages: DataFrame, source: SourceSpec, payload: dict[str, str], known: Mapping[int, bytes]
+) -> _DecodedPayload:
+    from pyspark.sql.avro.functions import from_avro
+
+    schemas = _load_schemas(_get_kafka_options(source), known)
+    frame, why = _split_wire_header(
+        messages, _get_kafka_options(source), known, f"substring(value, {_WIRE_HEADER_BYTES + 1})"
+    )
+    held: dict[int, dict[str, DataType]] = {}
+    for number, schema in schemas.items():
+        _require_usable_schema("avro", None, schema)
+        frame = frame.withColumn(
+            f"_j{number}", from_avro(_select_body(number), schema.decode(), {"mode": "PERMISSIVE"})
+        )
+        held[number] = _get_field_types(frame.schema[f"_j{number}"].dataType)
+    old = {new: before for before, new in source.evolution.renamed.items()}
+    values, faults = {}, []
+    for (
+        name,
+        kind,
+    ) in payload.items():  # of each schema that has the field under its new name, or its old one
+        fields = {n: name if name in types else old.get(name, name) for n, types in held.items()}
+        places = [(f"_j{n}.{quote_name(f)}", held[n][f]) for n, f in fields.items() if f in held[n]]
+        found = [_convert_field_sql(place, own, kind, source) for place, own in places]
+        values[name] = (
+            f"coalesce({', '.join([*(value for value, _ in found), f'CAST(NULL AS {declared_to_spark_type(kind)})'])})"
+        )
+        for (place, own), (_, unfit) in zip(places, found, strict=True):
+            shown = f"make_valid_utf8(CAST({place} AS string))"
+            faults.append(
+                (unfit, f"concat('{name} is {own.simpleString()}, declared {kind}: ', {shown})")
+            )
+    for number, types in held.items():  # a record that cannot be read comes as nulls
+        lost = " AND ".join(
+            [
+                f"_id = {number} AND _b IS NOT NULL",
+                *(f"_j{number}.{quote_name(field)} IS NULL" for field in types),
+            ]
+        )
+        why = (
+            f"coalesce({why}, CASE WHEN {lost} THEN 'the message is not a record of the schema'"
+            " END)"
+        )
+    return _DecodedPayload(
+        frame,
+        values,
+        why,
+        [(condition, complaint) for condition, complaint in faults if condition is not None],
+    )
+
+
+def _require_record_schema(schema: bytes) -> None:
+    """Refuse what is no record's schema, or none that Spark can read.
+
+    Raises:
+        ConfigurationError: it is one of these.
+    """
+    from pyspark.sql.avro.functions import from_avro
+
+    try:
+        _ = [field["name"] for field in json.loads(schema)["fields"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"no Avro record schema: {schema[:200]!r}: {error}", code="kafka.bad_schema"
+        ) from error
+    try:
+        _ = (
+            SparkSession.active()
+            .range(1)
+            .select(from_avro(F.lit("").cast("binary"), schema.decode()))
+            .schema
+        )
+    except SPARK_ERRORS as error:
+        raise ConfigurationError(
+            f"Spark cannot read the Avro schema: {extract_cause(error)[:300]}",
+            code="kafka.bad_schema",
+        ) from error
+
+
+def _get_field_types(record: DataType) -> dict[str, DataType]:
+    assert isinstance(record, StructType)  # noqa: S101 - its schema was looked at
+    return {field.name: field.dataType for field in record}
+
+
+def _convert_field_sql(
+    field: str, own: DataType, kind: str, source: SourceSpec
+) -> tuple[str, str | None]:
+    """A value as the declared type, and the condition under which it does not fit."""
+    words = isinstance(own, StringType)
+    if kind == "timestamp" and (
+        words or (isinstance(own, NumericType) and source.parse.timestamps != "iso")
+    ):
+        value = _cast_text_sql(
+            field, kind, source
+        )  # a text or a plain number, which the schema calls no time: as in a JSON payload
+        return value, f"{field} IS NOT NULL AND {value} IS NULL"
+    if kind == "string" and isinstance(
+        own, ArrayType | MapType | StructType
+    ):  # as it would stand in a JSON payload
+        return f"to_json({field})", None
+    if kind == "string" and words:
+        return field, f"NOT is_valid_utf8({field})"
+    return cast_with_check_sql(
+        field, kind, spark_to_arrow_type(own.simpleString()), source.timezone
+    )
+
+
+def _decode_protobuf(
+    messages: DataFrame, source: SourceSpec, payload: dict[str, str], known: Mapping[int, bytes]
+) -> _DecodedPayload:
+    kafka = _get_kafka_options(source)
+    assert kafka.message is not None  # noqa: S101 - the spec says so
+    schemas = _load_schemas(kafka, known)
+    names = tuple(dict.fromkeys([*payload, *source.evolution.renamed]))
+    frame, why = _split_wire_header(
+        messages, kafka, known, f"substring(value, {_WIRE_HEADER_BYTES + 1})"
+    )
+    for number, schema in schemas.items():
+        index = find_message_index(schema, kafka.message) if _has_schema_prefix(kafka) else None
+        frame = frame.withColumn(
+            f"_j{number}",
+            make_payload_reader(schema, kafka.message, names, index)(_select_body(number)),
+        )
+    bad = [f"_j{number}._bad" for number in schemas]
+    why = f"coalesce({', '.join([why, *bad])})"
+
+    def coalesced_text_sql(name: str) -> str:
+        return f"coalesce({', '.join([*(f'_j{number}.{quote_name(name)}' for number in schemas), 'CAST(NULL AS string)'])})"
+
+    return _cast_texts(frame, source, payload, why, coalesced_text_sql)
+
+
+def _has_schema_prefix(kafka: KafkaOptions) -> bool:
+    """Whether messages begin with the number of their schema."""
+    return kafka.schema_id is not None or kafka.registry is not None
+
+
+def _load_schemas(kafka: KafkaOptions, known: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Number -> schema; one for all messages has the number 0 when they bear none."""
+    if kafka.registry is not None:
+        return dict(known)
+    assert kafka.schema_file is not None  # noqa: S101 - the spec says so
+    try:
+        return {kafka.schema_id or 0: Path(kafka.schema_file).read_bytes()}
+    except OSError as error:
+        raise ConfigurationError(
+            f"kafka.schema_file {kafka.schema_file} cannot be read: {error.strerror}",
+            code="kafka.bad_schema",
+        ) from error
+
+
+def _split_wire_header(
+    messages: DataFrame, kafka: KafkaOptions, known: Mapping[int, bytes], body: str
+) -> tuple[DataFrame, str]:
+    """The messages with `_id`, `_known` and `_b`, the payload behind the schema's number.
+
+    And what is wrong with them so far.
+    """
+    if not _has_schema_prefix(kafka):
+        frame = (
+            messages.withColumn("_id", F.lit(0))
+            .withColumn("_known", F.lit(True))
+            .withColumn("_b", F.expr("value"))
+        )
+        return frame, "CAST(NULL AS string)"
+    numbers = (
+        ", ".join(str(n) for n in ([kafka.schema_id] if kafka.schema_id is not None else known))
+        or "NULL"
+    )
+    marked = f"length(value) > {_WIRE_HEADER_BYTES} AND hex(substring(value, 1, 1)) = '00'"
+    frame = messages.withColumn(
+        "_id",
+        F.expr(
+            f"CASE WHEN {marked} THEN CAST(conv(hex(substring(value, 2, 4)), 16, 10) AS bigint) END"
+        ),
+    )
+    frame = frame.withColumn(
+        "_known", F.expr(f"CASE WHEN _id IS NOT NULL THEN coalesce(_id IN ({numbers}), false) END")
+    )
+    where = "the registry" if kafka.registry is not None else "the spec"
+    why = f"""CASE WHEN value IS NULL THEN NULL
+        WHEN _id IS NULL THEN 'the message does not begin with the number of a schema'
+        WHEN NOT _known THEN concat('the message was written with schema ', _id, ', which {where} does not know') END"""
+    return frame.withColumn("_b", F.expr(f"CASE WHEN _known THEN {body} END")), why
+
+
+def _select_body(number: int) -> Column:
+    return F.expr(f"CASE WHEN _id = {number} THEN _b END")
+
+
+_DECODERS: Final[
+    dict[
+        str, Callable[[DataFrame, SourceSpec, dict[str, str], Mapping[int, bytes]], _DecodedPayload]
+    ]
+] = {
+    "json": _decode_json,
+    "avro": _decode_avro,
+    "protobuf": _decode_protobuf,
+}

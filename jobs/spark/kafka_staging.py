@@ -1,0 +1,273 @@
+"""Offset ranges of a cut, fetched by Spark's connector and decoded once into local Parquet.
+
+From there on they are objects.
+
+One job per source: a task reads one partition's range in order and writes it as one file, unsorted,
+since the connector gives a range to one task and in the order of its offsets. Survey, release and
+windows then read columns of typed values, instead of fetching and parsing every message once for
+each of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import structlog
+from pyspark.sql import DataFrame, SparkSession
+
+from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
+from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.sources.kafka_admin import build_consumer_settings
+from tidegate.jobs.sources.kafka_source import (
+    OFFSET_COLUMN,
+    kafka_unreachable_error,
+    topic_changed_error,
+)
+from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
+from tidegate.jobs.sources.schema_registry import SchemaCache, open_schemas
+from tidegate.jobs.spark.kafka_payloads import PARTITION, UNKNOWN_SCHEMA, decode_messages
+from tidegate.jobs.spark.spark_session import (
+    SPARK_ERRORS,
+    detect_lost_executors,
+    extract_cause,
+    lines,
+)
+from tidegate.jobs.spark.staging import Staging
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.jobs.spec.source_options import resolve_environment_value
+
+_log = structlog.get_logger("tidegate.driver")
+_BROKER_ERROR_SIGNS: Final = ("org.apache.kafka.", "[KAFKA_", "Cannot fetch record")
+"""What stands in a failed job's error when the connector's client failed it.
+
+Stack frames do not count.
+"""
+_DATA_LOSS_SIGNS: Final = ("KAFKA_DATA_LOSS", "OffsetOutOfRangeException")
+
+
+def stage_kafka_ranges(
+    session: SparkSession, spec: PipelineSpec, cut: Cut, folder: Path, staging: Staging
+) -> None:
+    """Fetch the offset ranges of a cut into `folder`, under the names by which parts are looked up there.
+
+    Raises:
+        TransientError: the brokers could not be read, or have no longer what was planned.
+        ConfigurationError: a schema cannot be used, and messages are not to be dead letters for it.
+    """
+    ranges: dict[str, list[dict[str, Any]]] = {}
+    for piece in cut.slices:
+        ranges.setdefault(piece.member.source, []).extend(p for p in piece.parts if "kafka" in p)
+    for source, parts in ranges.items():
+        if parts:
+            _stage_kafka_source(session, spec, source, parts, folder, staging)
+
+
+def _stage_kafka_source(
+    session: SparkSession,
+    spec: PipelineSpec,
+    name: str,
+    parts: list[dict[str, Any]],
+    folder: Path,
+    staging: Staging,
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    source = spec.sources[name]
+    schemas, messages = (
+        _open_schema_registry(source),
+        _read_messages(session, source, parts, group=f"tidegate-{spec.name}-{name}"),
+    )
+    fetched = Path(mkdtemp(prefix="kafka-", dir=folder))
+    try:
+        found = _fetch_decoded(messages, source, fetched / "first", schemas, staging)
+        strangers = _find_unknown_schemas(found) if schemas is not None else {}
+        if schemas is not None and schemas.fetch_missing(
+            set(strangers)
+        ):  # fetched once more for each schema's first appearance
+            found = _fetch_decoded(messages, source, fetched / "again", schemas, staging)
+            strangers = _find_unknown_schemas(found)
+        if (
+            schemas is not None
+            and strangers
+            and source.kafka is not None
+            and source.kafka.on_unknown_schema == "wait"
+        ):
+            raise _unknown_schema_error(name, source, strangers, schemas)
+        files = _group_by_partition(found)
+        for part in parts:
+            _store_part_file(name, source, part, files.get(part["kafka"]["partition"], []), folder)
+    except SPARK_ERRORS as error:
+        raise _translate_job_error(name, source, error) from error
+    finally:
+        staging.discard(fetched)
+        shutil.rmtree(fetched, ignore_errors=True)
+
+
+def _translate_job_error(name: str, source: SourceSpec, error: Exception) -> TidegateError:
+    """A failed job's error in our words.
+
+    What neither the topic nor its brokers failed is not waited for as if they had.
+
+    A full disk is found behind it by who tells errors to people
+    (jobs/driver/error_classification.py).
+    """
+    assert source.kafka is not None  # noqa: S101
+    found = lines(error)
+    if any(mark in line for line in found for mark in _DATA_LOSS_SIGNS):
+        return topic_changed_error(name, f"messages of {source.kafka.topic} were removed")
+    brokers = [line for line in found if any(mark in line for mark in _BROKER_ERROR_SIGNS)]
+    if brokers:
+        return kafka_unreachable_error(source.kafka.servers, brokers[-1][:300])
+    return detect_lost_executors(f"source {name}", error) or PoisonError(
+        f"source {name}: Spark could not read its messages: {extract_cause(error)}",
+        code="spark.failed",
+        kept="everything sealed so far",
+        advice="mend what it names; if it names nothing of yours, it is a defect",
+    )
+
+
+def _fetch_decoded(
+    messages: DataFrame,
+    source: SourceSpec,
+    folder: Path,
+    schemas: SchemaCache | None,
+    staging: Staging,
+) -> list[Path]:
+    return staging.write_rows(
+        decode_messages(messages, source, schemas.known if schemas is not None else None), folder
+    )
+
+
+def _open_schema_registry(source: SourceSpec) -> SchemaCache | None:
+    kafka = source.kafka
+    if kafka is None or kafka.registry is None:
+        return None
+    login = kafka.registry_login
+    return open_schemas(
+        kafka.registry,
+        kafka.payload,
+        login and resolve_environment_value("kafka.registry_login", login, os.environ),
+    )
+
+
+def _group_by_partition(files: list[Path]) -> dict[int, list[Path]]:
+    """Partition -> the files of its range; those without a row are left out."""
+    found: dict[int, list[Path]] = {}
+    for file in files:
+        first = next(pq.ParquetFile(file).iter_batches(batch_size=1, columns=[PARTITION]), None)
+        if first is not None and first.num_rows:
+            found.setdefault(first[PARTITION][0].as_py(), []).append(file)
+    return found
+
+
+def _find_unknown_schemas(fetched: list[Path]) -> dict[int, str]:
+    """Numbers of schemas that are not known, and where the first message of each stands."""
+    found: dict[int, str] = {}
+    for partition, files in sorted(_group_by_partition(fetched).items()):
+        for file in files:
+            rows = pq.read_table(file, columns=[UNKNOWN_SCHEMA, OFFSET_COLUMN])
+            unknown = rows.filter(pc.is_valid(rows[UNKNOWN_SCHEMA]))
+            for number, place in zip(
+                unknown[UNKNOWN_SCHEMA].to_pylist(), unknown[OFFSET_COLUMN].to_pylist(), strict=True
+            ):
+                found.setdefault(number, f"partition {partition}, offset {place}")
+    return found
+
+
+def _unknown_schema_error(
+    name: str, source: SourceSpec, strangers: dict[int, str], schemas: SchemaCache
+) -> TidegateError:
+    assert source.kafka is not None  # noqa: S101
+    number, place = next(iter(strangers.items()))
+    if number in schemas.known:  # it will never be another one
+        return ConfigurationError(
+            f"source {name}: schema {number} of {source.kafka.registry} cannot be used"
+            f" ({source.kafka.topic} {place})",
+            code="kafka.bad_schema",
+            kept="everything sealed so far; the message stays in its topic",
+            advice=(
+                "set kafka.on_unknown_schema: dead_letter to go on: the dead letters say what is"
+                " wrong with the schema"
+            ),
+        )
+    return TransientError(
+        f"source {name}: schema {number} is not known to the registry {source.kafka.registry}"
+        f" ({source.kafka.topic} {place})",
+        code="kafka.unknown_schema",
+        kept="everything sealed so far; the message stays in its topic",
+        advice=(
+            "register the schema, and the driver goes on by itself; or set kafka.on_unknown_schema:"
+            " dead_letter"
+        ),
+        retry_after=5.0,
+    )
+
+
+def _read_messages(
+    session: SparkSession, source: SourceSpec, parts: list[dict[str, Any]], *, group: str
+) -> DataFrame:
+    """The messages of some ranges.
+
+    Nothing is ever committed to the group: executors keep consumers by its name, and connect for
+    each partition in each epoch without one. A consumer asks for what comes next before the
+    connector asks it for offsets; on one connection the second answer waits for the first, so at
+    the end of each partition for `fetch.max.wait.ms`, half a second by default.
+    """
+    assert source.kafka is not None  # noqa: S101
+    topic = source.kafka.topic
+    offsets = [
+        {str(p["kafka"]["partition"]): p["kafka"][end] for p in parts} for end in ("from", "to")
+    ]
+    reader = session.read.format("kafka").option(
+        "assign", json.dumps({topic: [p["kafka"]["partition"] for p in parts]})
+    )
+    reader = reader.option("startingOffsets", json.dumps({topic: offsets[0]})).option(
+        "endingOffsets", json.dumps({topic: offsets[1]})
+    )
+    for name, value in {
+        "group.id": group,
+        "fetch.max.wait.ms": "1",
+        **build_consumer_settings(source.kafka),
+    }.items():
+        reader = reader.option(f"kafka.{name}", value)
+    wanted = "true" if source.kafka.headers else "false"
+    return reader.option("includeHeaders", wanted).option("failOnDataLoss", "true").load()
+
+
+def _store_part_file(
+    name: str, source: SourceSpec, part: dict[str, Any], files: list[Path], folder: Path
+) -> None:
+    """The part's rows as one file; an empty one when compaction left nothing."""
+    target = folder / part["key"].replace("/", "~")
+    if len(files) == 1:
+        files[0].replace(target)
+    else:
+        tables = [pq.read_table(file) for file in files]
+        pq.write_table(pa.concat_tables(tables) if tables else _make_empty_part(source), target)
+    missing = part["kafka"]["to"] - part["kafka"]["from"] - pq.read_metadata(target).num_rows
+    if missing:
+        _log.info(
+            "offsets_missing",
+            source=name,
+            why="compacted, or markers of transactions",
+            offsets=missing,
+            **part["kafka"],
+        )
+
+
+def _make_empty_part(source: SourceSpec) -> pa.Table:
+    own = {
+        **{c: to_arrow_type(k) for c, k in source.columns.items()},
+        BAD_REASON: pa.string(),
+        BAD_TEXT: pa.string(),
+        OFFSET_COLUMN: pa.int64(),
+    }
+    return pa.schema(list(own.items())).empty_table()

@@ -1,0 +1,371 @@
+"""The late table.
+
+Rows late for the events output and for each window, each with the frontier it missed.
+
+Late rows have an event time below F whatever the rules, so with no row below F there is nothing to
+look for. Where the survey knows these rows, and they are few, the driver reads them alone
+(`known`); else the filter on the event time lets Parquet skip most row groups. In a small epoch the
+release has fetched all rows with their verdicts already, and no job is needed at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from tidegate.errors import PoisonError
+from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
+from tidegate.jobs.spark.column_casts import quote_name, quote_text
+from tidegate.jobs.spark.epoch_context import EpochContext
+from tidegate.jobs.spark.file_writer import FETCH_ROWS, WrittenFiles, collect_to_driver
+from tidegate.jobs.spark.ordered_release import list_late_columns
+from tidegate.jobs.spark.session_windows import select_late_for_sessions
+from tidegate.jobs.spark.sql_conditions import (
+    compute_late_bound,
+    expired_pairs_sql,
+    late_for_window_sql,
+    time_below_sql,
+)
+from tidegate.jobs.spec.event_time_options import LatePolicy
+from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE
+from tidegate.jobs.spec.row_reasons import LateReason
+from tidegate.jobs.spec.window_specs import WindowKind
+from tidegate.time_units import TICK_MAX, TICK_MIN
+
+_COUNTED_COLUMNS = ["_source", "output", "reason", "_dropped"]
+
+
+@dataclass(frozen=True, slots=True)
+class LateRows:
+    """What was late.
+
+    Attributes:
+        counts: (source, output, reason, dropped) -> rows.
+        expired: (source, window output) -> pairs of a row and a window that was purged before the
+            row came.
+    """
+
+    written: WrittenFiles
+    counts: Counter[tuple[str, str, str, bool]] = field(default_factory=Counter)
+    expired: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+def _get_late_policy(epoch: EpochContext, output: str) -> LatePolicy:
+    return epoch.spec.release.on_late if output == EVENTS else epoch.spec.windows[output].on_late
+
+
+def _get_late_reason(epoch: EpochContext, output: str) -> LateReason:
+    if _get_late_policy(epoch, output) is LatePolicy.REJECT_TO_ORIGIN:
+        return "rejected"
+    return "late_order" if output == EVENTS else "late_window"
+
+
+# From rows that the driver has
+
+
+def write_judged_late_rows(epoch: EpochContext, judged: pa.Table) -> LateRows:
+    """Write the late table from the rows that `release` fetched.
+
+    Raises:
+        PoisonError: a late row under ``on_late: error``, named.
+    """
+    outputs = [EVENTS, *epoch.spec.windows]
+    pieces = [
+        _build_late_piece(epoch, judged.filter(judged[column]), o)
+        for o, column in zip(outputs, list_late_columns(epoch), strict=True)
+    ]
+    return _count_expired_pairs(epoch, _write_late_in_driver(epoch, pa.concat_tables(pieces)))
+
+
+def _build_late_piece(epoch: EpochContext, rows: pa.Table, output: str) -> pa.Table:
+    policy, frontier, size = (
+        _get_late_policy(epoch, output),
+        _get_missed_frontier(epoch, output),
+        rows.num_rows,
+    )
+    if policy is LatePolicy.ERROR and size:
+        raise _late_row_error(epoch, rows.slice(0, 1).to_pylist()[0], output)
+    missed = [None] * size
+    if frontier != TICK_MIN:
+        missed = [min(frontier - time, TICK_MAX) for time in rows["_et"].to_pylist()]
+    columns = {name: rows[name] for name in epoch.spec.columns}
+    columns |= {
+        "output": pa.repeat(pa.scalar(output), size),
+        "reason": pa.repeat(pa.scalar(_get_late_reason(epoch, output)), size),
+        "lateness_us": pa.array(missed, pa.int64()),
+        "frontier": (
+            pa.array([None if frontier == TICK_MIN else frontier] * size, pa.int64()).cast(
+                TIMESTAMP_UTC
+            )
+        ),
+    }
+    columns |= {
+        name: rows[name] for name in ("_source", "_partition", "_seq", "_timeline", "_epoch")
+    }
+    return pa.table({**columns, "_dropped": pa.repeat(pa.scalar(policy is LatePolicy.DROP), size)})
+
+
+# From the cut
+
+
+def write_late_rows(epoch: EpochContext) -> LateRows:
+    """Write the late table of an epoch by queries of its own.
+
+    Raises:
+        PoisonError: a late row under ``on_late: error``, named.
+    """
+    frames = [
+        _select_set_aside(epoch),
+        _select_late_events(epoch),
+        *(_select_late_for_window(epoch, name) for name in epoch.spec.windows),
+    ]
+    present = [frame for frame in frames if frame is not None]
+    if not present:
+        return LateRows(WrittenFiles((), ()))
+    rows = reduce(DataFrame.unionAll, present)
+    return _count_expired_pairs(
+        epoch,
+        (
+            _write_late_in_driver(epoch, collect_to_driver(rows))
+            if _may_collect_late(epoch)
+            else _write_late_in_tasks(epoch, rows)
+        ),
+    )
+
+
+def _may_collect_late(epoch: EpochContext) -> bool:
+    """Whether whatever can be late may come to the driver.
+
+    What is late for sessions depends on all rows.
+    """
+    if epoch.staged.rows <= FETCH_ROWS:
+        return True
+    sessions = any(window.kind is WindowKind.SESSION for window in epoch.spec.windows.values())
+    bound = max(compute_late_bound(epoch.order.decision), epoch.order.decision.frontier_before)
+    return not sessions and epoch.surveyed_rows.fits_in_driver(TICK_MIN, bound)
+
+
+def _select_set_aside(epoch: EpochContext) -> DataFrame | None:
+    """Rows that the survey set aside: quarantined, or before their own member's punctuation."""
+    if epoch.aside is None:
+        return None
+    violations = epoch.aside.where("_verdict = 'cti_violation'")
+    if epoch.spec.release.on_late is LatePolicy.ERROR:
+        _refuse_late_rows(epoch, violations, EVENTS)
+    frontier = epoch.order.decision.frontier_before
+    missed = "_mark" if frontier == TICK_MIN else f"coalesce(_mark, {frontier}L)"
+    rows = epoch.aside.where("_verdict IN ('cti_violation', 'max_jump')")
+    own = [
+        "'events' AS output",
+        "_verdict AS reason",
+        f"{missed} - _et AS lateness_us",
+        f"timestamp_micros({missed}) AS frontier",
+    ]
+    return rows.selectExpr(
+        *(quote_name(c) for c in epoch.spec.columns),
+        *own,
+        *epoch.provenance_columns(),
+        "false AS _dropped",
+    )
+
+
+def _select_late_events(epoch: EpochContext) -> DataFrame | None:
+    bound, policy = compute_late_bound(epoch.order.decision), epoch.spec.release.on_late
+    if (
+        epoch.data is None
+        or epoch.low is None
+        or epoch.low >= bound
+        or policy is LatePolicy.EMIT_FLAGGED
+    ):
+        return None
+    late = time_below_sql("_et", bound)
+    if policy is LatePolicy.ADJUST:
+        late = f"{late} AND _end <= {max(epoch.order.decision.frontier_before, bound)}L"
+    return _add_late_columns(epoch, _narrow_to_bound(epoch, epoch.data, bound).where(late), EVENTS)
+
+
+def _select_late_for_window(epoch: EpochContext, name: str) -> DataFrame | None:
+    frontier, window = epoch.order.decision.frontier_before, epoch.spec.windows[name]
+    if epoch.data is None or epoch.low is None or epoch.low >= frontier:
+        return None
+    if window.kind is WindowKind.SESSION:
+        return _add_late_columns(epoch, select_late_for_sessions(epoch, name), name)
+    late = late_for_window_sql(window, frontier)
+    if window.on_late is LatePolicy.ADJUST:
+        late = f"{late} AND _end <= {frontier}L"
+    return _add_late_columns(epoch, _narrow_to_bound(epoch, epoch.data, frontier).where(late), name)
+
+
+def _count_expired_pairs(epoch: EpochContext, late: LateRows) -> LateRows:
+    """Count the pairs that came too late.
+
+    A point row's one tumbling window is purged iff the row is late, the rest is asked.
+    """
+    before, points = (
+        epoch.order.decision.frontier_before,
+        all(s.end_time is None for s in epoch.spec.sources.values()),
+    )
+    if epoch.data is None or epoch.low is None or epoch.low >= before:
+        return late
+    found: Counter[tuple[str, str]] = Counter()
+    asked: dict[str, str] = {}
+    for name, window in epoch.spec.windows.items():
+        if window.kind is WindowKind.TUMBLING and window.late_unit == "window" and points:
+            found += Counter(
+                {(s, o): rows for (s, o, _, _), rows in late.counts.items() if o == name}
+            )
+        elif window.kind is not WindowKind.SESSION:
+            asked[name] = expired_pairs_sql(window, before)
+    if any(pairs != "0L" for pairs in asked.values()):
+        sums = [F.expr(f"sum({pairs})").alias(name) for name, pairs in asked.items()]
+        for row in collect_to_driver(
+            _narrow_to_bound(epoch, epoch.data, before).groupBy("_source").agg(*sums)
+        ).to_pylist():
+            found += Counter({(row["_source"], name): row[name] or 0 for name in asked})
+    return replace(late, expired=found)
+
+
+def _narrow_to_bound(epoch: EpochContext, data: DataFrame, bound: int) -> DataFrame:
+    """The rows below the bound.
+
+    The few that are known, or with a filter that lets Parquet skip the others.
+    """
+    if bound in (TICK_MIN, TICK_MAX):
+        return data
+    found = (
+        epoch.surveyed_rows.read_rows(TICK_MIN, bound)
+        if epoch.surveyed_rows.fits_in_driver(TICK_MIN, bound)
+        else None
+    )
+    return data.where(f"_time < timestamp_micros({bound}L)") if found is None else found
+
+
+def _add_late_columns(epoch: EpochContext, rows: DataFrame, output: str) -> DataFrame:
+    policy = _get_late_policy(epoch, output)
+    if policy is LatePolicy.ERROR:
+        _refuse_late_rows(epoch, rows, output)
+    return rows.selectExpr(
+        *(quote_name(c) for c in epoch.spec.columns),
+        f"'{output}' AS output",
+        f"'{_get_late_reason(epoch, output)}' AS reason",
+        *_missed_frontier_sql(_get_missed_frontier(epoch, output)),
+        *epoch.provenance_columns(),
+        f"{str(policy is LatePolicy.DROP).lower()} AS _dropped",
+    )
+
+
+def _get_missed_frontier(epoch: EpochContext, output: str) -> int:
+    """What a late row of an output missed."""
+    decision = epoch.order.decision
+    return decision.events_frontier if output == EVENTS else decision.frontier_before
+
+
+def _missed_frontier_sql(frontier: int) -> list[str]:
+    if frontier == TICK_MIN:
+        return ["CAST(NULL AS bigint) AS lateness_us", "CAST(NULL AS timestamp) AS frontier"]
+    lateness = (
+        f"CAST(least(CAST({frontier} AS decimal(20,0)) - _et, {TICK_MAX}) AS bigint) AS lateness_us"
+    )
+    return [lateness, f"timestamp_micros({frontier}L) AS frontier"]
+
+
+def _refuse_late_rows(epoch: EpochContext, rows: DataFrame, output: str) -> None:
+    found = collect_to_driver(
+        rows.select("_source", "_partition", "_seq", "_et").limit(1)
+    ).to_pylist()
+    if found:
+        raise _late_row_error(epoch, found[0], output)
+
+
+def _late_row_error(epoch: EpochContext, row: dict[str, object], output: str) -> PoisonError:
+    return PoisonError(
+        f"{row['_source']}/{row['_partition']} row {row['_seq']}: event time {row['_et']} is late"
+        f" for {output} (frontier {_get_missed_frontier(epoch, output)}), and on_late is error",
+        code="row.late",
+        pipeline=epoch.spec.name,
+        kept="everything sealed so far",
+        advice="choose another on_late policy, or mend the source",
+    )
+
+
+def _count_late_rows(table: pa.Table) -> Counter[tuple[str, str, str, bool]]:
+    grouped = (
+        table.select(_COUNTED_COLUMNS).group_by(_COUNTED_COLUMNS).aggregate([([], "count_all")])
+    )
+    return Counter(
+        {
+            (r["_source"], r["output"], r["reason"], r["_dropped"]): r["count_all"]
+            for r in grouped.to_pylist()
+        }
+    )
+
+
+def _write_late_in_driver(epoch: EpochContext, table: pa.Table) -> LateRows:
+    kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
+    return LateRows(
+        epoch.writer.write_table(LATE, kept, _get_late_time_column(epoch)), _count_late_rows(table)
+    )
+
+
+def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> LateRows:
+    written = epoch.writer.write_table(
+        LATE, rows.where("NOT _dropped").drop("_dropped"), _get_late_time_column(epoch)
+    )
+    table = written.read_columns(_COUNTED_COLUMNS[:3])
+    counts: Counter[tuple[str, str, str, bool]] = Counter()
+    if table is not None:
+        counts = _count_late_rows(table.append_column("_dropped", pa.repeat(False, table.num_rows)))
+    policies = [
+        epoch.spec.release.on_late,
+        *(window.on_late for window in epoch.spec.windows.values()),
+    ]
+    if LatePolicy.DROP in policies:
+        dropped = collect_to_driver(
+            rows.where("_dropped").groupBy(*_COUNTED_COLUMNS).count()
+        ).to_pylist()
+        counts += Counter(
+            {(r["_source"], r["output"], r["reason"], True): r["count"] for r in dropped}
+        )
+    return LateRows(written, counts)
+
+
+def _get_late_time_column(epoch: EpochContext) -> str:
+    return next(iter(epoch.spec.sources.values())).event_time
+
+
+# Dead letters: rows that cannot be taken as the schema declares them, kept as JSON text with their
+# origin.
+
+
+def write_dead_letters(epoch: EpochContext) -> tuple[WrittenFiles, dict[str, int]]:
+    """Write the dead rows of an epoch; returns them and their count per source."""
+    frame = epoch.staged.frame
+    if frame is None:
+        return WrittenFiles((), ()), {}
+    parts = epoch.staged.parts
+    objects = ", ".join(quote_text(part.key) for part in parts)
+    etags = ", ".join(quote_text(part.etag) for part in parts)
+    rows = frame.where("_dead IS NOT NULL").selectExpr(
+        "_dead AS reason",
+        "_detail AS detail",
+        f"array({objects})[_p] AS object",
+        f"array({etags})[_p] AS etag",
+        "_json AS row",
+        *epoch.provenance_columns(),
+    )
+    written = epoch.writer.write_table(
+        DEAD_LETTERS, epoch.collect_if_small(rows, epoch.staged.rows), None
+    )
+    table = written.read_columns(["_source"])
+    counts = (
+        {}
+        if table is None
+        else {i["values"]: i["counts"] for i in pc.value_counts(table["_source"]).to_pylist()}
+    )
+    return written, counts

@@ -1,0 +1,319 @@
+"""The times of one member's rows, in order: what depends on the rows before a row.
+
+Punctuation, `max_jump` and disorder are about a row and its predecessors, so they are settled here,
+on columns of numbers and without a step per row; what must be known of earlier cuts is carried in
+`MemberSurvey.punctuation_state`. The few rows that are not plain data are named by position; Spark
+moves them, as all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.errors import PoisonError
+from tidegate.jobs.advise.lateness_sketch import GAMMA
+from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey
+from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.time_units import TICK_MAX, TICK_MIN
+
+DATA, BARRIER, PUNCTUATION, DEAD = 0, 1, 2, 3
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberColumns:
+    """Rows of one slice in order; `times` and `ends` count only where `kinds` says there is one.
+
+    Attributes:
+        barrier: (type, id) of the first barrier row, if there is one.
+    """
+
+    seqs: Ints
+    times: Ints
+    ends: Ints
+    kinds: NDArray[np.int8]
+    barrier: tuple[str, int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowVerdict:
+    """A row that is not plain data.
+
+    `what` is max_jump, cti_violation, dropped or adjust; `mark` the punctuation it missed.
+    """
+
+    seq: int
+    what: str
+    mark: int | None
+
+
+@dataclass(slots=True)
+class MemberScan:
+    """What a slice holds.
+
+    Attributes:
+        sketch: lateness bucket -> rows: how far rows stand behind the newest before them (see
+            `jobs.advise.sketch`).
+    """
+
+    survey: MemberSurvey
+    verdicts: list[RowVerdict] = field(default_factory=list)
+    sketch: dict[str, int] = field(default_factory=dict)
+
+
+def scan_member(
+    source: SourceSpec, member: Member, rows: MemberColumns, state: Mapping[str, Any]
+) -> MemberScan:
+    """Summarise a slice up to and including its first barrier row.
+
+    Raises:
+        PoisonError: punctuation going back under ``regress: error``.
+    """
+    return _MemberScanner(
+        source, member, rows, get_carried_state(state, member), state.get("clock")
+    ).scan()
+
+
+def get_carried_state(state: Mapping[str, Any], member: Member) -> dict[str, int]:
+    """What the rows of earlier cuts left behind for this member."""
+    return dict((state.get("members", {}).get(str(member)) or {}).get("generator") or {})
+
+
+class _MemberScanner:
+    def __init__(
+        self,
+        source: SourceSpec,
+        member: Member,
+        rows: MemberColumns,
+        memory: dict[str, int],
+        clock: int | None,
+    ) -> None:
+        stop = np.flatnonzero(rows.kinds == BARRIER)
+        self.end = int(stop[0]) + 1 if stop.size else rows.kinds.size
+        self.source, self.member, self.rows, self.memory, self.clock = (
+            source,
+            member,
+            rows,
+            memory,
+            clock,
+        )
+        self.kinds = rows.kinds[: self.end]
+        self.shift = 1 if source.frontier == "inclusive" else 0
+        data = np.flatnonzero(self.kinds == DATA)
+        jumps = self._find_jumps(data)
+        self.jumped, self.places = data[jumps], data[~jumps]
+        self.times = rows.times[self.places]
+        first = memory.get("newest", TICK_MIN)
+        self.newest = (
+            np.maximum(np.maximum.accumulate(self.times), first) if self.times.size else self.times
+        )
+        self.before = np.concatenate(([first], self.newest[:-1])) if self.times.size else self.times
+
+    def scan(self) -> MemberScan:
+        held, current, regressions = self._resolve_punctuation()
+        violated = self.times < held
+        behind = (
+            self.before - self.times
+            if "newest" in self.memory
+            else np.where(self.before == TICK_MIN, 0, self.before - self.times)
+        )
+        survey = MemberSurvey(
+            member=self.member,
+            rows=self.times.size,
+            min_time=int(self.times.min()) if self.times.size else None,
+            max_time=int(self.times.max()) if self.times.size else None,
+            barrier=self._find_barrier(),
+            punctuation=None if current == TICK_MIN else current,
+            punctuation_state=self._carry_state(current),
+            quarantined=self.jumped.size,
+            dead=int(np.count_nonzero(self.kinds == DEAD)),
+            violations=int(np.count_nonzero(violated)),
+            regressions=regressions,
+            disorder=int(np.count_nonzero(self.times < self.before)),
+            duplicates=self._count_duplicates(),
+        )
+        return MemberScan(
+            survey, list(self._iterate_verdicts(violated, held)), _sketch_lateness(behind)
+        )
+
+    def _find_jumps(self, data: Any) -> NDArray[np.bool_]:
+        """Rows far ahead of the clock and of their partition's newest.
+
+        Only the former, few, are looked at one by one.
+        """
+        jump, found = self.source.max_jump, np.zeros(data.size, dtype=bool)
+        if jump is None or self.clock is None:
+            return found
+        times = self.rows.times[data]
+        far = times > self.clock + jump
+        near = np.maximum.accumulate(np.where(far, TICK_MIN, times)) if times.size else times
+        newest = self.memory.get("newest")
+        for place in np.flatnonzero(far):
+            known = int(near[place])
+            newest = known if newest is None or known > newest else newest
+            if newest == TICK_MIN or times[place] > newest + jump:
+                found[place] = True
+            else:
+                newest = max(newest, int(times[place]))
+        return found
+
+    def _resolve_punctuation(self) -> tuple[Ints, int, int]:
+        """Punctuation: what is in force for each data row and after all of them, and how often it went back."""
+        self.events, self.base = self.memory.get("events", 0), self.memory.get("base")
+        if (
+            self.source.punctuation is None
+            and "current" not in self.memory
+            and not (self.kinds == PUNCTUATION).any()
+        ):
+            return np.array(TICK_MIN), TICK_MIN, 0  # most sources: one number instead of a column
+        ahead, after = self._generate_punctuation()
+        regressions = self._merge_explicit_punctuation(ahead, after)
+        current = int(
+            max(
+                self.memory.get("current", TICK_MIN),
+                ahead.max(initial=TICK_MIN),
+                after.max(initial=TICK_MIN),
+            )
+        )
+        return (
+            np.maximum(ahead[self.places], self._accumulate_marks(after)[self.places]),
+            current,
+            regressions,
+        )
+
+    def _generate_punctuation(self) -> tuple[Ints, Ints]:
+        """Generated punctuation.
+
+        Per row, what stands from this row on, and from the next one on.
+        """
+        ahead = np.full(self.end, TICK_MIN, dtype=np.int64)
+        after = np.full(self.end, TICK_MIN, dtype=np.int64)
+        options = self.source.punctuation
+        if options is None or not options.is_generated or not self.times.size:
+            return ahead, after
+        if options.align == "floor":
+            if options.every_span is not None:
+                steps = np.minimum(
+                    self.times,
+                    (self.times - options.delay) // options.every_span * options.every_span,
+                )
+                ahead[self.places] = np.where(self.times > self.before, steps, TICK_MIN)
+            return ahead, after
+        for place in self._find_due_rows(options.every_events, options.every_span):
+            after[self.places[place]] = self.newest[place] - options.delay + self.shift
+        return ahead, after
+
+    def _find_due_rows(self, every: int | None, span: int | None) -> Iterator[int]:
+        """Rows after which punctuation is generated: one step per punctuation, not per row."""
+        place, size = 0, self.times.size
+        while place < size:
+            self.base = int(self.newest[place]) if self.base is None else self.base
+            by_events = size if every is None else place + max(every - self.events, 1) - 1
+            by_span = (
+                size
+                if span is None
+                else max(place, int(np.searchsorted(self.newest, self.base + span)))
+            )
+            due = min(by_events, by_span)
+            if due >= size:
+                self.events += size - place
+                return
+            yield due
+            self.events, self.base, place = 0, int(self.newest[due]), due + 1
+
+    def _merge_explicit_punctuation(self, ahead: Ints, after: Ints) -> int:
+        """Explicit punctuation joins the marks; counts those that go back."""
+        places = np.flatnonzero(self.kinds == PUNCTUATION)
+        stamps = np.minimum(self.rows.times[places], TICK_MAX - self.shift) + self.shift
+        after[places] = stamps
+        before = (
+            np.maximum(np.maximum.accumulate(ahead), self._accumulate_marks(after))[places]
+            if places.size
+            else stamps
+        )
+        back = np.flatnonzero(stamps < before)
+        if (
+            back.size
+            and self.source.punctuation is not None
+            and self.source.punctuation.regress == "error"
+        ):
+            first = int(back[0])
+            raise PoisonError(
+                f"{self.member} row {int(self.rows.seqs[places[first]])}: punctuation went back "
+                f"from {int(before[first])} to {int(stamps[first])}",
+                code="punctuation.regress",
+                kept="everything sealed so far",
+                advice="mend the source, or set punctuation.regress: ignore",
+            )
+        np.maximum.accumulate(ahead, out=ahead)
+        return int(back.size)
+
+    def _accumulate_marks(self, after: Ints) -> Ints:
+        """Per row, the greatest mark that earlier rows and cuts have set."""
+        known = (
+            np.concatenate(([self.memory.get("current", TICK_MIN)], after[:-1]))
+            if after.size
+            else after
+        )
+        return np.maximum.accumulate(known) if known.size else known
+
+    def _iterate_verdicts(self, violated: NDArray[np.bool_], held: Ints) -> Iterator[RowVerdict]:
+        for place in self.jumped:
+            yield RowVerdict(int(self.rows.seqs[place]), "max_jump", None)
+        policy = self.source.punctuation.on_violation if self.source.punctuation else "error"
+        for row in np.flatnonzero(violated):
+            place, mark = self.places[row], int(held[row])
+            what = "dropped"
+            if policy == "error":
+                what = "cti_violation"
+            elif policy == "adjust" and self.rows.ends[place] > mark:
+                what = "adjust"
+            yield RowVerdict(int(self.rows.seqs[place]), what, mark)
+
+    def _find_barrier(self) -> BarrierRow | None:
+        if self.rows.barrier is None or not self.end or self.kinds[-1] != BARRIER:
+            return None
+        own, place = int(self.rows.times[self.end - 1]), self.end - 1
+        if own == TICK_MIN:  # a barrier row without a time stands where its member stands
+            own = int(self.newest[-1]) if self.times.size else self.memory.get("newest", 0)
+        return BarrierRow(
+            int(self.rows.seqs[place]), self.rows.barrier[0], self.rows.barrier[1], own
+        )
+
+    def _count_duplicates(self) -> int:
+        if not self.times.size:
+            return 0
+        return int(np.count_nonzero(np.diff(self.times) == 0)) + int(
+            self.memory.get("last") == self.times[0]
+        )
+
+    def _carry_state(self, current: int) -> dict[str, int] | None:
+        newest = int(self.newest[-1]) if self.times.size else self.memory.get("newest")
+        last = int(self.times[-1]) if self.times.size else self.memory.get("last")
+        mark = None if current == TICK_MIN else current
+        memory = {
+            "newest": newest,
+            "last": last,
+            "current": mark,
+            "events": self.events or None,
+            "base": self.base,
+        }
+        return {key: value for key, value in memory.items() if value is not None} or None
+
+
+def _sketch_lateness(behind: Ints) -> dict[str, int]:
+    late = behind[behind > 0]
+    sketch = {"0": int(behind.size - late.size)} if behind.size else {}
+    if late.size:
+        buckets, counts = np.unique(
+            np.ceil(np.log(late) / log(GAMMA)).astype(np.int64) + 1, return_counts=True
+        )
+        sketch |= {str(int(b)): int(n) for b, n in zip(buckets, counts, strict=True)}
+    return sketch

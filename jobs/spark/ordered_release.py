@@ -1,0 +1,471 @@
+"""The events output.
+
+Rows leave sorted, with contiguous positions; the others wait in immutable segments.
+
+A segment is never rewritten because part of it left: rows below `release_before` count as gone, and
+the segment is dropped when all of them are. A large release is sorted in ranges (see `ranges`), a
+small one by a single task.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
+from tidegate.jobs.spark.column_casts import quote_name, quote_text
+from tidegate.jobs.spark.cut_reader import ensure_local_file
+from tidegate.jobs.spark.cut_survey import SurveyedCut
+from tidegate.jobs.spark.epoch_context import ORDER_KIND, EpochContext, has_rows_from_mark
+from tidegate.jobs.spark.file_writer import WrittenFiles, collect_to_driver
+from tidegate.jobs.spark.sort_in_driver import sort_release
+from tidegate.jobs.spark.sort_ranges import (
+    plan_ranges_by_arrival,
+    plan_ranges_by_time,
+    range_number_sql,
+)
+from tidegate.jobs.spark.sql_conditions import (
+    ROW_ORDER,
+    below_mark_sql,
+    compute_late_bound,
+    compute_release_bound,
+    late_for_window_sql,
+    opaque_literal,
+    time_below_sql,
+)
+from tidegate.jobs.spark.state_compaction import compact_order_segments
+from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
+from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.spec.window_specs import WindowKind
+from tidegate.time_units import TICK_MAX
+
+_RELEASE_SORT = ["_section", *ROW_ORDER]
+_ROW_NUMBER_BITS = (
+    1 << 33
+) - 1  # the bits of `monotonically_increasing_id` that count rows in one partition
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedRows:
+    """What left and what waits.
+
+    Attributes:
+        per_source: source -> rows that left.
+        flagged: how many of them, the first ones, are late rows that left at once.
+    """
+
+    events: WrittenFiles
+    segments: tuple[FileRef, ...]
+    written: WrittenFiles
+    rows: int
+    maximum: ReleaseMark | None
+    per_source: dict[str, int]
+    flagged: int = 0
+
+
+def select_accepted_rows(
+    epoch: EpochContext, frame: DataFrame, *, keep_late: bool = False
+) -> DataFrame:
+    """Rows of the cut that join the events output, adjusted where the policy says so, with `_late`, `_tardy_sql` and `_section`."""
+    decision, policy = epoch.order.decision, epoch.spec.release.on_late
+    bound = compute_late_bound(decision)
+    late = time_below_sql("_et", bound)
+    if policy is LatePolicy.ADJUST and late != "false":
+        start = max(decision.frontier_before, bound)
+        frame = adjust_start_times(frame, epoch.spec, f"({late}) AND _end > {start}L", f"{start}L")
+        frame = frame.where(f"_moved OR NOT ({late})").drop("_moved")
+    flagged = policy is LatePolicy.EMIT_FLAGGED
+    if not flagged and policy is not LatePolicy.ADJUST and late != "false" and not keep_late:
+        frame = frame.where(f"NOT ({late})")
+    own = [f"{late if flagged else 'false'} AS _late", f"{_tardy_sql(decision)} AS _tardy"]
+    return frame.selectExpr("*", *own, f"{opaque_literal(decision.section, '_seq')} AS _section")
+
+
+def _tardy_sql(decision: Decision) -> str:
+    """Whether a row of this epoch stood before a tardy barrier.
+
+    It leaves in order, but flagged (section 3.5).
+    """
+    names = ", ".join(quote_text(member) for member in decision.flagged)
+    return f"concat(_source, '/', _partition) IN ({names})" if names else "false"
+
+
+def adjust_start_times(
+    frame: DataFrame, spec: PipelineSpec, condition: str, start: str
+) -> DataFrame:
+    """Move the start of rows that meet the condition; `_moved` tells which."""
+    columns = list(spec.columns)
+    times = {source.event_time for source in spec.sources.values()}
+    moved = frame.selectExpr("*", f"({condition}) AS _moved")
+    others = [c for c in frame.columns if c not in columns and c not in ("_et", "_time")]
+    own = [
+        (
+            f"IF(_moved AND _time <=> {quote_name(c)}, timestamp_micros({start}), {quote_name(c)})"
+            f" AS {quote_name(c)}"
+            if c in times
+            else quote_name(c)
+        )
+        for c in columns
+    ]
+    return moved.selectExpr(
+        *own,
+        *others,
+        f"IF(_moved, {start}, _et) AS _et",
+        f"IF(_moved, timestamp_micros({start}), _time) AS _time",
+        "_moved",
+    )
+
+
+def release_rows(epoch: EpochContext) -> tuple[ReleasedRows, pa.Table | None]:
+    """Write the rows that leave, and the new segment of those that wait.
+
+    Where the cut is small and no row has to be adjusted or set aside, all its rows come to the
+    driver with their verdicts: the second result, from which the late table follows without another
+    job.
+    """
+    live, after = epoch.live_segments(ORDER_KIND), epoch.order.decision.release_after
+    kept = tuple(ref for ref in live if has_rows_from_mark(ref, after))
+    if epoch.data is None and not epoch.releasable_segments():
+        return ReleasedRows(WrittenFiles((), ()), kept, WrittenFiles((), ()), 0, None, {}), None
+    found, judged = None if epoch.fits_in_driver else sort_release(epoch), None
+    if found is not None:
+        waiting, flagged = _write_order_segment(epoch, found.waiting), found.flagged
+        events = epoch.writer.write_pieces(EVENTS, found.events, _get_event_time_column(epoch))
+    else:
+        together = can_share_query(epoch)
+        frames = [
+            frame
+            for frame in (_select_cut_rows(epoch, together), _select_buffered_rows(epoch, together))
+            if frame is not None
+        ]
+        rows = reduce(DataFrame.unionAll, frames)
+        if epoch.fits_in_driver:
+            events, waiting, flagged, judged = _release_in_driver(
+                epoch, rows, list_late_columns(epoch) if together else []
+            )
+        else:
+            events, waiting, flagged = _release_in_tasks(epoch, rows)
+    segments = compact_order_segments(epoch, [*kept, *waiting.refs], after)
+    released = ReleasedRows(
+        events,
+        segments,
+        waiting,
+        events.rows,
+        _find_released_max(epoch, events, flagged),
+        _count_per_source(events),
+        flagged,
+    )
+    return released, judged
+
+
+def count_released_rows(surveyed: SurveyedCut) -> ReleasedRows:
+    """The rows that would leave, where no events table is kept.
+
+    With ``pass_through`` all data rows that were not set aside.
+    """
+    leaving: Counter[str] = Counter()
+    for index, member in enumerate(surveyed.survey.members):
+        aside = sum(
+            verdict.what in ("dropped", "cti_violation")
+            for verdict in surveyed.verdicts.get(index, ())
+        )
+        leaving[member.member.source] += member.rows - aside
+    return ReleasedRows(
+        WrittenFiles((), ()), (), WrittenFiles((), ()), leaving.total(), None, dict(leaving)
+    )
+
+
+def can_share_query(epoch: EpochContext) -> bool:
+    """Whether release and late rows can come from one query."""
+    policies = [
+        epoch.spec.release.on_late,
+        *(window.on_late for window in epoch.spec.windows.values()),
+    ]
+    sessions = any(window.kind is WindowKind.SESSION for window in epoch.spec.windows.values())
+    return (
+        epoch.fits_in_driver
+        and epoch.aside is None
+        and LatePolicy.ADJUST not in policies
+        and not sessions
+    )
+
+
+def list_late_columns(epoch: EpochContext) -> list[str]:
+    """Verdict columns, one for the events output and one for each window."""
+    return ["_late_events", *(f"_late_{name}" for name in epoch.spec.windows)]
+
+
+def count_buffered_rows(
+    epoch: EpochContext, segments: tuple[FileRef, ...] | list[FileRef], mark: ReleaseMark
+) -> int:
+    """Rows at or above the mark in order segments.
+
+    Counted, where only part of a segment has left, in its rows.
+    """
+    total = 0
+    for ref in segments:
+        if ref.kind != ORDER_KIND or not has_rows_from_mark(ref, mark):
+            continue
+        if (
+            ReleaseMark(ref.extra["section_min"], ref.min_time or 0) >= mark
+            and ref.extra["section_min"] == ref.extra["section_max"]
+        ):
+            total += ref.rows
+            continue
+        table = pq.read_table(
+            ensure_local_file(epoch.store, ref.key, epoch.segment_folder),
+            columns=["_section", "_et"],
+            partitioning=None,
+        )
+        total += pc.sum(_mask_at_or_above(table, mark)).as_py() or 0
+    return total
+
+
+def _mask_at_or_above(table: pa.Table, mark: ReleaseMark) -> Any:
+    section, time = table["_section"], table["_et"]
+    same = pc.and_(pc.equal(section, mark.section), pc.greater_equal(time, mark.time))
+    return pc.or_(pc.greater(section, mark.section), same)
+
+
+def _list_release_columns(epoch: EpochContext, together: bool) -> list[str]:
+    place = [
+        "_late",
+        "_tardy",
+        "_section",
+        "_et",
+        "_so",
+        "_source",
+        "_partition",
+        "_seq",
+        "_leaves",
+        "_p",
+    ]
+    return [
+        *(quote_name(c) for c in epoch.spec.columns),
+        *place,
+        *(list_late_columns(epoch) if together else []),
+    ]
+
+
+def _select_cut_rows(epoch: EpochContext, together: bool) -> DataFrame | None:
+    if epoch.data is None:
+        return None
+    frame = select_accepted_rows(epoch, epoch.data, keep_late=together)
+    decision = epoch.order.decision
+    at_once = epoch.spec.release.mode is ReleaseMode.PASS_THROUGH
+    leaves = (
+        "true" if at_once else f"_late OR {time_below_sql('_et', compute_release_bound(decision))}"
+    )
+    verdicts: list[str] = []
+    if together:
+        flagged = epoch.spec.release.on_late is LatePolicy.EMIT_FLAGGED
+        verdicts = [
+            f"{'false' if flagged else time_below_sql('_et', compute_late_bound(decision))} AS"
+            " _late_events"
+        ]
+        for name, window in epoch.spec.windows.items():
+            possible = epoch.low is not None and epoch.low < decision.frontier_before
+            verdicts.append(
+                f"{late_for_window_sql(window, decision.frontier_before) if possible else 'false'}"
+                f" AS {quote_name('_late_' + name)}"
+            )
+    return frame.selectExpr("*", f"{leaves} AS _leaves", *verdicts).selectExpr(
+        *_list_release_columns(epoch, together)
+    )
+
+
+def _select_buffered_rows(epoch: EpochContext, together: bool) -> DataFrame | None:
+    """Rows that waited and leave now."""
+    before, after = epoch.order.decision.release_before, epoch.order.decision.release_after
+    frame = epoch.load_segments(epoch.releasable_segments())
+    if frame is None:
+        return None
+    rows = frame.where(f"NOT {below_mark_sql(before)} AND {below_mark_sql(after)}")
+    tardy = (
+        "coalesce(_tardy, false)" if "_tardy" in frame.columns else "false"
+    )  # older segments do not know of it
+    rows = rows.selectExpr(
+        *(c for c in _list_waiting_columns(epoch) if c != "_tardy"), f"{tardy} AS _tardy"
+    )
+    verdicts = [f"false AS {quote_name(c)}" for c in list_late_columns(epoch)] if together else []
+    return rows.selectExpr(
+        "*", "false AS _late", "true AS _leaves", "-1 AS _p", *verdicts
+    ).selectExpr(*_list_release_columns(epoch, together))
+
+
+def _build_sort_keys(epoch: EpochContext) -> list[Any]:
+    """Flagged late rows leave first; without ordering the others follow in order of arrival."""
+    flagged = (
+        [F.col("_late").desc()] if epoch.spec.release.on_late is LatePolicy.EMIT_FLAGGED else []
+    )
+    if epoch.spec.release.mode is ReleaseMode.PASS_THROUGH:
+        arrival = [F.expr(f"IF(_late, {c}, NULL)") for c in ("_section", "_et")] if flagged else []
+        return [*flagged, *arrival, *(F.col(c) for c in ("_so", "_partition", "_seq"))]
+    return [*flagged, *(F.col(c) for c in _RELEASE_SORT)]
+
+
+def _list_event_columns(epoch: EpochContext, position: str) -> list[str]:
+    own = [f"{position} AS position", "_section AS section", "(_late OR _tardy) AS _late"]
+    return [*(quote_name(c) for c in epoch.spec.columns), *own, *epoch.provenance_columns()]
+
+
+def _list_waiting_columns(epoch: EpochContext) -> list[str]:
+    return [
+        *(quote_name(c) for c in epoch.spec.columns),
+        "_section",
+        "_tardy",
+        "_et",
+        "_so",
+        "_source",
+        "_partition",
+        "_seq",
+    ]
+
+
+def _get_event_time_column(epoch: EpochContext) -> str:
+    return next(iter(epoch.spec.sources.values())).event_time
+
+
+def _release_in_driver(
+    epoch: EpochContext, rows: DataFrame, verdicts: list[str]
+) -> tuple[WrittenFiles, WrittenFiles, int, pa.Table | None]:
+    """One task sorts everything; the driver splits it."""
+    late = quote_name(verdicts[0]) if verdicts else "false"
+    rows = rows.selectExpr("*", f"_leaves AND NOT {late} AS _goes")
+    one = rows.coalesce(1).sortWithinPartitions(F.col("_goes").desc(), *_build_sort_keys(epoch))
+    position = (  # one partition, those that leave first: 0, 1, 2, ...
+        f"{epoch.order.next_position}L + monotonically_increasing_id()"
+    )
+    own = [
+        *_list_event_columns(epoch, position),
+        "_leaves",
+        "_goes",
+        "_late AS _first",
+        "_tardy",
+        "_section",
+        "_et",
+        "_so",
+    ]
+    own += [quote_name(c) for c in verdicts]
+    table = one.selectExpr(*own).toArrow()
+    events = table.filter(table["_goes"]).select(
+        [c.rpartition(" AS ")[2].strip("`") for c in _list_event_columns(epoch, position)]
+    )
+    stays = pc.invert(table["_leaves"])
+    if verdicts:
+        stays = pc.and_(stays, pc.invert(table[verdicts[0]]))
+    waiting = table.filter(stays).select([c.strip("`") for c in _list_waiting_columns(epoch)])
+    written = epoch.writer.write_table(EVENTS, events, _get_event_time_column(epoch))
+    flagged = pc.sum(pc.and_(table["_goes"], table["_first"])).as_py() or 0
+    return written, _write_order_segment(epoch, waiting), flagged, table if verdicts else None
+
+
+def _write_order_segment(epoch: EpochContext, waiting: pa.Table | DataFrame) -> WrittenFiles:
+    section = epoch.order.decision.section  # rows of one epoch have one section
+    return epoch.writer.write_segment(
+        ORDER_KIND, waiting, "_et", {"section_min": section, "section_max": section}
+    )
+
+
+def _release_in_tasks(
+    epoch: EpochContext, rows: DataFrame
+) -> tuple[WrittenFiles, WrittenFiles, int]:
+    """Sorted by ranges, one task each."""
+    waiting, leaving = WrittenFiles((), ()), rows.where("_leaves")
+    if epoch.spec.release.mode is ReleaseMode.PASS_THROUGH:
+        ranges = plan_ranges_by_arrival(leaving)
+    else:
+        waiting = _write_order_segment(epoch, _collect_waiting_rows(epoch, rows))
+        ranges = plan_ranges_by_time(leaving, *_find_time_extent(epoch))
+    if not ranges:
+        return WrittenFiles((), ()), waiting, 0
+    starts = accumulate((piece.rows for piece in ranges[:-1]), initial=epoch.order.next_position)
+    apart = leaving.selectExpr("*", f"{range_number_sql(ranges)} AS _range").repartitionById(
+        len(ranges), F.col("_range")
+    )
+    in_range = f"(monotonically_increasing_id() & {_ROW_NUMBER_BITS}L)"
+    position = f"array({', '.join(f'{start}L' for start in starts)})[_range] + {in_range}"
+    events = apart.sortWithinPartitions(*_build_sort_keys(epoch)).selectExpr(
+        *_list_event_columns(epoch, position)
+    )
+    written = epoch.writer.write_table(EVENTS, events, _get_event_time_column(epoch))
+    return written, waiting, sum(piece.rows for piece in ranges if piece.late)
+
+
+def _collect_waiting_rows(epoch: EpochContext, rows: DataFrame) -> pa.Table | DataFrame:
+    """The rows that stay, the newest: by the driver, where they are known and few."""
+    bound, moved = (
+        compute_release_bound(epoch.order.decision),
+        epoch.spec.release.on_late is LatePolicy.ADJUST,
+    )
+    if (
+        moved
+        or bound < compute_late_bound(epoch.order.decision)
+        or not epoch.surveyed_rows.fits_in_driver(bound, TICK_MAX)
+    ):
+        return rows.where("NOT _leaves").selectExpr(*_list_waiting_columns(epoch))
+    newest = epoch.surveyed_rows.read_rows(bound, TICK_MAX)
+    stays = None if newest is None else select_accepted_rows(epoch, newest)
+    if stays is None:
+        return pa.table({})
+    return collect_to_driver(stays.selectExpr(*_list_waiting_columns(epoch)))
+
+
+def _find_time_extent(epoch: EpochContext) -> tuple[int, int]:
+    """Bounds of the event times that may leave; adjusted rows stand at F."""
+    live = epoch.live_segments(ORDER_KIND)
+    ends = [time for ref in live for time in (ref.min_time, ref.max_time) if time is not None]
+    ends += [time for time in (epoch.low, epoch.high) if time is not None]
+    return (min(ends), max(ends)) if ends else (0, 0)
+
+
+def _find_released_max(
+    epoch: EpochContext, events: WrittenFiles, flagged: int
+) -> ReleaseMark | None:
+    """Greatest (section, event time) that left, late rows that left at once apart.
+
+    Those are the first ones.
+    """
+    times = {name: source.event_time for name, source in epoch.spec.sources.items()}
+    table = events.read_columns(["section", "position", "_source", *dict.fromkeys(times.values())])
+    if table is None:
+        return None
+    in_order = pc.greater_equal(table["position"], epoch.order.next_position + flagged)
+    marks = [
+        _find_greatest_mark(
+            table["section"],
+            table[column].cast(pa.int64()),
+            pc.and_(pc.equal(table["_source"], name), in_order),
+        )
+        for name, column in times.items()
+    ]
+    return max((mark for mark in marks if mark is not None), default=None)
+
+
+def _find_greatest_mark(section: Any, time: Any, counts: Any) -> ReleaseMark | None:
+    table = pa.table({"section": section, "time": time}).filter(counts)
+    if table.num_rows == 0:
+        return None
+    top = pc.max(table["section"])
+    return ReleaseMark(
+        top.as_py(), pc.max(table.filter(pc.equal(table["section"], top))["time"]).as_py()
+    )
+
+
+def _count_per_source(events: WrittenFiles) -> dict[str, int]:
+    table = events.read_columns(["_source"])
+    if table is None:
+        return {}
+    return {
+        item["values"]: item["counts"] for item in pc.value_counts(table["_source"]).to_pylist()
+    }

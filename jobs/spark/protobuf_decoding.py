@@ -1,0 +1,282 @@
+"""Protobuf messages in Spark's Python workers.
+
+Bytes to the texts of the wanted fields, by the Protobuf library itself.
+
+Numbers, booleans, text, bytes (as Base64), enums (by name) and the well-known types (a Timestamp as
+ISO text, a wrapper as its value) are columns of the declared type; lists, maps and messages are
+JSON text, as they are in a JSON payload. A field that a proto3 message does not carry has its
+default value, a list is then empty; one that is declared ``optional``, or is a message, is null.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
+
+import pandas as pd
+from pyspark.sql.pandas.functions import pandas_udf
+
+from tidegate.errors import ConfigurationError
+
+_WELL_KNOWN: Final = "google.protobuf."
+_WELL_KNOWN_FILES: Final = (
+    "any",
+    "duration",
+    "empty",
+    "field_mask",
+    "struct",
+    "timestamp",
+    "wrappers",
+)
+_FAULT_COLUMN: Final = "_bad"
+_FIRST_MESSAGE_INDEX: Final = b"\x00"  # short for the list [0]
+
+
+def find_message_index(schema: bytes, message: str) -> bytes:
+    """The bytes by which a registry's serializer names a message of a file.
+
+    Behind the schema's number, before the payload.
+
+    Raises:
+        ConfigurationError: there is no such message, or it stands inside another one.
+    """
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    for file in FileDescriptorSet.FromString(schema).file:
+        prefix = f"{file.package}." if file.package else ""
+        names = [prefix + found.name for found in file.message_type]
+        if message in names:
+            place = names.index(message)
+            return _FIRST_MESSAGE_INDEX if place == 0 else _encode_zigzag(1) + _encode_zigzag(place)
+    raise _no_message_error(message)
+
+
+def require_message(schema: bytes, message: str) -> None:
+    """Refuse a schema without the message, or one that the library cannot use.
+
+    Raises:
+        ConfigurationError: it is one of these.
+    """
+    _load_message_class(schema, message)
+    find_message_index(schema, message)
+
+
+def _encode_zigzag(number: int) -> bytes:
+    left, found = number << 1, bytearray()
+    while True:
+        found.append(left & 0x7F | (0x80 if left > 0x7F else 0))
+        left >>= 7
+        if not left:
+            return bytes(found)
+
+
+def make_payload_reader(
+    schema: bytes, message: str, names: Sequence[str], index: bytes | None
+) -> Callable[..., Any]:
+    """A function of Spark's: bytes -> a struct of texts, with ``_bad`` saying what is wrong.
+
+    Args:
+        schema: a descriptor set.
+        message: full name of the message.
+        names: fields to take; those the message has not are null.
+        index: bytes that must stand before the payload.
+
+    Raises:
+        ConfigurationError: the schema has no such message.
+    """
+    _load_message_class(schema, message)  # so that a mistake is told before Spark wraps it
+    kind = ", ".join(f"`{name}` string" for name in [*names, _FAULT_COLUMN])
+
+    def read_payloads(values: pd.Series) -> pd.DataFrame:
+        return pd.DataFrame(
+            decode_to_texts(schema, message, names, index, values), columns=[*names, _FAULT_COLUMN]
+        )
+
+    read_payloads.__annotations__ = {
+        "values": pd.Series,
+        "return": pd.DataFrame,
+    }  # Spark wants types, not their names
+    found: Callable[..., Any] = pandas_udf(read_payloads, kind)  # type: ignore[call-overload]
+    return found
+
+
+def decode_to_texts(
+    schema: bytes,
+    message: str,
+    names: Sequence[str],
+    index: bytes | None,
+    values: Iterable[bytes | None],
+) -> list[list[str | None]]:
+    """The texts of the fields, and what is wrong, of each message.
+
+    A payload that is cut or damaged is told by the library; one of another message mostly is not,
+    so fields must not be unknown.
+    """
+    from google.protobuf.message import DecodeError
+
+    made = _load_message_class(schema, message)
+    readers = [_make_field_reader(made.DESCRIPTOR, name) for name in names]
+    found: list[list[str | None]] = []
+    nothing: list[str | None] = [None] * len(names)
+    for value in values:
+        if value is None:
+            found.append([*nothing, None])
+            continue
+        if index is not None and not value.startswith(index):
+            found.append(
+                [*nothing, f"the message is not a {message}, but another one of its schema"]
+            )
+            continue
+        try:
+            one = made.FromString(value[len(index or b"") :])
+        except DecodeError:
+            found.append([*nothing, f"the message is no {message}"])
+            continue
+        try:
+            found.append([*(reader(one) for reader in readers), None])
+        except (
+            TypeError,
+            ValueError,
+        ) as error:  # of the well-known types: a time out of range, an Any of a type nobody knows
+            found.append(
+                [*nothing, f"the message has a value that cannot be written as text: {error}"]
+            )
+    return found
+
+
+@cache
+def _load_message_class(schema: bytes, message: str) -> Any:
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message import DecodeError
+    from google.protobuf.message_factory import GetMessageClass
+
+    pool = DescriptorPool()
+    try:
+        files = {file.name: file for file in FileDescriptorSet.FromString(schema).file}
+        for name in list(files):
+            _add_file_to_pool(pool, files, name)
+        return GetMessageClass(pool.FindMessageTypeByName(message))
+    except DecodeError as error:
+        raise ConfigurationError(
+            "the Protobuf schema is no descriptor set", code="kafka.bad_schema"
+        ) from error
+    except KeyError:
+        raise _no_message_error(message) from None
+    except TypeError as error:
+        raise ConfigurationError(
+            f"the Protobuf schema cannot be used: {error}", code="kafka.bad_schema"
+        ) from error
+
+
+def _add_file_to_pool(pool: Any, files: dict[str, Any], name: str) -> None:
+    """A file, and before it what it imports.
+
+    Google's well-known types come from the library where the set lacks them.
+    """
+    if name in _list_pool_names(pool, name):
+        return
+    file = files.get(name) or _find_well_known_file(name)
+    if file is None:
+        raise TypeError(f"it imports {name}, which is not in it")
+    for needed in file.dependency:
+        _add_file_to_pool(pool, files, needed)
+    pool.Add(file)
+
+
+def _find_well_known_file(name: str) -> Any:
+    """A file of Google's well-known types; None when it is no such file."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    known = name.removeprefix("google/protobuf/").removesuffix(".proto")
+    if name != f"google/protobuf/{known}.proto" or known not in _WELL_KNOWN_FILES:
+        return None
+    return FileDescriptorProto.FromString(
+        import_module(f"google.protobuf.{known}_pb2").DESCRIPTOR.serialized_pb
+    )
+
+
+def _list_pool_names(pool: Any, name: str) -> list[str]:
+    try:
+        return [pool.FindFileByName(name).name]
+    except KeyError:
+        return []
+
+
+def _no_message_error(message: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the Protobuf schema has no message {message} of its own",
+        code="kafka.bad_schema",
+        advice=(
+            "give kafka.message the full name, package included; messages inside others cannot be"
+            " named"
+        ),
+    )
+
+
+def _make_field_reader(descriptor: Any, name: str) -> Callable[[Any], str | None]:
+    field = descriptor.fields_by_name.get(name)
+    if field is None:
+        return lambda _: None
+    if field.has_presence:
+        return lambda one: (
+            _value_to_text(_field_to_json(field, getattr(one, name)))
+            if one.HasField(name)
+            else None
+        )
+    return lambda one: _value_to_text(_field_to_json(field, getattr(one, name)))
+
+
+def _value_to_text(value: Any) -> str:
+    """A value as a JSON payload would have it in a column of text."""
+    return (
+        value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    )
+
+
+def _field_to_json(field: Any, held: Any) -> Any:
+    """What a field holds, in JSON's terms."""
+    own = field.message_type
+    if own is not None and own.GetOptions().map_entry:
+        of = own.fields_by_name["value"]
+        return {
+            _value_to_text(key): _element_to_json(of, held[key]) for key in sorted(held)
+        }  # sorted: a replay must find the same text
+    return (
+        [_element_to_json(field, one) for one in held]
+        if field.is_repeated
+        else _element_to_json(field, held)
+    )
+
+
+def _element_to_json(field: Any, held: Any) -> Any:
+    if field.message_type is not None:
+        return _message_to_json(held)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(held)
+        return str(held) if known is None else known.name
+    if field.type == field.TYPE_BYTES:
+        return base64.b64encode(held).decode()
+    return str(held) if isinstance(held, float) and not math.isfinite(held) else held
+
+
+def _message_to_json(message: Any) -> Any:
+    from google.protobuf.json_format import MessageToDict
+
+    if message.DESCRIPTOR.full_name.startswith(_WELL_KNOWN):  # each has a form of its own in JSON
+        return MessageToDict(
+            message, preserving_proto_field_name=True, descriptor_pool=message.DESCRIPTOR.file.pool
+        )
+    fields = message.DESCRIPTOR.fields
+    return {
+        f.name: _field_to_json(f, getattr(message, f.name))
+        for f in fields
+        if not f.has_presence or message.HasField(f.name)
+    }

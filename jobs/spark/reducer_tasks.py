@@ -1,0 +1,259 @@
+"""Reducers in Spark tasks.
+
+The rows of a batch by groups of keys, each group folded by a task with the states of its keys.
+
+1. The driver gives every key a group, and puts rows and states of each group into an Arrow file on
+  the disk that driver and executors share.
+2. One Spark job, a task per group: the task runs the same fold as the driver would, writes what it
+    dispatched and the states it changed into files of its own, and returns their names and the row
+    at which it stopped, if it did.
+3. The least row at which any group stopped is where the whole batch stops. If there is one, the
+  rows before it are folded again: nothing of that row or behind it may be in the result, whatever
+  its key.
+
+Keys are folded independently of each other, and each in order of positions; so the result is that
+of the driver's fold.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Final
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from tidegate.errors import PoisonError
+from tidegate.jobs.spark.spark_session import SPARK_ERRORS
+from tidegate.jobs.streams.reducers import (
+    FoldedBatch,
+    FoldFailure,
+    Reducer,
+    ReducerStates,
+    encode_row_key,
+    fold_batch,
+    fold_prepared_rows,
+    prepare_arguments,
+)
+
+MIN_JOB_ROWS: Final = 50_000
+"""Rows from which a job pays.
+
+Starting tasks with Python in them costs about what one core folds in half a second.
+"""
+_STATE_SCHEMA: Final = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.int64()})
+
+
+class SparkReducerRunner:
+    """The runner of reducers on Spark.
+
+    A reducer without keys is one sequence, which no second core can help with: it is folded in the
+    driver, and so is a batch that is too small for a job.
+
+    Args:
+        session: where the tasks run.
+        workdir: a folder on a disk that driver and executors share.
+        least: rows of a batch from which it is given to tasks.
+        groups: tasks of a job; 0: as many as the session runs at a time.
+    """
+
+    def __init__(
+        self, session: SparkSession, workdir: Path, *, least: int = MIN_JOB_ROWS, groups: int = 0
+    ) -> None:
+        self._session, self._workdir, self._least = session, workdir, least
+        self._groups = groups or _count_parallel_tasks(session)
+
+    def __call__(self, reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
+        """Fold a batch."""
+        if not reducer.keys or rows.num_rows < self._least:
+            return fold_batch(reducer, rows, states)
+        ready = prepare_arguments(reducer, rows)
+        if isinstance(ready, FoldedBatch):
+            return ready
+        folded = self._run_fold_job(reducer, ready, states)
+        stopped = folded.failure
+        while folded.failure is not None:
+            ready = ready.filter(pc.less(ready["position"], folded.failure.position))
+            stopped = folded.failure
+            folded = (
+                self._run_fold_job(reducer, ready, states)
+                if ready.num_rows
+                else fold_prepared_rows(reducer, ready, states)
+            )
+        return FoldedBatch(folded.sent, folded.states, stopped)
+
+    def _run_fold_job(self, reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
+        folder = Path(mkdtemp(prefix="fold-", dir=self._workdir))
+        try:
+            _write_group_files(folder, reducer, rows, states, self._groups)
+            work = _make_fold_task(str(folder), reducer)
+            tasks = self._session.range(0, self._groups, 1, self._groups)
+            done = tasks.mapInArrow(
+                work, "file string, position long, id string, error string"
+            ).collect()
+            return _merge_group_results(reducer, folder, done)
+        except SPARK_ERRORS as error:
+            raise PoisonError(
+                f"Spark could not run a reducer: {str(error).strip().splitlines()[-1][:500]}",
+                code="spark.fold_failed",
+                kept="everything sealed before this epoch",
+                advice="the reducer's module has to be importable where Spark's tasks run",
+            ) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _count_parallel_tasks(session: SparkSession) -> int:
+    """How many tasks run at a time; Spark Connect does not say."""
+    return (
+        4
+        if not hasattr(session, "_jsparkSession")
+        else max(2, session.sparkContext.defaultParallelism)
+    )
+
+
+def _write_group_files(
+    folder: Path, reducer: Reducer, rows: Any, states: ReducerStates, groups: int
+) -> None:
+    """Write rows and states of every group; a group without rows has no files."""
+    texts, numbers = _encode_keys(rows, reducer.keys)
+    group_of = np.array([zlib.crc32(text.encode()) % groups for text in texts])
+    of_row = group_of[numbers]
+    for group in range(groups):
+        mine = rows.filter(pa.array(of_row == group))
+        if mine.num_rows:
+            known = {
+                text: states[text]
+                for text, g in zip(texts, group_of, strict=True)
+                if g == group and text in states
+            }
+            _write_arrow_file(folder / f"rows-{group}", mine)
+            _write_arrow_file(folder / f"states-{group}", _states_to_table(known))
+
+
+def _encode_keys(rows: Any, keys: tuple[str, ...]) -> tuple[list[str], Any]:
+    """The distinct keys as texts, and for each row the number of its key.
+
+    Equal values are one key, as they are in the fold.
+    """
+    codes = np.zeros(rows.num_rows, np.int64)
+    for name in keys:
+        column = rows[name].combine_chunks().dictionary_encode(null_encoding="encode")
+        codes = codes * len(column.dictionary) + column.indices.to_numpy(zero_copy_only=False)
+        codes = np.unique(codes, return_inverse=True)[1]
+    _, first, numbers = np.unique(codes, return_index=True, return_inverse=True)
+    named: dict[tuple[Any, ...], str] = {}
+    order = np.argsort(
+        first
+    )  # equal values with different texts (0.0, -0.0): the first one names the key
+    texts = [""] * len(first)
+    for number, row in zip(
+        order, rows.select(list(keys)).take(pa.array(first[order])).to_pylist(), strict=True
+    ):
+        texts[number] = named.setdefault(tuple(row.values()), encode_row_key(row, keys))
+    return texts, numbers
+
+
+def _make_fold_task(folder: str, reducer: Reducer) -> Any:
+    """What a task does with the numbers of its groups.
+
+    It finds the modules that the driver finds.
+    """
+    places = list(sys.path)
+
+    def fold_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        sys.path.extend(place for place in places if place not in sys.path)
+        for batch in batches:
+            done = [_fold_group(Path(folder), group, reducer) for group in batch["id"].to_pylist()]
+            names = ("file", "position", "id", "error")
+            kinds = (pa.string(), pa.int64(), pa.string(), pa.string())
+            columns = [
+                pa.array([row[name] for row in done], kind)
+                for name, kind in zip(names, kinds, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, names=list(names))
+
+    return fold_groups
+
+
+def _fold_group(folder: Path, group: int, reducer: Reducer) -> dict[str, Any]:
+    """Fold one group.
+
+    A task that is run twice writes twice; what counts is the name that comes back.
+    """
+    name, failure = "", None
+    if (folder / f"rows-{group}").exists():
+        folded = fold_prepared_rows(
+            reducer,
+            _read_arrow_file(folder / f"rows-{group}"),
+            _table_to_states(_read_arrow_file(folder / f"states-{group}")),
+        )
+        name, failure = f"out-{group}-{uuid4().hex}", folded.failure
+        for number, table in enumerate(folded.sent.values()):
+            _write_arrow_file(folder / f"{name}-{number}", table)
+        _write_arrow_file(folder / f"{name}-states", _states_to_table(folded.states))
+    return {
+        "file": name,
+        "position": failure.position if failure else None,
+        "id": failure.row_id if failure else None,
+        "error": failure.error if failure else None,
+    }
+
+
+def _merge_group_results(reducer: Reducer, folder: Path, done: list[Any]) -> FoldedBatch:
+    """What the groups gave, as one batch.
+
+    With a failure it is not of use, because others went on behind it.
+    """
+    stopped = [
+        FoldFailure(row["position"], row["id"], row["error"])
+        for row in done
+        if row["error"] is not None
+    ]
+    names = [row["file"] for row in done if row["file"]]
+    if stopped:
+        return FoldedBatch(failure=min(stopped, key=lambda failure: failure.position))
+    order = [("_position", "ascending"), ("_nth", "ascending")]
+    sent = {
+        to: (
+            pa.concat_tables(
+                [_read_arrow_file(folder / f"{name}-{number}") for name in names]
+            ).sort_by(order)
+        )
+        for number, to in enumerate(reducer.columns)
+    }
+    states: ReducerStates = {}
+    for name in names:
+        states |= _table_to_states(_read_arrow_file(folder / f"{name}-states"))
+    return FoldedBatch(sent, states)
+
+
+def _states_to_table(states: ReducerStates) -> Any:
+    rows = [
+        {"key": key, "state": json.dumps(state), "seen": seen}
+        for key, (state, seen) in states.items()
+    ]
+    return pa.Table.from_pylist(rows, schema=_STATE_SCHEMA)
+
+
+def _table_to_states(table: Any) -> ReducerStates:
+    return {row["key"]: (json.loads(row["state"]), row["seen"]) for row in table.to_pylist()}
+
+
+def _write_arrow_file(path: Path, table: Any) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _read_arrow_file(path: Path) -> Any:
+    with pa.OSFile(str(path), "rb") as file:
+        return pa.ipc.open_file(file).read_all()

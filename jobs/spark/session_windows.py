@@ -1,0 +1,286 @@
+"""Session windows: rows and live sessions of a key that meet become one session.
+
+Also all windows that fire while they are open.
+
+The live sessions, closed ones within their lateness included, stand in one segment that is written
+anew whenever rows came or a session closed: what meets what depends on all of them. ``_due`` marks
+those with a result in the epoch that wrote the segment.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.spark.aggregates import Aggregation
+from tidegate.jobs.spark.column_casts import quote_name
+from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
+from tidegate.jobs.spark.file_writer import WrittenFiles
+from tidegate.jobs.spark.ordered_release import adjust_start_times
+from tidegate.jobs.spark.sql_conditions import (
+    end_reached_sql,
+    is_window_closed,
+    is_window_purged,
+    window_purged_sql,
+)
+from tidegate.jobs.spark.tumbling_sliding_windows import assign_rows_to_windows
+from tidegate.jobs.spec.event_time_options import LatePolicy
+from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
+from tidegate.time_units import TICK_MIN
+
+_BOUNDS_TYPE = "array<struct<s:bigint,e:bigint>>"
+
+
+def process_sessions(epoch: EpochContext, name: str) -> WindowOutput:
+    """Fold the epoch's rows into the sessions and write the results that are due."""
+    kind, window, after = (
+        f"window:{name}",
+        epoch.spec.windows[name],
+        epoch.order.decision.frontier_after,
+    )
+    live = epoch.live_segments(kind)
+    closing = any(
+        ref.min_time is not None and is_window_closed(window, ref.min_time, after) for ref in live
+    ) or _passes_early_firing(epoch, window)
+    if epoch.data is None and not closing and not (live and window.emit == "complete"):
+        return WindowOutput(
+            WrittenFiles((), ()),
+            tuple(ref for ref in live if not _is_session_segment_purged(window, ref, after)),
+            WrittenFiles((), ()),
+        )
+    aggregation = Aggregation(epoch.spec, name)
+    merged = _merge_sessions(epoch, aggregation, window, live)
+    if merged is None:
+        return WindowOutput(WrittenFiles((), ()), (), WrittenFiles((), ()))
+    size = epoch.staged.rows + sum(ref.rows for ref in live)
+    written = epoch.writer.write_segment(kind, epoch.collect_if_small(merged, size), "_we")
+    due = epoch.load_segments([], list(written.paths))
+    results = WrittenFiles((), ())
+    if due is not None:
+        rows = aggregation.build_results(
+            due.where("_due"), "_rev", epoch.provenance_columns(beside="_we")[3:]
+        )
+        results = epoch.writer.write_table(
+            name, epoch.collect_if_small(rows, written.rows), "window_end"
+        )
+    return WindowOutput(
+        results,
+        tuple(ref for ref in written.refs if not _is_session_segment_purged(window, ref, after)),
+        written,
+    )
+
+
+def select_late_for_sessions(epoch: EpochContext, name: str) -> DataFrame:
+    """Rows that are late alone, or whose session, with all that it meets, is purged already."""
+    window, before = epoch.spec.windows[name], epoch.order.decision.frontier_before
+    aggregation = Aggregation(epoch.spec, name)
+    place = [*(quote_name(c) for c in epoch.spec.columns), "_source", "_partition", "_seq", "_et"]
+    late = _assign_islands(epoch, aggregation, window, epoch.live_segments(f"window:{name}"))
+    late = late.where(f"_row AND {window_purged_sql(window, '_until', before)}").selectExpr(*place)
+    alone = _late_alone_sql(window, before)
+    if alone == "false" or epoch.data is None:
+        return late
+    stays = f"_end <= {before}L" if window.on_late is LatePolicy.ADJUST else "true"
+    return late.unionByName(epoch.data.where(f"{alone} AND {stays}").selectExpr(*place))
+
+
+def _is_session_segment_purged(window: WindowSpec, ref: FileRef, frontier: int) -> bool:
+    return ref.max_time is None or is_window_purged(window, ref.max_time, frontier)
+
+
+def _late_alone_sql(window: WindowSpec, before: int) -> str:
+    """Rows judged before they meet other sessions."""
+    if window.kind is not WindowKind.SESSION:
+        return "false"  # they are judged by their windows
+    if before == TICK_MIN or window.lateness is None:
+        return "false"
+    if window.session_late == "event":
+        return f"_et < {before - window.lateness}L"
+    return (
+        window_purged_sql(window, f"(_end + {(window.gap or 0) - 1}L)", before, beside="_et")
+        if window.session_late == "own"
+        else "false"
+    )
+
+
+def _select_row_items(
+    epoch: EpochContext, aggregation: Aggregation, window: WindowSpec
+) -> DataFrame | None:
+    """The epoch's rows as items of one row each."""
+    if epoch.data is None:
+        return None
+    before, frame = epoch.order.decision.frontier_before, epoch.data
+    alone = _late_alone_sql(window, before)
+    if alone != "false" and window.on_late is LatePolicy.ADJUST:
+        moved = adjust_start_times(
+            frame.selectExpr("*", f"{alone} AS _was"),
+            epoch.spec,
+            f"_was AND _end > {before}L",
+            f"{before}L",
+        )
+        frame = moved.where("_moved OR NOT _was").drop("_moved", "_was")
+    elif alone != "false":
+        frame = frame.where(f"NOT ({alone})")
+    if window.kind is not WindowKind.SESSION:
+        return assign_rows_to_windows(epoch, window).selectExpr(
+            "*", *aggregation.key_columns, "true AS _row"
+        )
+    reach = f"_end + {(window.gap or 0) - 1}L AS _we"
+    return frame.selectExpr("*", *aggregation.key_columns, "_et AS _ws", reach, "true AS _row")
+
+
+def _select_live_sessions(
+    epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]
+) -> DataFrame | None:
+    frame = epoch.load_segments(live)
+    if frame is None:
+        return None
+    frame = frame.where(
+        f"NOT ({window_purged_sql(window, '_we', epoch.order.decision.frontier_before)})"
+    )
+    fresh = [
+        f"IF(_due, NULL, {c}) AS {c}" if window.revisions == "delta" else c
+        for c in aggregation.partials
+    ]
+    opened = (
+        "_opened" if "_opened" in frame.columns else "CAST(NULL AS bigint) AS _opened"
+    )  # older segments do not know of it
+    return frame.selectExpr(
+        *aggregation.keys, "_ws", "_we", "_rev", "_standing", opened, *fresh, "false AS _row"
+    )
+
+
+def _assign_islands(
+    epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]
+) -> DataFrame:
+    """Rows and live sessions with `_island`, the number of the session they end up in, and `_until`, its end."""
+    found = [
+        frame
+        for frame in (
+            _select_row_items(epoch, aggregation, window),
+            _select_live_sessions(epoch, aggregation, window, live),
+        )
+        if frame is not None
+    ]
+    items = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), found)
+    by_key = f"PARTITION BY {', '.join(aggregation.keys)}" if aggregation.keys else "PARTITION BY 1"
+    order = f"{by_key} ORDER BY _ws, _we ROWS BETWEEN UNBOUNDED PRECEDING AND"
+    if window.kind is not WindowKind.SESSION:
+        return items.selectExpr("*", "_ws AS _island", "_we AS _until")
+    apart = ">" if window.session_touch == "merge" else ">="
+    items = items.selectExpr("*", f"max(_we) OVER ({order} 1 PRECEDING) AS _reach")
+    first = f"CAST(_reach IS NULL OR _ws {apart} _reach AS int)"
+    items = items.selectExpr("*", f"sum({first}) OVER ({order} CURRENT ROW) AS _island")
+    return items.selectExpr("*", f"max(_we) OVER ({by_key}, _island) AS _until")
+
+
+def _merge_sessions(
+    epoch: EpochContext, aggregation: Aggregation, window: WindowSpec, live: list[FileRef]
+) -> DataFrame | None:
+    """All live sessions after the epoch's rows joined them, with what is due."""
+    if epoch.data is None and not live:
+        return None
+    before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
+    group = [*aggregation.keys, "_island"]
+    items = _assign_islands(epoch, aggregation, window, live).where(
+        f"NOT ({window_purged_sql(window, '_until', before)})"
+    )
+    parts = []
+    if epoch.data is not None:
+        bounds = [
+            F.expr(v).alias(k)
+            for k, v in (("_ws", "min(_ws)"), ("_we", "max(_we)"), ("_opened", "min(_et)"))
+        ]
+        states = [F.expr(v).alias(k) for k, v in aggregation.partials.items()]
+        own = ["true AS _changed", "-1 AS _rev", f"CAST(NULL AS {_BOUNDS_TYPE}) AS _standing"]
+        parts.append(
+            items.where("_row").groupBy(*group).agg(*bounds, *states).selectExpr("*", *own)
+        )
+    if live:
+        kept = [
+            *group,
+            "_ws",
+            "_we",
+            *aggregation.partials,
+            "false AS _changed",
+            "_rev",
+            "_standing",
+            "_opened",
+        ]
+        parts.append(items.where("NOT _row").selectExpr(*kept))
+    types = {field.name: field.dataType.simpleString() for field in parts[0].schema}
+    marks = {
+        "_ws": "min(_ws)",
+        "_we": "max(_we)",
+        "_changed": "max(_changed)",
+        "_rev": "max(_rev)",
+        "_standing": "flatten(collect_list(_standing))",
+        "_opened": "coalesce(min(_opened) FILTER (WHERE NOT _changed), min(_opened))",
+    }
+    merged = reduce(DataFrame.unionByName, parts).groupBy(*group)
+    frame = merged.agg(*(F.expr(v).alias(k) for k, v in {**marks, **aggregation.merges}.items()))
+    frame = frame.selectExpr(*aggregation.keys, *marks, *aggregation.cast_states(types))
+    due = {
+        "each_epoch": "_changed",
+        "complete": "true",
+        "close": _closing_due_sql(window, before, after),
+    }[window.emit]
+    return frame.selectExpr("*", f"({due}) AS _due").selectExpr(
+        *aggregation.keys,
+        "_ws",
+        "_we",
+        *aggregation.partials,
+        "_due",
+        "_rev + CAST(_due AS int) AS _rev",
+        "IF(_due, array(named_struct('s', _ws, 'e', _we)), _standing) AS _standing",
+        "_opened",
+        f"IF({'_due' if window.kind is WindowKind.SESSION else 'false'}, {_REPLACED_WINDOWS_SQL},"
+        " NULL) AS _replaces",
+    )
+
+
+def _closing_due_sql(window: WindowSpec, before: int, after: int) -> str:
+    """Closed, and changed or not yet shown within these bounds.
+
+    Or open, and F passes a multiple of `fire_every`.
+    """
+    over = end_reached_sql("_we", after, after_end=window.closes_after_end)
+    closed = f"({over}) AND (_changed OR NOT exists(_standing, b -> b.s = _ws AND b.e = _we))"
+    if window.fire_every is None or after <= TICK_MIN + window.fire_every:
+        return closed
+    every, was = (
+        window.fire_every,
+        end_reached_sql("_we", before, after_end=window.closes_after_end),
+    )
+    newest = (after - 1) // every * every
+    first = f"(_opened - pmod(_opened, {every}L) + {every}L)"
+    between = f"{first} <= {newest}L AND ({str(newest >= before).lower()} OR _rev < 0)"
+    return f"({closed}) OR (({over}) AND NOT ({was})) OR (NOT ({over}) AND {between})"
+
+
+def _passes_early_firing(epoch: EpochContext, window: WindowSpec) -> bool:
+    """Whether F passes a multiple of `fire_every` in this epoch."""
+    before, after = epoch.order.decision.frontier_before, epoch.order.decision.frontier_after
+    every = window.fire_every
+    return every is not None and before < after and (after - 1) // every * every >= before
+
+
+def _format_instant_sql(ticks: str) -> str:
+    """`format_instant` in Spark SQL."""
+    fraction = (
+        f"IF(pmod({ticks}, 1000000L) = 0, '', concat('.', lpad(pmod({ticks}, 1000000L), 6, '0')))"
+    )
+    return (
+        f"concat(date_format(timestamp_micros({ticks}), \"yyyy-MM-dd'T'HH:mm:ss\"), {fraction},"
+        " 'Z')"
+    )
+
+
+_OTHER_BOUNDS_SQL = "array_sort(array_distinct(filter(_standing, b -> b.s <> _ws OR b.e <> _we)))"
+_REPLACED_WINDOWS_SQL = (
+    f"transform({_OTHER_BOUNDS_SQL}, b -> concat({_format_instant_sql('b.s')}, '/',"
+    f" {_format_instant_sql('b.e')}))"
+)

@@ -1,0 +1,279 @@
+"""The Spark session of a pipeline: settings that the mover's results and its speed depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pyspark
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tidegate.errors import TransientError
+from tidegate.jobs.spec.pipeline import PipelineSpec, SparkSpec
+from tidegate.jobs.spec.spark_packages import add_connector_jars
+
+SESSION_SETTINGS: Final[dict[str, str]] = {
+    # What results depend on.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # pyiceberg refuses INT96
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
+    "spark.sql.legacy.parquet.nanosAsLong": "true",
+    "spark.sql.caseSensitive": "true",  # Parquet names are
+    # The rule evaluates to_json on the driver with a generator that all threads planning the same
+    # frame would share.
+    "spark.sql.optimizer.excludedRules": (
+        "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation"
+    ),
+    # What speed depends on: epochs are small, so planning and scheduling count more than the best
+    # plan.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.parquet.compression.codec": "snappy",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.sources.useV1SourceList": (
+        "avro,csv,json,orc,parquet,text"
+    ),  # Kafka's newer reader makes no Row of a message
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": (
+        "100000"
+    ),  # listing by a Spark job costs more than it saves
+}
+INTERPRETED_SETTINGS: Final[dict[str, str]] = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""For few rows.
+
+Frontiers and positions are literals of the generated code, so every epoch would compile all of it
+anew.
+"""
+_CLASSIC_SETTINGS: Final[
+    dict[str, str]
+] = {  # settings of the process, which Spark Connect has on its server
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.codegen.cache.maxEntries": (
+        "1000"
+    ),  # the same few plans return in every epoch: never compile them twice
+    "spark.locality.wait": "0s",
+    "spark.io.compression.codec": "lz4",
+    "spark.kafka.consumer.cache.capacity": (
+        "1024"
+    ),  # partitions whose consumers are kept from epoch to epoch
+    "spark.sql.ui.retainedExecutions": "1",
+    "spark.ui.retainedJobs": "1",
+    "spark.ui.retainedStages": "1",
+    "spark.ui.retainedTasks": "1",
+}
+_ONE_HOST_SETTINGS: Final[dict[str, str]] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+"""Only without a cluster.
+
+Executors elsewhere have to reach the driver; SPARK_LOCAL_IP and Spark's settings say where.
+"""
+# A new JVM spends most of its first minute compiling what a small epoch runs only a few times.
+_QUICK_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_CONNECT_RETRIES: Final = 6
+"""Of a request to a Connect server, about 20 s: then it is gone, and what it held is gone with it.
+
+The default is ten minutes.
+"""
+
+
+def open_session(spec: PipelineSpec) -> SparkSession:
+    """Start (or join) the session the spec asks for.
+
+    Classic by default, Spark Connect for an ``sc://`` master.
+    """
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    if spec.spark.master.startswith(
+        "local"
+    ):  # else tasks in Python run with whatever is called python3
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    return (
+        _open_connect_session(spec.spark)
+        if spec.spark.master.startswith("sc://")
+        else _start_classic_session(add_connector_jars(spec), spec.name)
+    )
+
+
+def _start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
+    builder = SparkSession.builder.appName(f"tidegate {name}").config(
+        "spark.driver.memory", spark.driver_memory
+    )
+    if not _is_spark_submit():  # else it has been told its master
+        builder = builder.master(spark.master)
+    place = _ONE_HOST_SETTINGS if runs_on_one_host(spark) else {}
+    quick = _QUICK_JVM if spark.jvm == "quick" else ""
+    options = " ".join(filter(None, (quick, build_archive_options(), spark.conf.get(_JVM_OPTIONS))))
+    for key, value in {
+        **_CLASSIC_SETTINGS,
+        **place,
+        **SESSION_SETTINGS,
+        **spark.conf,
+        _JVM_OPTIONS: options,
+    }.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _open_connect_session(spark: SparkSpec) -> SparkSession:
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    session: Any = SparkSession.builder.remote(spark.master).getOrCreate()
+    session.client.set_retry_policies([DefaultPolicy(max_retries=_CONNECT_RETRIES)])
+    for key, value in {**SESSION_SETTINGS, **spark.conf}.items():
+        if key.startswith("spark.sql."):
+            session.conf.set(key, value)
+    return cast(SparkSession, session)
+
+
+def runs_on_one_host(spark: SparkSpec) -> bool:
+    """Whether tasks run in the driver's own process."""
+    return spark.master.startswith("local") and not _is_spark_submit()
+
+
+def _is_spark_submit() -> bool:
+    """spark-submit has started this process."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def open_quick_session(session: SparkSession) -> SparkSession:
+    """A session beside this one for queries over few rows.
+
+    The same one where Spark Connect allows no other.
+    """
+    if not hasattr(session, "_jsparkSession"):
+        return session
+    quick: SparkSession = session.newSession()
+    for key, value in INTERPRETED_SETTINGS.items():  # the rest it has from the same process
+        quick.conf.set(key, value)
+    return quick
+
+
+# An archive of the JVM's loaded classes, made once per machine, that lets every later driver start
+# in less time.
+#
+# A driver that replaces a killed one spends most of its gap loading and verifying some fifteen
+# thousand classes of Spark. Java's class data sharing keeps them in a file in the form the JVM has
+# them in memory. The archive fits one Java and one set of jars; the JVM itself checks that, and one
+# that does not fit is ignored. `tidegate warm` makes it (decision 0007 has the figures).
+
+# : Names the file an archive is written to when the JVM of this process ends; set by `tidegate
+# warm` only.
+ARCHIVE_DUMP_VARIABLE = "TIDEGATE_CLASS_ARCHIVE_DUMP"
+_ARCHIVE_LOG_OPTIONS = (  # an archive that does not fit is worth no line in every log
+    "-Xlog:disable -Xlog:all=error:stderr"
+)
+
+
+def locate_class_archive(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Where the archive of this machine's Java and Spark belongs, whether or not it is there.
+
+    None without a Java.
+    """
+    java = _find_java(environment)
+    if java is None:
+        return None
+    known = java.stat()
+    jars = environment.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
+    parts = (str(java), known.st_size, known.st_mtime_ns, jars, pyspark.__version__)
+    base = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(
+        base, "tidegate", "jvm", hashlib.sha256(repr(parts).encode()).hexdigest()[:16] + ".jsa"
+    )
+
+
+def build_archive_options(environment: Mapping[str, str] = os.environ) -> str:
+    """Options of the driver's JVM that use the archive, or write it; empty when there is none."""
+    target = environment.get(ARCHIVE_DUMP_VARIABLE)
+    if target:
+        return f'"-XX:ArchiveClassesAtExit={target}" {_ARCHIVE_LOG_OPTIONS}'
+    archive = locate_class_archive(environment)
+    return (
+        f'"-XX:SharedArchiveFile={archive}" -Xshare:auto {_ARCHIVE_LOG_OPTIONS}'
+        if archive is not None and archive.is_file()
+        else ""
+    )
+
+
+def _find_java(environment: Mapping[str, str]) -> Path | None:
+    home = environment.get("JAVA_HOME")
+    found = (
+        str(Path(home, "bin", "java"))
+        if home
+        else shutil.which("java", path=environment.get("PATH"))
+    )
+    return Path(found).resolve() if found and Path(found).exists() else None
+
+
+# What Spark raises when a job fails, in one line, and whether the rows or the world failed it.
+#
+# The planner and Spark Connect raise PySpark's own errors; a job of a classic session that fails in
+# its tasks comes as Py4J's.
+
+SPARK_ERRORS: Final = (PySparkException, Py4JJavaError)
+"""For `except`."""
+_LOST_EXECUTOR_SIGNS: Final = (
+    "ExecutorLostFailure",
+    "FetchFailed",
+    "Python worker exited unexpectedly",
+    "worker lost",
+)
+
+
+def lines(error: BaseException) -> list[str]:
+    """What the error and Java's errors behind it say, without stack frames."""
+    found = f"{error}\n{getattr(error, '_stackTrace', None) or ''}".splitlines()
+    return [line.strip() for line in found if line.strip() and not line.lstrip().startswith("at ")]
+
+
+def extract_cause(error: BaseException) -> str:
+    r"""The line that names the cause.
+
+    >>> extract_cause(PySparkException("bad\n\tat org.x\nCaused by: java.io.IOException: gone"))
+    'java.io.IOException: gone'
+    """
+    found = lines(error)
+    causes = [line.removeprefix("Caused by: ") for line in found if line.startswith("Caused by: ")]
+    own = [
+        line.removeprefix(": ")
+        for line in found
+        if not line.startswith("An error occurred while calling")
+    ]
+    return (causes[-1:] or own[:1] or [type(error).__name__])[0][:500]
+
+
+def detect_lost_executors(what: str, error: BaseException) -> TransientError | None:
+    """The error for a job that lost too many of its executors or their Python.
+
+    None when it was something else.
+
+    `what` names the pipeline, or the source that was read.
+    """
+    mark = next(
+        (mark for mark in _LOST_EXECUTOR_SIGNS for line in lines(error) if mark in line), None
+    )
+    if mark is None:
+        return None
+    return TransientError(
+        f"{what}: Spark lost the executors of this epoch ({mark})",
+        code="spark.executors_lost",
+        kept="everything sealed; this epoch is done again",
+        advice="tidegate tries again; if it goes on, look at the executors' memory and hosts",
+        retry_after=1.0,
+    )

@@ -1,0 +1,204 @@
+"""Marks and frontiers as Spark SQL conditions.
+
+Spark writes numbers into the Java code it generates, so a frontier in a plan would have that code
+compiled anew in every epoch, by Janino and then by the own compilers of the JVM: for a big epoch
+that costs as much as the rows do. Arrays are passed beside the code, so what changes from epoch to
+epoch stands in an array of one element.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pyspark.sql import DataFrame
+
+from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
+from tidegate.jobs.spec.window_specs import WindowSpec
+from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
+
+ROW_ORDER: Final = ("_et", "_so", "_partition", "_seq")
+"""The fixed order of ties: event time, source order, partition, position."""
+
+
+def time_below_sql(column: str, bound: int) -> str:
+    """``column < bound`` on ticks, at the ends a constant that Spark folds away."""
+    if bound <= TICK_MIN:
+        return "false"
+    return "true" if bound >= TICK_MAX else f"{column} < {opaque_literal(bound, column)}"
+
+
+def opaque_literal(number: int, beside: str) -> str:
+    """A number that is no part of the generated code.
+
+    `beside` is any bigint of the row (null makes null).
+
+    The index is always 0, but Spark cannot know it, and so does not replace the whole by its value.
+
+    >>> opaque_literal(5, "_et")
+    'array(5L)[CAST(_et & 0L AS int)]'
+    """
+    literal = f"{number}L" if number > TICK_MIN else f"{TICK_MIN + 1}L - 1L"
+    return f"array({literal})[CAST({beside} & 0L AS int)]"
+
+
+def end_reached_sql(
+    end: str,
+    frontier: int,
+    *,
+    after_end: bool = False,
+    lateness: int | None = 0,
+    beside: str = "_we",
+) -> str:
+    """Whether the frontier has passed ``end + lateness``; with `lateness` None it never has.
+
+    Before the first frontier the condition is the one of all later epochs: nothing ends as early as
+    that.
+    """
+    if lateness is None:
+        return "false"
+    if frontier >= TICK_MAX:
+        return "true"
+    return (
+        f"{end} {'<' if after_end else '<='}"
+        f" {opaque_literal(saturate_ticks(frontier - lateness), beside)}"
+    )
+
+
+def mask_reached_ends(
+    ends: NDArray[np.int64], frontier: int, lateness: int | None = 0
+) -> NDArray[np.bool_]:
+    """`reached`, of values that the driver has."""
+    if lateness is None or frontier >= TICK_MAX:
+        return np.full(ends.size, lateness is not None)
+    return ends <= saturate_ticks(frontier - lateness)
+
+
+def below_mark_sql(mark: ReleaseMark) -> str:
+    """Whether a buffered row is below a mark."""
+    section = opaque_literal(mark.section, "_et")
+    return (
+        f"(_section < {section} OR (_section = {section} AND {time_below_sql('_et', mark.time)}))"
+    )
+
+
+def compute_late_bound(decision: Decision) -> int:
+    """Rows of this epoch with an event time below this are late for the events output."""
+    mark = decision.order_late
+    if mark is None:
+        return TICK_MIN
+    return (
+        mark.time if decision.order_late_by_time else compute_section_bound(mark, decision.section)
+    )
+
+
+def compute_release_bound(decision: Decision) -> int:
+    """Rows of this epoch with an event time below this leave at once."""
+    return compute_section_bound(decision.release_after, decision.section)
+
+
+def compute_section_bound(mark: ReleaseMark, section: int) -> int:
+    """The mark as a bound on the event time of rows of one section."""
+    if section == mark.section:
+        return mark.time
+    return TICK_MAX if section < mark.section else TICK_MIN
+
+
+# Which tumbling and sliding windows a row belongs to, and whether it is late for them, as Spark
+# SQL.
+
+
+def first_window_start_sql(window: WindowSpec) -> str:
+    """Start of the first window that overlaps the row and exists."""
+    size, slide, offset, least = (
+        window.size or 0,
+        window.period or 1,
+        window.offset,
+        window.min_window_start,
+    )
+    first = f"({_floor_to_period_sql(f'(_et - {size + offset}L)', slide)} + {slide + offset}L)"
+    return (
+        first
+        if least is None
+        else f"greatest({first}, {-((offset - least) // slide) * slide + offset}L)"
+    )
+
+
+def last_window_start_sql(window: WindowSpec) -> str:
+    """Start of the last window that overlaps the row; before the first one where there is none."""
+    return (
+        f"({_floor_to_period_sql(f'(_end - {1 + window.offset}L)', window.period or 1)} +"
+        f" {window.offset}L)"
+    )
+
+
+def _floor_to_period_sql(value: str, period: int) -> str:
+    return f"({value} - pmod({value}, {period}L))"
+
+
+def add_window_span(window: WindowSpec, frame: DataFrame) -> DataFrame:
+    """Add `_w0` and `_w1`, the starts of a row's first and last window.
+
+    Rows that no window covers are gone.
+    """
+    spans = frame.selectExpr(
+        "*", f"{first_window_start_sql(window)} AS _w0", f"{last_window_start_sql(window)} AS _w1"
+    )
+    return spans if _covers_every_time(window) else spans.where("_w0 <= _w1")
+
+
+def _covers_every_time(window: WindowSpec) -> bool:
+    return window.min_window_start is None and (window.size or 0) >= (window.period or 0)
+
+
+def late_for_window_sql(window: WindowSpec, frontier: int) -> str:
+    """Whether a row (with `_et` and `_end`) is late for the window output.
+
+    A row without windows never is.
+    """
+    if window.late_unit == "event":
+        late = "true" if frontier >= TICK_MAX else f"_et < {opaque_literal(frontier, '_et')}"
+    else:
+        start = (
+            first_window_start_sql(window)
+            if window.late_unit == "first_window"
+            else last_window_start_sql(window)
+        )
+        late = window_purged_sql(window, f"({start} + {window.size}L)", frontier, beside="_et")
+    if late == "false" or _covers_every_time(window):
+        return late
+    return f"({late} AND {first_window_start_sql(window)} <= {last_window_start_sql(window)})"
+
+
+def expired_pairs_sql(window: WindowSpec, frontier: int) -> str:
+    """How many windows of a row were purged before it came."""
+    if window.lateness is None or frontier <= TICK_MIN + (window.size or 0) + window.lateness:
+        return "0L"
+    bound = TICK_MAX if frontier == TICK_MAX else frontier - (window.size or 0) - window.lateness
+    first, slide = first_window_start_sql(window), window.period or 1
+    return (
+        f"greatest((least({last_window_start_sql(window)}, {bound}L) - {first} + {slide}L) div"
+        f" {slide}L, 0L)"
+    )
+
+
+def window_purged_sql(window: WindowSpec, end: str, frontier: int, beside: str = "_we") -> str:
+    """Whether a window with this end is purged at the frontier."""
+    return end_reached_sql(
+        end, frontier, after_end=window.closes_after_end, lateness=window.lateness, beside=beside
+    )
+
+
+def is_window_closed(window: WindowSpec, end: int, frontier: int) -> bool:
+    """Whether the frontier has passed a window's end."""
+    if frontier == TICK_MAX:
+        return True
+    return end < frontier if window.closes_after_end else end <= frontier
+
+
+def is_window_purged(window: WindowSpec, end: int, frontier: int) -> bool:
+    """Whether the frontier has passed a window's end and its lateness."""
+    return window.lateness is not None and is_window_closed(
+        window, saturate_ticks(end + window.lateness), frontier
+    )

@@ -1,0 +1,446 @@
+"""Tumbling and sliding windows.
+
+Partial aggregates of the epoch's rows, merged with those of live segments when due.
+
+State is append-only. A segment holds one row per (window, key) that the epoch touched: its partial
+aggregates, whether the window was open then (``_on``), whether the row was an update of a closed
+one (``_up``), and in how many epochs it was touched (``_n``). The number of earlier results follows
+from these, so nothing is written just because a window was emitted, and a segment is dropped when
+every window in it is purged.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.spark.aggregates import Aggregation
+from tidegate.jobs.spark.column_casts import quote_name
+from tidegate.jobs.spark.edge_events import EpochEdges, assign_intervals, drop_edges
+from tidegate.jobs.spark.epoch_context import EpochContext, WindowOutput
+from tidegate.jobs.spark.file_writer import WrittenFiles, combine_written_files
+from tidegate.jobs.spark.merge_in_driver import MERGE_ROWS, can_merge_in_driver, merge_due_results
+from tidegate.jobs.spark.ordered_release import adjust_start_times
+from tidegate.jobs.spark.sql_conditions import (
+    add_window_span,
+    end_reached_sql,
+    is_window_closed,
+    is_window_purged,
+    late_for_window_sql,
+    opaque_literal,
+    window_purged_sql,
+)
+from tidegate.jobs.spark.state_compaction import compact_window_segments
+from tidegate.jobs.spec.event_time_options import LatePolicy
+from tidegate.jobs.spec.window_specs import WindowSpec
+from tidegate.time_units import TICK_MAX, TICK_MIN
+
+# Which rows join
+
+
+def assign_rows_to_windows(epoch: EpochContext, window: WindowSpec) -> DataFrame:
+    """(row, window) pairs that join, with `_ws` and `_we`."""
+    assert epoch.data is not None  # noqa: S101 - called with rows only
+    frontier, frame = epoch.order.decision.frontier_before, epoch.data
+    late = late_for_window_sql(window, frontier)
+    if window.on_late is not LatePolicy.ADJUST:
+        frame = frame.where(
+            f"NOT ({late})"
+        )  # also where no row is late: the code is the same in every epoch
+    elif epoch.low is not None and epoch.low < frontier:
+        start = opaque_literal(frontier, "_et")
+        moved = adjust_start_times(
+            frame.selectExpr("*", f"{late} AS _was"), epoch.spec, f"_was AND _end > {start}", start
+        )
+        frame = moved.where("_moved OR NOT _was").drop("_moved", "_was")
+    frame = add_window_span(window, drop_edges(epoch.spec, frame))
+    if window.size == window.period and all(
+        s.end_time is None for s in epoch.spec.sources.values()
+    ):
+        return frame.selectExpr("*", "_w0 AS _ws", f"_w0 + {window.size}L AS _we")
+    pairs = frame.selectExpr("*", f"explode(sequence(_w0, _w1, {window.period}L)) AS _ws")
+    pairs = pairs.selectExpr("*", f"_ws + {window.size}L AS _we")
+    return pairs.where(f"NOT ({window_purged_sql(window, '_we', frontier)})")
+
+
+def _combine_joining_pairs(
+    epoch: EpochContext, window: WindowSpec, edges: EpochEdges
+) -> tuple[DataFrame | None, int]:
+    """All pairs that join, of rows and of what lasts.
+
+    And a number of results that they do not exceed.
+    """
+    rows = None if epoch.data is None else assign_rows_to_windows(epoch, window)
+    found = assign_intervals(epoch, window, edges)
+    if found is None:
+        return rows, epoch.staged.rows
+    pairs, most = found
+    return (
+        pairs
+        if rows is None
+        else pairs.unionByName(rows.selectExpr(*map(quote_name, pairs.columns)))
+    ), epoch.staged.rows + most
+
+
+# One epoch of one window output
+
+
+def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> WindowOutput:
+    """Fold the epoch's rows and edges into the window's state and write the results that are due."""
+    decision, window = epoch.order.decision, epoch.spec.windows[name]
+    kind, aggregation = f"window:{name}", Aggregation(epoch.spec, name)
+    live = [ref for ref in epoch.live_segments(kind) if not holds_gaps(ref)]
+    gaps: tuple[FileRef, ...] = tuple(ref for ref in epoch.live_segments(kind) if holds_gaps(ref))
+    fresh: pa.Table | DataFrame | None = None
+    written = WrittenFiles((), ())
+    joining, most = _combine_joining_pairs(epoch, window, edges)
+    if joining is not None:
+        fresh = epoch.collect_if_small(
+            aggregation.aggregate_rows(joining, decision.frontier_before, epoch.order.epoch), most
+        )
+        written = _write_window_segment(epoch, kind, fresh)
+    if window.zero_rows:
+        zero, gaps = fill_gaps(epoch, aggregation, live, list(gaps), written)
+        written = combine_written_files((written, zero))
+    results = _emit_results(epoch, name, aggregation, live, written)
+    segments = [
+        ref
+        for ref in (*live, *written.refs)
+        if not _is_window_segment_purged(window, ref, decision.frontier_after)
+    ]
+    return WindowOutput(results, (*compact_window_segments(epoch, name, segments), *gaps), written)
+
+
+def _write_window_segment(
+    epoch: EpochContext, kind: str, rows: pa.Table | DataFrame
+) -> WrittenFiles:
+    return epoch.writer.write_segment(kind, rows, "_we")
+
+
+def _is_window_segment_purged(window: WindowSpec, ref: FileRef, frontier: int) -> bool:
+    return ref.max_time is None or is_window_purged(window, ref.max_time, frontier)
+
+
+def _emit_results(
+    epoch: EpochContext,
+    name: str,
+    aggregation: Aggregation,
+    live: list[FileRef],
+    fresh: WrittenFiles,
+) -> WrittenFiles:
+    """Merge what is due, at most one result per window."""
+    window, before, after = (
+        aggregation.window,
+        epoch.order.decision.frontier_before,
+        epoch.order.decision.frontier_after,
+    )
+    ends = [ref.min_time for ref in fresh.refs if ref.min_time is not None]
+    needed = [ref for ref in live if _may_be_due(window, ref, ends, before, after)]
+    if not needed and not _is_any_due(window, ends, after):
+        return WrittenFiles((), ())
+    size = sum(ref.rows for ref in (*needed, *fresh.refs))
+    if (
+        size <= MERGE_ROWS
+        and (few := _merge_in_driver(epoch, aggregation, needed, fresh)) is not None
+    ):
+        return epoch.writer.write_table(name, few, "window_end")
+    rows = _load_window_state(epoch, needed, fresh)
+    if rows is None:
+        return WrittenFiles((), ())
+    fills = (
+        " OR (_new AND _n = 0)" if window.zero_rows else ""
+    )  # a gap may be found when its windows are purged already
+    rows = rows.where(f"NOT ({window_purged_sql(window, '_we', before)}){fills}").where(
+        _due_range_sql(window, ends, before, after)
+    )
+    due, revision = _due_and_revision_sql(window, before, after, epoch.order.epoch)
+    use = (
+        f"_new OR NOT ({end_reached_sql('_we', before)})"
+        if window.revisions == "delta" and window.emit == "close"
+        else None
+    )
+    if window.revisions == "delta" and window.emit != "close":
+        use = "_new"
+    merged = aggregation.merge_partials(rows, flags={"_new": "max(_new)"}, use=use).where(due)
+    results = aggregation.build_results(
+        merged, revision, epoch.provenance_columns(beside="_we")[3:]
+    )
+    return epoch.writer.write_table(name, epoch.collect_if_small(results, size), "window_end")
+
+
+def _merge_in_driver(
+    epoch: EpochContext, aggregation: Aggregation, needed: list[FileRef], fresh: WrittenFiles
+) -> pa.Table | None:
+    """The results by the driver; None where this is Spark's."""
+    order, decision = epoch.order, epoch.order.decision
+    old, new = epoch.locate_segments(needed), list(fresh.paths)
+    if not all(can_merge_in_driver(aggregation, pq.read_schema(path)) for path in (*old, *new)):
+        return None
+    known = [(pq.read_table(path, partitioning=None), path in new) for path in (*old, *new)]
+    if not known:
+        return None
+    marked = [
+        table.append_column("_new", pa.repeat(is_new, table.num_rows)) for table, is_new in known
+    ]
+    rows = pa.concat_tables(marked, promote_options="permissive")
+    return merge_due_results(
+        aggregation,
+        rows,
+        decision.frontier_before,
+        decision.frontier_after,
+        order.timeline,
+        order.epoch,
+    )
+
+
+def _load_window_state(
+    epoch: EpochContext, needed: list[FileRef], fresh: WrittenFiles
+) -> DataFrame | None:
+    frames = []
+    old = epoch.load_segments(needed)
+    if old is not None:
+        frames.append(old.selectExpr("*", "false AS _new"))
+    new = epoch.load_segments([], list(fresh.paths))
+    if new is not None:
+        frames.append(new.selectExpr("*", "true AS _new"))
+    return reduce(DataFrame.unionByName, frames) if frames else None
+
+
+def _due_and_revision_sql(
+    window: WindowSpec, before: int, after: int, slot: int
+) -> tuple[str, str]:
+    """(which merged windows have a result now, the number of their earlier results)."""
+    match window.emit:
+        case "each_epoch":
+            return (
+                "_new AND _n > 0",
+                "_n - 1",
+            )  # no row ever came into a window that only fills a gap
+        case "complete":
+            return "true", f"{opaque_literal(slot, '_we')} - _epoch"
+        case _:
+            return (
+                (
+                    f"({end_reached_sql('_we', after)}) AND (_new OR NOT"
+                    f" ({end_reached_sql('_we', before)}))"
+                ),
+                "_on + _up - 1",
+            )
+
+
+def _due_range_sql(window: WindowSpec, ends: list[int], before: int, after: int) -> str:
+    """Windows outside this range have no result now."""
+    if window.emit == "complete":
+        return "true"
+    touched = f"_we >= {opaque_literal(min(ends), '_we')}" if ends else "false"
+    if window.emit == "each_epoch":
+        return touched
+    return (
+        f"({end_reached_sql('_we', after)}) AND ({touched} OR NOT"
+        f" ({end_reached_sql('_we', before)}))"
+    )
+
+
+def _may_be_due(window: WindowSpec, ref: FileRef, ends: list[int], before: int, after: int) -> bool:
+    if (
+        ref.min_time is None
+        or ref.max_time is None
+        or is_window_purged(window, ref.max_time, before)
+    ):
+        return False
+    if window.emit == "complete":
+        return True
+    touched = bool(ends) and ref.max_time >= min(ends)
+    if window.emit == "each_epoch":
+        return touched
+    return is_window_closed(window, ref.min_time, after) and (
+        touched or not is_window_closed(window, ref.max_time, before)
+    )
+
+
+def _is_any_due(window: WindowSpec, ends: list[int], after: int) -> bool:
+    return any(window.emit != "close" or is_window_closed(window, end, after) for end in ends)
+
+
+# Opt-in results for empty windows between the first and the last window of a key (`zero_rows`).
+#
+# One segment holds a row per key: its first and last window and the gaps between them that F has
+# not passed, as ranges of window starts, so that waiting costs O(1) whatever a gap's length. What F
+# passes becomes partial aggregates of no rows, which live, are emitted and purged as all others.
+
+_RANGES_TYPE = "array<struct<a:bigint,b:bigint>>"
+
+
+def holds_gaps(ref: FileRef) -> bool:
+    """Whether a segment of a window holds gaps, not partial aggregates."""
+    return bool(ref.extra.get("gaps"))
+
+
+def fill_gaps(
+    epoch: EpochContext,
+    aggregation: Aggregation,
+    live: list[FileRef],
+    gaps: list[FileRef],
+    fresh: WrittenFiles,
+) -> tuple[WrittenFiles, tuple[FileRef, ...]]:
+    """Partial aggregates of the empty windows that F passes now, and the segment of the gaps that are left.
+
+    Args:
+        epoch: the epoch.
+        aggregation: of the window.
+        live: segments of partial aggregates before the epoch.
+        gaps: the segment of gaps before the epoch, if there is one.
+        fresh: partial aggregates of the epoch's rows.
+    """
+    decision, nothing = epoch.order.decision, WrittenFiles((), ())
+    kind = next((ref.kind for ref in (*fresh.refs, *gaps, *live)), "")
+    if not fresh.refs and (not gaps or decision.frontier_before == decision.frontier_after):
+        return nothing, tuple(gaps)
+    state = _update_gaps(epoch, aggregation, gaps, fresh)
+    rows = sum(ref.rows for ref in (*gaps, *fresh.refs))
+    left = epoch.writer.write_segment(
+        kind, epoch.collect_if_small(state, rows), None, {"gaps": True}
+    )
+    counts = left.read_columns(["_passed"])
+    passed = 0 if counts is None else pc.sum(counts["_passed"]).as_py() or 0
+    if not passed:
+        return nothing, left.refs
+    zero = _drop_windows_with_rows(
+        epoch, aggregation, _build_zero_partials(epoch, aggregation, left), live, fresh
+    )
+    return epoch.writer.write_segment(kind, epoch.collect_if_small(zero, passed), "_we"), left.refs
+
+
+def _update_gaps(
+    epoch: EpochContext, aggregation: Aggregation, gaps: list[FileRef], fresh: WrittenFiles
+) -> DataFrame:
+    """Per key what is known after this epoch's windows.
+
+    First and last window, gaps left, and gaps that F passes now.
+    """
+    keys, frames = aggregation.keys, []
+    touched = epoch.load_segments([], list(fresh.paths))
+    if touched is not None:
+        starts = touched.groupBy(*keys).agg(F.expr("sort_array(collect_set(_ws))").alias("_starts"))
+        nothing = [
+            "CAST(NULL AS bigint) AS _first",
+            "CAST(NULL AS bigint) AS _last",
+            f"CAST(NULL AS {_RANGES_TYPE}) AS _ranges",
+        ]
+        frames.append(starts.selectExpr(*keys, "_starts", *nothing))
+    known = epoch.load_segments(gaps)
+    if known is not None:
+        frames.append(
+            known.selectExpr(
+                *keys, "CAST(NULL AS array<bigint>) AS _starts", "_first", "_last", "_ranges"
+            )
+        )
+    both = frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+    marks = ("_starts", "_first", "_last", "_ranges")
+    joined = both.groupBy(*keys).agg(*(F.expr(f"first({c}, true)").alias(c) for c in marks))
+    reach = joined.selectExpr(*keys, f"{_grow_reach_sql(aggregation.window.period or 1)} AS _r")
+    return _split_passed_gaps(
+        reach.selectExpr(*keys, "_r.f AS _first", "_r.l AS _last", "_r.r AS _all"),
+        epoch,
+        aggregation,
+    )
+
+
+def _grow_reach_sql(period: int) -> str:
+    """Let first and last window grow by the starts touched, in order.
+
+    What is skipped is a new gap.
+    """
+    begin = (
+        "named_struct('f', coalesce(_first, _starts[0]), 'l', coalesce(_last, _starts[0]), 'r',"
+        f" {_ranges_or_empty_sql('_ranges')})"
+    )
+    before = f"concat(acc.r, array(named_struct('a', s + {period}L, 'b', acc.f)))"
+    behind = f"concat(acc.r, array(named_struct('a', acc.l + {period}L, 'b', s)))"
+    step = (
+        f"CASE WHEN s < acc.f THEN named_struct('f', s, 'l', acc.l, 'r', {before}) "
+        f"WHEN s > acc.l THEN named_struct('f', acc.f, 'l', s, 'r', {behind}) ELSE acc END"
+    )
+    return (
+        f"aggregate(coalesce(_starts, CAST(array() AS array<bigint>)), {begin}, (acc, s) -> {step})"
+    )
+
+
+def _ranges_or_empty_sql(column: str) -> str:
+    return f"coalesce({column}, CAST(array() AS {_RANGES_TYPE}))"
+
+
+def _split_passed_gaps(
+    frame: DataFrame, epoch: EpochContext, aggregation: Aggregation
+) -> DataFrame:
+    """Divide the gaps at the last window that is closed."""
+    period, size, after = (
+        aggregation.window.period or 1,
+        aggregation.window.size or 0,
+        epoch.order.decision.frontier_after,
+    )
+    bound = TICK_MAX if after == TICK_MAX else TICK_MIN if after < TICK_MIN + size else after - size
+    until = (
+        f"least(x.b, x.a + (least({bound}L, x.b - 1L) - x.a) div {period}L * {period}L + {period}L)"
+    )
+    passed = (
+        f"transform(filter(_all, x -> x.a < x.b AND x.a <= {bound}L), x -> named_struct('a', x.a,"
+        f" 'b', {until}))"
+    )
+    left = f"transform(_all, x -> named_struct('a', IF(x.a <= {bound}L, {until}, x.a), 'b', x.b))"
+    own = [f"filter({left}, x -> x.a < x.b) AS _ranges", f"{passed} AS _due"]
+    frame = frame.selectExpr(*aggregation.keys, "_first", "_last", *own)
+    count = (
+        f"aggregate(_due, 0L, (n, x) -> n + (x.b - x.a + {period - 1}L) div {period}L) AS _passed"
+    )
+    return frame.selectExpr("*", count)
+
+
+def _build_zero_partials(
+    epoch: EpochContext, aggregation: Aggregation, left: WrittenFiles
+) -> DataFrame:
+    """Partial aggregates of no rows, one for each window passed."""
+    window, frame = aggregation.window, epoch.load_segments([], list(left.paths))
+    assert frame is not None  # noqa: S101 - it was just written
+    due = frame.where("_passed > 0").selectExpr(*aggregation.keys, "explode(_due) AS _d")
+    starts = due.selectExpr(
+        *aggregation.keys, f"explode(sequence(_d.a, _d.b - 1L, {window.period}L)) AS _ws"
+    )
+    update = f"CAST({end_reached_sql('_we', epoch.order.decision.frontier_before)} AS int)"
+    marks = [
+        f"1 - {update} AS _on",
+        f"{update} AS _up",
+        "0 AS _n",
+        f"CAST({epoch.order.epoch} AS bigint) AS _epoch",
+    ]
+    return starts.selectExpr("*", f"_ws + {window.size}L AS _we").selectExpr(
+        *aggregation.group_columns, *marks
+    )
+
+
+def _drop_windows_with_rows(
+    epoch: EpochContext,
+    aggregation: Aggregation,
+    zero: DataFrame,
+    live: list[FileRef],
+    fresh: WrittenFiles,
+) -> DataFrame:
+    """Only windows that have no rows, with the columns of the others."""
+    standing = epoch.load_segments(live, list(fresh.paths))
+    assert standing is not None  # noqa: S101 - the last window of a key outlives the gaps before it
+    columns = standing.where("false").selectExpr(
+        *aggregation.group_columns, "_on", "_up", "_n", "_epoch", *aggregation.partials
+    )
+    standing = standing.where(
+        f"NOT ({window_purged_sql(aggregation.window, '_we', epoch.order.decision.frontier_before)})"
+    )
+    names = ("_ws", *aggregation.keys)
+    other = standing.selectExpr(*(f"{c} AS _j{c}" for c in names)).distinct()
+    empty = zero.join(other, F.expr(" AND ".join(f"{c} <=> _j{c}" for c in names)), "left_anti")
+    return columns.unionByName(empty, allowMissingColumns=True)

@@ -1,0 +1,66 @@
+"""Which physical values fit a declared column.
+
+One rule for every mover (semantics.md section 2, "never silent").
+
+A value fits when it becomes the declared type without losing anything a person would miss: 1.5 is
+no int, 0.125 no decimal(6,2), 2 to the 60th plus one no double. What does not fit is a bad value,
+and its row a dead letter. Text is taken only in the one form that everybody writes, so that no
+engine's leniency decides what a row means.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+EXACT_BITS: Final = {"float": 24, "double": 53}
+"""Integers up to two to this power are exact in a floating type; larger ones do not fit."""
+
+_NUMERIC_FAMILIES: Final = frozenset({"bool", "int", "float", "decimal", "string"})
+_ACCEPTED_FAMILIES: Final = {
+    "string": frozenset(
+        {"bool", "int", "decimal", "date", "string"}
+    ),  # floats and times have no one text
+    "boolean": frozenset({"bool", "int", "float", "string"}),
+    "int": _NUMERIC_FAMILIES,
+    "long": _NUMERIC_FAMILIES,
+    "float": _NUMERIC_FAMILIES,
+    "double": _NUMERIC_FAMILIES,
+    "decimal": _NUMERIC_FAMILIES - {"bool"},
+    "date": frozenset({"date", "timestamp", "string"}),
+    "binary": frozenset({"binary", "string"}),
+    "timestamp": frozenset({"timestamp"}),  # a number has no unit, and a text no agreed zone
+}
+_INTEGER_PATTERN: Final = r"-?[0-9]+"
+_REAL_PATTERN: Final = r"[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?[0-9]+)?"
+_TEXT_PATTERNS: Final = {
+    "boolean": r"[tT][rR][uU][eE]|[fF][aA][lL][sS][eE]|0|1",
+    "int": _INTEGER_PATTERN,
+    "long": _INTEGER_PATTERN,
+    "float": _REAL_PATTERN,
+    "double": _REAL_PATTERN,
+    "date": r"[0-9]{4}-[0-9]{2}-[0-9]{2}",
+}
+
+
+def accepts_family(declared: str, family: str) -> bool:
+    """Whether any value of a physical family (bool, int, float, decimal, string, date, timestamp, binary) may fit.
+
+    >>> accepts_family("decimal(6,2)", "int"), accepts_family("date", "int")
+    (True, False)
+    """
+    return family in _ACCEPTED_FAMILIES[declared.partition("(")[0]]
+
+
+def build_text_pattern(declared: str) -> str | None:
+    """The regular expression that a whole text must match to be taken as the declared type; None.
+
+    Any text will do.
+
+    >>> build_text_pattern("decimal(6,2)"), build_text_pattern("string")
+    ('-?[0-9]+([.][0-9]{1,2})?', None)
+    """
+    if declared.startswith("decimal"):
+        scale = int(re.findall(r"\d+", declared)[1])
+        return _INTEGER_PATTERN + (f"([.][0-9]{{1,{scale}}})?" if scale else "")
+    return _TEXT_PATTERNS.get(declared)

@@ -1,0 +1,283 @@
+"""What becomes of a checkpoint's state under another spec.
+
+Kept, dropped or refused, by rules and never by luck.
+
+State is laid out by the spec that wrote it: partial aggregates by their place in a window, buffered
+rows by their columns, positions by the order of a source's objects. A change that would read one as
+the other is refused while there is such state. Everything else is kept and applies from the next
+epoch on; frontiers never move back. docs/recovery.md has the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from tidegate.jobs.spec.pipeline import NON_DATA_SECTIONS, PipelineSpec, SourceSpec
+from tidegate.jobs.spec.window_specs import WindowSpec
+
+_RESTART_ADVICE: Final = (
+    "start anew under another name, or let the driver finish with the old spec first"
+)
+
+
+_POSITION_OPTIONS: Final = {
+    "kafka.topic": "its offsets count the messages of the old topic",
+    "table": "its positions count the files of the old table, or objects that were none",
+    "table.format": "its positions count the files of the old table",
+    "table.name": "its positions count the files of the old table",
+    "discovery.order": (
+        "its positions count objects in the old order: some would be skipped, others read again"
+    ),
+}
+"""Options of a source -> what its positions mean by them."""
+
+
+class ChangeEffect(StrEnum):
+    """What becomes of the state that a change concerns."""
+
+    KEPT = "kept"
+    DROPPED = "dropped"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class SpecChange:
+    """One difference between two specs, and what it means."""
+
+    what: str
+    verdict: ChangeEffect
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """What state there is.
+
+    Attributes:
+        windows: windows with open results.
+        buffered: rows in the order buffer.
+    """
+
+    windows: frozenset[str] = frozenset()
+    buffered: int = 0
+
+
+def compare_specs(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> list[SpecChange]:
+    """Every difference that state or results depend on; refused ones first."""
+    found = [
+        *_compare_sources(old, new, live),
+        *_compare_columns(old, new, live),
+        *_compare_windows(old, new, live),
+        *_compare_release(old, new, live),
+    ]
+    found += [
+        _make_kept_change(path)
+        for path in _list_differing_paths(
+            _select_remaining_fields(old), _select_remaining_fields(new)
+        )
+    ]
+    order = [ChangeEffect.REFUSED, ChangeEffect.DROPPED, ChangeEffect.KEPT]
+    return sorted(found, key=lambda change: order.index(change.verdict))
+
+
+def _make_kept_change(what: str, why: str = "applies from the next epoch on") -> SpecChange:
+    return SpecChange(what, ChangeEffect.KEPT, why)
+
+
+def _make_refused_change(what: str, why: str) -> SpecChange:
+    return SpecChange(what, ChangeEffect.REFUSED, why)
+
+
+def _compare_sources(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:
+    for name in new.sources.keys() - old.sources.keys():
+        how = (
+            "at the frontier: its older rows are late"
+            if new.coalesce.joins == "at_F"
+            else "and holds the frontier until it has one"
+        )
+        yield _make_kept_change(
+            f"sources.{name} added", f"is read from its beginning; it joins {how}"
+        )
+    for name in old.sources.keys() - new.sources.keys():
+        rows = (
+            f"; up to {live.buffered:,} buffered rows still leave in order" if live.buffered else ""
+        )
+        rows += "; its open edges count no more" if old.sources[name].edges else ""
+        yield SpecChange(
+            f"sources.{name} removed",
+            ChangeEffect.DROPPED,
+            f"its frontier does not count any more{rows}",
+        )
+    for name in sorted(old.sources.keys() & new.sources.keys()):
+        yield from _compare_source(f"sources.{name}", old.sources[name], new.sources[name])
+
+
+def _compare_source(where: str, old: SourceSpec, new: SourceSpec) -> Iterator[SpecChange]:
+    left, right = (
+        old.model_dump(mode="json", exclude={"columns"}),
+        new.model_dump(mode="json", exclude={"columns"}),
+    )
+    for path in _list_differing_paths(left, right):
+        field = path.partition(".")[0]
+        if path in _POSITION_OPTIONS:
+            yield _make_refused_change(
+                f"{where}.{path}", f"{_POSITION_OPTIONS[path]}: give the source a new name"
+            )
+        elif field in ("kind", "path", "format", "partition_by"):
+            yield _make_refused_change(
+                f"{where}.{path}",
+                "its positions count the objects of the old place: give the source a new name",
+            )
+        elif field in ("event_time", "end_time", "timezone", "barriers", "edges"):
+            yield _make_refused_change(
+                f"{where}.{path}",
+                "rows before and after would mean different things: give the source a new name",
+            )
+        elif field == "lag":
+            yield _make_kept_change(
+                f"{where}.lag",
+                "a smaller one counts at once; with a larger one the frontier stands until the rows"
+                " caught up",
+            )
+        else:
+            yield _make_kept_change(f"{where}.{path}")
+
+
+def _compare_columns(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:
+    for name in sorted(old.columns.keys() | new.columns.keys()):
+        left, right = old.columns.get(name), new.columns.get(name)
+        if left == right:
+            continue
+        what = (
+            f"schema.{name}"
+            f" {'added' if left is None else 'removed' if right is None else f'is {right} instead of {left}'}"
+        )
+        if left is not None and right is not None:
+            yield _make_refused_change(
+                what,
+                f"a table's column has one type: give the column a new name, or {_RESTART_ADVICE}",
+            )
+        elif live.buffered:
+            yield _make_refused_change(
+                what,
+                f"{live.buffered:,} rows of the old shape wait in the order buffer:"
+                f" {_RESTART_ADVICE}",
+            )
+        else:
+            yield _make_kept_change(what, "tables keep the column; rows without it read as null")
+
+
+def _compare_windows(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:
+    for name in new.windows.keys() - old.windows.keys():
+        yield _make_kept_change(
+            f"windows.{name} added",
+            "begins empty: a window that is open already counts only rows read from now on"
+            + (
+                ", and the edges that are open"
+                if any(s.edges for s in new.sources.values())
+                else ""
+            ),
+        )
+    for name in old.windows.keys() - new.windows.keys():
+        what = (
+            "its open windows are never emitted; its table stays"
+            if name in live.windows
+            else "its table stays"
+        )
+        yield SpecChange(f"windows.{name} removed", ChangeEffect.DROPPED, what)
+    for name in sorted(old.windows.keys() & new.windows.keys()):
+        yield from _compare_window(
+            f"windows.{name}", old.windows[name], new.windows[name], name in live.windows
+        )
+
+
+def _compare_window(
+    where: str, old: WindowSpec, new: WindowSpec, is_open: bool
+) -> Iterator[SpecChange]:
+    yield from _compare_aggregates(where, old, new, is_open)
+    left, right = (
+        old.model_dump(mode="json", exclude={"aggregates"}),
+        new.model_dump(mode="json", exclude={"aggregates"}),
+    )
+    for path in _list_differing_paths(left, right):
+        if path in ("kind", "size", "slide", "gap", "offset", "keys"):
+            yield _make_refused_change(
+                f"{where}.{path}",
+                "its table would hold two kinds of results: add it as a window with a new name",
+            )
+        elif (
+            path in ("emit", "revisions", "session_touch", "session_late", "session_close")
+            and is_open
+        ):
+            yield _make_refused_change(
+                f"{where}.{path}",
+                "results of open windows are counted by the old rule: use a new name",
+            )
+        else:
+            yield _make_kept_change(f"{where}.{path}")
+
+
+def _compare_aggregates(
+    where: str, old: WindowSpec, new: WindowSpec, is_open: bool
+) -> Iterator[SpecChange]:
+    left, right = list(old.aggregates.items()), list(new.aggregates.items())
+    if left == right:
+        return
+    for name in sorted(old.aggregates.keys() | new.aggregates.keys()):
+        before, after = old.aggregates.get(name), new.aggregates.get(name)
+        if before == after:
+            continue
+        what = (
+            f"{where}.aggregates.{name}"
+            f" {'added' if before is None else 'removed' if after is None else 'changed'}"
+        )
+        yield _judge_aggregate_change(what, is_open)
+    if old.aggregates == new.aggregates:
+        yield _judge_aggregate_change(f"{where}.aggregates in another order", is_open)
+
+
+def _judge_aggregate_change(what: str, is_open: bool) -> SpecChange:
+    if is_open:
+        return _make_refused_change(
+            what, "open windows hold partial results without it: add it as a window with a new name"
+        )
+    return _make_kept_change(what, "no window is open; older results read as null there")
+
+
+def _compare_release(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:
+    for field in ("mode", "glom"):
+        if getattr(old.release, field) == getattr(new.release, field):
+            continue
+        if live.buffered:
+            yield _make_refused_change(
+                f"release.{field}",
+                f"{live.buffered:,} rows wait by the old rule: {_RESTART_ADVICE}",
+            )
+        else:
+            yield _make_kept_change(f"release.{field}")
+
+
+def _select_remaining_fields(spec: PipelineSpec) -> dict[str, Any]:
+    """What has no rule of its own."""
+    beside = {*NON_DATA_SECTIONS, "name", "sources", "windows"}
+    whole = spec.model_dump(mode="json", exclude=beside)
+    return whole | {
+        "release": {k: v for k, v in whole["release"].items() if k not in ("mode", "glom")}
+    }
+
+
+def _list_differing_paths(
+    left: Mapping[str, Any], right: Mapping[str, Any], prefix: str = ""
+) -> Iterator[str]:
+    """Dotted names of the leaves that differ."""
+    for name in sorted(left.keys() | right.keys()):
+        one, other = left.get(name), right.get(name)
+        if one == other:
+            continue
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _list_differing_paths(one, other, f"{prefix}{name}.")
+        else:
+            yield prefix + name

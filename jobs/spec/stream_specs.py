@@ -1,0 +1,333 @@
+"""Streams of a pipeline, and the pipes and reducers that dispatch rows to them (semantics.md section 6).
+
+Everything starts at `events`, the rows a pipeline releases. Which stream has which columns, and in
+which order streams are worked on, follows from the spec alone (`StreamGraph`).
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from tidegate.jobs.spec.event_time_options import SpecModel
+from tidegate.jobs.spec.window_specs import Aggregate
+
+EVENTS_STREAM: Final = "events"
+"""The stream that all others come from.
+
+What the pipeline releases, its positions, and the running maximum of its event times.
+"""
+REJECTIONS: Final = "rejections"
+"""The table of dispatches that a destination refused: the log of their origin streams."""
+RUNNING_AGGREGATES: Final = ("count", "sum", "min", "max", "first", "last")
+"""Aggregates that a reducer can keep from event to event."""
+_SYSTEM_STREAM_COLUMNS: Final = ("position", "stream_time")
+_FUNCTION_PATH_PATTERN: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
+_KEYED_INHERIT_MESSAGE: Final = (
+    "a pipe with keys must not inherit: each key is a substream of its own, so the stamps of"
+    " different keys come in any order, and the destination would reject the rows of every key that"
+    " is behind; leave inherit out and the destination stamps them"
+)
+
+
+def _parse_instant(value: Any) -> Any:
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return round(aware.timestamp() * 1_000_000)
+    return value
+
+
+def _wrap_in_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+Instant = Annotated[int, BeforeValidator(_parse_instant)]
+Position = Annotated[int, Field(ge=0)]
+
+
+class StreamSpec(SpecModel):
+    """A stream: append-only, positions contiguous from zero, its time never going back."""
+
+    columns: dict[str, str] = Field(default={}, alias="schema")
+    """Column -> type.
+
+    Left out: the columns of the stream its pipes read. A stream that reducers write to needs it.
+    """
+    buffer: bool = False
+    """An ordered stage in front.
+
+    Rows wait until the frontier has passed their stamps, leave in order, and are never rejected.
+    """
+
+
+class AttachmentSpec(SpecModel, ABC):
+    """What pipes and reducers have in common."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    origin: str = Field(alias="from")
+    """The stream whose rows are dispatched: `events` or one of `streams`."""
+    inherit: bool = False
+    """Rows keep their parent's stamp (in the backfill of a splice they always do).
+
+    Otherwise the destination stamps them.
+    """
+    merge: Literal["concat", "splice"] = "concat"
+    """The rows that are there when the attachment is made.
+
+    Append them, or collect them in a splice request.
+    """
+    attach: Literal["at_start", "on_request"] = "at_start"
+    """At the first epoch that knows it, or when `tidegate attach` asks for it."""
+    rows_per_epoch: Annotated[int, Field(gt=0)] = 1_000_000
+    """The most rows of the origin that one epoch takes: a long backfill is spread over epochs."""
+
+    @property
+    @abstractmethod
+    def destinations(self) -> tuple[str, ...]:
+        """Streams it may write to; the first is the default."""
+
+
+class PipeSpec(AttachmentSpec):
+    """Copies selected rows of one stream to another."""
+
+    to: str
+    where: str | None = None
+    """SQL over the origin's columns (DuckDB's dialect); rows for which it is true are copied."""
+    positions: tuple[Position, Position | None] = (0, None)
+    """From, to (exclusive)."""
+    times: tuple[Instant | None, Instant | None] = (None, None)
+    """From, to (exclusive), of stream time."""
+    keys: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default={})
+    """Column -> values: a substream."""
+
+    @model_validator(mode="after")
+    def _refuse_keyed_inherit(self) -> PipeSpec:
+        if self.keys and self.inherit:
+            raise ValueError(_KEYED_INHERIT_MESSAGE)
+        return self
+
+    @property
+    def destinations(self) -> tuple[str, ...]:
+        return (self.to,)
+
+
+class ReducerSpec(AttachmentSpec):
+    """A deterministic fold over a stream, or over each of its keys.
+
+    (state, event, index) -> state, dispatches.
+    """
+
+    to: Annotated[tuple[str, ...], BeforeValidator(_wrap_in_tuple), Field(min_length=1)]
+    function: str | None = None
+    """Import path ``package.module:function``.
+
+    It gets the state, the event (``event["column"]``, ``event.time``, ``event.id``)
+    and the index of the event within the stream or key; it returns the new state and the rows to
+    dispatch, as mappings for the first destination or as pairs (destination, mapping). The state
+    must be JSON.
+    """
+    aggregates: dict[str, Aggregate] = Field(default={})
+    """Instead of a function.
+
+    Running aggregates over SQL expressions (DuckDB's dialect), from the first event on. Every event
+    dispatches one row: the key columns and these. Numbers, texts and booleans only: the state must
+    be JSON.
+    """
+    keys: tuple[str, ...] = ()
+    """Key columns: one state per key. None: one for the stream."""
+    initial: Any = None
+    """The state before the first event."""
+    recheck: Annotated[int, Field(ge=0)] = 100
+    """Rows of each batch that are folded a second time, with side effects refused, to see whether the fold is deterministic."""
+
+    @field_validator("function")
+    @classmethod
+    def _require_function_path(cls, value: str | None) -> str | None:
+        if value is not None and not _FUNCTION_PATH_PATTERN.match(value):
+            raise ValueError(f"write it as package.module:function; got {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _require_function_or_aggregates(self) -> ReducerSpec:
+        if (self.function is None) == (not self.aggregates):
+            raise ValueError("a reducer has either a 'function' or 'aggregates'")
+        strange = [
+            str(one) for one in self.aggregates.values() if one.function not in RUNNING_AGGREGATES
+        ]
+        if strange:
+            raise ValueError(
+                f"{strange[0]} does not run along; choose from {', '.join(RUNNING_AGGREGATES)}"
+            )
+        if self.aggregates and len(self.to) > 1:
+            raise ValueError("aggregates go to one destination; 'to' names several")
+        return self
+
+    @model_validator(mode="after")
+    def _require_single_destination(self) -> ReducerSpec:
+        if self.merge == "splice" and len(self.to) > 1:
+            raise ValueError(
+                "a splice collects one request, which the owner of one destination merges or"
+                " rejects; 'to' names several"
+            )
+        return self
+
+    @property
+    def destinations(self) -> tuple[str, ...]:
+        return self.to
+
+
+@dataclass(frozen=True, slots=True)
+class StreamGraph:
+    """Streams in the order in which they can be worked on, their columns, and who reads what.
+
+    Attributes:
+        order: stream names; `events` first.
+        columns: stream -> column -> type.
+        attachments: name -> pipe or reducer, in the order of the spec, pipes first.
+    """
+
+    order: tuple[str, ...]
+    columns: Mapping[str, Mapping[str, str]]
+    attachments: Mapping[str, PipeSpec | ReducerSpec]
+
+    @classmethod
+    def build(
+        cls,
+        events: Mapping[str, str],
+        streams: Mapping[str, StreamSpec],
+        pipes: Mapping[str, PipeSpec],
+        reducers: Mapping[str, ReducerSpec],
+    ) -> StreamGraph:
+        """Work it out.
+
+        Raises:
+            ValueError: an unknown name, a cycle, or columns that do not fit; the message names the
+                field.
+        """
+        twice = set(pipes) & set(reducers)
+        if twice:
+            raise ValueError(f"reducers: {', '.join(sorted(twice))} is the name of a pipe as well")
+        attachments: dict[str, PipeSpec | ReducerSpec] = {**pipes, **reducers}
+        for name, one in attachments.items():
+            _require_known_streams(_format_field_name(name, one), one, streams)
+        columns: dict[str, Mapping[str, str]] = {EVENTS_STREAM: events}
+        for stream in _sort_topologically(streams, attachments):
+            columns[stream] = _derive_stream_columns(stream, streams[stream], attachments, columns)
+        for name, one in attachments.items():
+            _require_matching_columns(_format_field_name(name, one), one, columns)
+        return cls(tuple(columns), columns, attachments)
+
+    def readers_of(self, stream: str) -> list[str]:
+        """Attachments whose origin it is."""
+        return [name for name, one in self.attachments.items() if one.origin == stream]
+
+    def writers_of(self, stream: str) -> list[str]:
+        """Attachments that write to it."""
+        return [name for name, one in self.attachments.items() if stream in one.destinations]
+
+
+def _format_field_name(name: str, one: AttachmentSpec) -> str:
+    return f"{'pipes' if isinstance(one, PipeSpec) else 'reducers'}.{name}"
+
+
+def _require_known_streams(
+    field: str, one: AttachmentSpec, streams: Mapping[str, StreamSpec]
+) -> None:
+    listed = ", ".join(streams) or "none declared"
+    if one.origin != EVENTS_STREAM and one.origin not in streams:
+        raise ValueError(
+            f"{field}.from: no stream named {one.origin!r}; there are events, {listed}"
+        )
+    for to in one.destinations:
+        if to not in streams:
+            why = " (events are what the sources give)" if to == EVENTS_STREAM else ""
+            raise ValueError(
+                f"{field}.to: no stream named {to!r} to write to{why}; there are {listed}"
+            )
+
+
+def _sort_topologically(
+    streams: Mapping[str, StreamSpec], attachments: Mapping[str, PipeSpec | ReducerSpec]
+) -> list[str]:
+    """Every stream after those it is written from."""
+    parents = {
+        name: {a.origin for a in attachments.values() if name in a.destinations} - {EVENTS_STREAM}
+        for name in streams
+    }
+    order: list[str] = []
+    while len(order) < len(streams):
+        ready = [name for name in streams if name not in order and parents[name] <= set(order)]
+        if not ready:
+            raise ValueError(
+                f"streams: {_find_cycle(parents, set(order))} is a cycle; rows would be dispatched"
+                " for ever"
+            )
+        order.append(ready[0])
+    return order
+
+
+def _find_cycle(parents: Mapping[str, set[str]], done: set[str]) -> str:
+    path = [next(name for name in parents if name not in done)]
+    while True:
+        back = min(parents[path[-1]] - done)
+        if back in path:
+            return " <- ".join([*path[path.index(back) :], back])
+        path.append(back)
+
+
+def _derive_stream_columns(
+    stream: str,
+    spec: StreamSpec,
+    attachments: Mapping[str, PipeSpec | ReducerSpec],
+    known: Mapping[str, Mapping[str, str]],
+) -> Mapping[str, str]:
+    reserved = [c for c in spec.columns if c.startswith("_") or c in _SYSTEM_STREAM_COLUMNS]
+    if reserved:
+        raise ValueError(f"streams.{stream}.schema: {', '.join(reserved)} is tidegate's own")
+    if spec.columns:
+        return spec.columns
+    reducers = [
+        name
+        for name, one in attachments.items()
+        if stream in one.destinations and isinstance(one, ReducerSpec)
+    ]
+    if reducers:
+        raise ValueError(
+            f"streams.{stream}.schema: needed, because the reducer {reducers[0]} writes to it"
+        )
+    origins = [one.origin for one in attachments.values() if stream in one.destinations]
+    if not origins:
+        raise ValueError(f"streams.{stream}: nothing writes to it, so it needs a schema")
+    return known[origins[0]]
+
+
+def _require_matching_columns(
+    field: str, one: PipeSpec | ReducerSpec, columns: Mapping[str, Mapping[str, str]]
+) -> None:
+    origin = columns[one.origin]
+    missing = [key for key in one.keys if key not in origin]
+    if missing:
+        raise ValueError(
+            f"{field}.keys: no column {', '.join(missing)} in {one.origin} ({', '.join(origin)})"
+        )
+    if isinstance(one, ReducerSpec) and one.aggregates:
+        strangers = [
+            name for name in (*one.keys, *one.aggregates) if name not in columns[one.to[0]]
+        ]
+        if strangers:
+            raise ValueError(
+                f"{field}.aggregates: {one.to[0]} has no column {', '.join(strangers)}"
+            )
+    if isinstance(one, PipeSpec) and dict(columns[one.to]) != dict(origin):
+        raise ValueError(
+            f"{field}.to: a pipe copies rows, but {one.to} has other columns than {one.origin}"
+        )

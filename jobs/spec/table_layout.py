@@ -1,0 +1,281 @@
+"""How the files of the Iceberg tables are arranged: ``outputs.layout`` of a spec.
+
+It says where rows lie, not which there are.
+
+outputs:
+layout:
+events: {partition_by: ["day(placed)", "bucket(16, shop)"], sort_by: [shop, "placed desc"]}
+per_minute: {partition_by: ["month(window_start)"]}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from pydantic import field_validator, model_validator
+
+from tidegate.jobs.spec.event_time_options import SpecModel
+
+
+class PartitionTransform(StrEnum):
+    """What a partition is made of: Iceberg's own names."""
+
+    IDENTITY = "identity"
+    YEAR = "year"
+    MONTH = "month"
+    DAY = "day"
+    HOUR = "hour"
+    BUCKET = "bucket"
+    TRUNCATE = "truncate"
+
+
+_PARTITION_FORMS: Final = (
+    "a column, year(c), month(c), day(c), hour(c), bucket(n, c) or truncate(n, c)"
+)
+_COLUMN_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+_PARTITION_PATTERN: Final = re.compile(
+    rf"({_COLUMN_PATTERN})|(year|month|day|hour)\(\s*({_COLUMN_PATTERN})\s*\)|(bucket|truncate)\(\s*(\d+)\s*,\s*({_COLUMN_PATTERN})\s*\)"
+)
+_SORT_PATTERN: Final = re.compile(rf"({_COLUMN_PATTERN})(?:\s+(asc|desc))?")
+_TIME_TRANSFORMS: Final = frozenset(
+    {
+        PartitionTransform.YEAR,
+        PartitionTransform.MONTH,
+        PartitionTransform.DAY,
+        PartitionTransform.HOUR,
+    }
+)
+_DATE_TRANSFORMS: Final = frozenset(
+    {PartitionTransform.YEAR, PartitionTransform.MONTH, PartitionTransform.DAY}
+)
+_ALLOWED_TRANSFORMS: Final[dict[str, frozenset[PartitionTransform]]] = {
+    "timestamp": frozenset(
+        {PartitionTransform.BUCKET, *_TIME_TRANSFORMS}
+    ),  # by the microsecond each row would be a partition of its own
+    "date": frozenset({PartitionTransform.IDENTITY, PartitionTransform.BUCKET, *_DATE_TRANSFORMS}),
+    "string": frozenset(
+        {PartitionTransform.IDENTITY, PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}
+    ),
+    "int": frozenset(
+        {PartitionTransform.IDENTITY, PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}
+    ),
+    "long": frozenset(
+        {PartitionTransform.IDENTITY, PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}
+    ),
+    "decimal": frozenset(
+        {PartitionTransform.IDENTITY, PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}
+    ),
+    "binary": frozenset({PartitionTransform.BUCKET, PartitionTransform.TRUNCATE}),
+    "boolean": frozenset({PartitionTransform.IDENTITY}),
+    "float": frozenset(),
+    "double": frozenset(),
+}
+
+_TABLE_ORIGIN_COLUMNS: Final = {"_source": "string", "_partition": "string", "_seq": "long"}
+WINDOW_COLUMNS: Final = {"window_start": "timestamp", "window_end": "timestamp", "revision": "int"}
+"""Columns of a window's table beside its keys.
+
+Aggregates are left out: their types are known with the first result only.
+"""
+STREAM_COLUMNS: Final = {
+    "position": "long",
+    "stream_time": "timestamp",
+    "_via": "string",
+    "_origin": "string",
+}
+"""Columns of a stream's table beside its own."""
+SYSTEM_COLUMNS: Final[dict[str, dict[str, str]]] = {
+    "events": {"position": "long", "section": "long", "_late": "boolean", **_TABLE_ORIGIN_COLUMNS},
+    "late": {
+        "output": "string",
+        "reason": "string",
+        "lateness_us": "long",
+        "frontier": "timestamp",
+        **_TABLE_ORIGIN_COLUMNS,
+    },
+    "built": {
+        "number": "long",
+        "stamp": "timestamp",
+        "section": "long",
+        "first_time": "timestamp",
+        "last_time": "timestamp",
+    },
+    "dead_letters": {"reason": "string", "object": "string", **_TABLE_ORIGIN_COLUMNS},
+    "rejections": {
+        "stream": "string",
+        "destination": "string",
+        "via": "string",
+        "stamp": "timestamp",
+        "reason": "string",
+    },
+    "barriers": {
+        "barrier_id": "long",
+        "outcome": "string",
+        "opened": "timestamp",
+        "closed": "timestamp",
+        "section": "long",
+    },
+    "checkpoints": {
+        "slot": "long",
+        "sealed_at": "timestamp",
+        "recorded_now": "timestamp",
+        "frontier": "timestamp",
+    },
+}
+"""Table -> tidegate's own columns by which its files can be arranged.
+
+User columns come beside them.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBy:
+    """One part of a partition.
+
+    A column, and what is taken of it; `width` of buckets and truncation.
+    """
+
+    column: str
+    transform: PartitionTransform = PartitionTransform.IDENTITY
+    width: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> PartitionBy:
+        """Read the written form.
+
+        Raises:
+            ValueError: it is none of the forms.
+        """
+        match = _PARTITION_PATTERN.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"{text!r} is no partition; allowed: {_PARTITION_FORMS}")
+        identity, time, of_time, sized, width, of_sized = match.groups()
+        if identity:
+            return cls(identity)
+        if time:
+            return cls(of_time, PartitionTransform(time))
+        if int(width) == 0:
+            raise ValueError(f"{text!r}: the number must be above 0")
+        return cls(of_sized, PartitionTransform(sized), int(width))
+
+    @property
+    def iceberg_transform(self) -> str:
+        """The transform as Iceberg writes it."""
+        return f"{self.transform.value}[{self.width}]" if self.width else self.transform.value
+
+    def __str__(self) -> str:
+        if self.transform is PartitionTransform.IDENTITY:
+            return self.column
+        return f"{self.transform.value}({f'{self.width}, ' if self.width else ''}{self.column})"
+
+
+@dataclass(frozen=True, slots=True)
+class SortBy:
+    """One sort key; nulls stand last in both directions."""
+
+    column: str
+    descending: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> SortBy:
+        """Read the written form.
+
+        Raises:
+            ValueError: it is neither a column nor one with ``asc`` or ``desc``.
+        """
+        match = _SORT_PATTERN.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(
+                f"{text!r} is no sort key; allowed: a column, 'column asc' or 'column desc'"
+            )
+        return cls(match[1], match[2] == "desc")
+
+
+class TableLayout(SpecModel):
+    """How the files of one table are arranged."""
+
+    partition_by: tuple[str, ...] = ()
+    """Files by ``day(t)`` (also ``year``, ``month``, ``hour``), ``bucket(16, c)``, ``truncate(4, c)`` or a column's value.
+    Each epoch writes a file per partition that it has rows for: choose those that come few at a
+    time.
+    """
+    sort_by: tuple[str, ...] = ()
+    """Columns by which the rows of each file are sorted, each with ``desc`` behind it or not.
+
+    Nulls last.
+    """
+
+    @field_validator("partition_by")
+    @classmethod
+    def _refuse_duplicate_partitions(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        fields = [PartitionBy.parse(text) for text in value]
+        times = [field.column for field in fields if field.transform in _TIME_TRANSFORMS]
+        if len(set(fields)) < len(fields) or len(set(times)) < len(times):
+            raise ValueError("the same column twice, or two times of it: the finer one is enough")
+        return value
+
+    @field_validator("sort_by")
+    @classmethod
+    def _refuse_duplicate_sort_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        columns = [SortBy.parse(text).column for text in value]
+        if len(set(columns)) < len(columns):
+            raise ValueError("the same column twice")
+        return value
+
+    @model_validator(mode="after")
+    def _refuse_empty_layout(self) -> TableLayout:
+        if not self.partition_by and not self.sort_by:
+            raise ValueError("says neither partition_by nor sort_by")
+        return self
+
+    @property
+    def partition_fields(self) -> tuple[PartitionBy, ...]:
+        """What `partition_by` says."""
+        return tuple(PartitionBy.parse(text) for text in self.partition_by)
+
+    @property
+    def sort_fields(self) -> tuple[SortBy, ...]:
+        """What `sort_by` says."""
+        return tuple(SortBy.parse(text) for text in self.sort_by)
+
+
+def list_layout_problems(
+    layout: Mapping[str, TableLayout], tables: Mapping[str, Mapping[str, str]]
+) -> Iterator[str]:
+    """What a layout says that its tables cannot do, a sentence each.
+
+    Args:
+        layout: table -> how its files shall be arranged.
+        tables: table -> column -> type, for every table there is.
+    """
+    for table, given in layout.items():
+        columns = tables.get(table)
+        if columns is None:
+            yield f"outputs.layout.{table}: no such table; there are {', '.join(tables)}"
+            continue
+        where = f"outputs.layout.{table}"
+        for part in given.partition_fields:
+            if part.column not in columns:
+                yield (
+                    f"{where}.partition_by: no column {part.column!r} to partition by; there are"
+                    f" {', '.join(columns)}"
+                )
+                continue
+            kind = columns[part.column]
+            allowed = _ALLOWED_TRANSFORMS[kind.partition("(")[0]]
+            if part.transform not in allowed:
+                others = (
+                    ", ".join(one.value for one in PartitionTransform if one in allowed)
+                    or "nothing: choose another column"
+                )
+                yield f"{where}.partition_by: {part} does not go with a {kind}; allowed: {others}"
+        for key in given.sort_fields:
+            if key.column not in columns:
+                yield (
+                    f"{where}.sort_by: no column {key.column!r} to sort by; there are"
+                    f" {', '.join(columns)}"
+                )

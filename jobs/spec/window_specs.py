@@ -1,0 +1,174 @@
+"""Windows of a pipeline and their aggregates (semantics.md section 5)."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from tidegate.jobs.spec.event_time_options import LatePolicy, OptionalDuration, SpecModel
+from tidegate.time_units import Duration, SignedDuration
+
+
+class WindowKind(StrEnum):
+    """Shapes of windows."""
+
+    TUMBLING = "tumbling"
+    SLIDING = "sliding"
+    SESSION = "session"
+
+
+class AggregateFunction(StrEnum):
+    """Aggregates with a mergeable partial state.
+
+    Anything else goes through ``sql(...)`` on kept rows.
+    """
+
+    COUNT = "count"
+    SUM = "sum"
+    AVG = "avg"
+    MIN = "min"
+    MAX = "max"
+    FIRST = "first"
+    LAST = "last"
+    APPROX_DISTINCT = "approx_distinct"
+    APPROX_QUANTILE = "approx_quantile"
+    DISTINCT = "distinct"
+    COLLECT = "collect"
+    SQL = "sql"
+
+
+_CALL_PATTERN: Final = re.compile(r"^\s*(\w+)\s*\((.*)\)\s*$", re.DOTALL)
+
+
+class Aggregate(SpecModel):
+    """One aggregate column, written in YAML as ``avg(dep_delay)`` or ``approx_quantile(delay, 0.99)``."""
+
+    function: AggregateFunction
+    expression: str = "*"
+    """A Spark SQL expression over the row's columns; ``*`` only for count."""
+    argument: float | None = None
+    """The quantile in (0, 1) for approx_quantile."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse_call(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        match = _CALL_PATTERN.match(value)
+        names = [f.value for f in AggregateFunction]
+        if match is None or match[1] not in names:
+            raise ValueError(
+                f"not an aggregate: {value!r}; write FUNCTION(EXPRESSION) with FUNCTION one of"
+                f" {', '.join(names)}"
+            )
+        function, expression = match[1], match[2].strip() or "*"
+        if function == AggregateFunction.APPROX_QUANTILE:
+            expression, _, argument = expression.rpartition(",")
+            return {
+                "function": function,
+                "expression": expression.strip(),
+                "argument": argument.strip(),
+            }
+        return {"function": function, "expression": expression}
+
+    @model_validator(mode="after")
+    def _require_valid_call(self) -> Self:
+        if self.expression == "*" and self.function is not AggregateFunction.COUNT:
+            raise ValueError(
+                f"{self.function.value}(*) makes no sense: name a column or an expression"
+            )
+        if self.function is AggregateFunction.APPROX_QUANTILE and not (
+            self.argument and 0 < self.argument < 1
+        ):
+            raise ValueError("approx_quantile(expression, q) needs 0 < q < 1")
+        return self
+
+    def __str__(self) -> str:
+        inner = (
+            self.expression if self.argument is None else f"{self.expression}, {self.argument:g}"
+        )
+        return f"{self.function.value}({inner})"
+
+
+class WindowSpec(SpecModel):
+    """One window of a pipeline: its shape, keys, aggregates and life.
+
+    Windows consume rows as read, not as released. Half-open ``[start, end)``, aligned to the epoch
+    origin plus offset.
+    """
+
+    kind: WindowKind
+    size: Annotated[Duration, Field(gt=0)] | None = None
+    """Length of tumbling and sliding windows."""
+    slide: Annotated[Duration, Field(gt=0)] | None = None
+    """Distance between starts of sliding windows."""
+    gap: Annotated[Duration, Field(gt=0)] | None = None
+    """Session: the silence that ends it."""
+    offset: SignedDuration = 0
+    keys: tuple[str, ...] = ()
+    """Key columns; null is a key like any other."""
+    aggregates: dict[str, Aggregate] = Field(min_length=1)
+    """Output column -> aggregate."""
+    lateness: OptionalDuration = 0
+    """Allowed lateness.
+
+    The window is purged exactly at end + lateness <= F; ``never`` purges none.
+    """
+    late_unit: Literal["event", "window", "first_window"] = "window"
+    on_late: LatePolicy = LatePolicy.SIDE_OUTPUT
+    revisions: Literal["accumulate", "delta"] = "accumulate"
+    emit: Literal["close", "each_epoch", "complete"] = "close"
+    session_touch: Literal["merge", "separate"] = "merge"
+    session_late: Literal["merged", "own", "event"] = "merged"
+    session_close: Literal["at_end", "after_end"] | None = None
+    """Default: after_end when touching sessions merge, at_end otherwise."""
+    min_window_start: int | None = None
+    """Windows that start before this instant (ticks) do not exist."""
+    fire_every: Annotated[Duration, Field(gt=0)] | None = None
+    """Show an open window as well whenever F passes a multiple of this.
+
+    The first behind the rows that opened it, then each.
+    """
+    zero_rows: bool = False
+    """Emit a row for empty windows between a key's first and last window."""
+
+    @model_validator(mode="after")
+    def _require_shape_options(self) -> Self:
+        needs = {
+            WindowKind.TUMBLING: ("size",),
+            WindowKind.SLIDING: ("size", "slide"),
+            WindowKind.SESSION: ("gap",),
+        }[self.kind]
+        for name in ("size", "slide", "gap"):
+            present = getattr(self, name) is not None
+            if present != (name in needs):
+                raise ValueError(
+                    f"a {self.kind.value} window {'needs' if name in needs else 'has no'} {name!r}"
+                )
+        if self.zero_rows and self.kind is WindowKind.SESSION:
+            raise ValueError(
+                "a session window has no 'zero_rows': between two sessions there is no window"
+            )
+        if self.fire_every is not None and (self.emit != "close" or self.zero_rows):
+            raise ValueError("'fire_every' goes with emit: close, and without 'zero_rows'")
+        period = self.period
+        if period is not None and abs(self.offset) >= period:
+            raise ValueError("the offset must be smaller than the slide (tumbling: the size)")
+        return self
+
+    @property
+    def period(self) -> int | None:
+        """Ticks between window starts; None for sessions."""
+        return self.slide if self.kind is WindowKind.SLIDING else self.size
+
+    @property
+    def closes_after_end(self) -> bool:
+        """Whether a session closes at ``end < F`` instead of ``end <= F``."""
+        if self.kind is not WindowKind.SESSION:
+            return False
+        if self.session_close is None:
+            return self.session_touch == "merge"
+        return self.session_close == "after_end"

@@ -1,0 +1,154 @@
+"""What an epoch of dispatching writes.
+
+Tables of streams, and the state that the next epoch starts from.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.interfaces import MoveOrder
+from tidegate.jobs.streams.reducers import ReducerStates
+from tidegate.jobs.streams.row_history import read_parquet_files
+
+
+class DispatchFiles:
+    """The attempt's own files, and the live segments as they change."""
+
+    def __init__(self, store: Store, order: MoveOrder, segments: Sequence[FileRef]) -> None:
+        self._store, self._order = store, order
+        self.segments = list(segments)
+        self.tables: dict[str, tuple[FileRef, ...]] = {}
+
+    def live_segments(self, kind: str) -> list[FileRef]:
+        """Live segments of a kind."""
+        return [ref for ref in self.segments if ref.kind == kind]
+
+    def drop_segments(self, kind: str) -> None:
+        """The segments of a kind are not needed any more."""
+        self.segments = [ref for ref in self.segments if ref.kind != kind]
+
+    def write_table(self, name: str, rows: Any, time: str | None) -> None:
+        """Write this epoch's rows of a table.
+
+        `time` is the column whose least and greatest values its reference carries.
+        """
+        low, high = _compute_time_range(rows[time]) if time else (None, None)
+        key = f"{self._order.prefix}/tables/{name}/{self._order.tag}/part-0.parquet"
+        self.tables[name] = (self._write_parquet_file(key, f"table:{name}", rows, low, high, {}),)
+
+    def write_segment(
+        self,
+        kind: str,
+        rows: Any,
+        low: int | None = None,
+        high: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> FileRef:
+        """Write a state segment."""
+        key = f"{self._order.prefix}/state/{self._order.tag}/{kind.replace(':', '-')}.parquet"
+        ref = self._write_parquet_file(key, kind, rows, low, high, extra or {})
+        self.segments.append(ref)
+        return ref
+
+    def _write_parquet_file(
+        self,
+        key: str,
+        kind: str,
+        rows: Any,
+        low: int | None,
+        high: int | None,
+        extra: Mapping[str, Any],
+    ) -> FileRef:
+        buffer = io.BytesIO()
+        pq.write_table(rows, buffer, compression="snappy")
+        data = buffer.getvalue()
+        self._store.put(key, data)
+        return FileRef(
+            key=key,
+            rows=rows.num_rows,
+            bytes=len(data),
+            sha256=sha256_of_bytes(data),
+            min_time=low,
+            max_time=high,
+            kind=kind,
+            extra=dict(extra),
+        )
+
+
+def _compute_time_range(times: Any) -> tuple[int, int]:
+    found = pc.min_max(times.cast(pa.int64()))
+    return found["min"].as_py(), found["max"].as_py()
+
+
+# Reducer states as segments: each epoch appends the keys it changed; small segments are gathered
+# into one.
+
+# Segments of one reducer: more than this are gathered, so that a restart reads a bounded number of
+# files.
+_MAX_SEGMENTS: Final = 4
+_STATE_SCHEMA: Final = pa.schema({"key": pa.string(), "state": pa.string(), "seen": pa.int64()})
+
+
+class ReducerStateStore:
+    """Reads states, and remembers them by the immutable segments they came from."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, tuple[tuple[str, ...], ReducerStates]] = {}
+
+    def load(self, name: str, segments: list[FileRef]) -> ReducerStates:
+        """All states of a reducer; a later segment's win."""
+        keys = tuple(ref.key for ref in segments)
+        known = self._known.get(name)
+        if known is None or known[0] != keys:
+            known = self._known[name] = (keys, read_reducer_states(self._store, segments))
+        return known[1]
+
+    def save(
+        self,
+        files: DispatchFiles,
+        name: str,
+        segments: list[FileRef],
+        before: ReducerStates,
+        changed: ReducerStates,
+    ) -> None:
+        """Write what a batch changed.
+
+        The states before stay as they are: the epoch may not be sealed.
+        """
+        if not changed:
+            return
+        kind, after = f"reducer:{name}", {**before, **changed}
+        gather = len(segments) >= _MAX_SEGMENTS
+        if gather:
+            files.drop_segments(kind)
+        files.write_segment(kind, build_states_table(after if gather else changed))
+        self._known[name] = (tuple(ref.key for ref in files.live_segments(kind)), after)
+
+
+def read_reducer_states(store: Store, segments: list[FileRef]) -> ReducerStates:
+    """The states in some segments; a later one's win."""
+    rows = read_parquet_files(store, segments)
+    return {
+        r["key"]: (json.loads(r["state"]), r["seen"]) for r in (rows.to_pylist() if rows else [])
+    }
+
+
+def build_states_table(states: ReducerStates) -> Any:
+    """Rows of a segment."""
+    rows = [
+        {"key": key, "state": json.dumps(state), "seen": seen}
+        for key, (state, seen) in states.items()
+    ]
+    return pa.Table.from_pylist(rows, schema=_STATE_SCHEMA)

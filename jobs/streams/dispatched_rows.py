@@ -1,0 +1,101 @@
+"""What a pipe or a reducer dispatches, on its way.
+
+Identity, stamp, into the stream or its request; and what a stream refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.jobs.engine.column_types import to_arrow_type
+from tidegate.jobs.sinks.output_tables import build_table_schema
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec, ReducerSpec
+from tidegate.jobs.streams.dispatch_rules import DispatchPhase, MergeMode, inherits_stamp
+from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS
+
+
+def build_arrival_schema(columns: Mapping[str, str]) -> Any:
+    """What arrives at a stream with these columns; no stamp: the destination stamps it."""
+    fields = {name: to_arrow_type(kind) for name, kind in columns.items()}
+    return pa.schema({**fields, "_stamp": pa.int64(), **PROVENANCE_FIELDS})
+
+
+def address_rows(
+    one: PipeSpec | ReducerSpec,
+    via: str,
+    head: int,
+    columns: Mapping[str, str],
+    table: Any,
+    rows: Any,
+) -> tuple[Any, Any]:
+    """Dispatched rows as they arrive, in order, and which of them are collected in the attachment's request.
+
+    Args:
+        one: the attachment.
+        via: its name in identities.
+        head: position where its backfill ends.
+        columns: of the destination.
+        table: the rows, with ``_position`` and ``_nth``.
+        rows: the rows they were made of, without gaps in their positions.
+    """
+    table = table.sort_by([("_position", "ascending"), ("_nth", "ascending")])
+    parents = rows.select(["stream_time", "_id"]).take(
+        pc.subtract(table["_position"], rows["position"][0])
+    )
+    backfill = pc.less(table["_position"], head)
+    merge = MergeMode(one.merge)
+    inherited = pc.if_else(
+        backfill,
+        inherits_stamp(one.inherit, merge, DispatchPhase.BACKFILL),
+        inherits_stamp(one.inherit, merge, DispatchPhase.HEAD),
+    )
+    identity = pc.binary_join_element_wise(
+        pc.binary_join_element_wise(pa.scalar(via), parents["_id"], ":"),
+        table["_nth"].cast(pa.string()),
+        "#",
+    )
+    meta = {
+        "_stamp": pc.if_else(inherited, parents["stream_time"], pa.scalar(None, pa.int64())),
+        "_id": identity,
+        "_via": pa.array([via] * table.num_rows, pa.string()),
+        "_origin": pa.array([one.origin] * table.num_rows, pa.string()),
+        "_origin_id": parents["_id"],
+    }
+    sent = pa.table(
+        {**{c: table[c] for c in columns}, **meta}, schema=build_arrival_schema(columns)
+    )
+    return sent, backfill if merge is MergeMode.SPLICE else pc.less(table["_position"], 0)
+
+
+def build_rejection_rows(
+    spec: PipelineSpec, stream: str, refused: Any, timeline: int, epoch: int
+) -> Any:
+    """Rows of the table `rejections` for arrivals that a stream has refused."""
+    rows = []
+    for row in refused.to_pylist():
+        value = {name: row[name] for name in spec.stream_graph.columns[stream]}
+        rows.append(
+            {
+                "stream": row["_origin"],
+                "row_id": row["_origin_id"],
+                "destination": stream,
+                "via": row["_via"],
+                "stamp": row["_stamp"],
+                "last": row["_last"],
+                "reason": f"stamp is below the last of {stream}",
+                "row": json.dumps(value, default=str, sort_keys=True),
+                "_timeline": timeline,
+                "_epoch": epoch,
+            }
+        )
+    schema = build_table_schema(spec, REJECTIONS)
+    plain = pa.schema(
+        [pa.field(f.name, pa.int64()) if pa.types.is_timestamp(f.type) else f for f in schema]
+    )
+    return pa.Table.from_pylist(rows, schema=plain).cast(schema)

@@ -1,0 +1,79 @@
+"""The document of a splice request follows the log.
+
+It is written when the request was sealed complete, any number of times.
+
+The truth is the manifest that holds the rows; a driver that died before it wrote the document
+leaves it to the next one.
+"""
+
+from __future__ import annotations
+
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.splice_requests import SpliceRequest, create_splice_request
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.streams.stream_state import DispatchState
+
+
+def write_request_documents(
+    store: Store, epoch: Manifest, clock: Clock = SYSTEM_CLOCK
+) -> list[SpliceRequest]:
+    """Put the documents of the requests that are complete after an epoch.
+
+    Those that are there already stay as they are.
+    """
+    found = []
+    for name, request in DispatchState.from_record(epoch.notes.get("streams", {})).requests.items():
+        if request.open or not request.rows:
+            continue
+        files = [
+            s
+            for s in epoch.segments
+            if s.kind == f"splice:{request.attachment}" and s.extra["request"] == name
+        ]
+        document = SpliceRequest(
+            id=name,
+            pipeline=epoch.pipeline,
+            destination=request.destination,
+            origin="attachment",
+            origin_detail={"attachment": request.attachment},
+            rows=[file.model_dump(mode="json") for file in files],
+            row_count=request.rows,
+            min_time=request.min_time,
+            max_time=request.max_time,
+            created_at=clock.wall_ticks(),
+            who=request.attachment,
+            why=f"the backfill of {request.attachment}",
+            at_slot={"timeline": epoch.timeline, "slot": epoch.slot},
+        )
+        found.append(create_splice_request(store, document))
+    return found
+
+
+class SpliceRequestSink:
+    """A follower of the log that writes these documents."""
+
+    name = "splice requests"
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._offered: set[str] = set()
+
+    def follow(self, log: SlotLog, *, flush: bool = True) -> int:
+        """Write what the newest epoch holds; a later epoch holds all that an earlier one did."""
+        head = log.head().record
+        if head is None:
+            return 0
+        waiting = (
+            DispatchState.from_record(head.notes.get("streams", {})).requests.keys() - self._offered
+        )
+        if waiting:
+            self._offered |= {
+                document.id for document in write_request_documents(log.store, head, self._clock)
+            }
+        return 1
+
+    def lag(self, log: SlotLog) -> int:
+        """None: one look at the head shows everything."""
+        return 0

@@ -1,0 +1,130 @@
+"""Where streams and attachments stand after an epoch.
+
+``notes["streams"]`` of its manifest, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """Where a stream stands.
+
+    Attributes:
+        next: position of the next row.
+        last: its time may not be below this; None before the first row.
+        shift: of `events`: rows that merges inserted into the stream; the pipeline's own positions
+            do not count them.
+    """
+
+    next: int = 0
+    last: int | None = None
+    shift: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttachmentState:
+    """One pipe or reducer.
+
+    Attributes:
+        cursor: position of the next row of the origin.
+        head: where the origin stood when it was attached: rows below are its backfill.
+        since: ``<timeline>-<slot>`` of that epoch.
+        round: how many times it was attached; a second round dispatches under a name of its own.
+        failure: the row that paused it: position, id and error.
+        caught_up: (from, to, slot) of rows that it took in a later epoch than the one they came in:
+            its backfill, and what it made up for after a pause. All others it took as they came.
+        until: slot that detached it.
+    """
+
+    cursor: int = 0
+    head: int = 0
+    since: str = ""
+    round: int = 1
+    status: Literal["attached", "paused", "detached"] = "attached"
+    failure: dict[str, Any] | None = None
+    caught_up: tuple[tuple[int, int, int], ...] = ()
+    until: int | None = None
+
+    def dispatch_name(self, name: str) -> str:
+        """Its name in the identities of what it dispatches."""
+        return name if self.round == 1 else f"{name}@{self.round}"
+
+    def request_id(self, name: str) -> str:
+        """Id of its splice request."""
+        return f"{name}-{self.since}"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedRequest:
+    """A splice request as its rows come in.
+
+    It is complete, and can be decided, when it is not `open` any more.
+
+    `merged` is the slot that merged it.
+    """
+
+    attachment: str
+    destination: str
+    rows: int = 0
+    min_time: int | None = None
+    max_time: int | None = None
+    open: bool = True
+    merged: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchState:
+    """All of it. `lagging`: an attachment has rows to take without any new ones coming."""
+
+    streams: dict[str, StreamState] = field(default_factory=dict)
+    attachments: dict[str, AttachmentState] = field(default_factory=dict)
+    requests: dict[str, CollectedRequest] = field(default_factory=dict)
+    lagging: bool = False
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> DispatchState:
+        """Read it from a manifest; empty when the manifest knows no streams."""
+        return cls(
+            {name: StreamState(**one) for name, one in record.get("streams", {}).items()},
+            {
+                name: _attachment_from_record(one)
+                for name, one in record.get("attachments", {}).items()
+            },
+            {name: CollectedRequest(**one) for name, one in record.get("requests", {}).items()},
+            record.get("lagging", False),
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """As it stands in a manifest."""
+        return asdict(self)
+
+    def stream_state(self, name: str) -> StreamState:
+        """Where a stream stands."""
+        return self.streams.get(name, StreamState())
+
+    def attach(self, name: str, head: int, since: str) -> None:
+        """Start at the origin's first row; rows below `head` are backfill."""
+        before = self.attachments.get(name)
+        self.attachments[name] = AttachmentState(0, head, since, before.round + 1 if before else 1)
+
+    def update_attachment(self, name: str, **fields: Any) -> None:
+        """Change what is known of an attachment."""
+        self.attachments[name] = replace(self.attachments[name], **fields)
+
+
+def _attachment_from_record(record: Mapping[str, Any]) -> AttachmentState:
+    state = AttachmentState(**record)
+    if "caught_up" in record:
+        return replace(state, caught_up=tuple((a, b, slot) for a, b, slot in record["caught_up"]))
+    known = min(state.head, state.cursor)  # sealed before this was written down
+    return replace(state, caught_up=((0, known, parse_since_slot(state.since)),) if known else ())
+
+
+def parse_since_slot(since: str) -> int:
+    """The slot of `AttachmentState.since`."""
+    return int(since.partition("-")[2] or 0)

@@ -1,0 +1,133 @@
+"""One failure taxonomy for the driver, the command line and Airflow.
+
+Every error a person can meet derives from `TidegateError` and says what happened, what was kept and
+what to do next. Its class decides who acts: see `FailureClass`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+
+class FailureClass(StrEnum):
+    """Who has to act when something fails, and whether trying again can help."""
+
+    TRANSIENT = (  # the world: a server is away, a disk is full; the same step may succeed later
+        "transient"
+    )
+    FENCED = "fenced"  # another driver took over; this one stops, nothing is wrong with the stream
+    POISON = "poison"  # the pipeline's data or logic; trying again meets the same row
+    CONFIGURATION = "configuration"  # the user's spec, names or credentials
+
+    @property
+    def exit_code(self) -> int:
+        """The process exit code of a command that ends with this class."""
+        return {"poison": 1, "configuration": 2, "transient": 3, "fenced": 4}[self.value]
+
+
+class TidegateError(Exception):
+    """Base of all errors shown to people.
+
+    Attributes:
+        message: what happened, in one sentence, with the names involved.
+        code: stable identifier, for example ``spec.unknown_field``.
+        pipeline: the pipeline concerned, if any.
+        kept: what was kept safe in spite of the failure.
+        advice: what to do next, preferably a command.
+        retry_after: seconds to wait before trying again, for transient failures.
+    """
+
+    failure_class: FailureClass = FailureClass.POISON
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        pipeline: str | None = None,
+        kept: str | None = None,
+        advice: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.pipeline = pipeline
+        self.kept = kept
+        self.advice = advice
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        if self.kept:
+            parts.append(f"Kept: {self.kept}")
+        if self.advice:
+            parts.append(f"Next: {self.advice}")
+        return "\n".join(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross process borders (Airflow, Spark); keyword-only arguments do not survive the
+        # default reduction.
+        return _rebuild_error, (type(self), self.message, self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The error as JSON-ready data.
+
+        The shape of ``error`` in status objects and ``--json`` output.
+        """
+        return {
+            "code": self.code,
+            "class": self.failure_class.value,
+            "message": self.message,
+            "pipeline": self.pipeline,
+            "kept": self.kept,
+            "advice": self.advice,
+            "retry_after": self.retry_after,
+        }
+
+
+def _rebuild_error(
+    kind: type[TidegateError], message: str, fields: dict[str, Any]
+) -> TidegateError:
+    error = kind.__new__(kind)
+    TidegateError.__init__(
+        error,
+        message,
+        code=fields["code"],
+        pipeline=fields["pipeline"],
+        kept=fields["kept"],
+        advice=fields["advice"],
+        retry_after=fields["retry_after"],
+    )
+    return error
+
+
+class TransientError(TidegateError):
+    """The world failed; the same step may succeed later.
+
+    The driver and Airflow retry with back-off.
+    """
+
+    failure_class = FailureClass.TRANSIENT
+
+
+class FencedError(TidegateError):
+    """Another driver holds the lease or filled the slot.
+
+    This process stops; the stream goes on elsewhere.
+    """
+
+    failure_class = FailureClass.FENCED
+
+
+class PoisonError(TidegateError):
+    """The pipeline's data or logic fails the same way every time. A person has to look."""
+
+    failure_class = FailureClass.POISON
+
+
+class ConfigurationError(TidegateError):
+    """The user's spec, names or credentials are wrong. Nothing was started or changed."""
+
+    failure_class = FailureClass.CONFIGURATION

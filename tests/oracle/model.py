@@ -1,0 +1,647 @@
+"""The event-at-a-time reference model.
+
+Semantics.md sections 1 to 5 in plain Python, written to be read.
+
+It is the oracle of the tests: decider and movers must agree with it on equal cuts and recorded
+clocks. It imports nothing of `jobs/eventtime` but types, keeps every row in memory and decides
+about one row at a time. One `epoch` is one cut.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.oracle.model_barriers import ClosedBarrier, ModelBarriers
+from tests.oracle.model_frontier import Level
+from tests.oracle.model_rows import ModelMember
+from tests.oracle.model_windows import ModelEdge, ModelWindow
+from tests.oracle.rows import Row
+from tidegate.errors import PoisonError
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.spec.event_time_options import CoalesceOptions
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.time_units import TICK_MAX, TICK_MIN
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the cut holds of one member: (seq, values) in order, and what is behind it."""
+
+    rows: Sequence[tuple[int, Mapping[str, Any]]] = ()
+    pending: bool = False
+    done: bool = False
+
+
+@dataclass
+class Outcome:
+    """What one epoch did.
+
+    Attributes:
+        consumed: member -> rows read, barriers and punctuation included.
+        read: rows with a disposition.
+        released: (section, row, flagged late) as they leave.
+        late: (row, output, reason).
+        dropped: reason -> rows.
+        dead: (member, seq, reason).
+        built: built events as (section, time, position) of their rows.
+        windows: window -> results.
+        barriers: barriers that closed, and closed ones that a tardy member joined.
+    """
+
+    before: int
+    after: int = TICK_MIN
+    now: int = 0
+    consumed: dict[str, int] = field(default_factory=dict)
+    read: int = 0
+    released: list[tuple[int, Row, bool]] = field(default_factory=list)
+    late: list[tuple[Row, str, str]] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    dead: list[tuple[Member, int, str]] = field(default_factory=list)
+    built: list[tuple[tuple[int, int, int], ...]] = field(default_factory=list)
+    windows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    barriers: list[ClosedBarrier] = field(default_factory=list)
+    statuses: dict[str, str] = field(default_factory=dict)
+    buffered: int = 0
+
+
+@dataclass
+class _Waiting:
+    section: int
+    row: Row
+    read_at: int
+    tardy: bool = False
+
+
+class Model:
+    """One pipeline, from its beginning."""
+
+    def __init__(self, spec: PipelineSpec) -> None:
+        self.spec = spec
+        self.clock: int | None = None
+        self.members: dict[Member, ModelMember] = {}
+        ends = {
+            name: bool(source.punctuation and source.punctuation.advance_to_end)
+            for name, source in spec.sources.items()
+        }
+        self.sources = {
+            name: Level(source.coalesce, ends=ends[name]) for name, source in spec.sources.items()
+        }
+        self.output = Level(spec.coalesce, ends=all(ends.values()))
+        self.active_at: dict[
+            str, int
+        ] = {}  # source -> pipeline clock of its last activity, or of its joining
+        self.deaf: set[str] = (
+            set()
+        )  # idle sources that only punctuation came of, where that is ignored
+        self.quiet: set[str] = set()  # sources silent for the output's timeout
+        self.barriers = ModelBarriers(spec.barriers, spec.barrier_timeout)
+        self.buffer: list[_Waiting] = []
+        self.left: tuple[int, int] | None = None  # greatest (section, time) that was released
+        self.reached = (0, TICK_MIN)  # the section and its frontier
+        self.mark = (0, TICK_MIN)  # everything below it leaves; never backward
+        self.run_began: int | None = None
+        self.in_grace = spec.release.startup_grace > 0
+        self.expired = TICK_MIN  # rows below this have stayed for the build window
+        self.stood: set[str] = set()  # members at an open barrier before the epoch
+        self.position = 0  # of the next event
+        self.edges: list[ModelEdge] = []  # of all times
+        self.group: list[
+            tuple[int, int, int]
+        ] = []  # (section, time, position) of the built event that grows
+        self.rank = {name: number for number, name in enumerate(spec.sources)}
+        time_column = next(iter(spec.sources.values())).event_time
+        self.windows = {
+            name: ModelWindow(window, self.by_time, time_column)
+            for name, window in spec.windows.items()
+        }
+
+    def arrival(self, row: Row) -> tuple[Any, ...]:
+        """Order of reading: source order, partition, position."""
+        return self.rank[row.member.source], row.member.partition, row.seq
+
+    def by_time(self, row: Row) -> tuple[Any, ...]:
+        """Order of time, ties by order of reading."""
+        return row.time, *self.arrival(row)
+
+    def epoch(
+        self,
+        now: int,
+        offers: Mapping[Member, Offer],
+        *,
+        run_start: bool = False,
+        aborts: Sequence[int] = (),
+    ) -> Outcome:
+        """One cut: the steps of semantics.md section 1, "Inside an epoch"."""
+        last_clock = self.clock
+        self.clock = (
+            now
+            if last_clock is None
+            else min(max(last_clock, now), last_clock + self.spec.checkpoint.max_clock_step)
+        )
+        if run_start:
+            self.run_began, self.in_grace = None, self.spec.release.startup_grace > 0
+        outcome = Outcome(
+            before=TICK_MIN if self.output.frontier is None else self.output.frontier,
+            now=self.clock,
+        )
+        section, self.stood = self.barriers.section, self.barriers.standing()
+        data, arrivals, active = self._read(offers, last_clock, outcome)
+        self._statuses(offers, active)
+        self._barriers(arrivals, aborts)
+        flagged, accepted = self._judge(data, section, outcome)
+        self.buffer += accepted
+        self._frontiers(now, data)
+        self._release(flagged, outcome)
+        outcome.after = TICK_MIN if self.output.frontier is None else self.output.frontier
+        self._windows(data, outcome)
+        outcome.barriers, self.barriers.closed = self.barriers.closed, []
+        self.barriers.came_late = set()
+        outcome.statuses = self._shown_statuses()
+        outcome.buffered = len(self.buffer)
+        return outcome
+
+    # reading
+
+    def _read(
+        self, offers: Mapping[Member, Offer], last_clock: int | None, outcome: Outcome
+    ) -> tuple[list[Row], list[tuple[str, Any]], set[str]]:
+        """Take each member's rows up to its barrier.
+
+        Returns data rows in arrival order, barriers, and who was active.
+        """
+        data: list[Row] = []
+        arrivals: list[tuple[str, Any]] = []
+        active: set[str] = set()
+        self.had_rows: set[str] = set()
+        for gone in self.members.keys() - offers.keys():
+            del self.members[gone]
+            del self.sources[gone.source].inputs[str(gone)]
+        for member, offer in offers.items():
+            discovered = self.spec.sources[member.source].coalesce.members == "discovered"
+            if discovered and member not in self.members and not offer.rows:
+                continue
+            self._read_member(member, offer, last_clock, outcome, data, arrivals, active)
+        if self.in_grace and self.run_began is None and active:
+            self.run_began = self.clock
+        return sorted(data, key=self.arrival), arrivals, active
+
+    def _read_member(
+        self,
+        member: Member,
+        offer: Offer,
+        last_clock: int | None,
+        outcome: Outcome,
+        data: list[Row],
+        arrivals: list[tuple[str, Any]],
+        active: set[str],
+    ) -> None:
+        name, source = str(member), self.spec.sources[member.source]
+        clock = self.clock or 0
+        one = self.members.setdefault(member, ModelMember(member, source, clock))
+        self.sources[member.source].join(name)
+        # At least once: data flows on behind one open barrier, but not behind two.
+        blocked = self.barriers.open_for(name) >= (
+            1 if self.spec.barriers.alignment == "block" else 2
+        )
+        promised_before = one.punctuation
+        taken = 0
+        for seq, values in () if blocked else offer.rows:
+            verdict = one.read(seq, values, last_clock)
+            taken += 1
+            outcome.read += verdict.what not in ("barrier", "punctuation")
+            if verdict.what != "punctuation":
+                active.add(name)
+                self.had_rows.add(name)
+            if verdict.barrier is not None:
+                one.before_barrier[seq] = (one.newest, one.punctuation)
+                arrivals.append((name, verdict.barrier))
+                break
+            self._set_aside(member, seq, verdict, outcome)
+            if verdict.what == "data" and verdict.row is not None:
+                data.append(verdict.row)
+        if one.punctuation != promised_before:
+            active.add(name)
+        outcome.consumed[name] = taken
+        one.pending = offer.pending or taken < len(offer.rows)
+        one.done = offer.done and taken == len(offer.rows)
+        if name in active:
+            one.active_at = clock
+
+    def _set_aside(self, member: Member, seq: int, verdict: Any, outcome: Outcome) -> None:
+        if verdict.what == "dead":
+            if self.spec.sources[member.source].on_bad == "fail":
+                raise PoisonError(f"{member} row {seq}: {verdict.reason}", code="row.bad")
+            outcome.dead.append((member, seq, verdict.reason))
+        elif verdict.what == "dropped":
+            outcome.dropped[verdict.reason] += 1
+        elif verdict.what in ("max_jump", "cti_violation"):
+            if verdict.what == "cti_violation" and self.spec.release.on_late == "error":
+                raise PoisonError(f"{member} row {seq} broke its punctuation", code="row.late")
+            outcome.late.append((verdict.row, "events", verdict.what))
+
+    # who is there
+
+    def _statuses(self, offers: Mapping[Member, Offer], active: set[str]) -> None:
+        """Idle: nothing pending and silent for the timeout. Activity ends idleness."""
+        for member, one in self.members.items():
+            level, name = self.sources[member.source], str(member)
+            status = level.inputs[name].status
+            if status == "done":
+                continue
+            deaf = (
+                status == "idle"
+                and level.options.on_idle_punctuation == "ignore"
+                and name not in self.had_rows
+            )
+            if (name in active and not deaf) or one.pending:
+                level.set_status(name, "active")
+            elif status == "active" and self._timed_out(
+                one.active_at, self._partition_timeout(member.source)
+            ):
+                level.set_status(name, "idle")
+        heard = {Member.parse(name).source for name in active}
+        self.deaf = {name for name in self.sources if self._only_punctuated(name)}
+        self.quiet = {
+            name for name in self.sources if self._source_status(name, name in heard - self.deaf)
+        }
+
+    def _only_punctuated(self, name: str) -> bool:
+        """A source that is idle at the output, is not to be woken by punctuation, and has brought no rows and has none left."""
+        given = self.output.inputs.get(name)
+        if (
+            given is None
+            or given.status != "idle"
+            or self.spec.coalesce.on_idle_punctuation == "revive"
+        ):
+            return False
+        brought = {Member.parse(member).source for member in self.had_rows}
+        return name not in brought and not any(
+            one.pending for m, one in self.members.items() if m.source == name
+        )
+
+    def _source_status(self, name: str, heard: bool) -> bool:
+        """A source as a member of the output.
+
+        It joins, and it is quiet when it is silent for the output's timeout.
+        """
+        if name not in self.output.inputs:
+            if self.spec.coalesce.members == "discovered" and not heard:
+                return False
+            self.output.join(name)
+            self.active_at[name] = self.clock or 0
+        if heard:
+            self.active_at[name] = self.clock or 0
+        pending = any(one.pending for m, one in self.members.items() if m.source == name)
+        return (
+            not pending
+            and not heard
+            and self._timed_out(self.active_at[name], self.spec.coalesce.idle_timeout)
+        )
+
+    def _shown_statuses(self) -> dict[str, str]:
+        """Status of each member whose source counts; all members of a quiet source are idle."""
+        shown = {}
+        for member in self.members:
+            status = self.sources[member.source].inputs[str(member)].status
+            if member.source in self.output.inputs:
+                shown[str(member)] = (
+                    "idle" if status == "active" and member.source in self.quiet else status
+                )
+        return shown
+
+    def _partition_timeout(self, source: str) -> int | None:
+        """A source that is one partition falls idle by the output's timer, unless it sets another."""
+        spec = self.spec.sources[source]
+        timeout = spec.coalesce.idle_timeout
+        return (
+            None
+            if spec.partition_by == "source" and timeout == CoalesceOptions().idle_timeout
+            else timeout
+        )
+
+    def _timed_out(self, since: int, timeout: int | None) -> bool:
+        return timeout is not None and (self.clock or 0) - since >= timeout
+
+    def _barriers(self, arrivals: Sequence[tuple[str, Any]], aborts: Sequence[int]) -> None:
+        ended = {str(m) for m, one in self.members.items() if one.done}
+        roster = {
+            name: "done" if name in ended else status
+            for name, status in self._shown_statuses().items()
+        }
+        for number in aborts:
+            self.barriers.abort(number, self.clock or 0, roster)
+        for name, row in arrivals:
+            self.barriers.arrive(name, row, self.clock or 0, roster)
+        self._end_grace()
+        if not self.in_grace:
+            self.barriers.settle(
+                self.clock or 0, roster, {str(m) for m, one in self.members.items() if one.pending}
+            )
+        for member, one in self.members.items():
+            # Only what stands before the member's oldest open barrier counts for its frontier.
+            open_rows = [
+                b.rows[str(member)].seq for b in self.barriers.open if str(member) in b.rows
+            ]
+            current = (one.newest, one.punctuation)
+            one.seen, one.promised = one.before_barrier[min(open_rows)] if open_rows else current
+
+    def _end_grace(self) -> None:
+        if self.in_grace and self.run_began is not None:
+            self.in_grace = not self._timed_out(self.run_began, self.spec.release.startup_grace)
+
+    # judging
+
+    @property
+    def _exact(self) -> bool:
+        """Lag 0 and inclusive everywhere: the order compares with what was released."""
+        return all(s.lag == 0 and s.frontier == "inclusive" for s in self.spec.sources.values())
+
+    def _late_for_order(self, section: int, time: int, frontier: int) -> bool:
+        mode = self.spec.release.mode
+        if mode == "pass_through":
+            return False
+        if mode == "ordered" and self._exact:
+            return self.left is not None and (section, time) < self.left
+        return time < max(frontier, self._least_time(section))
+
+    def _judge(
+        self, data: list[Row], section: int, outcome: Outcome
+    ) -> tuple[list[_Waiting], list[_Waiting]]:
+        """Late rows go where the policy says; returns those to emit flagged, and those accepted."""
+        flagged, accepted = [], []
+        for row in data:
+            waiting = _Waiting(
+                section, row, self.clock or 0, str(row.member) in self.barriers.came_late
+            )
+            if not self._late_for_order(section, row.time, outcome.before):
+                accepted.append(waiting)
+                continue
+            match self.spec.release.on_late:
+                case "emit_flagged":
+                    flagged.append(waiting)
+                case "drop":
+                    outcome.dropped["late_order"] += 1
+                case "reject_to_origin":
+                    outcome.late.append((row, "events", "rejected"))
+                case "error":
+                    raise PoisonError(f"{row.member} row {row.seq} is late", code="row.late")
+                case "adjust" if row.end > max(outcome.before, self._least_time(section)):
+                    start = max(outcome.before, self._least_time(section))
+                    values = {**row.values, self.spec.sources[row.member.source].event_time: start}
+                    waiting.row = Row(row.member, row.seq, start, row.end, values)
+                    accepted.append(waiting)
+                case _:
+                    outcome.late.append((row, "events", "late_order"))
+        return flagged, accepted
+
+    def _least_time(self, section: int) -> int:
+        """The section's own frontier: ahead of F while a member stands at its barrier."""
+        if self._exact and self.spec.release.mode == "ordered":
+            return TICK_MIN if self.left is None else self.left[1]
+        return self.reached[1] if self.reached[0] == section else TICK_MIN
+
+    # frontiers
+
+    def _frontiers(self, now: int, data: Sequence[Row]) -> None:
+        """F_i, the sources' frontiers and F: first by what was read, then by who ended with it."""
+        for member, one in self.members.items():
+            self._member_frontier(member, one, now, data)
+        self._coalesce()
+        if not self.in_grace:
+            self._expire()
+        for member, one in self.members.items():
+            if one.done:
+                self.sources[member.source].set_status(str(member), "done")
+        self._coalesce()
+
+    def _coalesce(self) -> None:
+        """Each source (those imported from first), then F."""
+        for name in sorted(self.sources, key=self._import_depth):
+            punctuation = self.spec.sources[name].punctuation
+            if punctuation is not None and punctuation.import_from is not None:
+                for given in self.sources[name].inputs.values():
+                    if given.status == "active":
+                        given.raise_to(self._exported(punctuation.import_from))
+            self.sources[name].settle()
+        for name in self.output.inputs:
+            self._source_to_output(name)
+        if not self.in_grace:
+            self.output.settle()
+
+    def _exported(self, name: str) -> int | None:
+        """A source's frontier for others.
+
+        That it ended promises nothing about them, unless it is to advance to the end.
+        """
+        frontier, punctuation = self.sources[name].frontier, self.spec.sources[name].punctuation
+        return (
+            None
+            if frontier == TICK_MAX and not (punctuation and punctuation.advance_to_end)
+            else frontier
+        )
+
+    def _member_frontier(
+        self, member: Member, one: ModelMember, now: int, data: Sequence[Row]
+    ) -> None:
+        level = self.sources[member.source]
+        known = level.inputs[str(member)]
+        if known.status == "done":
+            return
+        newest_read = max((row.time for row in data if row.member == member), default=None)
+        if known.status == "active":
+            # The wall clock says nothing about rows that are held behind a barrier.
+            known.raise_to(one.frontier(now, newest_read, clocked=str(member) not in self.stood))
+
+    def _import_depth(self, name: str) -> int:
+        depth, seen = 0, {name}
+        while (
+            punctuation := self.spec.sources[name].punctuation
+        ) is not None and punctuation.import_from:
+            name = punctuation.import_from
+            if name in seen:
+                break
+            seen.add(name)
+            depth += 1
+        return depth
+
+    def _source_to_output(self, name: str) -> None:
+        level, given = self.sources[name], self.output.inputs[name]
+        if level.status == "done":
+            self.output.set_status(name, "done")
+            return
+        if name in self.deaf:
+            return
+        idle = level.status == "idle" or name in self.quiet
+        if not idle:
+            self.output.set_status(name, "active")
+        given.raise_to(self._framed(name, level.frontier))
+        if idle:
+            self.output.set_status(name, "idle")
+
+    def _framed(self, name: str, frontier: int | None) -> int | None:
+        frame = self.spec.sources[name].frame
+        if frontier is None or frame is None or frontier == TICK_MAX:
+            return frontier
+        return None if frame == 0 else frontier - frontier % frame
+
+    def _expire(self) -> None:
+        """Rows that stayed for the build window leave, and F moves up to the largest of them."""
+        limit, section = self.spec.release.build_window, self.barriers.section
+        standing = self.barriers.standing()
+        waits = [
+            self._floor(m)
+            for m, one in self.members.items()
+            if one.pending and str(m) not in standing and self._counts(m)
+        ]
+        self.expired = TICK_MIN
+        if self.spec.release.mode == "pass_through":
+            return
+        staying = [
+            w for w in self.buffer if w.section == section and (section, w.row.time) >= self.mark
+        ]
+        for read_at in {w.read_at for w in staying}:
+            # Rows read together expire together: when the newest of them waits for nobody who has
+            # rows left.
+            newest = max(w.row.time for w in staying if w.read_at == read_at)
+            if (
+                limit is not None
+                and (self.clock or 0) - read_at >= limit
+                and all(newest < floor for floor in waits)
+            ):
+                self.expired = max(self.expired, newest + 1)
+        if self.expired > TICK_MIN:
+            held = [
+                self._floor(m)
+                for m, one in self.members.items()
+                if one.pending and str(m) in standing
+            ]
+            self.output.raise_to(min([self.expired - (0 if self._exact else 1), *held]))
+
+    def _floor(self, member: Member) -> int:
+        frontier = self.sources[member.source].inputs[str(member)].frontier
+        return TICK_MIN if frontier is None else frontier
+
+    def _counts(self, member: Member) -> bool:
+        """Whether F waits for the member: it and its source are active and aligned."""
+        levels = [
+            self.sources[member.source].inputs[str(member)],
+            self.output.inputs.get(member.source),
+        ]
+        return all(
+            given is not None and given.status == "active" and given.aligned for given in levels
+        )
+
+    # leaving
+
+    def _release(self, flagged: list[_Waiting], outcome: Outcome) -> None:
+        outcome.released += [(w.section, w.row, True) for w in sorted(flagged, key=self._leaving)]
+        self.position += len(flagged)
+        mode = self.spec.release.mode
+        if mode == "pass_through":
+            go, self.buffer = self.buffer, []
+        elif self.in_grace:
+            go = []
+        else:
+            self.reached = max(self.reached, (self.barriers.section, self._reach()))
+            self.mark = max(self.mark, self.reached, (self.barriers.section, self.expired))
+            go = sorted(
+                (w for w in self.buffer if (w.section, w.row.time) < self.mark), key=self._leaving
+            )
+            self.buffer = [w for w in self.buffer if (w.section, w.row.time) >= self.mark]
+        for waiting in go:
+            outcome.released.append((waiting.section, waiting.row, waiting.tardy))
+            self._glom(waiting.section, waiting.row.time, outcome)
+            mark = (waiting.section, waiting.row.time)
+            self.left = mark if self.left is None else max(self.left, mark)
+        if self.group and self.mark > (self.group[0][0], self.group[0][1] + self._glom_reach):
+            self._build(outcome)  # nothing that still comes can be near enough
+
+    @property
+    def _glom_reach(self) -> int:
+        return 0 if self.spec.release.glom is None else self.spec.release.glom.dt
+
+    def _glom(self, section: int, time: int, outcome: Outcome) -> None:
+        """A row that leaves in order joins the built event that grows, or begins the next."""
+        options = self.spec.release.glom
+        self.position += 1
+        if options is None:
+            return
+        if self.group and (section != self.group[0][0] or time > self.group[0][1] + options.dt):
+            self._build(outcome)
+        self.group.append((section, time, self.position - 1))
+        if len(self.group) == options.max_rows:
+            self._build(outcome)
+
+    def _build(self, outcome: Outcome) -> None:
+        outcome.built.append(tuple(self.group))
+        self.group = []
+
+    def _reach(self) -> int:
+        """Everything of the current section below this leaves.
+
+        F, or more, since members at their barrier do not hold it.
+        """
+        reach = TICK_MIN if self.output.frontier is None else self.output.frontier
+        standing = self.barriers.standing()
+        if self.spec.release.mode != "ordered" or not standing:
+            return reach
+        instead: dict[str, int | None] = {}
+        for name, level in self.sources.items():
+            given: dict[str, int | None] = {n: TICK_MAX for n in level.inputs if n in standing}
+            if given:
+                combined = self._framed(name, level.combine(given, catching_up=True))
+                instead[name] = max(
+                    (f for f in (combined, level.frontier) if f is not None), default=None
+                )
+        beyond = self.output.combine(instead, catching_up=True)
+        return reach if beyond is None else max(reach, beyond)
+
+    def _leaving(self, waiting: _Waiting) -> tuple[Any, ...]:
+        return waiting.section, *self.by_time(waiting.row)
+
+    # windows
+
+    def _windows(self, data: list[Row], outcome: Outcome) -> None:
+        rows = [row for row in data if not self._edge(row, outcome.before)]
+        newest = max(
+            (one.newest for one in self.members.values() if one.newest is not None),
+            default=TICK_MIN,
+        )
+        for name, window in self.windows.items():
+            results, late = window.epoch(rows, outcome.before, outcome.after, self.edges, newest)
+            outcome.windows[name] = results
+            for row in late:
+                self._late_in_window(name, row, outcome)
+
+    def _edge(self, row: Row, before: int) -> bool:
+        """Whether a row is an edge that is on time.
+
+        A start opens, an end closes what is open of its member and keys.
+        """
+        columns = self.spec.sources[row.member.source].edges
+        if (
+            columns is None
+            or row.time < before
+            or row.values.get(columns.kind) not in (columns.start, columns.end)
+        ):
+            return False
+        key = (row.member, *(row.values.get(name) for name in columns.keys))
+        if row.values[columns.kind] == columns.start:
+            self.edges.append(ModelEdge(key, row))
+        else:
+            for edge in self.edges:
+                if edge.key == key and edge.end is None:
+                    edge.end = row.time
+        return True
+
+    def _late_in_window(self, name: str, row: Row, outcome: Outcome) -> None:
+        policy = self.spec.windows[name].on_late
+        if policy == "error":
+            raise PoisonError(f"{row.member} row {row.seq} is late for {name}", code="row.late")
+        if policy != "drop":
+            outcome.late.append(
+                (row, name, "rejected" if policy == "reject_to_origin" else "late_window")
+            )

@@ -1,0 +1,117 @@
+"""Rows of object slices.
+
+Parquet objects read whole, converted to the spec's types value by value where need be.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tests.oracle.casts import fitted
+from tests.oracle.rows import RawRow
+from tests.oracle.tables import from_arrow
+from tidegate.checkpoints.store import Store
+from tidegate.errors import PoisonError
+from tidegate.jobs.engine.column_types import TIMESTAMP_UTC, to_arrow_type
+from tidegate.jobs.engine.interfaces import CorruptObjectsError, Slice, join_seq
+from tidegate.jobs.sources.object_decoding import BAD_REASON
+from tidegate.jobs.sources.parquet_footers import read_parquet_table
+from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.row_reasons import DeadLetterReason
+
+_Column = tuple[
+    list[Any], dict[int, tuple[DeadLetterReason, str]]
+]  # values, row -> (reason, detail)
+
+
+class ObjectReader:
+    """Gives the rows of object slices from a store."""
+
+    def __init__(self, store: Store, source: SourceSpec) -> None:
+        self._store = store
+        self._source = source
+
+    def rows(self, part: Slice) -> Iterator[RawRow]:
+        """Rows of all parts in order."""
+        for piece in part.parts:
+            yield from self._piece(piece)
+
+    def _piece(self, piece: dict[str, Any]) -> Iterator[RawRow]:
+        found = self._store.get(piece["key"])
+        if piece.get("etag") and found.etag != piece["etag"]:
+            raise PoisonError(
+                f"{piece['key']} changed after it was planned (ETag {piece['etag']}, now"
+                f" {found.etag})",
+                code="source.changed_object",
+                kept="everything sealed so far",
+                advice="objects must not be overwritten; put the rows into a new object",
+            )
+        start, stop = piece["row_start"], piece["row_end"]
+        try:
+            table = read_parquet_table(io.BytesIO(found.data)).slice(start, stop - start)
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptObjectsError.for_keys([piece["key"]]) from error
+        columns: dict[str, _Column] = {
+            name: self._column(table, name) for name in self._source.columns
+        }
+        undecoded = (
+            table.column(BAD_REASON).to_pylist()
+            if BAD_REASON in table.column_names
+            else [None] * table.num_rows
+        )
+        for number, why in enumerate(undecoded):
+            found_bad = (faults[number] for _, faults in columns.values() if number in faults)
+            bad: tuple[DeadLetterReason, str] | None = (
+                ("bad_value", why) if why else next(found_bad, None)
+            )
+            values = {name: column[number] for name, (column, _) in columns.items()}
+            yield RawRow(
+                join_seq(piece["ordinal"], start + number), values, piece["key"], found.etag, bad
+            )
+
+    def _column(self, table: Any, name: str) -> _Column:
+        if name not in table.column_names:
+            return [None] * table.num_rows, {}
+        column, declared = table.column(name), self._source.columns[name]
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if declared == "timestamp" and pa.types.is_timestamp(column.type):
+            return self._timestamps(column, name)
+        if column.type == to_arrow_type(declared):
+            return from_arrow(column), {}
+        return _one_by_one(column, declared, name)
+
+    def _timestamps(self, column: Any, name: str) -> _Column:
+        """Finer units are cut to microseconds; naive ones need the source's time zone."""
+        if column.type.tz is not None:
+            return from_arrow(column.cast(TIMESTAMP_UTC, safe=False)), {}
+        if self._source.timezone is None:
+            fault: tuple[DeadLetterReason, str] = (
+                "naive_time",
+                f"{name} has no time zone, and the source has no 'timezone'",
+            )
+            raw = column.to_pylist()
+            return raw, {n: fault for n, value in enumerate(raw) if value is not None}
+        naive = column.cast(pa.timestamp("us"), safe=False)
+        zoned = pc.assume_timezone(
+            naive, self._source.timezone, ambiguous="earliest", nonexistent="earliest"
+        )
+        return from_arrow(zoned.cast(TIMESTAMP_UTC)), {}
+
+
+def _one_by_one(column: Any, declared: str, name: str) -> _Column:
+    values: list[Any] = []
+    faults: dict[int, tuple[DeadLetterReason, str]] = {}
+    for number, found in enumerate(column):
+        value = found.as_py()
+        try:
+            values.append(None if value is None else fitted(value, column.type, declared))
+        except (ValueError, pa.ArrowNotImplementedError) as error:
+            values.append(value)
+            faults[number] = ("bad_value", f"{name}: {error}")
+    return values, faults

@@ -1,0 +1,179 @@
+"""What random worlds found once, shrunk and kept by name.
+
+Model and decider must agree, and on this outcome.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.oracle.support import COLUMNS, Pair, Tick, World
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+A, B, C = Member("a"), Member("b"), Member("c")
+NEVER = {"idle_timeout": "never"}
+
+
+def played(members: list[Member], ticks: list[Tick], **more: Any) -> Pair:
+    """A world of lag-0 sources that never idle, unless `more` says so."""
+    source = {
+        "path": "x",
+        "schema": COLUMNS,
+        "event_time": "t",
+        "end_time": "until",
+        "lag": 0,
+        "coalesce": NEVER,
+        "barriers": {"kind": "kind", "types": ["begin"], "id": "id"},
+    }
+    raw = {"name": "p", "sources": {m.source: source for m in members}, "coalesce": NEVER, **more}
+    return Pair(World(PipelineSpec.model_validate(raw), tuple(members), tuple(ticks))).play()
+
+
+def rows(*times: int) -> list[dict[str, Any]]:
+    """Point rows."""
+    return [{"t": time, "k": "x", "v": 0} for time in times]
+
+
+def barriers(count: int) -> list[dict[str, Any]]:
+    """Barrier rows."""
+    return [{"t": 0, "kind": "begin", "id": number + 1} for number in range(count)]
+
+
+def test_a_row_equal_to_an_expired_one_leaves_at_once() -> None:
+    """The release mark never goes back.
+
+    What ties with a row that left by its residence is not held again.
+    """
+    ticks = [Tick(0, {A: rows(7)}, None), Tick(5, {}, None), Tick(0, {B: rows(7)}, None)]
+    pair = played([A, B, C], ticks, release={"build_window": 5})
+    assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == [[], [7], [7]]
+
+
+def test_rows_read_together_expire_together() -> None:
+    """No residence runs out for the newest row of an epoch while a member it waits for has rows left."""
+    ticks = [Tick(0, {A: rows(0), B: [*rows(1), *barriers(1)]}, 1), Tick(0, {}, None)]
+    pair = played([A, B, C], ticks, release={"build_window": 0})
+    assert [len(o.released) for o in pair.outcomes] == [0, 2]
+
+
+def test_the_build_window_is_nothing_to_rows_that_pass_through() -> None:
+    """Without an order buffer no residence can run out, and F does not move by it."""
+    pair = played(
+        [A, B], [Tick(0, {B: rows(0)}, None)], release={"mode": "pass_through", "build_window": 0}
+    )
+    assert pair.outcomes[0].after == -(2**63)
+
+
+def test_data_flows_behind_one_open_barrier_but_not_behind_two() -> None:
+    """Alignment `pass`: a member at two open barriers is not read any further."""
+    ticks = [Tick(0, {A: barriers(4)}, None), Tick(0, {}, None), Tick(0, {}, None)]
+    pair = played([A, B], ticks, barriers={"alignment": "pass"})
+    assert [o.consumed["a/0"] for o in pair.outcomes] == [1, 1, 0]
+
+
+def test_the_last_rows_of_a_member_count_before_its_end() -> None:
+    """A member that ends with its last row moves F by that row, also where the end itself holds F."""
+    pair = played(
+        [A], [Tick(0, {A: rows(8)}, None, frozenset({A}))], coalesce={**NEVER, "all_done": "hold"}
+    )
+    assert pair.outcomes[0].after == 8
+
+
+def test_members_of_a_quiet_source_are_idle() -> None:
+    """The output's timer makes a source of one partition idle, and its member is shown so."""
+    ticks = [Tick(0, {}, None, frozenset({A})), Tick(4, {}, None)]
+    pair = played([A, B], ticks, coalesce={"idle_timeout": 4})
+    assert pair.outcomes[-1].statuses == {"a/0": "done", "b/0": "idle"}
+
+
+def test_rows_before_a_tardy_barrier_leave_flagged() -> None:
+    """What a tardy member sent before its barrier leaves in the current section, in order, with the flag."""
+    ticks = [
+        Tick(0, {A: [*rows(1), *barriers(1), *rows(20)]}, None),
+        Tick(6, {}, None),
+        Tick(1, {B: [*rows(3), *barriers(1), *rows(30)]}, None),
+        Tick(1, {}, None, frozenset({A, B})),
+    ]
+    pair = played([A, B], ticks, barriers={"timeout": 5})
+    left = [
+        (row.time, flagged, section) for o in pair.outcomes for section, row, flagged in o.released
+    ]
+    assert left == [(1, False, 0), (3, True, 1), (20, False, 1), (30, False, 1)]
+
+
+def test_late_rows_expire_nothing() -> None:
+    """A late row is in no buffer: its residence cannot run out, and it does not move F."""
+    ticks = [
+        Tick(0, {A: rows(8), B: rows(9)}, None),
+        Tick(1, {C: barriers(1)}, None),
+        Tick(1, {C: rows(5)}, None),
+    ]
+    pair = played([A, B, C], ticks, release={"build_window": 0}, barriers={"alignment": "pass"})
+    assert [o.after for o in pair.outcomes] == sorted(o.after for o in pair.outcomes)
+
+
+def test_an_idle_source_may_stay_deaf_to_punctuation() -> None:
+    """With `on_idle_punctuation.
+
+    Ignore` at the output only rows wake an idle source; with `revive` punctuation does.
+    """
+    for option, status in (("ignore", "idle"), ("revive", "active")):
+        source = {
+            "path": "x",
+            "schema": COLUMNS,
+            "event_time": "t",
+            "coalesce": {"idle_timeout": 3},
+            "punctuation": {"explicit": True},
+        }
+        source["barriers"] = {"kind": "kind", "types": ["begin"], "id": "id", "punctuation": "p"}
+        raw = {
+            "name": "p",
+            "sources": {"a": source, "b": source},
+            "coalesce": {"idle_timeout": 3, "on_idle_punctuation": option},
+        }
+        ticks = (
+            Tick(0, {A: rows(1), B: rows(1)}, None),
+            Tick(4, {A: rows(2)}, None),
+            Tick(1, {B: [{"t": 9, "kind": "p"}]}, None),
+        )
+        pair = Pair(World(PipelineSpec.model_validate(raw), (A, B), ticks)).play()
+        assert pair.real.state["output"]["inputs"]["b"]["status"] == status
+        pair.step(Tick(0, {B: rows(10)}, None), 3)
+        assert pair.real.state["output"]["inputs"]["b"]["status"] == "active"
+
+
+def test_a_circle_of_two_levels_waits_for_who_has_no_frontier() -> None:
+    """A member that wakes up without a frontier is left out, also while F has none.
+
+    Having no frontier counts as below.
+    """
+    options = {"idle_timeout": 2}
+    ticks = [
+        Tick(0, {A: rows(1)}, None),
+        Tick(3, {A: rows(2)}, None),
+        Tick(0, {A: rows(7), B: barriers(1)}, None),
+    ]
+    pair = played([A, B], ticks, coalesce=options, barriers={"timeout": "never"})
+    assert pair.outcomes[-1].after == 7
+
+
+def test_a_barrier_may_have_the_number_zero() -> None:
+    """Numbers begin where a source begins them: with no barrier closed yet, none is past."""
+    begin = {"t": 0, "kind": "begin"}
+    ticks = [
+        Tick(0, {A: [*rows(1), {**begin, "id": 0}], B: [*rows(2), {**begin, "id": 0}]}, None),
+        Tick(0, {}, None),
+    ]
+    pair = played([A, B], ticks, barriers={"identity": "id"})
+    assert [(b.id, b.outcome) for o in pair.outcomes for b in o.barriers] == [(0, "complete")]
+
+
+def test_a_barrier_aborted_and_missed_in_one_epoch_is_told_as_it_was_and_as_it_is() -> None:
+    """Two rows of health: without the member that came too late, and with it."""
+    ticks = [Tick(0, {A: barriers(1)}, None), Tick(0, {B: barriers(1)}, None, aborts=(1,))]
+    pair = played([A, B], ticks)
+    told = [
+        (b.id, b.outcome, sorted(b.missing), b.tardy) for o in pair.outcomes for b in o.barriers
+    ]
+    assert told == [(1, "aborted", ["b/0"], []), (1, "aborted", ["b/0"], ["b/0"])]

@@ -1,0 +1,132 @@
+"""A real MinIO for tests and benches, with one bucket and an application user."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from tidegate.checkpoints.s3_store import S3Settings
+from tidegate.infra.minio_server import MinioServer, ensure_minio, provision_bucket
+from tidegate.infra.provision import REGION, Credentials
+
+
+@dataclass(frozen=True)
+class RealMinio:
+    """A running MinIO with a bucket and an application user.
+
+    Whoever shares it uses keys of their own and does not kill it.
+    """
+
+    server: MinioServer
+    app: Credentials
+    bucket: str
+
+    def environment(self) -> dict[str, str]:
+        """What tidegate's S3 store reads."""
+        return {
+            "TIDEGATE_S3_ENDPOINT": self.server.endpoint,
+            "TIDEGATE_S3_ACCESS_KEY": self.app.access_key,
+            "TIDEGATE_S3_SECRET_KEY": self.app.secret_key,
+            "TIDEGATE_S3_REGION": REGION,
+        }
+
+    def settings(self) -> S3Settings:
+        """The same for `S3Store`."""
+        secret = SecretStr(self.app.secret_key)
+        return S3Settings(
+            bucket=self.bucket,
+            endpoint=self.server.endpoint,
+            access_key=self.app.access_key,
+            secret_key=secret,
+        )
+
+
+@contextmanager
+def running(folder: Path, bucket: str = "tidegate") -> Iterator[RealMinio]:
+    """A MinIO with its data in this folder, until the end of the block."""
+    server, app = (
+        MinioServer(ensure_minio(print), folder / "data", folder / "minio.log"),
+        Credentials.generate("app"),
+    )
+    server.start()
+    try:
+        provision_bucket(server, bucket, app)
+        yield RealMinio(server, app, bucket)
+    finally:
+        server.stop()
+
+
+@dataclass(frozen=True)
+class CertifiedMinio:
+    """A MinIO over TLS, and the file of the CA of our own that signed its certificate."""
+
+    server: MinioServer
+    bucket: str
+    ca: Path
+
+    def settings(self, prefix: str = "") -> S3Settings:
+        """For `S3Store`, as the root user."""
+        root, secret = self.server.root, SecretStr(self.server.root.secret_key)
+        endpoint = self.server.endpoint.replace("http://", "https://")
+        return S3Settings(
+            bucket=self.bucket,
+            prefix=prefix,
+            endpoint=endpoint,
+            access_key=root.access_key,
+            secret_key=secret,
+        )
+
+
+@contextmanager
+def certified(folder: Path, bucket: str = "tls") -> Iterator[CertifiedMinio]:
+    """A MinIO over TLS with its data in this folder, until the end of the block.
+
+    It listens, and may still be starting.
+    """
+    server = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log")
+    ca = _certificate(folder, folder / "minio-certs")
+    (folder / "data" / bucket).mkdir(parents=True)  # a folder is a bucket
+    server.start_process()
+    try:
+        deadline = time.monotonic() + 240
+        while not _listens(server.port):
+            assert time.monotonic() < deadline, "MinIO does not listen"
+            time.sleep(0.1)
+        yield CertifiedMinio(server, bucket, ca)
+    finally:
+        server.stop()
+
+
+def _certificate(folder: Path, certificates: Path) -> Path:
+    """A CA of our own, whose file it gives, and a key and certificate of its making for loopback."""
+    certificates.mkdir()
+    ca, key, asked = folder / "ca.pem", folder / "ca.key", folder / "server.csr"
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    for command in (
+        f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=ours -keyout {key} -out {ca}",
+        (
+            f"req -newkey rsa:2048 -nodes -subj /CN=minio -keyout {certificates / 'private.key'}"
+            f" -out {asked}"
+        ),
+        (
+            f"x509 -req -in {asked} -CA {ca} -CAkey {key} -CAcreateserial -days 2 -extfile"
+            f" {folder / 'names'} -out {certificates / 'public.crt'}"
+        ),
+    ):
+        subprocess.run(["openssl", *command.split()], check=True, capture_output=True, timeout=240)
+    return ca
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
