@@ -6,19 +6,22 @@ what to do next. Its class decides who acts: see `FailureClass`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 
 class FailureClass(StrEnum):
     """Who has to act when something fails, and whether trying again can help."""
 
-    TRANSIENT = (  # the world: a server is away, a disk is full; the same step may succeed later
-        "transient"
-    )
-    FENCED = "fenced"  # another driver took over; this one stops, nothing is wrong with the stream
-    POISON = "poison"  # the pipeline's data or logic; trying again meets the same row
-    CONFIGURATION = "configuration"  # the user's spec, names or credentials
+    # The environment failed: a server is away or a disk is full. The same step may succeed later.
+    TRANSIENT = "transient"
+    # Another driver took over. This one stops; nothing is wrong with the stream.
+    FENCED = "fenced"
+    # The pipeline's data or logic failed. Trying again meets the same row.
+    POISON = "poison"
+    # The user's spec, names or credentials are wrong.
+    CONFIGURATION = "configuration"
 
     @property
     def exit_code(self) -> int:
@@ -104,7 +107,7 @@ def _rebuild_error(
 
 
 class TransientError(TidegateError):
-    """The world failed; the same step may succeed later.
+    """The environment failed; the same step may succeed later.
 
     The driver and Airflow retry with back-off.
     """
@@ -131,3 +134,44 @@ class ConfigurationError(TidegateError):
     """The user's spec, names or credentials are wrong. Nothing was started or changed."""
 
     failure_class = FailureClass.CONFIGURATION
+
+
+E = TypeVar("E", bound=TidegateError)
+
+
+@dataclass(frozen=True)
+class ErrorDefinition(Generic[E]):
+    """One entry of a room's error catalogue (its ``errors.py``): everything but the values.
+
+    ``docs/errors.md`` is generated from these entries. A call makes the error, and the call site
+    only passes the values::
+
+        raise EXECUTORS_LOST(pipeline=spec.name, mark=mark) from error
+
+    Attributes:
+        code: stable identifier, for example ``spark.executors_lost``. Users and alerts match it.
+        error: the class to raise; its failure class decides the exit code.
+        message: what happened, as a format string over the fields of the call.
+        kept: what was kept safe, a format string as well.
+        advice: what to do next, a format string as well.
+        retry_after: seconds to wait before trying again.
+    """
+
+    code: str
+    error: type[E]
+    message: str
+    kept: str | None = None
+    advice: str | None = None
+    retry_after: float | None = None
+
+    def __call__(self, *, pipeline: str | None = None, **fields: object) -> E:
+        """Return the error with `fields` filled in; `pipeline` may be used in the texts too."""
+        values = {"pipeline": pipeline, **fields}
+        return self.error(
+            self.message.format(**values),
+            code=self.code,
+            pipeline=pipeline,
+            kept=self.kept and self.kept.format(**values),
+            advice=self.advice and self.advice.format(**values),
+            retry_after=self.retry_after,
+        )
