@@ -1,8 +1,9 @@
 """Take the pictures of the docs in headless Chromium.
 
 Usage, in the project's folder:
-    python -m docs.screenshots                  the Streams page, from streams made up for the tests; needs no server
-    python -m docs.screenshots STACK_FOLDER     the same page within Airflow, from a running stack, for example .tidegate/demo
+    python -m docs.screenshots                  the Streams page, from streams made up for the
+    tests; needs no server python -m docs.screenshots STACK_FOLDER     the same page within Airflow,
+    from a running stack, for example .tidegate/demo
 """
 
 import json
@@ -16,49 +17,91 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tidegate.infra.stack import Stack, StackSettings
+from tidegate.infra.local_stack import Stack, StackSettings
 
 IMAGES = Path(__file__).parent / "images"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+BROWSER_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+]
 
 
-def made_up(browser: Browser) -> None:
+def shoot_made_up_streams(browser: Browser) -> None:
     """The list, one stream by day and by night, the restore form, a phone."""
     from tests.operators.history import GALLERY, gallery
-    from tests.operators.pages import FakeDesk, app_of, served
+    from tests.operators.pages import FakeAirflowQueries, app_of, served
 
-    from tidegate.checkpoints.memory import MemoryStore
+    from tidegate.checkpoints.memory_store import MemoryStore
 
     store = MemoryStore()
     gallery(store)
-    with served(app_of(FakeDesk(GALLERY, store, paused=["orders"]))) as url:
-        shoot(browser, "streams", f"{url}/page", "tr[data-pipeline]", height=560)
-        shoot(browser, "streams-page", f"{url}/page#/flights", "#checkpoints tbody tr", height=1230)
-        shoot(browser, "streams-page-dark", f"{url}/page#/flights", "#checkpoints tbody tr", scheme="dark")
-        shoot(browser, "streams-checkpoints", f"{url}/page#/flights/checkpoints", "#checkpoints tbody tr", height=620)
-        shoot(browser, "streams-restore", f"{url}/page#/flights", "#checkpoints tbody tr", height=620, do=restore_form)
-        shoot(browser, "streams-phone", f"{url}/page#/flights", "#checkpoints tbody tr", width=390, height=1100)
+    with served(app_of(FakeAirflowQueries(GALLERY, store, paused=["orders"]))) as url:
+        save_screenshot(browser, "streams", f"{url}/page", "tr[data-pipeline]", height=560)
+        save_screenshot(
+            browser, "streams-page", f"{url}/page#/flights", "#checkpoints tbody tr", height=1230
+        )
+        save_screenshot(
+            browser,
+            "streams-page-dark",
+            f"{url}/page#/flights",
+            "#checkpoints tbody tr",
+            scheme="dark",
+        )
+        save_screenshot(
+            browser,
+            "streams-checkpoints",
+            f"{url}/page#/flights/checkpoints",
+            "#checkpoints tbody tr",
+            height=620,
+        )
+        save_screenshot(
+            browser,
+            "streams-restore",
+            f"{url}/page#/flights",
+            "#checkpoints tbody tr",
+            height=620,
+            do=fill_restore_form,
+        )
+        save_screenshot(
+            browser,
+            "streams-phone",
+            f"{url}/page#/flights",
+            "#checkpoints tbody tr",
+            width=390,
+            height=1100,
+        )
 
 
-def restore_form(page: Page) -> None:
+def fill_restore_form(page: Page) -> None:
     """Open it and give a reason."""
     page.locator("[id^=restore-]").nth(12).click()
     page.get_by_label("Reason").fill("flights of the 3rd came with wrong times")
     page.wait_for_selector(".report dl")
 
 
-def within_airflow(browser: Browser, home: Path) -> None:
+def shoot_within_airflow(browser: Browser, home: Path) -> None:
     """The page in Airflow's frame, as admin."""
     stack = Stack(StackSettings(home=home))
     login = json.loads(stack.credentials_file.read_text())["airflow_passwords"]["admin"]
     body = json.dumps({"username": "admin", "password": login}).encode()
-    request = urllib.request.Request(f"{stack.airflow_url}/auth/token", body, {"Content-Type": "application/json"})  # noqa: S310
+    request = urllib.request.Request(
+        f"{stack.airflow_url}/auth/token", body, {"Content-Type": "application/json"}
+    )
     token = json.loads(urllib.request.urlopen(request).read())["access_token"]  # noqa: S310
     cookie = {"name": "_token", "value": token, "url": stack.airflow_url}
-    shoot(browser, "streams-in-airflow", f"{stack.airflow_url}/plugin/streams", "iframe", cookie=cookie)
+    save_screenshot(
+        browser,
+        "streams-in-airflow",
+        f"{stack.airflow_url}/plugin/streams",
+        "iframe",
+        cookie=cookie,
+    )
 
 
-def shoot(
+def save_screenshot(
     browser: Browser,
     name: str,
     url: str,
@@ -71,7 +114,9 @@ def shoot(
     do: Callable[[Page], None] = lambda page: None,
 ) -> None:
     """Save one PNG."""
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
+    )
     if cookie:
         context.add_cookies([cookie])
     page = context.new_page()
@@ -80,15 +125,19 @@ def shoot(
     do(page)
     page.wait_for_timeout(2000)
     found = Image.open(BytesIO(page.screenshot())).convert("RGB")
-    found.quantize(256, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)  # a third of the size
+    found.quantize(256, dither=Image.Dither.NONE).save(
+        IMAGES / f"{name}.png", optimize=True
+    )  # a third of the size
     context.close()
 
 
 def main(stack: Path | None) -> None:
     """Take them."""
     with sync_playwright() as tools:
-        browser = tools.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        made_up(browser) if stack is None else within_airflow(browser, stack)
+        browser = tools.chromium.launch(
+            executable_path=shutil.which("chromium"), args=BROWSER_FLAGS
+        )
+        shoot_made_up_streams(browser) if stack is None else shoot_within_airflow(browser, stack)
         browser.close()
 
 

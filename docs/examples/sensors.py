@@ -1,4 +1,6 @@
-"""Generate the input of sensors.yaml: one object per sensor and half minute, 2 % of the readings up to 20 s behind.
+"""Generate the input of sensors.yaml.
+
+One object per sensor and half minute, 2 % of the readings up to 20 s behind.
 
 Usage: python docs/examples/sensors.py STORE_FOLDER
 """
@@ -22,16 +24,23 @@ def main(store: Path) -> None:
         folder = store / "inbox" / "sensors" / sensor
         folder.mkdir(parents=True, exist_ok=True)
         for begin in range(0, seconds, 30):
-            stamps = [begin + s - (dice.randint(6, 20) if dice.random() < 0.02 else 0) for s in range(30)]
+            stamps = [
+                begin + s - (dice.randint(6, 20) if dice.random() < 0.02 else 0) for s in range(30)
+            ]
             table = pa.table(
                 {
-                    "at": pa.array([START + timedelta(seconds=s) for s in stamps], pa.timestamp("us", tz="UTC")),
+                    "at": pa.array(
+                        [START + timedelta(seconds=s) for s in stamps], pa.timestamp("us", tz="UTC")
+                    ),
                     "celsius": [round(dice.gauss(18, 3), 2) for _ in stamps],
                     "battery": pa.array([100 - begin // 60] * len(stamps), pa.int32()),
                 }
             )
             pq.write_table(table, folder / f"{begin:05d}.parquet")
-    print(f"wrote {sum(s // 30 for s in SILENT_AFTER.values())} objects below {store / 'inbox' / 'sensors'}")
+    print(
+        f"wrote {sum(s // 30 for s in SILENT_AFTER.values())} objects below"
+        f" {store / 'inbox' / 'sensors'}"
+    )
 
 
 if __name__ == "__main__":
