@@ -55,7 +55,13 @@ def _requirements(project: dict[str, object], locked: dict[str, str]) -> list[st
         | project["dependency-groups"]
     )  # type: ignore[operator,index]
     problems = []
-    for text in [*table["dependencies"], *table["demo"], *table["postgres"], *table["dev"]]:
+    for text in [
+        *table["dependencies"],
+        *table["demo"],
+        *table["kafka"],
+        *table["postgres"],
+        *table["dev"],
+    ]:
         wanted = Requirement(text)
         pinned = locked.get(canonicalize_name(wanted.name))
         if pinned is None or not wanted.specifier.contains(pinned, prereleases=True):
