@@ -9,8 +9,23 @@ __all__ = ["get_provider_info"]
 
 
 def get_provider_info() -> dict[str, Any]:
-    """What Airflow lists about this provider. Imports nothing: Airflow calls it at every start."""
+    """Return what Airflow lists about this provider.
+
+    This module imports nothing, because Airflow calls the function at every start.
+    """
     package = "tidegate.operators"
+    operators = (
+        "stream_operator",
+        "recover_and_pin",
+        "restore_approval",
+        "quality_operator",
+        "maintain_operator",
+        "backfill_operator",
+        "splice_operators",
+        "assets",
+        "sweep_operator",
+    )
+    triggers = ("trigger", "assets")
     return {
         "package-name": "tidegate",
         "name": "tidegate",
@@ -19,31 +34,15 @@ def get_provider_info() -> dict[str, Any]:
             " Airflow."
         ),
         "integrations": [{"integration-name": "tidegate", "tags": ["service"]}],
-        "operators": [
-            {
-                "integration-name": "tidegate",
-                "python-modules": [
-                    f"{package}.{name}"
-                    for name in (
-                        "stream",
-                        "recover",
-                        "approve",
-                        "pin",
-                        "quality",
-                        "maintain",
-                        "backfill",
-                        "windows",
-                        "sweep",
-                    )
-                ],
-            }
-        ],
-        "triggers": [
-            {
-                "integration-name": "tidegate",
-                "python-modules": [f"{package}.trigger", f"{package}.assets"],
-            }
-        ],
-        "extra-links": [f"{package}.quality.DataDocsLink"],
+        **{
+            kind: [
+                {
+                    "integration-name": "tidegate",
+                    "python-modules": [f"{package}.{name}" for name in names],
+                }
+            ]
+            for kind, names in (("operators", operators), ("triggers", triggers))
+        },
+        "extra-links": [f"{package}.quality_operator.DataDocsLink"],
         "asset-uris": [{"schemes": ["tidegate"], "handler": None}],
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from airflow.sdk import DAG
@@ -199,3 +201,15 @@ def test_the_provider_names_modules_that_exist() -> None:
     ]
     for module in named:
         assert find_spec(module) is not None, module
+    for link in info["extra-links"]:
+        assert resolve_name(link)
+
+
+def test_names_in_a_live_airflow_database_stay() -> None:
+    """Deferred tasks and asset watchers name classes, methods and arguments; upgrades must keep them."""
+    for path in ("trigger.StreamTrigger", "assets.SealTrigger"):
+        assert resolve_name(f"tidegate.operators.{path}").__name__ == path.partition(".")[2]
+    resume = inspect.signature(
+        resolve_name("tidegate.operators.stream_operator.StreamOperator.resume")
+    )
+    assert list(resume.parameters) == ["self", "context", "event", "launched", "budget", "past"]
