@@ -57,6 +57,12 @@ typecheck: venv ## mypy, strict
 imports: venv ## who may import whom
 	$(BIN)/lint-imports
 
+.PHONY: docs-check
+docs-check: venv ## the pages that follow from the code are current, and every link and citation leads somewhere
+	$(BIN)/python docs/generate.py --check
+	$(BIN)/python -m pytest -n0 -q tests/docs tests/spec/test_preset_examples.py -m "unit and not slow"
+	@echo "docs: options, errors, presets, citations up to date"
+
 .PHONY: soak
 soak: venv ## simulate crashes, races, faults of store, catalog and sinks (SECONDS=60 SEED=0), ends with "N schedules, M violations"
 	$(BIN)/python -m tests.simulation.soak --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(ARGS)
@@ -149,6 +155,10 @@ java: # Spark needs it; one clear line if it is missing
 .PHONY: warm
 warm: venv java # Spark's classes, archived once: every driver of the demo and the tests starts faster
 	@$(BIN)/tidegate warm
+
+.PHONY: docs
+docs: venv ## write docs/options.md and docs/errors.md anew from the code
+	$(BIN)/python docs/generate.py
 
 .PHONY: wheel
 wheel: venv ## build the wheel into dist/

@@ -1,0 +1,259 @@
+"""Writes the reference pages that follow from the code: docs/options.md and docs/errors.md.
+
+`python docs/generate.py` writes both pages; with ``--check`` it only says which are out of date.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tidegate.errors import ErrorDefinition
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+_PAGES = Path(__file__).parent
+_ROOMS = (
+    "checkpoints",
+    "expectations",
+    "infra",
+    "operators",
+    *(
+        f"jobs.{room}"
+        for room in ("spec", "engine", "sources", "spark", "sinks", "streams", "splice", "driver")
+    ),
+    "jobs.cli",
+)
+_OPTIONS_HEAD = """# Every option of a pipeline
+
+One section per part of the YAML file, in the order of the file. `<name>` is a name that you choose.
+A field without a default is required. A duration is text with a unit, such as `10s` or `1h30m`.
+`tidegate schema` prints the same as JSON Schema, for editors.
+
+This page is generated from the models by `make docs`.
+"""
+_ERRORS_HEAD = """# Every error code
+
+An error has a stable code. Its class decides the exit code of a command and what the driver and
+Airflow do: they try a *transient* error again; a *fenced* driver stops because another one took
+over; *poison* and *configuration* need a person. Words in braces are filled in when it happens.
+
+| class | exit code |
+|---|---|
+| poison | 1 |
+| configuration | 2 |
+| transient | 3 |
+| fenced | 4 |
+
+This page is generated from the catalogues (`errors.py` of each folder) by `make docs`.
+"""
+
+_ERROR_COLUMNS = "| code | class | what happened | what was kept | what to do | folder |\n|---|---|---|---|---|---|"
+
+
+@dataclass(frozen=True)
+class _Section:
+    """One model of the spec and the places in the YAML file where it stands."""
+
+    name: str
+    schema: dict[str, Any]
+    paths: list[str]
+
+
+def _list_references(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (path suffix, model name) for each model that a field's schema refers to."""
+    if "$ref" in schema:
+        yield "", schema["$ref"].rpartition("/")[2]
+    for part in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
+        yield from _list_references(part)
+    if isinstance(schema.get("additionalProperties"), dict):
+        for suffix, name in _list_references(schema["additionalProperties"]):
+            yield f".<name>{suffix}", name
+    if isinstance(schema.get("items"), dict):
+        for suffix, name in _list_references(schema["items"]):
+            yield f"[]{suffix}", name
+
+
+def _collect_sections() -> list[_Section]:
+    """Return the models in the order in which the YAML file meets them."""
+    root = PipelineSpec.model_json_schema(by_alias=True)
+    models = root["$defs"]
+    sections = {"PipelineSpec": _Section("PipelineSpec", root, [""])}
+    waiting = ["PipelineSpec"]
+    while waiting:
+        current = sections[waiting.pop(0)]
+        for field, schema in current.schema.get("properties", {}).items():
+            for suffix, name in _list_references(schema):
+                if "properties" not in models[name]:
+                    continue
+                path = f"{current.paths[0]}.{field}{suffix}".lstrip(".")
+                if name in sections:
+                    sections[name].paths.append(path)
+                else:
+                    sections[name] = _Section(name, models[name], [path])
+                    waiting.append(name)
+    return list(sections.values())
+
+
+def _describe_type(schema: dict[str, Any], models: dict[str, Any]) -> str:
+    """Return a field's type in words; choices are listed."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        target = models[name]
+        return (
+            f"[{name}](#{name.lower()})"
+            if "properties" in target
+            else _describe_type(target, models)
+        )
+    if "enum" in schema or "const" in schema:
+        choices = schema.get("enum", [schema.get("const")])
+        return ", ".join(f"`{json.dumps(choice).strip(chr(34))}`" for choice in choices)
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            kinds = [
+                _describe_type(part, models) for part in schema[key] if part.get("type") != "null"
+            ]
+            return " or ".join(dict.fromkeys(kinds))
+    if str(schema.get("description", "")).startswith("a duration"):
+        return "duration"
+    if schema.get("type") == "array":
+        return f"list of {_describe_type(schema.get('items', {}), models)}"
+    if schema.get("type") == "object":
+        values = schema.get("additionalProperties")
+        return (
+            f"name to {_describe_type(values, models)}" if isinstance(values, dict) else "mapping"
+        )
+    return {
+        "string": "text",
+        "integer": "whole number",
+        "number": "number",
+        "boolean": "true or false",
+    }.get(str(schema.get("type")), "any value")
+
+
+def _find_example(schema: dict[str, Any], models: dict[str, Any]) -> Any:
+    """Return an example: the field's own, that of its type, or a choice other than the default."""
+    if "$ref" in schema:
+        return _find_example(models[schema["$ref"].rpartition("/")[2]], models)
+    if schema.get("examples"):
+        return schema["examples"][0]
+    if "enum" in schema:
+        return next((c for c in schema["enum"] if c != schema.get("default")), schema["enum"][0])
+    if "const" in schema:
+        return schema["const"]
+    for part in [*schema.get("anyOf", []), *schema.get("oneOf", [])]:
+        if part.get("type") != "null":
+            return _find_example({**part, "default": schema.get("default")}, models)
+    if schema.get("type") == "boolean":
+        return not schema.get("default", False)
+    return schema.get("default")
+
+
+def _format_value(value: Any) -> str:
+    if value is None or value in ("", {}, []):
+        return ""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"`{text}`".replace("|", "\\|")
+
+
+def _format_default(schema: dict[str, Any], required: bool) -> str:
+    if required:
+        return "required"
+    default = schema.get("default")
+    if isinstance(default, dict) and default:
+        return "its defaults"
+    return _format_value(default) or "none"
+
+
+def _join_lines(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def render_options() -> str:
+    """Return the text of docs/options.md."""
+    sections = _collect_sections()
+    models = {section.name: section.schema for section in sections}
+    models |= sections[0].schema["$defs"]
+    parts = [_OPTIONS_HEAD]
+    for section in sections:
+        places = ", ".join(f"`{path}`" for path in section.paths if path) or "the file itself"
+        meaning = _join_lines(section.schema.get("description", ""))
+        parts.append(f"## {section.name}\n\n{meaning}\n\nWhere: {places}\n")
+        parts.append("\n".join(_render_fields(section.schema, models)) + "\n")
+    return "\n".join(parts)
+
+
+def _render_fields(model: dict[str, Any], models: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the table of a model's fields."""
+    yield "| field | type | default | meaning | example |"
+    yield "|---|---|---|---|---|"
+    for field, schema in model.get("properties", {}).items():
+        cells = (
+            f"`{field}`",
+            _describe_type(schema, models),
+            _format_default(schema, field in model.get("required", [])),
+            _join_lines(schema.get("description", "")),
+            _format_value(_find_example(schema, models)),
+        )
+        yield "| " + " | ".join(cells) + " |"
+
+
+def list_catalogue() -> Iterator[tuple[str, ErrorDefinition[Any]]]:
+    """Yield (folder, definition) for every entry of every catalogue."""
+    for room in _ROOMS:
+        name = f"tidegate.{room}.errors"
+        if importlib.util.find_spec(name) is None:
+            continue
+        for value in vars(importlib.import_module(name)).values():
+            if isinstance(value, ErrorDefinition):
+                yield room.replace(".", "/"), value
+
+
+def render_errors() -> str:
+    """Return the text of docs/errors.md."""
+    rows = sorted((entry.code, folder, entry) for folder, entry in list_catalogue())
+    groups: dict[str, list[str]] = {}
+    for code, folder, entry in rows:
+        cells = (
+            f"`{code}`",
+            entry.error.failure_class.value,
+            _join_lines(entry.message),
+            _join_lines(entry.kept or ""),
+            _join_lines(entry.advice or ""),
+            folder,
+        )
+        groups.setdefault(code.partition(".")[0], []).append("| " + " | ".join(cells) + " |")
+    parts = [_ERRORS_HEAD]
+    for group, lines in groups.items():
+        parts.append("\n".join([f"## {group}", "", _ERROR_COLUMNS, *lines, ""]))
+    return "\n".join(parts)
+
+
+def write_pages(*, check: bool) -> list[str]:
+    """Write the pages, or only compare them; return the names of those that were out of date."""
+    stale = []
+    for name, text in (("options.md", render_options()), ("errors.md", render_errors())):
+        page = _PAGES / name
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if not check:
+                page.write_text(text, encoding="utf-8")
+    return stale
+
+
+def main() -> int:
+    """Run the command; return 1 when ``--check`` finds a page out of date."""
+    check = "--check" in sys.argv[1:]
+    stale = write_pages(check=check)
+    for name in stale:
+        print(f"docs/{name}: " + ("out of date; run `make docs`" if check else "written"))
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
