@@ -11,8 +11,11 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from ruamel.yaml import YAML
 
 from tidegate.errors import ErrorDefinition
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -53,7 +56,8 @@ over; *poison* and *configuration* need a person. Words in braces are filled in 
 This page is generated from the catalogues (`errors.py` of each folder) by `make docs`.
 """
 
-_ERROR_COLUMNS = "| code | class | what happened | what was kept | what to do | folder |\n|---|---|---|---|---|---|"
+_ERROR_COLUMNS = """| code | class | what happened | what was kept | what to do | folder |
+|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -136,8 +140,16 @@ def _describe_type(schema: dict[str, Any], models: dict[str, Any]) -> str:
     }.get(str(schema.get("type")), "any value")
 
 
+@cache
+def _load_examples() -> dict[str, dict[str, Any]]:
+    """Return the examples of docs/option_examples.yaml: model name, field, value."""
+    path = _PAGES / "option_examples.yaml"
+    examples: dict[str, dict[str, Any]] = YAML(typ="safe", pure=True).load(path)
+    return examples
+
+
 def _find_example(schema: dict[str, Any], models: dict[str, Any]) -> Any:
-    """Return an example: the field's own, that of its type, or a choice other than the default."""
+    """Return an example that follows from the type: its own, or a choice but the default."""
     if "$ref" in schema:
         return _find_example(models[schema["$ref"].rpartition("/")[2]], models)
     if schema.get("examples"):
@@ -184,21 +196,22 @@ def render_options() -> str:
         places = ", ".join(f"`{path}`" for path in section.paths if path) or "the file itself"
         meaning = _join_lines(section.schema.get("description", ""))
         parts.append(f"## {section.name}\n\n{meaning}\n\nWhere: {places}\n")
-        parts.append("\n".join(_render_fields(section.schema, models)) + "\n")
+        parts.append("\n".join(_render_fields(section, models)) + "\n")
     return "\n".join(parts)
 
 
-def _render_fields(model: dict[str, Any], models: dict[str, Any]) -> Iterator[str]:
+def _render_fields(section: _Section, models: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the table of a model's fields."""
     yield "| field | type | default | meaning | example |"
     yield "|---|---|---|---|---|"
-    for field, schema in model.get("properties", {}).items():
+    examples = _load_examples().get(section.name, {})
+    for field, schema in section.schema.get("properties", {}).items():
         cells = (
             f"`{field}`",
             _describe_type(schema, models),
-            _format_default(schema, field in model.get("required", [])),
+            _format_default(schema, field in section.schema.get("required", [])),
             _join_lines(schema.get("description", "")),
-            _format_value(_find_example(schema, models)),
+            _format_value(examples.get(field, _find_example(schema, models))),
         )
         yield "| " + " | ".join(cells) + " |"
 

@@ -1,11 +1,11 @@
 """Which physical values fit a declared column.
 
-One rule for every mover (semantics.md section 2, "never silent").
+Every mover applies this one rule (docs/semantics.md, "Never silent").
 
-A value fits when it becomes the declared type without losing anything a person would miss: 1.5 is
-no int, 0.125 no decimal(6,2), 2 to the 60th plus one no double. What does not fit is a bad value,
-and its row a dead letter. Text is taken only in the one form that everybody writes, so that no
-engine's leniency decides what a row means.
+A value fits if it becomes the declared type without losing information: 1.5 does not fit an int,
+0.125 does not fit a decimal(6,2), 2**60 + 1 does not fit a double. A value that does not fit is a
+bad value, and its row is a dead letter. Text is accepted only in one common form, so that the
+result does not depend on how lenient an engine is.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _TEXT_PATTERNS: Final = {
 
 
 def accepts_family(declared: str, family: str) -> bool:
-    """Whether any value of a physical family (bool, int, float, decimal, string, date, timestamp, binary) may fit.
+    """Return whether some value of a physical type family can fit the declared type.
+
+    Families are bool, int, float, decimal, string, date, timestamp and binary.
 
     >>> accepts_family("decimal(6,2)", "int"), accepts_family("date", "int")
     (True, False)
@@ -53,9 +55,9 @@ def accepts_family(declared: str, family: str) -> bool:
 
 
 def build_text_pattern(declared: str) -> str | None:
-    """The regular expression that a whole text must match to be taken as the declared type; None.
+    """Return the regular expression that a text must match to be read as the declared type.
 
-    Any text will do.
+    None means that every text is accepted.
 
     >>> build_text_pattern("decimal(6,2)"), build_text_pattern("string")
     ('-?[0-9]+([.][0-9]{1,2})?', None)

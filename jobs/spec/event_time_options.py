@@ -1,8 +1,7 @@
-"""The options of semantics.md section 2, as frozen models.
+"""The event-time options of a pipeline as frozen models (docs/semantics.md, section 2).
 
-Names, choices and defaults are those of the table; `None` stands for its *off*, *none* or *never*,
-which YAML writes as ``never`` (timeouts) or leaves out. A preset (see `presets`) sets other
-defaults, a pipeline's own YAML wins.
+`None` means *off*, *none* or *never*; YAML writes ``never`` or leaves the field out. A preset (see
+`presets`) sets other defaults, and the YAML of the pipeline overrides them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ OptionalDuration = Annotated[Duration | None, BeforeValidator(_parse_never)]
 
 
 class ReleaseMode(StrEnum):
-    """When a row leaves to the events output (semantics.md section 1, release modes)."""
+    """When a row leaves to the events output (docs/semantics.md, "Release modes")."""
 
     ORDERED = "ordered"
     PASS_THROUGH = "pass_through"
@@ -59,26 +58,27 @@ class CoalesceOptions(SpecModel):
     """
 
     coalesce: Literal["min", "max"] = "min"
-    """Least or greatest frontier of the included members."""
+    """Take the least or the greatest frontier of the included members."""
     idle_timeout: OptionalDuration = 60_000_000
-    """A member with nothing pending for this long is idle; ``never`` switches idleness off."""
+    """A member with nothing pending for this long is idle. ``never`` switches idleness off."""
     all_idle: Literal["jump", "hold"] = "jump"
-    """When every member is idle: jump to the largest time frontier seen, or hold."""
+    """When every member is idle, the frontier jumps to the largest time seen, or holds."""
     all_done: Literal["infinity", "hold"] = "infinity"
-    """When every member is done: the frontier goes to +inf, or holds."""
+    """When every member is done, the frontier goes to +inf, or holds."""
     revived: Literal["ignore", "freeze"] = "ignore"
-    """A member active again behind F: leave it out until it caught up, or freeze F until then."""
+    """A member that becomes active again behind F is left out until it has caught up, or
+    freezes F until then.
+    """
     on_idle_punctuation: Literal["revive", "ignore"] = "revive"
-    """Whether punctuation of an idle member revives it.
-
-    A partition of its source, or (output level) a source as a whole.
+    """Whether punctuation of an idle member makes it active: of a partition in its source, or
+    (output level) of a source as a whole.
     """
     joins: Literal["at_F", "hold"] = "at_F"
     """A new member starts at F, or holds F until it has a frontier."""
     members: Literal["declared", "discovered"] = "declared"
-    """Members are known from the spec, or appear with their first event."""
+    """Members are listed in the spec, or appear with their first event."""
     no_members: Literal["idle", "silent"] = "idle"
-    """What is emitted before the first member: idle, or nothing."""
+    """What is emitted before the first member: the status idle, or nothing."""
 
     @model_validator(mode="after")
     def _require_positive_timeout(self) -> Self:
@@ -91,35 +91,38 @@ class WallClockOptions(SpecModel):
     """A frontier taken from the recorded wall clock."""
 
     lag: Duration
-    """How far behind the recorded `now` the frontier stands."""
+    """How far the frontier stays behind the recorded `now`."""
     cap: bool = True
-    """Never pass the largest time read in the epoch."""
+    """The frontier never passes the largest time read in the epoch."""
 
 
 class PunctuationOptions(SpecModel):
-    """Explicit, generated or imported punctuation (CTI) of a source (semantics.md section 4)."""
+    """Explicit, generated or imported punctuation (CTI); docs/semantics.md, section 4."""
 
     explicit: bool = False
-    """The source carries punctuation rows (see the source's `barriers`/`kind` column)."""
+    """The source carries punctuation rows; see `barriers.punctuation` of the source."""
     every_events: Annotated[int, Field(gt=0)] | None = None
-    """Generate after N events."""
+    """Generate punctuation after this number of events."""
     every_span: Annotated[Duration, Field(gt=0)] | None = None
-    """Generate after a span of event time."""
+    """Generate punctuation after this span of event time."""
     delay: SignedDuration = 0
     """Subtracted from the newest row's start; -1 tick commits the newest row at once."""
     align: Literal["after", "floor"] = "after"
-    """After the newest row (start - delay), or on multiples of the span, ahead of the row."""
+    """Place generated punctuation after the newest row (start - delay), or on multiples of the
+    span, before the row.
+    """
     import_from: str | None = None
     """Take the frontier from this other source."""
     regress: Literal["ignore", "error", "raise"] = "ignore"
-    """Punctuation below the current one: ignore and count, fail, or raise it to the current one."""
+    """Punctuation below the current one: ignore and count it, fail, or raise it to the current
+    one.
+    """
     on_violation: Literal["error", "drop", "adjust"] = "error"
-    """A row before the punctuation of its own member.
-
-    Error row, drop and count, or adjust its start.
+    """A row before the punctuation of its own member: treat it as an error row, drop and count
+    it, or adjust its start.
     """
     advance_to_end: bool = False
-    """On completion of a bounded source the frontier goes to +inf."""
+    """When a bounded source is complete, its frontier goes to +inf."""
 
     @property
     def is_generated(self) -> bool:
@@ -128,17 +131,17 @@ class PunctuationOptions(SpecModel):
 
 
 class FrontierOptions(SpecModel):
-    """How one member's frontier follows its rows (semantics.md section 1, member frontier)."""
+    """How one member's frontier follows its rows (docs/semantics.md, "Member frontier")."""
 
     lag: SignedDuration | None = None
-    """Heuristic: frontier = largest time seen - lag.
+    """The frontier is the largest time seen minus the lag.
 
-    Required unless punctuated, imported or by wall clock.
+    Required unless the source has punctuation or a wall clock.
     """
     frontier: Literal["exclusive", "inclusive"] = "exclusive"
-    """Exclusive: no later row below F.
+    """Exclusive: no later row lies below F.
 
-    Inclusive: none at or below F, which shifts F by one tick.
+    Inclusive: no later row lies at or below F, which shifts F by one tick.
     """
     frame: Annotated[Duration | None, BeforeValidator(_parse_frame)] = None
     """Round the emitted frontier down to a multiple of this.
@@ -146,60 +149,74 @@ class FrontierOptions(SpecModel):
     ``never`` (or 0) emits none, ``off`` does not round.
     """
     punctuation: PunctuationOptions | None = None
+    """Take the frontier from punctuation instead of `lag`."""
     wall_clock: WallClockOptions | None = None
+    """Take the frontier from the recorded wall clock instead of `lag`."""
     max_jump: OptionalDuration = None
-    """A row further ahead of its partition's newest and of the recorded now than this is quarantined."""
+    """A row further ahead than this of its partition's newest row and of the recorded now is
+    quarantined.
+    """
 
 
 class BarrierOptions(SpecModel):
-    """Barrier events that synchronise sources (semantics.md section 3)."""
+    """Barrier events that synchronise sources (docs/semantics.md, section 3)."""
 
     identity: Literal["id", "ordinal"] = "ordinal"
     """Pair barriers by their id, or number them per source with resynchronisation."""
     timeout: OptionalDuration = None
-    """Counted from max(first arrival, previous close), strictly greater.
+    """A barrier open for longer than this is closed.
 
-    Then incomplete or aborted.
+    The time counts from the later of its first arrival and the previous close.
     """
     on_timeout: Literal["incomplete", "abort"] = "incomplete"
-    """Run control closes as incomplete; the checkpoint class aborts."""
+    """What the timeout does: close the barrier as incomplete, or abort it."""
     overtake: Literal["queue", "subsume"] = "queue"
-    """A later barrier while one is open.
-
-    Both count, or the open one aborts and its sources unblock.
+    """A later barrier while one is open: both count, or the open one aborts and its sources
+    unblock.
     """
     alignment: Literal["block", "pass"] = "block"
-    """Hold data behind a barrier (exactly once), or let it flow (watermarks never pass)."""
+    """Hold data behind a barrier (exactly once), or let it flow. Frontiers never pass a barrier."""
 
 
 class GlomOptions(SpecModel):
-    """Group ordered rows into built events, one row each of the table ``built`` (semantics.md section 3.8)."""
+    """Groups ordered rows into built events, rows of the table ``built``.
+
+    Rule: docs/semantics.md, section 3.8.
+    """
 
     dt: Duration
-    """A row within dt of the group's first row joins it; 0 groups equal stamps."""
+    """A row within `dt` of the group's first row joins the group; 0 groups rows of one instant."""
     max_rows: Annotated[int, Field(gt=0)] = 1000
+    """A group with this many rows is closed."""
     stamp: Literal["earliest", "latest", "mean"] = "earliest"
+    """Event time of a built event: that of its earliest or latest row, or their mean."""
 
 
 class OrderOptions(SpecModel):
     """Release of rows to the events output."""
 
     mode: ReleaseMode = ReleaseMode.ORDERED
+    """Rows leave sorted by event time, as they are read, or sorted when the frontier commits
+    them.
+    """
     build_window: OptionalDuration = None
-    """Residence limit in the order buffer, by the recorded now of reading; off is not 0."""
-    startup_grace: Duration = 0
-    """Wait this long after the first event of a run."""
-    on_late: LatePolicy = LatePolicy.SIDE_OUTPUT
-    glom: GlomOptions | None = None
-    max_buffered_rows: Annotated[int, Field(gt=0)] = 5_000_000
-    """Back-pressure.
+    """The longest time that a row stays in the order buffer, by the recorded now of reading.
 
-    With more rows than this in the order buffer, members ahead of the frontier are not read.
+    ``off`` is not 0.
+    """
+    startup_grace: Duration = 0
+    """Wait this long after the first event of a run before anything leaves."""
+    on_late: LatePolicy = LatePolicy.SIDE_OUTPUT
+    """What happens to a row that is late for the order."""
+    glom: GlomOptions | None = None
+    """Group ordered rows into built events."""
+    max_buffered_rows: Annotated[int, Field(gt=0)] = 5_000_000
+    """Back-pressure: with more rows than this in the order buffer, members ahead of the
+    frontier are not read.
     """
     max_ahead: OptionalDuration = None
-    """Back-pressure.
-
-    A member this far ahead of the output frontier is not read while others have rows.
+    """Back-pressure: a member this far ahead of the output frontier is not read while others
+    have rows.
     """
 
     @model_validator(mode="after")

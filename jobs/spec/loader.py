@@ -132,7 +132,7 @@ def _list_allowed_fields(path: Location) -> list[str]:
 
 
 def _find_model(annotation: Any) -> Any:
-    """The model, or mapping to models, inside an annotation such as ``X | None`` or ``dict[Name, X]``."""
+    """Return the model, or the mapping to models, inside ``X | None`` or ``dict[Name, X]``."""
     if isinstance(annotation, type) and not getattr(annotation, "__args__", None):
         return annotation
     if getattr(annotation, "__origin__", None) is dict:
@@ -147,7 +147,7 @@ def _find_value_model(annotation: Any) -> Any:
 
 
 def _find_line(raw: Any, location: Location) -> int:
-    """1-based line of the deepest part of the location that stands in the YAML."""
+    """Return the 1-based line of the deepest part of the location that the YAML has."""
     line, node = 1, raw
     for part in location:
         try:
@@ -178,7 +178,7 @@ def _describe_kind(value: Any) -> str:
     )
 
 
-# What a valid spec should perhaps say: nothing that stops a pipeline.
+# Warnings: a spec with these is valid, and its pipeline runs.
 
 
 def list_spec_warnings(spec: PipelineSpec) -> list[str]:

@@ -21,44 +21,49 @@ class QualityLimits(SpecModel):
     """Numbers that the suites compare with. A suite names them as ``{limit: late_ratio}``."""
 
     late_ratio: Ratio = 0.10
-    """Late rows of a source as a share of the rows read from it."""
+    """Late rows of a source as a share of the rows read from it: the limit of a warning."""
     late_ratio_critical: Ratio = 0.50
-    """The same, where it stops being a warning."""
+    """The same share: the limit of a critical finding."""
     late_ratio_rise: Ratio = 0.10
-    """How far the late share of the newest checkpoints may lie above that of all before them."""
+    """How far the late share of the newest checkpoints may exceed that of all checkpoints
+    before.
+    """
     lateness_p99: Duration = 86_400_000_000
-    """99 % of a source's late rows missed the frontier by no more than this."""
+    """99 % of a source's late rows missed the frontier by at most this."""
     barriers_complete: Ratio = 0.95
-    """Closed barriers that were complete, as a share."""
+    """Least share of closed barriers that were complete."""
     barrier_waited_p99: Duration = 600_000_000
-    """99 % of the barriers closed within this time after the first arrival."""
+    """99 % of the barriers closed within this time after their first arrival."""
     checkpoint_age: Duration = 300_000_000
-    """A stream that should run has sealed something within this time."""
+    """A pipeline that should run has sealed an epoch within this time."""
     seal_p95: Duration = 5_000_000
-    """95 % of the seals took no longer."""
+    """95 % of the seals took at most this long."""
     unpublished: Count = 50
-    """Sealed epochs that the tables do not show yet."""
+    """Largest number of sealed epochs that the tables may lack."""
     dead_ratio: Ratio = 0.01
     """Dead letters as a share of the rows read."""
     dead_objects: Count = 0
-    """Objects that could not be read at all."""
+    """Largest number of objects that could not be read."""
 
 
 class QualitySpec(SpecModel):
     """What the quality checks of a pipeline compare with, and how seriously they take it."""
 
     limits: QualityLimits = QualityLimits()
+    """Numbers that the checks compare with."""
     severity: dict[str, Severity] = Field(default_factory=dict)
-    """Check id -> ``warn``, ``critical`` or ``off``; overrides the suite's own."""
+    """Check id and ``warn``, ``critical`` or ``off``; overrides the suite's severity."""
     suites: str | None = None
-    """Folder of own suites (``*.yaml``), relative to the working folder.
+    """Folder of your own suites (``*.yaml``), relative to the working folder.
 
-    A file named like a built-in one replaces it.
+    A file with the name of a built-in suite replaces it.
     """
     release_epochs: Annotated[int, Field(gt=0)] = 500
-    """The newest epochs whose released events are looked at; the one table that is never small."""
+    """Number of newest epochs whose released events are checked; the events table is the only
+    one that is never small.
+    """
     recent: Annotated[int, Field(gt=0)] = 20
-    """The newest checkpoints that `late_ratio_rise` compares with all before them."""
+    """Number of newest checkpoints that `late_ratio_rise` compares with all before them."""
 
 
 # The `splice:` section of a pipeline: when late rows are offered for a merge, by themselves.
@@ -68,13 +73,19 @@ class SpliceSpec(SpecModel):
     """What `<p>.splice` does in Airflow; the command line needs none of it."""
 
     offer_rows: Annotated[int, Field(gt=0)] | None = None
-    """As many late rows make a request and ask for an approval; default.
+    """Number of late rows that makes a request and asks for an approval.
 
-    Only when somebody starts the DAG.
+    Without it requests are made only when a person starts the DAG.
     """
     offer_at: str = "0 6 * * *"
-    """Cron of the look."""
+    """Cron expression of the check for late rows."""
     approvers: tuple[str, ...] = ()
-    """Users who may approve; default: any who can answer in Airflow. Who asked cannot approve."""
+    """Users who may approve.
+
+    By default every user who can answer in Airflow may approve, except the one who asked.
+    """
     patience: Duration = 86_400_000_000
-    """How long a question stands; then the request stays open, and the run ends without a merge."""
+    """How long a request waits for an answer.
+
+    After that the run ends without a merge, and the request stays open.
+    """

@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from tidegate.jobs.spec.event_time_options import (
     BarrierOptions,
@@ -51,7 +50,7 @@ from tidegate.jobs.spec.table_layout import (
     list_layout_problems,
 )
 from tidegate.jobs.spec.window_specs import WindowSpec
-from tidegate.time_units import Duration
+from tidegate.time_units import Duration, Instant
 
 API_VERSION: Final = "tidegate/v1"
 EVENTS: Final = "events"
@@ -113,76 +112,85 @@ class BarrierColumns(SpecModel):
     kind: str
     """Column that tells data rows from barriers and punctuation."""
     data: str = "data"
+    """Value of `kind` that marks data rows; null marks them too."""
     types: tuple[str, ...] = ()
+    """Values of `kind` that mark barriers, one per barrier type."""
     id: str | None = None
     """Integer column with the barrier's id; needed for identity `id`."""
     punctuation: str | None = None
+    """Value of `kind` that marks punctuation rows."""
 
 
 class ReadLimits(SpecModel):
     """The most that one epoch takes from one partition of a source."""
 
     objects: Annotated[int, Field(gt=0)] | None = None
-    """Without it 1,000 of any size."""
+    """Number of objects; without it 1,000 objects of any size."""
     bytes: Annotated[int, Field(gt=0)] | None = None
-    """Of objects as they lie in the store: none is begun beyond."""
+    """Size of the objects in the store.
+
+    An object that begins beyond the limit waits for the next epoch.
+    """
     rows: Annotated[int, Field(gt=0)] | None = None
+    """Number of rows; an object may be read in several epochs."""
 
 
 class SourceSpec(FrontierOptions):
     """One source: where its rows lie, what they look like and how its frontier follows them."""
 
     kind: Literal["objects", "kafka"] = "objects"
+    """Objects in a bucket or folder, or a Kafka topic."""
     kafka: KafkaOptions | None = None
+    """The topic; required for, and only allowed with, `kind: kafka`."""
     path: str = ""
-    """Folder of objects in arrival order, relative to the store, or a full ``s3://`` / ``file://`` address."""
+    """Folder of the objects, relative to the store, or a full ``s3://`` or ``file://`` address."""
     format: Literal["parquet", "json", "csv", "avro", "orc"] = "parquet"
-    """``json`` is one JSON object a line.
+    """Format of the objects.
 
-    Text may be compressed: by ``.gz``, ``.bz2``, ``.zst`` or ``.lz4`` at the key's end.
+    ``json`` means one JSON object per line. Text may be compressed; the key then ends in ``.gz``,
+    ``.bz2``, ``.zst`` or ``.lz4``.
     """
     parse: ParseOptions = ParseOptions()
+    """How text becomes values."""
     evolution: EvolutionOptions = EvolutionOptions()
+    """What happens when an object has other columns than `schema`."""
     discovery: DiscoveryOptions = DiscoveryOptions()
+    """How new objects are found."""
     table: TableOptions | None = None
-    """The objects are the files of a Delta or Iceberg table."""
+    """Read the files of a Delta or Iceberg table instead of loose objects."""
     landing: LandingOptions | None = None
-    """Where the objects come from, if `tidegate land` writes them."""
+    """The stream from which `tidegate land` writes the objects of this source."""
     partition_by: Literal["source", "folder"] = "source"
     """One partition for the whole source, or one per folder directly below `path`."""
     columns: dict[str, ColumnType] = Field(alias="schema", min_length=1)
-    """Column -> type. A column not listed here makes its object a dead letter."""
+    """Column name and type.
+
+    By default an object with a column that is not listed here is a dead letter; see `evolution`.
+    """
     event_time: str
     """The timestamp column that is the event time."""
     end_time: str | None = None
-    """Interval events: the timestamp column of the (exclusive) end."""
+    """Interval events: the timestamp column of the end, which is exclusive."""
     timezone: str | None = None
-    """Zone of naive timestamps; without it they are bad input."""
-    min_event_time: int | None = None
-    """Rows before this instant (ISO text in YAML) are bad input."""
+    """Time zone of timestamps that carry none. Without it such timestamps are bad values."""
+    min_event_time: Instant | None = None
+    """Rows before this instant are dead letters. Written as ISO 8601 text."""
     barriers: BarrierColumns | None = None
+    """How barrier rows and punctuation rows are recognised."""
     edges: EdgeColumns | None = None
-    """Edge events: rows that begin and end something that lasts."""
+    """Edge events: how rows that begin and end a lasting state are recognised."""
     coalesce: CoalesceOptions = CoalesceOptions(joins="hold")
     """How this source's partitions join into its frontier."""
     limits: ReadLimits = ReadLimits()
+    """The most that one epoch reads from one partition."""
     bounded: bool = False
-    """The source ends when an object named ``_DONE`` stands in its folder and all before it was read."""
-    on_bad: Literal["dead_letter", "fail"] = "dead_letter"
-    """Unreadable objects and rows.
-
-    Keep them in the dead-letter table, or stop the pipeline naming them.
+    """The source has an end: an object named ``_DONE`` in its folder, after all objects before
+    it were read.
     """
-
-    @field_validator("min_event_time", mode="before")
-    @classmethod
-    def _parse_min_event_time(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            value = datetime.fromisoformat(value)
-        if isinstance(value, datetime):
-            aware = value if value.tzinfo else value.replace(tzinfo=UTC)
-            return round(aware.timestamp() * 1_000_000)
-        return value
+    on_bad: Literal["dead_letter", "fail"] = "dead_letter"
+    """Unreadable objects and rows go to the dead-letter table, or stop the pipeline with an
+    error that names them.
+    """
 
     @model_validator(mode="after")
     def _require_valid_columns(self) -> Self:
@@ -319,80 +327,89 @@ class OutputSpec(SpecModel):
     """Where the tables go."""
 
     events: bool = True
-    """Whether rows that leave are written to the events table.
+    """Whether released rows are written to the events table.
 
-    ``false`` only counts them: for pipelines that want
-    windows and late rows alone. Late rows can then not be merged back, as that takes the rows of
-    their windows.
+    With ``false`` they are only counted; late rows can then not be merged back, because a merge
+    needs the rows of their windows.
     """
 
     catalog: str | None = None
-    """SQLAlchemy address of an Iceberg SQL catalog, or ``http(s)://`` address of an Iceberg REST catalog; default: a SQLite file
-    beside the local store or in the work folder."""
+    """SQLAlchemy address of an Iceberg SQL catalog, or ``http(s)://`` address of an Iceberg
+    REST catalog. The default is a SQLite file in the local store or in the work folder.
+    """
     catalog_options: dict[str, str] = Field(default={})
-    """Of a REST catalog: ``token``, ``credential``, ``warehouse``, ...
+    """Options of a REST catalog, such as ``token``, ``credential`` or ``warehouse``.
 
     A value ``env:NAME`` is read from the environment.
     """
     namespace: str | None = None
     """Iceberg namespace; default: the pipeline's name."""
     publish_every: Annotated[int, Field(gt=0)] = 1
-    """Sealed epochs gathered into one table snapshot."""
+    """Number of sealed epochs that one table snapshot contains."""
     max_unpublished: Annotated[int, Field(gt=0)] = 50
-    """The driver waits, and says so, when more sealed epochs than this are not in the tables."""
-    layout: dict[str, TableLayout] = Field(default={})
-    """Table -> how its files are partitioned and sorted; default.
+    """Largest number of sealed epochs that the tables may lack.
 
-    Files per epoch, rows as they left.
+    Beyond it the driver waits, and reports that it waits.
+    """
+    layout: dict[str, TableLayout] = Field(default={})
+    """Table name and how its files are partitioned and sorted.
+
+    By default files are written per epoch, with rows in the order of their release.
     """
     compact: bool = True
     """Whether maintenance merges small files of older epochs.
 
-    On an S3 store it needs a ``catalog`` that all publishers share.
+    On an S3 store this needs a `catalog` that all publishers share.
     """
     file_mb: Annotated[int, Field(gt=0, le=1024)] = 64
-    """Size that merged files grow to, in MB of Parquet."""
+    """Size to which merged files grow, in MB of Parquet."""
 
 
 class CheckpointSpec(SpecModel):
     """Epoch pace and what happens to bad checkpoints."""
 
     min_interval: Duration = 0
-    """At least this long between the starts of two epochs."""
+    """Shortest time between the starts of two epochs."""
     idle_interval: Duration = 1_000_000
-    """How long to wait before looking again when there was nothing to read."""
+    """How long the driver waits before it looks again when there was nothing to read."""
     idle_epochs: Literal["on_change", "always"] = "on_change"
-    """Without rows, seal an epoch only if the decision changes something (a timer, a status), or always."""
+    """Without new rows, seal an epoch only if a timer or a status changes something, or always."""
     on_bad_checkpoint: Literal["stop", "fork"] = "stop"
+    """What a driver does when the newest checkpoint is damaged: stop with an error, or go back
+    to the newest intact one by a fork.
+    """
     retain: Annotated[int, Field(gt=0)] = 1000
-    """Completed checkpoints kept restorable."""
+    """Number of completed checkpoints that stay restorable."""
     retain_for: Duration = 86_400_000_000
-    """Checkpoints younger than this stay as well, on any timeline."""
+    """Checkpoints younger than this stay restorable as well, on any timeline."""
     maintain_every: OptionalDuration = 3_600_000_000
-    """How often the driver retires what is beyond both bounds and deletes what nothing needs.
+    """How often the driver retires checkpoints beyond both bounds and deletes unused objects.
 
-    ``never`` leaves it to others.
+    ``never`` leaves this to `tidegate gc` and Airflow.
     """
     max_clock_step: Annotated[Duration, Field(gt=0)] = 10_000_000
-    """The most the pipeline clock advances in one epoch, so that an outage expires nothing by itself."""
+    """The most that the pipeline clock advances in one epoch, so that an outage alone does not
+    expire timers.
+    """
 
 
 class SparkSpec(SpecModel):
     """The Spark session of the driver."""
 
     master: str = "local[2]"
+    """Spark master of a driver that is started as a process."""
     driver_memory: str = "2g"
+    """Memory of the driver's JVM."""
     jvm: Literal["quick", "throughput"] = "throughput"
-    """``quick`` compiles lightly.
-
-    A new driver seals its first epoch several times sooner, and epochs of few rows stay fast;
-    ``throughput`` is for pipelines with millions of rows an epoch."""
+    """``quick`` compiles lightly: a new driver seals its first epoch several times sooner, and
+    epochs of few rows stay fast. ``throughput`` suits millions of rows per epoch.
+    """
     staging: Literal["disk", "bucket"] = "disk"
-    """How rows get to tasks on other hosts and back.
-
-    Over a disk that driver and executors share at one path, or through the
-    bucket. Without meaning for a local master."""
+    """How rows reach tasks on other hosts and come back: over a disk that driver and executors
+    share at one path, or through the bucket. A local master ignores it.
+    """
     conf: dict[str, str] = Field(default={})
+    """Further Spark settings."""
 
 
 class SubmitSpec(SpecModel):
@@ -402,90 +419,117 @@ class SubmitSpec(SpecModel):
     """
 
     conn_id: str = "spark_default"
+    """Airflow connection that names master and deploy mode."""
     py_files: tuple[str, ...] = ()
-    """Paths of what Python needs in the driver, as the worker sees them.
-
-    Tidegate's wheel, where it is not installed.
+    """Paths, as the worker sees them, of Python packages for the driver; tidegate's wheel where
+    it is not installed.
     """
     conf: dict[str, str] = Field(default={})
+    """Further Spark settings of the submission."""
 
 
 class SupervisionSpec(SpecModel):
     """What Airflow does with the stream."""
 
     recover_to: Literal["latest", "latest_healthy"] = "latest"
+    """Where a relaunched driver starts: at the newest checkpoint, or at the newest one that
+    quality checks did not reject.
+    """
     stall_after: Duration = 120_000_000
-    """No finished step for this long counts as stalled."""
+    """A driver that finishes no step for this long counts as stalled."""
     start_timeout: Annotated[Duration, Field(gt=0)] = 180_000_000
     """A driver that has not taken the lease this long after its launch counts as stalled.
 
-    Longer than a cluster's queue.
+    Choose more than a cluster's queue takes.
     """
     silent_after: OptionalDuration = 3_600_000_000
-    """A source that says nothing for this long is named on the page and in the status.
+    """A source without a row for this long is named on the page and in `tidegate status`.
 
-    ``never`` for those that may.
+    ``never`` for sources that may be silent.
     """
     rotate_after: OptionalDuration = 86_400_000_000
-    """The stream's Airflow run is followed by another after this time, which adopts the driver.
+    """After this time a new Airflow run follows the stream's run and adopts the driver.
 
     ``never`` keeps one run.
     """
     backfill: str | None = None
-    """Cron of the comparison with a batch run over the period before; only by hand without it."""
+    """Cron expression of the comparison with a batch run over the period before.
+
+    Without it the comparison runs only by hand.
+    """
     announce: Annotated[Duration, Field(gt=0)] | None = None
-    """Closed periods of this length become partitions of the windows' Airflow assets, for DAGs of your own."""
+    """Closed periods of this length become partitions of the windows' Airflow assets, for DAGs
+    of your own.
+    """
     submit: SubmitSpec | None = None
-    """Launch by spark-submit, through an Airflow connection.
+    """Launch the driver by spark-submit through an Airflow connection.
 
     Without it the driver is a process on the worker's host.
     """
     approval: bool = False
-    """A restore asked for in Airflow waits for the approval of another person, who sees the impact report."""
+    """A restore that is requested in Airflow waits for the approval of another person, who sees
+    the impact report.
+    """
     approvers: tuple[str, ...] = ()
-    """User ids who may approve.
+    """User ids that may approve.
 
-    Everybody who may see the task, but for whoever asked, when empty.
+    If empty, every user who can see the task may approve, except the one who asked.
     """
     approval_timeout: OptionalDuration = 86_400_000_000
     """An unanswered request fails after this time."""
     retries: Annotated[int, Field(ge=0)] = 5
+    """How often a failed driver is relaunched before the task fails."""
     retry_delay: Duration = 5_000_000
+    """Delay before each relaunch."""
     sweep: str = "*/5 * * * *"
-    """Cron of the sweep that brings back what should run."""
+    """Cron expression of the sweep that restarts streams which should run and do not."""
     maintain: str = "30 3 * * *"
-    """Cron of retention, scrub and index."""
+    """Cron expression of retention, scrub and index maintenance."""
     owner: str = "tidegate"
+    """Owner of the Airflow DAGs."""
 
 
 class PipelineSpec(SpecModel):
     """One pipeline, as in a YAML file under ``dags/pipelines/``."""
 
     api_version: Literal["tidegate/v1"] = Field(default=API_VERSION, alias="apiVersion")
+    """Version of this format."""
     name: Name
+    """Name of the pipeline; it prefixes keys, tables and DAG ids."""
     description: str = ""
+    """Free text for people."""
     preset: Literal[
         "tidegate", "nscldaq", "streaminsight", "hazelcast", "flink", "pipet", "wire"
     ] = "tidegate"
-    """Whose defaults the options take; see presets.py."""
+    """System whose defaults the options take; see docs/presets.md."""
     sources: dict[SourceName, SourceSpec] = Field(min_length=1)
+    """Source name and source. Event time is coalesced over all sources."""
     coalesce: CoalesceOptions = CoalesceOptions()
     """How the sources' frontiers join into the output frontier."""
     release: OrderOptions = OrderOptions()
+    """When rows leave to the events table, and what happens to late ones."""
     barriers: BarrierOptions = BarrierOptions()
+    """How barriers of several sources are paired and aligned."""
     windows: dict[Name, WindowSpec] = Field(default={})
+    """Window name and window; each window is a table."""
     streams: dict[Name, StreamSpec] = Field(default={})
-    """Streams that pipes and reducers write to; `events` is there by itself."""
+    """Streams that pipes and reducers write to. The stream `events` always exists."""
     pipes: dict[Name, PipeSpec] = Field(default={})
+    """Pipe name and pipe: copies rows of one stream to another."""
     reducers: dict[Name, ReducerSpec] = Field(default={})
+    """Reducer name and reducer: folds rows of a stream into new rows."""
     outputs: OutputSpec = OutputSpec()
+    """Which tables are written, and where."""
     sinks: dict[Name, SinkSpec] = Field(default={})
-    """Followers of the log besides the Iceberg tables: PostgreSQL, files, a webhook."""
+    """Receivers besides the Iceberg tables: PostgreSQL, Kafka, files, a webhook."""
     checkpoint: CheckpointSpec = CheckpointSpec()
+    """Pace of epochs, retention, and what happens to damaged checkpoints."""
     spark: SparkSpec = SparkSpec()
+    """Settings of the driver's Spark session."""
     supervision: SupervisionSpec = SupervisionSpec()
+    """What Airflow does with the pipeline."""
     quality: QualitySpec = QualitySpec()
-    """Limits and severities of the quality suites; see expectations/."""
+    """Limits and severities of the quality checks."""
     splice: SpliceSpec = SpliceSpec()
     """When late rows are offered for a merge in Airflow."""
 

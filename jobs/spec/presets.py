@@ -1,4 +1,4 @@
-"""Presets: the defaults of five systems that people know (semantics.md section 8).
+"""Presets: the defaults of six systems that users may know (docs/semantics.md, section 8).
 
 A preset only sets defaults. What the pipeline's own YAML says wins, field by field.
 """
@@ -81,7 +81,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "session": {"session_touch": "merge", "session_close": "at_end"},
     },
 }
-"""Preset -> defaults for every source, the output's coalescing, release, barriers, every window, session windows.
+"""Preset and its defaults for sources, coalescing, release, barriers, windows and sessions.
 
 ``punctuated`` adds to the punctuation of sources that have one. Sources with declared settings
 (generated punctuation or a lag) take ``declared`` instead of ``source``, and a pipeline with such a

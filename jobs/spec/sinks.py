@@ -15,27 +15,28 @@ from tidegate.time_units import Duration
 
 class _SinkSpec(SpecModel):
     tables: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Output tables to follow; default: all of them."""
+    """Output tables that the sink receives. By default all of them."""
 
 
 class _StandardSinkSpec(_SinkSpec):
     start: Literal["beginning", "head"] = "beginning"
-    """Where a new sink begins: with the first epoch, or with the next one that is sealed."""
+    """Where a new sink begins: at the first epoch, or at the next epoch that is sealed."""
 
 
 class PostgresSinkSpec(_SinkSpec):
     """Transactional: an epoch's rows and the ledger that says so are one transaction."""
 
     kind: Literal["postgres"]
+    """Kind of the sink."""
     url: str = Field(pattern=r"^(postgres(ql)?://|\$\{)")
     """``postgresql://user@host/database``.
 
-    ``${NAME}`` stands for an environment variable of the driver: keep passwords there.
+    ``${NAME}`` is replaced by an environment variable of the driver: keep passwords there.
     """
     namespace: str | None = Field(default=None, pattern=r"^[a-z_][a-z0-9_]{0,62}$")
-    """The schema in the database; default: the pipeline's name."""
+    """Schema in the database; by default the pipeline's name."""
     windows: Literal["append", "upsert"] = "append"
-    """Window tables: every revision is a row, or one row per result, the newest revision of it."""
+    """Window tables: a row per revision, or a row per result with its newest revision."""
 
 
 class FilesSinkSpec(_StandardSinkSpec):
@@ -45,9 +46,11 @@ class FilesSinkSpec(_StandardSinkSpec):
     """
 
     kind: Literal["files"]
+    """Kind of the sink."""
     path: str
     """A folder or ``s3://bucket/prefix``."""
     format: Literal["parquet", "jsonl"] = "parquet"
+    """Format of the files."""
 
 
 class WebhookSinkSpec(_StandardSinkSpec):
@@ -57,31 +60,34 @@ class WebhookSinkSpec(_StandardSinkSpec):
     """
 
     kind: Literal["webhook"]
+    """Kind of the sink."""
     url: str = Field(pattern=r"^(https?://|\$\{)")
-    """Where to send; ``${NAME}`` stands for an environment variable of the driver."""
+    """Address that receives the rows; ``${NAME}`` is replaced by an environment variable of the
+    driver.
+    """
     rows: Annotated[int, Field(gt=0)] = 1000
-    """Rows in one request, at most."""
+    """Largest number of rows in one request."""
     timeout: Annotated[Duration, Field(gt=0)] = 10_000_000
-    """How long to wait for an answer."""
+    """How long the sink waits for an answer."""
 
 
 class KafkaSinkSpec(_StandardSinkSpec):
     """A message per row, with the epoch's checkpoint id in the header ``tidegate-epoch``."""
 
     kind: Literal["kafka"]
+    """Kind of the sink."""
     servers: str
-    """``host:port``, comma separated."""
+    """Brokers as ``host:port``, separated by commas."""
     topic: str
-    """``{table}`` stands for the table's name."""
+    """Name of the topic; ``{table}`` is replaced by the table's name."""
     delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
-    """``exactly_once``.
-
-    An epoch is a transaction, for readers of committed messages; ``pip install "tidegate[kafka]"``.
+    """With ``exactly_once`` an epoch is one transaction, for readers of committed messages;
+    this needs ``pip install "tidegate[kafka]"``.
     """
     options: dict[str, str] = Field(default={})
     """Settings of the Kafka client: Java's names, with `exactly_once` librdkafka's.
 
-    ``env:NAME`` is read from the environment.
+    A value ``env:NAME`` is read from the environment.
     """
 
 

@@ -44,36 +44,35 @@ class EvolutionOptions(SpecModel):
     """
 
     added: Literal["dead_letter", "ignore"] = "dead_letter"
-    """A column that the schema does not name.
-
-    The object (in JSON lines: the row) is a dead letter, or it is left out.
+    """A column that the schema does not list makes the object (in JSON lines: the row) a dead
+    letter, or is left out.
     """
     missing: Literal["null", "dead_letter"] = "null"
-    """A column of the schema that the object lacks reads as null, or makes the object a dead letter."""
+    """A schema column that the object lacks is read as null, or makes the object a dead letter."""
     renamed: dict[str, str] = Field(default={})
-    """Old name in objects -> name in the schema. An object with both is a dead letter."""
+    """Name in the objects and name in the schema. An object with both names is a dead letter."""
 
 
 class DiscoveryOptions(SpecModel):
     """How objects are found."""
 
     order: Literal["keys", "arrival"] = "keys"
-    """``keys``: keys grow in arrival order, and the newest is found by listing behind the last one.
+    """``keys``: keys grow in arrival order; new objects are found by listing after the last key.
 
-    ``arrival``: any names;
-    each object is entered once into a log of arrivals in the bucket, and read in the order of that
-    log.
+    ``arrival``: keys are arbitrary; each object is entered once into an arrival log in the bucket
+    and is read in the order of that log.
     """
     safety_listing: Annotated[Duration, Field(gt=0)] = 600_000_000
     """``arrival``: list everything at least this often.
 
-    In between, objects behind the greatest key and those that the
-    bucket's notifications name are found at once."""
+    Between listings, objects after the greatest key and objects named by bucket notifications are
+    found at once.
+    """
     notifications: bool = True
     """``arrival`` on MinIO: listen to the bucket's notifications.
 
-    Without them, or where the bucket has none, the safety
-    listing finds late uploads."""
+    Without them the safety listing finds late uploads.
+    """
 
 
 class KafkaOptions(SpecModel):
@@ -83,41 +82,37 @@ class KafkaOptions(SpecModel):
     """
 
     servers: str
-    """``host:port``, comma separated."""
+    """Brokers as ``host:port``, separated by commas."""
     topic: str
+    """Name of the topic."""
     payload: Literal["json", "avro", "protobuf"] = "json"
-    """What a message's value is.
-
-    A JSON object, an Avro record (needs Spark's avro package) or a Protobuf message.
-    """
+    """Format of a message's value: a JSON object, an Avro record or a Protobuf message."""
     schema_file: str | None = None
-    """File with the writer's schema.
-
-    Avro's JSON, or what ``protoc --include_imports --descriptor_set_out`` writes.
+    """File with the writer's schema: Avro's JSON, or what ``protoc --include_imports
+    --descriptor_set_out`` writes.
     """
     message: str | None = None
     """Protobuf: full name of the message, package included."""
     schema_id: int | None = None
-    """Messages begin with a zero byte and this number, as schema registries have them written.
+    """Messages begin with a zero byte and this number, as schema registries write them.
 
-    Others are dead letters.
+    Other messages are dead letters.
     """
     registry: str | None = None
-    """Instead of a file.
-
-    The address of a schema registry, or a folder of ``<number>.avsc`` or ``<number>.desc``.
+    """Address of a schema registry, or a folder of ``<number>.avsc`` or ``<number>.desc``
+    files; replaces `schema_file`.
     """
     registry_login: str | None = None
     """``user:password`` for the registry, written as ``env:NAME``."""
     on_unknown_schema: Literal["dead_letter", "wait"] = "dead_letter"
-    """A message whose schema's number the registry does not know is a dead letter, or waited for.
-
-    Nothing is read meanwhile. One
-    whose schema cannot be used is a dead letter, or ends the driver."""
+    """A message with a schema number that the registry does not have becomes a dead letter, or
+    the source waits and reads nothing. A message whose schema cannot be used becomes a dead
+    letter, or ends the driver.
+    """
     start: Literal["earliest", "latest"] = "earliest"
-    """Where a topic begins that no checkpoint knows.
+    """Where a topic without a checkpoint begins.
 
-    Partitions that are added to it later begin at their first message.
+    Partitions that are added later begin at their first message.
     """
     key: str | None = None
     """Column that takes the message's key, as text."""
@@ -126,21 +121,18 @@ class KafkaOptions(SpecModel):
     headers: dict[str, str] = Field(default={})
     """Column -> header whose last value it takes, as text."""
     tombstones: Literal["dead_letter", "row"] = "dead_letter"
-    """A message without a value.
-
-    A dead letter, or a row with the key, timestamp and headers only, event time included.
+    """A message without a value becomes a dead letter, or a row with key, timestamp and headers
+    only, event time included.
     """
     on_gap: Literal["fail", "report"] = "fail"
-    """Offsets that the topic no longer holds (retention).
-
-    Stop and say which, or enter the range as a dead letter and go on.
+    """Offsets that retention has removed from the topic: stop and name them, or record the
+    range as a dead letter and continue.
     """
     options: dict[str, str] = Field(default={})
-    """Settings of the Kafka client (``security.protocol``, ...).
+    """Settings of the Kafka client, such as ``security.protocol``.
 
-    A value ``env:NAME`` is read from the environment. Messages of
-    transactions are read when they are committed, unless ``isolation.level`` is
-    ``read_uncommitted``.
+    A value ``env:NAME`` is read from the environment. Only committed messages of transactions are
+    read, unless ``isolation.level`` is ``read_uncommitted``.
     """
 
 
@@ -151,47 +143,44 @@ class TableOptions(SpecModel):
     """
 
     format: Literal["delta", "iceberg"]
-    """Delta is read from its own log; Iceberg needs its catalog."""
+    """Format of the table. Delta is read from its log; Iceberg needs its catalog."""
     on_rewrite: Literal["fail", "skip"] = "fail"
-    """A commit that takes rows away or changes them.
-
-    Stop and say which, or enter it as a dead letter and go on behind it.
-    Compaction is no such commit: it moves rows, and brings none."""
+    """A commit that removes or changes rows: stop and name it, or record it as a dead letter
+    and continue after it. Compaction is not such a commit.
+    """
     start: Literal["earliest", "current"] = "earliest"
-    """Where a new source begins.
-
-    With the oldest version that the table still has, or with all that the newest one holds, which
-    takes no part in what was deleted or changed before."""
+    """Where a new source begins: at the oldest version that the table still has, or with the
+    content of the newest version.
+    """
     name: str | None = None
     """Iceberg: ``namespace.table``."""
     catalog: str | None = None
     """Iceberg: address of a REST catalog (``http``), or SQLAlchemy address of an SQL catalog."""
     catalog_options: dict[str, str] = Field(default={})
-    """Iceberg: what else its catalog needs: ``name`` (of an SQL catalog), ``token``, ...
+    """Iceberg: further options of the catalog, such as ``name`` (SQL catalog) or ``token``.
 
-    ``env:NAME`` reads the environment.
+    A value ``env:NAME`` is read from the environment.
     """
 
 
 class LandingOptions(SpecModel):
-    """Any format of ``spark.readStream`` as the origin of a source's objects, which ``tidegate land`` writes."""
+    """The stream, of any ``spark.readStream`` format, that `tidegate land` writes as objects."""
 
     format: str
-    """``rate``, ``json``, ``socket``, ``kinesis``, ....
-
-    Whatever the session has a connector for.
+    """Format of ``spark.readStream``: ``rate``, ``json``, ``socket``, ``kinesis`` or any other
+    that the session has a connector for.
     """
     options: dict[str, str] = Field(default={})
-    """Of the reader. A value ``env:NAME`` is read from the environment."""
+    """Options of the reader. A value ``env:NAME`` is read from the environment."""
     columns: dict[str, str] = Field(default={})
-    """Column of the schema -> Spark SQL over the stream's columns.
+    """Column of the schema and a Spark SQL expression over the stream's columns.
 
-    By default the column of the same name.
+    By default the column of the same name is taken.
     """
     read_as: str | None = None
-    """The stream's own schema as DDL, for formats that need to be told (files)."""
+    """The stream's schema as DDL, for formats that need it (files)."""
     every: Annotated[Duration, Field(gt=0)] = 5_000_000
-    """How often what has come is written as one object."""
+    """How often the rows that have arrived are written as one object."""
 
 
 def resolve_environment_value(field: str, value: str, environment: Mapping[str, str]) -> str:
@@ -215,8 +204,7 @@ def resolve_environment_value(field: str, value: str, environment: Mapping[str, 
     )
 
 
-# Edge events: rows that begin and end something that lasts (semantics.md section 1, shapes; section
-# 4.3).
+# Edge events: rows that begin and end a lasting state (docs/semantics.md, section 4.3).
 
 
 class EdgeColumns(SpecModel):
@@ -230,13 +218,15 @@ class EdgeColumns(SpecModel):
     kind: str
     """Column that tells start edges from end edges."""
     start: str = "start"
+    """Value of `kind` that marks start edges."""
     end: str = "end"
+    """Value of `kind` that marks end edges."""
     keys: Annotated[
         tuple[str, ...],
         Field(min_length=1),
         AfterValidator(lambda keys: tuple(dict.fromkeys(keys))),
     ]
-    """Columns that a start and its end have in common."""
+    """Columns in which a start edge and its end edge agree."""
 
     def named_columns(self, schema: Mapping[str, str]) -> dict[str, str]:
         """The columns that are named here, by field.

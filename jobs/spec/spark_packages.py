@@ -1,4 +1,4 @@
-"""Jars that a pipeline needs beside Spark's own."""
+"""Lists the jars that a pipeline needs in addition to those of Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _S3A_EXCLUDES: Final = (  # the bundle, and what Spark has itself
 
 
 def add_connector_jars(spec: PipelineSpec) -> SparkSpec:
-    """The pipeline's Spark settings with the jars its sources, sinks and staging need, unless they name jars themselves.
+    """Return the Spark settings with the jars that sources, sinks and staging need.
+
+    Settings that name jars themselves are returned unchanged.
 
     ``TIDEGATE_SPARK_JARS`` (comma-separated files) stands in for packages where no registry can be
     reached.

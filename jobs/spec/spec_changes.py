@@ -151,10 +151,14 @@ def _compare_columns(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> I
         left, right = old.columns.get(name), new.columns.get(name)
         if left == right:
             continue
-        what = (
-            f"schema.{name}"
-            f" {'added' if left is None else 'removed' if right is None else f'is {right} instead of {left}'}"
+        kind = (
+            "added"
+            if left is None
+            else "removed"
+            if right is None
+            else f"is {right} instead of {left}"
         )
+        what = f"schema.{name} {kind}"
         if left is not None and right is not None:
             yield _make_refused_change(
                 what,

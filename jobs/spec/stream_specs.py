@@ -1,4 +1,6 @@
-"""Streams of a pipeline, and the pipes and reducers that dispatch rows to them (semantics.md section 6).
+"""Streams of a pipeline, and the pipes and reducers that dispatch rows to them.
+
+Rule: docs/semantics.md, section 6.
 
 Everything starts at `events`, the rows a pipeline releases. Which stream has which columns, and in
 which order streams are worked on, follows from the spec alone (`StreamGraph`).
@@ -10,13 +12,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from tidegate.jobs.spec.event_time_options import SpecModel
 from tidegate.jobs.spec.window_specs import Aggregate
+from tidegate.time_units import Instant
 
 EVENTS_STREAM: Final = "events"
 """The stream that all others come from.
@@ -36,20 +38,10 @@ _KEYED_INHERIT_MESSAGE: Final = (
 )
 
 
-def _parse_instant(value: Any) -> Any:
-    if isinstance(value, str):
-        value = datetime.fromisoformat(value)
-    if isinstance(value, datetime):
-        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
-        return round(aware.timestamp() * 1_000_000)
-    return value
-
-
 def _wrap_in_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Instant = Annotated[int, BeforeValidator(_parse_instant)]
 Position = Annotated[int, Field(ge=0)]
 
 
@@ -57,14 +49,14 @@ class StreamSpec(SpecModel):
     """A stream: append-only, positions contiguous from zero, its time never going back."""
 
     columns: dict[str, str] = Field(default={}, alias="schema")
-    """Column -> type.
+    """Column name and type.
 
-    Left out: the columns of the stream its pipes read. A stream that reducers write to needs it.
+    By default those of the stream that its pipes read; a stream that reducers write to must list
+    them.
     """
     buffer: bool = False
-    """An ordered stage in front.
-
-    Rows wait until the frontier has passed their stamps, leave in order, and are never rejected.
+    """Put an ordered stage in front: rows wait until the frontier has passed their stamps,
+    leave in order, and are never rejected.
     """
 
 
@@ -81,14 +73,15 @@ class AttachmentSpec(SpecModel, ABC):
     Otherwise the destination stamps them.
     """
     merge: Literal["concat", "splice"] = "concat"
-    """The rows that are there when the attachment is made.
-
-    Append them, or collect them in a splice request.
+    """What happens to the rows that exist when the attachment is made: append them, or collect
+    them in a splice request.
     """
     attach: Literal["at_start", "on_request"] = "at_start"
-    """At the first epoch that knows it, or when `tidegate attach` asks for it."""
+    """Attach at the first epoch that has it in its spec, or when `tidegate attach` requests it."""
     rows_per_epoch: Annotated[int, Field(gt=0)] = 1_000_000
-    """The most rows of the origin that one epoch takes: a long backfill is spread over epochs."""
+    """Largest number of origin rows that one epoch takes; a long backfill is spread over
+    several epochs.
+    """
 
     @property
     @abstractmethod
@@ -100,14 +93,15 @@ class PipeSpec(AttachmentSpec):
     """Copies selected rows of one stream to another."""
 
     to: str
+    """Stream that receives the rows."""
     where: str | None = None
     """SQL over the origin's columns (DuckDB's dialect); rows for which it is true are copied."""
     positions: tuple[Position, Position | None] = (0, None)
-    """From, to (exclusive)."""
+    """Range of positions: from, and to (exclusive)."""
     times: tuple[Instant | None, Instant | None] = (None, None)
-    """From, to (exclusive), of stream time."""
+    """Range of stream time: from, and to (exclusive)."""
     keys: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default={})
-    """Column -> values: a substream."""
+    """Column and the values that select a row."""
 
     @model_validator(mode="after")
     def _refuse_keyed_inherit(self) -> PipeSpec:
@@ -127,6 +121,7 @@ class ReducerSpec(AttachmentSpec):
     """
 
     to: Annotated[tuple[str, ...], BeforeValidator(_wrap_in_tuple), Field(min_length=1)]
+    """Streams that the reducer may write to; the first is the default."""
     function: str | None = None
     """Import path ``package.module:function``.
 
@@ -143,11 +138,13 @@ class ReducerSpec(AttachmentSpec):
     be JSON.
     """
     keys: tuple[str, ...] = ()
-    """Key columns: one state per key. None: one for the stream."""
+    """Key columns: one state per key. Without keys the stream has one state."""
     initial: Any = None
-    """The state before the first event."""
+    """State before the first row."""
     recheck: Annotated[int, Field(ge=0)] = 100
-    """Rows of each batch that are folded a second time, with side effects refused, to see whether the fold is deterministic."""
+    """Number of rows of each batch that are folded a second time, with side effects refused, to
+    detect folds that are not deterministic.
+    """
 
     @field_validator("function")
     @classmethod

@@ -199,15 +199,13 @@ class TableLayout(SpecModel):
     """How the files of one table are arranged."""
 
     partition_by: tuple[str, ...] = ()
-    """Files by ``day(t)`` (also ``year``, ``month``, ``hour``), ``bucket(16, c)``, ``truncate(4, c)`` or a column's value.
-    Each epoch writes a file per partition that it has rows for: choose those that come few at a
-    time.
+    """Parts such as ``day(t)``, ``hour(t)``, ``bucket(16, c)``, ``truncate(4, c)`` or a column.
+
+    Each epoch writes one file per partition that it has rows for, so choose partitions of which few
+    occur at a time.
     """
     sort_by: tuple[str, ...] = ()
-    """Columns by which the rows of each file are sorted, each with ``desc`` behind it or not.
-
-    Nulls last.
-    """
+    """Columns that sort the rows of each file, optionally with ``desc``; nulls come last."""
 
     @field_validator("partition_by")
     @classmethod

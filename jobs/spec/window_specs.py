@@ -1,4 +1,4 @@
-"""Windows of a pipeline and their aggregates (semantics.md section 5)."""
+"""Windows of a pipeline and their aggregates (docs/semantics.md, section 5)."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ _CALL_PATTERN: Final = re.compile(r"^\s*(\w+)\s*\((.*)\)\s*$", re.DOTALL)
 
 
 class Aggregate(SpecModel):
-    """One aggregate column, written in YAML as ``avg(dep_delay)`` or ``approx_quantile(delay, 0.99)``."""
+    """One aggregate column; YAML writes ``avg(delay)`` or ``approx_quantile(delay, 0.99)``."""
 
     function: AggregateFunction
+    """Name of the aggregate function."""
     expression: str = "*"
     """A Spark SQL expression over the row's columns; ``*`` only for count."""
     argument: float | None = None
@@ -101,36 +102,51 @@ class WindowSpec(SpecModel):
     """
 
     kind: WindowKind
+    """Shape of the window."""
     size: Annotated[Duration, Field(gt=0)] | None = None
     """Length of tumbling and sliding windows."""
     slide: Annotated[Duration, Field(gt=0)] | None = None
     """Distance between starts of sliding windows."""
     gap: Annotated[Duration, Field(gt=0)] | None = None
-    """Session: the silence that ends it."""
+    """Session: the pause after which it ends."""
     offset: SignedDuration = 0
+    """Shift of all window starts from the epoch origin."""
     keys: tuple[str, ...] = ()
     """Key columns; null is a key like any other."""
     aggregates: dict[str, Aggregate] = Field(min_length=1)
     """Output column -> aggregate."""
     lateness: OptionalDuration = 0
-    """Allowed lateness.
-
-    The window is purged exactly at end + lateness <= F; ``never`` purges none.
-    """
+    """Allowed lateness. A window is purged when end + lateness <= F; ``never`` purges none."""
     late_unit: Literal["event", "window", "first_window"] = "window"
+    """A row is late when its time is before F (``event``), when all its windows are purged
+    (``window``), or when its first window is purged (``first_window``).
+    """
     on_late: LatePolicy = LatePolicy.SIDE_OUTPUT
+    """What happens to a row that is late for this window; ``emit_flagged`` acts like
+    ``side_output``.
+    """
     revisions: Literal["accumulate", "delta"] = "accumulate"
+    """A later firing carries the whole window, or only the rows that arrived since the last one."""
     emit: Literal["close", "each_epoch", "complete"] = "close"
+    """Emit a window when F passes its end, emit every changed window in each epoch, or emit all
+    live windows.
+    """
     session_touch: Literal["merge", "separate"] = "merge"
+    """Sessions that touch become one, or stay separate."""
     session_late: Literal["merged", "own", "event"] = "merged"
+    """Judge the row of a session after it was merged, by the window of the row alone, or by
+    event time.
+    """
     session_close: Literal["at_end", "after_end"] | None = None
-    """Default: after_end when touching sessions merge, at_end otherwise."""
-    min_window_start: int | None = None
-    """Windows that start before this instant (ticks) do not exist."""
-    fire_every: Annotated[Duration, Field(gt=0)] | None = None
-    """Show an open window as well whenever F passes a multiple of this.
+    """A session closes at its end or after it.
 
-    The first behind the rows that opened it, then each.
+    The default is ``after_end`` when touching sessions merge, ``at_end`` otherwise.
+    """
+    min_window_start: int | None = None
+    """Windows that start before this instant (ticks) are not made."""
+    fire_every: Annotated[Duration, Field(gt=0)] | None = None
+    """Also emit an open window each time F passes a multiple of this after the rows that opened
+    it.
     """
     zero_rows: bool = False
     """Emit a row for empty windows between a key's first and last window."""

@@ -134,3 +134,20 @@ SignedDuration = Annotated[
     int, BeforeValidator(_validate_duration), _DURATION_AS_TEXT, _DURATION_SCHEMA
 ]
 """Ticks of either sign: a lag may be -1 tick for strictly increasing sources."""
+
+
+def _parse_instant(value: Any) -> Any:
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return round(aware.timestamp() * 1_000_000)
+    return value
+
+
+Instant = Annotated[
+    int,
+    BeforeValidator(_parse_instant),
+    WithJsonSchema({"type": "string", "format": "date-time", "examples": ["2026-01-01T00:00:00Z"]}),
+]
+"""An instant in ticks; YAML writes ISO 8601 text, in UTC unless it names an offset."""

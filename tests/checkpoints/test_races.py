@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-
 from typing import Any
 
 import pytest
