@@ -33,6 +33,7 @@ from tidegate.jobs.engine.interfaces import (
     RowDispatcher,
     Slice,
     Source,
+    SurveyedCut,
     accumulate_counters,
     join_seq,
 )
@@ -171,14 +172,15 @@ class Engine:
         """
         self._abandon_attempt()
         cut = self._plan_cut()
-        cut, survey = self._survey_cut(cut, asked)
-        decision = self._decide_epoch(survey)
-        rows = sum(m.rows for m in survey.members)
-        pending = any(m.pending for m in survey.members)
+        surveyed = self._survey_cut(cut, asked)
+        cut, members = surveyed.cut, surveyed.survey.members
+        decision = self._decide_epoch(surveyed.survey)
+        rows = sum(m.rows for m in members)
+        pending = any(m.pending for m in members)
         ended = all(s.done for s in cut.slices) and bool(cut.slices)
         if not self._is_worth_sealing(cut, decision, asked):
             return EpochReport(None, rows, pending, decision, ended=ended)
-        order, moved = self._move_cut(cut, decision, asked)
+        order, moved = self._move_cut(surveyed, decision, asked)
         return self._seal_epoch(
             order, moved, asked, EpochReport(None, rows, pending, decision, ended=ended)
         )
@@ -224,17 +226,17 @@ class Engine:
             s.max_jump is not None for s in self._spec.sources.values()
         )
 
-    def _survey_cut(self, cut: Cut, asked: EpochRequests) -> tuple[Cut, Survey]:
+    def _survey_cut(self, cut: Cut, asked: EpochRequests) -> SurveyedCut:
         """Step 2: survey, and once more if a barrier row cuts a slice short."""
         self._faults.reach("survey")
         with self._steps.measure_step("survey"), self._blame_changed_objects(cut):
-            survey = self._mover.survey(cut, self.standing.decider)
-            trimmed = self._trim_at_barriers(cut, survey)
+            surveyed = self._mover.survey(cut, self.standing.decider)
+            trimmed = self._trim_at_barriers(cut, surveyed.survey)
             if trimmed != cut:
-                survey = self._mover.survey(trimmed, self.standing.decider)
+                surveyed = self._mover.survey(trimmed, self.standing.decider)
         self._refuse_dead_objects(trimmed)
-        return trimmed, replace(
-            survey,
+        survey = replace(
+            surveyed.survey,
             now=self._clock.wall_ticks(),
             buffered_rows=self.standing.buffered_rows,
             released_max=self.standing.released_max,
@@ -242,6 +244,7 @@ class Engine:
             run_start=self.standing.head.record
             is None,  # a run begins with the log, not with a process
         )
+        return replace(surveyed, survey=survey)
 
     def _trim_at_barriers(self, cut: Cut, survey: Survey) -> Cut:
         sources = {source.name: source for source in self._sources}
@@ -274,14 +277,14 @@ class Engine:
         )
 
     def _move_cut(
-        self, cut: Cut, decision: Decision, asked: EpochRequests
+        self, surveyed: SurveyedCut, decision: Decision, asked: EpochRequests
     ) -> tuple[MoveOrder, MoveResult]:
         """Step 4."""
         self._faults.reach("move.start")
         head, attempt = self.standing.head, generate_attempt_id()
         self._steps.begin_attempt(head.next_slot, attempt)
         order = MoveOrder(
-            cut=cut,
+            cut=surveyed.cut,
             decision=decision,
             segments=self.standing.segments,
             prefix=self._log.layout.timeline_prefix(head.timeline).rstrip("/"),
@@ -289,14 +292,13 @@ class Engine:
             timeline=head.timeline,
             epoch=head.next_slot,
             next_position=self.standing.next_position,
-            state=self.standing.decider,
         )
         self._attempt = AttemptLifecycle(str(CheckpointId(head.timeline, head.next_slot, attempt)))
         self._attempt.move_to(CheckpointState.SNAPSHOT)
         with self._steps.measure_step("move"):
-            with self._blame_changed_objects(cut):
-                moved = self._mover.move(order)
-            self._refuse_changed_objects(cut)
+            with self._blame_changed_objects(surveyed.cut):
+                moved = self._mover.move(order, surveyed)
+            self._refuse_changed_objects(surveyed.cut)
             own = self._small_tables(order)
             sent = self._dispatch_moved(order, moved, asked)
         tables = {*moved.files, *own, *sent.files}

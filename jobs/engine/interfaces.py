@@ -175,6 +175,22 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SurveyedCut:
+    """A cut with its survey, made by `Mover.survey` and taken by `Mover.move`.
+
+    Attributes:
+        cut: what was surveyed.
+        survey: its summary, for the decider.
+        staged: what this mover keeps for `move`, for example the rows that it has read and judged.
+            Only the mover that made it knows its type. It is valid until the next `survey`.
+    """
+
+    cut: Cut
+    survey: Survey
+    staged: Any
+
+
+@dataclass(frozen=True, slots=True)
 class MoveOrder:
     """One epoch's work for a mover.
 
@@ -188,8 +204,6 @@ class MoveOrder:
         timeline: written to ``_timeline`` of every output row.
         epoch: slot number, written to ``_epoch``.
         next_position: position of the next released event.
-        state: the decider's state before the epoch, as given to `Mover.survey`: rows must be judged
-            as they were surveyed (generated punctuation, `max_jump`).
     """
 
     cut: Cut
@@ -200,7 +214,6 @@ class MoveOrder:
     timeline: int
     epoch: int
     next_position: int
-    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,17 +247,18 @@ class MoveResult:
 
 
 class Mover(Protocol):
-    """Moves rows as decided.
+    """Reads, writes and aggregates rows as the decision says.
 
-    Three implementations must agree on every input: reference, Spark SQL, Arrow.
+    The product has one implementation, on Spark SQL. The tests compare it on every input with the
+    reference mover in tests/oracle, which is written in plain Python.
     """
 
-    def survey(self, cut: Cut, state: Mapping[str, Any]) -> Survey:
-        """Summarise the cut (`now`, `released_max`, `aborts` and `run_start` are filled in by the engine).
+    def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
+        """Summarise the cut; the engine fills in `now`, `released_max`, `aborts` and `run_start`.
 
         A slice whose first barrier row is not its last row is reported with that barrier; the
         engine trims the slice to end behind the barrier and surveys again. `state` is the decider's
-        state before the epoch, for punctuation carried over and for `max_jump`.
+        state before the epoch: punctuation carried over and `max_jump` need it.
 
         Raises:
             PoisonError: a row that `on_bad: fail` refuses, named.
@@ -253,8 +267,12 @@ class Mover(Protocol):
         """
         ...
 
-    def move(self, order: MoveOrder) -> MoveResult:
-        """Write released rows, late rows, window results, dead letters and new state segments."""
+    def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
+        """Write released rows, late rows, window results, dead letters and new state segments.
+
+        `surveyed` is the result of this mover's last `survey`, made of the cut in `order`: rows are
+        judged as they were surveyed.
+        """
         ...
 
     def close(self) -> None:

@@ -70,8 +70,9 @@ def replay_epoch(
         dispatch: who sends rows to streams, reading and writing where the mover does; needed if the
             spec has streams.
     """
-    order = rebuild_move_order(spec, epoch, parent)
-    moved = mover.move(order)
+    order = rebuild_move_order(epoch, parent)
+    state = parent.decider if parent else create_initial_state(spec)
+    moved = mover.move(order, mover.survey(order.cut, state))
     files = {
         **moved.files,
         **(_replay_dispatch(dispatch, order, moved, epoch, parent) if dispatch else {}),
@@ -96,7 +97,7 @@ def _replay_dispatch(
     return dispatch.dispatch_rows(order, moved, before, asked).files
 
 
-def rebuild_move_order(spec: PipelineSpec, epoch: Manifest, parent: Manifest | None) -> MoveOrder:
+def rebuild_move_order(epoch: Manifest, parent: Manifest | None) -> MoveOrder:
     """The order that the mover was given."""
     return MoveOrder(
         cut=cut_from_record(epoch.cut),
@@ -107,7 +108,6 @@ def rebuild_move_order(spec: PipelineSpec, epoch: Manifest, parent: Manifest | N
         timeline=epoch.timeline,
         epoch=epoch.slot,
         next_position=parent.notes["next_position"] if parent else 0,
-        state=parent.decider if parent else create_initial_state(spec),
     )
 
 

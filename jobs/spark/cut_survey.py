@@ -39,8 +39,8 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 
 
 @dataclass(frozen=True, slots=True)
-class SurveyedCut:
-    """A survey and what the move needs of it.
+class MemberScans:
+    """A survey, and what scanning the members found for the move.
 
     Attributes:
         verdicts: index of the slice -> its rows that are not plain data.
@@ -55,7 +55,7 @@ class SurveyedCut:
     times: dict[int, Any] = field(default_factory=dict)
 
 
-def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> SurveyedCut:
+def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -> MemberScans:
     """Summarise a staged cut; `now` and the like are the engine's to fill in.
 
     Raises:
@@ -74,7 +74,7 @@ def survey_cut(staged: CutFrame, spec: PipelineSpec, state: Mapping[str, Any]) -
         if found.dead and spec.sources[found.member.source].on_bad == "fail":
             raise _dead_rows_error(staged, spec, found)
     verdicts = {i: scan.verdicts for i, scan in scans.items() if scan.verdicts}
-    return SurveyedCut(Survey(now=0, members=members), verdicts, _merge_sketches(scans), times)
+    return MemberScans(Survey(now=0, members=members), verdicts, _merge_sketches(scans), times)
 
 
 def _survey_empty_member(spec: PipelineSpec, member: Any, state: Mapping[str, Any]) -> MemberSurvey:

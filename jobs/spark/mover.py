@@ -25,10 +25,15 @@ from pyspark.sql import functions as F  # noqa: N812
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError
-from tidegate.jobs.engine.interfaces import Cut, EpochCounters, MoveOrder, MoveResult
-from tidegate.jobs.eventtime.decision_types import Survey
+from tidegate.jobs.engine.interfaces import (
+    Cut,
+    EpochCounters,
+    MoveOrder,
+    MoveResult,
+    SurveyedCut,
+)
 from tidegate.jobs.spark.cut_reader import CutFrame, SparkSessions, open_cut
-from tidegate.jobs.spark.cut_survey import SurveyedCut, survey_cut
+from tidegate.jobs.spark.cut_survey import MemberScans, survey_cut
 from tidegate.jobs.spark.edge_events import EpochEdges, pair_edges
 from tidegate.jobs.spark.epoch_context import ORDER_KIND, EpochContext, WindowOutput
 from tidegate.jobs.spark.event_building import build_events
@@ -66,11 +71,11 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class _SurveyedEpoch:
-    """A cut that was surveyed, kept for the move that follows."""
+class _StagedCut:
+    """What `survey` keeps for `move`: the rows, their scans and the folder with their files."""
 
     frame: CutFrame
-    surveyed: SurveyedCut
+    scans: MemberScans
     folder: Path
 
 
@@ -99,29 +104,25 @@ class SparkMover:
         self._staging = open_staging(
             (self._session, self._sessions.quick), spec, store, self._workdir
         )
-        self._staged: _SurveyedEpoch | None = None
+        self._cut_folder: Path | None = None  # scratch files of the newest survey
 
-    def survey(self, cut: Cut, state: Mapping[str, Any]) -> Survey:
-        """Summarise the cut; `now` and the like are left to the engine."""
-        self._discard_staged()
-        folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
+    def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
+        """Summarise the cut and keep its rows for `move`; removes the rows of the last survey."""
+        self._discard_cut_folder()
+        folder = self._cut_folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
         frame = open_cut(self._sessions, self._spec, self._store, cut, folder, self._staging)
-        surveyed = self._run_reporting_errors(frame, lambda: survey_cut(frame, self._spec, state))
-        self._staged = _SurveyedEpoch(frame, surveyed, folder)
-        return surveyed.survey
+        scans = self._run_reporting_errors(frame, lambda: survey_cut(frame, self._spec, state))
+        return SurveyedCut(cut, scans.survey, _StagedCut(frame, scans, folder))
 
-    def move(self, order: MoveOrder) -> MoveResult:
+    def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
         """Write released rows, late rows, window results, dead letters and new state segments."""
-        if self._staged is None or self._staged.frame.cut != order.cut:
-            self.survey(order.cut, order.state)
-        staged = self._staged
-        assert staged is not None  # noqa: S101 - set by survey
+        staged: _StagedCut = surveyed.staged
         try:
             return self._run_reporting_errors(
                 staged.frame, lambda: self._move_staged(order, staged)
             )
         finally:
-            self._discard_staged()
+            self._discard_cut_folder()
 
     def fold_runner(self) -> ReducerRunner:
         """Reducers with keys, in tasks of this session where a batch is worth it and they see the scratch folder."""
@@ -135,11 +136,11 @@ class SparkMover:
         if self._own:
             self._session.stop()
 
-    def _discard_staged(self) -> None:
-        if self._staged is not None:
-            self._staging.discard(self._staged.folder)
-            shutil.rmtree(self._staged.folder, ignore_errors=True)
-            self._staged = None
+    def _discard_cut_folder(self) -> None:
+        if self._cut_folder is not None:
+            self._staging.discard(self._cut_folder)
+            shutil.rmtree(self._cut_folder, ignore_errors=True)
+            self._cut_folder = None
 
     def _run_reporting_errors(self, frame: CutFrame, work: Callable[[], _T]) -> _T:
         """Name the object when its pages turn out to be corrupt, and never show a Java stack to people."""
@@ -160,11 +161,11 @@ class SparkMover:
                 or failed
             ) from error
 
-    def _move_staged(self, order: MoveOrder, staged: _SurveyedEpoch) -> MoveResult:
+    def _move_staged(self, order: MoveOrder, staged: _StagedCut) -> MoveResult:
         epoch = self._make_epoch_context(order, staged)
-        any_dead = any(member.dead for member in staged.surveyed.survey.members)
+        any_dead = any(member.dead for member in staged.scans.survey.members)
         with ThreadPoolExecutor(4) as pool:  # the jobs are small: one alone would leave a core idle
-            released = pool.submit(_release_and_write_late, epoch, staged.surveyed)
+            released = pool.submit(_release_and_write_late, epoch, staged.scans)
             dead = pool.submit(write_dead_letters, epoch) if any_dead else None
             edges = pair_edges(epoch)
             windows = {
@@ -175,15 +176,15 @@ class SparkMover:
         done = {name: work.result() for name, work in windows.items()}
         return _assemble_moved(
             epoch,
-            staged.surveyed,
+            staged.scans,
             *released.result(),
             nothing if dead is None else dead.result(),
             edges,
             done,
         )
 
-    def _make_epoch_context(self, order: MoveOrder, staged: _SurveyedEpoch) -> EpochContext:
-        members = staged.surveyed.survey.members
+    def _make_epoch_context(self, order: MoveOrder, staged: _StagedCut) -> EpochContext:
+        members = staged.scans.survey.members
         data, aside = (
             _apply_verdicts(staged, self._spec)
             if any(member.rows + member.quarantined for member in members)
@@ -198,7 +199,7 @@ class SparkMover:
         writer = FileWriter(self._store, order.prefix, order.tag, staged.folder, self._staging)
         kept = self._workdir / "segments"
         known = SurveyedRows(
-            self._sessions, self._spec, staged.frame, staged.surveyed.times if aside is None else {}
+            self._sessions, self._spec, staged.frame, staged.scans.times if aside is None else {}
         )
         return EpochContext(
             self._sessions,
@@ -217,20 +218,18 @@ class SparkMover:
 
 
 def _apply_verdicts(
-    staged: _SurveyedEpoch, spec: PipelineSpec
+    staged: _StagedCut, spec: PipelineSpec
 ) -> tuple[DataFrame | None, DataFrame | None]:
     """The data rows that go on, and those that the survey set aside (None when there are none)."""
-    frame, surveyed = staged.frame.frame, staged.surveyed
+    frame, scans = staged.frame.frame, staged.scans
     if frame is None:
         return None, None
     if any(
         member.dead or member.barrier or member.punctuation is not None
-        for member in surveyed.survey.members
+        for member in scans.survey.members
     ):
         frame = frame.where("_dead IS NULL AND _kind = 'data'")
-    rows = [
-        (i, v.seq, v.what, v.mark) for i, verdicts in surveyed.verdicts.items() for v in verdicts
-    ]
+    rows = [(i, v.seq, v.what, v.mark) for i, verdicts in scans.verdicts.items() for v in verdicts]
     if not rows:
         return frame, None
     columns = list(zip(*rows, strict=True))
@@ -261,10 +260,10 @@ def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) ->
 
 
 def _release_and_write_late(
-    epoch: EpochContext, surveyed: SurveyedCut
+    epoch: EpochContext, scans: MemberScans
 ) -> tuple[ReleasedRows, LateRows]:
     if not epoch.spec.outputs.events:
-        return count_released_rows(surveyed), write_late_rows(epoch)
+        return count_released_rows(scans), write_late_rows(epoch)
     released, judged = release_rows(epoch)
     return released, (
         write_late_rows(epoch) if judged is None else write_judged_late_rows(epoch, judged)
@@ -273,7 +272,7 @@ def _release_and_write_late(
 
 def _assemble_moved(
     epoch: EpochContext,
-    surveyed: SurveyedCut,
+    scans: MemberScans,
     released: ReleasedRows,
     late: LateRows,
     dead: tuple[WrittenFiles, dict[str, int]],
@@ -305,11 +304,11 @@ def _assemble_moved(
     return MoveResult(
         files={name: written.refs for name, written in tables.items() if written.refs},
         segments=segments,
-        counters=_build_epoch_counters(surveyed, released, late, dead[1], windows, before, after),
+        counters=_build_epoch_counters(scans, released, late, dead[1], windows, before, after),
         released_max=released.maximum,
         next_position=epoch.order.next_position + released.rows,
         buffered_rows=after,
-        sketches=surveyed.sketches,
+        sketches=scans.sketches,
         bytes_written=sum(written.bytes for written in (*tables.values(), *states)),
     )
 
@@ -319,7 +318,7 @@ def _filter_order_segments(segments: tuple[FileRef, ...]) -> list[FileRef]:
 
 
 def _build_epoch_counters(
-    surveyed: SurveyedCut,
+    scans: MemberScans,
     released: ReleasedRows,
     late: LateRows,
     dead: dict[str, int],
@@ -333,7 +332,7 @@ def _build_epoch_counters(
         if rows:
             tally.setdefault(source, Counter())[disposition] += rows
 
-    for member in surveyed.survey.members:
+    for member in scans.survey.members:
         count_rows(member.member.source, "read", member.rows + member.quarantined + member.dead)
     for source, rows in released.per_source.items():
         count_rows(source, "released", rows)
@@ -344,9 +343,9 @@ def _build_epoch_counters(
     for (source, disposition), rows in named.items():
         count_rows(source, disposition, rows)
     dropped: Counter[str] = Counter()
-    for index, verdicts in surveyed.verdicts.items():
+    for index, verdicts in scans.verdicts.items():
         rows = sum(verdict.what == "dropped" for verdict in verdicts)
-        count_rows(surveyed.survey.members[index].member.source, "dropped", rows)
+        count_rows(scans.survey.members[index].member.source, "dropped", rows)
         dropped.update({"cti_violation": rows} if rows else {})
     by_output: Counter[str] = Counter()
     for (source, output, reason, gone), rows in late.counts.items():

@@ -25,7 +25,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
 from tidegate.jobs.spark.column_casts import quote_name, quote_text
 from tidegate.jobs.spark.cut_reader import ensure_local_file
-from tidegate.jobs.spark.cut_survey import SurveyedCut
+from tidegate.jobs.spark.cut_survey import MemberScans
 from tidegate.jobs.spark.epoch_context import ORDER_KIND, EpochContext, has_rows_from_mark
 from tidegate.jobs.spark.file_writer import WrittenFiles, collect_to_driver
 from tidegate.jobs.spark.sort_in_driver import sort_release
@@ -168,7 +168,7 @@ def release_rows(epoch: EpochContext) -> tuple[ReleasedRows, pa.Table | None]:
     return released, judged
 
 
-def count_released_rows(surveyed: SurveyedCut) -> ReleasedRows:
+def count_released_rows(surveyed: MemberScans) -> ReleasedRows:
     """The rows that would leave, where no events table is kept.
 
     With ``pass_through`` all data rows that were not set aside.

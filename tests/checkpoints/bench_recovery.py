@@ -39,9 +39,8 @@ from tidegate.checkpoints.store import Store, require_honest_store
 from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
 from tidegate.jobs.engine.epoch_engine import Engine, ManifestAuthor
 from tidegate.jobs.engine.fault_points import NoFaults
-from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult
+from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.eventtime.decider import create_initial_state
-from tidegate.jobs.eventtime.decision_types import Survey
 
 SPEC = spec_of()
 SEGMENT = 8_000_000  # bytes; what compaction leaves alone
@@ -56,10 +55,10 @@ class _SurveyedError(Exception):
 class _Stop:
     """A mover that tells when it is needed."""
 
-    def survey(self, cut: Cut, state: Mapping[str, Any]) -> Survey:
+    def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
         raise _SurveyedError
 
-    def move(self, order: MoveOrder) -> MoveResult:
+    def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
         raise AssertionError("the run ends at its first survey")
 
     def close(self) -> None:

@@ -185,15 +185,16 @@ class DeciderBench:
         self, cut: Cut, now: int, *, run_start: bool = False, aborts: tuple[int, ...] = ()
     ) -> tuple[Decision, MoveResult, Cut]:
         """One epoch over a given cut, which is trimmed at barriers."""
-        survey = self.mover.survey(cut, self.state)
-        for found in survey.members:
+        for found in self.mover.survey(cut, self.state).survey.members:
             part = next(s for s in cut.slices if s.member == found.member)
             if found.barrier is not None and found.barrier.seq + 1 < part.end:
                 cut = cut.with_slice(
                     self.sources[found.member.source].trim(part, found.barrier.seq + 1)
                 )
-        survey = self.mover.survey(cut, self.state)
-        survey = replace(survey, now=now, buffered_rows=self.buffered, released_max=self.released)
+        surveyed = self.mover.survey(cut, self.state)
+        survey = replace(
+            surveyed.survey, now=now, buffered_rows=self.buffered, released_max=self.released
+        )
         survey = replace(survey, run_start=run_start, aborts=aborts)
         decision = decide(self.spec, self.state, survey)
         self.epochs += 1
@@ -208,8 +209,8 @@ class DeciderBench:
                 0,
                 self.epochs,
                 self.position,
-                self.state,
-            )
+            ),
+            surveyed,
         )
         if not moved.counters.is_conserved():
             raise AssertionError(f"rows do not add up: {moved.counters}")

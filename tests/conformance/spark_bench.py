@@ -111,14 +111,17 @@ class SparkBench:
         cut = Cut(
             tuple(self._slice(name, blocked=Member(name) in standing) for name in self.spec.sources)
         )
-        survey = self.mover.survey(cut, self.state)
-        for found in survey.members:
+        surveyed = self.mover.survey(cut, self.state)
+        for found in surveyed.survey.members:
             part = next(s for s in cut.slices if s.member == found.member)
             if found.barrier is not None and found.barrier.seq + 1 < part.end:
                 cut = cut.with_slice(self._trimmed(part, found.barrier.seq + 1))
-                survey = self.mover.survey(cut, self.state)
+                surveyed = self.mover.survey(cut, self.state)
         survey = replace(
-            survey, now=self.epochs, buffered_rows=self.buffered, released_max=self.released
+            surveyed.survey,
+            now=self.epochs,
+            buffered_rows=self.buffered,
+            released_max=self.released,
         )
         decision = decide(self.spec, self.state, survey)
         order = MoveOrder(
@@ -130,9 +133,8 @@ class SparkBench:
             0,
             self.epochs,
             self.position,
-            self.state,
         )
-        moved: MoveResult = self.mover.move(order)
+        moved: MoveResult = self.mover.move(order, surveyed)
         if not moved.counters.is_conserved():
             raise AssertionError(f"rows do not add up: {moved.counters}")
         self._take(cut, decision, moved)

@@ -21,7 +21,7 @@ from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.engine.epoch_engine import Engine
-from tidegate.jobs.engine.interfaces import MoveOrder, MoveResult
+from tidegate.jobs.engine.interfaces import MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.sources.object_source import ObjectSource
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -61,11 +61,11 @@ class Meddler(ReferenceMover):
         super().__init__(store, spec)
         self.deed = deed
 
-    def move(self, order: MoveOrder) -> MoveResult:
+    def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
         deed, self.deed = self.deed, lambda: None
-        moved = super().move(order) if deed.__name__ == "after" else None
+        moved = super().move(order, surveyed) if deed.__name__ == "after" else None
         deed()
-        return moved if moved is not None else super().move(order)
+        return moved if moved is not None else super().move(order, surveyed)
 
 
 def engine_of(bench: Bench, mover: ReferenceMover | None = None) -> Engine:

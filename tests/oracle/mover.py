@@ -24,7 +24,14 @@ from tests.oracle.zero_rows import load_gaps, save_gaps
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError
-from tidegate.jobs.engine.interfaces import Cut, EpochCounters, MoveOrder, MoveResult, Slice
+from tidegate.jobs.engine.interfaces import (
+    Cut,
+    EpochCounters,
+    MoveOrder,
+    MoveResult,
+    Slice,
+    SurveyedCut,
+)
 from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
 from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec
@@ -110,14 +117,15 @@ class ReferenceMover:
         } | dict(readers or {})
         self._rank = {name: number for number, name in enumerate(spec.sources)}
 
-    def survey(self, cut: Cut, state: Mapping[str, Any]) -> Survey:
-        """Summarise the cut; `now` and the like are left to the engine."""
-        return Survey(now=0, members=tuple(self._read(part, state).survey for part in cut.slices))
+    def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
+        """Summarise the cut; `move` reads the rows again with the same state."""
+        members = tuple(self._read(part, state).survey for part in cut.slices)
+        return SurveyedCut(cut, Survey(now=0, members=members), staged=state)
 
-    def move(self, order: MoveOrder) -> MoveResult:
+    def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
         """Write released rows, late rows, window results, dead letters and new state segments."""
         epoch = _Epoch()
-        slices = [self._read(part, order.state) for part in order.cut.slices]
+        slices = [self._read(part, surveyed.staged) for part in surveyed.cut.slices]
         for rows in slices:
             self._set_aside(rows, order, epoch)
         data = sorted((row for rows in slices for row in rows.data), key=self._arrival)

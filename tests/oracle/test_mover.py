@@ -53,7 +53,7 @@ class Rig:
         self, *rows: dict[str, Any], before: int, after: int, decision: Decision | None = None
     ) -> MoveResult:
         part = self.plan(*rows)
-        survey = self.mover.survey(Cut((part,)), self.state)
+        surveyed = self.mover.survey(Cut((part,)), self.state)
         self.epoch += 1
         decided = decision or Decision(
             0,
@@ -74,14 +74,13 @@ class Rig:
             0,
             self.epoch,
             self.position,
-            self.state,
         )
-        moved = self.mover.move(order)
+        moved = self.mover.move(order, surveyed)
         assert moved.counters.is_conserved()
         self.resume, self.segments, self.position = part.resume, moved.segments, moved.next_position
         self.state = {
             "clock": 0,
-            "members": {"a/0": {"generator": survey.members[0].punctuation_state}},
+            "members": {"a/0": {"generator": surveyed.survey.members[0].punctuation_state}},
         }
         return moved
 
@@ -219,7 +218,7 @@ def test_survey_ends_at_the_first_barrier() -> None:
     """Rows behind a barrier row are not surveyed; the barrier is named with its position."""
     rig = Rig(pipeline({"barriers": {"kind": "kind", "types": ["begin"]}}))
     part = rig.plan(at(10), at(11, kind="begin"), at(20))
-    member = rig.mover.survey(Cut((part,)), {}).members[0]
+    member = rig.mover.survey(Cut((part,)), {}).survey.members[0]
     assert (member.rows, member.max_time) == (1, 10)
     assert member.barrier is not None
     assert (member.barrier.seq, member.barrier.type, member.barrier.event_time) == (1, "begin", 11)
@@ -264,12 +263,13 @@ def test_object_slices_are_cast_to_the_schema() -> None:
     piece = {"key": "a/one.parquet", "ordinal": 2, "row_start": 1, "row_end": 3}
     part = Slice(Member("a"), join_seq(2, 1), join_seq(2, 3), (piece,))
     mover = ReferenceMover(store, spec)
-    survey = mover.survey(Cut((part,)), {}).members[0]
+    surveyed = mover.survey(Cut((part,)), {})
+    survey = surveyed.survey.members[0]
     assert (survey.rows, survey.dead, survey.max_time) == (1, 1, 3000)
     decision = Decision(
         0, TICK_MIN, TICK_MAX, 0, None, False, FIRST_RELEASE_MARK, ReleaseMark(1, TICK_MIN)
     )
-    moved = mover.move(MoveOrder(Cut((part,)), decision, (), "p/0", "1", 0, 1, 0))
+    moved = mover.move(MoveOrder(Cut((part,)), decision, (), "p/0", "1", 0, 1, 0), surveyed)
     rows = read_rows_of(store, moved.files["events"][0])
     assert [(r["t"], r["v"], r["_seq"]) for r in rows] == [(3000, 3, join_seq(2, 2))]
     dead = read_rows_of(store, moved.files["dead_letters"][0])

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from tests.oracle.mover import ReferenceMover
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, join_seq
+from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, SurveyedCut, join_seq
 from tidegate.jobs.eventtime.decider import create_initial_state, decide
 from tidegate.jobs.eventtime.decision_types import Decision, Member, MemberSurvey
 from tidegate.jobs.sources.parquet_footers import Footer, parse_footer
@@ -121,15 +121,16 @@ class Pair:
             | set(self.ordinals)
         )
         cut = Cut(tuple(self._slice(m, done=done, blocked=m in blocked) for m in members))
-        reference = self.sides["reference"].mover.survey(cut, self.state)
-        cut = self._trimmed(cut, reference.members)
-        reference = self.sides["reference"].mover.survey(cut, self.state)
-        spark = self.spark.survey(cut, self.state)
-        assert spark.members == reference.members
+        cut = self._trimmed(cut, self._survey("reference", cut).survey.members)
+        spark, reference = (self._survey(side, cut) for side in ("spark", "reference"))
+        assert spark.survey.members == reference.survey.members
         self.now, self.epoch = now, self.epoch + 1
-        decided = decision or decide(self.spec, self.state, replace(reference, now=now))
+        decided = decision or decide(self.spec, self.state, replace(reference.survey, now=now))
         self.decisions.append(decided)
-        moved = [self._move(name, cut, decided) for name in ("spark", "reference")]
+        moved = [
+            self._move("spark", spark, decided),
+            self._move("reference", reference, decided),
+        ]
         self.state = decided.after or self.state
         for piece in cut.slices:
             self._consume(piece)
@@ -194,10 +195,14 @@ class Pair:
                 cut = cut.with_slice(_trim(piece, found.barrier.seq + 1))
         return cut
 
-    def _move(self, name: str, cut: Cut, decision: Decision) -> MoveResult:
+    def _survey(self, side: str, cut: Cut) -> SurveyedCut:
+        surveyed: SurveyedCut = self.sides[side].mover.survey(cut, self.state)
+        return surveyed
+
+    def _move(self, name: str, surveyed: SurveyedCut, decision: Decision) -> MoveResult:
         side = self.sides[name]
         order = MoveOrder(
-            cut,
+            surveyed.cut,
             decision,
             side.segments,
             side.prefix,
@@ -205,9 +210,8 @@ class Pair:
             0,
             self.epoch,
             side.position,
-            self.state,
         )
-        moved: MoveResult = side.mover.move(order)
+        moved: MoveResult = side.mover.move(order, surveyed)
         side.segments, side.position = moved.segments, moved.next_position
         side.moved.append(moved)
         return moved

@@ -92,9 +92,10 @@ def test_any_sql_aggregate_over_kept_rows(session: SparkSession, tmp_path: Path)
     for epoch, seconds in enumerate(((1, 2), (3, 12))):
         pair.put("a", [{"t": s * SECOND, "k": None, "v": float(s)} for s in seconds])
         cut = Cut((pair._slice(Member("a"), done=False, blocked=False),))
-        decision = decide(pair.spec, pair.state, replace(mover.survey(cut, pair.state), now=epoch))
+        surveyed = mover.survey(cut, pair.state)
+        decision = decide(pair.spec, pair.state, replace(surveyed.survey, now=epoch))
         pair.epoch += 1
-        pair._move("spark", cut, decision)
+        pair._move("spark", surveyed, decision)
         pair.state = decision.after
         pair._consume(cut.slices[0])
     assert [(row["middle"], row["pairs"], row["rows"]) for row in pair.table("w")] == [(2.0, 6, 3)]
