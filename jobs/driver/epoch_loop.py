@@ -1,7 +1,4 @@
-"""The loop of the driver.
-
-Requests, an epoch, publish, wait; until somebody or something ends it.
-"""
+"""The loop of the driver: requests, one epoch, publishing, a pause; until something ends it."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from tidegate.checkpoints.lease_renewal import LeaseRenewer
 from tidegate.errors import TransientError
 from tidegate.jobs.driver.error_classification import detect_full_disk
 from tidegate.jobs.driver.operator_requests import RequestInbox
@@ -25,18 +21,16 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 _log = structlog.get_logger("tidegate.driver")
 
 _HOLD_POLL_INTERVAL = 0.2  # seconds, while a merge has the next slot
-_FIRST_BACKOFF, _LONGEST_BACKOFF = (
-    1.0,
-    15.0,
-)  # seconds, doubling; the store's own budget of 30 s comes on top
+# Seconds, doubling from the first to the longest. The store's own retries, up to 30 s, come on top.
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class EndConditions:
-    """What ends a run by itself.
+    """What ends a run without a request.
 
     Attributes:
-        idle: seconds without a row and with nothing waiting.
+        idle: seconds without a row and with nothing pending.
         epochs: sealed epochs.
     """
 
@@ -46,48 +40,63 @@ class EndConditions:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """Why the loop ended: the state for ``status.json`` and a sentence."""
+    """How a run ended: the last state for ``status.json`` and a sentence."""
 
     state: str
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class LoopRuntime:
+    """What the loop uses beside the engine and the publisher.
+
+    Attributes:
+        spec: the pipeline.
+        steps: announces the current step, and knows whether the lease is lost.
+        status: writes ``status.json``.
+        inbox: requests of operators.
+        stop: set when the driver should end.
+        faults: fault points of tests.
+        on_epoch: called with the report of each epoch and its seconds.
+    """
+
+    spec: PipelineSpec
+    steps: DriverSteps
+    status: StatusReporter
+    inbox: RequestInbox
+    stop: threading.Event
+    faults: Faults
+    on_epoch: Callable[[EpochReport, float], None]
+
+
 class EpochLoop:
-    """Runs until stopped, finished, or an error that is not transient."""
+    """Runs epochs until the pipeline is stopped or finished, or an error is not transient."""
 
     def __init__(
         self,
-        spec: PipelineSpec,
         engine: Engine,
         publisher: PublisherGroup,
-        keeper: LeaseRenewer,
-        steps: DriverSteps,
-        status: StatusReporter,
-        inbox: RequestInbox,
-        faults: Faults,
-        stop: threading.Event,
+        runtime: LoopRuntime,
         until: EndConditions,
-        on_epoch: Callable[[EpochReport, float], None],
     ) -> None:
-        self._spec, self._engine, self._publisher = spec, engine, publisher
-        self._keeper, self._steps, self._status = keeper, steps, status
-        self._inbox, self._faults, self._stop, self._until = inbox, faults, stop, until
-        self._on_epoch = on_epoch
-        self._sealed = 0
+        self._engine, self._publisher, self._until = engine, publisher, until
+        self._runtime, self._spec = runtime, runtime.spec
+        self._steps, self._status, self._stop = runtime.steps, runtime.status, runtime.stop
+        self._sealed_epochs = 0
         self._quiet_since = time.monotonic()
         self._backoff = _FIRST_BACKOFF
 
     def run(self) -> RunOutcome:
-        """Epoch after epoch.
+        """Run epochs until the run ends, and return why it ended.
 
         Raises:
-            TidegateError: fenced, poison or configuration; transient ones are waited out.
+            TidegateError: fenced, poison or configuration. Transient errors are waited out.
         """
         self._status.set_state("running")
         while True:
-            ended = self._check_end_conditions()
-            if ended is not None:
-                return ended
+            outcome = self._check_end_conditions()
+            if outcome is not None:
+                return outcome
             begun = time.monotonic()
             try:
                 report = self._run_epoch()
@@ -100,12 +109,12 @@ class EpochLoop:
             self._pause_between_epochs(report, begun)
 
     def _check_end_conditions(self) -> RunOutcome | None:
-        if self._keeper.lost.is_set():
-            raise self._keeper.error or RuntimeError("lease lost without an error")
+        if self._steps.lost.is_set():
+            raise self._steps.error or RuntimeError("lease lost without an error")
         if self._stop.is_set():
             return RunOutcome("stopped", "a signal or a request asked for it")
-        if self._until.epochs is not None and self._sealed >= self._until.epochs:
-            return RunOutcome("stopped", f"{self._sealed} epochs were asked for")
+        if self._until.epochs is not None and self._sealed_epochs >= self._until.epochs:
+            return RunOutcome("stopped", f"{self._sealed_epochs} epochs were asked for")
         quiet = time.monotonic() - self._quiet_since
         if self._until.idle is not None and quiet >= self._until.idle:
             return RunOutcome("stopped", f"no row for {self._until.idle:g} s")
@@ -121,39 +130,37 @@ class EpochLoop:
             )
         if report.sealed:
             self._publisher.note_sealed(report.sealed.slot)
-            self._inbox.acknowledge_applied(report)
-        self._faults.reach("report")
+            self._runtime.inbox.acknowledge_applied(report)
+        self._runtime.faults.reach("report")
         return report
 
     def _collect_requests(self) -> EpochRequests:
-        """What people ask of the coming epoch.
+        """Return the requests for the coming epoch.
 
-        A merge that asks for the next slot gets it first.
+        A merge that asked for the next slot gets it first: this waits until its hold is over.
         """
-        asked = self._inbox.collect()
-        while self._inbox.held is not None and not self._stop.is_set():
-            merge = self._inbox.held
+        inbox = self._runtime.inbox
+        requests = inbox.collect()
+        while inbox.held is not None and not self._stop.is_set():
+            merge = inbox.held
             self._steps.enter("wait")
             self._status.set_state(
                 "waiting",
                 why=f"{merge.who} merges splice request {merge.name}, which has the next slot",
             )
             self._stop.wait(_HOLD_POLL_INTERVAL)
-            asked = self._inbox.collect()
-        return asked
+            requests = inbox.collect()
+        return requests
 
     def _wait_for_publisher(self) -> None:
         limit = self._spec.outputs.max_unpublished
         while not self._publisher.wait_below(limit, timeout=2.0):
-            trouble = self._publisher.trouble
+            unpublished = self._publisher.unpublished_count
             self._steps.enter("wait")
             self._status.set_state(
                 "waiting",
-                error=trouble,
-                why=(
-                    f"{self._publisher.unpublished_count} epochs are sealed but not in the"
-                    " tables yet"
-                ),
+                error=self._publisher.trouble,
+                why=f"{unpublished} epochs are sealed but not in the tables yet",
             )
             if self._stop.is_set():
                 return
@@ -164,13 +171,13 @@ class EpochLoop:
         self._backoff = _FIRST_BACKOFF
         self._status.record_decision(report.decision)
         if report.manifest is not None:
-            self._sealed += 1
+            self._sealed_epochs += 1
             self._status.record_epoch(report.manifest, seconds)
         if report.rows or report.pending:
             self._quiet_since = time.monotonic()
         if self._status.state != "running":
             self._status.set_state("running")
-        self._on_epoch(report, seconds)
+        self._runtime.on_epoch(report, seconds)
 
     def _pause_between_epochs(self, report: EpochReport, begun: float) -> None:
         checkpoint = self._spec.checkpoint
@@ -182,7 +189,7 @@ class EpochLoop:
             self._stop.wait(rest)
 
     def _wait_and_reload(self, error: TransientError) -> None:
-        """Say what is wrong, wait, stand where the log stands now, try again."""
+        """Report a transient error, wait, and read the head of the log again."""
         _log.warning("transient", code=error.code, error=error.message, again_in=self._backoff)
         self._steps.enter("wait")
         self._status.set_state("waiting", error=error, why="trying again by itself")
@@ -192,12 +199,13 @@ class EpochLoop:
             self._engine.reload()
         except TransientError:
             return  # the next epoch meets the same store and comes back here
-        self._status.write()  # while the store was away nobody could be told
+        # If the store was away, the document above was not written.
+        self._status.write()
 
 
 def _require_transient(pipeline: str, error: Exception) -> TransientError:
-    """The error, if this very process can outlive it; any other is raised on."""
-    known = error if isinstance(error, TransientError) else detect_full_disk(pipeline, error)
-    if known is None:
+    """Return the error if this process can wait it out; raise any other error again."""
+    transient = error if isinstance(error, TransientError) else detect_full_disk(pipeline, error)
+    if transient is None:
         raise error
-    return known
+    return transient

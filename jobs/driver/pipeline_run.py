@@ -1,11 +1,10 @@
-"""One run of a pipeline, from spec to exit code.
+"""One run of a pipeline, from the spec to the exit code.
 
-1. Open the store, make sure that it keeps its promises, and that it is this pipeline's.
-2. Take the lease while Spark starts, or stand by for it: while another drives, and while people
-  want that nobody does.
-3. Stand at the newest checkpoint; `recover_to` other than `latest` is a restore.
+1. Open the store, check that it keeps its promises, and that it belongs to this pipeline.
+2. Wait until the pipeline should run, and take the lease while Spark starts.
+3. Select the checkpoint to continue from; `recover_to` other than `latest` is a restore.
 4. Run the loop.
-5. Drain: publish what is sealed, say how it ended, give the lease back.
+5. Drain: publish what is sealed, write why the run ended, release the lease.
 """
 
 from __future__ import annotations
@@ -35,15 +34,14 @@ from tidegate import __version__
 from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.lease_renewal import LeaseRenewer
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, require_honest_store
-from tidegate.errors import TidegateError, TransientError
+from tidegate.errors import TransientError
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
-from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, RunOutcome
+from tidegate.jobs.driver.epoch_loop import EndConditions, EpochLoop, LoopRuntime, RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.housekeeping import Housekeeper
 from tidegate.jobs.driver.leader_election import ALIVE_FILE, LeaderElection, touch_alive_file
@@ -66,9 +64,8 @@ _START_PATIENCE = 600.0  # seconds; then exit as transient and let the superviso
 _ENDED_BEFORE_LEASE = RunOutcome(
     "stopped", "a signal asked for it, before it was this one's turn to drive"
 )
-_DRAIN_SECONDS = (
-    60.0  # publishing what is sealed already; the log keeps the rest for the next driver
-)
+# Seconds to publish what is sealed. What is not published by then is left to the next driver.
+_DRAIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +74,13 @@ class RunOptions:
 
     Attributes:
         store_url: ``s3://bucket/prefix`` or a folder.
-        until: what ends the run by itself.
+        until: what ends the run without a request.
         recover_to: ``latest``, ``latest_healthy`` or a checkpoint id; anything but ``latest`` is a
             restore.
-        standby: wait until the lease is free, with Spark warm, and until the pipeline should run.
-        asked_by: a person who wants by this very run that the pipeline runs, even if it was stopped
-            before.
+        standby: wait, with Spark warm, until the lease is free and the pipeline should run.
+        asked_by: the person who starts this run. The run then clears an earlier ``tidegate stop``.
         work: scratch folder; a temporary one unless given.
-        on_epoch: called after each epoch, for progress.
+        on_epoch: called after each epoch with its report and its seconds.
     """
 
     store_url: str
@@ -96,71 +92,102 @@ class RunOptions:
     on_epoch: Callable[[EpochReport, float], None] = lambda _report, _seconds: None
 
 
-def run_pipeline(spec: PipelineSpec, options: RunOptions) -> int:
-    """Run one pipeline in this process until it ends; returns the exit code.
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What a run has before it holds the lease.
 
-    Errors are written to the status, logged, and turned into the exit code of their class. Installs
-    handlers for SIGTERM and SIGINT when called from the main thread: drain, seal, stop.
+    Attributes:
+        store: the store with the pipeline's log.
+        work: scratch folder.
+        stop: set when the process should end.
+        retry: calls a function until the store answers, at most ten minutes.
+    """
+
+    spec: PipelineSpec
+    options: RunOptions
+    store: Store
+    work: Path
+    stop: threading.Event
+    retry: Retrying
+
+
+def run_pipeline(spec: PipelineSpec, options: RunOptions) -> int:
+    """Run one pipeline in this process until it ends, and return the exit code.
+
+    Errors are written to the status, logged, and turned into the exit code of their class. Called
+    from the main thread, this installs handlers for SIGTERM and SIGINT: drain, seal, stop.
     """
     stop = threading.Event()
     try:
-        with _stop_on_signals(stop), _open_work_folder(options.work) as work:
-            ended = _run_when_wanted(spec, options, work, stop)
+        with contextlib.ExitStack() as resources:
+            resources.enter_context(_stop_on_signals(stop))
+            work = resources.enter_context(_open_work_folder(options.work))
+            retry = _make_startup_retry(spec.name, stop)
+            store = retry(open_store, options.store_url)
+            resources.callback(store.close)
+            outcome = _run_when_wanted(RunContext(spec, options, store, work, stop, retry))
     except Exception as error:
-        known = classify_error(spec.name, error)
-        _log.error("ended", **{**known.as_dict(), "pipeline": spec.name})
-        return known.failure_class.exit_code
-    _log.info("ended", pipeline=spec.name, state=ended.state, why=ended.why)
+        reported = classify_error(spec.name, error)
+        _log.error("ended", **{**reported.as_dict(), "pipeline": spec.name})
+        return reported.failure_class.exit_code
+    _log.info("ended", pipeline=spec.name, state=outcome.state, why=outcome.why)
     return 0
 
 
-def _run_when_wanted(
-    spec: PipelineSpec, options: RunOptions, work: Path, stop: threading.Event
-) -> RunOutcome:
-    patiently = _make_startup_retry(spec.name, stop)
-    store = patiently(open_store, options.store_url)
-    with contextlib.closing(store):
-        turn = LeaderElection(
-            store, spec.name, stop, patiently, standby=options.standby, alive=work / ALIVE_FILE
-        )
-        if options.asked_by is not None:
-            turn.clear_stop(options.asked_by)
-        return (
-            _drive_with_lease(spec, options, store, turn, work)
-            if turn.wait_until_wanted()
-            else _ENDED_BEFORE_LEASE
-        )
+def _run_when_wanted(run: RunContext) -> RunOutcome:
+    spec, options = run.spec, run.options
+    election = LeaderElection(
+        run.store,
+        spec.name,
+        run.stop,
+        run.retry,
+        standby=options.standby,
+        alive=run.work / ALIVE_FILE,
+    )
+    if options.asked_by is not None:
+        election.clear_stop(options.asked_by)
+    # Before Spark starts: a stopped pipeline costs one request now and then, and no memory.
+    if not election.wait_until_wanted():
+        return _ENDED_BEFORE_LEASE
+    with (
+        contextlib.closing(InputView(run.store, spec, run.work)) as view,
+        _start_mover(run, view) as wait_for_mover,
+    ):
+        run.retry(require_honest_store, run.store)
+        uid = run.retry(ensure_identity, run.store, spec.name)
+        if options.standby:
+            wait_for_mover()
+            _log.info("standing_by", pipeline=spec.name)
+        lease = election.acquire_lease(uid)
+        if lease is None:
+            return _ENDED_BEFORE_LEASE
+        with contextlib.closing(DriverSession(run, view, uid, lease)) as session:
+            return session.run_to_end(wait_for_mover)
 
 
-def _drive_with_lease(
-    spec: PipelineSpec, options: RunOptions, store: Store, turn: LeaderElection, work: Path
-) -> RunOutcome:
-    patiently, view = turn.patiently, InputView(store, spec, work)
+@contextlib.contextmanager
+def _start_mover(run: RunContext, view: InputView) -> Iterator[Callable[[], Mover]]:
+    """Start Spark in another thread; the function that is yielded waits for the mover."""
+
+    def start() -> Mover:
+        # Spark is imported here and nowhere above: the lease must not wait for a JVM.
+        from tidegate.jobs.spark.mover import SparkMover
+
+        return SparkMover(view, run.spec, run.work)
+
     with ThreadPoolExecutor(1, thread_name_prefix="spark-start") as pool:
-        warm = pool.submit(_start_mover, view, spec, work)
+        starting = pool.submit(start)
         try:
-            patiently(require_honest_store, store)
-            uid = patiently(ensure_identity, store, spec.name)
-            if options.standby:
-                warm.result()
-                _log.info("standing_by", pipeline=spec.name)
-            lease = turn.acquire_lease(uid)
-            if lease is None:
-                return _ENDED_BEFORE_LEASE
-            with contextlib.closing(
-                _DriverSession(spec, store, view, uid, lease, work, turn.stop, options)
-            ) as run:
-                return run.run_to_end(warm.result, patiently)
+            yield starting.result
         finally:
-            if not warm.cancel() and warm.exception() is None:
-                warm.result().close()
-            view.close()
+            if not starting.cancel() and starting.exception() is None:
+                starting.result().close()
 
 
 def _make_startup_retry(pipeline: str, stop: threading.Event) -> Retrying:
-    """A store that is away when the driver starts is waited for, audibly.
+    """Return a retry for the time before the lease, when there is no status to write to.
 
-    There is no status to write it to.
+    It waits for a store that is away and logs each attempt.
     """
 
     def log_store_away(state: RetryCallState) -> None:
@@ -178,46 +205,25 @@ def _make_startup_retry(pipeline: str, stop: threading.Event) -> Retrying:
     )
 
 
-def _start_mover(store: Store, spec: PipelineSpec, work: Path) -> Mover:
-    # Spark is imported here and nowhere above: the lease must not wait for a JVM.
-    from tidegate.jobs.spark.mover import SparkMover
+class DriverSession:
+    """The threads and parts that live while the lease is held.
 
-    return SparkMover(store, spec, work)
+    They start here and end in `close`, in the order that `close` gives.
+    """
 
-
-class _DriverSession:
-    """What lives while the lease is held."""
-
-    def __init__(
-        self,
-        spec: PipelineSpec,
-        store: Store,
-        view: InputView,
-        uid: str,
-        lease: Lease,
-        work: Path,
-        stop: threading.Event,
-        options: RunOptions,
-    ) -> None:
-        self.spec, self.store, self.uid, self.lease, self.stop, self.options = (
-            spec,
-            store,
-            uid,
-            lease,
-            stop,
-            options,
-        )
-        self.alive = work / ALIVE_FILE
-        self.sources = PipelineSources(spec, store, view)
-        self.log = SlotLog(store, spec.name)
-        self.keeper = LeaseRenewer(lease).start()
-        self.steps = DriverSteps(self.keeper)
-        self.faults = read_faults_from_environment()
-        self.housekeeper = Housekeeper(spec, self.log).start()
-        self.publisher = PublisherGroup(
-            make_followers(spec, store, uid, work),
-            self.log,
-            self.faults,
+    def __init__(self, run: RunContext, view: InputView, uid: str, lease: Lease) -> None:
+        spec, store = run.spec, run.store
+        self._run, self._uid = run, uid
+        self._sources = PipelineSources(spec, store, view)
+        self._log = SlotLog(store, spec.name)
+        self._steps = DriverSteps(lease)
+        self._steps.start()
+        self._faults = read_faults_from_environment()
+        self._housekeeper = Housekeeper(spec, self._log).start()
+        self._publisher = PublisherGroup(
+            make_followers(spec, store, uid, run.work),
+            self._log,
+            self._faults,
             group=spec.outputs.publish_every,
         )
         facts = {
@@ -226,108 +232,103 @@ class _DriverSession:
             "code_version": __version__,
             "spec_digest": spec.digest(),
         }
-        self.status = StatusReporter(
-            store, lease, self.steps, facts, silent_after=spec.supervision.silent_after
+        self._status = StatusReporter(
+            store, self._steps, facts, silent_after=spec.supervision.silent_after
         )
-        self.observers = EpochListeners(spec, store, self.status.snapshot, options.on_epoch)
+        self._listeners = EpochListeners(spec, store, self._status.snapshot, run.options.on_epoch)
 
-    def run_to_end(self, mover: Callable[[], Mover], patiently: Retrying) -> RunOutcome:
-        """Settle the head, run the loop, drain; the status says how it ended."""
-        self.status.start(self._collect_live_facts)
+    def run_to_end(self, wait_for_mover: Callable[[], Mover]) -> RunOutcome:
+        """Select the start checkpoint, run the loop, drain, and write how it ended."""
+        self._status.start(self._collect_live_facts)
         try:
-            patiently(
-                select_start_checkpoint, self.spec, self.log, self.lease, self.options.recover_to
-            )
-            self.publisher.start(patiently(self.log.head).slot)
-            ended = patiently(self._make_loop, mover()).run()
-            self.status.set_state("draining", why=ended.why)
-            self.steps.enter("publish")
-            self.publisher.drain(_DRAIN_SECONDS)
-            if (
-                self.options.standby and ended.state == "finished"
-            ):  # or the next one would begin, and finish, for ever
-                set_desired_state(
-                    self.store, self.spec.name, DesiredState.STOPPED, who="driver", why=ended.why
-                )
+            outcome = self._run_and_drain(wait_for_mover)
         except Exception as error:
-            known = classify_error(self.spec.name, error)
-            self.status.set_state("failed", error=known)
-            self.observers.on_failure(known)
-            raise known from error
-        self.status.set_state(ended.state, why=ended.why)
-        return ended
+            reported = classify_error(self._run.spec.name, error)
+            self._status.set_state("failed", error=reported)
+            self._listeners.on_failure(reported)
+            raise reported from error
+        self._status.set_state(outcome.state, why=outcome.why)
+        return outcome
+
+    def _run_and_drain(self, wait_for_mover: Callable[[], Mover]) -> RunOutcome:
+        run, retry = self._run, self._run.retry
+        retry(
+            select_start_checkpoint, run.spec, self._log, self._steps.lease, run.options.recover_to
+        )
+        self._publisher.start(retry(self._log.head).slot)
+        outcome = retry(self._make_loop, wait_for_mover()).run()
+        self._status.set_state("draining", why=outcome.why)
+        self._steps.enter("publish")
+        self._publisher.drain(_DRAIN_SECONDS)
+        if run.options.standby and outcome.state == "finished":
+            # Otherwise the next standby would take the lease, find nothing to do, and finish too.
+            set_desired_state(
+                run.store, run.spec.name, DesiredState.STOPPED, who="driver", why=outcome.why
+            )
+        return outcome
 
     def _collect_live_facts(self) -> dict[str, object]:
-        """How the sinks and sources are, for the status."""
-        if not self.keeper.is_overdue:
-            touch_alive_file(self.alive)
-        publisher = self.publisher
-        sinks = {
-            "unpublished": publisher.unpublished_count,
-            "sinks": publisher.lags,
-            "published_in": publisher.publish_seconds,
-        }
+        """Return the state of sinks and sources, and touch the file of the liveness probe."""
+        if not self._steps.is_overdue:
+            touch_alive_file(self._run.work / ALIVE_FILE)
+        trouble = self._publisher.trouble
         return {
-            **sinks,
-            "trouble": _describe_error(publisher.trouble),
-            **self.sources.collect_status(),
+            "unpublished": self._publisher.unpublished_count,
+            "sinks": self._publisher.lags,
+            "published_in": self._publisher.publish_seconds,
+            "trouble": trouble.as_dict() if trouble else None,
+            **self._sources.collect_status(),
         }
 
     def _make_loop(self, mover: Mover) -> EpochLoop:
+        run, spec, lease = self._run, self._run.spec, self._steps.lease
         engine = Engine(
-            self.spec,
-            self.log,
-            self.sources.all,
+            spec,
+            self._log,
+            self._sources.all,
             mover,
-            author=ManifestAuthor(self.uid, self.lease.holder.driver, __version__),
-            steps=self.steps,
+            author=ManifestAuthor(self._uid, lease.holder.driver, __version__),
+            steps=self._steps,
             clock=SYSTEM_CLOCK,
-            faults=self.faults,
-            small_tables=DriverTables(self.store).write,
-            dispatch=make_dispatcher(self.spec, self.store, self.log, mover),
+            faults=self._faults,
+            small_tables=DriverTables(run.store).write,
+            dispatch=make_dispatcher(spec, run.store, self._log, mover),
         )
         inbox = RequestInbox(
-            self.store,
-            self.spec.name,
-            lambda: self.lease.token,
-            self.stop,
+            run.store,
+            spec.name,
+            lambda: lease.token,
+            run.stop,
             lambda: engine.standing.head.record,
-            attachments=self.spec.stream_graph.attachments,
+            attachments=spec.stream_graph.attachments,
         )
-        return EpochLoop(
-            self.spec,
-            engine,
-            self.publisher,
-            self.keeper,
-            self.steps,
-            self.status,
+        runtime = LoopRuntime(
+            spec,
+            self._steps,
+            self._status,
             inbox,
-            self.faults,
-            self.stop,
-            self.options.until,
-            self.observers.on_epoch,
+            run.stop,
+            self._faults,
+            self._listeners.on_epoch,
         )
+        return EpochLoop(engine, self._publisher, runtime, run.options.until)
 
     def close(self) -> None:
-        """Stop the threads and give the lease back, so that the next driver need not wait."""
-        self.publisher.stop()
-        self.housekeeper.stop()
-        self.sources.close()
-        self.status.stop()
-        self.keeper.stop()
+        """Stop the threads and release the lease, so that the next driver need not wait."""
+        self._publisher.stop()
+        self._housekeeper.stop()
+        self._sources.close()
+        self._status.stop()
+        self._steps.stop()
         with contextlib.suppress(TransientError):
-            self.lease.release()
+            self._steps.lease.release()
         # Last: a collector that does not answer must not keep the next driver waiting.
-        self.observers.close()
-
-
-def _describe_error(error: TidegateError | None) -> dict[str, object] | None:
-    return error.as_dict() if error else None
+        self._listeners.close()
 
 
 @contextlib.contextmanager
 def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT ask for a drain; a second SIGINT ends at once."""
+    """Turn SIGTERM and SIGINT into a drain; a second SIGINT ends the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -357,20 +358,23 @@ def _open_work_folder(given: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-# What a pipeline's streams add to its driver: who dispatches, and who writes the documents of
-# splice requests.
+# What a spec with streams adds to the driver: a dispatcher, and a follower for splice requests.
 
 
 def make_dispatcher(
     spec: PipelineSpec, store: Store, log: SlotLog, mover: Mover, after: Manifest | None = None
 ) -> RowDispatcher | None:
-    """Who sends rows to the spec's streams, after an epoch (default.
+    """Return the dispatcher of the spec's streams; None if the spec has no streams.
 
-    The newest); None when it has none.
+    Args:
+        spec: the pipeline.
+        store: its store.
+        log: its log.
+        mover: runs the reducers, if it can.
+        after: the epoch to continue from; the newest unless given.
 
     Raises:
-        ConfigurationError: a reducer's function or a pipe's predicate is not there or cannot be
-            read.
+        ConfigurationError: a reducer's function or a pipe's predicate is missing or cannot be read.
     """
     if not spec.streams:
         return None
@@ -379,13 +383,12 @@ def make_dispatcher(
     from tidegate.jobs.streams.row_history import LogHistory
 
     run = mover.fold_runner() if isinstance(mover, FoldingMover) else fold_batch
-    return StreamDispatcher(
-        spec, store, LogHistory(log, next(iter(spec.sources.values())).event_time, after), run
-    )
+    event_time = next(iter(spec.sources.values())).event_time
+    return StreamDispatcher(spec, store, LogHistory(log, event_time, after), run)
 
 
 def make_followers(spec: PipelineSpec, store: Store, uid: str, work: Path) -> list[Sink]:
-    """Everything that follows the log: the sinks, and the documents of splice requests."""
+    """Return all followers of the log: the sinks, and the writer of splice request documents."""
     sinks = make_sinks(spec, store, uid, work)
     if any(one.merge == "splice" for one in spec.stream_graph.attachments.values()):
         from tidegate.jobs.streams.splice_request_sink import SpliceRequestSink

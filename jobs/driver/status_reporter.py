@@ -1,6 +1,7 @@
-"""What the driver says about itself in ``status.json``.
+"""What the driver says about itself: its current step, and the document ``status.json``.
 
-Read by Airflow, the command line and people; never trusted for data.
+Airflow, the command line and people read ``status.json``. Nothing reads positions or results from
+it: those are in the log.
 """
 
 from __future__ import annotations
@@ -24,37 +25,107 @@ from tidegate.jobs.driver.log_output import bind_log_context
 from tidegate.jobs.eventtime.decision_types import Decision
 from tidegate.time_units import format_instant
 
-HEARTBEAT_INTERVAL = (
-    2.0  # seconds; with the observer's own patience of 6 s a lost driver is seen in under 10 s
-)
+# Seconds. Observers wait 6 s for a sign of life, so they notice a lost driver in less than 10 s.
+HEARTBEAT_INTERVAL = 2.0
+
+STEP_DEADLINES: Final[Mapping[str, float]] = {
+    # Listing and footers. A slow store answers within its own budget of 30 s per request.
+    "plan": 120.0,
+    "survey": 1800.0,  # one Spark job over the cut
+    "decide": 60.0,
+    "move": 3600.0,  # all rows of the epoch
+    "seal": 60.0,  # twice the retry budget of a seal
+    "wait": 120.0,
+    "start": 300.0,  # a cold JVM on a busy machine
+    "publish": 3600.0,
+}
+"""Seconds that a step may take. A driver that takes longer counts as stuck and loses its lease."""
 
 _log = structlog.get_logger("tidegate.driver")
 
 
-class StatusReporter:
-    """Keeps ``status.json`` fresh.
+class DriverSteps(LeaseRenewer):
+    """Announces and times the driver's steps, and renews the lease while a step is in time.
 
-    At once when the state changes, and every two seconds in between.
+    Implements the engine's protocol `Steps`. The name of the step goes to the status, its deadline
+    to the renewal of the lease, and its duration to the manifest.
+
+    Attributes:
+        since: when the current step began, in ticks.
+    """
+
+    def __init__(self, lease: Lease, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(lease, clock=clock)
+        self._timings: dict[str, float] = {}
+        self.since = 0
+        self.enter("start")
+
+    def enter(self, name: str) -> None:
+        """Announce a step without measuring it."""
+        self.since = self._clock.wall_ticks()
+        self.announce_step(name, STEP_DEADLINES[name])
+
+    @contextmanager
+    def measure_step(self, name: str) -> Iterator[None]:
+        """Announce and measure a step. After it, the driver counts as waiting."""
+        self.enter(name)
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._timings[name] = self._timings.get(name, 0.0) + time.perf_counter() - begun
+            self.enter("wait")
+
+    def begin_attempt(self, epoch: int, name: str) -> None:
+        """Add the attempt that begins to all later log lines."""
+        bind_log_context(epoch=epoch, attempt=name)
+
+    def require_lease(self) -> int:
+        """Return the lease's token after a check; raise FencedError if the lease is lost."""
+        self.lease.ensure_held()
+        return self.lease.token
+
+    @property
+    def timings(self) -> Mapping[str, float]:
+        """Seconds per step since `begin_epoch`."""
+        return dict(self._timings)
+
+    def begin_epoch(self) -> None:
+        """Forget the timings of the last epoch, except for its seal.
+
+        A manifest cannot contain the time of its own seal. The next one reports it.
+        """
+        seal = self._timings.get("seal")
+        self._timings = {} if seal is None else {"seal_before": seal}
+
+
+class StatusReporter:
+    """Writes ``status.json`` whenever the state changes, and every two seconds in between.
 
     Args:
-        facts: what does not change, as names and values.
-        silent_after: ticks after which a source without a word is named; None for never.
+        store: where the document is.
+        steps: the current step, and the lease.
+        facts: fields that do not change; ``pipeline`` is one of them.
+        clock: for the times in the document.
+        silent_after: ticks without a row after which a source is reported as silent; None: never.
+
+    Attributes:
+        state: the state that was set last.
     """
 
     def __init__(
         self,
         store: Store,
-        lease: Lease,
         steps: DriverSteps,
         facts: dict[str, Any],
         clock: Clock = SYSTEM_CLOCK,
         *,
         silent_after: int | None = None,
     ) -> None:
-        self._store, self._lease, self._steps, self._clock = store, lease, steps, clock
+        self._store, self._steps, self._clock = store, steps, clock
         self._silent_after = silent_after
         self._facts: dict[str, Any] = {"started_at": clock.wall_ticks(), **facts}
-        self._extra: Callable[[], dict[str, Any]] = dict
+        self._read_live_facts: Callable[[], dict[str, Any]] = dict
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -62,15 +133,15 @@ class StatusReporter:
         )
         self.state = "starting"
 
-    def start(self, extra: Callable[[], dict[str, Any]]) -> None:
-        """Begin to beat; `extra` adds live facts (unpublished epochs, trouble)."""
-        self._extra = extra
+    def start(self, read_live_facts: Callable[[], dict[str, Any]]) -> None:
+        """Begin to write; `read_live_facts` is called for each document."""
+        self._read_live_facts = read_live_facts
         self._thread.start()
 
     def set_state(
         self, state: str, *, error: TidegateError | None = None, why: str | None = None
     ) -> None:
-        """Change the state and write it now."""
+        """Change the state and write it at once."""
         self.state = state
         with self._lock:
             self._facts["error"] = error.as_dict() if error else None
@@ -78,7 +149,7 @@ class StatusReporter:
         self.write()
 
     def record_epoch(self, manifest: Manifest, seconds: float) -> None:
-        """Note a sealed epoch."""
+        """Put the figures of a sealed epoch into the next document."""
         with self._lock:
             self._facts |= {
                 "checkpoint": str(manifest.id),
@@ -91,7 +162,7 @@ class StatusReporter:
             }
 
     def record_decision(self, decision: Decision) -> None:
-        """Note what the last cut meant, sealed or not."""
+        """Put the frontiers of the last cut into the next document, whether it was sealed or not."""
         with self._lock:
             self._facts |= {
                 "frontier": decision.frontier_after,
@@ -104,23 +175,24 @@ class StatusReporter:
             }
 
     def snapshot(self) -> dict[str, Any]:
-        """What is known now."""
+        """Return the fields of the document as of now."""
         with self._lock:
             return {
                 **self._facts,
-                **self._extra(),
+                **self._read_live_facts(),
                 "state": self.state,
                 "step_since": self._steps.since,
             }
 
     def write(self) -> None:
-        """Write now. A store that does not answer is not worth stopping for."""
+        """Write the document now. If the store does not answer, only a warning is logged."""
+        lease = self._steps.lease
         status = DriverStatus(
-            token=self._lease.token,
-            driver=self._lease.holder.driver,
-            step=self._steps.current,
+            token=lease.token,
+            driver=lease.holder.driver,
+            step=self._steps.step_name,
             at=self._clock.wall_ticks(),
-            body={**self.snapshot(), "holder_process": self._lease.holder.model_dump()},
+            body={**self.snapshot(), "holder_process": lease.holder.model_dump()},
         )
         try:
             write_status(self._store, self._facts["pipeline"], status)
@@ -128,7 +200,7 @@ class StatusReporter:
             _log.warning("status_not_written", error=error.message)
 
     def stop(self) -> None:
-        """End the beat."""
+        """End the thread."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10.0)
@@ -139,91 +211,24 @@ class StatusReporter:
 
 
 def find_silent_sources(decision: Decision, after: int | None) -> dict[str, int]:
-    """Sources without a word for at least so many ticks, on the pipeline clock, and for how many.
+    """Return the sources without a row for at least `after` ticks, and for how many ticks.
 
-    None that is done.
+    Ages are on the pipeline clock. Sources that are done are left out.
     """
     inputs = decision.after.get("output", {}).get("inputs", {})
-    silent = {name: decision.now - at for name, at in decision.after.get("active_at", {}).items()}
+    ages = {name: decision.now - at for name, at in decision.after.get("active_at", {}).items()}
     return {
-        name: ticks
-        for name, ticks in silent.items()
-        if after is not None and ticks >= after and inputs.get(name, {}).get("status") != "done"
+        name: age
+        for name, age in ages.items()
+        if after is not None and age >= after and inputs.get(name, {}).get("status") != "done"
     }
 
 
 def read_member_frontiers(decision: Decision) -> dict[str, int | None]:
-    """Frontier per member, as the decider's state has it."""
+    """Return the frontier of each member from the decider's state."""
     sources = decision.after.get("sources", {})
     return {
-        name: known["frontier"]
+        name: member["frontier"]
         for source in sources.values()
-        for name, known in source["inputs"].items()
+        for name, member in source["inputs"].items()
     }
-
-
-# The steps of an epoch as the driver watches them: a deadline for the lease, a name for the status,
-# seconds for the manifest.
-
-STEP_DEADLINES: Final[Mapping[str, float]] = {
-    "plan": (
-        120.0
-    ),  # listing and footers; a slow store answers within its own budget of 30 s per request
-    "survey": 1800.0,  # one Spark job over the cut
-    "decide": 60.0,
-    "move": 3600.0,  # the whole epoch's rows
-    "seal": 60.0,  # twice the seal's own budget
-    "wait": 120.0,
-    "start": 300.0,  # a cold JVM on a busy machine
-    "publish": 3600.0,
-}
-"""Seconds a step may take before the driver counts as wedged and its lease runs out."""
-
-
-class DriverSteps:
-    """Implements `tidegate.jobs.engine.epoch_engine.Steps` on a lease keeper."""
-
-    def __init__(self, keeper: LeaseRenewer) -> None:
-        self._keeper = keeper
-        self._timings: dict[str, float] = {}
-        self.current = "start"
-        self.since = 0
-        self.enter("start")
-
-    def enter(self, name: str) -> None:
-        """Announce a step without measuring it."""
-        self.current, self.since = name, SYSTEM_CLOCK.wall_ticks()
-        self._keeper.announce_step(name, STEP_DEADLINES[name])
-
-    @contextmanager
-    def measure_step(self, name: str) -> Iterator[None]:
-        """Announce and measure a step; after it, the driver counts as between steps."""
-        self.enter(name)
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._timings[name] = self._timings.get(name, 0.0) + time.perf_counter() - begun
-            self.enter("wait")
-
-    def begin_attempt(self, epoch: int, name: str) -> None:
-        """Let the log say which attempt is under way."""
-        bind_log_context(epoch=epoch, attempt=name)
-
-    def require_lease(self) -> int:
-        """The token of the lease, checked now. Raises FencedError when it is gone."""
-        self._keeper.lease.ensure_held()
-        return self._keeper.lease.token
-
-    @property
-    def timings(self) -> Mapping[str, float]:
-        """Seconds per step since `begin_epoch`."""
-        return dict(self._timings)
-
-    def begin_epoch(self) -> None:
-        """Forget the last epoch's timings, but for its seal.
-
-        No manifest can hold the time of its own.
-        """
-        seal = self._timings.get("seal")
-        self._timings = {} if seal is None else {"seal_before": seal}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from tenacity import Retrying, stop_after_attempt
 
 from tests.driver.test_observe import FACTS, sealed
 from tests.engine.harness import spec_of
@@ -17,7 +18,7 @@ from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.jobs.driver import epoch_listeners
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
-from tidegate.jobs.driver.pipeline_run import RunOptions, _DriverSession
+from tidegate.jobs.driver.pipeline_run import DriverSession, RunContext, RunOptions
 from tidegate.jobs.sources.input_view import InputView
 
 
@@ -40,16 +41,10 @@ def test_the_lease_is_free_before_the_collector_is_waited_for(
     store, spec = MemoryStore(), spec_of()
     lease = Lease.acquire(store, spec.name, ProcessIdentity.this_process())
     view = InputView(store, spec, tmp_path)
-    run = _DriverSession(
-        spec,
-        store,
-        view,
-        "0" * 32,
-        lease,
-        tmp_path,
-        threading.Event(),
-        RunOptions(store_url="memory://"),
-    )
+    options = RunOptions(store_url="memory://")
+    retry = Retrying(stop=stop_after_attempt(1), reraise=True)
+    context = RunContext(spec, options, store, tmp_path, threading.Event(), retry)
+    run = DriverSession(context, view, "0" * 32, lease)
     free: list[bool] = []
     really = EpochListeners.close
 

@@ -10,14 +10,14 @@ _PROGRAM = """
 import logging, threading, warnings
 from concurrent.futures import ThreadPoolExecutor
 import structlog
-from tidegate.jobs.driver.log_output import configure_logs, stand
+from tidegate.jobs.driver.log_output import configure_logs, bind_log_context
 
 configure_logs(json=True)
 log = structlog.get_logger()
 log.info("early")
 with ThreadPoolExecutor(1) as pool:  # its thread is older than what it says
     pool.submit(int).result()
-    stand(pipeline="p", epoch=7, attempt="a")
+    bind_log_context(pipeline="p", epoch=7, attempt="a")
     pool.submit(log.warning, "from a pool").result()
 log.info("own", epoch=6)
 logging.getLogger("botocore.x").warning("a library says %s", "so")
@@ -27,7 +27,7 @@ try:
     1 / 0
 except ZeroDivisionError:
     logging.getLogger("py4j").exception("with a traceback")
-stand(epoch=8, attempt=None)
+bind_log_context(epoch=8, attempt=None)
 thread = threading.Thread(target=log.info, args=["from a thread"])
 thread.start()
 thread.join()

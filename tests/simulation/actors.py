@@ -90,9 +90,9 @@ class WatchedLog(SlotLog):
 class SimSteps(DriverSteps):
     """The driver's steps; the world knows where everybody stands."""
 
-    def __init__(self, keeper: LeaseRenewer, process: Process) -> None:
+    def __init__(self, lease: Lease, clock: SimClock, process: Process) -> None:
         self._process = process
-        super().__init__(keeper)
+        super().__init__(lease, clock)
 
     def enter(self, name: str) -> None:
         """Announce a step."""
@@ -176,9 +176,8 @@ class Stage:
         clock = SimClock(world, process.host)
         uid = self._patiently(clock, lambda: ensure_identity(store, PIPELINE))
         lease = self._acquire(store, process, clock, uid)
-        keeper = LeaseRenewer(lease, clock=clock)
-        world.spawn(f"{name}.keeper", process, partial(self._keep, keeper, clock, process), "lease")
-        steps = SimSteps(keeper, process)
+        steps = SimSteps(lease, clock, process)
+        world.spawn(f"{name}.keeper", process, partial(self._keep, steps, clock, process), "lease")
         log = WatchedLog(store)
         self._patiently(clock, lambda: select_start_checkpoint(self.spec, log, lease, "latest"))
         engine = self._patiently(clock, lambda: self._engine(store, log, uid, name, steps, clock))
@@ -203,7 +202,7 @@ class Stage:
                 lambda: engine.standing.head.record,
                 clock,
             )
-            self._epochs(engine, keeper, inbox, process, clock, epochs)
+            self._epochs(engine, steps, inbox, process, clock, epochs)
         except FencedError as error:
             process.exited = f"fenced: {error.code}"
             process.alive = False
