@@ -229,18 +229,18 @@ def list_catalogue() -> Iterator[tuple[str, ErrorDefinition[Any]]]:
 
 def render_errors() -> str:
     """Return the text of docs/errors.md."""
-    rows = sorted((entry.code, folder, entry) for folder, entry in list_catalogue())
+    rows = sorted(list_catalogue(), key=lambda row: (row[1].code, row[0], row[1].message))
     groups: dict[str, list[str]] = {}
-    for code, folder, entry in rows:
+    for folder, entry in rows:
         cells = (
-            f"`{code}`",
+            f"`{entry.code}`",
             entry.error.failure_class.value,
             _join_lines(entry.message),
             _join_lines(entry.kept or ""),
             _join_lines(entry.advice or ""),
             folder,
         )
-        groups.setdefault(code.partition(".")[0], []).append("| " + " | ".join(cells) + " |")
+        groups.setdefault(entry.code.partition(".")[0], []).append("| " + " | ".join(cells) + " |")
     parts = [_ERRORS_HEAD]
     for group, lines in groups.items():
         parts.append("\n".join([f"## {group}", "", _ERROR_COLUMNS, *lines, ""]))

@@ -15,20 +15,14 @@ import argparse
 import json
 import os
 import re
-import select
 import shutil
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from tidegate.checkpoints.driver_reports import read_status
 from tidegate.checkpoints.driver_requests import RequestKind, submit_request
@@ -36,6 +30,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import PoisonError, TidegateError, TransientError
+from tidegate.infra.demo_summary import DEMO_PIPELINE, DemoResults, print_summary
 from tidegate.infra.flights import FlightsFeed
 from tidegate.infra.local_processes import (
     ProcessId,
@@ -44,7 +39,7 @@ from tidegate.infra.local_processes import (
     stop_processes,
 )
 from tidegate.infra.local_stack import Stack, StackSettings
-from tidegate.jobs.sinks.exactness_audit import ExactnessReport, audit_exactness, list_sealed_epochs
+from tidegate.jobs.sinks.exactness_audit import audit_exactness, list_sealed_epochs
 from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.loader import load_spec
 
@@ -74,21 +69,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=Path.cwd() / ".tidegate" / "demo",
         help="folder of the demo's stack",
     )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="leave MinIO and Airflow running; `tidegate down` ends them",
+    )
     chosen = parser.parse_args(arguments)
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # so that the stack goes down with the demo
+    # Without this a terminated demo would leave its stack behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        return _Demo(chosen.home, FlightsFeed(chosen.start, chosen.days), chosen.pace).run()
+        feed = FlightsFeed(chosen.start, chosen.days)
+        return _Demo(chosen.home, feed, chosen.pace, keep=chosen.keep).run()
     except TidegateError as error:
         print(f"\nThe demo ended early.\n{error}", file=sys.stderr)
         return error.failure_class.exit_code
 
 
 class _Demo:
-    def __init__(self, home: Path, flights: FlightsFeed, pace: float) -> None:
+    def __init__(self, home: Path, flights: FlightsFeed, pace: float, *, keep: bool) -> None:
         self.stack = Stack(StackSettings(home=home))
-        self.flights, self.pace = flights, pace
+        self.flights, self.pace, self.keep = flights, pace, keep
         self.began = time.monotonic()
         self.facts = DemoResults()
 
@@ -110,12 +110,10 @@ class _Demo:
             self._stop_stream()
             verdict = self._check_exactness()
             self.facts.elapsed = time.monotonic() - self.began
-            print_summary(self.facts, self.stack)
-            if sys.stdin.isatty():
-                self._offer_to_keep_stack()
+            print_summary(self.facts, self.stack, keep=self.keep)
             return 0 if verdict else 1
         finally:
-            if not self.facts.stays:
+            if not self.keep:
                 self._stop_feed()
                 self.stack.down(self.print_progress)
 
@@ -279,19 +277,6 @@ class _Demo:
             and self.facts.quality.get("verdict") != "fail"
         )
 
-    def _offer_to_keep_stack(self) -> None:
-        print(
-            "\nPress Enter within a minute to leave the stack up (tidegate down ends it) ... ",
-            end="",
-            flush=True,
-        )
-        ready, _, _ = select.select([sys.stdin], [], [], 60.0)
-        if ready:
-            self.facts.stays = True
-            print(
-                f"It stays up: {self.stack.airflow_url} (logins in {self.stack.credentials_file})"
-            )
-
     def _stop_feed(self) -> None:
         feed = getattr(self, "feed", None)
         if feed is not None and is_process_alive(feed):
@@ -351,112 +336,3 @@ class _Demo:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-# The closing summary of the demo: measured figures only.
-
-DEMO_PIPELINE = "flights"
-
-
-@dataclass
-class DemoResults:
-    """What the demo measured.
-
-    Attributes:
-        noticed: seconds from kill -9 until Airflow has launched a new driver.
-        gap: seconds from kill -9 to the first new sealed checkpoint.
-        elapsed: seconds of the whole demo.
-        stays: the stack is left up.
-    """
-
-    noticed: float = 0.0
-    gap: float = 0.0
-    elapsed: float = 0.0
-    recovered_from: str = ""
-    restored_to: str = ""
-    stream: str = ""
-    quality: dict[str, Any] = field(default_factory=dict)
-    exactness: ExactnessReport = field(default_factory=ExactnessReport)
-    epochs: list[Manifest] = field(default_factory=list)
-    stays: bool = False
-
-
-def print_summary(facts: DemoResults, stack: Stack) -> None:
-    """Print the tables of the summary."""
-    console = Console()
-    console.print()
-    console.print(_build_rows_table(facts))
-    console.print(_build_figures_table(facts))
-    links = [("Airflow", stack.airflow_url), ("Logins", str(stack.credentials_file))]
-    if facts.quality.get("docs"):
-        page = str(facts.quality["docs"]).removeprefix(f"{DEMO_PIPELINE}/quality/docs/")
-        links.append(
-            ("Data Docs", f"{stack.airflow_url}/tidegate/docs/{DEMO_PIPELINE}.quality/{page}")
-        )
-        links.append(("", f"{stack.store_url}/{facts.quality['docs']}"))
-    for name, target in links:
-        console.print(f"  {name:10} {target}", soft_wrap=True, highlight=False)
-
-
-def _build_rows_table(facts: DemoResults) -> Table:
-    table = Table(title="Every row in exactly one place", title_justify="left")
-    columns = ("read", "released", "late", "dropped", "rejected", "dead_lettered", "retained")
-    table.add_column("airport")
-    for column in columns:
-        table.add_column(column.replace("_", "-"), justify="right")
-    head = facts.epochs[-1].counters
-    for source, places in sorted(facts.exactness.rows.items()):
-        counted = head.per_source.get(source, {})
-        values = {name: places.get(name, counted.get(name, 0)) for name in columns}
-        values["retained"] = values["read"] - sum(values[name] for name in columns[1:-1])
-        table.add_row(source, *(f"{values[name]:,}" for name in columns))
-    return table
-
-
-def _build_figures_table(facts: DemoResults) -> Table:
-    table = Table(title="Figures", title_justify="left", show_header=False)
-    table.add_column("what")
-    table.add_column("value")
-    notes = [epoch.notes["epoch"] for epoch in facts.epochs]
-    emitted = sum(sum(n["windows"].values()) for n in notes)
-    results = sum(facts.exactness.windows.values())
-    seals = [e.timings["seal_before"] for e in facts.epochs if "seal_before" in e.timings]
-    totals = [sum(e.timings.values()) for e in facts.epochs]
-    barriers = [b["outcome"] for e in facts.epochs for b in e.barriers]
-    outcome = (
-        ", ".join(f"{barriers.count(kind)} {kind}" for kind in sorted(set(barriers))) or "none"
-    )
-    verdict = "exact" if facts.exactness.is_exact else "; ".join(facts.exactness.problems)
-    for what, value in (
-        ("tables against a recomputation", verdict),
-        ("windows, revisions", f"{results:,} windows, {emitted - results:,} later revisions"),
-        ("barriers (day_close)", outcome),
-        ("checkpoints sealed", f"{len(facts.epochs):,} on the current lineage"),
-        ("epoch, median and p95", f"{_compute_median(totals):.2f} s, {_compute_p95(totals):.2f} s"),
-        (
-            "seal, median and p95",
-            f"{_compute_median(seals) * 1000:.0f} ms, {_compute_p95(seals) * 1000:.0f} ms",
-        ),
-        (
-            "kill -9 of the driver",
-            (
-                f"a new driver launched after {facts.noticed:.1f} s, first new checkpoint after"
-                f" {facts.gap:.1f} s"
-            ),
-        ),
-        ("recovered from", facts.recovered_from),
-        ("restored by hand to", facts.restored_to),
-        ("quality", str(facts.quality.get("verdict", "not run"))),
-        ("stream ended as", facts.stream),
-        ("whole demo", f"{facts.elapsed:.0f} s"),
-    ):
-        table.add_row(what, value)
-    return table
-
-
-def _compute_median(values: list[float]) -> float:
-    return statistics.median(values) if values else 0.0
-
-
-def _compute_p95(values: list[float]) -> float:
-    return sorted(values)[min(len(values) - 1, int(0.95 * len(values)))] if values else 0.0

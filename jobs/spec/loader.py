@@ -15,6 +15,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from tidegate.errors import ConfigurationError
+from tidegate.jobs.spec.errors import SPEC_INVALID, SPEC_NOT_TEXT, SPEC_UNREADABLE
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 Location = tuple[int | str, ...]
@@ -31,13 +32,9 @@ def load_spec(path: str | Path) -> PipelineSpec:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(
-            f"cannot read the spec {path}: {error.strerror or error}",
-            code="spec.unreadable",
-            advice="give the path of a pipeline YAML file, for example dags/pipelines/flights.yaml",
-        ) from error
+        raise SPEC_UNREADABLE(path=path, reason=error.strerror or error) from error
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path} is not UTF-8 text", code="spec.unreadable") from error
+        raise SPEC_NOT_TEXT(path=path) from error
     return parse_spec(text, where=str(path))
 
 
@@ -75,13 +72,7 @@ def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:
 def _invalid_spec_error(
     where: str, findings: list[str], pipeline: str | None = None
 ) -> ConfigurationError:
-    return ConfigurationError(
-        "\n".join(findings),
-        code="spec.invalid",
-        pipeline=pipeline,
-        kept="nothing was started or changed",
-        advice=f"mend {where}; `tidegate schema` prints every field with its choices",
-    )
+    return SPEC_INVALID(pipeline=pipeline, findings="\n".join(findings), where=where)
 
 
 def _list_findings(where: str, raw: Any, error: ValidationError) -> list[str]:

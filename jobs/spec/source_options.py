@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from tidegate.errors import ConfigurationError
+from tidegate.jobs.spec.errors import SECRET_MISSING
 from tidegate.jobs.spec.event_time_options import (
     LatePolicy,
     OrderOptions,
@@ -184,9 +184,9 @@ class LandingOptions(SpecModel):
 
 
 def resolve_environment_value(field: str, value: str, environment: Mapping[str, str]) -> str:
-    """A setting as it is, or, written ``env:NAME``, as the environment has it.
+    """Return a setting; for ``env:NAME`` return that variable of the environment.
 
-    Secrets never stand in a spec.
+    A spec never contains secrets.
 
     Raises:
         ConfigurationError: the variable is not set.
@@ -196,12 +196,7 @@ def resolve_environment_value(field: str, value: str, environment: Mapping[str, 
         return value
     if variable in environment:
         return environment[variable]
-    raise ConfigurationError(
-        f"{field}: the environment variable {variable} is not set",
-        code="spec.no_secret",
-        kept="nothing was started or changed",
-        advice=f"set {variable} where the driver runs",
-    )
+    raise SECRET_MISSING(field=field, variable=variable)
 
 
 # Edge events: rows that begin and end a lasting state (docs/semantics.md, section 4.3).

@@ -80,7 +80,7 @@ def test_every_example_is_valid(generate: ModuleType) -> None:
     for name, examples in generate._load_examples().items():
         fields = {field.alias or key: field for key, field in models[name].model_fields.items()}
         for key, value in examples.items():
-            kind = Annotated[fields[key].annotation, None, *fields[key].metadata]
+            kind: Any = Annotated[fields[key].annotation, None, *fields[key].metadata]
             TypeAdapter(kind).validate_python(value, context={"yaml": True})
 
 
