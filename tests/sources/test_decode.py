@@ -15,6 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
@@ -27,6 +28,7 @@ from tests.oracle.rows import RawRow
 from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore
 from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.sources.avro import AvroError, read_avro_file
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_decoding import decode_to_parquet
 from tidegate.jobs.sources.object_source import ObjectSource
@@ -492,6 +494,58 @@ def test_avro_that_says_nothing(tmp_path: Path) -> None:
     )
     assert found is not None
     assert "the header has no schema" in found.detail
+
+
+NODE = {
+    "type": "record",
+    "name": "node",
+    "fields": [{"name": "item", "type": ["null", "node"]}],
+}
+
+
+def container(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
+    """An Avro file, by fastavro."""
+    out = io.BytesIO()
+    fastavro.writer(out, schema, rows)
+    return out.getvalue()
+
+
+def test_avro_that_contains_itself() -> None:
+    """Nested records are JSON text; too many of them end neither the reader nor the process."""
+    row: dict[str, Any] = {"item": None}
+    for _ in range(3):
+        row = {"item": row}
+    assert read_avro_file(container(NODE, [row]))["item"].to_pylist() == [
+        '{"item":{"item":{"item":null}}}'
+    ]
+    shallow = container(NODE, [{"item": None}])
+    sync = shallow[-16:]
+    head = shallow[: shallow.index(sync) + len(sync)]
+    count = 100_000
+    size = b"\xc2\x9a\x0c"  # 100,001 as Avro has it
+    with pytest.raises(AvroError, match="RecursionError"):
+        read_avro_file(head + b"\x02" + size + b"\x02" * count + b"\x00" + sync)
+
+
+def test_avro_values_are_exact() -> None:
+    """Nanoseconds, times beyond the year 9999 and decimals are neither rounded nor refused."""
+    decimals = {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}
+    schema = {
+        "type": "record",
+        "name": "r",
+        "fields": [
+            {"name": "ns", "type": {"type": "long", "logicalType": "timestamp-nanos"}},
+            {"name": "far", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+            {"name": "price", "type": decimals},
+        ],
+    }
+    row = {"ns": 1_700_000_000_000_000_001, "far": 1 << 48, "price": b"\x01\x00"}
+    found = read_avro_file(container(schema, [row]))
+    assert found["ns"].cast(pa.int64()).to_pylist() == [row["ns"]]
+    assert found["far"].cast(pa.int64()).to_pylist() == [row["far"]]
+    assert found["price"].to_pylist() == [Decimal("2.56")]
+    with pytest.raises(AvroError, match="ArrowInvalid"):
+        read_avro_file(container(schema, [{**row, "price": b"\x7f\xff\xff"}]))
 
 
 @pytest.mark.parametrize("head", ["\ufeffitem,at,amount", '"item",at,amount', "\n\nitem,at,amount"])
