@@ -1,0 +1,146 @@
+"""docs/presets.md: its tables equal the presets in code, and its examples validate and run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from tests.e2e.drivers import Piped
+
+from tidegate.jobs.sinks.exactness_audit import audit_exactness
+from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.spec.loader import load_spec
+from tidegate.jobs.spec.presets import PRESETS
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
+EXAMPLES: Final = DOCS / "examples" / "presets"
+NAMES: Final = sorted(PRESETS.keys() - {"tidegate"})
+SECTIONS: Final = {  # the first column of a table -> the section of the preset
+    "every source": "source",
+    "sources without a declared frontier": "source",
+    "sources with a declared frontier": "declared",
+    "sources with punctuation": "punctuated",
+    "output": "coalesce",
+    "release": "release",
+    "release with a declared frontier": "declared_release",
+    "barriers": "barriers",
+    "every window": "window",
+    "session windows": "session",
+}
+UNDER: Final = {"punctuated": "punctuation."}  # the section holds the fields of this one
+ROWS: Final = {  # preset -> table -> rows, as docs/presets.md names them
+    "nscldaq": {"events": 45, "late": 0, "built": 22, "barriers": 2},
+    "streaminsight": {"events": 21, "late": 0, "trades": 8},
+    "hazelcast": {"events": 48, "late": 4, "recent": 22, "movement": 2},
+    "flink": {"events": 29, "late": 2, "visits": 9},
+    "pipet": {"events": 29, "late": 1, "large": 14, "totals": 29, "rejections": 0},
+    "wire": {"events": 37, "late": 1, "per_10_s": 12, "busy": 2, "barriers": 2},
+}
+REJECTED: Final = pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="the audit expects rejected rows in no table; they are in the late table",
+)
+
+
+def read_documented_options(preset: str) -> dict[tuple[str, str], str]:
+    """(section, option) -> value, from the preset's table in docs/presets.md."""
+    page = (DOCS / "presets.md").read_text()
+    chapter = re.split(r"^## ", page, flags=re.MULTILINE)
+    (text,) = [part for part in chapter if part.startswith(f"{preset}\n")]
+    options = {}
+    for applies_to, option, value in re.findall(
+        r"^\| ([a-z ]+) \| `([\w.]+)` \| `([^`]*)` \|$", text, re.MULTILINE
+    ):
+        options[SECTIONS[applies_to], option] = value
+    return options
+
+
+def flatten_options(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted option names with their values as YAML writes them."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flatten_options(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@pytest.mark.parametrize("preset", NAMES)
+def test_the_table_of_options_is_the_preset(preset: str) -> None:
+    """Every option of the code is in the table with its value, and no other."""
+    in_code = {
+        (section, name): value
+        for section, options in PRESETS[preset].items()
+        for name, value in flatten_options(options, UNDER.get(section, ""))
+    }
+    assert read_documented_options(preset) == in_code
+
+
+def test_the_default_preset_sets_nothing() -> None:
+    """As docs/presets.md promises."""
+    assert PRESETS["tidegate"] == {}
+
+
+@pytest.mark.parametrize("preset", NAMES)
+def test_every_preset_has_an_example_that_validates(preset: str) -> None:
+    """The example loads, names its preset and no other, and is linked from the page."""
+    spec = load_spec(EXAMPLES / f"{preset}.yaml")
+    assert (spec.preset, spec.name) == (preset, f"preset_{preset}")
+    assert f"](examples/presets/{preset}.yaml)" in (DOCS / "presets.md").read_text()
+
+
+@pytest.mark.parametrize("preset", NAMES)
+def test_every_example_has_small_input(preset: str) -> None:
+    """A folder of JSON lines per source that ends with `_DONE`, where the spec reads it."""
+    for name, source in load_spec(EXAMPLES / f"{preset}.yaml").sources.items():
+        assert source.path == f"inbox/{preset}/{name}/"
+        objects = sorted((EXAMPLES / "input" / preset / name).iterdir())
+        assert objects.pop().name == "_DONE"
+        assert objects
+        assert all(found.suffix == ".jsonl" for found in objects)
+        assert max(found.stat().st_size for found in objects) <= 5_000
+
+
+@pytest.fixture(scope="module")
+def ended_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Piped:
+    """The example of a preset, run by a real driver until it has read its input."""
+    preset: str = request.param
+    pipeline = Piped(tmp_path_factory.mktemp(preset), (EXAMPLES / f"{preset}.yaml").read_text())
+    shutil.copytree(EXAMPLES / "input" / preset, pipeline.inbox / "inbox" / preset)
+    assert pipeline.run() == 0, pipeline.log_text()
+    return pipeline
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ended_run", NAMES, indirect=True)
+def test_an_example_runs_to_its_end(ended_run: Piped) -> None:
+    """The driver ends by itself, and the tables have the rows that the page names."""
+    expected = ROWS[ended_run.spec.preset]
+    assert {name: ended_run.table(name).num_rows for name in expected} == expected
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "ended_run",
+    [pytest.param(name, marks=REJECTED) if name == "pipet" else name for name in NAMES],
+    indirect=True,
+)
+def test_an_example_is_exact(ended_run: Piped, tmp_path: Path) -> None:
+    """The independent check, which reads the JSON lines again, finds every row in one place."""
+    spec, store = ended_run.spec, ended_run.store()
+    found = audit_exactness(
+        spec,
+        InputView(store, spec, tmp_path),
+        ended_run.log(),
+        lambda name: read_table(spec, store, name, current_only=True),
+    )
+    assert found.problems == []
