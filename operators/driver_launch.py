@@ -326,7 +326,7 @@ class SubmitLauncher:
                 code="airflow.submit_upload",
                 advice=(
                     "set it in supervision.submit.conf, and spark.kubernetes.container.image"
-                    " (docs/production.md, Clusters)"
+                    " (docs/clusters.md, Clusters)"
                 ),
             )
         app = stem.with_suffix(".app.py")

@@ -210,7 +210,7 @@ class LandingLog:
                 kept="everything landed so far; nothing of this batch was written",
                 advice=(
                     "give the folder as it was when it was last used; if that is lost, begin with"
-                    " --new-generation (docs/production.md says what the origin gives then)"
+                    " --new-generation (docs/landing.md says what the origin gives then)"
                 ),
             )
         if batch > self._note.batch:

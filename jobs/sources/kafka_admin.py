@@ -186,7 +186,7 @@ def _get_spark_jvm() -> Any:
             code="kafka.no_jvm",
             kept="nothing was started or changed",
             advice=(
-                "use a spark.master other than sc://, or land the topic (see docs/production.md)"
+                "use a spark.master other than sc://, or land the topic (see docs/landing.md)"
             ),
         )
     return context._jvm

@@ -110,7 +110,7 @@ class _VersionsBase:
             kept="everything sealed so far",
             advice=(
                 "rewrite the table without it, or land it with Spark's own connector (see"
-                " docs/production.md)"
+                " docs/landing.md)"
             ),
         )
 

@@ -217,7 +217,7 @@ def open_staging(
             pipeline=spec.name,
             kept="everything; nothing was read or written",
             advice=(
-                "Spark needs hadoop-aws (docs/production.md, Clusters), and its hosts have to reach"
+                "Spark needs hadoop-aws (docs/clusters.md, Clusters), and its hosts have to reach"
                 " the bucket's endpoint"
             ),
         ) from error

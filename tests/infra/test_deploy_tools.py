@@ -167,11 +167,11 @@ def test_chart_refuses_what_would_not_run(value: str, words: str) -> None:
 
 
 def test_the_lines_of_the_page_work() -> None:
-    """docs/production.md installs a release with a secret.
+    """docs/deployment.md installs a release with a secret.
 
     Helm renders it so, and kubectl makes the secret that it asks for.
     """
-    page = (ROOT / "docs" / "production.md").read_text()
+    page = (ROOT / "docs" / "deployment.md").read_text().replace("\\\n", " ")
     (install,) = (line for line in page.splitlines() if line.startswith("helm install"))
     words = [tool("helm"), "template", *shlex.split(install)[2:]]
     words = [word.replace("infra/deploy/helm/tidegate", str(CHART)) for word in words]

@@ -1,4 +1,4 @@
-"""What docs/production.md shows is what the code takes."""
+"""What the pages about sources, outputs and production show is what the code takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from tests.infra.deploy import DEPLOY
 from tidegate.infra.policies import Role
 from tidegate.jobs.spec.pipeline import OutputSpec, SourceSpec, SparkSpec
 
-TEXT = (Path(__file__).parents[2] / "docs" / "production.md").read_text()
+NAMES = (
+    "deployment clusters security observability operations"
+    " source-objects kafka source-tables landing output-tables"
+)
+TEXT = "\n".join(
+    (Path(__file__).parents[2] / "docs" / f"{name}.md").read_text() for name in NAMES.split()
+)
 BLOCKS = [
     YAML(typ="safe").load(block) for block in re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 ]

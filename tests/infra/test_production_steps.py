@@ -1,4 +1,4 @@
-"""docs/production.md, tried from a fresh clone.
+"""docs/deployment.md, security.md and operations.md, tried from a fresh clone.
 
 The wheel, one box as systemd runs it, rights, backup and the way back.
 """
@@ -28,7 +28,8 @@ from tidegate.checkpoints.slot_log import SlotLog
 
 ROOT = Path(__file__).parents[2]
 OPENSSL = shutil.which("openssl")
-PAGE = (ROOT / "docs" / "production.md").read_text()
+PAGES = "deployment clusters security observability operations landing source-objects output-tables"
+PAGE = "\n".join((ROOT / "docs" / f"{name}.md").read_text() for name in PAGES.split())
 
 pytestmark = [
     pytest.mark.e2e,
