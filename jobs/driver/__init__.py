@@ -1,4 +1,1 @@
-"""The driver process.
-
-Holds the lease, runs epochs, publishes, says how it is, and stops when asked.
-"""
+"""The driver process: takes the lease, runs epochs, publishes, reports its status, and stops."""

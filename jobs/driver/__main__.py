@@ -1,6 +1,6 @@
-"""``python -m tidegate.jobs.driver SPEC.yaml --store URL``: what Airflow launches.
+"""Entry point ``python -m tidegate.jobs.driver SPEC.yaml --store URL``, which Airflow launches.
 
-Logs JSON lines, ends with an exit code.
+It logs JSON lines to stderr and ends with the exit code of `run_pipeline`.
 """
 
 from __future__ import annotations

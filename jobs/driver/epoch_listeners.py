@@ -1,7 +1,4 @@
-"""Who watches epochs and landings go by.
-
-The caller's progress, metrics, lineage, and a line in the log per sealed epoch.
-"""
+"""Listeners of epochs and landings: progress, metrics, lineage, and one log line per epoch."""
 
 from __future__ import annotations
 
@@ -23,15 +20,23 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _log = structlog.get_logger("tidegate.driver")
 
-FLUSH_TIMEOUT = (
-    5.0  # seconds for each receiver at the end; what it has not taken by then is dropped
-)
+# Seconds for each receiver at the end. What it has not taken by then is dropped.
+FLUSH_TIMEOUT = 5.0
 
 EpochListener = Callable[[EpochReport, float], None]
 
 
 class EpochListeners:
-    """Called after each epoch, in the loop's thread; nothing here may hold it up."""
+    """Calls all listeners after each epoch, on the thread of the loop.
+
+    So a listener must not block: metrics and lineage are sent by threads of their own.
+
+    Args:
+        spec: the pipeline.
+        store: its store.
+        facts: returns the fields of the driver's status.
+        progress: the caller's listener.
+    """
 
     def __init__(
         self,
@@ -40,49 +45,47 @@ class EpochListeners:
         facts: Callable[[], Mapping[str, Any]],
         progress: EpochListener,
     ) -> None:
-        self._watchers: list[EpochListener] = [progress, _log_sealed_epoch]
+        self._listeners: list[EpochListener] = [progress, _log_sealed_epoch]
         self._closers: list[Callable[[], object]] = []
         provider = create_meter_provider(os.environ, spec.name)
         if provider is not None:
-            self._watchers.append(
-                DriverMetrics(provider.get_meter("tidegate"), spec.name, facts).record_epoch
-            )
+            metrics = DriverMetrics(provider.get_meter("tidegate"), spec.name, facts)
+            self._listeners.append(metrics.record_epoch)
             self._closers.append(lambda: provider.shutdown(FLUSH_TIMEOUT * 1e3))
         self._lineage = create_lineage_sender(os.environ, spec, store)
         if self._lineage is not None:
-            self._watchers.append(self._lineage.on_epoch)
+            self._listeners.append(self._lineage.on_epoch)
             self._closers.append(partial(self._lineage.close, FLUSH_TIMEOUT))
         bind_log_context(pipeline=spec.name)
 
     def on_epoch(self, report: EpochReport, seconds: float) -> None:
-        """Tell everybody."""
-        for watcher in self._watchers:
-            watcher(report, seconds)
+        """Call every listener."""
+        for listener in self._listeners:
+            listener(report, seconds)
 
     def on_failure(self, error: TidegateError) -> None:
-        """Tell that the driver ends by an error; its state tells the metrics."""
+        """Send the error that ends the driver as lineage. Metrics read it from the status."""
         if self._lineage is not None:
             self._lineage.on_failure(error)
 
     def close(self) -> None:
-        """Send what is still to be sent, to each receiver for at most `FLUSH_TIMEOUT`."""
+        """Send what is still queued, to each receiver for at most `FLUSH_TIMEOUT`."""
         for close in self._closers:
             try:
                 close()
-            except Exception as error:  # the SDK raises bare ones
+            except Exception as error:  # OpenTelemetry's SDK raises bare exceptions
                 _log.warning("last_words_not_sent", why=str(error))
         bind_log_context(pipeline=None, epoch=None, attempt=None)
 
 
 @contextmanager
 def measure_landing(pipeline: str, source: str) -> Iterator[LandingMetrics]:
-    """What the landing of a source tells; its last word is whether it was stopped or failed."""
+    """Yield the metrics of a landing; its last state is stopped, or failed after an exception."""
     from opentelemetry.metrics import NoOpMeterProvider
 
     provider = create_meter_provider(os.environ, f"{pipeline}.{source}")
-    metrics = LandingMetrics(
-        (provider or NoOpMeterProvider()).get_meter("tidegate"), pipeline, source
-    )
+    meter = (provider or NoOpMeterProvider()).get_meter("tidegate")
+    metrics = LandingMetrics(meter, pipeline, source)
     try:
         yield metrics
         metrics.state = "stopped"
@@ -95,15 +98,12 @@ def measure_landing(pipeline: str, source: str) -> Iterator[LandingMetrics]:
 
 
 def _log_sealed_epoch(report: EpochReport, seconds: float) -> None:
-    """Later lines carry the epoch that runs then, one beyond the sealed one.
-
-    Its attempt begins with its move.
-    """
     manifest = report.manifest
     if manifest is None:
         return
-    own = {"epoch": manifest.slot, "attempt": manifest.attempt, "timeline": manifest.timeline}
+    ids = {"epoch": manifest.slot, "attempt": manifest.attempt, "timeline": manifest.timeline}
     _log.info(
-        "sealed", **own, checkpoint=str(manifest.id), rows=report.rows, seconds=round(seconds, 3)
+        "sealed", **ids, checkpoint=str(manifest.id), rows=report.rows, seconds=round(seconds, 3)
     )
+    # From here on lines belong to the next epoch. Its attempt has no name before its move.
     bind_log_context(epoch=manifest.slot + 1, attempt=None)

@@ -1,7 +1,8 @@
-"""Whose turn it is: when a driver may take the lease, and how one that may not yet waits for it.
+"""When a driver may take the lease, and how a driver that may not yet waits for it.
 
-Two things keep a driver away: another one that drives, and people who want that nobody does
-(`desired.json`). One that stands by waits for the end of both and then drives; any other ends.
+Two things keep a driver away: another driver that holds the lease, and `desired.json`, where an
+operator or a restore has stopped the pipeline. A standby waits until neither does; any other driver
+ends with an error.
 """
 
 from __future__ import annotations
@@ -23,29 +24,33 @@ from tidegate.checkpoints.lease import Lease, LeaseHeldError
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store
 from tidegate.errors import FencedError
+from tidegate.jobs.driver.errors import UNWANTED
 
 _log = structlog.get_logger("tidegate.driver")
 
 ALIVE_FILE = "alive"  # file in the work folder
-_LOOK_EVERY = 2.0  # seconds between looks whether a stopped pipeline should run again
+_LOOK_EVERY = 2.0  # seconds between two reads of the desired state of a stopped pipeline
 
 
 def touch_alive_file(alive: Path) -> None:
-    """Show a supervisor that this process is not stuck.
-
-    A liveness probe looks at the file's age.
-    """
+    """Show a supervisor that this process is not stuck: a liveness probe reads the file's age."""
     with contextlib.suppress(OSError):
         alive.touch()
 
 
 class LeaderElection:
-    """The way to the lease.
+    """Waits until this process may drive, and takes the lease.
+
+    Args:
+        store: the pipeline's store.
+        pipeline: its name.
+        stop: set when the process should end.
+        retry: waits for a store that is away.
+        standby: wait for the lease and for the desired state instead of ending with an error.
+        alive: the file to touch while waiting.
 
     Attributes:
-        stop: set when the process should end.
-        patiently: waits out a store that is away.
-        alive: the file to beat.
+        stop: as given.
     """
 
     def __init__(
@@ -53,23 +58,23 @@ class LeaderElection:
         store: Store,
         pipeline: str,
         stop: threading.Event,
-        patiently: Retrying,
+        retry: Retrying,
         *,
         standby: bool,
         alive: Path,
     ) -> None:
         self._store, self._pipeline, self._standby = store, pipeline, standby
-        self.stop, self.patiently, self.alive = stop, patiently, alive
-        self._heard = DesiredDocument()
+        self.stop, self._retry, self._alive = stop, retry, alive
+        self._desired = DesiredDocument()
 
     def clear_stop(self, who: str) -> None:
-        """A person's own run ends an earlier stop.
+        """Clear a previous ``tidegate stop``, because a person started this run.
 
-        A restore goes first, and what nobody ever spoke of stays so.
+        Does nothing during a restore, or if no desired state was ever recorded.
         """
-        now = self.patiently(read_desired_state, self._store, self._pipeline)
-        if now.keeps_drivers_away and now.state is DesiredState.STOPPED:
-            self.patiently(
+        desired = self._retry(read_desired_state, self._store, self._pipeline)
+        if desired.keeps_drivers_away and desired.state is DesiredState.STOPPED:
+            self._retry(
                 set_desired_state,
                 self._store,
                 self._pipeline,
@@ -79,80 +84,69 @@ class LeaderElection:
             )
 
     def wait_until_wanted(self) -> bool:
-        """Wait until the pipeline should run; False when asked to end.
-
-        This comes before Spark: a stopped pipeline costs a request now and then, and no memory.
+        """Wait until the pipeline should run; return False if the process should end.
 
         Raises:
-            FencedError: it should not run, and this driver does not stand by.
+            FencedError: the pipeline should not run, and this driver is not a standby.
         """
-        while not self.patiently(self._is_wanted):
+        while not self._retry(self._is_wanted):
             if self.stop.wait(_LOOK_EVERY):
                 return False
         return True
 
     def acquire_lease(self, uid: str) -> Lease | None:
-        """The lease, or None when a standby was asked to end.
+        """Return the lease, or None if a standby should end.
 
         Raises:
-            FencedError: another drives, or nobody should, and this driver does not stand by.
+            FencedError: another driver holds it, or the pipeline should not run, and this driver is
+                not a standby.
         """
         while True:
             try:
-                lease = self._acquire_patiently(uid)
+                lease = self._acquire_with_retry(uid)
             except LeaseHeldError:
                 if self._standby and self.stop.is_set():
                     return None
                 raise
-            # Who stops a pipeline says so first and looks for a driver then: that one has seen us,
-            # or we see the wish here.
+            # A person who stops the pipeline first writes the desired state and then looks for a
+            # driver. So either they see this lease, or we see the new state here.
             with contextlib.ExitStack() as giving_back:
                 giving_back.callback(lease.release)
-                if self.patiently(self._is_wanted):
+                if self._retry(self._is_wanted):
                     giving_back.pop_all()
                     return lease
 
-    def _acquire_patiently(self, uid: str) -> Lease:
-        return self.patiently(
+    def _acquire_with_retry(self, uid: str) -> Lease:
+        return self._retry(
             Lease.acquire,
             self._store,
             self._pipeline,
             ProcessIdentity.this_process(),
             uid=uid,
             standby=self._standby,
-            stop=self._beat_and_check_stop,
+            stop=self._touch_and_check_stop,
             may=self._is_wanted,
         )
 
-    def _beat_and_check_stop(self) -> bool:
-        touch_alive_file(self.alive)
+    def _touch_and_check_stop(self) -> bool:
+        touch_alive_file(self._alive)
         return self.stop.is_set()
 
     def _is_wanted(self) -> bool:
-        """Whether nobody keeps drivers away."""
-        touch_alive_file(self.alive)
-        before, self._heard = self._heard, read_desired_state(self._store, self._pipeline)
-        if not self._heard.keeps_drivers_away:
+        touch_alive_file(self._alive)
+        before, self._desired = self._desired, read_desired_state(self._store, self._pipeline)
+        if not self._desired.keeps_drivers_away:
             return True
-        unwanted = _unwanted_error(self._pipeline, self._heard)
+        error = _unwanted_error(self._pipeline, self._desired)
         if not self._standby:
-            raise unwanted
-        if before != self._heard:
+            raise error
+        if before != self._desired:
             _log.info(
-                "kept_waiting",
-                pipeline=self._pipeline,
-                why=unwanted.message,
-                advice=unwanted.advice,
+                "kept_waiting", pipeline=self._pipeline, why=error.message, advice=error.advice
             )
         return False
 
 
-def _unwanted_error(pipeline: str, wish: DesiredDocument) -> FencedError:
-    said = f"{wish.who or 'nobody'}{f': {wish.why}' if wish.why else ''}"
-    return FencedError(
-        f"{pipeline} should be {wish.state} (said by {said})",
-        code="driver.unwanted",
-        pipeline=pipeline,
-        kept="everything sealed; nothing was started",
-        advice=f"when it should run again: tidegate start {pipeline}",
-    )
+def _unwanted_error(pipeline: str, desired: DesiredDocument) -> FencedError:
+    who = f"{desired.who or 'nobody'}{f': {desired.why}' if desired.why else ''}"
+    return UNWANTED(pipeline=pipeline, state=desired.state, who=who)

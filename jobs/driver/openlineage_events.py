@@ -1,25 +1,22 @@
-"""OpenLineage: a run per sealed epoch, started and completed, sent to ``OPENLINEAGE_URL`` when that is set.
+"""OpenLineage events: one run per sealed epoch, sent to ``OPENLINEAGE_URL`` if that is set.
 
-Datasets are named as OpenLineage's naming rules say, so that they are the same nodes in every
-tool's graph: objects and Iceberg tables by where they lie (``s3://bucket`` and a path, or
-``file``), topics by broker, PostgreSQL tables by server.
+Datasets are named by OpenLineage's naming rules, so that they are the same nodes in the graph of
+every tool: objects and Iceberg tables by where they are (``s3://bucket`` and a path, or ``file``),
+topics by broker, PostgreSQL tables by server.
 
-A side channel: events are sent by a thread of their own, and dropped with a word in the log when
-nobody takes them.
+Lineage never holds up an epoch. A thread of its own sends the events; events that the receiver does
+not take in time are dropped with a warning.
 """
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
-import urllib.error
-import urllib.request
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import structlog
@@ -37,192 +34,195 @@ from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.sinks import FilesSinkSpec, KafkaSinkSpec, PostgresSinkSpec, SinkSpec
 from tidegate.time_units import format_instant
 
+if TYPE_CHECKING:
+    from openlineage.client.event_v2 import RunEvent
+
 _log = structlog.get_logger("tidegate.driver")
 
-_EVENT_SCHEMA: Final = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
-_STATISTICS_FACET: Final = "https://openlineage.io/spec/facets/1-0-2/OutputStatisticsOutputDatasetFacet.json#/$defs/OutputStatisticsOutputDatasetFacet"
-_ERROR_FACET: Final = (
-    "https://openlineage.io/spec/facets/1-0-1/ErrorMessageRunFacet.json#/$defs/ErrorMessageRunFacet"
-)
 _PRODUCER: Final = f"urn:tidegate:{__version__}"
-_QUEUE_SIZE: Final = 200  # events; more than that and nobody is listening
+_QUEUE_SIZE: Final = 200  # events; a receiver that is further behind does not listen
 _TIMEOUT: Final = 5.0  # seconds
 
-Send = Callable[[bytes], None]
+_DatasetName = tuple[str, str]
+"""Namespace and name of a dataset."""
+
+
+class EventTransport(Protocol):
+    """Sends events; OpenLineage's `HttpTransport` does."""
+
+    def emit(self, event: RunEvent) -> object:
+        """Send one event; raises OSError or ValueError if that fails."""
 
 
 def make_epoch_events(
     spec: PipelineSpec, store: Store, manifest: Manifest, seconds: float, namespace: str
-) -> list[dict[str, Any]]:
-    """The run of one epoch: what it read, what it adds to.
+) -> list[RunEvent]:
+    """Return start and completion of the run of one epoch, with what it read and wrote.
 
-    The run's id follows from uid and checkpoint.
+    The run's id follows from the pipeline's uid and the checkpoint: the same epoch has the same id
+    whenever it is sent.
 
     Args:
         spec: the pipeline.
         store: its store.
         manifest: of the epoch.
-        seconds: that it took.
+        seconds: how long the epoch took.
         namespace: of the job.
     """
+    from openlineage.client.event_v2 import InputDataset, OutputDataset
+
     run = str(uuid.uuid5(uuid.NAMESPACE_URL, f"tidegate:{manifest.uid}:{manifest.id}"))
-    inputs = [_name_source_dataset(name, source, store) for name, source in spec.sources.items()]
+    inputs = [
+        InputDataset(*_name_source_dataset(name, source, store))
+        for name, source in spec.sources.items()
+    ]
     outputs = [
-        {**place, "outputFacets": {"outputStatistics": _make_statistics_facet(files)}}
+        OutputDataset(*name, outputFacets={"outputStatistics": _make_statistics(files)})
         for table, files in manifest.files.items()
-        for place in _name_output_datasets(spec, store, table)
+        for name in _name_output_datasets(spec, store, table)
     ]
     begun = manifest.created_at - round(seconds * 1e6)
-    return [
-        {
-            **_make_run_event("START", begun, run, namespace, spec.name),
-            "inputs": inputs,
-            "outputs": [],
-        },
-        {
-            **_make_run_event("COMPLETE", manifest.created_at, run, namespace, spec.name),
-            "inputs": inputs,
-            "outputs": outputs,
-        },
-    ]
+    started = _make_event("START", begun, run, namespace, spec.name)
+    completed = _make_event("COMPLETE", manifest.created_at, run, namespace, spec.name)
+    started.inputs = completed.inputs = inputs
+    completed.outputs = outputs
+    return [started, completed]
 
 
 def make_failure_events(
     spec: PipelineSpec, error: TidegateError, namespace: str
-) -> list[dict[str, Any]]:
-    """A driver that ended by an error, as a run of its own: no epoch is there to name it."""
+) -> list[RunEvent]:
+    """Return the events of a run that failed: a driver's end does not belong to any epoch."""
+    from openlineage.client.facet_v2 import error_message_run
+
     run, now = str(uuid.uuid4()), SYSTEM_CLOCK.wall_ticks()
-    facet = {
-        "_producer": _PRODUCER,
-        "_schemaURL": _ERROR_FACET,
-        "message": error.message,
-        "programmingLanguage": "Python",
-    }
-    failed = _make_run_event("FAIL", now, run, namespace, spec.name)
-    failed["run"]["facets"] = {"errorMessage": facet}
-    return [_make_run_event("START", now, run, namespace, spec.name), failed]
+    failed = _make_event("FAIL", now, run, namespace, spec.name)
+    facet = error_message_run.ErrorMessageRunFacet(error.message, "Python", producer=_PRODUCER)
+    failed.run.facets = {"errorMessage": facet}
+    return [_make_event("START", now, run, namespace, spec.name), failed]
 
 
-def _make_run_event(kind: str, at: int, run: str, namespace: str, job: str) -> dict[str, Any]:
-    return {
-        "eventType": kind,
-        "eventTime": format_instant(at),
-        "run": {"runId": run},
-        "job": {"namespace": namespace, "name": job},
-        "producer": _PRODUCER,
-        "schemaURL": _EVENT_SCHEMA,
-    }
+def _make_event(kind: str, at: int, run: str, namespace: str, job: str) -> RunEvent:
+    from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
+
+    return RunEvent(
+        eventType=RunState[kind],
+        eventTime=format_instant(at),
+        run=Run(run),
+        job=Job(namespace, job),
+        producer=_PRODUCER,
+    )
 
 
-def _make_statistics_facet(files: Sequence[FileRef]) -> dict[str, Any]:
+def _make_statistics(files: Sequence[FileRef]) -> Any:
+    from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
+
     rows, size = sum(file.rows for file in files), sum(file.bytes for file in files)
-    return {"_producer": _PRODUCER, "_schemaURL": _STATISTICS_FACET, "rowCount": rows, "size": size}
+    return statistics.OutputStatisticsOutputDatasetFacet(rows, size, producer=_PRODUCER)
 
 
-def _name_source_dataset(name: str, source: SourceSpec, store: Store) -> dict[str, str]:
+def _name_source_dataset(name: str, source: SourceSpec, store: Store) -> _DatasetName:
     if source.kafka is not None:
         return _name_topic_dataset(source.kafka.servers, source.kafka.topic)
     home, prefix = locate_source(name, source, store)
     return _name_folder_dataset(home.uri(prefix) if prefix else home.url)
 
 
-def _name_output_datasets(spec: PipelineSpec, store: Store, table: str) -> list[dict[str, str]]:
-    """Where rows of a table go: to its Iceberg table, and by each sink that follows it."""
-    sinks = [
-        given for given in spec.sinks.items() if given[1].tables is None or table in given[1].tables
-    ]
+def _name_output_datasets(spec: PipelineSpec, store: Store, table: str) -> list[_DatasetName]:
+    """Name where rows of a table go: its Iceberg table, and a dataset of each sink that has it."""
     return [
         _name_folder_dataset(build_table_location(spec, store, table)),
-        *(_name_sink_dataset(spec, name, given, table) for name, given in sinks),
+        *(
+            _name_sink_dataset(spec, name, sink, table)
+            for name, sink in spec.sinks.items()
+            if sink.tables is None or table in sink.tables
+        ),
     ]
 
 
-def _name_sink_dataset(
-    spec: PipelineSpec, name: str, given: SinkSpec, table: str
-) -> dict[str, str]:
-    """Secrets stand in addresses: of a server's, only host, port and database are told."""
-    if isinstance(given, KafkaSinkSpec):
-        return _name_topic_dataset(given.servers, given.topic.replace("{table}", table))
-    if isinstance(given, FilesSinkSpec):
-        return _name_folder_dataset(f"{expand_variables(given.path, name).rstrip('/')}/{table}")
-    at = urlsplit(expand_variables(given.url, name))
-    if isinstance(given, PostgresSinkSpec):
-        database = f"{at.path.strip('/')}.{given.namespace or spec.name}.{table}"
-        return {"namespace": f"postgres://{at.hostname}:{at.port or 5432}", "name": database}
-    return {
-        "namespace": f"{at.scheme}://{at.hostname}" + (f":{at.port}" if at.port else ""),
-        "name": f"{name}/{table}",
-    }
+def _name_sink_dataset(spec: PipelineSpec, name: str, sink: SinkSpec, table: str) -> _DatasetName:
+    # Addresses contain secrets. Of a server's address only host, port and database are used.
+    if isinstance(sink, KafkaSinkSpec):
+        return _name_topic_dataset(sink.servers, sink.topic.replace("{table}", table))
+    if isinstance(sink, FilesSinkSpec):
+        return _name_folder_dataset(f"{expand_variables(sink.path, name).rstrip('/')}/{table}")
+    url = urlsplit(expand_variables(sink.url, name))
+    if isinstance(sink, PostgresSinkSpec):
+        database = f"{url.path.strip('/')}.{sink.namespace or spec.name}.{table}"
+        return f"postgres://{url.hostname}:{url.port or 5432}", database
+    port = f":{url.port}" if url.port else ""
+    return f"{url.scheme}://{url.hostname}{port}", f"{name}/{table}"
 
 
-def _name_topic_dataset(servers: str, topic: str) -> dict[str, str]:
-    return {"namespace": f"kafka://{servers.split(',')[0].strip()}", "name": topic}
+def _name_topic_dataset(servers: str, topic: str) -> _DatasetName:
+    return f"kafka://{servers.split(',')[0].strip()}", topic
 
 
-def _name_folder_dataset(uri: str) -> dict[str, str]:
-    """A folder.
+def _name_folder_dataset(uri: str) -> _DatasetName:
+    """Name a folder.
 
     >>> _name_folder_dataset("s3://bucket/a/b/")
-    {'namespace': 's3://bucket', 'name': 'a/b'}
+    ('s3://bucket', 'a/b')
     >>> _name_folder_dataset("/data/a")
-    {'namespace': 'file', 'name': '/data/a'}
+    ('file', '/data/a')
     """
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
-        return {"namespace": "file", "name": str(Path(parts.path).absolute())}
-    return {"namespace": f"{parts.scheme}://{parts.netloc}", "name": parts.path.strip("/") or "/"}
+        return "file", str(Path(parts.path).absolute())
+    return f"{parts.scheme}://{parts.netloc}", parts.path.strip("/") or "/"
 
 
 class OpenLineageSender:
-    """Sends the events of a pipeline's sealed epochs, and of its failure."""
+    """Queues the events of sealed epochs and of the driver's failure, and sends them."""
 
-    def __init__(self, spec: PipelineSpec, store: Store, namespace: str, send: Send) -> None:
-        self._spec, self._store, self._namespace, self._send = spec, store, namespace, send
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(_QUEUE_SIZE)
+    def __init__(
+        self, spec: PipelineSpec, store: Store, namespace: str, transport: EventTransport
+    ) -> None:
+        self._spec, self._store, self._namespace = spec, store, namespace
+        self._transport = transport
+        self._queue: queue.Queue[RunEvent | None] = queue.Queue(_QUEUE_SIZE)
         self._thread = threading.Thread(
             target=self._send_queued, name="tidegate-lineage", daemon=True
         )
         self._thread.start()
 
     def on_epoch(self, report: EpochReport, seconds: float) -> None:
-        """Hand over the events of a sealed epoch."""
+        """Queue the events of a sealed epoch."""
         if report.manifest is None:
             return
         try:
-            self._enqueue_events(
-                make_epoch_events(
-                    self._spec, self._store, report.manifest, seconds, self._namespace
-                )
+            events = make_epoch_events(
+                self._spec, self._store, report.manifest, seconds, self._namespace
             )
-        except (
-            TidegateError,
-            ValueError,
-        ) as error:  # an address that no rule for names knows ends no epoch
+        except (TidegateError, ValueError) as error:
+            # An address that does not fit the naming rules must not end the driver.
             _log.warning("lineage_not_sent", why=str(error))
+        else:
+            self._enqueue_events(events)
 
     def on_failure(self, error: TidegateError) -> None:
-        """Hand over how the driver ended."""
+        """Queue the error that ended the driver."""
         self._enqueue_events(make_failure_events(self._spec, error, self._namespace))
 
     def close(self, timeout: float) -> None:
-        """Send what waits, for so many seconds at most, and end."""
+        """Send what is queued, for at most `timeout` seconds, and end."""
         with suppress(queue.Full):
-            self._waiting.put_nowait(None)
+            self._queue.put_nowait(None)
         self._thread.join(timeout)
         if self._thread.is_alive():
             _log.warning("lineage_dropped", why="nobody took the last events in time")
 
-    def _enqueue_events(self, events: list[dict[str, Any]]) -> None:
+    def _enqueue_events(self, events: list[RunEvent]) -> None:
         try:
             for event in events:
-                self._waiting.put_nowait(json.dumps(event).encode())
+                self._queue.put_nowait(event)
         except queue.Full:
             _log.warning("lineage_dropped", why="the events before it are still waiting")
 
     def _send_queued(self) -> None:
-        while (body := self._waiting.get()) is not None:
+        while (event := self._queue.get()) is not None:
             try:
-                self._send(body)
+                self._transport.emit(event)
             except (OSError, ValueError) as error:
                 _log.warning("lineage_not_sent", why=str(error))
 
@@ -230,23 +230,21 @@ class OpenLineageSender:
 def create_lineage_sender(
     environment: Mapping[str, str], spec: PipelineSpec, store: Store
 ) -> OpenLineageSender | None:
-    """Lineage to ``OPENLINEAGE_URL`` (``OPENLINEAGE_API_KEY``, ``OPENLINEAGE_NAMESPACE``).
+    """Return a sender to ``OPENLINEAGE_URL``; None unless that is an HTTP address.
 
-    None unless that is set.
+    ``OPENLINEAGE_API_KEY``, ``OPENLINEAGE_NAMESPACE`` and ``OPENLINEAGE_ENDPOINT`` are read too.
     """
     url = environment.get("OPENLINEAGE_URL")
     if not url or not url.startswith(("http://", "https://")):
         return None
-    headers = {"Content-Type": "application/json"}
+    # Late: its imports take a second, and most drivers do not send lineage.
+    from openlineage.client.transport.http import HttpConfig, HttpTransport
+
+    config: dict[str, Any] = {"url": url.rstrip("/") + "/", "timeout": _TIMEOUT}
+    config["retry"] = {"total": 0}
+    if endpoint := environment.get("OPENLINEAGE_ENDPOINT"):
+        config["endpoint"] = endpoint
     if key := environment.get("OPENLINEAGE_API_KEY"):
-        headers["Authorization"] = f"Bearer {key}"
-    address = url.rstrip("/") + "/" + environment.get("OPENLINEAGE_ENDPOINT", "api/v1/lineage")
-
-    def post_event(body: bytes) -> None:
-        request = urllib.request.Request(address, body, headers, method="POST")  # noqa: S310 - http(s) only, see above
-        with urllib.request.urlopen(request, timeout=_TIMEOUT):  # noqa: S310
-            pass
-
-    return OpenLineageSender(
-        spec, store, environment.get("OPENLINEAGE_NAMESPACE", "tidegate"), post_event
-    )
+        config["auth"] = {"type": "api_key", "api_key": key}
+    namespace = environment.get("OPENLINEAGE_NAMESPACE", "tidegate")
+    return OpenLineageSender(spec, store, namespace, HttpTransport(HttpConfig.from_dict(config)))

@@ -1,7 +1,4 @@
-"""Requests of people, as the loop meets them.
-
-Taken before an epoch, acknowledged after it was sealed.
-"""
+"""Requests of operators: collected before an epoch, acknowledged after the epoch was sealed."""
 
 from __future__ import annotations
 
@@ -28,27 +25,33 @@ from tidegate.jobs.engine.epoch_engine import EpochReport, EpochRequests
 
 _log = structlog.get_logger("tidegate.driver")
 
-_ENDING_KINDS = (
-    RequestKind.STOP,
-    RequestKind.DRAIN,
-)  # between two epochs both come to the same: what was read is sealed
+# Between two epochs, stop and drain mean the same: everything that was read is sealed.
+_ENDING_KINDS = (RequestKind.STOP, RequestKind.DRAIN)
 _PINNING_KINDS = (RequestKind.SAVEPOINT, RequestKind.PIN)
 _ATTACHING_KINDS = (RequestKind.ATTACH, RequestKind.DETACH, RequestKind.RESUME)
-_LONGEST_HOLD = (
-    300.0  # seconds, on the own clock: whoever asked may be dead, and may have another time of day
-)
+# Seconds on the driver's clock. The process that asked may be dead, or its clock may be wrong.
+_LONGEST_HOLD = 300.0
 
 
 class RequestInbox:
-    """Reads ``requests/`` once an epoch; one LIST when there is nothing.
+    """Reads ``requests/`` once per epoch; this costs one LIST if there are no requests.
 
-    `newest` gives the newest sealed manifest. A request that stands in it without an
-    acknowledgement was applied by a driver that died, or did not know yet that it had sealed: what
-    follows from it (a pin) is made up for, and nothing is applied twice.
+    A request whose id is in the newest manifest, but which has no acknowledgement, was applied by a
+    driver that died after the seal. Only what follows from it (a pin, the acknowledgement) is then
+    done. So no request is applied twice.
+
+    Args:
+        store: the pipeline's store.
+        pipeline: its name.
+        token: returns the token of the lease.
+        stop: set when a request asks the driver to end.
+        newest: returns the newest sealed manifest.
+        clock: for expiry and holds.
+        attachments: the pipes and reducers of the spec.
 
     Attributes:
-        held: the merge that asked to have the next slot; as long as it stands, nothing may be
-            sealed.
+        held: the request of a merge that has the next slot; until it is None, the driver must not
+            seal.
     """
 
     def __init__(
@@ -63,62 +66,61 @@ class RequestInbox:
     ) -> None:
         self._store, self._pipeline, self._token, self._stop = store, pipeline, token, stop
         self._newest, self._clock, self._attachments = newest, clock, attachments
-        self._open: list[DriverRequest] = []
-        self._holds: dict[str, float] = {}  # request -> when it was first met
+        self._collected: list[DriverRequest] = []
+        self._held_since: dict[str, float] = {}  # request id -> when it was first read
         self.held: DriverRequest | None = None
 
     def collect(self) -> EpochRequests:
-        """Requests for the coming epoch.
+        """Return the requests for the coming epoch.
 
-        A stop is obeyed at once: nothing has to be sealed for it.
+        Stop and hold take effect at once, because they need no sealed epoch.
         """
-        fit = []
         self.held = None
-        for request in self._list_unfinished():
-            unfit = request.refusal_outcome(self._token(), self._clock.wall_ticks())
-            if unfit is not None:
-                self._acknowledge_request(request, unfit, "meant for another driver, or too old")
-            elif request.kind in _ENDING_KINDS:
-                _log.info("stop_requested", who=request.who, why=request.why)
-                self._acknowledge_request(request, AckOutcome.APPLIED, "stopping")
-                self._stop.set()
-            elif request.kind in _ATTACHING_KINDS and request.name not in self._attachments:
-                self._acknowledge_request(
-                    request, AckOutcome.REFUSED, f"no pipe or reducer named {request.name}"
-                )
-            elif request.kind is RequestKind.HOLD:
-                self._hold_next_slot(request)
-            else:
-                fit.append(request)
-        self._open = fit
+        self._collected = [r for r in self._list_unfinished() if self._is_for_epoch(r)]
+        named = [(r.kind, r.name) for r in self._collected if r.name is not None]
         return EpochRequests(
-            ids=tuple(r.id for r in fit),
-            aborts=tuple(r.barrier for r in fit if r.barrier is not None),
-            savepoints=tuple(
-                r.name for r in fit if r.kind in _PINNING_KINDS and r.name is not None
-            ),
+            ids=tuple(r.id for r in self._collected),
+            aborts=tuple(r.barrier for r in self._collected if r.barrier is not None),
+            savepoints=tuple(name for kind, name in named if kind in _PINNING_KINDS),
             attachments=tuple(
-                (r.kind.value, r.name)
-                for r in fit
-                if r.kind in _ATTACHING_KINDS and r.name is not None
+                (kind.value, name) for kind, name in named if kind in _ATTACHING_KINDS
             ),
         )
+
+    def _is_for_epoch(self, request: DriverRequest) -> bool:
+        """Carry out or refuse what needs no epoch; return True for all other requests."""
+        refusal = request.refusal_outcome(self._token(), self._clock.wall_ticks())
+        if refusal is not None:
+            self._acknowledge_request(request, refusal, "meant for another driver, or too old")
+        elif request.kind in _ENDING_KINDS:
+            _log.info("stop_requested", who=request.who, why=request.why)
+            self._acknowledge_request(request, AckOutcome.APPLIED, "stopping")
+            self._stop.set()
+        elif request.kind in _ATTACHING_KINDS and request.name not in self._attachments:
+            self._acknowledge_request(
+                request, AckOutcome.REFUSED, f"no pipe or reducer named {request.name}"
+            )
+        elif request.kind is RequestKind.HOLD:
+            self._hold_next_slot(request)
+        else:
+            return True
+        return False
 
     def acknowledge_applied(self, report: EpochReport) -> None:
         """Acknowledge what the sealed epoch applied.
 
-        The ids stand in its manifest, so a crash before this repeats nothing.
+        The ids are in its manifest, so a crash before this call repeats nothing.
         """
-        for request in self._open:
+        for request in self._collected:
             self._finish_request(request, report.sealed)
-        self._open = []
+        self._collected = []
 
     def _hold_next_slot(self, request: DriverRequest) -> None:
-        """Hold for it, unless it has been held for too long.
+        """Hold for a merge, but not longer than `_LONGEST_HOLD`.
 
-        Whoever asked acknowledges it when the merge has ended.
+        The merge acknowledges its request when it has ended.
         """
-        since = self._holds.setdefault(request.id, self._clock.monotonic())
+        since = self._held_since.setdefault(request.id, self._clock.monotonic())
         if self._clock.monotonic() - since < _LONGEST_HOLD:
             self.held = request
         else:
@@ -127,14 +129,14 @@ class RequestInbox:
             )
 
     def _list_unfinished(self) -> list[DriverRequest]:
-        """Open requests without those that the newest epoch applied, which are finished on the way."""
-        manifest, left = self._newest(), []
+        """List the open requests; those that the newest epoch applied are finished on the way."""
+        newest, unfinished = self._newest(), []
         for request in list_pending_requests(self._store, self._pipeline):
-            if manifest is not None and request.id in manifest.requests:
-                self._finish_request(request, manifest.id)
+            if newest is not None and request.id in newest.requests:
+                self._finish_request(request, newest.id)
             else:
-                left.append(request)
-        return left
+                unfinished.append(request)
+        return unfinished
 
     def _finish_request(self, request: DriverRequest, checkpoint: CheckpointId | None) -> None:
         outcome, detail = AckOutcome.APPLIED, ""
