@@ -1,10 +1,8 @@
-"""Schemas by number, as a schema registry gives them, or as files of a folder.
+"""Looks up schemas by the number that messages carry: in a schema registry or in a folder.
 
-What the first bytes of a message name.
-
-A registry is asked once for each number; a number stands for the same schema for ever. One that it
-does not know is asked for again with the next message that carries it, since schemas are registered
-while streams run.
+A number always means the same schema, so each schema is fetched once. A number that the registry
+does not know is asked for again with the next message that carries it, because producers register
+schemas while streams run.
 """
 
 from __future__ import annotations
@@ -19,63 +17,59 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.errors import ConfigurationError, TransientError
+from tidegate.jobs.sources.errors import NO_SCHEMA_FOLDER, REGISTRY_DENIED, REGISTRY_UNAVAILABLE
 
-_ANSWER_SECONDS: Final = 10.0  # seconds for one answer
+_TIMEOUT_SECONDS: Final = 10.0
 _FILE_ENDINGS: Final = {"avro": ".avsc", "protobuf": ".desc"}
 _SCHEMA_TYPES: Final = {"avro": "AVRO", "protobuf": "PROTOBUF"}
 
 
 @dataclass(frozen=True, slots=True)
 class UnusableSchema:
-    """A schema that is registered, and that no message can be read with."""
+    """A registered schema with which tidegate cannot read messages."""
 
     why: str
 
 
+FetchSchema = Callable[[int], bytes | UnusableSchema | None]
+"""Number -> the schema's bytes, why it cannot be used, or None if there is no such schema.
+
+The bytes are JSON for Avro, a descriptor set for Protobuf."""
+
+
 class SchemaCache:
-    """Schemas known so far, and where to ask for more.
+    """The schemas that were fetched so far, by number, in `known`."""
 
-    Args:
-        ask: number -> the schema's bytes (Avro: JSON, Protobuf: a descriptor set), or why it cannot
-            be used; None when there is none.
-    """
-
-    def __init__(self, ask: Callable[[int], bytes | UnusableSchema | None]) -> None:
-        self._ask = ask
+    def __init__(self, fetch: FetchSchema) -> None:
+        self._fetch = fetch
         self.known: dict[int, bytes | UnusableSchema] = {}
 
     def fetch_missing(self, numbers: set[int]) -> bool:
-        """Ask for schemas. Returns whether any of them was new."""
-        new = numbers - set(self.known)
-        for number in new:
-            schema = self._ask(number)
+        """Fetch the schemas that are not in the cache; return whether any of them exists."""
+        missing = numbers - set(self.known)
+        for number in missing:
+            schema = self._fetch(number)
             if schema is not None:
                 self.known[number] = schema
-        return bool(new & set(self.known))
+        return bool(missing & set(self.known))
 
 
 @cache
 def open_schemas(address: str, payload: str, login: str | None = None) -> SchemaCache:
-    """The schemas at an address.
-
-    The same object for the same address, so that a driver asks once.
-    """
+    """Return the process's cache of the schemas at `address`, a URL or a folder."""
     if address.startswith(("http://", "https://")):
         return SchemaCache(make_registry_reader(address, payload, login))
     return SchemaCache(make_folder_reader(Path(address), payload))
 
 
 def make_folder_reader(folder: Path, payload: str) -> Callable[[int], bytes | None]:
-    """Files ``<number>.avsc`` or ``<number>.desc`` of a folder.
+    """Return a reader of the files ``<number>.avsc`` or ``<number>.desc`` in a folder.
 
     Raises:
         ConfigurationError: there is no such folder.
     """
     if not folder.is_dir():
-        raise ConfigurationError(
-            f"kafka.registry: there is no folder {folder}", code="kafka.no_registry"
-        )
+        raise NO_SCHEMA_FOLDER(folder=folder)
 
     def read_schema_file(number: int) -> bytes | None:
         path = folder / f"{number}{_FILE_ENDINGS[payload]}"
@@ -84,27 +78,33 @@ def make_folder_reader(folder: Path, payload: str) -> Callable[[int], bytes | No
     return read_schema_file
 
 
-def make_registry_reader(
-    address: str, payload: str, login: str | None = None
-) -> Callable[[int], bytes | UnusableSchema | None]:
-    """A registry that answers ``GET /schemas/ids/<number>``. `login` is ``user:password``."""
+# urllib, not confluent_kafka.schema_registry: that one retries for seconds inside the call where
+# the driver waits and reports by itself, and needs more packages (docs/dependencies.md, Kafka).
+def make_registry_reader(address: str, payload: str, login: str | None = None) -> FetchSchema:
+    """Return a client of ``GET /schemas/ids/<number>``; `login` is ``user:password``."""
+    query = "?format=serialized" if payload == "protobuf" else ""
 
     def fetch_schema(number: int) -> bytes | UnusableSchema | None:
-        form = "?format=serialized" if payload == "protobuf" else ""
-        request = urllib.request.Request(f"{address.rstrip('/')}/schemas/ids/{number}{form}")  # noqa: S310 - http or https
+        url = f"{address.rstrip('/')}/schemas/ids/{number}{query}"
+        request = urllib.request.Request(url)  # noqa: S310 - http or https
         if login:
-            request.add_header(
-                "Authorization", "Basic " + base64.b64encode(login.encode()).decode()
-            )
+            token = base64.b64encode(login.encode()).decode()
+            request.add_header("Authorization", f"Basic {token}")
         try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310
                 return _parse_registry_answer(payload, json.load(answer))
         except urllib.error.HTTPError as error:
             with error:
-                _raise_for_status(address, number, error.code)
-                return None
+                if error.code == 404:
+                    return None
+                if error.code in (401, 403):
+                    raise REGISTRY_DENIED(
+                        address=address, number=number, status=error.code
+                    ) from None
+                detail = f"it answers {error.code}"
+                raise REGISTRY_UNAVAILABLE(address=address, detail=detail) from None
         except (OSError, ValueError) as error:
-            raise _registry_unreachable_error(address, str(error)) from error
+            raise REGISTRY_UNAVAILABLE(address=address, detail=str(error)[:200]) from error
 
     return fetch_schema
 
@@ -120,36 +120,7 @@ def _parse_registry_answer(payload: str, answer: dict[str, Any]) -> bytes | Unus
 
 
 def _to_descriptor_set(file: bytes) -> bytes:
-    """One file's descriptor as a set of one, as compilers write it."""
+    """Wrap one file's descriptor in a set, which is what Protobuf compilers write."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
     return bytes(FileDescriptorSet(file=[FileDescriptorProto.FromString(file)]).SerializeToString())
-
-
-def _raise_for_status(address: str, number: int, code: int) -> None:
-    """Nothing, when the registry says that there is no such schema.
-
-    Raises:
-        ConfigurationError: it does not let us in.
-        TransientError: it has troubles of its own.
-    """
-    if code == 404:
-        return
-    if code in (401, 403):
-        raise ConfigurationError(
-            f"the registry {address} refuses to tell schema {number} ({code})",
-            code="kafka.registry_denied",
-            kept="everything sealed so far",
-            advice="set kafka.registry_login to env:NAME, with user:password in that variable",
-        )
-    raise _registry_unreachable_error(address, f"it answers {code}")
-
-
-def _registry_unreachable_error(address: str, why: str) -> TransientError:
-    return TransientError(
-        f"the schema registry {address} could not be reached ({why[:200]})",
-        code="kafka.registry",
-        kept="everything sealed so far",
-        advice="check kafka.registry and that the registry runs; tidegate tries again",
-        retry_after=2.0,
-    )

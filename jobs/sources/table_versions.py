@@ -1,15 +1,14 @@
-"""Delta and Iceberg tables as sources.
+"""Delta and Iceberg tables as sources: which files each version added, in the order of versions.
 
-Which files each version added, in the order of the versions.
+Only appended files are new rows. A version that moved rows (compaction) adds nothing. A version
+that removed or changed rows is refused, or entered under a placeholder name that becomes a dead
+letter (`TableOptions.on_rewrite`). The result is kept in the pipeline's arrival log
+(`arrival_log`), so the table may forget versions that were read. Versions it forgot before that are
+reported as a gap.
 
-Only appended files are rows that arrive. A version that moved rows (compaction) brings nothing; one
-that took rows away or changed them is refused, or entered under a name that is no file and becomes
-a dead letter (`TableOptions.on_rewrite`). What was found is kept in the pipeline's log of arrivals
-(`arrivals`), so the table may forget old versions once they were read; before, that is a gap, and
-said.
-
-Delta's log is read as it lies, by listing behind the last commit: no library, and the store's own
-access. Iceberg is asked for through its catalog.
+Delta's log is listed and parsed here, through the store that everything else uses: deltalake does
+not show the actions of one commit (docs/dependencies.md). Iceberg's snapshots come from its
+catalog, through pyiceberg. Rules: docs/decisions/0074-table-commits-enter-the-arrival-log.md.
 """
 
 from __future__ import annotations
@@ -27,10 +26,18 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
+from tidegate.jobs.sources.errors import (
+    TABLE_ABSENT,
+    TABLE_CATALOG_DENIED,
+    TABLE_GAP,
+    TABLE_REWRITTEN,
+    TABLE_UNAVAILABLE,
+    TABLE_UNSUPPORTED,
+)
 from tidegate.jobs.sources.object_decoding import parse_folder_values
 from tidegate.jobs.spec.source_options import TableOptions, resolve_environment_value
 
-_REWRITE_PREFIX: Final = "_rewritten/"  # begins names that stand for a version instead of a file
+_REWRITE_PREFIX: Final = "_rewritten/"  # of placeholder names, which stand for a version
 _COMMIT_NAME: Final = re.compile(r"(\d{20})\.json\Z")
 
 
@@ -38,16 +45,16 @@ class TableVersions(Protocol):
     """The versions of one table."""
 
     def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
-        """Each newer version and the files it added, as names below the table's folder.
+        """Yield each newer version with the files it added, as names below the table's folder.
 
         Args:
-            version: the last one known; None for all there is.
+            version: the last version that was read; None for a new source.
 
         Raises:
             PoisonError: versions are gone before they were read, or one rewrote rows and
                 `on_rewrite` is ``fail``.
-            ConfigurationError: the table uses what is not supported.
-            TransientError: there is no such table (yet), or its catalog is away.
+            ConfigurationError: the table uses a feature that is not supported.
+            TransientError: there is no such table (yet), or its catalog does not answer.
         """
         ...
 
@@ -55,14 +62,13 @@ class TableVersions(Protocol):
 def open_table_versions(
     source: str, options: TableOptions, store: Store, folder: str
 ) -> TableVersions:
-    """The table in a folder of a store."""
-    if options.format == "delta":
-        return DeltaVersions(source, options, store, folder)
-    return IcebergVersions(source, options, store, folder)
+    """Return the versions of the table in a folder of a store."""
+    kind = DeltaVersions if options.format == "delta" else IcebergVersions
+    return kind(source, options, store, folder)
 
 
 def rewrite_reason(name: str) -> str | None:
-    """What a name that is no file stands for; None for files."""
+    """Explain a placeholder name that records a table rewrite; None for ordinary data files."""
     if not name.startswith(_REWRITE_PREFIX):
         return None
     version, _, operation = name[len(_REWRITE_PREFIX) :].partition("-")
@@ -74,121 +80,89 @@ def rewrite_reason(name: str) -> str | None:
 class _VersionsBase:
     def __init__(self, source: str, options: TableOptions, store: Store, folder: str) -> None:
         self.source, self.options, self.store, self.folder = source, options, store, folder
+        self._uri = store.uri(folder)
 
     def _handle_rewrite(self, version: int, operation: str) -> list[str]:
+        """Return the placeholder for a version that rewrote rows, or refuse it."""
         if self.options.on_rewrite == "skip":
-            return [
-                f"{_REWRITE_PREFIX}{version}-{re.sub('[^A-Za-z ]', '', operation) or 'unknown'}"
-            ]
-        raise PoisonError(
-            f"source {self.source}: version {version} of {self.store.uri(self.folder)}"
-            f" ({operation}) took or changed rows",
-            code="table.rewritten",
-            kept="everything sealed so far",
-            advice=(
-                "set table.on_rewrite: skip to go on behind it, with a dead letter that says so; or"
-                " read the table under a new source name"
-            ),
+            plain = re.sub("[^A-Za-z ]", "", operation) or "unknown"
+            return [f"{_REWRITE_PREFIX}{version}-{plain}"]
+        raise TABLE_REWRITTEN(
+            source=self.source, version=version, table=self._uri, operation=operation
         )
 
-    def _version_gap_error(self, version: int, found: str) -> PoisonError:
-        return PoisonError(
-            f"source {self.source}: {self.store.uri(self.folder)} has forgotten what came behind"
-            f" version {version} ({found})",
-            code="table.gap",
-            kept="everything sealed so far",
-            advice=(
-                "keep a table's history for longer than its reader may be away; read the table"
-                " again under a new source name"
-            ),
-        )
+    def _version_gap_error(self, version: int, detail: str) -> PoisonError:
+        return TABLE_GAP(source=self.source, table=self._uri, version=version, detail=detail)
 
     def _unsupported_table_error(self, what: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"source {self.source}: {self.store.uri(self.folder)} {what}",
-            code="table.unsupported",
-            kept="everything sealed so far",
-            advice=(
-                "rewrite the table without it, or land it with Spark's own connector (see"
-                " docs/landing.md)"
-            ),
-        )
+        return TABLE_UNSUPPORTED(source=self.source, table=self._uri, what=what)
 
-    def _absent_table_error(self, why: str) -> TransientError:
-        return TransientError(
-            f"source {self.source}: there is no {self.options.format} table at"
-            f" {self.store.uri(self.folder)} ({why})",
-            code="table.absent",
-            kept="everything sealed so far",
-            advice="make the table, or mend path and table; tidegate looks again",
-            retry_after=5.0,
+    def _absent_table_error(self, detail: str) -> TransientError:
+        return TABLE_ABSENT(
+            source=self.source, format=self.options.format, table=self._uri, detail=detail
         )
 
 
 class DeltaVersions(_VersionsBase):
-    """Commits of a Delta table's log."""
+    """Implements `TableVersions` with the commits of a Delta table's log."""
 
     def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
-        """From the first commit on, or, when it is gone, from the newest checkpoint on."""
-        log = f"{self.folder}_delta_log/"
+        """See `TableVersions`. Without the first commit it begins with the newest checkpoint."""
         if version is None and self.options.start == "current":
-            yield self._read_current_files(log)
+            yield self._read_current_files()
             return
-        known = -1 if version is None else version
-        for entry in self.store.list_objects(
-            log, start_after=f"{log}{known:020d}.json" if known >= 0 else None
-        ):
-            match = _COMMIT_NAME.match(entry.key[len(log) :])
-            if match is None:
-                continue
-            number = int(match[1])
-            if number != known + 1:
+        previous = -1 if version is None else version
+        for number, key in self._list_commits(previous):
+            if number != previous + 1:
                 if version is not None:
-                    raise self._version_gap_error(known, f"the next commit is {number}")
-                known, files = self._read_delta_checkpoint(log)
-                yield known, files
-                yield from self.list_versions_after(known)
+                    raise self._version_gap_error(previous, f"the next commit is {number}")
+                previous, files = self._read_delta_checkpoint()
+                yield previous, files
+                yield from self.list_versions_after(previous)
                 return
-            known = number
-            yield number, self._list_commit_files(number, self.store.get(entry.key).data)
-        if known < 0:
+            previous = number
+            yield number, self._list_commit_files(number, self.store.get(key).data)
+        if previous < 0:
             raise self._absent_table_error("its log is empty")
 
-    def _read_current_files(self, log: str) -> tuple[int, list[str]]:
-        """The newest version and the files that the table has in it.
+    def _list_commits(self, version: int) -> Iterator[tuple[int, str]]:
+        """Yield number and key of each commit after `version`; -1 stands for all."""
+        log = f"{self.folder}_delta_log/"
+        start_after = f"{log}{version:020d}.json" if version >= 0 else None
+        for entry in self.store.list_objects(log, start_after=start_after):
+            if match := _COMMIT_NAME.match(entry.key[len(log) :]):
+                yield int(match[1]), entry.key
 
-        Those of the last checkpoint, and what came since.
+    def _read_current_files(self) -> tuple[int, list[str]]:
+        """Return the newest version and the files of the table in it.
+
+        They are those of the last checkpoint, and what was added and removed since.
         """
-        known, files = -1, set[str]()
+        version, files = -1, set[str]()
         try:
-            known, held = self._read_delta_checkpoint(log)
-            files.update(held)
+            version, checkpointed = self._read_delta_checkpoint()
+            files.update(checkpointed)
         except PoisonError:
-            pass  # no checkpoint yet: all commits are there
-        for entry in self.store.list_objects(
-            log, start_after=f"{log}{known:020d}.json" if known >= 0 else None
-        ):
-            match = _COMMIT_NAME.match(entry.key[len(log) :])
-            if match is None:
-                continue
-            if int(match[1]) != known + 1:
-                raise self._version_gap_error(known, f"the next commit is {int(match[1])}")
-            known, found = known + 1, self._parse_actions(self.store.get(entry.key).data)
-            files -= {unquote(str(body["path"])) for body in found.get("remove", ())}
-            files |= {self._check_file_name(body) for body in found.get("add", ())}
-        if known < 0:
+            pass  # without a checkpoint all commits are still there
+        for number, key in self._list_commits(version):
+            if number != version + 1:
+                raise self._version_gap_error(version, f"the next commit is {number}")
+            version, actions = number, self._parse_actions(self.store.get(key).data)
+            files -= {unquote(str(body["path"])) for body in actions.get("remove", ())}
+            files |= {self._check_file_name(body) for body in actions.get("add", ())}
+        if version < 0:
             raise self._absent_table_error("its log is empty")
-        return known, sorted(files)
+        return version, sorted(files)
 
     def _parse_actions(self, data: bytes) -> dict[str, list[dict[str, Any]]]:
-        """What a commit does, by kind."""
-        found: dict[str, list[dict[str, Any]]] = {}
+        """Return a commit's actions by kind."""
+        actions: dict[str, list[dict[str, Any]]] = {}
         for line in data.splitlines():
             for kind, body in (json.loads(line) if line.strip() else {}).items():
-                found.setdefault(kind, []).append(body)
-        for body in found.get("metaData", ()):
+                actions.setdefault(kind, []).append(body)
+        for body in actions.get("metaData", ()):
             self._require_plain_names(body.get("configuration", {}))
-        return found
+        return actions
 
     def _require_plain_names(self, configuration: dict[str, str]) -> None:
         if configuration.get("delta.columnMapping.mode", "none") != "none":
@@ -197,20 +171,20 @@ class DeltaVersions(_VersionsBase):
             )
 
     def _list_commit_files(self, number: int, data: bytes) -> list[str]:
-        found = self._parse_actions(data)
-        if any(body.get("dataChange", True) for body in found.get("remove", ())):
-            operation = next(
-                (str(body.get("operation", "")) for body in found.get("commitInfo", ())), ""
-            )
-            return self._handle_rewrite(number, operation)
+        actions = self._parse_actions(data)
+        # A compaction removes and adds files with dataChange = false.
+        if any(body.get("dataChange", True) for body in actions.get("remove", ())):
+            infos = actions.get("commitInfo", [{}])
+            return self._handle_rewrite(number, str(infos[0].get("operation", "")))
         return sorted(
             self._check_file_name(body)
-            for body in found.get("add", ())
+            for body in actions.get("add", ())
             if body.get("dataChange", True)
         )
 
-    def _read_delta_checkpoint(self, log: str) -> tuple[int, list[str]]:
-        """The files of the table as its newest checkpoint has them."""
+    def _read_delta_checkpoint(self) -> tuple[int, list[str]]:
+        """Return the version of the newest checkpoint and the table's files in it."""
+        log = f"{self.folder}_delta_log/"
         try:
             last = json.loads(self.store.get(f"{log}_last_checkpoint").data)
         except NotFoundError as error:
@@ -221,39 +195,35 @@ class DeltaVersions(_VersionsBase):
         ]
         files: list[str] = []
         for name in names or [f"{version:020d}.checkpoint.parquet"]:
-            try:
-                table = pq.read_table(
-                    io.BytesIO(self.store.get(log + name).data), columns=["add", "metaData"]
-                )
-            except NotFoundError as error:
-                raise self._unsupported_table_error(
-                    "has checkpoints of a kind that is not supported"
-                ) from error
+            table = self._read_checkpoint_part(log + name)
             for body in filter(None, table["metaData"].to_pylist()):
                 self._require_plain_names(dict(body.get("configuration") or ()))
-            files += [
-                self._check_file_name(body) for body in table["add"].to_pylist() if body is not None
-            ]
+            files += map(self._check_file_name, filter(None, table["add"].to_pylist()))
         return version, sorted(files)
 
+    def _read_checkpoint_part(self, key: str) -> Any:
+        try:
+            data = self.store.get(key).data
+        except NotFoundError as error:
+            raise self._unsupported_table_error(
+                "has checkpoints of a kind that is not supported"
+            ) from error
+        return pq.read_table(io.BytesIO(data), columns=["add", "metaData"])
+
     def _check_file_name(self, add: dict[str, Any]) -> str:
-        """The file's name below the folder.
+        """Return the name below the folder of an added file.
 
         Raises:
-            ConfigurationError: it lies elsewhere, some of its rows are deleted, or its folders do
-                not tell its partition.
+            ConfigurationError: the file lies elsewhere, some of its rows are deleted, or the names
+                of its folders differ from its partition values.
         """
         name = unquote(str(add["path"]))
         if "://" in name or name.startswith("/"):
             raise self._unsupported_table_error(f"names a file outside its folder: {name}")
         if add.get("deletionVector"):
             raise self._unsupported_table_error(f"deletes rows of files by vectors ({name})")
-        values = add.get("partitionValues") or {}
-        told = {
-            k: v if v != "" else None
-            for k, v in (values.items() if isinstance(values, dict) else values)
-        }
-        if told != parse_folder_values(name):
+        values = dict(add.get("partitionValues") or ())  # pairs in a checkpoint, an object in JSON
+        if {k: v if v != "" else None for k, v in values.items()} != parse_folder_values(name):
             raise self._unsupported_table_error(
                 f"has partition values that the names of its folders do not tell: {name}"
             )
@@ -261,32 +231,35 @@ class DeltaVersions(_VersionsBase):
 
 
 class IcebergVersions(_VersionsBase):
-    """Snapshots of an Iceberg table's main branch."""
+    """Implements `TableVersions` with the snapshots of an Iceberg table's main branch."""
 
     _catalog: Any = None
 
     def list_versions_after(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
-        """From the oldest snapshot on that the table still has, or from the current one."""
+        """See `TableVersions`. A new source begins with the oldest snapshot the table still has."""
         with self._translate_catalog_errors():
             yield from self._walk_snapshots(version)
 
     def _walk_snapshots(self, version: int | None) -> Iterator[tuple[int, Sequence[str]]]:
+        # pyiceberg's incremental scan skips snapshots that are not appends; here they are refused.
         table = self._load_iceberg_table()
-        metadata, chain = table.metadata, []
+        metadata, newest_first = table.metadata, []
         snapshot = metadata.current_snapshot()
         while snapshot is not None and snapshot.snapshot_id != version:
-            chain.append(snapshot)
-            parent = snapshot.parent_snapshot_id
+            newest_first.append(snapshot)
             if version is None and self.options.start == "current":
                 break
+            parent = snapshot.parent_snapshot_id
             snapshot = None if parent is None else metadata.snapshot_by_id(parent)
         if snapshot is None and version is not None:
             raise self._version_gap_error(version, "its snapshot is expired, or was rolled back")
-        for one in reversed(chain):
-            first = version is None and one is chain[-1]
-            yield one.snapshot_id, self._list_snapshot_files(table, one, whole=first)
+        for snapshot in reversed(newest_first):
+            # What came before the first snapshot of a new source is only in its whole content.
+            whole = version is None and snapshot is newest_first[-1]
+            yield snapshot.snapshot_id, self._list_snapshot_files(table, snapshot, whole=whole)
 
     def _list_snapshot_files(self, table: Any, snapshot: Any, *, whole: bool) -> list[str]:
+        """Return the files that a snapshot added, or all that it has."""
         from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
         from pyiceberg.table.snapshots import Operation
 
@@ -294,29 +267,25 @@ class IcebergVersions(_VersionsBase):
         if operation == Operation.REPLACE and not whole:
             return []
         manifests = snapshot.manifests(table.io)
-        if (
-            operation in (Operation.OVERWRITE, Operation.DELETE)
-            and not whole
-            and _removed_rows(snapshot)
-        ):
+        may_remove = operation in (Operation.OVERWRITE, Operation.DELETE) and not whole
+        if may_remove and _removed_rows(snapshot):
             return self._handle_rewrite(snapshot.snapshot_id, operation.value)
         if any(m.content == ManifestContent.DELETES for m in manifests):
             raise self._unsupported_table_error("deletes rows of files by delete files")
-        wanted = [m for m in manifests if whole or m.added_snapshot_id == snapshot.snapshot_id]
-        entries = [
-            entry
-            for m in wanted
-            for entry in m.fetch_manifest_entry(table.io, discard_deleted=True)
-        ]
-        added = [e for e in entries if whole or e.status == ManifestEntryStatus.ADDED]
-        return sorted(self._to_relative_name(entry.data_file.file_path) for entry in added)
+        return sorted(
+            self._to_relative_name(entry.data_file.file_path)
+            for manifest in manifests
+            if whole or manifest.added_snapshot_id == snapshot.snapshot_id
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+            if whole or entry.status == ManifestEntryStatus.ADDED
+        )
 
     def _to_relative_name(self, path: str) -> str:
-        base = self.store.uri(self.folder).removeprefix("file://")
-        own = path.removeprefix("file://").replace("s3a://", "s3://", 1)
-        if not own.startswith(base):
+        base = self._uri.removeprefix("file://")
+        location = path.removeprefix("file://").replace("s3a://", "s3://", 1)
+        if not location.startswith(base):
             raise self._unsupported_table_error(f"has a file outside its folder: {path}")
-        return own[len(base) :].lstrip("/")
+        return location[len(base) :].lstrip("/")
 
     def _load_iceberg_table(self) -> Any:
         from pyiceberg.catalog import load_catalog
@@ -324,21 +293,19 @@ class IcebergVersions(_VersionsBase):
         from tidegate.jobs.sinks.iceberg_catalog import build_io_properties
 
         if self._catalog is None:
-            given = self.options.catalog_options.items()
             options = {
-                k: resolve_environment_value(f"table.catalog_options.{k}", v, os.environ)
-                for k, v in given
+                name: resolve_environment_value(f"table.catalog_options.{name}", value, os.environ)
+                for name, value in self.options.catalog_options.items()
             }
             name = options.pop("name", "default")
-            self._catalog = load_catalog(
-                name, uri=self.options.catalog, **{**build_io_properties(self.store), **options}
-            )
-        assert self.options.name is not None  # noqa: S101 - the spec says so
+            options = {**build_io_properties(self.store), **options}
+            self._catalog = load_catalog(name, uri=self.options.catalog, **options)
+        assert self.options.name is not None  # noqa: S101 - checked by the spec
         return self._catalog.load_table(self.options.name)
 
     @contextmanager
     def _translate_catalog_errors(self) -> Iterator[None]:
-        """Errors of the catalog and of the table's files in our words."""
+        """Translate exceptions of the catalog and of the table's files."""
         from pyiceberg.exceptions import (
             ForbiddenError,
             NoSuchNamespaceError,
@@ -353,33 +320,20 @@ class IcebergVersions(_VersionsBase):
         except (NoSuchTableError, NoSuchNamespaceError) as error:
             raise self._absent_table_error(str(error)) from error
         except (ForbiddenError, UnauthorizedError) as error:
-            raise ConfigurationError(
-                f"source {self.source}: the catalog {self.options.catalog} refuses it:"
-                f" {_get_first_line(error)}",
-                code="table.catalog_denied",
-                kept="everything sealed so far",
-                advice=(
-                    "set table.catalog_options (token or credential, as env:NAME) and the right to"
-                    " read the table"
-                ),
+            raise TABLE_CATALOG_DENIED(
+                source=self.source, catalog=self.options.catalog, detail=_get_first_line(error)
             ) from error
-        except (
-            FileNotFoundError
-        ) as error:  # of a snapshot that expired since the table was loaded: the next look tells
+        except FileNotFoundError as error:
+            # A snapshot expired since the table was loaded: the next look says which.
             raise self._table_unavailable_error("a file of its metadata is gone", error) from error
         except (OSError, SQLAlchemyError, RESTError) as error:
             self._catalog = None
-            raise self._table_unavailable_error(
-                "its catalog or files cannot be reached", error
-            ) from error
+            what = "its catalog or files cannot be reached"
+            raise self._table_unavailable_error(what, error) from error
 
     def _table_unavailable_error(self, what: str, error: Exception) -> TransientError:
-        return TransientError(
-            f"source {self.source}: {self.options.name}: {what} ({_get_first_line(error)})",
-            code="table.unavailable",
-            kept="everything sealed so far",
-            advice="check the catalog and the store; tidegate tries again by itself",
-            retry_after=2.0,
+        return TABLE_UNAVAILABLE(
+            source=self.source, table=self.options.name, what=what, detail=_get_first_line(error)
         )
 
 
@@ -388,9 +342,7 @@ def _get_first_line(error: Exception) -> str:
 
 
 def _removed_rows(snapshot: Any) -> bool:
-    """Whether a snapshot that may take rows away did."""
-    said = snapshot.summary.additional_properties
-    return any(
-        int(said.get(name, 0))
-        for name in ("deleted-data-files", "added-delete-files", "deleted-records")
-    )
+    """Return whether a snapshot of an operation that can remove rows removed any."""
+    totals = snapshot.summary.additional_properties
+    names = ("deleted-data-files", "added-delete-files", "deleted-records")
+    return any(int(totals.get(name, 0)) for name in names)

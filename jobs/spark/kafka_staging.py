@@ -26,12 +26,9 @@ from pyspark.sql import DataFrame, SparkSession
 from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.sources.errors import CHANGED_WHILE_READ, KAFKA_UNAVAILABLE
 from tidegate.jobs.sources.kafka_admin import build_consumer_settings
-from tidegate.jobs.sources.kafka_source import (
-    OFFSET_COLUMN,
-    kafka_unreachable_error,
-    topic_changed_error,
-)
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.sources.schema_registry import SchemaCache, open_schemas
 from tidegate.jobs.spark.kafka_payloads import PARTITION, UNKNOWN_SCHEMA, decode_messages
@@ -122,10 +119,11 @@ def _translate_job_error(name: str, source: SourceSpec, error: Exception) -> Tid
     assert source.kafka is not None  # noqa: S101
     found = lines(error)
     if any(mark in line for line in found for mark in _DATA_LOSS_SIGNS):
-        return topic_changed_error(name, f"messages of {source.kafka.topic} were removed")
+        what = f"messages of {source.kafka.topic} were removed"
+        return CHANGED_WHILE_READ(source=name, what=what)
     brokers = [line for line in found if any(mark in line for mark in _BROKER_ERROR_SIGNS)]
     if brokers:
-        return kafka_unreachable_error(source.kafka.servers, brokers[-1][:300])
+        return KAFKA_UNAVAILABLE(servers=source.kafka.servers, detail=brokers[-1][:300])
     return detect_lost_executors(f"source {name}", error) or PoisonError(
         f"source {name}: Spark could not read its messages: {extract_cause(error)}",
         code="spark.failed",

@@ -208,7 +208,7 @@ def test_retention_while_reading() -> None:
     broker.held[0] = (4, 9)
     assert src.find_changed_objects(part) == ()
     broker.id = "another"
-    with pytest.raises(TransientError, match="clicks was deleted and made again while it was read"):
+    with pytest.raises(TransientError, match="clicks was deleted and created again while it was read"):
         src.find_changed_objects(part)
 
 
