@@ -134,8 +134,8 @@ def test_a_standby_can_be_told_to_stop(memory: MemoryStore, sleepy: Sleepy) -> N
 def test_a_holder_proven_dead_is_replaced_at_once(memory: MemoryStore, clock: ManualClock) -> None:
     """A process of this host that ended leaves its lease to the next one without a wait."""
     code = (
-        "from tidegate.checkpoints.process_identity import Holder;"
-        " print(Holder.this_process().model_dump_json(), flush=True); input()"
+        "from tidegate.checkpoints.process_identity import ProcessIdentity;"
+        " print(ProcessIdentity.this_process().model_dump_json(), flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE

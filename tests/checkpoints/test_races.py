@@ -175,7 +175,7 @@ class TestMutants:
 
     def test_sealing_without_the_condition(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A plain PUT overwrites somebody's epoch, and the races see it."""
-        self._found(monkeypatch, "_send", lambda log, key, data: log.store.put(key, data))
+        self._found(monkeypatch, "_send_record", lambda log, key, data: log.store.put(key, data))
 
     def test_taking_a_412_for_a_loss(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without reading back, the repetition of a successful PUT is told as a loss."""
@@ -186,7 +186,7 @@ class TestMutants:
             "_decide_outcome",
             lambda log, record, mine, filled: SlotTaken(filled.record, filled.sha256, filled.etag),
         )
-        self._found(monkeypatch, "_refuse_unconserved", lambda log, record: None)
+        self._found(monkeypatch, "_refuse_unconserved_rows", lambda log, record: None)
 
     def test_taking_an_unknown_outcome_for_a_success(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Believing in a PUT whose answer was lost tells fates the slot does not hold."""
@@ -200,7 +200,7 @@ class TestMutants:
             except TidegateError:
                 return None
 
-        self._found(monkeypatch, "_send", believing)
+        self._found(monkeypatch, "_send_record", believing)
 
 
 def test_an_actor_that_errs_is_reported() -> None:

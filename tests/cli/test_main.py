@@ -199,15 +199,6 @@ def test_schema_is_a_schema(cli: Cli, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "schema.json").read_text()) == found
 
 
-def test_conformance_counts_and_fails(cli: Cli, tmp_path: Path) -> None:
-    """A file without an adapter is refused with the known ones."""
-    (tmp_path / "odd.json").write_text('{"cases": []}')
-    said = cli("conformance", "run", "odd.json")
-    assert (said.exit_code, "flink_valve" in said.err) == (2, True)
-    (tmp_path / "flink_valve.json").write_text('{"cases": []}')
-    assert cli("conformance", "run", "flink_valve.json", "--json").data["passed"] == 0
-
-
 def test_ages_and_sizes_for_people() -> None:
     """Two units are enough."""
     assert output.format_age(0, 3_723_000_000) == "1h2m"

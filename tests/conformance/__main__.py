@@ -1,4 +1,4 @@
-"""``python -m tidegate.jobs.conformance FILE… [--engine reference|decider|spark] [--json]``.
+"""``python -m tests.conformance FILE… [--engine reference|decider|spark] [--json]``.
 
 Exit 1 if a case failed.
 """
@@ -17,7 +17,7 @@ from tidegate.errors import TidegateError
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m tidegate.jobs.conformance", description="Run neutral case files."
+        prog="python -m tests.conformance", description="Run neutral case files."
     )
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--engine", default="decider", choices=ENGINES)

@@ -119,7 +119,8 @@ def test_suites_are_read_from_inside_a_zip(tmp_path: Path) -> None:
     package = Path(tidegate.__file__).parent
     archive = tmp_path / "tidegate.zip"
     with zipfile.ZipFile(archive, "w") as bundle:
-        bundle.write(package / "__init__.py", "tidegate/__init__.py")
+        for module in package.glob("*.py"):
+            bundle.write(module, f"tidegate/{module.name}")
         for folder in ("checkpoints", "expectations", "jobs"):
             base = (package / folder).resolve()  # a link in the checkout, a folder in the wheel
             for file in base.rglob("*"):

@@ -187,12 +187,12 @@ record_of: Callable[[bytes], manifest.SlotRecord] = _RECORD
 _SHORTCUTS: tuple[tuple[object, str, object], ...] = (
     *((module, "write_rows", _write_rows) for module in (mover, order_buffer, window_state)),
     *((module, "read_rows_of", _read_rows_of) for module in (order_buffer, window_state)),
-    *((module, "write_small", _write_small) for module in (output_tables, iceberg_sink)),
+    *((module, "write_parquet_once", _write_small) for module in (output_tables, iceberg_sink)),
     *(
         (mover, name, _Columns(getattr(mover, name)))
         for name in ("dead_schema", "events_schema", "late_schema", "window_schema")
     ),
-    (output_tables, "_table", _small_table),
+    (output_tables, "_build_system_table", _small_table),
     (base_follower, "BufferReader", io.BytesIO),
     (pq, "read_table", _read_table),
     (pq, "write_table", _write_table),
@@ -205,7 +205,7 @@ _SHORTCUTS: tuple[tuple[object, str, object], ...] = (
     (manifest.Manifest, "to_bytes", _BYTES),
     (canonical_json, "_refuse_foreign_keys", lambda value: None),
     (PipelineSpec, "digest", _DIGEST),
-    (PipelineSpec, "canonical", _CANONICAL),
+    (PipelineSpec, "canonical_json", _CANONICAL),
 )
 _taken = 0
 

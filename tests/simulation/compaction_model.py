@@ -74,16 +74,16 @@ def _named(table: Any) -> set[str]:
 
 
 COMPACTION: tuple[tuple[object, str, object], ...] = (
-    (table_compaction, "Follower", ModelFollower),
+    (table_compaction, "TableFollower", ModelFollower),
     (table_compaction, "StaticTable", _SimStaticTable),
-    (table_compaction, "_Table", _SimTable),
-    (table_compaction, "_named", _named),
-    (table_compaction, "io_properties", lambda store: store),
-    (table_compaction, "is_shared", lambda *_: True),
+    (table_compaction, "_TableCompactor", _SimTable),
+    (table_compaction, "_collect_snapshot_files", _named),
+    (table_compaction, "build_io_properties", lambda store: store),
+    (table_compaction, "has_shared_catalog", lambda *_: True),
     (table_compaction, "open_catalog", _open_catalog),
-    (table_compaction, "_LEAVE", 1),
-    (table_compaction, "_FEWEST", 2),
-    (table_compaction, "_AT_ONCE", 1),
+    (table_compaction, "_NEWEST_SLOTS_KEPT", 1),
+    (table_compaction, "_MIN_FILES_PER_MERGE", 2),
+    (table_compaction, "_MERGES_PER_COMMIT", 1),
 )
 """What the compaction takes from its surroundings, and its numbers, as small as they may be.
 

@@ -244,7 +244,7 @@ def test_a_restore_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {row["_epoch"] for row in content(world)} == {1, 2, 3}
 
 
-@pytest.mark.parametrize("step", ["_brought_in", "replace_table"])
+@pytest.mark.parametrize("step", ["_commit_merged_files", "replace_table_location"])
 def test_a_crash_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Before the commit nothing has happened, after it everything.
 
@@ -258,7 +258,7 @@ def test_a_crash_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, st
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            table_compaction._TableCompactor if step == "_brought_in" else table_compaction,
+            table_compaction._TableCompactor if step == "_commit_merged_files" else table_compaction,
             step,
             crash,
         )

@@ -157,7 +157,7 @@ def test_two_publishers_race(world: World, monkeypatch: pytest.MonkeyPatch) -> N
     one.follow(world.log)
     two.follow(world.log)
     world.seal(2)
-    once(monkeypatch, "apply", is_table("events"), lambda: two.follow(world.log))
+    once(monkeypatch, "append_slots", is_table("events"), lambda: two.follow(world.log))
     one.follow(world.log)
     assert world.exact(one)
 
@@ -184,7 +184,7 @@ def test_the_race_doubles_rows_without_the_mends(
     one.follow(world.log)
     two.follow(world.log)
     world.seal(1)
-    once(monkeypatch, "apply", is_table("events"), lambda: two.follow(world.log))
+    once(monkeypatch, "append_slots", is_table("events"), lambda: two.follow(world.log))
     if missing == "mark check":
         monkeypatch.setattr(
             TableFollower, "newest_position", lambda self: FollowerPosition(0, 3 + (self.twice > 1))
@@ -243,7 +243,7 @@ def test_publish_that_straddles_a_rewind(world: World, monkeypatch: pytest.Monke
         other.follow(world.log)
         world.seal(1)
 
-    once(monkeypatch, "apply", is_table("events"), restore)
+    once(monkeypatch, "append_slots", is_table("events"), restore)
     sleeper.follow(world.log)
     assert world.exact(sleeper)
     assert world.rows(sleeper) == [(0, 1)] * 2 + [(0, 2)] * 2 + [(1, 3)] * 2
@@ -304,7 +304,7 @@ def test_straddling_publish_comes_back_with_the_retry(
         world.fork(target)
         other.follow(world.log)
 
-    once(monkeypatch, "apply", is_table("events"), restore)
+    once(monkeypatch, "append_slots", is_table("events"), restore)
     sleeper.follow(world.log)
     assert (0, 3) in world.rows(sleeper)
 
@@ -361,7 +361,7 @@ def test_crash_between_tables_heals(
     sink.follow(world.log)
     world.seal(1, ("events", "late", "hourly"))
     with monkeypatch.context() as patch:
-        once(patch, "apply", is_table(table), _crash)
+        once(patch, "append_slots", is_table(table), _crash)
         with pytest.raises(KeyboardInterrupt):
             sink.follow(world.log)
     fresh = world.sink()

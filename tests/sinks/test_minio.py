@@ -107,6 +107,6 @@ def test_race(bucket: World, monkeypatch: pytest.MonkeyPatch) -> None:
     one.follow(bucket.log)
     two.follow(bucket.log)
     bucket.seal(1)
-    once(monkeypatch, "apply", is_table("events"), lambda: two.follow(bucket.log))
+    once(monkeypatch, "append_slots", is_table("events"), lambda: two.follow(bucket.log))
     one.follow(bucket.log)
     assert bucket.exact(one)

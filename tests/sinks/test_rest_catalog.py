@@ -74,7 +74,7 @@ def test_race(rest: World, monkeypatch: pytest.MonkeyPatch) -> None:
     one.follow(rest.log)
     two.follow(rest.log)
     rest.seal(1)
-    once(monkeypatch, "apply", is_table("events"), lambda: two.follow(rest.log))
+    once(monkeypatch, "append_slots", is_table("events"), lambda: two.follow(rest.log))
     one.follow(rest.log)
     assert rest.exact(one)
     assert rest.exact(two)

@@ -85,7 +85,7 @@ def test_while_one_publisher_loads_and_another_mends(
             acted.append(True)
             roll_back(sink, "events", 3)
             with monkeypatch.context() as patch:
-                once(patch, "apply", is_table("events"), _crash)
+                once(patch, "append_slots", is_table("events"), _crash)
                 with pytest.raises(KeyboardInterrupt):
                     world.sink().follow(world.log)
         return original(self, identifier)

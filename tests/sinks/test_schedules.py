@@ -167,7 +167,7 @@ def run(
     monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._MIN_FILES_PER_MERGE", 2)
     monkeypatch.setattr("tidegate.jobs.sinks.table_compaction._MERGES_PER_COMMIT", 1)
     monkeypatch.setattr("tidegate.jobs.sinks.table_files._COMMITS_UNTIL_EXPIRY", 3)
-    for name in ("apply", "rewind", "begin", "replace"):
+    for name in ("append_slots", "rewind", "initialize", "replace_files"):
         original = getattr(TableFollower, name)
 
         def disturbed(

@@ -118,7 +118,7 @@ def test_movers_agree_on_the_way_of_many_rows(
         monkeypatch.setattr("tidegate.jobs.spark.sort_in_driver.DRIVER_SORT_ROWS", -1)
     monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
     monkeypatch.setattr("tidegate.jobs.spark.sort_ranges.RANGE_ROWS", 3)
-    for module in ("write", "epoch", "late", "known"):
+    for module in ("file_writer", "epoch_context", "late_and_dead_rows", "surveyed_rows"):
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
     run_case(session, tmp_path, seed=1, epochs=2)

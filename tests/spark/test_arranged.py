@@ -36,7 +36,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(ordered_release, "sort_release", noted)
     monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
     monkeypatch.setattr(sort_ranges, "RANGE_ROWS", 4)
-    for module in ("write", "epoch", "late", "known"):
+    for module in ("file_writer", "epoch_context", "late_and_dead_rows", "surveyed_rows"):
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     return seen
 

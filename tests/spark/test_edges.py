@@ -34,12 +34,21 @@ AGGREGATES = {
     "all_of": "collect(n)",
 }
 MANY = {
-    "read": ["SMALL_ROWS"],
-    "arranged": ["ARRANGED_ROWS"],
-    "windows": ["MERGE_ROWS"],
-    "ranges": ["RANGE_ROWS"],
+    "cut_reader": ["SMALL_ROWS"],
+    "sort_in_driver": ["DRIVER_SORT_ROWS"],
+    "tumbling_sliding_windows": ["MERGE_ROWS"],
+    "sort_ranges": ["RANGE_ROWS"],
 }
-MANY |= {module: ["FETCH_ROWS"] for module in ("write", "epoch", "late", "known", "edges")}
+MANY |= {
+    module: ["FETCH_ROWS"]
+    for module in (
+        "file_writer",
+        "epoch_context",
+        "late_and_dead_rows",
+        "surveyed_rows",
+        "edge_events",
+    )
+}
 
 
 def windows_of(draw: random.Random) -> dict[str, dict[str, Any]]:
@@ -125,7 +134,7 @@ def test_movers_agree_on_many_edges(
         for limit in limits:
             monkeypatch.setattr(
                 f"tidegate.jobs.spark.{module}.{limit}",
-                {"RANGE_ROWS": 3, "ARRANGED_ROWS": -1}.get(limit, 0),
+                {"RANGE_ROWS": 3, "DRIVER_SORT_ROWS": -1}.get(limit, 0),
             )
     run_case(session, tmp_path, seed=1, epochs=2)
 

@@ -24,10 +24,10 @@ WINDOWS = {
 }
 
 
-TASKS = ("epoch", "late", "write")
+TASKS = ("epoch_context", "late_and_dead_rows", "file_writer")
 
 
-@pytest.mark.parametrize("many", [(), TASKS, (*TASKS, "known")])
+@pytest.mark.parametrize("many", [(), TASKS, (*TASKS, "surveyed_rows")])
 def test_windows_and_late_rows_without_events(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: tuple[str, ...]
 ) -> None:
@@ -39,7 +39,7 @@ def test_windows_and_late_rows_without_events(
         monkeypatch.setattr("tidegate.jobs.spark.cut_reader.SMALL_ROWS", 0)
     for module in many:
         monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
-    if "known" in many:
+    if "surveyed_rows" in many:
         monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
     spec = spec_of(release={"mode": "pass_through"}, outputs={"events": False}, windows=WINDOWS)
     pair = Pair(spec, session, tmp_path)
