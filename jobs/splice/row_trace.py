@@ -113,7 +113,7 @@ class _RowTracer:
             fields,
         )
         asked = {
-            request.id: (request, [read_data_file(self.log, f) for f in request.files()])
+            request.id: (request, [read_data_file(self.log, f) for f in request.row_files()])
             for request in self._list_row_requests()
         }
         found: dict[RowIdentity, dict[str, Any]] = {}

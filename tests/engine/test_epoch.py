@@ -1,4 +1,4 @@
-"""The epoch protocol on plain parts: steps 1 to 5 of design.md section 2."""
+"""The epoch protocol on plain parts: steps 1 to 5 of `docs/architecture.md`, section 2."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The event-at-a-time reference model.
 
-Semantics.md sections 1 to 5 in plain Python, written to be read.
+Sections 1 to 5 of docs/semantics.md in plain Python, written to be read.
 
 It is the oracle of the tests: decider and movers must agree with it on equal cuts and recorded
 clocks. It imports nothing of `jobs/eventtime` but types, keeps every row in memory and decides
