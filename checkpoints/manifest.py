@@ -17,7 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
+from tidegate.checkpoints.epoch_notes import EpochCounters, EpochNotes
 from tidegate.errors import ConfigurationError, PoisonError
+from tidegate.time_units import TICK_MIN
 
 FORMAT_VERSION = 1
 
@@ -87,6 +89,27 @@ class Counters(_RecordModel):
         """Whether every row read has exactly one disposition."""
         return self.read == self.accounted_rows()
 
+    def add_epoch(self, epoch: EpochCounters) -> Counters:
+        """Return the counters after one more epoch."""
+        sources = sorted({*self.per_source, *epoch.per_source})
+        return Counters(
+            read=self.read + epoch.read,
+            released=self.released + epoch.released,
+            late=self.late + epoch.late,
+            dropped=_add_counts(self.dropped, epoch.dropped),
+            rejected=self.rejected + epoch.rejected,
+            dead_lettered=self.dead_lettered + epoch.dead_lettered,
+            retained=epoch.retained,
+            per_source={
+                name: _add_counts(self.per_source.get(name, {}), epoch.per_source.get(name, {}))
+                for name in sources
+            },
+        )
+
+
+def _add_counts(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
+    return {key: left.get(key, 0) + right.get(key, 0) for key in sorted({*left, *right})}
+
 
 class _SlotRecordModel(_RecordModel):
     format_version: int = FORMAT_VERSION
@@ -138,6 +161,65 @@ class Manifest(_SlotRecordModel):
     def id(self) -> CheckpointId:
         """The checkpoint's public name."""
         return CheckpointId(self.timeline, self.slot, self.attempt)
+
+    # Typed reads of `decision` and `notes`. `Decision` (jobs.eventtime) and `EpochNotes` write
+    # them; what a manifest does not have reads as "nothing yet".
+
+    @property
+    def frontier_before(self) -> int:
+        """The output frontier before the epoch, in ticks; TICK_MIN: none yet."""
+        return int(self.decision.get("frontier_before", TICK_MIN))
+
+    @property
+    def frontier_after(self) -> int:
+        """The output frontier after the epoch, in ticks; TICK_MIN: none yet, TICK_MAX: the end."""
+        return int(self.decision.get("frontier_after", TICK_MIN))
+
+    @property
+    def release_after(self) -> tuple[int, int]:
+        """The (section, event time) below which all rows have left the order buffer."""
+        section, time = self.decision.get("release_after", (0, TICK_MIN))
+        return section, time
+
+    @property
+    def section(self) -> int:
+        """Section of the rows that the epoch read."""
+        return int(self.decision.get("section", 0))
+
+    @property
+    def frontier_holder(self) -> dict[str, Any] | None:
+        """Which member holds the frontier back: ``member``, ``since``, ``why``; None: no member."""
+        return self.decision.get("holder")
+
+    @property
+    def blocked_members(self) -> list[str]:
+        """Members that wait at their open barrier."""
+        return list(self.decision.get("blocked", ()))
+
+    @property
+    def epoch_notes(self) -> EpochNotes:
+        """All notes, typed."""
+        return EpochNotes.from_record(self.notes)
+
+    @property
+    def epoch_counters(self) -> EpochCounters:
+        """Rows of this epoch by disposition."""
+        return self.epoch_notes.counters
+
+    @property
+    def next_position(self) -> int:
+        """Position of the next released event."""
+        return self.epoch_notes.next_position
+
+    @property
+    def stream_state(self) -> dict[str, Any]:
+        """State of the streams and attachments; `DispatchState.from_record` reads it."""
+        return self.epoch_notes.streams
+
+    @property
+    def is_merge(self) -> bool:
+        """Whether a merge of a splice request filled the slot, not an epoch of a driver."""
+        return "splice" in self.notes
 
     def all_files(self) -> list[FileRef]:
         """Every object this checkpoint needs: live segments, then the files of its tables."""

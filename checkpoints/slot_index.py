@@ -98,7 +98,6 @@ class SlotSummary(BaseModel):
 
     @classmethod
     def _from_manifest(cls, manifest: Manifest, sha256: str) -> SlotSummary:
-        own = manifest.notes.get("epoch") or {}
         files = manifest.all_files()
         return cls(
             kind=manifest.kind,
@@ -118,7 +117,7 @@ class SlotSummary(BaseModel):
             tables={
                 table: sum(file.rows for file in refs) for table, refs in manifest.files.items()
             },
-            windows=dict(own.get("windows", {})),
+            windows=manifest.epoch_counters.windows,
             barriers=len(manifest.barriers),
         )
 

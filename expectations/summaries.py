@@ -286,11 +286,11 @@ def _count_expected_positions(evidence: Evidence, position: np.ndarray[Any, Any]
 
     Up to what the manifest has given out, from 0 or from where the events begin.
     """
-    noted = evidence.head.notes.get("next_position", 0) if evidence.head else 0
+    noted = evidence.head.next_position if evidence.head else 0
     if not len(position):
-        return 0 if evidence.events_since else int(noted)
+        return 0 if evidence.events_since else noted
     first = int(position[0]) if evidence.events_since else 0
-    return max(int(position[-1]) + 1, int(noted)) - first
+    return max(int(position[-1]) + 1, noted) - first
 
 
 def _count_out_of_order(events: pa.Table, event_time: str) -> int:

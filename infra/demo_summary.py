@@ -77,8 +77,8 @@ def _build_figures_table(facts: DemoResults) -> Table:
     table = Table(title="Figures", title_justify="left", show_header=False)
     table.add_column("what")
     table.add_column("value")
-    notes = [epoch.notes["epoch"] for epoch in facts.epochs]
-    emitted = sum(sum(n["windows"].values()) for n in notes)
+    counters = [epoch.epoch_counters for epoch in facts.epochs]
+    emitted = sum(sum(epoch.windows.values()) for epoch in counters)
     results = sum(facts.exactness.windows.values())
     seals = [e.timings["seal_before"] for e in facts.epochs if "seal_before" in e.timings]
     totals = [sum(e.timings.values()) for e in facts.epochs]

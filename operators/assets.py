@@ -111,7 +111,7 @@ def _extract_event_position(manifest: Manifest) -> dict[str, Any]:
         "slot": manifest.slot,
         "late": manifest.counters.late,
         "barrier": manifest.slot if troubled else 0,
-        "frontier": manifest.decision.get("frontier_after") or 0,
+        "frontier": manifest.frontier_after,
     }
 
 
@@ -246,9 +246,6 @@ def _read_first_frontier(log: SlotLog) -> int | None:
 
 
 def _read_frontier(manifest: Manifest | None) -> int | None:
-    found = manifest.decision.get("frontier_after") if manifest else None
-    if not isinstance(found, int) or found <= TICK_MIN:
-        return None
-    return (
-        found if found < TICK_MAX else None
-    )  # the end of all sources closes everything at once, but no period by name
+    # The end of all sources (TICK_MAX) closes everything at once, but no period by name.
+    frontier = manifest.frontier_after if manifest else TICK_MIN
+    return frontier if TICK_MIN < frontier < TICK_MAX else None

@@ -25,16 +25,15 @@ def to_milliseconds(ticks: Any) -> int | None:
 
 def build_epoch_point(manifest: Manifest) -> dict[str, Any]:
     """One epoch in the charts."""
-    decision, inputs = manifest.decision, manifest.decider.get("output", {}).get("inputs", {})
-    counters = manifest.counters
+    inputs, counters = manifest.decider.get("output", {}).get("inputs", {}), manifest.counters
     return {
         "id": str(manifest.id),
         "timeline": manifest.timeline,
         "slot": manifest.slot,
         "at": manifest.created_at // 1000,
-        "frontier": to_milliseconds(decision.get("frontier_after")),
-        "final": decision.get("frontier_after") == TICK_MAX,
-        "holder": (decision.get("holder") or {}).get("member"),
+        "frontier": to_milliseconds(manifest.frontier_after),
+        "final": manifest.frontier_after == TICK_MAX,
+        "holder": (manifest.frontier_holder or {}).get("member"),
         "members": {name: to_milliseconds(state["frontier"]) for name, state in inputs.items()},
         "statuses": {name: state["status"] for name, state in inputs.items()},
         "read": counters.read,
@@ -89,8 +88,7 @@ LatenessSketches = Mapping[str, Mapping[str, Any]]
 
 def read_sketches(manifest: Manifest) -> LatenessSketches:
     """Source -> lateness sketch of the rows this epoch read."""
-    found: LatenessSketches = manifest.notes.get("sketches") or {}
-    return found
+    return manifest.epoch_notes.sketches
 
 
 def build_lateness_charts(epochs: Iterable[LatenessSketches]) -> dict[str, Any]:

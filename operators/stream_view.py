@@ -498,7 +498,7 @@ def _describe_restore(fork: dict[str, Any]) -> dict[str, Any]:
 def _describe_frontier_holder(
     status: dict[str, Any], manifest: Manifest | None
 ) -> dict[str, Any] | None:
-    found = status.get("holder") or (manifest.decision.get("holder") if manifest else None)
+    found = status.get("holder") or (manifest.frontier_holder if manifest else None)
     if not isinstance(found, dict):
         return None
     return {

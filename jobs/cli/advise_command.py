@@ -44,9 +44,8 @@ def show_lag_advice(
 
     manifests = read_kept_manifests(log, epochs)
     counters = manifests[-1].counters.per_source if manifests else {}
-    found = advise_lags(
-        [m.notes.get("sketches") or {} for m in manifests], read_present_lags(pipeline), counters
-    )
+    sketches = [manifest.epoch_notes.sketches for manifest in manifests]
+    found = advise_lags(sketches, read_present_lags(pipeline), counters)
     if plot is not None:
         from tidegate.jobs.advise.lag_advice import draw_curves
 

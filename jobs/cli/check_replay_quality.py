@@ -111,7 +111,7 @@ def replay_sealed_epoch(
             code="replay.no_epoch",
             advice=f"see: tidegate checkpoints list {spec.name}",
         )
-    if "splice" in slots[-1].epoch.notes:
+    if slots[-1].epoch.is_merge:
         from tidegate.errors import ConfigurationError
 
         raise ConfigurationError(

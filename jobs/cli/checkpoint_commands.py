@@ -88,7 +88,6 @@ def show_checkpoint(
             "checkpoint", manifest.model_dump(mode="json") | {"id": str(manifest.id)}
         )
         return
-    decision = manifest.decision
     facts: list[tuple[str, object]] = [
         ("checkpoint", manifest.id),
         ("continues", manifest.parent or "the beginning"),
@@ -102,8 +101,8 @@ def show_checkpoint(
         (
             "frontier",
             (
-                f"{output.format_short_instant(decision.get('frontier_before'))} to"
-                f" {output.format_short_instant(decision.get('frontier_after'))}"
+                f"{output.format_short_instant(manifest.frontier_before)} to"
+                f" {output.format_short_instant(manifest.frontier_after)}"
             ),
         ),
         ("barriers closed", len(manifest.barriers)),

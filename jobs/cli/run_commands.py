@@ -188,12 +188,9 @@ def _wait_for_driver_end(log: SlotLog, token: int, patience: float) -> bool:
 def _print_epoch_line(report: EpochReport, seconds: float) -> None:
     if report.sealed is None or report.manifest is None:
         return
-    counts = report.manifest.notes.get("epoch", {})
-    parts = [
-        f"{name} {counts.get(name, 0):,}"
-        for name in ("read", "released", "late")
-        if counts.get(name)
-    ]
+    epoch = report.manifest.epoch_counters
+    counts = {"read": epoch.read, "released": epoch.released, "late": epoch.late}
+    parts = [f"{name} {rows:,}" for name, rows in counts.items() if rows]
     if report.decision.barriers:
         parts.append(
             "barriers " + ", ".join(f"{b.id} {b.outcome.value}" for b in report.decision.barriers)

@@ -202,11 +202,11 @@ def _describe_progress(manifest: Manifest | None) -> dict[str, Any]:
         for name in sorted({*inputs, *counters.per_source})
     }
     return {
-        "frontier": manifest.decision.get("frontier_after"),
+        "frontier": manifest.frontier_after,
         "sources": sources,
-        "holder": manifest.decision.get("holder"),
-        "blocked": manifest.decision.get("blocked", []),
-        "attachments": manifest.notes.get("streams", {}).get("attachments", {}),
+        "holder": manifest.frontier_holder,
+        "blocked": manifest.blocked_members,
+        "attachments": manifest.stream_state.get("attachments", {}),
         "rows": counters.model_dump(mode="json", exclude={"per_source"}),
     }
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.jobs.engine.epoch_engine import EpochReport
 from tidegate.time_units import TICK_MAX, TICK_MIN
@@ -140,19 +141,19 @@ class DriverMetrics:
         self._epoch_seconds.record(seconds, self._own)
         for step, took in report.manifest.timings.items():
             self._step_seconds.record(took, {**self._own, "step": step})
-        self._count_rows(report.manifest.notes["epoch"])
+        self._count_rows(report.manifest.epoch_counters)
         for barrier in report.decision.barriers:
             self._barriers.add(1, {**self._own, "outcome": str(barrier.outcome.value)})
 
-    def _count_rows(self, epoch: Mapping[str, Any]) -> None:
-        self._buffered = epoch["retained"]
-        for source, places in epoch["per_source"].items():
+    def _count_rows(self, epoch: EpochCounters) -> None:
+        self._buffered = epoch.retained
+        for source, places in epoch.per_source.items():
             for place, rows in places.items():
                 if ":" not in place:  # lateness per window stands in late_by_output
                     self._rows.add(rows, {**self._own, "source": source, "disposition": place})
-        for output, rows in epoch["late_by_output"].items():
+        for output, rows in epoch.late_by_output.items():
             self._late.add(rows, {**self._own, "output": output})
-        for window, rows in epoch["windows"].items():
+        for window, rows in epoch.windows.items():
             self._windows.add(rows, {**self._own, "window": window})
 
     def _define_gauges(self) -> list[tuple[str, str, Callable[[], Iterable[_Value]]]]:

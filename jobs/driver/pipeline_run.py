@@ -48,9 +48,10 @@ from tidegate.jobs.driver.leader_election import ALIVE_FILE, LeaderElection, tou
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
-from tidegate.jobs.engine.epoch_engine import Engine, EpochReport, ManifestAuthor
+from tidegate.jobs.engine.epoch_engine import Engine, EpochReport
 from tidegate.jobs.engine.fault_points import read_faults_from_environment
 from tidegate.jobs.engine.interfaces import Mover, RowDispatcher, Sink
+from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.engine.publisher import PublisherGroup
 from tidegate.jobs.sinks.factory import make_sinks
 from tidegate.jobs.sinks.output_tables import DriverTables

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
+from tidegate.checkpoints.epoch_notes import EpochNotes
 from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.manifest import AttemptLifecycle, CheckpointState, FileRef, Manifest
 from tidegate.checkpoints.slot_log import SlotLog, SlotTaken
@@ -34,9 +35,10 @@ from tidegate.jobs.engine.interfaces import (
     Slice,
     Source,
     SurveyedCut,
-    accumulate_counters,
     join_seq,
+    skip_slice_record,
 )
+from tidegate.jobs.engine.manifest_writer import ManifestAuthor, ManifestDraft
 from tidegate.jobs.engine.resume_state import DISPATCHER_KINDS, ResumeState
 from tidegate.jobs.eventtime.decider import decide, list_blocked_members, select_members_ahead
 from tidegate.jobs.eventtime.decision_types import Decision, Survey
@@ -65,15 +67,6 @@ class EpochSteps(Protocol):
     def timings(self) -> Mapping[str, float]:
         """Seconds per step of the current epoch."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestAuthor:
-    """Who writes manifests: stands in each of them."""
-
-    uid: str
-    driver: str
-    code_version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,45 +434,34 @@ class Engine:
                 kept="the previous checkpoint; this epoch was not sealed",
                 advice="report this message; it is a defect of tidegate",
             )
-        head = self.standing.head
-        decision = decision_to_record(order.decision)
-        return Manifest(
+        draft = ManifestDraft(
+            author=self._author,
             pipeline=self._spec.name,
-            uid=self._author.uid,
             spec_digest=self._spec.digest(),
-            code_version=self._author.code_version,
-            timeline=order.timeline,
-            slot=order.epoch,
-            parent=str(head.checkpoint) if head.checkpoint else None,
-            parent_sha256=head.sha256,
-            attempt=order.tag.partition("-")[2],
             lease_token=token,
-            driver=self._author.driver,
-            recorded_now=order.decision.now,
-            cut={
-                **_keep_gone_members(self.standing),
-                **{str(s.member): slice_to_record(s) for s in order.cut.slices},
-            },
-            decider=order.decision.after,
-            decision=decision,
-            barriers=decision["barriers"],
-            requests=list(asked.ids),
-            counters=accumulate_counters(self.standing.counters, moved.counters),
+            head=self.standing.head,
+            attempt=CheckpointId(order.timeline, order.epoch, order.tag.partition("-")[2]),
+            cut={**_keep_gone_members(self.standing), **order.cut.to_record()},
+            decision=order.decision,
+            requests=asked.ids,
+            counters=self.standing.counters.add_epoch(moved.counters),
             segments=[*moved.segments, *self.standing.spliced],
-            files={table: list(files) for table, files in sorted(moved.files.items()) if files},
-            notes={
-                "epoch": asdict(moved.counters),
-                "next_position": moved.next_position,
-                "released_max": list(_max_released(self.standing, moved) or ()) or None,
-                "sketches": moved.sketches,
-                "bytes_written": moved.bytes_written,
-                **({"streams": moved.streams} if moved.streams else {}),
-                "savepoints": list(asked.savepoints),
-                **({"aborted": list(self._aborted)} if self._aborted else {}),
-            },
+            files=moved.files,
+            notes=EpochNotes(
+                counters=moved.counters,
+                next_position=moved.next_position,
+                released_max=_max_released(self.standing, moved),
+                sketches=moved.sketches,
+                bytes_written=moved.bytes_written,
+                streams=moved.streams,
+                savepoints=asked.savepoints,
+                aborted=tuple(self._aborted),
+                merge=None,
+            ),
             timings={name: round(seconds, 6) for name, seconds in self._steps.timings.items()},
             created_at=self._clock.wall_ticks(),
         )
+        return draft.to_manifest()
 
 
 def _replace_corrupt_objects(part: Slice, corrupt: set[tuple[str, str]]) -> Slice:
@@ -504,41 +486,13 @@ def _replace_corrupt_objects(part: Slice, corrupt: set[tuple[str, str]]) -> Slic
     return replace(part, parts=tuple(p for p in part.parts if p not in bad), dead=tuple(whole))
 
 
-def slice_to_record(part: Slice) -> dict[str, Any]:
-    """A slice as it stands in the manifest: enough to read the same rows again."""
-    return {
-        "start": part.start,
-        "end": part.end,
-        "parts": list(part.parts),
-        "resume": part.resume,
-        "pending": part.pending,
-        "done": part.done,
-        "dead": [{**asdict(d), "member": str(d.member)} for d in part.dead],
-    }
-
-
-def decision_to_record(decision: Decision) -> dict[str, Any]:
-    """A decision as JSON; its `after` stands in the manifest's own field."""
-    return {
-        k: _to_plain_json(v) for k, v in asdict(replace(decision, after={})).items() if k != "after"
-    }
-
-
-def _to_plain_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _to_plain_json(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_plain_json(v) for v in value]
-    return value.value if hasattr(value, "value") else value
-
-
 def _keep_gone_members(standing: ResumeState) -> dict[str, Any]:
     """Members that are gone keep their last position, so that one that comes back goes on and is not read twice."""
     manifest = standing.head.record
     if manifest is None:
         return {}
     return {
-        member: {**part, "start": part["end"], "parts": [], "dead": [], "pending": False}
+        member: {**skip_slice_record(part), "pending": False}
         for member, part in manifest.cut.items()
     }
 

@@ -8,10 +8,11 @@ the simulation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from tidegate.checkpoints.manifest import Counters, FileRef
+from tidegate.checkpoints.epoch_notes import EpochCounters
+from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import PoisonError
 from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
@@ -86,12 +87,53 @@ class Slice:
         """Nothing to read."""
         return self.start == self.end
 
+    def to_record(self) -> dict[str, Any]:
+        """Return the form in the manifest: enough to read the same rows again."""
+        return {
+            "start": self.start,
+            "end": self.end,
+            "parts": list(self.parts),
+            "resume": self.resume,
+            "pending": self.pending,
+            "done": self.done,
+            "dead": [{**asdict(dead), "member": str(dead.member)} for dead in self.dead],
+        }
+
+    @classmethod
+    def from_record(cls, member: Member, record: Mapping[str, Any]) -> Slice:
+        """Read a slice of a sealed epoch."""
+        return cls(
+            member=member,
+            start=record["start"],
+            end=record["end"],
+            parts=tuple(record["parts"]),
+            resume=record["resume"],
+            pending=record["pending"],
+            done=record["done"],
+            dead=tuple(DeadObject(**{**dead, "member": member}) for dead in record["dead"]),
+        )
+
+
+def skip_slice_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a slice that reads nothing and begins where `record` ended."""
+    return {**record, "start": record["end"], "parts": [], "dead": []}
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     """One point through every source: the slices that end there."""
 
     slices: tuple[Slice, ...]
+
+    def to_record(self) -> dict[str, dict[str, Any]]:
+        """Return the form in the manifest: member -> slice."""
+        return {str(part.member): part.to_record() for part in self.slices}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Cut:
+        """Read the cut of a sealed epoch."""
+        parts = (Slice.from_record(Member.parse(name), part) for name, part in record.items())
+        return cls(tuple(parts))
 
     @property
     def is_empty(self) -> bool:
@@ -344,74 +386,3 @@ class Sink(Protocol):
     def lag(self, log: SlotLog) -> int:
         """Sealed slots that the sink has not applied yet."""
         ...
-
-
-# Rows by disposition: what a mover counts in one epoch, and how epochs add up along a lineage.
-#
-# Row equation (design.md section 6), per epoch: ``read + retained_before = released + late +
-# dropped + rejected + dead_lettered + retained``; summed up, `retained_before` cancels out and the
-# manifest's cumulative form remains.
-
-
-@dataclass(frozen=True, slots=True)
-class EpochCounters:
-    """Counts of one epoch.
-
-    `late` is about the events output; lateness per window is in `late_by_output`.
-
-    Attributes:
-        retained_before: rows in the order buffer before the epoch.
-        retained: rows in it after the epoch.
-        dropped: reason -> rows dropped under the `drop` policy, counted only.
-        late_by_output: output ("events" or a window) -> rows side-output for it.
-        windows: window -> results emitted (first emissions and revisions).
-        per_source: source -> disposition ("read", "released", "late", "dropped", "rejected",
-            "dead_lettered") -> rows.
-        dead_objects: objects that could not be read; counted apart, their rows are unknown.
-    """
-
-    read: int = 0
-    released: int = 0
-    late: int = 0
-    rejected: int = 0
-    dead_lettered: int = 0
-    retained_before: int = 0
-    retained: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    late_by_output: dict[str, int] = field(default_factory=dict)
-    windows: dict[str, int] = field(default_factory=dict)
-    per_source: dict[str, dict[str, int]] = field(default_factory=dict)
-    dead_objects: int = 0
-
-    def is_conserved(self) -> bool:
-        """Whether every row read, and every row buffered before, stands in exactly one place."""
-        out = (
-            self.released
-            + self.late
-            + sum(self.dropped.values())
-            + self.rejected
-            + self.dead_lettered
-            + self.retained
-        )
-        return self.read + self.retained_before == out
-
-
-def accumulate_counters(before: Counters, epoch: EpochCounters) -> Counters:
-    """The cumulative counters after one more epoch."""
-    return Counters(
-        read=before.read + epoch.read,
-        released=before.released + epoch.released,
-        late=before.late + epoch.late,
-        dropped=_add_counts(before.dropped, epoch.dropped),
-        rejected=before.rejected + epoch.rejected,
-        dead_lettered=before.dead_lettered + epoch.dead_lettered,
-        retained=epoch.retained,
-        per_source={
-            source: _add_counts(before.per_source.get(source, {}), epoch.per_source.get(source, {}))
-            for source in sorted({*before.per_source, *epoch.per_source})
-        },
-    )
-
-
-def _add_counts(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
-    return {key: left.get(key, 0) + right.get(key, 0) for key in sorted({*left, *right})}

@@ -6,8 +6,7 @@ and the replayed files go to a scratch store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -15,24 +14,10 @@ import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.interfaces import (
-    Cut,
-    DeadObject,
-    MoveOrder,
-    Mover,
-    MoveResult,
-    RowDispatcher,
-    Slice,
-)
+from tidegate.jobs.engine.interfaces import Cut, MoveOrder, Mover, MoveResult, RowDispatcher
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.eventtime.decider import create_initial_state
-from tidegate.jobs.eventtime.decision_types import (
-    BarrierHealth,
-    BarrierOutcome,
-    Decision,
-    Member,
-    ReleaseMark,
-)
+from tidegate.jobs.eventtime.decision_types import Decision
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
@@ -92,76 +77,22 @@ def _replay_dispatch(
     epoch: Manifest,
     parent: Manifest | None,
 ) -> dict[str, tuple[FileRef, ...]]:
-    before = parent.notes.get("streams", {}) if parent else {}
-    asked = [(verb, name) for verb, name in epoch.notes.get("streams", {}).get("asked", [])]
+    before = parent.stream_state if parent else {}
+    asked = [(verb, name) for verb, name in epoch.stream_state.get("asked", [])]
     return dispatch.dispatch_rows(order, moved, before, asked).files
 
 
 def rebuild_move_order(epoch: Manifest, parent: Manifest | None) -> MoveOrder:
     """The order that the mover was given."""
     return MoveOrder(
-        cut=cut_from_record(epoch.cut),
-        decision=replace(decision_from_record(epoch.decision), after=epoch.decider),
+        cut=Cut.from_record(epoch.cut),
+        decision=Decision.from_record(epoch.decision, epoch.decider),
         segments=tuple(s for s in parent.segments if s.kind != SPLICE_KIND) if parent else (),
         prefix=f"{epoch.pipeline}/timelines/{epoch.timeline}",
         tag=f"{epoch.slot:06d}-{epoch.attempt}",
         timeline=epoch.timeline,
         epoch=epoch.slot,
-        next_position=parent.notes["next_position"] if parent else 0,
-    )
-
-
-def cut_from_record(record: Mapping[str, Any]) -> Cut:
-    """A cut as its manifest recorded it."""
-    return Cut(
-        tuple(_slice_from_record(Member.parse(member), part) for member, part in record.items())
-    )
-
-
-def _slice_from_record(member: Member, part: Mapping[str, Any]) -> Slice:
-    return Slice(
-        member=member,
-        start=part["start"],
-        end=part["end"],
-        parts=tuple(part["parts"]),
-        resume=part["resume"],
-        pending=part["pending"],
-        done=part["done"],
-        dead=tuple(DeadObject(**{**dead, "member": member}) for dead in part["dead"]),
-    )
-
-
-def decision_from_record(record: Mapping[str, Any]) -> Decision:
-    """A decision as its manifest recorded it; without `after`."""
-    mark: Callable[[Any], ReleaseMark | None] = lambda value: (
-        ReleaseMark(*value) if value is not None else None
-    )
-    return Decision(
-        **{
-            **record,
-            "order_late": mark(record["order_late"]),
-            "release_before": ReleaseMark(*record["release_before"]),
-            "release_after": ReleaseMark(*record["release_after"]),
-            "barriers": tuple(_health_from_record(b) for b in record["barriers"]),
-            "blocked": tuple(record["blocked"]),
-            "emitted": tuple((kind, value) for kind, value in record["emitted"]),
-            "recorded": tuple(record["recorded"]),
-        }
-    )
-
-
-def _health_from_record(record: Mapping[str, Any]) -> BarrierHealth:
-    listed = {name: tuple(record[name]) for name in ("types", "missing", "ended", "tardy")}
-    arrivals = {
-        member: (at, seq, time) for member, (at, seq, time) in record["participants"].items()
-    }
-    return BarrierHealth(
-        **{
-            **record,
-            **listed,
-            "outcome": BarrierOutcome(record["outcome"]),
-            "participants": arrivals,
-        }
+        next_position=parent.next_position if parent else 0,
     )
 
 

@@ -58,7 +58,7 @@ class ResumeState:
         manifest = head.record
         if manifest is None:
             return cls(head, create_initial_state(spec), {}, (), Counters())
-        released = manifest.notes.get("released_max")
+        notes = manifest.epoch_notes
         return cls(
             head=head,
             decider=manifest.decider,
@@ -66,8 +66,8 @@ class ResumeState:
             segments=tuple(s for s in manifest.segments if s.kind != SPLICE_KIND),
             spliced=tuple(s for s in manifest.segments if s.kind == SPLICE_KIND),
             counters=manifest.counters,
-            next_position=manifest.notes["next_position"],
-            released_max=ReleaseMark(*released) if released else None,
+            next_position=notes.next_position,
+            released_max=ReleaseMark(*notes.released_max) if notes.released_max else None,
             buffered_rows=manifest.counters.retained,
-            streams=manifest.notes.get("streams", {}),
+            streams=notes.streams,
         )

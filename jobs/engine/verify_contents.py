@@ -106,13 +106,13 @@ class _ContentCheck:
 
         A splice merges rows that were counted when they were read.
         """
-        epoch = self._manifest.notes.get("epoch")
-        if epoch is None or "splice" in self._manifest.notes:
+        if self._manifest.is_merge:
             return
+        epoch = self._manifest.epoch_counters
         wanted = {
-            EVENTS: epoch["released"],
-            LATE: epoch["late"] + epoch["rejected"],
-            DEAD_LETTERS: epoch["dead_lettered"],
+            EVENTS: epoch.released,
+            LATE: epoch.late + epoch.rejected,
+            DEAD_LETTERS: epoch.dead_lettered,
         }
         if EVENTS not in tables:
             del wanted[
@@ -126,7 +126,7 @@ class _ContentCheck:
                     f"table {table}",
                     f"has {seen:,} rows of epoch {self._manifest.slot}, but {count:,} were counted",
                 )
-        for window, count in epoch["windows"].items():
+        for window, count in epoch.windows.items():
             seen = sum(rows.num_rows for rows in tables.get(window, []))
             if seen != count:
                 yield _make_content_finding(
@@ -137,11 +137,7 @@ class _ContentCheck:
         """Segments: bounds, and the rows that still wait."""
         found: list[VerificationFinding] = []
         waiting, complete = 0, True
-        released = (
-            ReleaseMark(*self._manifest.decision["release_after"])
-            if "release_after" in self._manifest.decision
-            else None
-        )
+        released = ReleaseMark(*self._manifest.release_after)
         for file in self._manifest.segments:
             rows = self._read_counted_rows(file, found)
             if rows is None:
@@ -157,12 +153,12 @@ class _ContentCheck:
             )
             if column is not None and file.min_time is not None:
                 found += self._check_time_bounds(file, rows[column].cast(pa.int64()))
-            if file.kind == "order" and column is not None and released is not None:
+            if file.kind == "order" and column is not None:
                 waiting += _count_waiting_rows(
                     rows["_section"], rows[column].cast(pa.int64()), released
                 )
         yield from found
-        if complete and released is not None and waiting != self._manifest.counters.retained:
+        if complete and waiting != self._manifest.counters.retained:
             yield _make_content_finding(
                 "the order buffer",
                 f"holds {waiting:,} waiting rows, but {self._manifest.counters.retained:,} were"

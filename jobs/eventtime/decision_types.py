@@ -6,7 +6,8 @@ half-open.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -168,6 +169,16 @@ class BarrierHealth:
         """Ticks from the first arrival to the close."""
         return self.closed - self.opened
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> BarrierHealth:
+        """Read a barrier of a sealed epoch."""
+        participants = {
+            member: (at, seq, time) for member, (at, seq, time) in record["participants"].items()
+        }
+        names = {name: tuple(record[name]) for name in ("types", "missing", "ended", "tardy")}
+        outcome = BarrierOutcome(record["outcome"])
+        return cls(**{**record, **names, "outcome": outcome, "participants": participants})
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -240,3 +251,32 @@ class Decision:
             if member["seen"] is not None
         ]
         return saturate_ticks(max(seen, default=TICK_MIN) + 1)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the form in the manifest, without `after`, which has its own field there."""
+        record = asdict(replace(self, after={}))
+        del record["after"]
+        return {name: _to_plain_json(value) for name, value in record.items()}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], after: dict[str, Any]) -> Decision:
+        """Read the decision of a sealed epoch; `after` is the decider's state after it."""
+        late = record["order_late"]
+        typed = {
+            "order_late": None if late is None else ReleaseMark(*late),
+            "release_before": ReleaseMark(*record["release_before"]),
+            "release_after": ReleaseMark(*record["release_after"]),
+            "barriers": tuple(BarrierHealth.from_record(b) for b in record["barriers"]),
+            "blocked": tuple(record["blocked"]),
+            "emitted": tuple((kind, value) for kind, value in record["emitted"]),
+            "recorded": tuple(record["recorded"]),
+        }
+        return cls(**{**record, **typed, "after": after})
+
+
+def _to_plain_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _to_plain_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_plain_json(inner) for inner in value]
+    return value.value if isinstance(value, StrEnum) else value

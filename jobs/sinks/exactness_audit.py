@@ -310,7 +310,7 @@ def _check_window_results(
             "only tumbling windows with count, sum, avg, min and max are recomputed here"
         )
         return
-    frontier = head.decision["frontier_after"]
+    frontier = head.frontier_after
     closed = "true" if frontier >= TICK_MAX else f"window_start + {window.size} <= {frontier}"
     keys = "".join(f'"{key}", ' for key in window.keys)
     aggregates = ", ".join(

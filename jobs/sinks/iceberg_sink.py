@@ -313,10 +313,10 @@ class IcebergSink:
                 raise CommitFailedException(f"a restore ended timeline {way.timeline}")
         elif files:
             follower.add_missing_columns(self._wanted_schema(table, files, follower))
-        if table == EVENTS and any("splice" in epoch.notes for epoch in left):
+        if table == EVENTS and any(epoch.is_merge for epoch in left):
             follower.add_missing_columns(pa.schema([(SPLICE_COLUMN, pa.string())]))
         if table in self.spec.streams and any(
-            "splice" in epoch.notes and table in epoch.files for epoch in left
+            epoch.is_merge and table in epoch.files for epoch in left
         ):
             follower.add_missing_columns(
                 pa.schema([(SPLICE_COLUMN, pa.string()), (ARRIVAL_SLOT_COLUMN, pa.int64())])

@@ -315,8 +315,7 @@ def _barrier_to_row(barrier: BarrierHealth) -> dict[str, Any]:
 
 
 def _checkpoint_to_row(manifest: Manifest) -> dict[str, Any]:
-    epoch: Mapping[str, Any] = manifest.notes.get("epoch", {})
-    frontier = manifest.decision.get("frontier_after", TICK_MIN)
+    epoch, frontier = manifest.epoch_counters, manifest.frontier_after
     seal = manifest.timings.get("seal_before")  # no manifest can hold the time of its own seal
     return {
         "checkpoint_id": str(manifest.id),
@@ -326,18 +325,18 @@ def _checkpoint_to_row(manifest: Manifest) -> dict[str, Any]:
         "recorded_now": manifest.recorded_now,
         "frontier": frontier if TICK_MIN < frontier < TICK_MAX else None,
         "final": frontier >= TICK_MAX,
-        "rows_read": epoch.get("read", 0),
-        "rows_released": epoch.get("released", 0),
-        "rows_late": epoch.get("late", 0),
-        "rows_dropped": sum(epoch.get("dropped", {}).values()),
-        "rows_rejected": epoch.get("rejected", 0),
-        "rows_dead": epoch.get("dead_lettered", 0),
+        "rows_read": epoch.read,
+        "rows_released": epoch.released,
+        "rows_late": epoch.late,
+        "rows_dropped": sum(epoch.dropped.values()),
+        "rows_rejected": epoch.rejected,
+        "rows_dead": epoch.dead_lettered,
         "rows_retained": manifest.counters.retained,
-        "windows_emitted": sum(epoch.get("windows", {}).values()),
-        "bytes": manifest.notes.get("bytes_written", 0),
+        "windows_emitted": sum(epoch.windows.values()),
+        "bytes": manifest.epoch_notes.bytes_written,
         "epoch_ms": 1000 * sum(manifest.timings.values()),
         "seal_ms": None if seal is None else 1000 * seal,
-        "unpublished": manifest.notes.get("unpublished"),
+        "unpublished": None,  # not known when an epoch is sealed; the column stays for its readers
         "_timeline": manifest.timeline,
         "_epoch": manifest.slot,
     }

@@ -22,16 +22,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError
-from tidegate.jobs.engine.interfaces import (
-    Cut,
-    EpochCounters,
-    MoveOrder,
-    MoveResult,
-    SurveyedCut,
-)
+from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.spark.cut_reader import CutFrame, SparkSessions, open_cut
 from tidegate.jobs.spark.cut_survey import MemberScans, survey_cut
 from tidegate.jobs.spark.edge_events import EpochEdges, pair_edges

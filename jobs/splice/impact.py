@@ -143,7 +143,7 @@ def _summarize_events(spec: PipelineSpec, plan: MergePlan) -> TableImpact:
     record, count = plan.head.record, plan.events.num_rows
     time = next(iter(spec.sources.values())).event_time
     times = plan.events[time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
-    behind = int(record.notes["next_position"]) - (plan.first_position or 0) if record else 0
+    behind = record.next_position - (plan.first_position or 0) if record else 0
     rows = (
         plan.events.slice(0, _MAX_CHANGES)
         .select([c for c in plan.events.column_names if c not in ("_late", "_splice")])

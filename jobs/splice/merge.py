@@ -19,7 +19,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ from tidegate.checkpoints.driver_requests import (
     acknowledge_request,
     submit_request,
 )
+from tidegate.checkpoints.epoch_notes import EpochCounters, EpochNotes, MergeSummary
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog, SlotTaken
@@ -46,8 +47,10 @@ from tidegate.checkpoints.splice_requests import (
     read_splice_request,
 )
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.jobs.engine.interfaces import EpochCounters
+from tidegate.jobs.engine.interfaces import skip_slice_record
+from tidegate.jobs.engine.manifest_writer import ManifestAuthor, ManifestDraft
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
+from tidegate.jobs.eventtime.decision_types import Decision
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
@@ -363,82 +366,73 @@ class _MergeAttempt:
     def _make_manifest(
         self, files: Mapping[str, list[FileRef]], segments: list[FileRef]
     ) -> Manifest:
-        """The parent's state, unchanged, with the merge's files.
+        """Return the parent's state, unchanged, with the merge's files.
 
-        A driver goes on after it as if it were its own epoch.
+        A driver continues after it as if it were its own epoch.
         """
-        parent, head = self.parent, self.plan.head
-        retained = parent.counters.retained
-        windows = {
-            name: table.num_rows
-            for name, table in self.plan.tables.items()
-            if name in self.spec.windows
-        }
-        streams = {"streams": self.plan.streams.record} if self.plan.streams else {}
-        own = [s for s in segments if s not in parent.segments]
-        appended = self.plan.events.num_rows if self._appends_events() else 0
-        decision = parent.decision
-        ended = {
-            "frontier_before": decision["frontier_after"],
-            "release_before": decision["release_after"],
-        }
-        return parent.model_copy(
-            update={
-                "timeline": self.id.timeline,
-                "slot": self.id.slot,
-                "parent": str(head.checkpoint),
-                "parent_sha256": head.sha256,
-                "attempt": self.id.attempt,
-                "driver": f"splice:{self.who}"[:100],
-                "code_version": __version__,
-                "cut": {
-                    m: {**part, "start": part["end"], "parts": [], "dead": []}
-                    for m, part in parent.cut.items()
-                },
-                "decision": {
-                    **decision,
-                    **ended,
-                    "barriers": [],
-                    "emitted": [],
-                    "recorded": [],
-                    "changed": False,
-                },
-                "barriers": [],
-                "segments": segments,
-                "files": dict(sorted(files.items())),
-                "notes": {
-                    **parent.notes,
-                    "epoch": asdict(
-                        EpochCounters(retained_before=retained, retained=retained, windows=windows)
-                    ),
-                    "next_position": parent.notes["next_position"] + appended,
-                    "sketches": {},
-                    "savepoints": [],
-                    **streams,
-                    "bytes_written": sum(
-                        ref.bytes for refs in [*files.values(), own] for ref in refs
-                    ),
-                    "splice": self._summarize_effect(),
-                },
-                "timings": {"plan": self.impact.cost["seconds"]},
-                "created_at": self.clock.wall_ticks(),
-            }
+        parent, written = self.parent, [s for s in segments if s not in self.parent.segments]
+        before = Decision.from_record(parent.decision, parent.decider)
+        draft = ManifestDraft(
+            author=ManifestAuthor(parent.uid, f"splice:{self.who}"[:100], __version__),
+            pipeline=parent.pipeline,
+            spec_digest=parent.spec_digest,
+            lease_token=parent.lease_token,
+            head=self.plan.head,
+            attempt=self.id,
+            cut={member: skip_slice_record(part) for member, part in parent.cut.items()},
+            decision=replace(
+                before,
+                frontier_before=before.frontier_after,
+                release_before=before.release_after,
+                barriers=(),
+                emitted=(),
+                recorded=(),
+                changed=False,
+            ),
+            # A driver looks in its head for requests that were applied, but not acknowledged.
+            requests=parent.requests,
+            counters=parent.counters,
+            segments=segments,
+            files=files,
+            notes=self._make_notes([ref for refs in [*files.values(), written] for ref in refs]),
+            timings={"plan": self.impact.cost["seconds"]},
+            created_at=self.clock.wall_ticks(),
         )
+        return draft.to_manifest()
 
-    def _appends_events(self) -> bool:
-        return self.plan.events is not None and self.spec.release.mode is ReleaseMode.PASS_THROUGH
-
-    def _summarize_effect(self) -> dict[str, Any]:
+    def _make_notes(self, written: list[FileRef]) -> EpochNotes:
+        plan, before, retained = self.plan, self.parent.epoch_notes, self.parent.counters.retained
+        windows = {
+            name: table.num_rows for name, table in plan.tables.items() if name in self.spec.windows
+        }
         tables = {
             t.table: {"added": t.added, "changed": t.changed, "removed": t.removed}
             for t in self.impact.tables
         }
-        facts = {
-            "request": self.plan.request.id,
-            "rows": self.plan.rows.num_rows,
-            "digest": self.impact.digest,
-        }
-        return {**facts, "tables": tables, "who": self.who, "why": self.why}
+        return EpochNotes(
+            counters=EpochCounters(retained_before=retained, retained=retained, windows=windows),
+            next_position=before.next_position + self._count_appended_events(),
+            released_max=before.released_max,
+            sketches={},
+            bytes_written=sum(ref.bytes for ref in written),
+            streams=plan.streams.record if plan.streams else before.streams,
+            savepoints=(),
+            aborted=(),
+            merge=MergeSummary(
+                request=plan.request.id,
+                rows=plan.rows.num_rows,
+                digest=self.impact.digest,
+                tables=tables,
+                who=self.who,
+                why=self.why,
+            ),
+        )
+
+    def _count_appended_events(self) -> int:
+        """Events that the merge adds at the end; with an ordered release it inserts them."""
+        if self.plan.events is None or self.spec.release.mode is not ReleaseMode.PASS_THROUGH:
+            return 0
+        return int(self.plan.events.num_rows)
 
 
 def _find_earlier_merge(
@@ -452,9 +446,9 @@ def _find_earlier_merge(
     request = read_splice_request(log.store, spec.name, request_id)
     actual = None
     if isinstance(found, Manifest):
-        actual = _digest_sealed_rows(
-            log, found, parse_digest_slot(str(found.notes["splice"]["digest"]))
-        )
+        merge = found.epoch_notes.merge
+        assert merge is not None  # noqa: S101 - the checkpoint merged the request
+        actual = _digest_sealed_rows(log, found, parse_digest_slot(merge.digest))
         if request.state != "merged":
             _note_merge(log, spec, request_id, who, why, clock, found, actual)
     return MergeOutcome(checkpoint, None, actual, again=True)

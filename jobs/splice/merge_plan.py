@@ -155,7 +155,7 @@ class _MergePlanner:
             raise self._other_spec_error()
         if not spec.outputs.events:
             raise self._no_events_error()
-        self.frontier = int(head.record.decision["frontier_after"])
+        self.frontier = head.record.frontier_after
         self.rank = {name: number for number, name in enumerate(spec.sources)}
         self.schemas: dict[str, Any] = {}
 
@@ -483,9 +483,9 @@ class _MergePlanner:
         times = rows[self.time].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
         if self.spec.release.mode is ReleaseMode.PASS_THROUGH:
             record = self.head.record
-            first = int(record.notes["next_position"]) if record else 0
+            first = record.next_position if record else 0
             places, first_position = list(range(first, first + rows.num_rows)), first
-            numbers = [int(record.decision["section"]) if record else 0] * rows.num_rows
+            numbers = [record.section if record else 0] * rows.num_rows
         else:
             numbers = self._assign_sections(rows, times)
             marks = list(zip(numbers, times, strict=True))
@@ -522,9 +522,7 @@ class _MergePlanner:
 
     def _require_released(self, marks: Iterable[tuple[int, int]]) -> None:
         reached = (
-            ReleaseMark(*self.head.record.decision["release_after"])
-            if self.head.record
-            else ReleaseMark(0, 0)
+            ReleaseMark(*self.head.record.release_after) if self.head.record else ReleaseMark(0, 0)
         )
         waiting = [mark for mark in marks if ReleaseMark(*mark) >= reached]
         if waiting:

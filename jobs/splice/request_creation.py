@@ -310,9 +310,7 @@ def _find_open_sections(log: SlotLog, head: LogHead, epochs: Sequence[int]) -> l
     for epoch in set(epochs):
         filled = next(log.epochs_between(head.timeline, epoch, epoch), None)
         known[epoch] = (
-            filled.epoch.decision.get("section")
-            if filled and isinstance(filled.record, Manifest)
-            else None
+            filled.epoch.section if filled and isinstance(filled.record, Manifest) else None
         )
     return [known[epoch] for epoch in epochs]
 

@@ -66,7 +66,7 @@ class StreamHistory:
         self._merges = {
             slot: extra for slot, extra in list_merges(head.record).items() if "from" in extra
         }
-        self._state = DispatchState.from_record(head.record.notes.get("streams", {}))
+        self._state = DispatchState.from_record(head.record.stream_state)
         self.base, self.at = 0, DispatchState()
         self.segments: Sequence[FileRef] = ()
         self._rows: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class StreamHistory:
             found = self._open_usable_checkpoint(slot)
             if found is not None:
                 self.base, self.segments = slot, found.segments
-                self.at = DispatchState.from_record(found.notes.get("streams", {}))
+                self.at = DispatchState.from_record(found.stream_state)
                 return
 
     def _open_usable_checkpoint(self, slot: int) -> Manifest | None:
@@ -89,7 +89,7 @@ class StreamHistory:
             found = next(self._log.epochs_between(self._head.timeline, slot, slot)).epoch
         except (StopIteration, TidegateError):
             return None  # retired
-        state = DispatchState.from_record(found.notes.get("streams", {}))
+        state = DispatchState.from_record(found.stream_state)
         for name, known in self._state.attachments.items():
             there = state.attachments.get(name)
             origin = (
@@ -147,7 +147,7 @@ class StreamHistory:
         begin = max(self._tables.published, self.base) + 1
         for filled in self._log.epochs_between(self._head.timeline, begin, self._head.slot):
             epoch = filled.epoch
-            clocks[epoch.slot] = (epoch.recorded_now, int(epoch.decision["frontier_after"]))
+            clocks[epoch.slot] = (epoch.recorded_now, epoch.frontier_after)
         return clocks
 
     def stream_rows(self, stream: str) -> Any:

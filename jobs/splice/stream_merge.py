@@ -67,7 +67,7 @@ class StreamEffect:
 
     Attributes:
         since: first slot whose rows are others now.
-        record: where streams stand afterwards (``notes["streams"]``).
+        record: where streams stand afterwards (`Manifest.stream_state`).
         segments: kind -> the segment that takes the place of all of this kind; None: there is none
             any more. With the segment go its least and greatest stamp and what else its reference
             says.
@@ -128,7 +128,7 @@ class StreamMerge:
             run,
         )
         self.past = StreamHistory(spec, log, head, tables)
-        self._state = DispatchState.from_record(head.record.notes.get("streams", {}))
+        self._state = DispatchState.from_record(head.record.stream_state)
         self._new: dict[str, Any] = {}
         self._sent: dict[str, _DispatchedRows] = {}
         self._segments: dict[str, Any] = {}

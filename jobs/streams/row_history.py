@@ -146,7 +146,7 @@ class LogHistory:
         for older, newer in self._iter_epoch_pairs(head):
             anew = merges.get(newer.slot, {}).get("rewrites", {}).get(stream)
             first = _read_stream_end(older, stream)[0] if anew is None else anew
-            if "splice" in newer.notes and anew is None:
+            if newer.is_merge and anew is None:
                 continue
             table = (
                 read_parquet_files(self._log.store, newer.files.get(stream, []))
@@ -260,11 +260,10 @@ def _read_stream_end(epoch: Manifest | None, stream: str) -> tuple[int, int | No
 
     No time is known of epochs whose spec had no streams.
     """
-    notes = epoch.notes if epoch else {}
-    known = notes.get("streams", {}).get("streams", {}).get(stream)
+    known = epoch.stream_state.get("streams", {}).get(stream) if epoch else None
     if stream != EVENTS_STREAM:
         return (known["next"], known["last"]) if known else (0, None)
-    position = notes.get("next_position", 0)
+    position = epoch.next_position if epoch else 0
     return position, (
         known["last"] if known and known["next"] - known.get("shift", 0) == position else None
     )

@@ -24,7 +24,7 @@ def write_request_documents(
     Those that are there already stay as they are.
     """
     found = []
-    for name, request in DispatchState.from_record(epoch.notes.get("streams", {})).requests.items():
+    for name, request in DispatchState.from_record(epoch.stream_state).requests.items():
         if request.open or not request.rows:
             continue
         files = [
@@ -65,9 +65,7 @@ class SpliceRequestSink:
         head = log.head().record
         if head is None:
             return 0
-        waiting = (
-            DispatchState.from_record(head.notes.get("streams", {})).requests.keys() - self._offered
-        )
+        waiting = DispatchState.from_record(head.stream_state).requests.keys() - self._offered
         if waiting:
             self._offered |= {
                 document.id for document in write_request_documents(log.store, head, self._clock)

@@ -37,9 +37,10 @@ from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store, require_honest_store
 from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
-from tidegate.jobs.engine.epoch_engine import Engine, ManifestAuthor
+from tidegate.jobs.engine.epoch_engine import Engine
 from tidegate.jobs.engine.fault_points import NoFaults
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
+from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.eventtime.decider import create_initial_state
 
 SPEC = spec_of()

@@ -126,9 +126,9 @@ def test_a_lease_outlives_a_restart_of_the_server(server: MinioServer) -> None:
 def test_light_parts_stay_light() -> None:
     """What Airflow imports while parsing DAGs brings in neither boto3 nor Spark nor Great Expectations."""
     modules = (
-        "bucket_layout checkpoint_catalog desired_state driver_reports driver_requests host_clock"
-        " lease lease_renewal manifest open_store pins pipeline_identity restore shared_documents"
-        " slot_log store"
+        "bucket_layout checkpoint_catalog desired_state driver_reports driver_requests epoch_notes"
+        " host_clock lease lease_renewal manifest open_store pins pipeline_identity restore"
+        " shared_documents slot_log store"
     )
     code = ";".join(f"import tidegate.checkpoints.{name}" for name in modules.split())
     heavy = (

@@ -22,8 +22,9 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.epoch_engine import Engine, ManifestAuthor
+from tidegate.jobs.engine.epoch_engine import Engine
 from tidegate.jobs.engine.fault_points import NoFaults
+from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.exactness_audit import audit_exactness
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.output_tables import DriverTables

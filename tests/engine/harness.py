@@ -19,9 +19,10 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.epoch_engine import Engine, ManifestAuthor
+from tidegate.jobs.engine.epoch_engine import Engine
 from tidegate.jobs.engine.fault_points import Faults, NoFaults
 from tidegate.jobs.engine.interfaces import MoveOrder, RowDispatcher
+from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.spec.pipeline import PipelineSpec
 

@@ -21,17 +21,11 @@ from tests.oracle.tables import dead_schema, events_schema, late_schema, window_
 from tests.oracle.window_state import load_windows, save_windows
 from tests.oracle.windows import WindowFold
 from tests.oracle.zero_rows import load_gaps, save_gaps
+from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError
-from tidegate.jobs.engine.interfaces import (
-    Cut,
-    EpochCounters,
-    MoveOrder,
-    MoveResult,
-    Slice,
-    SurveyedCut,
-)
+from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, SurveyedCut
 from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
 from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE, PipelineSpec

@@ -32,8 +32,9 @@ from tidegate.errors import ConfigurationError, FencedError, PoisonError, Transi
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
 from tidegate.jobs.driver.status_reporter import DriverSteps
-from tidegate.jobs.engine.epoch_engine import Engine, ManifestAuthor
+from tidegate.jobs.engine.epoch_engine import Engine
 from tidegate.jobs.engine.interfaces import Sink
+from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.sinks.published_tables import find_published_slot, have_followers_rewound
 from tidegate.jobs.sinks.table_compaction import compact_tables, delete_orphan_files

@@ -31,6 +31,7 @@ from tidegate.checkpoints.store import (
 )
 from tidegate.jobs.engine import epoch_engine
 from tidegate.jobs.engine.epoch_engine import Engine
+from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.sinks import table_compaction
 from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, FilesSink
 from tidegate.jobs.sinks.lineage_position import (
@@ -95,7 +96,7 @@ class _NotMineError(Exception):
 _SEAL, _NEWEST = SlotLog.seal, SlotLog.newest_record
 _BROUGHT_IN = _TableCompactor._commit_merged_files
 _GARBAGE = Retention._unmarked_entries
-_RECORD = epoch_engine.slice_to_record
+_RECORD = Slice.to_record
 _STAGE = Stage.__init__
 _MOVE = PostgresSink._move_ledger
 _DELIVER = FilesSink._deliver_epoch
@@ -253,11 +254,11 @@ MUTANTS = (
     ),
     Mutant(
         "off by one in the cut: the last row again",
-        lambda: [patch.object(epoch_engine, "slice_to_record", _read_again)],
+        lambda: [patch.object(Slice, "to_record", _read_again)],
     ),
     Mutant(
         "off by one in the cut: a row skipped",
-        lambda: [patch.object(epoch_engine, "slice_to_record", _skip_one)],
+        lambda: [patch.object(Slice, "to_record", _skip_one)],
     ),
     Mutant(
         "restore without a claim",

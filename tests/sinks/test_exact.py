@@ -16,8 +16,9 @@ from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.jobs.engine.epoch_engine import Engine, ManifestAuthor
+from tidegate.jobs.engine.epoch_engine import Engine
 from tidegate.jobs.engine.fault_points import NoFaults
+from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.exactness_audit import ExactnessReport, audit_exactness
 from tidegate.jobs.sinks.output_tables import DriverTables, build_table_schema
 from tidegate.jobs.sources.object_source import ObjectSource

@@ -1,0 +1,134 @@
+"""What an epoch or a merge notes in its manifest (`Manifest.notes`), typed.
+
+`EpochNotes` is written and read here only, so that its keys stand in one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCounters:
+    """Rows of one epoch by disposition; `Counters` adds them up along a lineage.
+
+    The row equation of ``docs/semantics.md``, section 6, for one epoch is ``read + retained_before
+    = released + late + dropped + rejected + dead_lettered + retained``. Summed over a lineage,
+    `retained_before` cancels out.
+
+    Attributes:
+        late: rows late for the events output; `late_by_output` counts lateness per window too.
+        retained_before: rows in the order buffer before the epoch.
+        retained: rows in the order buffer after the epoch.
+        dropped: reason -> rows dropped under the `drop` policy, counted only.
+        late_by_output: output ("events" or a window) -> rows written to the late table for it.
+        windows: window -> results emitted (first emissions and revisions).
+        per_source: source -> disposition ("read", "released", "late", "dropped", "rejected",
+            "dead_lettered") -> rows.
+        dead_objects: objects that could not be read; counted apart, as their rows are unknown.
+    """
+
+    read: int = 0
+    released: int = 0
+    late: int = 0
+    rejected: int = 0
+    dead_lettered: int = 0
+    retained_before: int = 0
+    retained: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    late_by_output: dict[str, int] = field(default_factory=dict)
+    windows: dict[str, int] = field(default_factory=dict)
+    per_source: dict[str, dict[str, int]] = field(default_factory=dict)
+    dead_objects: int = 0
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read the counters of a manifest; counters that it does not have are zero."""
+        return cls(**{name: record[name] for name in cls.__dataclass_fields__ if name in record})
+
+    def is_conserved(self) -> bool:
+        """Return whether every row read, and every row buffered before, is counted once."""
+        out = self.released + self.late + self.rejected + self.dead_lettered + self.retained
+        return self.read + self.retained_before == out + sum(self.dropped.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSummary:
+    """What a merge did; noted in the manifests of merges only.
+
+    Attributes:
+        request: id of the splice request.
+        rows: rows of the request.
+        digest: digest of the impact report.
+        tables: table -> rows added, changed and removed.
+        who: who merged it.
+        why: the reason this person gave.
+    """
+
+    request: str
+    rows: int
+    digest: str
+    tables: dict[str, dict[str, int]]
+    who: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochNotes:
+    """The notes of one manifest.
+
+    No field has a default: each writer has to decide what a new field means for it.
+
+    Attributes:
+        counters: rows of this epoch.
+        next_position: position of the next released event.
+        released_max: greatest (section, event time) released so far on the lineage.
+        sketches: lateness sketches, for `tidegate advise`.
+        bytes_written: bytes of the files that the epoch wrote.
+        streams: state of the streams and attachments; `DispatchState` reads it.
+        savepoints: names under which the checkpoint has to be pinned.
+        aborted: earlier attempts that lost their slots since the last sealed epoch.
+        merge: what a merge did; None in the manifest of an epoch.
+    """
+
+    counters: EpochCounters
+    next_position: int
+    released_max: tuple[int, int] | None
+    sketches: dict[str, Any]
+    bytes_written: int
+    streams: dict[str, Any]
+    savepoints: tuple[str, ...]
+    aborted: tuple[str, ...]
+    merge: MergeSummary | None
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read `Manifest.notes`; what was not noted is zero or empty."""
+        released, merge = record.get("released_max"), record.get("splice")
+        return cls(
+            counters=EpochCounters.from_record(record.get("epoch") or {}),
+            next_position=record.get("next_position", 0),
+            released_max=(released[0], released[1]) if released else None,
+            sketches=record.get("sketches") or {},
+            bytes_written=record.get("bytes_written", 0),
+            streams=record.get("streams", {}),
+            savepoints=tuple(record.get("savepoints", ())),
+            aborted=tuple(record.get("aborted", ())),
+            merge=MergeSummary(**merge) if merge else None,
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the JSON-ready form; fields that most epochs do not use are left out."""
+        return {
+            "epoch": asdict(self.counters),
+            "next_position": self.next_position,
+            "released_max": list(self.released_max) if self.released_max else None,
+            "sketches": self.sketches,
+            "bytes_written": self.bytes_written,
+            "savepoints": list(self.savepoints),
+            **({"streams": self.streams} if self.streams else {}),
+            **({"aborted": list(self.aborted)} if self.aborted else {}),
+            **({"splice": asdict(self.merge)} if self.merge else {}),
+        }

@@ -1,0 +1,85 @@
+"""Makes the manifests of epochs and of merges, so that both decide about every field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.epoch_notes import EpochNotes
+from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
+from tidegate.checkpoints.slot_log import LogHead
+from tidegate.jobs.eventtime.decision_types import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestAuthor:
+    """Who writes manifests: the pipeline's uid, the driver's name and the version of tidegate."""
+
+    uid: str
+    driver: str
+    code_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestDraft:
+    """What an epoch or a merge puts into its manifest.
+
+    No field has a default, and a merge does not copy its parent: with a new field, mypy asks both
+    writers for a value.
+
+    Attributes:
+        head: the head of the log that the manifest continues.
+        attempt: the slot to fill and the attempt that fills it.
+        cut: member -> record of its slice (`Slice.to_record`).
+        requests: ids of the operators' requests that are applied.
+        counters: rows by disposition, cumulative along the lineage.
+        timings: step -> seconds.
+        created_at: wall clock, in microseconds UTC.
+    """
+
+    author: ManifestAuthor
+    pipeline: str
+    spec_digest: str
+    lease_token: int
+    head: LogHead
+    attempt: CheckpointId
+    cut: dict[str, Any]
+    decision: Decision
+    requests: Sequence[str]
+    counters: Counters
+    segments: Sequence[FileRef]
+    files: Mapping[str, Sequence[FileRef]]
+    notes: EpochNotes
+    timings: Mapping[str, float]
+    created_at: int
+
+    def to_manifest(self) -> Manifest:
+        """Return the manifest; tables without files are left out."""
+        head, decision = self.head, self.decision.to_record()
+        return Manifest(
+            pipeline=self.pipeline,
+            uid=self.author.uid,
+            spec_digest=self.spec_digest,
+            code_version=self.author.code_version,
+            timeline=self.attempt.timeline,
+            slot=self.attempt.slot,
+            parent=str(head.checkpoint) if head.checkpoint else None,
+            parent_sha256=head.sha256,
+            attempt=self.attempt.attempt,
+            lease_token=self.lease_token,
+            driver=self.author.driver,
+            recorded_now=self.decision.now,
+            cut=self.cut,
+            decider=self.decision.after,
+            decision=decision,
+            barriers=decision["barriers"],
+            requests=list(self.requests),
+            counters=self.counters,
+            segments=list(self.segments),
+            files={table: list(files) for table, files in sorted(self.files.items()) if files},
+            notes=self.notes.to_record(),
+            timings=dict(self.timings),
+            created_at=self.created_at,
+        )
