@@ -168,12 +168,16 @@ class Manifest(_SlotRecordModel):
     @property
     def frontier_before(self) -> int:
         """The output frontier before the epoch, in ticks; TICK_MIN: none yet."""
-        return int(self.decision.get("frontier_before", TICK_MIN))
+        return self._read_frontier("frontier_before")
 
     @property
     def frontier_after(self) -> int:
         """The output frontier after the epoch, in ticks; TICK_MIN: none yet, TICK_MAX: the end."""
-        return int(self.decision.get("frontier_after", TICK_MIN))
+        return self._read_frontier("frontier_after")
+
+    def _read_frontier(self, key: str) -> int:
+        frontier = self.decision.get(key)
+        return TICK_MIN if frontier is None else int(frontier)
 
     @property
     def release_after(self) -> tuple[int, int]:
