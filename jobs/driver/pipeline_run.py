@@ -215,7 +215,7 @@ class DriverSession:
     def __init__(self, run: RunContext, view: InputView, uid: str, lease: Lease) -> None:
         spec, store = run.spec, run.store
         self._run, self._uid = run, uid
-        self._sources = PipelineSources(spec, store, view)
+        self._sources = PipelineSources(spec, view)
         self._log = SlotLog(store, spec.name)
         self._steps = DriverSteps(lease)
         self._steps.start()

@@ -1,12 +1,9 @@
-"""The pipeline's store as its movers see it.
+"""The pipeline's store as movers see it: every object of a source is Parquet.
 
-Every object of a source is Parquet, wherever and however it lies.
-
-Keys below the path of a source whose format needs decoding answer with the decoded object, under
-the ETag of the original; a source at a full address of its own is reached through keys
-``@<source>/...``. All other keys are passed through. So the engine, the movers, replay and the
-independent check know one kind of object only. Decoded copies are a cache in the scratch folder:
-nothing breaks when they vanish.
+Keys below the path of a source whose format needs decoding give the decoded object, under the ETag
+of the original. A source with a full address has keys ``@<source>/...``. All other keys lead to the
+pipeline's own store. So the engine, the movers, replay and the independent check know one kind of
+object only. The decoded copies are a cache in the scratch folder and may vanish at any time.
 """
 
 from __future__ import annotations
@@ -41,24 +38,19 @@ from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 _Names = list[str]  # inside the class body the name `list_objects` is the method
 STAGED_PREFIX: Final = "@kafka/"
 """Begins the names of offset ranges, which the mover fetches by itself."""
-_MAX_CACHE_BYTES: Final = 4 << 30  # of decoded copies; the oldest go first
+_MAX_CACHE_BYTES: Final = 4 << 30  # of decoded copies; the oldest are removed first
 
 
 def resolve_source_folder(name: str, spec: SourceSpec) -> str:
-    """The key prefix, in the view, of a source's objects."""
+    """Return the key prefix, in the view, of a source's objects."""
     return f"@{name}/" if _has_own_address(spec) else spec.path.strip("/") + "/"
 
 
 def locate_source(name: str, spec: SourceSpec, store: Store) -> tuple[Store, str]:
-    """Where a source's objects really lie: a store and a key prefix in it.
-
-    Without a view, for those who write them.
-    """
-    return (
-        (open_store(spec.path), "")
-        if _has_own_address(spec)
-        else (store, resolve_source_folder(name, spec))
-    )
+    """Return the store in which a source's objects are and their key prefix, to write there."""
+    if _has_own_address(spec):
+        return open_store(spec.path), ""
+    return store, resolve_source_folder(name, spec)
 
 
 def _has_own_address(spec: SourceSpec) -> bool:
@@ -66,36 +58,33 @@ def _has_own_address(spec: SourceSpec) -> bool:
 
 
 class InputView:
-    """Implements `Store`; see the module."""
+    """Implements `Store` on the pipeline's store, which the caller closes."""
 
     def __init__(self, store: Store, spec: PipelineSpec, scratch: Path) -> None:
-        self._below = store
+        self._store = store
         self.url = store.url
-        self._folder = scratch / "decoded"
-        objects = {
-            name: source for name, source in spec.sources.items() if source.kind == "objects"
-        }
-        self._other = {
-            f"@{name}/": open_store(source.path)
-            for name, source in objects.items()
+        self._cache_folder = scratch / "decoded"
+        sources = {name: s for name, s in spec.sources.items() if s.kind == "objects"}
+        self._folders = {name: resolve_source_folder(name, s) for name, s in sources.items()}
+        self._other_stores = {
+            self._folders[name]: open_store(source.path)
+            for name, source in sources.items()
             if _has_own_address(source)
         }
-        self._decoded = {
-            resolve_source_folder(name, source): source
-            for name, source in objects.items()
+        self._decoded_sources = {
+            self._folders[name]: source
+            for name, source in sources.items()
             if needs_decoding(source)
         }
-        self._folders = {
-            name: resolve_source_folder(name, source) for name, source in objects.items()
-        }
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, str], tuple[Path | BadObject, int]] = OrderedDict()
-        self._bytes = 0  # of all that are known
+        # (key, ETag) -> decoded copy and its size, oldest first.
+        self._cache: OrderedDict[tuple[str, str], tuple[Path | BadObject, int]] = OrderedDict()
+        self._cached_bytes = 0
 
     def inspect_object(self, key: str) -> tuple[str, int, Path | BadObject] | None:
-        """ETag, size and decoded copy of an object, or why there is none.
+        """Return ETag, size and decoded copy of an object, or why it cannot be decoded.
 
-        None when the object needs no decoding.
+        None if the object needs no decoding.
 
         Raises:
             NotFoundError: there is no such object.
@@ -103,157 +92,125 @@ class InputView:
         source = self._find_decoded_source(key)
         if source is None:
             return None
-        store, own = self._resolve_key(key)
-        head = store.stat(own)
+        store, original_key = self._resolve_key(key)
+        head = store.stat(original_key)
         if head is None:
             raise NotFoundError.for_uri(self.uri(key))
         with self._lock:
-            known = self._known.get((key, head.etag))
-        if known is not None and (isinstance(known[0], BadObject) or known[0].exists()):
-            return head.etag, head.size, known[0]
-        found = store.get(own)
-        return found.etag, len(found.data), self._decode_into_cache(key, found, source)
+            content, _ = self._cache.get((key, head.etag), (None, 0))
+        if isinstance(content, BadObject) or (content is not None and content.exists()):
+            return head.etag, head.size, content
+        original = store.get(original_key)
+        return original.etag, len(original.data), self._decode_into_cache(key, original, source)
 
     def locate_source(self, name: str) -> tuple[Store, str]:
-        """Where a source's objects really lie: a store and a prefix in it."""
+        """Return the store in which a source's objects are, and their key prefix in it."""
         return self._resolve_key(self._folders[name])
 
     def _decode_into_cache(
-        self, key: str, found: StoredObject, source: SourceSpec
+        self, key: str, original: StoredObject, source: SourceSpec
     ) -> Path | BadObject:
-        name = hashlib.sha256(f"{key}\n{found.etag}".encode()).hexdigest()[:40]
-        self._folder.mkdir(parents=True, exist_ok=True)
-        fresh = self._folder / f"{name}.{threading.get_ident()}.new"
-        bad = decode_to_parquet(key, found.data, source, fresh)
+        name = hashlib.sha256(f"{key}\n{original.etag}".encode()).hexdigest()[:40]
+        self._cache_folder.mkdir(parents=True, exist_ok=True)
+        copy = self._cache_folder / f"{name}.parquet"
+        # Several threads may decode the same object; each writes a file of its own.
+        fresh = self._cache_folder / f"{name}.{threading.get_ident()}.new"
+        bad = decode_to_parquet(key, original.data, source, fresh)
         with self._lock:
             if bad is None:
-                content: Path | BadObject = fresh.replace(self._folder / f"{name}.parquet")
-                size = (self._folder / f"{name}.parquet").stat().st_size
-            else:
-                content, size = bad, 1
-            self._bytes += size - self._known.get((key, found.etag), (content, 0))[1]
-            self._known[key, found.etag] = content, size
+                fresh.replace(copy)
+            content: Path | BadObject = copy if bad is None else bad
+            size = 1 if bad is not None else copy.stat().st_size
+            self._cached_bytes += size - self._cache.get((key, original.etag), (content, 0))[1]
+            self._cache[key, original.etag] = content, size
             self._evict_oldest()
         return content
 
     def _evict_oldest(self) -> None:
-        while len(self._known) > 1 and self._bytes > _MAX_CACHE_BYTES:
-            _, (content, size) = self._known.popitem(last=False)
-            self._bytes -= size
+        while len(self._cache) > 1 and self._cached_bytes > _MAX_CACHE_BYTES:
+            _, (content, size) = self._cache.popitem(last=False)
+            self._cached_bytes -= size
             if isinstance(content, Path):
                 content.unlink(missing_ok=True)
 
     def _find_decoded_source(self, key: str) -> SourceSpec | None:
-        found = next(
-            (
-                (folder, source)
-                for folder, source in self._decoded.items()
-                if key.startswith(folder)
-            ),
-            None,
-        )
-        if found is None:
-            return None
-        folder, source = found
-        whole = (
-            source.table is not None
-            and not source.evolution.renamed
-            and not parse_folder_values(key[len(folder) :])
-        )
-        return (
-            None if whole else source
-        )  # a table's file without values in its folders' names is read as it is
+        for folder, source in self._decoded_sources.items():
+            if key.startswith(folder):
+                # A table's file is read as it is, unless it lacks columns or names them otherwise.
+                is_complete = source.table is not None and not source.evolution.renamed
+                has_folder_values = bool(parse_folder_values(key[len(folder) :]))
+                return None if is_complete and not has_folder_values else source
+        return None
 
     def _resolve_key(self, key: str) -> tuple[Store, str]:
-        for folder, store in self._other.items():
+        """Return the store that has the original of a key, and the key there."""
+        for folder, store in self._other_stores.items():
             if key.startswith(folder):
                 return store, key[len(folder) :]
-        return self._below, key
+        return self._store, key
 
     def _get_decoded_copy(self, key: str) -> tuple[str, Path] | None:
-        """ETag and decoded copy; None when the key needs no decoding."""
-        found = self.inspect_object(key)
-        if found is None:
+        """Return ETag and decoded copy; None if the key needs no decoding."""
+        inspected = self.inspect_object(key)
+        if inspected is None:
             return None
-        if isinstance(found[2], BadObject):
+        etag, _, content = inspected
+        if isinstance(content, BadObject):
+            # Not in the catalogue: the code names the reason of the dead letter.
             raise PoisonError(
-                f"{self.uri(key)} cannot be read: {found[2].detail}",
-                code=f"object.{found[2].reason}",
+                f"{self.uri(key)} cannot be read: {content.detail}",
+                code=f"object.{content.reason}",
                 kept="the object, and everything sealed so far",
-                advice=(
-                    "the object was readable when it was planned: see who overwrites objects in"
-                    " this folder"
-                ),
+                advice="the object was readable when it was planned: see who overwrites objects in"
+                " this folder",
             )
-        return found[0], found[2]
+        return etag, content
 
-    # Store
+    # Reading
 
     def get(self, key: str) -> StoredObject:
-        """The object, decoded if need be."""
-        copy = self._get_decoded_copy(key)
-        if copy is not None:
+        """Return the object, decoded if need be."""
+        if copy := self._get_decoded_copy(key):
             return StoredObject(key, copy[1].read_bytes(), copy[0])
-        store, own = self._resolve_key(key)
-        return replace(store.get(own), key=key)
+        store, original_key = self._resolve_key(key)
+        return replace(store.get(original_key), key=key)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """A part of it."""
-        copy = self._get_decoded_copy(key)
-        if copy is not None:
+        """Return a part of the object, decoded if need be."""
+        if copy := self._get_decoded_copy(key):
             with copy[1].open("rb") as file:
                 file.seek(start)
                 return file.read(length)
-        store, own = self._resolve_key(key)
-        return store.get_range(own, start, length)
+        store, original_key = self._resolve_key(key)
+        return store.get_range(original_key, start, length)
 
     def stat(self, key: str) -> ObjectInfo | None:
-        """The original: its ETag is what a cut pins."""
-        store, own = self._resolve_key(key)
-        found = store.stat(own)
-        return None if found is None else replace(found, key=key)
-
-    def create(self, key: str, data: bytes) -> str:
-        """Passed through."""
-        return self._below.create(key, data)
-
-    def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:
-        """Passed through."""
-        return self._below.compare_and_swap(key, data, etag)
-
-    def put(self, key: str, data: bytes) -> str:
-        """Passed through."""
-        return self._below.put(key, data)
+        """Describe the original, whose ETag is what a cut pins."""
+        store, original_key = self._resolve_key(key)
+        info = store.stat(original_key)
+        return None if info is None else replace(info, key=key)
 
     def list_objects(
         self, prefix: str, *, start_after: str | None = None, limit: int | None = None
     ) -> Iterator[ObjectInfo]:
-        """The originals."""
-        store, own = self._resolve_key(prefix)
-        cut = len(prefix) - len(own)
+        """List the originals."""
+        store, original_prefix = self._resolve_key(prefix)
+        cut = len(prefix) - len(original_prefix)
         after = start_after[cut:] if start_after is not None else None
-        for entry in store.list_objects(own, start_after=after, limit=limit):
+        for entry in store.list_objects(original_prefix, start_after=after, limit=limit):
             yield replace(entry, key=prefix[:cut] + entry.key) if cut else entry
 
     def list_folders(self, prefix: str) -> _Names:
-        """Of the originals."""
-        store, own = self._resolve_key(prefix)
-        return store.list_folders(own)
-
-    def delete(self, key: str) -> None:
-        """Passed through."""
-        self._below.delete(key)
-
-    def upload(self, path: Path, key: str) -> UploadedObject:
-        """Passed through."""
-        return self._below.upload(path, key)
+        """List the folders of the originals."""
+        store, original_prefix = self._resolve_key(prefix)
+        return store.list_folders(original_prefix)
 
     def download(self, key: str, path: Path) -> None:
-        """A copy of the object, decoded if need be; it stays when the cache lets go of its own."""
+        """Write the object to `path`, decoded if need be; it stays when the cache is cleared."""
         copy = self._get_decoded_copy(key)
         if copy is None:
-            store, own = self._resolve_key(key)
-            store.download(own, path)
+            store, original_key = self._resolve_key(key)
+            store.download(original_key, path)
             return
         try:
             os.link(copy[1], path)
@@ -261,18 +218,43 @@ class InputView:
             shutil.copyfile(copy[1], path)
 
     def local_path(self, key: str) -> Path | None:
-        """None for decoded objects, whose copy the cache may let go of meanwhile, and for what is no object at all."""
+        """Return the object's own file, if it has one.
+
+        None for decoded objects too, whose copy the cache may remove while it is read.
+        """
         if self._find_decoded_source(key) is not None or key.startswith(STAGED_PREFIX):
             return None
-        store, own = self._resolve_key(key)
-        return store.local_path(own)
+        store, original_key = self._resolve_key(key)
+        return store.local_path(original_key)
 
     def uri(self, key: str) -> str:
-        """The original's address."""
-        store, own = self._resolve_key(key)
-        return store.uri(own)
+        """Return the original's address."""
+        store, original_key = self._resolve_key(key)
+        return store.uri(original_key)
 
     def close(self) -> None:
-        """Let go of what was opened here; the store below is its owner's."""
-        for store in self._other.values():
+        """Close the stores that this view opened."""
+        for store in self._other_stores.values():
             store.close()
+
+    # Writing: nothing is written to sources, so all keys are the pipeline's own.
+
+    def create(self, key: str, data: bytes) -> str:
+        """See `Store.create`."""
+        return self._store.create(key, data)
+
+    def compare_and_swap(self, key: str, data: bytes, etag: str) -> str:
+        """See `Store.compare_and_swap`."""
+        return self._store.compare_and_swap(key, data, etag)
+
+    def put(self, key: str, data: bytes) -> str:
+        """See `Store.put`."""
+        return self._store.put(key, data)
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        self._store.delete(key)
+
+    def upload(self, path: Path, key: str) -> UploadedObject:
+        """See `Store.upload`."""
+        return self._store.upload(path, key)

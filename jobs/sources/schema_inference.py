@@ -1,4 +1,7 @@
-"""A schema for a spec, from one object: a proposal, which holds once it stands in the spec."""
+"""Proposes a schema for a source from one of its objects (`tidegate infer`).
+
+Nothing else uses the proposal: what counts is the schema that the user writes into the spec.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,17 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from tidegate.jobs.sources.avro import read_avro_file
-from tidegate.jobs.sources.object_decoding import decompress_object
-from tidegate.jobs.sources.parquet_footers import read_parquet_table
+from tidegate.jobs.sources.object_decoding import decompress_object, read_typed
 from tidegate.jobs.spec.cast_rules import build_text_pattern
 
-_MAX_SAMPLE_ROWS: Final = 10_000  # of text that are looked at
+_MAX_SAMPLE_ROWS: Final = 10_000  # of JSON or CSV
 _TIMESTAMP_PATTERN: Final = (
     r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|z|[+-]\d{2}(:?\d{2})?)?"
 )
+# In order of preference.
 _TYPE_PATTERNS: Final = {
     "boolean": "true|false",
-    "long": r"-?(0|[1-9][0-9]{0,17})",  # 01234 is a name of something, not a number
+    "long": r"-?(0|[1-9][0-9]{0,17})",  # 01234 is a code of something, not a number
     "double": r"-?(0|[1-9][0-9]{0,14})([.][0-9]+)?([eE][+-]?[0-9]+)?",
     "date": str(build_text_pattern("date")),
     "timestamp": _TIMESTAMP_PATTERN,
@@ -31,80 +33,63 @@ _TYPE_PATTERNS: Final = {
 
 
 def infer_columns(key: str, data: bytes, form: str) -> dict[str, str]:
-    """Column -> declared type; a column of a type that no spec has is a ``string``.
+    """Return column -> declared type; a type that a spec cannot declare becomes ``string``.
 
     Args:
-        key: name of the object, whose ending tells its compression.
-        data: its bytes.
-        form: as `format` of a source.
+        key: the object's name, whose ending announces its compression.
+        data: the object's bytes.
+        form: a `format` of a source.
 
     Raises:
-        ValueError: there is no such object in these bytes, or no row in it.
+        ValueError: the bytes are not an object of this format, or it has no rows.
     """
     data = decompress_object(key, data)
     if form == "json":
         return _infer_from_json(data)
     if form == "csv":
         return _infer_from_csv(data)
-    return {
-        field.name: _to_declared_type(field.type) for field in _read_typed_object(data, form).schema
-    }
+    return {field.name: _to_declared_type(field.type) for field in read_typed(data, form).schema}
 
 
-def _read_typed_object(data: bytes, form: str) -> pa.Table:
-    if form == "avro":
-        return read_avro_file(data)
-    if form == "parquet":
-        return read_parquet_table(io.BytesIO(data))
-    import pyarrow.orc as orc
-
-    return orc.ORCFile(io.BytesIO(data)).read()
-
-
-def _to_declared_type(kind: Any) -> str:
+def _to_declared_type(arrow_type: Any) -> str:
     types = pa.types
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    if types.is_decimal(kind) and 0 <= kind.scale <= kind.precision <= 38:
-        return f"decimal({kind.precision},{kind.scale})"
+    if types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    if types.is_decimal(arrow_type) and 0 <= arrow_type.scale <= arrow_type.precision <= 38:
+        return f"decimal({arrow_type.precision},{arrow_type.scale})"
     tests = {
-        "boolean": types.is_boolean(kind),
-        "int": kind in (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16()),
-        "long": types.is_integer(kind) and kind != pa.uint64(),
-        "float": types.is_float32(kind),
-        "double": types.is_float64(kind),
-        "date": types.is_date32(kind),
-        "timestamp": types.is_timestamp(kind),
-        "binary": types.is_binary(kind) or types.is_large_binary(kind),
+        "boolean": types.is_boolean(arrow_type),
+        "int": arrow_type in (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16()),
+        "long": types.is_integer(arrow_type) and arrow_type != pa.uint64(),
+        "float": types.is_float32(arrow_type),
+        "double": types.is_float64(arrow_type),
+        "date": types.is_date32(arrow_type),
+        "timestamp": types.is_timestamp(arrow_type),
+        "binary": types.is_binary(arrow_type) or types.is_large_binary(arrow_type),
     }
     return next((name for name, fits in tests.items() if fits), "string")
 
 
 def _infer_from_json(data: bytes) -> dict[str, str]:
     lines = (line for line in data.split(b"\n") if line.strip())
-    values: dict[str, list[Any]] = {}
+    texts: dict[str, list[str]] = {}
     for line in islice(lines, _MAX_SAMPLE_ROWS):
         row = json.loads(line)
         if not isinstance(row, Mapping):
             raise ValueError(f"no JSON object: {line[:80]!r}")
         for name, value in row.items():
-            values.setdefault(name, []).append(value)
-    return _infer_from_texts(
-        {
-            name: [_to_pattern_text(v) for v in column if v is not None]
-            for name, column in values.items()
-        }
-    )
+            column = texts.setdefault(name, [])
+            if value is not None:
+                column.append(_to_pattern_text(value))
+    return _infer_from_texts(texts)
 
 
 def _to_pattern_text(value: Any) -> str:
-    if isinstance(value, str):  # a number in quotes is text
-        return (
-            value
-            if re.fullmatch(f"{_TIMESTAMP_PATTERN}|{_TYPE_PATTERNS['date']}", value)
-            else f"{value}~"
-        )
-    return json.dumps(value)
+    if not isinstance(value, str):
+        return json.dumps(value)
+    # A number or a boolean in quotes is text; times have no other form in JSON.
+    is_time = re.fullmatch(f"{_TIMESTAMP_PATTERN}|{_TYPE_PATTERNS['date']}", value)
+    return value if is_time else f"{value}~"
 
 
 def _infer_from_csv(data: bytes) -> dict[str, str]:
@@ -112,21 +97,21 @@ def _infer_from_csv(data: bytes) -> dict[str, str]:
     names = next((line for line in reader if line), [])
     rows = [row for row in islice(reader, _MAX_SAMPLE_ROWS) if len(row) == len(names)]
     return _infer_from_texts(
-        {name: [row[place] for row in rows if row[place]] for place, name in enumerate(names)}
+        {name: [row[n] for row in rows if row[n]] for n, name in enumerate(names)}
     )
 
 
 def _infer_from_texts(columns: Mapping[str, Iterable[str]]) -> dict[str, str]:
     if not columns:
         raise ValueError("there is no row in it")
-    return {name: _choose_narrowest_type(list(texts)) for name, texts in columns.items()}
+    return {name: _choose_type(list(texts)) for name, texts in columns.items()}
 
 
-def _choose_narrowest_type(texts: list[str]) -> str:
-    """The first type whose form all texts have."""
+def _choose_type(texts: list[str]) -> str:
+    """Return the first type whose form all texts have."""
     fits = (
         kind
-        for kind, form in _TYPE_PATTERNS.items()
-        if all(re.fullmatch(form, text) for text in texts)
+        for kind, pattern in _TYPE_PATTERNS.items()
+        if all(re.fullmatch(pattern, text) for text in texts)
     )
     return next(fits, "string") if texts else "string"

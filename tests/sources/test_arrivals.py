@@ -295,7 +295,7 @@ def test_a_late_upload_is_read_because_minio_named_it(
     view = InputView(store, pipeline, tmp_path)
     home, folder = view.locate_source("a")
     home.put(f"{folder}m.parquet", parquet(1))
-    sources = PipelineSources(pipeline, store, view)
+    sources = PipelineSources(pipeline, view)
     (source,) = sources.all
     resume = source.plan(ME, None, ReadLimits()).resume
     deadline, late = time.monotonic() + 60, source.plan(ME, resume, ReadLimits())
