@@ -1,75 +1,59 @@
-"""Objects in a folder of a bucket, read in the order of their keys.
+"""Objects in a folder of a bucket as a source, read in the order of their keys or of their arrival.
 
-They are Parquet, or read as if they were (`view`). A position is the object's ordinal and the row
-in it (`join_seq`). The ordinal counts the objects consumed so far, good or bad, in key order, so
-the same resume point gives the same slices again. Two things a producer must keep: keys grow in
-arrival order (an object that appears *before* the last consumed key is never seen; with
-``discovery.order: arrival`` it is, see `arrivals`), and an object is written once and stays.
+They are Parquet, or look like it (`input_view`). A position is the object's ordinal and the row in
+it (`join_seq`). The ordinal counts the objects consumed so far, good or bad, so the same resume
+point gives the same slices again. A producer must keep two rules. Keys grow in arrival order: an
+object that appears *before* the last consumed key is never seen, except with
+``discovery.order: arrival`` (`arrival_log`). And an object is written once and stays.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, islice
-from pathlib import Path
-from typing import Any
+from itertools import chain
+from typing import Any, Final
 
-from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store
-from tidegate.errors import TransientError
+from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources.arrival_log import ArrivalLog, BucketNotifications
 from tidegate.jobs.sources.input_view import InputView, resolve_source_folder
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
-from tidegate.jobs.sources.parquet_footers import BadObject, Footer, parse_footer, read_footer
-from tidegate.jobs.sources.table_versions import TableVersions, open_table_versions, rewrite_reason
+from tidegate.jobs.sources.object_inspection import (
+    UNKNOWN_SIZE,
+    InspectedObject,
+    ObjectInspector,
+    describe_change,
+    map_in_threads,
+)
+from tidegate.jobs.sources.parquet_footers import BadObject, Footer
+from tidegate.jobs.sources.table_versions import TableVersions, open_table_versions
 from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
 
-DONE_MARKER = "_DONE"
-_MAX_OBJECTS_PER_SLICE = (
-    1000  # per epoch without a limit of its own: one LIST page, and a cut that fits into a manifest
-)
-_READ_THREADS = 4  # footers are waiting time, not work
-_WHOLE_READ_BYTES = (
-    256 << 10
-)  # bytes: below, one GET of everything is faster than a HEAD and a range
-_MAX_CACHED_FOOTERS = 8192  # footers; about 10 MB
-_UNKNOWN_SIZE = -1  # the size of an object known by name only
-_MAX_UNMATCHED_KEYS = (
-    10_000  # notices of folders that are no members (yet); the safety listing finds their objects
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _InspectedObject:
-    """One object as it was when it was looked at."""
-
-    key: str
-    etag: str
-    size: int
-    content: Footer | BadObject
-
-    @property
-    def row_count(self) -> int:
-        return self.content.rows if isinstance(self.content, Footer) else 0
+DONE_MARKER: Final = "_DONE"
+"""Name of the object after which a member of a bounded source has no more objects."""
+# In one epoch, if the spec has no limit: one page of a LIST, and a cut that fits into a manifest.
+_MAX_OBJECTS_PER_SLICE: Final = 1000
+# Notified keys in folders that are not members (yet); the safety listing finds their objects.
+_MAX_UNMATCHED_KEYS: Final = 10_000
 
 
 class ObjectSource:
-    """A source whose events lie as objects below one path. Keeps no state but a cache of footers.
+    """Implements `Source`. Keeps no state but caches.
 
     Args:
-        name: of the source.
-        spec: of the source.
-        store: the pipeline's; an `InputView` of it unless all objects are Parquet in the pipeline's
-            own store.
-        pipeline: its name, for the log of arrivals.
-        notices: names below the source's folder that notifications name, for the log of arrivals.
+        name: name of the source.
+        spec: spec of the source.
+        store: the pipeline's store; an `InputView` of it unless all objects are Parquet in the
+            pipeline's own store.
+        pipeline: name of the pipeline, for the arrival log.
+        notices: notifications of new objects below the source's folder, for the arrival log.
         clock: seconds, monotonic.
+
+    Attributes:
+        backlog: member -> known objects after the last planned slice. In the order of keys at most
+            one, because nothing lists further.
     """
 
     def __init__(
@@ -82,32 +66,22 @@ class ObjectSource:
         notices: BucketNotifications | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name = name
-        self.spec = spec
+        self.name, self.spec = name, spec
         self.store, self.prefix = store, resolve_source_folder(name, spec)
         self._pipeline, self._notices, self._clock = pipeline, notices, clock
+        self._inspector = ObjectInspector(name, spec, store, self.prefix)
         self._logs: dict[Member, ArrivalLog] = {}
         self._table: TableVersions | None = None
-        self._heard: list[str] = []
-        self._whole: set[Member] = set()  # listed from end to end since their end marker was seen
-        self._cache: OrderedDict[tuple[str, str, int, float | None], _InspectedObject] = (
-            OrderedDict()
-        )
+        self._notified_keys: list[str] = []
+        self._listed_to_end: set[Member] = set()  # since their end marker was seen
         self.backlog: dict[str, int] = {}
-        """Member -> objects known behind the last planned slice; in the order of keys at most one.
-
-        Nobody lists on.
-        """
 
     def list_members(self) -> Sequence[Member]:
-        """One member for the source, or one per folder directly below its path."""
+        """Return one member for the source, or one per folder directly below its path."""
         if self.spec.partition_by == "source":
             return [Member(self.name)]
-        return [
-            Member(self.name, folder)
-            for folder in self.store.list_folders(self.prefix)
-            if _is_data_name(folder)
-        ]
+        folders = self.store.list_folders(self.prefix)
+        return [Member(self.name, folder) for folder in folders if _is_data_name(folder)]
 
     def plan(
         self,
@@ -117,43 +91,34 @@ class ObjectSource:
         *,
         blocked: bool = False,
     ) -> Slice:
-        """The next slice from `resume`, at most `limits`.
+        """Return the next slice after `resume`, within `limits`.
 
-        1. Look for the end marker first: whatever a producer wrote before it is then in the
-            listing.
-        2. List behind the last consumed key, one object more than wanted: it tells whether more is
-          pending.
+        1. Look for the end marker first: the listing then has what a producer wrote before it.
+        2. List one object more than needed, which says whether more is pending.
         3. Read the footers of the listed objects, and cut at the limits.
 
         Raises:
-            TransientError: the store cannot be reached, or an object vanished while it was looked
-                at.
+            TransientError: the store cannot be reached, or an object vanished while it was read.
         """
         at = _ResumePoint.from_json(resume)
         if blocked:
             waiting = at.open is not None or bool(self._list_next_entries(member, at, 1))
-            self.backlog[str(member)] = self._count_backlog(member, at.ordinal, pending=waiting)
+            self._set_backlog(member, at.ordinal, pending=waiting)
             return Slice(member, at.seq, at.seq, resume=at.to_json(), pending=waiting)
-        ended = (
-            self.spec.bounded
-            and self.store.stat(self._member_folder(member) + DONE_MARKER) is not None
-        )
-        opened = [self._reopen_pinned_object(at.open)] if at.open else []
+        ended = self.spec.bounded and self._has_end_marker(member)
+        opened = [self._inspector.reopen_pinned_object(at.open)] if at.open else []
         wanted = (limits.objects or _MAX_OBJECTS_PER_SLICE) - len(opened)
         entries = self._list_next_entries(member, at, wanted + 1, ended=ended)
-        cutter = _SliceBuilder(member, at, limits)
-        for facts in chain(opened, self._inspect_entries(entries[:wanted])):
-            if not cutter.add_object(facts):
+        builder = _SliceBuilder(member, at, limits)
+        for inspected in chain(opened, self._inspector.inspect_entries(entries[:wanted])):
+            if not builder.add_object(inspected):
                 break
-        pending = cutter.at.open is not None or cutter.listed < len(entries)
-        self.backlog[str(member)] = self._count_backlog(member, cutter.at.ordinal, pending=pending)
-        return cutter.build_slice(pending=pending, done=ended and not pending)
+        pending = builder.at.open is not None or builder.consumed_entries < len(entries)
+        self._set_backlog(member, builder.at.ordinal, pending=pending)
+        return builder.build_slice(pending=pending, done=ended and not pending)
 
     def trim(self, part: Slice, end: int) -> Slice:
-        """The slice cut short to end at `end`.
-
-        Behind a barrier row, always inside one of its objects or at its end.
-        """
+        """Return the slice cut short at `end`, a position in one of its objects or after one."""
         if end >= part.end:
             return part
         ordinal, row = split_seq(end)
@@ -168,7 +133,6 @@ class ObjectSource:
             resume = _ResumePoint(ordinal + 1, 0, last["key"], None)
         if last["ordinal"] == ordinal:
             kept[-1] = {**last, "row_end": min(row, last["row_end"])}
-        dead = tuple(d for d in part.dead if d.seq < end)
         return replace(
             part,
             end=end,
@@ -176,59 +140,61 @@ class ObjectSource:
             resume=resume.to_json(),
             pending=True,
             done=False,
-            dead=dead,
+            dead=tuple(d for d in part.dead if d.seq < end),
         )
 
     def find_changed_objects(self, part: Slice) -> tuple[DeadObject, ...]:
-        """Objects of a planned slice that are no longer what was pinned.
-
-        The same key with a new ETag, or gone.
-        """
-        heads = self._map_in_threads(lambda p: self.store.stat(p["key"]), part.parts)
+        """Return the objects of a planned slice that are gone or have another ETag now."""
+        heads = map_in_threads(lambda pinned: self.store.stat(pinned["key"]), part.parts)
         return tuple(
-            _build_changed_object(part.member, join_seq(p["ordinal"], p["row_start"]), p, head)
-            for p, head in zip(part.parts, heads, strict=True)
-            if head is None or head.etag != p["etag"]
+            DeadObject(
+                part.member,
+                join_seq(pinned["ordinal"], pinned["row_start"]),
+                pinned["key"],
+                pinned["etag"],
+                pinned["size"],
+                "changed_object",
+                describe_change(pinned, head),
+            )
+            for pinned, head in zip(part.parts, heads, strict=True)
+            if head is None or head.etag != pinned["etag"]
         )
 
     @property
     def late_uploads(self) -> int:
-        """Objects found behind a greater name since this process started."""
+        """Objects with a name below the greatest known one, found since this process started."""
         return sum(log.late for log in self._logs.values())
 
     def _member_folder(self, member: Member) -> str:
-        return (
-            self.prefix
-            if self.spec.partition_by == "source"
-            else f"{self.prefix}{member.partition}/"
-        )
+        by_source = self.spec.partition_by == "source"
+        return self.prefix if by_source else f"{self.prefix}{member.partition}/"
+
+    def _has_end_marker(self, member: Member) -> bool:
+        return self.store.stat(self._member_folder(member) + DONE_MARKER) is not None
+
+    def _set_backlog(self, member: Member, ordinal: int, *, pending: bool) -> None:
+        log = self._logs.get(member)
+        self.backlog[str(member)] = int(pending) if log is None else len(log) - ordinal
 
     def _list_next_entries(
         self, member: Member, at: _ResumePoint, count: int, *, ended: bool = False
     ) -> list[ObjectInfo]:
-        """The next `count` objects behind the resume point, in the source's order."""
+        """Return the next `count` objects after the resume point, in the source's order."""
         if self.spec.table is not None:
             log = self._update_table_log(member)
         elif self.spec.discovery.order == "keys":
             return self._list_data_objects(member, at.listed_after, count)
         else:
             log = self._get_arrival_log(member)
-            log.discover(
-                self._take_notified_keys(member), everything=ended and member not in self._whole
-            )
-            self._whole |= {member} if ended else set()
-        return [
-            ObjectInfo(key, _UNKNOWN_SIZE, "", None)
-            for key in log.read_keys(at.ordinal + (at.open is not None), count)
-        ]
-
-    def _count_backlog(self, member: Member, ordinal: int, *, pending: bool) -> int:
-        log = self._logs.get(member)
-        return int(pending) if log is None else len(log) - ordinal
+            everything = ended and member not in self._listed_to_end
+            log.discover(self._take_notified_keys(member), everything=everything)
+            self._listed_to_end |= {member} if ended else set()
+        keys = log.read_keys(at.ordinal + (at.open is not None), count)
+        return [ObjectInfo(key, UNKNOWN_SIZE, "", None) for key in keys]
 
     def _update_table_log(self, member: Member) -> ArrivalLog:
-        """The log, with what the table's newest commits added."""
-        assert self.spec.table is not None  # noqa: S101 - asked by the caller
+        """Return the log after entering what the table's newest commits added."""
+        assert self.spec.table is not None  # noqa: S101 - checked by the caller
         if self._table is None:
             home = (
                 self.store.locate_source(self.name)
@@ -255,155 +221,34 @@ class ObjectSource:
         return self._logs[member]
 
     def _take_notified_keys(self, member: Member) -> list[str]:
-        """What notifications named in this member's folder.
-
-        What they named elsewhere waits for its own member.
-        """
+        """Return the notified keys in this member's folder; others wait for their own member."""
         if self._notices is not None:
-            self._heard += [self.prefix + name for name in self._notices.take_keys()]
+            self._notified_keys += [self.prefix + name for name in self._notices.take_keys()]
         folder = self._member_folder(member)
-        mine = [key for key in self._heard if key.startswith(folder)]
-        self._heard = [key for key in self._heard if not key.startswith(folder)][
-            -_MAX_UNMATCHED_KEYS:
-        ]
-        return mine
+        member_keys = [key for key in self._notified_keys if key.startswith(folder)]
+        others = [key for key in self._notified_keys if not key.startswith(folder)]
+        self._notified_keys = others[-_MAX_UNMATCHED_KEYS:]
+        return member_keys
 
     def _list_data_objects(self, member: Member, after: str | None, count: int) -> list[ObjectInfo]:
-        """The next `count` data objects; names with a leading underscore or dot are not data."""
         folder = self._member_folder(member)
-        found: list[ObjectInfo] = []
-        while len(found) < count:
-            asked = count - len(found) + 1  # one to spare for an end marker
-            page = list(self.store.list_objects(folder, start_after=after, limit=asked))
-            found += [e for e in page if _is_data_name(e.key[len(folder) :])]
-            if len(page) < asked:
+        entries: list[ObjectInfo] = []
+        while len(entries) < count:
+            limit = count - len(entries) + 1  # one more, for an end marker
+            page = list(self.store.list_objects(folder, start_after=after, limit=limit))
+            entries += [entry for entry in page if _is_data_name(entry.key[len(folder) :])]
+            if len(page) < limit:
                 break
             after = page[-1].key
-        return found[:count]
-
-    def _reopen_pinned_object(self, pinned: Mapping[str, Any]) -> _InspectedObject:
-        """The object whose beginning was consumed already.
-
-        It must still be the one that was pinned.
-        """
-        content: Footer | BadObject = Footer(pinned["rows"], pinned["columns"])
-        head = self.store.stat(pinned["key"])
-        if head is None or head.etag != pinned["etag"]:
-            content = BadObject("changed_object", _describe_change(pinned, head))
-        return _InspectedObject(pinned["key"], pinned["etag"], pinned["size"], content)
-
-    def _inspect_entries(self, entries: Sequence[ObjectInfo]) -> Iterator[_InspectedObject]:
-        """Facts in key order, a batch ahead of the consumer at most.
-
-        A row limit may end the cut early.
-        """
-        rest = iter(entries)
-        while batch := list(islice(rest, 4 * _READ_THREADS)):
-            yield from self._map_in_threads(self._inspect_entry, batch)
-
-    def _map_in_threads(self, task: Any, items: Sequence[Any]) -> list[Any]:
-        if len(items) < 2:
-            return [task(item) for item in items]
-        with ThreadPoolExecutor(_READ_THREADS) as pool:
-            return list(pool.map(task, items))
-
-    def _inspect_entry(self, entry: ObjectInfo) -> _InspectedObject:
-        said = rewrite_reason(entry.key[len(self.prefix) :])
-        if self.spec.table is not None and said is not None:
-            return _InspectedObject(entry.key, "", 0, BadObject("table_rewritten", said))
-        if entry.size == _UNKNOWN_SIZE:  # an arrival: what it is now is asked now
-            head = self.store.stat(entry.key)
-            if head is None:
-                gone = BadObject(
-                    "changed_object", "the object is gone; it was there when it was found"
-                )
-                return _InspectedObject(entry.key, "", 0, gone)
-            entry = head
-        identity = (entry.key, entry.etag, entry.size, entry.modified)
-        facts = self._cache.get(identity)
-        if facts is None:
-            facts = self._read_content(entry)
-            self._cache[identity] = facts
-            while len(self._cache) > _MAX_CACHED_FOOTERS:
-                self._cache.popitem(last=False)
-        return facts
-
-    def _read_content(self, entry: ObjectInfo) -> _InspectedObject:
-        try:
-            seen = (
-                self.store.inspect_object(entry.key) if isinstance(self.store, InputView) else None
-            )
-            if seen is not None:
-                etag, size, copy = seen
-                content = (
-                    copy
-                    if isinstance(copy, BadObject)
-                    else self._check_columns(_read_copy_footer(copy))
-                )
-                return _InspectedObject(entry.key, etag, size, content)
-            if entry.size <= _WHOLE_READ_BYTES:
-                found = self.store.get(entry.key)
-                content = self._check_columns(parse_footer(found.data, len(found.data)))
-                return _InspectedObject(entry.key, found.etag, len(found.data), content)
-            head = self.store.stat(entry.key)
-            if head is None:
-                raise NotFoundError.for_uri(self.store.uri(entry.key))
-            content = self._check_columns(
-                read_footer(head.size, partial(self.store.get_range, entry.key))
-            )
-            return _InspectedObject(entry.key, head.etag, head.size, content)
-        except NotFoundError as error:
-            raise TransientError(
-                f"{self.store.uri(entry.key)} vanished while source {self.name} looked at it",
-                code="source.vanished",
-                kept="everything sealed so far",
-                advice="objects of a source must stay; the cut is planned again without it",
-                retry_after=1.0,
-            ) from error
-
-    def _check_columns(self, content: Footer | BadObject) -> Footer | BadObject:
-        """A column nobody declared makes its object a dead letter.
-
-        A missing one reads as null, but for the event time.
-        """
-        if isinstance(content, BadObject):
-            return content
-        unknown = [
-            c
-            for c in content.columns
-            if c not in self.spec.columns and c not in (BAD_TEXT, BAD_REASON)
-        ]
-        if unknown and self.spec.evolution.added == "dead_letter":
-            declared = ", ".join(self.spec.columns)
-            return BadObject(
-                "unknown_column", f"column {', '.join(unknown)} is not in the schema ({declared})"
-            )
-        if self.spec.event_time not in content.columns:
-            return BadObject(
-                "missing_column",
-                f"there is no column {self.spec.event_time}, which is the event time",
-            )
-        missing = [c for c in self.spec.columns if c not in content.columns]
-        if missing and self.spec.evolution.missing == "dead_letter":
-            return BadObject("missing_column", f"there is no column {', '.join(missing)}")
-        return content
-
-
-def _read_copy_footer(copy: Path) -> Footer | BadObject:
-    with copy.open("rb") as file:
-
-        def read_range(start: int, length: int) -> bytes:
-            file.seek(start)
-            return file.read(length)
-
-        return read_footer(copy.stat().st_size, read_range)
+        return entries[:count]
 
 
 @dataclass(frozen=True, slots=True)
 class _ResumePoint:
-    """Where a member goes on.
+    """Where a member continues: at a row of an ordinal.
 
-    The next row, and behind which key: one consumed whole, or the open object, consumed in part.
+    `key` is the last object that was consumed whole, `open` the one that was consumed in part; at
+    most one of them is set.
     """
 
     ordinal: int = 0
@@ -424,61 +269,71 @@ class _ResumePoint:
 
     @property
     def listed_after(self) -> str | None:
-        """Listing goes on behind this key."""
+        """The key after which listing continues."""
         return self.open["key"] if self.open else self.key
 
 
 class _SliceBuilder:
-    """Takes objects in order until a limit is reached."""
+    """Takes objects in order until a limit is reached.
+
+    Attributes:
+        at: where the next slice continues.
+        consumed_entries: objects taken, without the one that was open before.
+    """
 
     def __init__(self, member: Member, at: _ResumePoint, limits: ReadLimits) -> None:
-        self.member = member
-        self.at = at
-        self.start = at.seq
-        self.listed = 0
-        self._left, self._bytes = limits.rows, limits.bytes
+        self._member, self._start = member, at.seq
+        self.at, self.consumed_entries = at, 0
+        self._rows_left, self._bytes_left = limits.rows, limits.bytes
         self._parts: list[dict[str, Any]] = []
         self._dead: list[DeadObject] = []
 
-    def add_object(self, facts: _InspectedObject) -> bool:
-        """Consume an object, whole or up to the row limit. False when the slice is full."""
-        if self._left == 0 or (self._bytes is not None and self._bytes <= 0):
+    def add_object(self, inspected: InspectedObject) -> bool:
+        """Consume an object, whole or up to the row limit. Return False if the slice is full."""
+        if self._rows_left == 0 or (self._bytes_left is not None and self._bytes_left <= 0):
             return False
-        if self._bytes is not None:
-            self._bytes -= facts.size
-        self.listed += self.at.open is None
-        first, rows = self.at.row, facts.row_count
-        if isinstance(facts.content, BadObject):
-            bad = facts.content
-            self._dead.append(
-                DeadObject(
-                    self.member,
-                    self.at.seq,
-                    facts.key,
-                    facts.etag,
-                    facts.size,
-                    bad.reason,
-                    bad.detail,
-                )
-            )
-            self.at = _ResumePoint(self.at.ordinal + 1, 0, facts.key, None)
-            return True
-        last = rows if self._left is None else min(rows, first + self._left)
-        part = _build_object_part(facts, facts.content, self.at.ordinal, first, last)
-        if last > first:
-            self._parts.append(part)
-        if self._left is not None:
-            self._left -= last - first
-        if last < rows:
-            self.at = _ResumePoint(self.at.ordinal, last, None, _pin_object(part))
-            return False
-        self.at = _ResumePoint(self.at.ordinal + 1, 0, facts.key, None)
+        if self._bytes_left is not None:
+            self._bytes_left -= inspected.size
+        self.consumed_entries += self.at.open is None
+        if isinstance(inspected.content, BadObject):
+            self._add_dead_object(inspected, inspected.content)
+        else:
+            part = self._add_rows(inspected, inspected.content)
+            if part["row_end"] < part["rows"]:
+                self.at = _ResumePoint(self.at.ordinal, part["row_end"], None, _pin_object(part))
+                return False
+        self.at = _ResumePoint(self.at.ordinal + 1, 0, inspected.key, None)
         return True
 
+    def _add_dead_object(self, inspected: InspectedObject, bad: BadObject) -> None:
+        key, etag, size = inspected.key, inspected.etag, inspected.size
+        dead = DeadObject(self._member, self.at.seq, key, etag, size, bad.reason, bad.detail)
+        self._dead.append(dead)
+
+    def _add_rows(self, inspected: InspectedObject, footer: Footer) -> dict[str, Any]:
+        start, end = self.at.row, footer.rows
+        if self._rows_left is not None:
+            end = min(end, start + self._rows_left)
+            self._rows_left -= end - start
+        part = {
+            "key": inspected.key,
+            "etag": inspected.etag,
+            "size": inspected.size,
+            "ordinal": self.at.ordinal,
+            "rows": footer.rows,
+            "row_start": start,
+            "row_end": end,
+            "columns": footer.columns,
+        }
+        if end > start:
+            self._parts.append(part)
+        return part
+
     def build_slice(self, *, pending: bool, done: bool) -> Slice:
+        """Return the slice of everything that was taken."""
         return Slice(
-            self.member,
-            self.start,
+            self._member,
+            self._start,
             self.at.seq,
             tuple(self._parts),
             self.at.to_json(),
@@ -488,46 +343,11 @@ class _SliceBuilder:
         )
 
 
-def _build_object_part(
-    facts: _InspectedObject, footer: Footer, ordinal: int, first: int, last: int
-) -> dict[str, Any]:
-    return {
-        "key": facts.key,
-        "etag": facts.etag,
-        "size": facts.size,
-        "ordinal": ordinal,
-        "rows": footer.rows,
-        "row_start": first,
-        "row_end": last,
-        "columns": footer.columns,
-    }
-
-
 def _pin_object(part: Mapping[str, Any]) -> dict[str, Any]:
     return {name: part[name] for name in ("key", "etag", "size", "rows", "columns")}
 
 
-def _describe_change(pinned: Mapping[str, Any], head: ObjectInfo | None) -> str:
-    found = "it is gone" if head is None else f"its ETag is {head.etag}"
-    return f"the object was pinned with ETag {pinned['etag']}, now {found}"
-
-
-def _build_changed_object(
-    member: Member, seq: int, pinned: Mapping[str, Any], head: ObjectInfo | None
-) -> DeadObject:
-    detail = _describe_change(pinned, head)
-    return DeadObject(
-        member, seq, pinned["key"], pinned["etag"], pinned["size"], "changed_object", detail
-    )
-
-
 def _is_data_name(name: str) -> bool:
-    """Whether a name below the source's folder is data.
-
-    No part of it starts with an underscore or a dot.
-    """
-    return (
-        bool(name)
-        and not name.endswith("/")
-        and all(piece[0] not in "_." for piece in name.split("/") if piece)
-    )
+    """Return whether a name below the source's folder is data: no part begins with _ or a dot."""
+    parts = [part for part in name.split("/") if part]
+    return bool(name) and not name.endswith("/") and all(part[0] not in "_." for part in parts)

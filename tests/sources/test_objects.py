@@ -304,7 +304,7 @@ def test_footers_are_read_once() -> None:
 
 def test_large_object_is_read_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large object only the end is fetched, also when the footer is longer than the first range."""
-    monkeypatch.setattr("tidegate.jobs.sources.object_source._WHOLE_READ_BYTES", 100)
+    monkeypatch.setattr("tidegate.jobs.sources.object_inspection._WHOLE_READ_BYTES", 100)
     for first_read in (64 << 10, 1 << 10, 64):
         monkeypatch.setattr("tidegate.jobs.sources.parquet_footers._FIRST_READ_BYTES", first_read)
         part = source(inbox(1000)).plan(ME, None, ReadLimits())

@@ -1,0 +1,165 @@
+"""Looks at the objects of a source before they are planned: rows, columns, or why they are bad."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store
+from tidegate.jobs.sources.errors import OBJECT_VANISHED
+from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
+from tidegate.jobs.sources.parquet_footers import BadObject, Footer, parse_footer, read_footer
+from tidegate.jobs.sources.table_versions import rewrite_reason
+from tidegate.jobs.spec.pipeline import SourceSpec
+
+UNKNOWN_SIZE: Final = -1
+"""The size of an entry of which only the key is known."""
+_READ_THREADS: Final = 4  # they wait for the store most of the time
+_WHOLE_READ_BYTES: Final = 256 << 10  # below, one GET is faster than a HEAD and a range
+_MAX_CACHED_OBJECTS: Final = 8192  # about 10 MB
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedObject:
+    """An object as it was when it was inspected."""
+
+    key: str
+    etag: str
+    size: int
+    content: Footer | BadObject
+
+
+class ObjectInspector:
+    """Inspects objects of one source, and remembers the results.
+
+    Args:
+        source: its name.
+        spec: its spec.
+        store: where its objects are; an `InputView` unless all of them are plain Parquet.
+        prefix: key prefix of its objects.
+    """
+
+    def __init__(self, source: str, spec: SourceSpec, store: Store, prefix: str) -> None:
+        self._source, self._spec, self._store, self._prefix = source, spec, store, prefix
+        self._cache: OrderedDict[tuple[str, str, int, float | None], InspectedObject] = (
+            OrderedDict()
+        )
+
+    def inspect_entries(self, entries: Sequence[ObjectInfo]) -> Iterator[InspectedObject]:
+        """Yield the inspected objects in order.
+
+        At most one batch is read ahead, because a row limit may end the cut early.
+
+        Raises:
+            TransientError: the store cannot be reached, or an object vanished meanwhile.
+        """
+        remaining = iter(entries)
+        while batch := list(islice(remaining, 4 * _READ_THREADS)):
+            yield from map_in_threads(self._inspect_entry, batch)
+
+    def reopen_pinned_object(self, pinned: Mapping[str, Any]) -> InspectedObject:
+        """Return the object whose beginning was consumed; it must still be the pinned one."""
+        content: Footer | BadObject = Footer(pinned["rows"], pinned["columns"])
+        head = self._store.stat(pinned["key"])
+        if head is None or head.etag != pinned["etag"]:
+            content = BadObject("changed_object", describe_change(pinned, head))
+        return InspectedObject(pinned["key"], pinned["etag"], pinned["size"], content)
+
+    def _inspect_entry(self, entry: ObjectInfo) -> InspectedObject:
+        if self._spec.table is not None:
+            reason = rewrite_reason(entry.key[len(self._prefix) :])
+            if reason is not None:
+                return InspectedObject(entry.key, "", 0, BadObject("table_rewritten", reason))
+        if entry.size == UNKNOWN_SIZE:
+            head = self._store.stat(entry.key)
+            if head is None:
+                detail = "the object is gone; it was there when it was found"
+                return InspectedObject(entry.key, "", 0, BadObject("changed_object", detail))
+            entry = head
+        identity = (entry.key, entry.etag, entry.size, entry.modified)
+        inspected = self._cache.get(identity)
+        if inspected is None:
+            inspected = self._cache[identity] = self._read_object(entry)
+            while len(self._cache) > _MAX_CACHED_OBJECTS:
+                self._cache.popitem(last=False)
+        return inspected
+
+    def _read_object(self, entry: ObjectInfo) -> InspectedObject:
+        try:
+            etag, size, content = self._read_footer(entry)
+        except NotFoundError as error:
+            raise OBJECT_VANISHED(uri=self._store.uri(entry.key), source=self._source) from error
+        if isinstance(content, Footer):
+            content = self._find_column_fault(content) or content
+        return InspectedObject(entry.key, etag, size, content)
+
+    def _read_footer(self, entry: ObjectInfo) -> tuple[str, int, Footer | BadObject]:
+        """Return ETag, size and footer of an object as it is now."""
+        if isinstance(self._store, InputView):
+            decoded = self._store.inspect_object(entry.key)
+            if decoded is not None:
+                etag, size, copy = decoded
+                return etag, size, copy if isinstance(copy, BadObject) else _read_copy_footer(copy)
+        if entry.size <= _WHOLE_READ_BYTES:
+            stored = self._store.get(entry.key)
+            size = len(stored.data)
+            return stored.etag, size, parse_footer(stored.data, size)
+        head = self._store.stat(entry.key)
+        if head is None:
+            raise NotFoundError.for_uri(self._store.uri(entry.key))
+        read_range = partial(self._store.get_range, entry.key)
+        return head.etag, head.size, read_footer(head.size, read_range)
+
+    def _find_column_fault(self, footer: Footer) -> BadObject | None:
+        """Return why an object's columns do not fit the schema.
+
+        By default an undeclared column makes an object bad and a missing one reads as null, except
+        the event time.
+        """
+        declared, columns = self._spec.columns, footer.columns
+        unknown = [c for c in columns if c not in declared and c not in (BAD_TEXT, BAD_REASON)]
+        if unknown and self._spec.evolution.added == "dead_letter":
+            names = f"column {', '.join(unknown)} is not in the schema ({', '.join(declared)})"
+            return BadObject("unknown_column", names)
+        event_time = self._spec.event_time
+        if event_time not in columns:
+            detail = f"there is no column {event_time}, which is the event time"
+            return BadObject("missing_column", detail)
+        missing = [c for c in declared if c not in columns]
+        if missing and self._spec.evolution.missing == "dead_letter":
+            return BadObject("missing_column", f"there is no column {', '.join(missing)}")
+        return None
+
+
+def map_in_threads(task: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Return the results of a task that waits for the store, in the order of the items."""
+    if len(items) < 2:
+        return [task(item) for item in items]
+    with ThreadPoolExecutor(_READ_THREADS) as pool:
+        return list(pool.map(task, items))
+
+
+def describe_change(pinned: Mapping[str, Any], head: ObjectInfo | None) -> str:
+    """Return how a pinned object differs from what is there now."""
+    now = "it is gone" if head is None else f"its ETag is {head.etag}"
+    return f"the object was pinned with ETag {pinned['etag']}, now {now}"
+
+
+def _read_copy_footer(copy: Path) -> Footer | BadObject:
+    with copy.open("rb") as file:
+
+        def read_range(start: int, length: int) -> bytes:
+            file.seek(start)
+            return file.read(length)
+
+        return read_footer(copy.stat().st_size, read_range)
