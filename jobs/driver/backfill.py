@@ -1,23 +1,22 @@
 """``python -m tidegate.jobs.driver.backfill SPEC --store URL --start T --end T``.
 
-What a batch run makes of a past range.
+Computes the windows of a past range again in a batch run, and compares them with the stream's.
 
-1. The same pipeline under a name of its own reads its whole input at once: whatever came late for
-  the stream is in time here.
-2. Its windows in the range are compared with the stream's, those that both have closed.
-3. The result goes to ``<p>/backfills/<name>.json``, whose key is the last line of the output; the
-  batch run's state is deleted.
+1. The same pipeline, under another name, reads all its input in one epoch: rows that were late for
+   the stream are on time here.
+2. The windows of the range that both runs have closed are compared.
+3. The result is written to ``<p>/backfills/<name>.json``; its key is the last line of the output.
+   The state of the batch run is deleted.
 
-The stream is not touched and may go on meanwhile, and its sinks hear nothing. Putting rows into its
-tables is the business of a splice.
+The stream is not changed and may run meanwhile; the batch run has no sinks. To put late rows into
+the stream's tables is the task of a merge (`tidegate splice`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,22 +30,25 @@ from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError, TidegateError
+from tidegate.errors import TidegateError
 from tidegate.jobs.driver.epoch_loop import EndConditions
+from tidegate.jobs.driver.errors import BAD_BACKFILL_RANGE
 from tidegate.jobs.driver.log_output import configure_logs
 from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
+from tidegate.jobs.engine.result_comparison import values_differ
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 from tidegate.jobs.spec.window_specs import WindowSpec
 
 _log = structlog.get_logger("tidegate.backfill")
 
-_IDLE_SECONDS: Final = 3.0  # seconds without a row: a stream's sources need not end
-_UNLIMITED_EPOCH: Final = ReadLimits(
-    objects=1_000_000, rows=2**31 - 1
-)  # a source without limits has those of an epoch of a stream
-_MAX_EXAMPLES: Final = 10  # differences of each kind that are named; all are counted
-_FLOAT_TOLERANCE: Final = 1e-9  # sums of floats depend on their order
+_IDLE_SECONDS: Final = 3.0  # without a row the batch run ends: a stream's sources have no end
+# A source without limits would get those of one epoch of a stream.
+_UNLIMITED_EPOCH: Final = ReadLimits(objects=1_000_000, rows=2**31 - 1)
+_MAX_EXAMPLES: Final = 10  # differences of each kind that are listed; all are counted
+
+_Rows = list[dict[str, Any]]
+_Range = tuple[datetime, datetime]
 
 
 def run_backfill(
@@ -60,13 +62,11 @@ def run_backfill(
         bool, typer.Option(help="leave the batch run's state and tables in the store")
     ] = False,
 ) -> None:
-    """Run and compare; exit code 0 says that this was done, the result says what was found."""
+    """Run and compare. Exit code 0 means that both were done, not that all windows are equal."""
     configure_logs(json=True)
     try:
-        pipeline, bounds = (
-            load_spec(spec),
-            (_parse_range_instant("start", start), _parse_range_instant("end", end)),
-        )
+        pipeline = load_spec(spec)
+        bounds = _parse_range_instant("start", start), _parse_range_instant("end", end)
         with TemporaryDirectory(prefix="tidegate-backfill-") as folder:
             key = _run_and_compare(pipeline, store, bounds, keep, Path(folder))
     except TidegateError as error:
@@ -75,78 +75,76 @@ def run_backfill(
     sys.stdout.write(f"{key}\n")
 
 
-def make_batch_spec(
-    spec: PipelineSpec, bounds: tuple[datetime, datetime], folder: Path
-) -> PipelineSpec:
-    """The same pipeline with a name of its own, whose first epoch takes all there is, so that nothing of it is late.
+def make_batch_spec(spec: PipelineSpec, bounds: _Range, folder: Path) -> PipelineSpec:
+    """Return the pipeline under another name, with a first epoch that reads all there is.
 
-    Nothing of it reaches the outside: it has no sinks, and registers its tables in a catalog in
-    this folder.
+    It changes nothing outside: it has no sinks, and its catalog is a file in `folder`.
     """
-    mark = hashlib.sha256(f"{bounds[0].isoformat()} {bounds[1].isoformat()}".encode()).hexdigest()[
-        :8
-    ]
+    text = f"{bounds[0].isoformat()} {bounds[1].isoformat()}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     sources = {
         name: source.model_copy(update={"limits": _UNLIMITED_EPOCH})
         for name, source in spec.sources.items()
     }
-    own: dict[str, object] = {
+    catalog: dict[str, object] = {
         "catalog": f"sqlite:///{folder / 'catalog.sqlite'}",
         "catalog_options": {},
         "namespace": None,
     }
-    outputs = spec.outputs.model_copy(update=own)
     return spec.model_copy(
         update={
-            "name": f"{spec.name[:50]}__bf_{mark}",
+            "name": f"{spec.name[:50]}__bf_{digest}",
             "sources": sources,
-            "outputs": outputs,
+            "outputs": spec.outputs.model_copy(update=catalog),
             "sinks": {},
         }
     )
 
 
 def compare_windows(
-    spec: PipelineSpec, batch: PipelineSpec, store: Store, bounds: tuple[datetime, datetime]
+    spec: PipelineSpec, batch: PipelineSpec, store: Store, bounds: _Range
 ) -> dict[str, Any]:
-    """Per window of the spec: how many results are equal, and which are not."""
+    """Return, per window of the spec, the comparison of `compare_results` within the range."""
     from tidegate.jobs.sinks.published_tables import read_table
 
-    found = {}
-    for name, window in spec.windows.items():
-        sides = [
-            read_table(side, store, name, current_only=True).to_pylist() for side in (spec, batch)
+    def read_range(side: PipelineSpec, name: str) -> _Rows:
+        rows = read_table(side, store, name, current_only=True).to_pylist()
+        return [
+            row
+            for row in rows
+            if bounds[0] <= row["window_start"] and row["window_end"] <= bounds[1]
         ]
-        found[name] = compare_results(
-            window, *(list(_select_rows_within(rows, bounds)) for rows in sides)
-        )
-    return found
+
+    return {
+        name: compare_results(window, read_range(spec, name), read_range(batch, name))
+        for name, window in spec.windows.items()
+    }
 
 
-def compare_results(
-    window: WindowSpec, stream: list[dict[str, Any]], batch: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Results by key and span, in both and in one of them only.
+def compare_results(window: WindowSpec, stream: _Rows, batch: _Rows) -> dict[str, Any]:
+    """Compare results by key and span: counts, and examples of each kind of difference.
 
-    A result after the last one that the other side has closed is not compared: there it may still
-    come.
+    Results that end after the last window of the other side are left out, because the other side
+    may still emit them.
     """
-    closed = min(
-        (max((row["window_end"] for row in rows), default=None) for rows in (stream, batch)),
-        key=_to_sortable_time,
-    )
+    ends = [[row["window_end"] for row in rows] for rows in (stream, batch)]
+    closed = min(map(max, ends)) if all(ends) else None
     ours, theirs = (
-        {_make_result_key(window, row): row for row in rows if _is_result_closed(row, closed)}
+        {
+            _make_result_key(window, row): row
+            for row in rows
+            if closed is not None and row["window_end"] <= closed
+        }
         for rows in (stream, batch)
     )
     both = ours.keys() & theirs.keys()
     different = sorted(
-        key for key in both if not _has_same_aggregates(window, ours[key], theirs[key])
+        key
+        for key in both
+        if any(values_differ(ours[key][name], theirs[key][name]) for name in window.aggregates)
     )
-    only_stream, only_batch = (
-        sorted(ours.keys() - theirs.keys()),
-        sorted(theirs.keys() - ours.keys()),
-    )
+    only_stream = sorted(ours.keys() - theirs.keys())
+    only_batch = sorted(theirs.keys() - ours.keys())
     return {
         "equal": len(both) - len(different),
         "different": len(different),
@@ -167,61 +165,40 @@ def compare_results(
     }
 
 
-def _run_and_compare(
-    spec: PipelineSpec, url: str, bounds: tuple[datetime, datetime], keep: bool, folder: Path
-) -> str:
+def _run_and_compare(spec: PipelineSpec, url: str, bounds: _Range, keep: bool, folder: Path) -> str:
     batch, store = make_batch_spec(spec, bounds, folder), open_store(url)
-    _delete_pipeline_state(store, batch.name)  # of an earlier try
+    _delete_pipeline_state(store, batch.name)  # an earlier run may have left it behind
     code = run_pipeline(batch, RunOptions(store_url=url, until=EndConditions(idle=_IDLE_SECONDS)))
     if code != 0:
         raise typer.Exit(code)
-    found = compare_windows(spec, batch, store, bounds)
-    exact = all(
-        not any(w[kind] for kind in ("different", "only_stream", "only_batch"))
-        for w in found.values()
+    windows = compare_windows(spec, batch, store, bounds)
+    equal = all(
+        not any(window[kind] for kind in ("different", "only_stream", "only_batch"))
+        for window in windows.values()
     )
-    head, own = (
-        SlotLog(store, spec.name).head().checkpoint,
-        SlotLog(store, batch.name).head().record,
-    )
+    checkpoint = SlotLog(store, spec.name).head().checkpoint
+    newest = SlotLog(store, batch.name).head().record
     result = {
         "pipeline": spec.name,
         "start": bounds[0].isoformat(),
         "end": bounds[1].isoformat(),
-        "checkpoint": str(head) if head else None,
-        "equal": exact,
-        "late_in_batch": (
-            own.counters.late if own is not None else 0
-        ),  # rows that came while it ran, or beyond all limits
-        "windows": found,
+        "checkpoint": str(checkpoint) if checkpoint else None,
+        "equal": equal,
+        # Rows that arrived while the batch ran, or did not fit into one epoch.
+        "late_in_batch": newest.counters.late if newest is not None else 0,
+        "windows": windows,
     }
     key = f"{BucketLayout(spec.name).pipeline_prefix}backfills/{batch.name}.json"
     store.put(key, canonical_bytes(result))
     if not keep:
         _delete_pipeline_state(store, batch.name)
-    _log.info("compared", pipeline=spec.name, equal=exact, key=key)
+    _log.info("compared", pipeline=spec.name, equal=equal, key=key)
     return key
 
 
 def _delete_pipeline_state(store: Store, pipeline: str) -> None:
     for entry in list(store.list_objects(BucketLayout(pipeline).pipeline_prefix)):
         store.delete(entry.key)
-
-
-def _select_rows_within(
-    rows: list[dict[str, Any]], bounds: tuple[datetime, datetime]
-) -> Iterator[dict[str, Any]]:
-    return (
-        row for row in rows if bounds[0] <= row["window_start"] and row["window_end"] <= bounds[1]
-    )
-
-
-def _to_sortable_time(instant: datetime | None) -> float:
-    return -math.inf if instant is None else instant.timestamp()
-
-
-def _is_result_closed(row: Mapping[str, Any], closed: datetime | None) -> bool:
-    return closed is not None and row["window_end"] <= closed
 
 
 def _make_result_key(window: WindowSpec, row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -232,32 +209,14 @@ def _format_aggregates(window: WindowSpec, row: Mapping[str, Any]) -> dict[str, 
     return {name: str(row[name]) for name in window.aggregates}
 
 
-def _has_same_aggregates(
-    window: WindowSpec, left: Mapping[str, Any], right: Mapping[str, Any]
-) -> bool:
-    return all(_are_values_equal(left[name], right[name]) for name in window.aggregates)
-
-
-def _are_values_equal(left: Any, right: Any) -> bool:
-    if isinstance(left, float) and isinstance(right, float):
-        return math.isclose(left, right, rel_tol=_FLOAT_TOLERANCE) or (
-            math.isnan(left) and math.isnan(right)
-        )
-    return bool(left == right)
-
-
-def _parse_range_instant(name: str, text: str) -> datetime:
+def _parse_range_instant(option: str, text: str) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
+        instant = datetime.fromisoformat(text)
     except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
-        raise ConfigurationError(
-            f"--{name}: {text!r} is no instant with an offset from UTC",
-            code="backfill.range",
-            advice="2026-01-31T00:00:00Z",
-        )
-    return found
+        instant = None
+    if instant is None or instant.tzinfo is None:
+        raise BAD_BACKFILL_RANGE(option=option, text=text)
+    return instant
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Make the class archive.
+"""Build Spark's class archive: run a driver on a small feed, and let its JVM dump its classes.
 
-Run a real driver on a small feed, and let its JVM write down what it loaded.
+See `docs/decisions/0007-class-archive.md`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.errors import ConfigurationError, TransientError
+from tidegate.jobs.driver.errors import CLASS_ARCHIVE_FAILED, NO_JAVA
 
-_BUILD_TIMEOUT = 600.0
+_BUILD_TIMEOUT = 600.0  # seconds
 _WARMUP_SPEC = """\
 apiVersion: tidegate/v1
 name: warm
@@ -47,51 +47,46 @@ _WARMUP_OBJECTS = 3
 
 
 def build_class_archive(again: bool = False) -> tuple[Path, bool]:
-    """Make this machine's class archive unless it is there.
+    """Build this machine's class archive if it does not exist.
 
     Args:
-        again: make it even if there is one.
+        again: build it even if it exists.
 
     Returns:
-        The archive, and whether it was made now.
+        The archive, and whether it was built now.
 
     Raises:
-        ConfigurationError: no Java.
-        TransientError: the run that should make it failed; its last lines are in the message.
+        ConfigurationError: Java is not installed.
+        TransientError: the driver's run failed; its last lines are in the message.
     """
     from tidegate.jobs.spark.spark_session import ARCHIVE_DUMP_VARIABLE, locate_class_archive
 
     archive = locate_class_archive()
     if archive is None:
-        raise ConfigurationError(
-            "no Java found", code="warm.no_java", advice="install Java 17, or set JAVA_HOME"
-        )
+        raise NO_JAVA()
     if archive.is_file() and not again:
         return archive, False
     archive.parent.mkdir(parents=True, exist_ok=True)
-    # In the cache's own folder: the last step is a rename, so that nobody ever reads half an
-    # archive.
+    # In the folder of the cache, so that the last step is a rename: other processes never read half
+    # an archive.
     with TemporaryDirectory(dir=archive.parent) as folder:
         made = Path(folder, "made.jsa")
         spec = Path(folder, "warm.yaml")
         spec.write_text(_WARMUP_SPEC, encoding="utf-8")
         _write_warmup_feed(Path(folder, "store"))
-        said = _run_warmup_driver(
+        output = _run_warmup_driver(
             [str(spec), "--store", f"{folder}/store"],
             {**os.environ, ARCHIVE_DUMP_VARIABLE: str(made)},
         )
         if not made.is_file():
-            raise TransientError(
-                f"the run that should make the class archive failed:\n{said[-2000:]}",
-                code="warm.failed",
-            )
+            raise CLASS_ARCHIVE_FAILED(log=output[-2000:])
         made.replace(archive)
     return archive, True
 
 
 def _run_warmup_driver(arguments: list[str], environment: dict[str, str]) -> str:
-    # The JVM writes the archive after Python has ended; it holds the other end of the pipe until
-    # then.
+    # The JVM writes the archive after Python has ended. It keeps the pipe open until then, so that
+    # reading the output to its end waits for the archive.
     done = subprocess.run(
         [sys.executable, "-m", "tidegate.jobs.driver", *arguments],
         stdin=subprocess.DEVNULL,
@@ -110,12 +105,8 @@ def _write_warmup_feed(store: Path) -> None:
         folder = store / "inbox" / source
         folder.mkdir(parents=True)
         for number in range(_WARMUP_OBJECTS):
-            minutes = [
-                number,
-                max(0, number - 3),
-                number + 1,
-                number,
-            ]  # in order, late, ahead; the last one is the barrier
+            # In order, late, and ahead; the last row is the barrier.
+            minutes = [number, max(0, number - 3), number + 1, number]
             table = pa.table(
                 {
                     "kind": ["data", "data", "data", "shift"],

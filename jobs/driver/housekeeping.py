@@ -1,9 +1,7 @@
-"""Keeps the bucket in order beside the epochs.
+"""Housekeeping of the bucket: index, compaction of tables, retention, deletion of garbage.
 
-Index filled up, small files merged, old checkpoints retired, garbage deleted.
-
-In a thread of its own. Whatever it does is safe beside any driver, and a failure is only logged:
-the next round tries again.
+It runs in a thread of the driver, or by command. Every step is safe while any driver seals, and a
+failure is only logged: the next round tries again.
 """
 
 from __future__ import annotations
@@ -33,29 +31,26 @@ from tidegate.jobs.sinks.table_compaction import (
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-_LOOK_EVERY = 60.0  # seconds between looks at the head: one LIST and one GET
-_INDEX_AFTER = (
-    250  # slots; half a page: whoever lists then reads at most so many manifests by itself
-)
+_LOOK_EVERY = 60.0  # seconds between two reads of the head: one LIST and one GET
+# Slots, half an index page. A reader of the log never has to read more manifests than this.
+_INDEX_AFTER = 250
 
 _log = structlog.get_logger("tidegate.driver")
 
 
 def make_retention(spec: PipelineSpec, log: SlotLog, keep_for: float | None = None) -> Retention:
-    """Retention as the spec has it, with everything that follows the log taken into account.
+    """Return the retention of the spec, which also keeps what followers of the log still need.
 
     Args:
         spec: the pipeline.
         log: its log.
-        keep_for: seconds for which every checkpoint stays; default: the spec's
-            ``checkpoint.retain_for``.
+        keep_for: seconds for which every checkpoint is kept; the spec's ``checkpoint.retain_for``
+            unless given.
     """
+    seconds = spec.checkpoint.retain_for / 1e6 if keep_for is None else keep_for
     return Retention(
         log,
-        RetentionPolicy(
-            keep_last=spec.checkpoint.retain,
-            keep_for=spec.checkpoint.retain_for / 1e6 if keep_for is None else keep_for,
-        ),
+        RetentionPolicy(keep_last=spec.checkpoint.retain, keep_for=seconds),
         external=lambda: list_referenced_files(spec, log.store),
         published_upto=lambda: find_published_slot(spec, log),
         rewound=lambda: have_followers_rewound(spec, log),
@@ -64,12 +59,12 @@ def make_retention(spec: PipelineSpec, log: SlotLog, keep_for: float | None = No
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """What a run did.
+    """What one round of maintenance did.
 
     Attributes:
         swept: checkpoints retired and files deleted.
-        compacted: table -> its data files before and after.
-        left: why nothing was compacted, or not to the end.
+        compacted: table -> the number of its data files before and after.
+        compaction_obstacle: why tables were not compacted; empty if they were.
     """
 
     swept: SweepReport
@@ -80,71 +75,70 @@ class MaintenanceReport:
 def maintain_bucket(
     spec: PipelineSpec, log: SlotLog, keep_for: float | None = None, *, dry_run: bool = False
 ) -> MaintenanceReport:
-    """Compact the tables, then retire and delete.
+    """Compact the tables, then retire checkpoints and delete files.
 
-    A catalog that is away costs the compaction, not the retention.
+    If the catalog does not answer, only the compaction is left out.
 
     Args:
         spec: the pipeline.
         log: its log.
         keep_for: see `make_retention`.
-        dry_run: only say what would be retired and deleted; nothing is compacted.
+        dry_run: only report what would be retired and deleted; nothing is compacted.
 
     Raises:
-        ConfigurationError: the store is a copy, whose tables are the original's.
+        ConfigurationError: the store is a copy, and its tables belong to the original.
     """
     refuse_copied_store(log.store, spec.name)
-    compacted, left = {}, ""
+    compacted, obstacle = {}, ""
     if spec.outputs.compact and not has_shared_catalog(spec, log.store):
-        left = (
+        obstacle = (
             "each driver keeps a catalog of its own here; set outputs.catalog to one that all share"
         )
     elif not dry_run:
         try:
             compacted = compact_tables(spec, log.store)
-        except (
-            TidegateError
-        ) as error:  # also without the catalog's credentials, which retention does not need
-            left = error.message
+        except TidegateError as error:
+            # Retention goes on: it needs no catalog, so missing credentials do not matter to it.
+            obstacle = error.message
     swept = make_retention(spec, log, keep_for).run(dry_run=dry_run)
-    unnamed = delete_orphan_files(spec, log.store, grace=HOUR, dry_run=dry_run)
-    more = {
-        "deleted": (*swept.deleted, *(entry.key for entry in unnamed)),
-        "deleted_bytes": swept.deleted_bytes + sum(entry.size for entry in unnamed),
+    orphans = delete_orphan_files(spec, log.store, grace=HOUR, dry_run=dry_run)
+    totals = {
+        "deleted": (*swept.deleted, *(entry.key for entry in orphans)),
+        "deleted_bytes": swept.deleted_bytes + sum(entry.size for entry in orphans),
     }
-    return MaintenanceReport(swept.model_copy(update=more), compacted, left)
+    return MaintenanceReport(swept.model_copy(update=totals), compacted, obstacle)
 
 
 class Housekeeper:
-    """Looks every minute.
+    """Refreshes the index when many slots are new, and maintains the bucket when that is due.
 
-    Refreshes the index when many slots are new, runs retention every ``checkpoint.maintain_every``.
+    The thread checks both every minute; ``checkpoint.maintain_every`` says how often to maintain.
     """
 
     def __init__(
         self, spec: PipelineSpec, log: SlotLog, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._spec, self._pipeline_log, self._monotonic = spec, log, monotonic
-        self._indexed: tuple[int, int] = (0, 0)
-        self._retained = monotonic()
+        self._spec, self._slot_log, self._monotonic = spec, log, monotonic
+        self._indexed: tuple[int, int] = (0, 0)  # timeline and slot of the last refresh
+        self._maintained_at = monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._run_rounds, name="tidegate-housekeeping", daemon=True
         )
 
     def start(self) -> Housekeeper:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """End; a round under way may go on for a moment, and can be cut short by the end of the process."""
+        """End the thread. A round that takes too long is cut off by the end of the process."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
 
     def run_round(self) -> None:
-        """One round."""
+        """Do what is due now; failures are only logged."""
         try:
             self._refresh_index()
             self._maintain_if_due()
@@ -152,32 +146,34 @@ class Housekeeper:
             _log.warning("housekeeping_failed", code=error.code, error=error.message)
 
     def _refresh_index(self) -> None:
-        head = self._pipeline_log.head()
+        head = self._slot_log.head()
         timeline, slot = self._indexed
         if head.timeline != timeline or head.slot - slot >= _INDEX_AFTER:
-            SlotIndex(self._pipeline_log, workers=2).refresh()  # two: the epochs go first
+            # Two workers only, to leave the store to the epochs.
+            SlotIndex(self._slot_log, workers=2).refresh()
             self._indexed = (head.timeline, head.slot)
 
     def _maintain_if_due(self) -> None:
         every = self._spec.checkpoint.maintain_every
-        if every is None or self._monotonic() - self._retained < every / 1e6:
+        if every is None or self._monotonic() - self._maintained_at < every / 1e6:
             return
-        self._retained = self._monotonic()
-        done = maintain_bucket(self._spec, self._pipeline_log)
-        if done.swept.retired or done.swept.deleted:
+        self._maintained_at = self._monotonic()
+        report = maintain_bucket(self._spec, self._slot_log)
+        swept = report.swept
+        if swept.retired or swept.deleted:
             _log.info(
                 "retention",
-                retired=len(done.swept.retired),
-                deleted=len(done.swept.deleted),
-                bytes=done.swept.deleted_bytes,
+                retired=len(swept.retired),
+                deleted=len(swept.deleted),
+                bytes=swept.deleted_bytes,
             )
-        for table, files in done.compacted.items():
+        for table, files in report.compacted.items():
             if files.before != files.after:
                 _log.info(
                     "compaction", table=table, files_before=files.before, files_after=files.after
                 )
-        if done.compaction_obstacle:
-            _log.info("compaction_left", why=done.compaction_obstacle)
+        if report.compaction_obstacle:
+            _log.info("compaction_left", why=report.compaction_obstacle)
 
     def _run_rounds(self) -> None:
         while not self._stop.wait(_LOOK_EVERY):

@@ -1,23 +1,26 @@
 """The append-only log of objects that a landing query writes.
 
-    <path>/_landing/<generation>.json    who writes this generation, and its newest batch;
-    put-if-absent, then swapped <path>/_landing/status.json          what the process says about
-    itself, for people <path>/<generation>-<batch>.parquet  put-if-absent: one object per batch that
-    had rows
+Keys:
 
-Spark's own checkpoint says which offsets a batch holds; the bucket says which batches are landed. A
-batch is noted in its generation, with a digest of the offsets that Spark wrote down for it, before
-its object is written. After a crash Spark runs the last batch again under the same number, finds
-its object there, and goes on: once, whatever was killed when. Three things follow:
+    <path>/<generation>-<batch>.parquet  one object per batch that had rows; put-if-absent
+    <path>/_landing/<generation>.json    the note of a generation: its owner and its newest batch;
+                                         put-if-absent, then swapped
+    <path>/_landing/status.json          the status of the process, for people
 
-* Only the newest batch may come again, and only with the same offsets. Anything else is a
-  checkpoint folder that went back, by a backup or a lost file: its batches would be numbered again
-  over other offsets, and look landed. It is refused.
-* So is another folder, which would number its batches from 0: each generation belongs to one folder
-  by a random id, until somebody asks for a new generation, knowing what the origin gives then.
-* Whoever begins a generation closes the one before: its note cannot be swapped any more, and a
-  batch that is noted but not written finds an empty object in its place. So nothing is ever written
-  behind keys that may have been read.
+Spark's checkpoint says which offsets a batch holds; the bucket says which batches are landed. A
+batch is written in two steps: first its number, with a digest of the offsets that Spark wrote down
+for it, goes into the note; then its object is created. After a crash Spark runs the last batch
+again under the same number and finds its object: each batch lands once, whenever a process was
+killed (`docs/decisions/0081-a-batch-is-noted-before-it-is-landed.md`). Three rules follow:
+
+* Only the newest batch may come again, and only with the same offsets. Anything else means that the
+  checkpoint folder went back (a backup, a lost file): its batches would have old numbers and other
+  rows, and would seem to be landed. It is refused.
+* Another folder would number its batches from 0, so it is refused as well. A random id in the
+  folder names the owner of a generation, until an operator asks for a new generation.
+* A process that begins a generation closes the one before: its note cannot be swapped any more, and
+  a batch that is noted but not written gets an empty object. So no object ever appears before keys
+  that may have been read.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,7 +47,13 @@ from tidegate.checkpoints.store import (
     PreconditionFailedError,
     Store,
 )
-from tidegate.errors import ConfigurationError, FencedError, TidegateError, TransientError
+from tidegate.errors import TidegateError, TransientError
+from tidegate.jobs.driver.errors import (
+    LANDING_BUSY,
+    LANDING_FENCED,
+    OTHER_LANDING_CHECKPOINT,
+    STALE_LANDING_CHECKPOINT,
+)
 from tidegate.jobs.driver.otel_metrics import LandingMetrics
 from tidegate.jobs.engine.fault_points import Faults, NoFaults
 from tidegate.jobs.sources.input_view import locate_source
@@ -53,22 +62,20 @@ from tidegate.jobs.spec.pipeline import SourceSpec
 _log = structlog.get_logger("tidegate.landing")
 
 _ID_FILE: Final = "tidegate-landing.json"  # in the checkpoint folder
-_FORMATS_WITHOUT_OFFSETS: Final = (
-    "socket",
-)  # formats whose offsets mean nothing to the next process
-_WRITE_ATTEMPTS: Final = 10  # of one write whose outcome is not known
+_FORMATS_WITHOUT_OFFSETS: Final = ("socket",)  # each process numbers their rows from 0
+_WRITE_ATTEMPTS: Final = 10  # for a write whose outcome is unknown
 _STATUS_KEY: Final = "_landing/status.json"
 
 
 @dataclass(frozen=True, slots=True)
 class _GenerationNote:
-    """A generation, as it stands in the bucket.
+    """The document of a generation.
 
     Attributes:
-        id: of the checkpoint folder that writes it.
-        batch: the newest that was begun; -1 before the first.
-        offsets: digest of what Spark noted about it.
-        closed: a newer generation has begun, or is about to.
+        id: of the checkpoint folder that owns the generation.
+        batch: the newest batch that was begun; -1 before the first.
+        offsets: digest of the offsets that Spark wrote down for that batch.
+        closed: a newer generation has begun, or is about to begin.
     """
 
     id: str
@@ -77,14 +84,11 @@ class _GenerationNote:
     closed: bool = False
 
     def to_bytes(self) -> bytes:
-        return json.dumps(
-            {"id": self.id, "batch": self.batch, "offsets": self.offsets, "closed": self.closed}
-        ).encode()
+        return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> _GenerationNote:
-        raw = json.loads(data)
-        return cls(raw["id"], raw["batch"], raw["offsets"], raw["closed"])
+        return cls(**json.loads(data))
 
 
 class LandingLog:
@@ -93,12 +97,17 @@ class LandingLog:
     Args:
         name: of the source.
         source: its spec, with a `landing` section.
-        store: the pipeline's; the objects go there, unless the source has a full address of its
-            own.
-        checkpoint: Spark's checkpoint folder; on a disk that outlives the process.
-        new_generation: begin a new one if the folder does not own the newest.
-        metrics: told of every batch that is landed, and of every query that is started again.
-        faults: told when an object is written, and Spark does not know yet.
+        store: the pipeline's store; the objects go there unless the source's path is a full URL.
+        checkpoint: Spark's checkpoint folder, on a disk that outlives the process.
+        new_generation: begin a new generation if the folder does not own the newest one.
+        metrics: counts the batches, and the queries that are started again.
+        faults: fault points of tests; one is between the object and Spark's commit.
+
+    Attributes:
+        generation: the generation that this process writes.
+        spark_folder: the part of the checkpoint folder that Spark uses.
+        landed: rows that this process wrote.
+        failure: why the last batch could not be written; Spark loses this error.
 
     Raises:
         ConfigurationError: the newest generation belongs to another checkpoint folder.
@@ -119,16 +128,19 @@ class LandingLog:
         self._source, self._faults = source, faults or NoFaults()
         self._store, self._folder = locate_source(name, source, store)
         checkpoint.mkdir(parents=True, exist_ok=True)
-        forgetful = source.landing is not None and source.landing.format in _FORMATS_WITHOUT_OFFSETS
-        self.generation, self._note, self._etag = self._claim_generation(new_generation, forgetful)
-        self.spark_folder = checkpoint / (f"spark-{self.generation:04d}" if forgetful else "spark")
+        landing = source.landing
+        per_process = landing is not None and landing.format in _FORMATS_WITHOUT_OFFSETS
+        claimed = self._claim_generation(new_generation, per_process)
+        self.generation, self._note, self._etag = claimed
+        self.spark_folder = checkpoint / (
+            f"spark-{self.generation:04d}" if per_process else "spark"
+        )
         self.landed = 0
         self.failure: TidegateError | None = None
-        """Why the last batch could not be written, in our own words."""
         self._newest: dict[str, Any] = {"batch": None, "rows": None, "landed_at": None}
 
     def land_batch(self, batch: int, rows: bytes, count: int) -> bool:
-        """Write a batch, unless it is there. Returns whether this call wrote it.
+        """Write a batch unless it is landed already; return whether this call wrote it.
 
         Raises:
             ConfigurationError: the checkpoint folder is older than what was landed.
@@ -147,25 +159,19 @@ class LandingLog:
         return written
 
     def newest_committed_batch(self) -> int:
-        """The newest batch that Spark's checkpoint knows to be done; -1 for none."""
+        """Return the newest batch that Spark has committed; -1 for none."""
         return max(
             (int(file.name) for file in (self.spark_folder / "commits").glob("[0-9]*")), default=-1
         )
 
     def report_status(self, state: str, why: str | None = None) -> None:
-        """Leave word for `tidegate status`.
-
-        Nothing depends on it, so a store that is away is no matter.
-        """
-        own = {
+        """Write ``status.json`` for `tidegate status`; a store that is away is only logged."""
+        body = {
             "state": state,
             "why": why,
             "generation": self.generation,
             "landed": self.landed,
             **self._newest,
-        }
-        body = {
-            **own,
             "at": SYSTEM_CLOCK.wall_ticks(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -177,7 +183,7 @@ class LandingLog:
 
     @contextmanager
     def lock_folder(self) -> Iterator[None]:
-        """Hold the checkpoint folder: two queries on one folder would undo each other's progress.
+        """Lock the checkpoint folder: two queries on one folder would undo each other's progress.
 
         Raises:
             ConfigurationError: another process holds it.
@@ -186,38 +192,25 @@ class LandingLog:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise ConfigurationError(
-                    f"another process lands source {self.name} from {self.checkpoint}",
-                    code="landing.busy",
-                    kept="everything landed so far",
-                    advice="one process per checkpoint folder: stop the other one first",
-                ) from error
+                raise LANDING_BUSY(source=self.name, folder=self.checkpoint) from error
             yield
 
     # Batches
 
     def _note_batch(self, batch: int) -> None:
-        """Note that a batch is about to be written, unless it is the newest and comes again."""
+        """Put a batch into the note, unless it is the newest one and comes again."""
         offsets = self._digest_offsets(batch)
         if batch < self._note.batch or (
             batch == self._note.batch and offsets != self._note.offsets
         ):
-            raise ConfigurationError(
-                f"source {self.name}: the checkpoint folder {self.checkpoint} went back: batch"
-                f" {batch} comes again, with other rows, and batch {self._note.batch} is landed"
-                " already",
-                code="landing.stale_checkpoint",
-                kept="everything landed so far; nothing of this batch was written",
-                advice=(
-                    "give the folder as it was when it was last used; if that is lost, begin with"
-                    " --new-generation (docs/landing.md says what the origin gives then)"
-                ),
+            raise STALE_LANDING_CHECKPOINT(
+                source=self.name, folder=self.checkpoint, batch=batch, newest=self._note.batch
             )
         if batch > self._note.batch:
-            self._swap_note(_GenerationNote(self._note.id, batch, offsets))
+            self._swap_note(replace(self._note, batch=batch, offsets=offsets))
 
     def _digest_offsets(self, batch: int) -> str:
-        """A digest of what Spark wrote down before it ran the batch."""
+        """Return a digest of the offsets that Spark wrote down before it ran the batch."""
         file = self.spark_folder / "offsets" / str(batch)
         return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
 
@@ -229,33 +222,24 @@ class LandingLog:
                 self._note = note
                 return
             except (OutcomeUnknownError, PreconditionFailedError):
-                found = self._store.get(
-                    key
-                )  # an answer that was lost on its way is there to be read
-            if _GenerationNote.from_bytes(found.data) == note:
-                self._note, self._etag = note, found.etag
+                # The write may have succeeded although its answer was lost.
+                stored = self._store.get(key)
+            if _GenerationNote.from_bytes(stored.data) == note:
+                self._note, self._etag = note, stored.etag
                 return
-            if found.etag != self._etag:
-                raise self._fenced_error()
+            if stored.etag != self._etag:
+                raise LANDING_FENCED(source=self.name, generation=self.generation)
         raise OutcomeUnknownError.for_uri(self._store.uri(key), f"{_WRITE_ATTEMPTS} tries")
 
-    def _fenced_error(self) -> FencedError:
-        return FencedError(
-            f"source {self.name}: another process began a generation behind {self.generation}",
-            code="landing.fenced",
-            kept="everything landed so far; nothing is written behind the new generation",
-            advice="one process per source; this one has ended",
-        )
-
     def _create_object(self, key: str, data: bytes) -> bool:
+        """Create an object; return False if it exists."""
         for _ in range(_WRITE_ATTEMPTS):
             try:
                 self._store.create(key, data)
             except PreconditionFailedError:
                 return False
             except OutcomeUnknownError:
-                # The next try either writes it or finds it; which of the two does not matter.
-                continue
+                continue  # the next try writes the object or finds it; both are fine
             return True
         self._store.create(key, data)
         return True
@@ -269,54 +253,35 @@ class LandingLog:
         return f"{self._folder}_landing/{generation:04d}.json"
 
     def _claim_generation(
-        self, new_generation: bool, forgetful: bool
+        self, new_generation: bool, per_process: bool
     ) -> tuple[int, _GenerationNote, str]:
-        own, newest = self._read_or_create_id(), self._find_last_generation()
+        """Return the generation to write, its note, and the note's ETag."""
+        folder_id, newest = self._read_or_create_id(), self._find_last_generation()
         if newest:
-            found = self._store.get(self._note_key(newest))
-            note = _GenerationNote.from_bytes(found.data)
-            mine = note.id == own and not note.closed
-            if mine and not forgetful:
-                return newest, note, found.etag
-            if not mine and not new_generation and not forgetful:
-                raise self._other_folder_error()
+            stored = self._store.get(self._note_key(newest))
+            note = _GenerationNote.from_bytes(stored.data)
+            is_owner = note.id == folder_id and not note.closed
+            if is_owner and not per_process:
+                return newest, note, stored.etag
+            if not is_owner and not new_generation and not per_process:
+                raise OTHER_LANDING_CHECKPOINT(source=self.name, folder=self.checkpoint)
             self._close_generation(newest)
-        note = _GenerationNote(own)
+        note = _GenerationNote(folder_id)
         return newest + 1, note, self._store.create(self._note_key(newest + 1), note.to_bytes())
 
-    def _other_folder_error(self) -> ConfigurationError:
-        return ConfigurationError(
-            f"source {self.name} was landed from another checkpoint folder than {self.checkpoint}:"
-            " this one does not know what was landed already",
-            code="landing.other_checkpoint",
-            kept="everything landed so far",
-            advice=(
-                "give the old folder with --checkpoint; if it is lost: --new-generation. The origin"
-                " is then read from where its options begin: rows come again (files; Kafka with"
-                " startingOffsets: earliest), or those since the last batch are missing (Kafka's"
-                " latest, which is its default)"
-            ),
-        )
-
     def _close_generation(self, generation: int) -> None:
-        """End a generation for good.
-
-        No batch can be noted any more, and the noted one has an object.
-        """
+        """End a generation: no further batch can be noted, and the noted one gets an object."""
         key = self._note_key(generation)
         while True:
-            found = self._store.get(key)
-            note = _GenerationNote.from_bytes(found.data)
+            stored = self._store.get(key)
+            note = _GenerationNote.from_bytes(stored.data)
             if note.closed:
                 break
             try:
-                self._store.compare_and_swap(
-                    key,
-                    _GenerationNote(note.id, note.batch, note.offsets, closed=True).to_bytes(),
-                    found.etag,
-                )
+                closed = replace(note, closed=True).to_bytes()
+                self._store.compare_and_swap(key, closed, stored.etag)
             except (PreconditionFailedError, OutcomeUnknownError):
-                continue  # it landed a batch meanwhile, or it is closed: look again
+                continue  # its owner landed a batch meanwhile, or it is closed: read it again
         if note.batch >= 0:
             self._create_object(
                 self._batch_key(generation, note.batch), _make_empty_object(self._source)
@@ -327,36 +292,33 @@ class LandingLog:
         return max((int(name) for name in names if name.isdigit()), default=0)
 
     def _read_or_create_id(self) -> str:
-        place = self.checkpoint / _ID_FILE
-        if not place.exists():
+        file = self.checkpoint / _ID_FILE
+        if not file.exists():
+            # Renamed, so that a crash never leaves half an id.
             fresh = self.checkpoint / f"{_ID_FILE}.{secrets.token_hex(4)}"
             fresh.write_text(secrets.token_hex(16))
-            fresh.rename(place)
-        return place.read_text()
+            fresh.rename(file)
+        return file.read_text()
 
 
 def read_landing_status(name: str, source: SourceSpec, store: Store) -> dict[str, Any] | None:
-    """What the process that lands a source said last; None before the first word."""
+    """Return the last status of the process that lands a source; None if there is none."""
     home, folder = locate_source(name, source, store)
     try:
-        found: dict[str, Any] = json.loads(home.get(folder + _STATUS_KEY).data)
+        status: dict[str, Any] = json.loads(home.get(folder + _STATUS_KEY).data)
     except (NotFoundError, ValueError):
         return None
-    return found
+    return status
 
 
 def _make_empty_object(source: SourceSpec) -> bytes:
-    """An object of the source's columns without a row."""
+    """Return a Parquet object with the source's columns and no rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from tidegate.jobs.engine.column_types import to_arrow_type
 
     sink = io.BytesIO()
-    pq.write_table(
-        pa.schema(
-            {name: to_arrow_type(kind) for name, kind in source.columns.items()}
-        ).empty_table(),
-        sink,
-    )
+    schema = pa.schema({name: to_arrow_type(kind) for name, kind in source.columns.items()})
+    pq.write_table(schema.empty_table(), sink)
     return sink.getvalue()

@@ -1,9 +1,10 @@
-"""Landing: a Structured Streaming query writes what any ``spark.readStream`` format brings into a log of objects (`landing_log`).
+"""The landing query: Structured Streaming writes any ``spark.readStream`` format as objects.
 
-The origin must be able to repeat what it gave (files, Kafka, rate, Kinesis do). From a socket, what
-was read when the process died is lost; what was landed stays. Spark numbers a socket's lines from 0
-again in every process, and would take the first ones for those of its checkpoint: so every process
-that lands a socket begins a generation, and a checkpoint, of its own.
+The objects form the log of `landing_log`. The origin must be able to repeat its rows, as files,
+Kafka, rate and Kinesis can. From a socket, rows that were read but not landed are lost when the
+process dies. Spark also numbers a socket's lines from 0 in every process and would mistake them for
+those of its checkpoint. So every process that lands a socket begins a new generation with a new
+checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.parquet as pq
 import structlog
 
-from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
+from tidegate.errors import TidegateError, TransientError
+from tidegate.jobs.driver.errors import LANDING_BAD_VALUE, LANDING_FAILED, LANDING_REFUSED
 from tidegate.jobs.driver.landing_log import LandingLog
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.source_options import LandingOptions, resolve_environment_value
@@ -29,22 +31,21 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("tidegate.landing")
 
-_STATUS_INTERVAL: Final = 10.0  # seconds between two words for `tidegate status`
-_FILE_BOUNDS: Final = dict.fromkeys(
-    ("avro", "csv", "json", "orc", "parquet", "text"), ("maxFilesPerTrigger", "100")
-)
-_BATCH_BOUNDS: Final = {"kafka": ("maxOffsetsPerTrigger", "200000"), **_FILE_BOUNDS}
-"""Of formats that would bring all there is in their first batch.
-
-A batch passes through the driver's memory, as one object.
-"""
-_DATA_ERROR: Final = re.compile(r"SQLSTATE: 22")  # SQL's class of errors that are in the data
+_STATUS_INTERVAL: Final = 10.0  # seconds between two writes of status.json
+_POLL_INTERVAL: Final = 0.5  # seconds
+_FILE_FORMATS: Final = ("avro", "csv", "json", "orc", "parquet", "text")
+# Formats whose first batch would be all there is. A batch passes through the driver's memory.
+_BATCH_BOUNDS: Final = {
+    "kafka": ("maxOffsetsPerTrigger", "200000"),
+    **dict.fromkeys(_FILE_FORMATS, ("maxFilesPerTrigger", "100")),
+}
+_DATA_ERROR: Final = re.compile(r"SQLSTATE: 22")  # SQL's class for errors in the data
 
 
 def start_landing_query(
     session: SparkSession, spec: PipelineSpec, landing: LandingLog
 ) -> StreamingQuery:
-    """Start the query that lands; it runs until it is stopped or fails.
+    """Start and return the landing query of a source.
 
     Raises:
         ConfigurationError: Spark does not understand the landing's options or expressions.
@@ -53,19 +54,14 @@ def start_landing_query(
 
     source = spec.sources[landing.name]
     options = source.landing
-    assert options is not None  # noqa: S101 - asked for by the caller
+    assert options is not None  # noqa: S101 - the caller lands only sources with a landing
     try:
         rows = _load_landing_stream(session, options).selectExpr(
             *_make_select_expressions(source, options)
         )
     except (AnalysisException, IllegalArgumentException) as error:
-        raise ConfigurationError(
-            f"{spec.name}.{landing.name}: Spark cannot read this landing:"
-            f" {str(error).strip().splitlines()[0][:400]}",
-            code="landing.refused",
-            kept="everything landed so far",
-            advice="mend landing.format, options, read_as or columns of the source",
-        ) from error
+        text = str(error).strip().splitlines()[0][:400]
+        raise LANDING_REFUSED(source=f"{spec.name}.{landing.name}", text=text) from error
     writer = rows.writeStream.queryName(f"landing {spec.name}.{landing.name}").foreachBatch(
         _make_batch_writer(landing)
     )
@@ -85,10 +81,11 @@ def _load_landing_stream(session: SparkSession, options: LandingOptions) -> Data
 
 
 def bound_batch_size(options: LandingOptions) -> Mapping[str, str]:
-    """The reader's options, and a bound on what one batch takes, unless they have one."""
-    name, most = _BATCH_BOUNDS.get(options.format, ("", ""))
-    given = {own.lower() for own in options.options}
-    return options.options if not name or name.lower() in given else {name: most, **options.options}
+    """Return the reader's options, with a bound on the size of a batch unless they have one."""
+    name, bound = _BATCH_BOUNDS.get(options.format, ("", ""))
+    if not name or name.lower() in map(str.lower, options.options):
+        return options.options
+    return {name: bound, **options.options}
 
 
 def _make_select_expressions(source: SourceSpec, options: LandingOptions) -> list[str]:
@@ -104,8 +101,8 @@ def _make_batch_writer(landing: LandingLog) -> Any:
         pq.write_table(table, sink, coerce_timestamps="us", allow_truncated_timestamps=True)
         try:
             landing.land_batch(number, sink.getvalue(), table.num_rows)
-        except TidegateError as error:  # Spark would hand on its text only
-            landing.failure = error
+        except TidegateError as error:
+            landing.failure = error  # Spark passes on the text of this error only
             raise
         _log.info("landed", source=landing.name, batch=number, rows=table.num_rows)
 
@@ -115,34 +112,30 @@ def _make_batch_writer(landing: LandingLog) -> Any:
 def run_landing_query(
     start: Callable[[], StreamingQuery], landing: LandingLog, stop: Event, until_idle: float | None
 ) -> TidegateError | None:
-    """Run the query until it is stopped.
+    """Run the query until it is stopped; return its last failure, or None.
 
-    One that failed is started again if it had finished a batch. The last failure, or None.
-
-    Spark 4.1 does not survive the first batch after a crash between a batch and its commit: it runs
-    and commits the batch, and then fails to report about it, because nobody asked Kafka for its
-    newest offsets.
+    A query that fails with a transient error after it has finished a batch is started again. This
+    is needed after a crash between a batch and its commit: Spark 4.1 runs and commits the batch
+    again, and then fails when it reports progress, because it did not ask Kafka for its newest
+    offsets.
 
     Args:
-        start: starts it.
+        start: starts the query.
         landing: its log.
-        stop: set by whoever wants an end.
-        until_idle: end after so many seconds without a row; None for never.
+        stop: set when the landing should end.
+        until_idle: end after this many seconds without a row; None: never.
     """
     while True:
-        begun, landing.failure = landing.newest_committed_batch(), None
+        batch_before, landing.failure = landing.newest_committed_batch(), None
         query = start()
         _watch_query(query, landing, stop, until_idle)
-        failed: Exception | None = query.exception()
+        failure: Exception | None = query.exception()
         query.stop()
-        if failed is None:
+        if failure is None:
             return None
-        error = classify_query_failure(landing, failed)
-        if (
-            stop.is_set()
-            or landing.newest_committed_batch() == begun
-            or not isinstance(error, TransientError)
-        ):
+        error = classify_query_failure(landing, failure)
+        finished_batch = landing.newest_committed_batch() != batch_before
+        if stop.is_set() or not finished_batch or not isinstance(error, TransientError):
             return error
         if landing.metrics is not None:
             landing.metrics.record_restart()
@@ -152,39 +145,25 @@ def run_landing_query(
 def _watch_query(
     query: StreamingQuery, landing: LandingLog, stop: Event, until_idle: float | None
 ) -> None:
-    """Until the query ends, or should; with a word for `tidegate status` now and then."""
-    quiet, seen, unheard = 0.0, -1, _STATUS_INTERVAL
-    while not stop.wait(0.5) and query.isActive and (until_idle is None or quiet < until_idle):
-        quiet, seen = (quiet + 0.5, seen) if seen == landing.landed else (0.0, landing.landed)
-        unheard += 0.5
-        if unheard >= _STATUS_INTERVAL:
+    """Write the status now and then until the query ends, is stopped, or has been idle."""
+    quiet, landed, since_status = 0.0, -1, _STATUS_INTERVAL
+    while not stop.wait(_POLL_INTERVAL) and query.isActive:
+        if until_idle is not None and quiet >= until_idle:
+            return
+        quiet = quiet + _POLL_INTERVAL if landed == landing.landed else 0.0
+        landed = landing.landed
+        since_status += _POLL_INTERVAL
+        if since_status >= _STATUS_INTERVAL:
             landing.report_status("running")
-            unheard = 0.0
+            since_status = 0.0
 
 
 def classify_query_failure(landing: LandingLog, error: Exception) -> TidegateError:
-    """A query's failure in our words: whose it is, and what to do."""
+    """Return the error to report for a query that failed: the log's, the data's, or Spark's."""
     if landing.failure is not None:
         return landing.failure
-    said = str(error).strip()
-    line = next(
-        (line for line in said.splitlines() if "SQLSTATE" in line),
-        said.splitlines()[0] if said else repr(error),
-    )[:400]
-    if _DATA_ERROR.search(said):
-        return PoisonError(
-            f"the landing query of {landing.name} met a value that its expressions cannot take:"
-            f" {line}",
-            code="landing.bad_value",
-            kept="everything landed so far; the batch was not written",
-            advice=(
-                "let the expression in landing.columns give null for such values (try_cast for"
-                " CAST), and run it again"
-            ),
-        )
-    return TransientError(
-        f"the landing query of {landing.name} failed: {line}",
-        code="landing.failed",
-        kept="everything landed so far",
-        advice="run it again: it goes on at its checkpoint",
-    )
+    text = str(error).strip()
+    lines = text.splitlines() or [repr(error)]
+    line = next((line for line in lines if "SQLSTATE" in line), lines[0])[:400]
+    definition = LANDING_BAD_VALUE if _DATA_ERROR.search(text) else LANDING_FAILED
+    return definition(source=landing.name, text=line)

@@ -1,8 +1,7 @@
-"""Structured logs of the driver.
+"""Structured logs of the driver: their format, their context, and their way to the bucket.
 
-JSON lines under Airflow, readable lines for people; libraries' own lines among them.
-
-Not among them: what Spark's JVM writes to the same stderr.
+Lines are JSON under Airflow and readable text for people. Libraries' log lines have the same
+format; what Spark's JVM writes to the same stderr does not.
 """
 
 from __future__ import annotations
@@ -27,14 +26,12 @@ _log_context: dict[str, Any] = {}
 
 
 def bind_log_context(**facts: Any) -> None:
-    """Let every later line of this process carry these, whatever thread writes it.
+    """Add fields to every later line of this process, whichever thread writes it.
 
-    None takes one away.
-
-    A driver is a process of one pipeline, and half of its lines come from threads and pools that no
-    context variable reaches.
+    The value None removes a field. A context variable would not do: half of a driver's lines come
+    from threads and pools that do not inherit it.
     """
-    # Replaced, never changed: a thread that writes meanwhile sees the one or the other.
+    # The mapping is replaced, never changed: a thread that logs meanwhile sees the old or the new.
     global _log_context
     _log_context = {
         name: value for name, value in {**_log_context, **facts}.items() if value is not None
@@ -44,12 +41,12 @@ def bind_log_context(**facts: Any) -> None:
 def add_log_context(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """The processor that adds them; what a line says itself goes first."""
+    """Structlog processor that adds the context; fields of the line itself win."""
     return {**event, **{name: value for name, value in _log_context.items() if name not in event}}
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):
-    """Writes to what is stderr at the moment: it may be replaced, and the replaced one closed."""
+    """Handler that looks up stderr for each line, because tests replace and close it."""
 
     @property
     def stream(self) -> TextIO:
@@ -61,10 +58,7 @@ class _CurrentStderr(logging.StreamHandler[TextIO]):
 
 
 def configure_logs(*, json: bool) -> None:
-    """Send structlog's events to stderr, with time and level.
-
-    The libraries' own logs and warnings only from WARNING on.
-    """
+    """Send structlog's events to stderr, and libraries' logs from WARNING on."""
     renderer = (
         structlog.processors.JSONRenderer()
         if json
@@ -80,9 +74,8 @@ def configure_logs(*, json: bool) -> None:
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=lambda *_: structlog.PrintLogger(
-            sys.stderr
-        ),  # asked each time: stderr may be replaced
+        # Called for each line, because stderr may be replaced.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
         cache_logger_on_first_use=False,
     )
     libraries = _CurrentStderr()
@@ -96,13 +89,10 @@ def configure_logs(*, json: bool) -> None:
     logging.captureWarnings(True)
 
 
-# Sends the driver's own log to the bucket while it runs, so that it can be read when its host is
-# gone.
-
-LOG_VARIABLE: Final = "TIDEGATE_DRIVER_LOG"
+LOG_VARIABLE: Final = "TIDEGATE_DRIVER_LOG"  # the file that the launcher redirects the log to
 ATTEMPT_VARIABLE: Final = "TIDEGATE_ATTEMPT"
-_SHIP_INTERVAL: Final = 10.0  # seconds; the last piece is put anew each time, at most 256 KiB
-# Seconds; a store that is away must not keep a driver from ending: its task sends the rest.
+_SHIP_INTERVAL: Final = 10.0  # seconds; each time the last piece, up to 256 KiB, is sent again
+# Seconds. A store that is away must not keep a driver from ending: its task sends the rest.
 _FINAL_SEND_TIMEOUT: Final = 10.0
 
 
@@ -110,7 +100,11 @@ _FINAL_SEND_TIMEOUT: Final = 10.0
 def ship_log(
     store_url: str, pipeline: str, environment: Mapping[str, str] = os.environ
 ) -> Iterator[None]:
-    """Ship the log the launcher told us of, until the block ends; without one, do nothing."""
+    """Send the driver's log to the bucket until the block ends.
+
+    So the log can be read when the driver's host is gone. Does nothing unless the launcher named
+    the log file in the environment.
+    """
     path, attempt = environment.get(LOG_VARIABLE), environment.get(ATTEMPT_VARIABLE)
     if not path or not attempt:
         yield
@@ -122,7 +116,8 @@ def ship_log(
         ended = False
         while not ended:
             ended = stop.wait(_SHIP_INTERVAL)
-            with suppress(TidegateError, OSError):  # next time, or by the task that finds the log
+            # What fails is sent the next time, or at last by the driver's task.
+            with suppress(TidegateError, OSError):
                 log = log or DriverLog(open_store(store_url), pipeline, attempt, Path(path))
                 log.send_new_pieces()
 

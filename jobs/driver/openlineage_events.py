@@ -89,9 +89,7 @@ def make_epoch_events(
     return [started, completed]
 
 
-def make_failure_events(
-    spec: PipelineSpec, error: TidegateError, namespace: str
-) -> list[RunEvent]:
+def make_failure_events(spec: PipelineSpec, error: TidegateError, namespace: str) -> list[RunEvent]:
     """Return the events of a run that failed: a driver's end does not belong to any epoch."""
     from openlineage.client.facet_v2 import error_message_run
 

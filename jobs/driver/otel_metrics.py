@@ -1,10 +1,7 @@
-"""What driver and landing measure of themselves, by OpenTelemetry.
+"""OpenTelemetry metrics of the driver and of a landing, if ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set.
 
-Made only when ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set.
-
-The names are a promise to dashboards and alerts (infra/deploy/grafana, infra/deploy/alerts.yaml).
-Prometheus gets them from a collector, or from an OTLP-receiving Prometheus itself, with dots as
-underscores.
+Dashboards and alerts depend on the names (`infra/deploy/grafana`, `infra/deploy/alerts.yaml`).
+Prometheus receives them by OTLP, directly or from a collector, with underscores for dots.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.jobs.driver.status_reporter import read_member_frontiers
 from tidegate.jobs.engine.epoch_engine import EpochReport
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
@@ -44,7 +42,7 @@ METRICS: Final = {
         "objects known behind the last planned slice; in the order of keys at most one"
     ),
     "tidegate.source.silent": (
-        "how long a source has been without a word, once that is longer than"
+        "how long a source has been without a row, once that is longer than"
         " supervision.silent_after"
     ),
     "tidegate.publish.duration": "the last publishing of a sink, waiting for it included",
@@ -53,9 +51,7 @@ METRICS: Final = {
         "since the driver last came to the end of an epoch or found nothing to do (or its start)"
     ),
     "tidegate.driver.state": "1 for the state it is in, 0 for the others",
-    "tidegate.driver.error": (
-        "1 while it is in trouble of this class and code, 0 when it has got past it"
-    ),
+    "tidegate.driver.error": "1 while the driver has an error of this class and code, then 0",
     "tidegate.landing.rows": "rows landed by this process",
     "tidegate.landing.batches": "batches landed by this process; those without rows land nothing",
     "tidegate.landing.restarts": "queries that failed and were started again",
@@ -63,33 +59,28 @@ METRICS: Final = {
     "tidegate.landing.state": "1 for the state the landing is in, 0 for the others",
 }
 DRIVER_STATES: Final = (
-    "starting",
-    "running",
-    "waiting",
-    "draining",
-    "stopped",
-    "finished",
-    "failed",
-)
+    "starting", "running", "waiting", "draining", "stopped", "finished", "failed",
+)  # fmt: skip
+_LANDING_STATES: Final = ("running", "stopped", "failed")
 _SECONDS: Final = "s"
-_ITEMS: Final = (
-    "{item}"  # an annotation: a unit of "1" would become the suffix _ratio in Prometheus
-)
+_ITEMS: Final = "{item}"  # an annotation; the unit "1" would become the suffix _ratio in Prometheus
 _TICKS_PER_SECOND: Final = 1_000_000
 _EXPORT_INTERVAL_MILLIS: Final = 10_000
 
-_Value = tuple[float, dict[str, str]]  # and what stands on it beside the pipeline
+_Value = tuple[float, dict[str, str]]
+"""A measurement and its attributes, without the pipeline."""
+_ReadValues = Callable[[], Iterable[_Value]]
 
 
 class DriverMetrics:
-    """Feeds a meter from the driver's reports.
+    """Feeds a meter from the reports of epochs and from the driver's status.
 
     Args:
-        meter: of the SDK.
-        pipeline: stands on every measurement.
-        facts: what the driver's status knows now.
-        clock: pipeline time.
-        seconds: monotonic.
+        meter: of the OpenTelemetry SDK.
+        pipeline: an attribute of every measurement.
+        facts: returns the fields of the driver's status.
+        clock: wall clock, for lags of frontiers.
+        seconds: monotonic clock, for ages.
     """
 
     def __init__(
@@ -100,145 +91,135 @@ class DriverMetrics:
         clock: Clock = SYSTEM_CLOCK,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._own = {"pipeline": pipeline}
+        self._attributes = {"pipeline": pipeline}
         self._facts, self._clock, self._seconds = facts, clock, seconds
-        self._sealed_at = self._turned_at = seconds()
-        self._errors: set[tuple[str, str]] = set()
+        self._sealed_at = self._loop_ended_at = seconds()
+        self._seen_errors: set[tuple[str, str]] = set()  # class and code
         self._report: EpochReport | None = None
         self._buffered = 0
 
-        def create_counter(name: str, unit: str = _ITEMS) -> Any:
-            return meter.create_counter(name, unit, METRICS[name])
+        def create_counter(name: str) -> Any:
+            return meter.create_counter(name, _ITEMS, METRICS[name])
 
-        self._epochs, self._lost = (
-            create_counter("tidegate.epochs"),
-            create_counter("tidegate.epochs.lost"),
-        )
-        self._rows, self._late = (
-            create_counter("tidegate.rows"),
-            create_counter("tidegate.rows.late"),
-        )
-        self._windows, self._barriers = (
-            create_counter("tidegate.windows.emitted"),
-            create_counter("tidegate.barriers"),
-        )
-        durations = ("tidegate.epoch.duration", "tidegate.step.duration")
-        self._epoch_seconds, self._step_seconds = (
-            meter.create_histogram(n, _SECONDS, METRICS[n]) for n in durations
-        )
-        for name, unit, read in self._define_gauges():
-            _register_gauge(meter, self._own, name, unit, read)
+        def create_histogram(name: str) -> Any:
+            return meter.create_histogram(name, _SECONDS, METRICS[name])
+
+        self._epochs = create_counter("tidegate.epochs")
+        self._lost = create_counter("tidegate.epochs.lost")
+        self._rows = create_counter("tidegate.rows")
+        self._late = create_counter("tidegate.rows.late")
+        self._windows = create_counter("tidegate.windows.emitted")
+        self._barriers = create_counter("tidegate.barriers")
+        self._epoch_seconds = create_histogram("tidegate.epoch.duration")
+        self._step_seconds = create_histogram("tidegate.step.duration")
+        for name, (unit, read) in self._define_gauges().items():
+            _register_gauge(meter, self._attributes, name, unit, read)
 
     def record_epoch(self, report: EpochReport, seconds: float) -> None:
-        """Count one turn of the loop."""
-        self._report, self._turned_at = report, self._seconds()
+        """Count one round of the loop, sealed or not."""
+        self._report, self._loop_ended_at = report, self._seconds()
         if report.lost:
-            self._lost.add(1, self._own)
+            self._lost.add(1, self._attributes)
         if report.manifest is None:
             return
         self._sealed_at = self._seconds()
-        self._epochs.add(1, self._own)
-        self._epoch_seconds.record(seconds, self._own)
+        self._epochs.add(1, self._attributes)
+        self._epoch_seconds.record(seconds, self._attributes)
         for step, took in report.manifest.timings.items():
-            self._step_seconds.record(took, {**self._own, "step": step})
+            self._step_seconds.record(took, {**self._attributes, "step": step})
         self._count_rows(report.manifest.epoch_counters)
         for barrier in report.decision.barriers:
-            self._barriers.add(1, {**self._own, "outcome": str(barrier.outcome.value)})
+            self._barriers.add(1, {**self._attributes, "outcome": str(barrier.outcome.value)})
 
     def _count_rows(self, epoch: EpochCounters) -> None:
         self._buffered = epoch.retained
-        for source, places in epoch.per_source.items():
-            for place, rows in places.items():
-                if ":" not in place:  # lateness per window stands in late_by_output
-                    self._rows.add(rows, {**self._own, "source": source, "disposition": place})
+        for source, counts in epoch.per_source.items():
+            for disposition, rows in counts.items():
+                if ":" not in disposition:  # rows late for a window are counted by output below
+                    self._rows.add(
+                        rows, {**self._attributes, "source": source, "disposition": disposition}
+                    )
         for output, rows in epoch.late_by_output.items():
-            self._late.add(rows, {**self._own, "output": output})
+            self._late.add(rows, {**self._attributes, "output": output})
         for window, rows in epoch.windows.items():
-            self._windows.add(rows, {**self._own, "window": window})
+            self._windows.add(rows, {**self._attributes, "window": window})
 
-    def _define_gauges(self) -> list[tuple[str, str, Callable[[], Iterable[_Value]]]]:
-        return [
-            (
-                "tidegate.driver.state",
+    def _define_gauges(self) -> dict[str, tuple[str, _ReadValues]]:
+        facts, read_fact = self._facts, self._make_fact_reader
+        return {
+            "tidegate.driver.state": (
                 _ITEMS,
-                lambda: _encode_state(DRIVER_STATES, self._facts()["state"]),
+                lambda: _encode_state(DRIVER_STATES, facts()["state"]),
             ),
-            ("tidegate.driver.error", _ITEMS, self._read_errors),
-            ("tidegate.loop.age", _SECONDS, lambda: [(self._seconds() - self._turned_at, {})]),
-            ("tidegate.frontier.lag", _SECONDS, self._read_frontier_lag),
-            ("tidegate.member.frontier.lag", _SECONDS, self._read_member_lags),
-            (
-                "tidegate.barriers.blocked",
-                _ITEMS,
-                lambda: [(len(self._report.decision.blocked) if self._report else 0, {})],
+            "tidegate.driver.error": (_ITEMS, self._read_errors),
+            "tidegate.loop.age": (
+                _SECONDS,
+                lambda: [(self._seconds() - self._loop_ended_at, {})],
             ),
-            (
-                "tidegate.checkpoint.age",
+            "tidegate.checkpoint.age": (
                 _SECONDS,
                 lambda: [(self._seconds() - self._sealed_at, {})],
             ),
-            ("tidegate.buffered.rows", _ITEMS, lambda: [(self._buffered, {})]),
-            ("tidegate.unpublished", _ITEMS, lambda: [(self._facts().get("unpublished", 0), {})]),
-            ("tidegate.sink.lag", _ITEMS, self._make_fact_reader("sinks", "sink")),
-            ("tidegate.publish.duration", _SECONDS, self._make_fact_reader("published_in", "sink")),
-            ("tidegate.source.lag", _ITEMS, self._make_fact_reader("lag", "member")),
-            ("tidegate.source.backlog", _ITEMS, self._make_fact_reader("backlog", "member")),
-            (
-                "tidegate.source.silent",
-                _SECONDS,
-                lambda: [
-                    (t / _TICKS_PER_SECOND, at)
-                    for t, at in self._make_fact_reader("silent", "source")()
-                ],
-            ),
-            ("tidegate.late_uploads", _ITEMS, self._make_fact_reader("late_uploads", "source")),
-            (
-                "tidegate.trouble",
+            "tidegate.frontier.lag": (_SECONDS, self._read_frontier_lag),
+            "tidegate.member.frontier.lag": (_SECONDS, self._read_member_lags),
+            "tidegate.barriers.blocked": (
                 _ITEMS,
-                lambda: [(int(self._facts().get("trouble") is not None), {})],
+                lambda: [(len(self._report.decision.blocked) if self._report else 0, {})],
             ),
-        ]
+            "tidegate.buffered.rows": (_ITEMS, lambda: [(self._buffered, {})]),
+            "tidegate.unpublished": (_ITEMS, lambda: [(facts().get("unpublished", 0), {})]),
+            "tidegate.sink.lag": (_ITEMS, read_fact("sinks", "sink")),
+            "tidegate.publish.duration": (_SECONDS, read_fact("published_in", "sink")),
+            "tidegate.source.lag": (_ITEMS, read_fact("lag", "member")),
+            "tidegate.source.backlog": (_ITEMS, read_fact("backlog", "member")),
+            "tidegate.source.silent": (
+                _SECONDS,
+                read_fact("silent", "source", 1 / _TICKS_PER_SECOND),
+            ),
+            "tidegate.late_uploads": (_ITEMS, read_fact("late_uploads", "source")),
+            "tidegate.trouble": (
+                _ITEMS,
+                lambda: [(int(facts().get("trouble") is not None), {})],
+            ),
+        }
 
-    def _make_fact_reader(self, fact: str, label: str) -> Callable[[], list[_Value]]:
-        """A fact that is a mapping of numbers, by the names in it."""
+    def _make_fact_reader(self, fact: str, label: str, factor: float = 1) -> _ReadValues:
+        """Return a reader of a fact that maps names to numbers; `label` is the names' attribute."""
         return lambda: [
-            (value, {label: name}) for name, value in self._facts().get(fact, {}).items()
+            (factor * value, {label: name}) for name, value in self._facts().get(fact, {}).items()
         ]
 
     def _read_errors(self) -> Iterable[_Value]:
-        """What was once is told as over: a series that only ends looks the same for minutes."""
-        found = (self._facts().get("error"), self._facts().get("trouble"))
-        now = {(str(error["class"]), str(error["code"])) for error in found if error}
-        self._errors |= now
+        # An error that is over is reported as 0: a series that ends looks unchanged for minutes.
+        facts = self._facts()
+        current = {
+            (str(error["class"]), str(error["code"]))
+            for error in (facts.get("error"), facts.get("trouble"))
+            if error
+        }
+        self._seen_errors |= current
         return [
-            (int(one in now), {"class": one[0], "code": one[1]}) for one in sorted(self._errors)
+            (int((kind, code) in current), {"class": kind, "code": code})
+            for kind, code in sorted(self._seen_errors)
         ]
 
     def _read_frontier_lag(self) -> Iterable[_Value]:
-        return (
-            []
-            if self._report is None
-            else self._compute_lags({"": self._report.decision.frontier_after}, "")
-        )
+        if self._report is None:
+            return []
+        return self._compute_lags({"": self._report.decision.frontier_after}, "")
 
     def _read_member_lags(self) -> Iterable[_Value]:
         if self._report is None:
             return []
-        sources = self._report.decision.after.get("sources", {})
-        return self._compute_lags(
-            {m: known["frontier"] for s in sources.values() for m, known in s["inputs"].items()},
-            "member",
-        )
+        return self._compute_lags(read_member_frontiers(self._report.decision), "member")
 
     def _compute_lags(self, frontiers: Mapping[str, int | None], label: str) -> list[_Value]:
-        """No value before the first frontier, and none after the last."""
+        """Return no value before the first frontier, and none when the member has ended."""
         now = self._clock.wall_ticks()
-        real = {
-            name: f for name, f in frontiers.items() if f is not None and TICK_MIN < f < TICK_MAX
-        }
         return [
-            ((now - f) / _TICKS_PER_SECOND, {label: name} if label else {})
-            for name, f in real.items()
+            ((now - frontier) / _TICKS_PER_SECOND, {label: name} if label else {})
+            for name, frontier in frontiers.items()
+            if frontier is not None and TICK_MIN < frontier < TICK_MAX
         ]
 
 
@@ -246,10 +227,9 @@ class LandingMetrics:
     """Feeds a meter from a landing query.
 
     Args:
-        meter: of the SDK.
-        pipeline: stands on every measurement, and
-        source: so does this.
-        seconds: monotonic.
+        meter: of the OpenTelemetry SDK.
+        pipeline, source: attributes of every measurement.
+        seconds: monotonic clock, for ages.
 
     Attributes:
         state: running, stopped or failed.
@@ -262,60 +242,57 @@ class LandingMetrics:
         source: str,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._own = {"pipeline": pipeline, "source": source}
+        self._attributes = {"pipeline": pipeline, "source": source}
         self._seconds, self._landed_at = seconds, seconds()
         self.state = "running"
         names = ("tidegate.landing.rows", "tidegate.landing.batches", "tidegate.landing.restarts")
         self._rows, self._batches, self._restarts = (
             meter.create_counter(name, _ITEMS, METRICS[name]) for name in names
         )
-        _register_gauge(
-            meter,
-            self._own,
-            "tidegate.landing.batch.age",
-            _SECONDS,
-            lambda: [(self._seconds() - self._landed_at, {})],
-        )
-        states = ("running", "stopped", "failed")
-        _register_gauge(
-            meter,
-            self._own,
-            "tidegate.landing.state",
-            _ITEMS,
-            lambda: _encode_state(states, self.state),
-        )
+        gauges: dict[str, tuple[str, _ReadValues]] = {
+            "tidegate.landing.batch.age": (
+                _SECONDS,
+                lambda: [(self._seconds() - self._landed_at, {})],
+            ),
+            "tidegate.landing.state": (
+                _ITEMS,
+                lambda: _encode_state(_LANDING_STATES, self.state),
+            ),
+        }
+        for name, (unit, read) in gauges.items():
+            _register_gauge(meter, self._attributes, name, unit, read)
 
     def record_batch(self, rows: int) -> None:
-        """A batch lies in the bucket."""
+        """Count a batch that was written."""
         self._landed_at = self._seconds()
-        self._rows.add(rows, self._own)
-        self._batches.add(1, self._own)
+        self._rows.add(rows, self._attributes)
+        self._batches.add(1, self._attributes)
 
     def record_restart(self) -> None:
-        """A query failed and is started again."""
-        self._restarts.add(1, self._own)
+        """Count a query that failed and is started again."""
+        self._restarts.add(1, self._attributes)
 
 
 def _register_gauge(
-    meter: Meter, own: Mapping[str, str], name: str, unit: str, read: Callable[[], Iterable[_Value]]
+    meter: Meter, attributes: Mapping[str, str], name: str, unit: str, read: _ReadValues
 ) -> None:
     from opentelemetry.metrics import Observation
 
     def observe_values(_options: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(value, {**own, **more}) for value, more in read()]
+        return [Observation(value, {**attributes, **more}) for value, more in read()]
 
     meter.create_observable_gauge(name, [observe_values], unit, METRICS[name])
 
 
 def _encode_state(states: Iterable[str], now: str) -> list[_Value]:
-    """All states, so that the one that was is told as over."""
+    """Return 1 for the current state and 0 for all others, so that the end of a state shows."""
     return [(int(state == now), {"state": state}) for state in states]
 
 
 def create_meter_provider(environment: Mapping[str, str], instance: str) -> MeterProvider | None:
-    """Sends by OTLP over HTTP every ten seconds; None unless an endpoint is named.
+    """Return a provider that sends by OTLP over HTTP every ten seconds; None without an endpoint.
 
-    Shut it down at the end.
+    The caller shuts it down at the end.
     """
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
     if (
@@ -323,7 +300,7 @@ def create_meter_provider(environment: Mapping[str, str], instance: str) -> Mete
         or environment.get("OTEL_SDK_DISABLED") == "true"
     ):
         return None
-    # Late: a second of imports that most drivers need not pay.
+    # Late: these imports take a second, and most drivers do not need them.
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader

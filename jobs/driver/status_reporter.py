@@ -162,7 +162,7 @@ class StatusReporter:
             }
 
     def record_decision(self, decision: Decision) -> None:
-        """Put the frontiers of the last cut into the next document, whether it was sealed or not."""
+        """Put the frontiers of the last cut into the next document, sealed or not."""
         with self._lock:
             self._facts |= {
                 "frontier": decision.frontier_after,

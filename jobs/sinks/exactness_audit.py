@@ -22,6 +22,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import join_seq
+from tidegate.jobs.engine.result_comparison import FLOAT_TOLERANCE
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec
@@ -36,9 +37,6 @@ _AGGREGATE_SQL = {
     AggregateFunction.MAX: "max({0})",
 }
 _DUCKDB_TYPES = {"long": "bigint", "timestamp": "timestamptz"}  # where the names differ
-_RELATIVE_TOLERANCE = (
-    1e-9  # relative, for averages: DuckDB and Spark add doubles in different orders
-)
 
 
 @dataclass
@@ -404,7 +402,7 @@ def _build_inequality_sql(column: str, aggregate: Aggregate) -> str:
     if aggregate.function in (AggregateFunction.AVG, AggregateFunction.SUM):
         return (
             f"(e.{column} is null) <> (p.{column} is null) or "
-            f"abs(e.{column} - p.{column}) > {_RELATIVE_TOLERANCE} * greatest(1, abs(e.{column}))"
+            f"abs(e.{column} - p.{column}) > {FLOAT_TOLERANCE} * greatest(1, abs(e.{column}))"
         )
     return f"e.{column} is distinct from p.{column}"
 

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest
 from tidegate.errors import ConfigurationError, PoisonError
+from tidegate.jobs.engine.result_comparison import values_differ
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.published_tables import select_current_revisions
@@ -60,7 +61,6 @@ from tidegate.jobs.splice.window_recompute import (
     recompute_results,
     refuse_edge_windows,
     require_exact_aggregates,
-    values_differ,
 )
 from tidegate.time_units import TICK_MAX, TICK_MIN, format_instant
 

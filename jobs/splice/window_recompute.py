@@ -9,7 +9,6 @@ approximated.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction, WindowKind, WindowSpec
 from tidegate.time_units import TICK_MAX, format_instant, saturate_ticks
 
-_TOLERANCE = 1e-9  # relative: Spark and DuckDB add doubles in different orders
 _INEXACT_FUNCTIONS = (
     AggregateFunction.APPROX_DISTINCT,
     AggregateFunction.APPROX_QUANTILE,
@@ -162,19 +160,6 @@ def recompute_results(
     except duckdb.Error as error:
         raise _foreign_expression_error(spec, name, error) from error
     return list(_cast_aggregates(found, window, schema).to_pylist())
-
-
-def values_differ(left: Any, right: Any) -> bool:
-    """Whether two values are not the same; doubles within rounding are."""
-    if isinstance(left, float) and isinstance(right, float):
-        if math.isnan(left) or math.isnan(right):
-            return math.isnan(left) != math.isnan(right)
-        return not math.isclose(left, right, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) != len(right) or any(
-            values_differ(a, b) for a, b in zip(left, right, strict=True)
-        )
-    return bool(left != right)
 
 
 def _build_pairs_query(window: WindowSpec, rows: str) -> str:

@@ -186,4 +186,4 @@ def test_a_range_without_an_offset_is_refused(tmp_path: Path) -> None:
         [str(steady.spec_file), "--store", steady.store_url, "--start", "2026-03-01", "--end", "x"],
     )
     assert done.exit_code == 2
-    assert "is no instant with an offset from UTC" in done.output
+    assert "is not an instant with an offset from UTC" in done.output
