@@ -94,8 +94,7 @@ class ArrivalLog:
     """The arrivals of one member.
 
     Args:
-        store: the pipeline's store, in which the log is.
-        objects: the store in which the objects are.
+        store: the store of the log and, as the pipeline sees it, of the objects.
         prefix: key prefix of the log.
         folder: key prefix of the objects.
         is_data: whether a name below the folder is data.
@@ -109,7 +108,6 @@ class ArrivalLog:
     def __init__(
         self,
         store: Store,
-        objects: Store,
         prefix: str,
         folder: str,
         *,
@@ -117,7 +115,7 @@ class ArrivalLog:
         safety: float,
         clock: Callable[[], float],
     ) -> None:
-        self._store, self._objects, self._prefix, self._folder = store, objects, prefix, folder
+        self._store, self._prefix, self._folder = store, prefix, folder
         self._is_data, self._safety, self._clock = is_data, safety, clock
         self._first_indexes: list[int] = []  # of all pages
         self._last: _LogPage | None = None
@@ -174,7 +172,7 @@ class ArrivalLog:
             self._append_or_reload([], version)
 
     def _list_after(self, key: str) -> list[str]:
-        entries = self._objects.list_objects(
+        entries = self._store.list_objects(
             self._folder, start_after=key or None, limit=_KEYS_PER_LISTING
         )
         return [entry.key for entry in entries]

@@ -211,7 +211,6 @@ class ObjectSource:
         if member not in self._logs:
             self._logs[member] = ArrivalLog(
                 self.store,
-                self.store,
                 f"{self._pipeline}/arrivals/{member.source}/{member.partition}/",
                 self._member_folder(member),
                 is_data=_is_data_name,

@@ -43,7 +43,6 @@ def log_of(store: MemoryStore, clock: Clock) -> ArrivalLog:
     """The log of the folder inbox/a/."""
     return ArrivalLog(
         store,
-        store,
         "p/arrivals/a/0/",
         "inbox/a/",
         is_data=lambda name: name[0] != "_",
