@@ -13,6 +13,8 @@ _ZONED_TIMESTAMP: Final = (
     rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}[T ]{_TIME}(Z|z|[+-]\d{{2}}(:?\d{{2}})?)\s*$"
 )
 _NAIVE_TIMESTAMP: Final = rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}([T ]{_TIME})?\s*$"
+# Every cast is guarded by a pattern: DuckDB's own casts round, and accept forms that Spark refuses,
+# while a value must mean the same in text and in Parquet (tidegate.jobs.spec.cast_rules).
 _WHOLE_NUMBER: Final = r"^\s*[+-]?\d+\s*$"
 _MICROS_PER_UNIT: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
@@ -60,7 +62,7 @@ def _build_plain_cast_sql(column: str, kind: str) -> str:
     """Accept only the plain form of the type: DuckDB would round what has too many digits."""
     pattern = _WHOLE_NUMBER if kind in ("int", "long") else rf"^\s*({build_text_pattern(kind)})\s*$"
     cast = f"try_cast({column} AS {_DUCKDB_TYPES.get(kind, kind)})"
-    if kind in EXACT_BITS:
+    if kind in EXACT_BITS:  # a float holds only so many bits of a whole number
         whole = _matches(column, _WHOLE_NUMBER)
         exact = f"abs(try_cast({column} AS HUGEINT)) <= {2 ** EXACT_BITS[kind]}"
         cast = f"CASE WHEN {whole} AND {exact} OR NOT {whole} AND isfinite({cast}) THEN {cast} END"

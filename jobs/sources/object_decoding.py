@@ -149,10 +149,14 @@ _DECOMPRESS_BY_ENDING: Final[dict[str, Callable[[bytes], bytes]]] = {
 def _read_object(data: bytes, spec: SourceSpec) -> pa.Table:
     if spec.format == "json":
         return _read_json_lines(data, spec)
-    return _read_csv_object(data, spec) if spec.format == "csv" else read_typed(data, spec.format)
+    return (
+        _read_csv_object(data, spec)
+        if spec.format == "csv"
+        else read_typed_object(data, spec.format)
+    )
 
 
-def read_typed(data: bytes, form: str) -> pa.Table:
+def read_typed_object(data: bytes, form: str) -> pa.Table:
     """Return the rows of an object whose format (parquet, avro, orc) has types of its own."""
     if form == "avro":
         return read_avro_file(data)

@@ -129,7 +129,7 @@ class ObjectSource:
         ]
         last = kept[-1]
         resume = _ResumePoint(ordinal, row, None, _pin_object(last))
-        if row >= last["rows"]:
+        if row >= last["rows"]:  # consumed whole after all
             resume = _ResumePoint(ordinal + 1, 0, last["key"], None)
         if last["ordinal"] == ordinal:
             kept[-1] = {**last, "row_end": min(row, last["row_end"])}
@@ -145,6 +145,7 @@ class ObjectSource:
 
     def find_changed_objects(self, part: Slice) -> tuple[DeadObject, ...]:
         """Return the objects of a planned slice that are gone or have another ETag now."""
+        # An overwritten object would give other rows at every later reading of this epoch.
         heads = map_in_threads(lambda pinned: self.store.stat(pinned["key"]), part.parts)
         return tuple(
             DeadObject(
@@ -187,6 +188,7 @@ class ObjectSource:
         else:
             log = self._get_arrival_log(member)
             everything = ended and member not in self._listed_to_end
+            # A bounded member ends only after a listing that began after its end marker was there.
             log.discover(self._take_notified_keys(member), everything=everything)
             self._listed_to_end |= {member} if ended else set()
         keys = log.read_keys(at.ordinal + (at.open is not None), count)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from tidegate.jobs.sources.object_decoding import decompress_object, read_typed
+from tidegate.jobs.sources.object_decoding import decompress_object, read_typed_object
 from tidegate.jobs.spec.cast_rules import build_text_pattern
 
 _MAX_SAMPLE_ROWS: Final = 10_000  # of JSON or CSV
@@ -48,7 +48,9 @@ def infer_columns(key: str, data: bytes, form: str) -> dict[str, str]:
         return _infer_from_json(data)
     if form == "csv":
         return _infer_from_csv(data)
-    return {field.name: _to_declared_type(field.type) for field in read_typed(data, form).schema}
+    return {
+        field.name: _to_declared_type(field.type) for field in read_typed_object(data, form).schema
+    }
 
 
 def _to_declared_type(arrow_type: Any) -> str:

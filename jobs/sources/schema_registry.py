@@ -113,7 +113,7 @@ def _parse_registry_answer(payload: str, answer: dict[str, Any]) -> bytes | Unus
     kind = answer.get("schemaType", "AVRO")
     if kind != _SCHEMA_TYPES[payload]:
         return UnusableSchema(f"it is of type {kind}")
-    if answer.get("references"):
+    if answer.get("references"):  # the decoders take one schema and no others
         return UnusableSchema("it refers to other schemas")
     text = str(answer["schema"])
     return text.encode() if payload == "avro" else _to_descriptor_set(base64.b64decode(text))
