@@ -48,7 +48,12 @@ from tidegate.jobs.driver.leader_election import ALIVE_FILE, LeaderElection, tou
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
-from tidegate.jobs.engine.epoch_engine import Engine, EpochReport
+from tidegate.jobs.engine.epoch_engine import (
+    Engine,
+    EngineRuntime,
+    EpochPorts,
+    EpochReport,
+)
 from tidegate.jobs.engine.fault_points import read_faults_from_environment
 from tidegate.jobs.engine.interfaces import Mover, RowDispatcher, Sink
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
@@ -286,21 +291,25 @@ class DriverSession:
         engine = Engine(
             spec,
             self._log,
-            self._sources.all,
-            mover,
-            author=ManifestAuthor(self._uid, lease.holder.driver, __version__),
-            steps=self._steps,
-            clock=SYSTEM_CLOCK,
-            faults=self._faults,
-            small_tables=DriverTables(run.store).write,
-            dispatch=make_dispatcher(spec, run.store, self._log, mover),
+            EpochPorts(
+                self._sources.all,
+                mover,
+                DriverTables(run.store).write,
+                make_dispatcher(spec, run.store, self._log, mover),
+            ),
+            EngineRuntime(
+                ManifestAuthor(self._uid, lease.holder.driver, __version__),
+                self._steps,
+                SYSTEM_CLOCK,
+                self._faults,
+            ),
         )
         inbox = RequestInbox(
             run.store,
             spec.name,
             lambda: lease.token,
             run.stop,
-            lambda: engine.standing.head.record,
+            lambda: engine.resume_state.head.record,
             attachments=spec.stream_graph.attachments,
         )
         runtime = LoopRuntime(

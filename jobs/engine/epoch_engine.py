@@ -1,19 +1,22 @@
-"""The epoch, in the steps of design.md section 2, written against Source, Mover, Store and Sink only.
+"""The engine runs one epoch at a time: plan, survey, decide, move and seal.
+
+The steps are those of `docs/architecture.md`, section 2:
 
 1. **Plan**: one cut through every source; blocked and far-ahead members are not read.
 2. **Survey**: summarise the cut; a slice ends behind its first barrier row.
-3. **Decide**: pure; what the cut means.
-4. **Move**: files under the attempt's own random id. A crash up to here leaves garbage only.
-5. **Seal**: fill the next slot. This is the commit; nothing else is.
-6. **Publish** and 7. **Report** follow the log and live elsewhere (`publisher`, the driver's
-  status).
+3. **Decide**: a pure function says what the cut means.
+4. **Move**: write files under the random id of the attempt. A crash up to here leaves only garbage.
+5. **Seal**: fill the next slot. This alone is the commit.
+
+Publishing (`publisher`) and reporting (the driver's status) follow the log and are not done here.
+The engine knows sources, mover, store and dispatcher only by their interfaces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
@@ -22,9 +25,14 @@ from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.manifest import AttemptLifecycle, CheckpointState, FileRef, Manifest
 from tidegate.checkpoints.slot_log import SlotLog, SlotTaken
 from tidegate.errors import PoisonError, TransientError
+from tidegate.jobs.engine.errors import (
+    EPOCH_HAS_CORRUPT_OBJECTS,
+    ROWS_NOT_CONSERVED,
+    SOURCE_CHANGED,
+    CorruptObjectsError,
+)
 from tidegate.jobs.engine.fault_points import Faults
 from tidegate.jobs.engine.interfaces import (
-    CorruptObjectsError,
     Cut,
     DeadObject,
     DispatchResult,
@@ -37,6 +45,7 @@ from tidegate.jobs.engine.interfaces import (
     SurveyedCut,
     join_seq,
     skip_slice_record,
+    split_seq,
 )
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor, ManifestDraft
 from tidegate.jobs.engine.resume_state import DISPATCHER_KINDS, ResumeState
@@ -46,21 +55,21 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
 class EpochSteps(Protocol):
-    """Told about every step.
+    """Observes the steps of an epoch.
 
-    The lease keeper's deadline, the heartbeat and the timings hang on it.
+    The deadline of the lease renewal, the heartbeat and the timings depend on it.
     """
 
     def measure_step(self, name: str) -> AbstractContextManager[None]:
-        """Enter a step of the epoch."""
+        """Return a context in which the step `name` is running."""
         ...
 
     def begin_attempt(self, epoch: int, name: str) -> None:
-        """An attempt at an epoch begins, under this name."""
+        """Record that the attempt with the id `name` begins at an epoch."""
         ...
 
     def require_lease(self) -> int:
-        """The lease token, just checked. Raises FencedError when the lease is gone."""
+        """Check the lease now and return its token. Raises FencedError when the lease is lost."""
         ...
 
     @property
@@ -69,9 +78,40 @@ class EpochSteps(Protocol):
         ...
 
 
+DriverTableWriter = Callable[[MoveOrder], dict[str, tuple[FileRef, ...]]]
+"""Writes the rows that only the driver knows (barriers, dead objects): returns table -> files."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPorts:
+    """What the engine reads rows from and writes rows with.
+
+    Attributes:
+        sources: all sources of the pipeline.
+        mover: reads, judges and writes rows.
+        driver_tables: writes the small tables of the driver.
+        dispatcher: sends released rows to streams; None if the pipeline has no streams.
+    """
+
+    sources: Sequence[Source]
+    mover: Mover
+    driver_tables: DriverTableWriter
+    dispatcher: RowDispatcher | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRuntime:
+    """The process around the engine: its name in manifests, step observer, clock, fault points."""
+
+    author: ManifestAuthor
+    steps: EpochSteps
+    clock: Clock
+    faults: Faults
+
+
 @dataclass(frozen=True, slots=True)
 class EpochRequests:
-    """Requests of people that this epoch applies; their ids stand in the manifest."""
+    """Requests of people that this epoch applies; the manifest names their ids."""
 
     ids: tuple[str, ...] = ()
     aborts: tuple[int, ...] = ()
@@ -80,7 +120,7 @@ class EpochRequests:
 
     @property
     def wants_epoch(self) -> bool:
-        """Whether an epoch is asked for even without rows."""
+        """Whether an epoch must be sealed even if there are no rows."""
         return bool(self.ids)
 
 
@@ -92,10 +132,10 @@ class EpochReport:
         sealed: the new checkpoint; None when there was nothing to do or another attempt filled the
             slot.
         rows: data rows read.
-        pending: members with more rows waiting right now, or attachments with rows of their origin
+        pending: members have more rows waiting right now, or attachments have rows of their origin
             to take.
         decision: what was decided, sealed or not.
-        lost: another driver's epoch or a restore filled the slot; the standing was reloaded.
+        lost: another driver's epoch or a restore filled the slot; the engine has reloaded the head.
         ended: every source is bounded and read to its end.
     """
 
@@ -108,220 +148,229 @@ class EpochReport:
     ended: bool = False
 
 
-DriverTableWriter = Callable[[MoveOrder], dict[str, tuple[FileRef, ...]]]
-"""Writes what the driver itself knows (barriers, dead objects) for an attempt.
+@dataclass(frozen=True, slots=True)
+class EpochAttempt:
+    """One attempt at an epoch, from its first file to the answer of the slot."""
 
-Returns table -> files.
-"""
+    checkpoint: CheckpointId
+    lifecycle: AttemptLifecycle
+    order: MoveOrder
+    surveyed: SurveyedCut
+    requests: EpochRequests
+
+    @property
+    def was_not_sent(self) -> bool:
+        """Whether the PUT of the manifest was not sent, so that the attempt cannot fill the slot."""
+        return self.lifecycle.state in (CheckpointState.SNAPSHOT, CheckpointState.PERSISTED)
+
+
+@dataclass(slots=True)
+class _FailedAttempts:
+    """What the next attempt has to know of those that failed in this process.
+
+    Attributes:
+        aborted: checkpoint ids since the last sealed epoch; the next manifest names them.
+        corrupt: (key, ETag) of objects that turned out to be corrupt only when they were read. The
+            next plan makes dead letters of them.
+    """
+
+    aborted: list[str] = field(default_factory=list)
+    corrupt: set[tuple[str, str]] = field(default_factory=set)
 
 
 class Engine:
-    """Runs epochs of one pipeline, one at a time. Not safe for several threads."""
+    """Runs epochs of one pipeline, one at a time. Not safe for several threads.
+
+    Attributes:
+        resume_state: the state after the newest epoch, from which the next one starts.
+    """
 
     def __init__(
-        self,
-        spec: PipelineSpec,
-        log: SlotLog,
-        sources: Sequence[Source],
-        mover: Mover,
-        *,
-        author: ManifestAuthor,
-        steps: EpochSteps,
-        clock: Clock,
-        faults: Faults,
-        small_tables: DriverTableWriter,
-        dispatch: RowDispatcher | None = None,
+        self, spec: PipelineSpec, log: SlotLog, ports: EpochPorts, runtime: EngineRuntime
     ) -> None:
         self._spec = spec
         self._log = log
-        self._sources = tuple(sources)
-        self._mover = mover
-        self._author = author
-        self._steps = steps
-        self._clock = clock
-        self._faults = faults
-        self._small_tables = small_tables
-        self._dispatch = dispatch
-        self._attempt: AttemptLifecycle | None = None
-        self._aborted: list[str] = []  # since the last sealed epoch, whose manifest names them
-        self._corrupt: set[tuple[str, str]] = (
-            set()
-        )  # (key, ETag) of objects that only reading showed to be corrupt
-        self.standing = self.reload()
+        self._ports = ports
+        self._sources = {source.name: source for source in ports.sources}
+        self._author = runtime.author
+        self._steps = runtime.steps
+        self._clock = runtime.clock
+        self._faults = runtime.faults
+        self._failed = _FailedAttempts()
+        self.resume_state = self.reload()
 
     def reload(self) -> ResumeState:
-        """Read the head again and stand there."""
-        self.standing = ResumeState.from_head(self._log.head(), self._spec)
-        return self.standing
+        """Read the head of the log again and continue from there."""
+        self.resume_state = ResumeState.from_head(self._log.head(), self._spec)
+        return self.resume_state
 
     def run_epoch(self, asked: EpochRequests = EpochRequests()) -> EpochReport:
-        """One epoch, steps 1 to 5. Seals nothing when nothing was read and nothing changed.
+        """Run one epoch, steps 1 to 5. Seals nothing if nothing was read and nothing changed.
 
         Raises:
-            TransientError: the world failed; nothing was sealed, or (SealUndecidedError) the slot
-                decides. Call `reload`.
-            FencedError: the lease is gone.
+            TransientError: the environment failed and nothing was sealed; or it is undecided
+                whether the epoch was sealed (SealUndecidedError): call `reload`.
+            FencedError: the lease is lost.
             PoisonError: data that the spec refuses, or a defect.
         """
-        self._abandon_attempt()
-        cut = self._plan_cut()
-        surveyed = self._survey_cut(cut, asked)
-        cut, members = surveyed.cut, surveyed.survey.members
+        surveyed = self._survey_cut(self._plan_cut(), asked)
         decision = self._decide_epoch(surveyed.survey)
-        rows = sum(m.rows for m in members)
-        pending = any(m.pending for m in members)
-        ended = all(s.done for s in cut.slices) and bool(cut.slices)
-        if not self._is_worth_sealing(cut, decision, asked):
-            return EpochReport(None, rows, pending, decision, ended=ended)
-        order, moved = self._move_cut(surveyed, decision, asked)
-        return self._seal_epoch(
-            order, moved, asked, EpochReport(None, rows, pending, decision, ended=ended)
+        cut, members = surveyed.cut, surveyed.survey.members
+        report = EpochReport(
+            sealed=None,
+            rows=sum(member.rows for member in members),
+            pending=any(member.pending for member in members),
+            decision=decision,
+            ended=all(part.done for part in cut.slices) and bool(cut.slices),
         )
-
-    def _abandon_attempt(self) -> None:
-        """An attempt that failed before its PUT was sent is aborted.
-
-        One that was sent is not, whatever happened then.
-        """
-        if self._attempt is not None and self._attempt.state in (
-            CheckpointState.SNAPSHOT,
-            CheckpointState.PERSISTED,
-        ):
-            self._attempt.move_to(CheckpointState.ABORTED)
-            self._aborted.append(self._attempt.checkpoint)
-        self._attempt = None
+        if not self._is_worth_sealing(cut, decision, asked):
+            return report
+        attempt = self._begin_attempt(surveyed, decision, asked)
+        try:
+            return self._seal_epoch(attempt, self._move_cut(attempt), report)
+        finally:
+            # An attempt whose PUT was sent is never aborted by an error: the slot decides.
+            if attempt.was_not_sent:
+                attempt.lifecycle.move_to(CheckpointState.ABORTED)
+                self._failed.aborted.append(attempt.lifecycle.checkpoint)
 
     def _plan_cut(self) -> Cut:
-        """Step 1."""
+        """Step 1: choose the next slice of every member."""
         self._faults.reach("plan")
+        state = self.resume_state
         with self._steps.measure_step("plan"):
-            standing = list_blocked_members(self.standing.decider)
-            opening = self._records_clock_only
-            waiting = standing | select_members_ahead(
-                self._spec, self.standing.decider, self.standing.buffered_rows
+            unread = list_blocked_members(state.decider) | select_members_ahead(
+                self._spec, state.decider, state.buffered_rows
             )
             slices: list[Slice] = []
-            for source in self._sources:
+            for source in self._ports.sources:
                 limits = self._spec.sources[source.name].limits
                 for member in source.list_members():
-                    resume = self.standing.resume.get(str(member))
-                    part = source.plan(member, resume, limits, blocked=opening or member in waiting)
-                    slices.append(_replace_corrupt_objects(part, self._corrupt))
+                    part = source.plan(
+                        member,
+                        state.resume.get(str(member)),
+                        limits,
+                        blocked=self._records_clock_only or member in unread,
+                    )
+                    slices.append(_replace_corrupt_objects(part, self._failed.corrupt))
             return Cut(tuple(slices))
 
     @property
     def _records_clock_only(self) -> bool:
-        """Whether this epoch only records the clock.
-
-        `max_jump` needs one before the first row is judged.
-        """
-        return self.standing.head.record is None and any(
-            s.max_jump is not None for s in self._spec.sources.values()
+        """Whether this epoch only records the clock: `max_jump` needs it to judge the first row."""
+        return self.resume_state.head.record is None and any(
+            source.max_jump is not None for source in self._spec.sources.values()
         )
 
     def _survey_cut(self, cut: Cut, asked: EpochRequests) -> SurveyedCut:
         """Step 2: survey, and once more if a barrier row cuts a slice short."""
         self._faults.reach("survey")
+        state, mover = self.resume_state, self._ports.mover
         with self._steps.measure_step("survey"), self._blame_changed_objects(cut):
-            surveyed = self._mover.survey(cut, self.standing.decider)
+            surveyed = mover.survey(cut, state.decider)
             trimmed = self._trim_at_barriers(cut, surveyed.survey)
             if trimmed != cut:
-                surveyed = self._mover.survey(trimmed, self.standing.decider)
+                surveyed = mover.survey(trimmed, state.decider)
         self._refuse_dead_objects(trimmed)
         survey = replace(
             surveyed.survey,
             now=self._clock.wall_ticks(),
-            buffered_rows=self.standing.buffered_rows,
-            released_max=self.standing.released_max,
+            buffered_rows=state.buffered_rows,
+            released_max=state.released_max,
             aborts=asked.aborts,
-            run_start=self.standing.head.record
-            is None,  # a run begins with the log, not with a process
+            run_start=state.head.record is None,  # a run begins with the log, not with a process
         )
         return replace(surveyed, survey=survey)
 
     def _trim_at_barriers(self, cut: Cut, survey: Survey) -> Cut:
-        sources = {source.name: source for source in self._sources}
-        slices = {s.member: s for s in cut.slices}
-        for found in survey.members:
-            part = slices[found.member]
-            if found.barrier is not None and found.barrier.seq + 1 < part.end:
-                cut = cut.with_slice(sources[found.member.source].trim(part, found.barrier.seq + 1))
+        """Let each slice end behind its first barrier row (`docs/decisions/0001-*`)."""
+        slices = {part.member: part for part in cut.slices}
+        for member in survey.members:
+            part = slices[member.member]
+            if member.barrier is not None and member.barrier.seq + 1 < part.end:
+                source = self._sources[part.member.source]
+                cut = cut.with_slice(source.trim(part, member.barrier.seq + 1))
         return cut
 
     def _decide_epoch(self, survey: Survey) -> Decision:
-        """Step 3."""
+        """Step 3: decide what the cut means."""
         self._faults.reach("decide")
         with self._steps.measure_step("decide"):
-            return decide(self._spec, self.standing.decider, survey)
+            return decide(self._spec, self.resume_state.decider, survey)
 
     def _is_worth_sealing(self, cut: Cut, decision: Decision, asked: EpochRequests) -> bool:
-        lagging = self._dispatch is not None and bool(self.standing.streams.get("lagging"))
-        told = (
-            asked.wants_epoch
-            or lagging
-            or self._records_clock_only
-            or any(part.begins for part in cut.slices)
+        """Whether the epoch changes anything; if not, the next one decides the same again."""
+        attachments_lag = self._ports.dispatcher is not None and bool(
+            self.resume_state.streams.get("lagging")
         )
         return (
             not cut.is_empty
             or decision.changed
-            or told
+            or asked.wants_epoch
+            or attachments_lag
+            or self._records_clock_only
+            or any(part.begins for part in cut.slices)
             or self._spec.checkpoint.idle_epochs == "always"
         )
 
-    def _move_cut(
+    def _begin_attempt(
         self, surveyed: SurveyedCut, decision: Decision, asked: EpochRequests
-    ) -> tuple[MoveOrder, MoveResult]:
-        """Step 4."""
+    ) -> EpochAttempt:
         self._faults.reach("move.start")
-        head, attempt = self.standing.head, generate_attempt_id()
-        self._steps.begin_attempt(head.next_slot, attempt)
+        head, attempt_id = self.resume_state.head, generate_attempt_id()
+        self._steps.begin_attempt(head.next_slot, attempt_id)
         order = MoveOrder(
             cut=surveyed.cut,
             decision=decision,
-            segments=self.standing.segments,
+            segments=self.resume_state.segments,
             prefix=self._log.layout.timeline_prefix(head.timeline).rstrip("/"),
-            tag=f"{head.next_slot:06d}-{attempt}",
+            tag=f"{head.next_slot:06d}-{attempt_id}",
             timeline=head.timeline,
             epoch=head.next_slot,
-            next_position=self.standing.next_position,
+            next_position=self.resume_state.next_position,
         )
-        self._attempt = AttemptLifecycle(str(CheckpointId(head.timeline, head.next_slot, attempt)))
-        self._attempt.move_to(CheckpointState.SNAPSHOT)
+        checkpoint = CheckpointId(head.timeline, head.next_slot, attempt_id)
+        lifecycle = AttemptLifecycle(str(checkpoint))
+        lifecycle.move_to(CheckpointState.SNAPSHOT)
+        return EpochAttempt(checkpoint, lifecycle, order, surveyed, asked)
+
+    def _move_cut(self, attempt: EpochAttempt) -> MoveResult:
+        """Step 4: write all files of the attempt."""
+        order, cut = attempt.order, attempt.surveyed.cut
         with self._steps.measure_step("move"):
-            with self._blame_changed_objects(surveyed.cut):
-                moved = self._mover.move(order, surveyed)
-            self._refuse_changed_objects(surveyed.cut)
-            own = self._small_tables(order)
-            sent = self._dispatch_moved(order, moved, asked)
-        tables = {*moved.files, *own, *sent.files}
-        files = {
-            t: (*moved.files.get(t, ()), *own.get(t, ()), *sent.files.get(t, ())) for t in tables
-        }
-        self._attempt.move_to(CheckpointState.PERSISTED)
+            with self._blame_changed_objects(cut):
+                moved = self._ports.mover.move(order, attempt.surveyed)
+            self._refuse_changed_objects(cut)
+            driver_files = self._ports.driver_tables(order)
+            dispatched = self._dispatch_moved(order, moved, attempt.requests)
+        files: dict[str, tuple[FileRef, ...]] = {}
+        for written in (moved.files, driver_files, dispatched.files):
+            for table, refs in written.items():
+                files[table] = (*files.get(table, ()), *refs)
+        attempt.lifecycle.move_to(CheckpointState.PERSISTED)
         self._faults.reach("move.done")
-        return order, replace(
-            moved, files=files, segments=(*moved.segments, *sent.segments), streams=sent.record
-        )
+        segments = (*moved.segments, *dispatched.segments)
+        return replace(moved, files=files, segments=segments, streams=dispatched.record)
 
     def _dispatch_moved(
         self, order: MoveOrder, moved: MoveResult, asked: EpochRequests
     ) -> DispatchResult:
-        """What goes to streams.
+        """Send what was released to streams.
 
-        A pipeline that has none any more keeps their state for the day it has them again.
+        A pipeline without streams keeps the state of earlier ones, in case they are added again.
         """
-        if self._dispatch is None:
+        streams = self.resume_state.streams
+        if self._ports.dispatcher is None:
             kept = tuple(s for s in order.segments if s.kind.startswith(DISPATCHER_KINDS))
-            return DispatchResult({}, kept, self.standing.streams)
-        return self._dispatch.dispatch_rows(order, moved, self.standing.streams, asked.attachments)
+            return DispatchResult({}, kept, streams)
+        return self._ports.dispatcher.dispatch_rows(order, moved, streams, asked.attachments)
 
     @contextmanager
     def _blame_changed_objects(self, cut: Cut) -> Iterator[None]:
-        """Whatever goes wrong over an object that was overwritten or removed meanwhile is that change's fault, not the data's.
+        """Report a failed read as a changed object if an object of the cut has changed meanwhile.
 
-        An object that only now turns out corrupt is a dead letter of the next plan: its manifest
-        has to say so.
+        An object that turns out to be corrupt becomes a dead letter of the next plan, because the
+        manifest has to name it.
         """
         try:
             yield
@@ -329,56 +378,43 @@ class Engine:
             raise
         except CorruptObjectsError as error:
             self._refuse_changed_objects(cut, error)
-            self._corrupt |= {
+            self._failed.corrupt |= {
                 (p["key"], p["etag"]) for s in cut.slices for p in s.parts if p["key"] in error.keys
             }
-            raise TransientError(
-                f"epoch {self.standing.head.next_slot} of {self._spec.name}: {error.message}",
-                code=error.code,
+            raise EPOCH_HAS_CORRUPT_OBJECTS(
                 pipeline=self._spec.name,
-                kept="everything sealed so far; nothing of this epoch was sealed",
-                advice=(
-                    "the epoch is planned again by itself, with dead letters for these objects (or"
-                    " ends, with on_bad: fail)"
-                ),
+                epoch=self.resume_state.head.next_slot,
+                detail=error.message,
             ) from error
         except Exception as error:
             self._refuse_changed_objects(cut, error)
             raise
 
     def _refuse_changed_objects(self, cut: Cut, cause: Exception | None = None) -> None:
-        """Seal nothing that was read from other bytes than the manifest would name: plan again."""
-        sources = {source.name: source for source in self._sources}
-        found = [
+        """Refuse rows that were read from other bytes than the manifest would name."""
+        changed = [
             dead
             for part in cut.slices
             if part.parts
-            for dead in sources[part.member.source].find_changed_objects(part)
+            for dead in self._sources[part.member.source].find_changed_objects(part)
         ]
-        if found:
-            raise TransientError(
-                f"epoch {self.standing.head.next_slot} of {self._spec.name}: {found[0].key} of"
-                f" source {found[0].member} changed while it was read: {found[0].detail}",
-                code="source.changed",
+        if changed:
+            raise SOURCE_CHANGED(
                 pipeline=self._spec.name,
-                kept="everything sealed so far; nothing of this epoch was sealed",
-                advice=(
-                    "the epoch is planned again by itself; write each object once, under a key of"
-                    " its own"
-                ),
-                retry_after=1.0,
+                epoch=self.resume_state.head.next_slot,
+                key=changed[0].key,
+                member=changed[0].member,
+                detail=changed[0].detail,
             ) from cause
 
     def _refuse_dead_objects(self, cut: Cut) -> None:
-        """Objects that cannot be read end a source that says ``on_bad.
-
-        Fail``; rows are the mover's to refuse.
-        """
+        """Refuse unreadable objects of a source with `on_bad: fail`; the mover refuses rows."""
         for dead in (dead for part in cut.slices for dead in part.dead):
             if self._spec.sources[dead.member.source].on_bad == "fail":
+                # The code names the reason, so that alerts can distinguish them.
                 raise PoisonError(
-                    f"epoch {self.standing.head.next_slot} of {self._spec.name}: {dead.key} of"
-                    f" source {dead.member} cannot be read, from row {dead.seq & 0xFFFFFFFF} on:"
+                    f"epoch {self.resume_state.head.next_slot} of {self._spec.name}: {dead.key} of"
+                    f" source {dead.member} cannot be read, from row {split_seq(dead.seq)[1]} on:"
                     f" {dead.reason} ({dead.detail})",
                     code=f"object.{dead.reason}",
                     pipeline=self._spec.name,
@@ -390,72 +426,62 @@ class Engine:
                 )
 
     def _seal_epoch(
-        self, order: MoveOrder, moved: MoveResult, asked: EpochRequests, report: EpochReport
+        self, attempt: EpochAttempt, moved: MoveResult, report: EpochReport
     ) -> EpochReport:
-        """Step 5: from here on only the slot decides."""
-        attempt = self._attempt
-        assert attempt is not None  # noqa: S101 - made by the move
+        """Step 5: fill the slot; from the PUT on only the slot decides."""
         self._faults.reach("seal.start")
         with self._steps.measure_step("seal"):
-            manifest = self._build_manifest(order, moved, asked, token=self._steps.require_lease())
-            attempt.move_to(CheckpointState.ACKNOWLEDGED)
+            manifest = self._build_manifest(attempt, moved, token=self._steps.require_lease())
+            attempt.lifecycle.move_to(CheckpointState.ACKNOWLEDGED)
             outcome = self._log.seal(manifest)
         if isinstance(outcome, SlotTaken):
-            attempt.move_to(CheckpointState.ABORTED, slot_holds_other=True)
-            self._aborted.append(attempt.checkpoint)
+            attempt.lifecycle.move_to(CheckpointState.ABORTED, slot_holds_other=True)
+            self._failed.aborted.append(attempt.lifecycle.checkpoint)
             self.reload()
-            return replace(report, lost=True, manifest=None)
+            return replace(report, lost=True)
         self._faults.reach("seal.sent")
-        attempt.move_to(CheckpointState.COMPLETE)
-        self._aborted.clear()
+        attempt.lifecycle.move_to(CheckpointState.COMPLETE)
+        self._failed.aborted.clear()
         head = replace(
-            self.standing.head,
+            self.resume_state.head,
             slot=manifest.slot,
             record=manifest,
             sha256=outcome.sha256,
             etag=outcome.etag,
             fork=None,
         )
-        self.standing = ResumeState.from_head(head, self._spec)
-        lagging = bool(moved.streams.get("lagging"))
-        return replace(
-            report, sealed=manifest.id, manifest=manifest, pending=report.pending or lagging
-        )
+        self.resume_state = ResumeState.from_head(head, self._spec)
+        pending = report.pending or bool(moved.streams.get("lagging"))
+        return replace(report, sealed=manifest.id, manifest=manifest, pending=pending)
 
-    def _build_manifest(
-        self, order: MoveOrder, moved: MoveResult, asked: EpochRequests, *, token: int
-    ) -> Manifest:
+    def _build_manifest(self, attempt: EpochAttempt, moved: MoveResult, *, token: int) -> Manifest:
+        order, asked, state = attempt.order, attempt.requests, self.resume_state
         if not moved.counters.is_conserved():
-            raise PoisonError(
-                f"epoch {order.epoch} of {self._spec.name}: rows do not add up:"
-                f" {asdict(moved.counters)}",
-                code="epoch.not_conserved",
-                pipeline=self._spec.name,
-                kept="the previous checkpoint; this epoch was not sealed",
-                advice="report this message; it is a defect of tidegate",
+            raise ROWS_NOT_CONSERVED(
+                pipeline=self._spec.name, epoch=order.epoch, counters=asdict(moved.counters)
             )
         draft = ManifestDraft(
             author=self._author,
             pipeline=self._spec.name,
             spec_digest=self._spec.digest(),
             lease_token=token,
-            head=self.standing.head,
-            attempt=CheckpointId(order.timeline, order.epoch, order.tag.partition("-")[2]),
-            cut={**_keep_gone_members(self.standing), **order.cut.to_record()},
+            head=state.head,
+            attempt=attempt.checkpoint,
+            cut={**_keep_gone_members(state), **order.cut.to_record()},
             decision=order.decision,
             requests=asked.ids,
-            counters=self.standing.counters.add_epoch(moved.counters),
-            segments=[*moved.segments, *self.standing.spliced],
+            counters=state.counters.add_epoch(moved.counters),
+            segments=[*moved.segments, *state.spliced],
             files=moved.files,
             notes=EpochNotes(
                 counters=moved.counters,
                 next_position=moved.next_position,
-                released_max=_max_released(self.standing, moved),
+                released_max=_max_released(state, moved),
                 sketches=moved.sketches,
                 bytes_written=moved.bytes_written,
                 streams=moved.streams,
                 savepoints=asked.savepoints,
-                aborted=tuple(self._aborted),
+                aborted=tuple(self._failed.aborted),
                 merge=None,
             ),
             timings={name: round(seconds, 6) for name, seconds in self._steps.timings.items()},

@@ -11,7 +11,7 @@ import signal
 from collections import Counter
 from typing import Final, Protocol
 
-from tidegate.errors import ConfigurationError
+from tidegate.jobs.engine.errors import UNKNOWN_FAULT_POINT
 
 EPOCH_POINTS: Final = (
     "plan",
@@ -57,14 +57,8 @@ class KillAtPoint:
 
     def __init__(self, point: str, nth: int = 1) -> None:
         if point not in (*EPOCH_POINTS, *LANDING_POINTS) or nth < 1:
-            raise ConfigurationError(
-                f"no fault point {point!r} (n-th: {nth})",
-                code="faults.unknown",
-                advice=(
-                    "TIDEGATE_FAULT=POINT:N with POINT one of"
-                    f" {', '.join((*EPOCH_POINTS, *LANDING_POINTS))}"
-                ),
-            )
+            points = ", ".join((*EPOCH_POINTS, *LANDING_POINTS))
+            raise UNKNOWN_FAULT_POINT(point=point, nth=nth, points=points)
         self._point, self._nth, self._seen = point, nth, Counter[str]()
 
     def reach(self, point: str) -> None:

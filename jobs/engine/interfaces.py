@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.errors import PoisonError
 from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark, Survey
 from tidegate.jobs.spec.pipeline import ReadLimits
 
@@ -145,30 +144,6 @@ class Cut:
         return replace(
             self, slices=tuple(new if s.member == new.member else s for s in self.slices)
         )
-
-
-class CorruptObjectsError(PoisonError):
-    """Objects whose footer can be read, but not their data pages.
-
-    The engine makes dead letters of them and goes on.
-
-    Attributes:
-        keys: the objects.
-    """
-
-    keys: tuple[str, ...] = ()
-
-    @classmethod
-    def for_keys(cls, keys: Sequence[str]) -> CorruptObjectsError:
-        """The error for these objects."""
-        error = cls(
-            f"the data pages of {', '.join(keys)} cannot be read, although the footer can",
-            code="object.corrupt",
-            kept="the object, and everything sealed before it",
-            advice="replace the object, or move it out of the source's folder",
-        )
-        error.keys = tuple(keys)
-        return error
 
 
 class Source(Protocol):

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypedDict
 
-from tidegate.errors import PoisonError
 from tidegate.jobs.eventtime.decision_types import (
     BarrierHealth,
     BarrierOutcome,
     BarrierRow,
     MemberStatus,
 )
+from tidegate.jobs.eventtime.errors import BARRIER_WITHOUT_ID
 from tidegate.jobs.spec.event_time_options import BarrierOptions
 
 MAX_MISSED_BARRIERS: Final = 64
@@ -256,10 +256,7 @@ class Barriers:
 
     def _arrive_by_id(self, member: str, row: BarrierRow, arrival: BarrierArrival) -> bool:
         if row.id is None:
-            raise PoisonError(
-                f"a barrier row of {member} at position {row.seq} has no id",
-                code="eventtime.barrier_without_id",
-            )
+            raise BARRIER_WITHOUT_ID(member=member, seq=row.seq)
         self.latest = _larger_id(self.latest, row.id)
         missed = next((m for m in self.missed.get(member, ()) if m["id"] == row.id), None)
         if missed is not None:

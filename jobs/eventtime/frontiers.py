@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict
 
-from tidegate.errors import PoisonError
 from tidegate.jobs.eventtime.decision_types import MemberStatus
+from tidegate.jobs.eventtime.errors import FRONTIER_REGRESSED, SIGNAL_AFTER_END
 from tidegate.jobs.spec.event_time_options import CoalesceOptions, FrontierOptions, WallClockOptions
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
@@ -101,11 +101,7 @@ class Coalescer:
         before = known["frontier"]
         if before is not None and value <= before:
             if self.regress == "error":
-                message = (
-                    f"the frontier of {name} is not monotonically increasing: {value} after"
-                    f" {before}"
-                )
-                raise PoisonError(message, code="eventtime.frontier_regress")
+                raise FRONTIER_REGRESSED(member=name, value=value, before=before)
             value = before
         aligned = known["aligned"] or value >= self.value
         self.inputs[name] = {"frontier": value, "status": ACTIVE, "aligned": aligned}
@@ -137,9 +133,7 @@ class Coalescer:
         known = self.inputs[name]
         if known["status"] == DONE:
             duplicate = "duplicate" if what == "a second end" else "not monotonically increasing"
-            raise PoisonError(
-                f"{name} is done but sent {what} ({duplicate})", code="eventtime.signal_after_done"
-            )
+            raise SIGNAL_AFTER_END(member=name, signal=what, detail=duplicate)
         return known
 
     def _revive_input(self, known: InputState) -> InputState:

@@ -15,10 +15,10 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from tidegate.errors import PoisonError
 from tidegate.jobs.eventtime import frontiers as frontiers
 from tidegate.jobs.eventtime.decider_state import DeciderState, HeldRows, MemberState
 from tidegate.jobs.eventtime.decision_types import Member, MemberSurvey
+from tidegate.jobs.eventtime.errors import PUNCTUATION_REGRESSED, ROWS_AFTER_END, UNKNOWN_SOURCE
 from tidegate.jobs.eventtime.frontiers import (
     ACTIVE,
     DONE,
@@ -156,10 +156,7 @@ class Members:
         for source, group in groupby(entries, attrgetter("member.source")):
             found, rules = list(group), self.rules.get(source)
             if rules is None:
-                message = (
-                    f"the survey names {found[0].member}, a source that the spec does not have"
-                )
-                raise PoisonError(message, code="eventtime.unknown_source")
+                raise UNKNOWN_SOURCE(member=found[0].member)
             self._apply_source(source, rules, found)
         if len(self.joined) != len(self.world.members):
             for name in self.world.members.keys() - self.joined.keys():
@@ -244,12 +241,10 @@ class Members:
         status = known["status"]
         if status == DONE:
             if active or entry.pending:
-                message = f"{name} has ended, but there are rows of it after its end"
-                raise PoisonError(message, code="eventtime.signal_after_done")
+                raise ROWS_AFTER_END(member=name)
             return
         if entry.regressions and rules.refuses_regression:
-            message = f"punctuation of {name} went back {entry.regressions} times in this epoch"
-            raise PoisonError(message, code="eventtime.punctuation_regress")
+            raise PUNCTUATION_REGRESSED(member=name, times=entry.regressions)
         if active or entry.pending != state["pending"] or entry.punctuation_state is not None:
             state = self.world.members[name] = self._next_member_state(
                 name, state, entry, active=active

@@ -30,7 +30,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
-from tidegate.jobs.engine.interfaces import CorruptObjectsError, Cut
+from tidegate.jobs.engine.errors import CorruptObjectsError
+from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.sources.input_view import STAGED_PREFIX
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.parquet_footers import open_parquet_file

@@ -37,7 +37,7 @@ from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store, require_honest_store
 from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
-from tidegate.jobs.engine.epoch_engine import Engine
+from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
 from tidegate.jobs.engine.fault_points import NoFaults
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
@@ -135,13 +135,8 @@ def recover(url: str) -> float:
     engine = Engine(
         SPEC,
         log,
-        list(sources.values()),
-        _Stop(),
-        author=ManifestAuthor(uid, "bench", "0"),
-        steps=PlainSteps(),
-        clock=SYSTEM_CLOCK,
-        faults=NoFaults(),
-        small_tables=lambda order: {},
+        EpochPorts(list(sources.values()), _Stop(), lambda order: {}),
+        EngineRuntime(ManifestAuthor(uid, "bench", "0"), PlainSteps(), SYSTEM_CLOCK, NoFaults()),
     )
     try:
         engine.run_epoch()

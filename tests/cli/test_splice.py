@@ -22,7 +22,7 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.epoch_engine import Engine
+from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
 from tidegate.jobs.engine.fault_points import NoFaults
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.exactness_audit import audit_exactness
@@ -61,13 +61,12 @@ class Shop:
         self.engine = Engine(
             spec,
             self.log,
-            [ObjectSource("web", source, store)],
-            ReferenceMover(store, spec),
-            author=ManifestAuthor(self.uid, "driver", "0"),
-            steps=PlainSteps(),
-            clock=clock,
-            faults=NoFaults(),
-            small_tables=DriverTables(store).write,
+            EpochPorts(
+                [ObjectSource("web", source, store)],
+                ReferenceMover(store, spec),
+                DriverTables(store).write,
+            ),
+            EngineRuntime(ManifestAuthor(self.uid, "driver", "0"), PlainSteps(), clock, NoFaults()),
         )
 
     def put(self, number: int, rows: list[tuple[str | None, str, int]]) -> None:

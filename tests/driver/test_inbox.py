@@ -28,7 +28,7 @@ class Driver:
 
     def __init__(self, bench: Bench) -> None:
         self.engine: Engine = bench.engine()
-        newest = lambda: self.engine.standing.head.record  # noqa: E731
+        newest = lambda: self.engine.resume_state.head.record  # noqa: E731
         self.inbox = RequestInbox(
             bench.store, "p", lambda: 1, threading.Event(), newest, bench.clock
         )

@@ -6,7 +6,7 @@ No Spark, no threads.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,9 +19,9 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.epoch_engine import Engine
+from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
 from tidegate.jobs.engine.fault_points import Faults, NoFaults
-from tidegate.jobs.engine.interfaces import MoveOrder, RowDispatcher
+from tidegate.jobs.engine.interfaces import Mover, RowDispatcher, Source
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -68,23 +68,26 @@ class Bench:
         faults: Faults | None = None,
         steps: PlainSteps | None = None,
         dispatch: RowDispatcher | None = None,
+        sources: Sequence[Source] | None = None,
+        mover: Mover | None = None,
     ) -> Engine:
         """A driver's engine, standing at the head."""
         return Engine(
             self.spec,
             SlotLog(self.store, self.spec.name, clock=self.clock),
-            list(self.sources.values()),
-            ReferenceMover(self.store, self.spec, self.sources),
-            author=ManifestAuthor("uid", "driver", "0"),
-            steps=steps or PlainSteps(),
-            clock=self.clock,
-            faults=faults or NoFaults(),
-            small_tables=self._small,
-            dispatch=dispatch,
+            EpochPorts(
+                sources or list(self.sources.values()),
+                mover or ReferenceMover(self.store, self.spec, self.sources),
+                DriverTables(self.store).write,
+                dispatch,
+            ),
+            EngineRuntime(
+                ManifestAuthor("uid", "driver", "0"),
+                steps or PlainSteps(),
+                self.clock,
+                faults or NoFaults(),
+            ),
         )
-
-    def _small(self, order: MoveOrder) -> dict[str, Any]:
-        return DriverTables(self.store).write(order)
 
     def epochs(self) -> list[Manifest]:
         """Sealed epochs of the current lineage."""

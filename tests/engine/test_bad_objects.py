@@ -70,12 +70,12 @@ class Meddler(ReferenceMover):
 
 def engine_of(bench: Bench, mover: ReferenceMover | None = None) -> Engine:
     """The bench's engine on objects."""
-    engine = bench.engine()
-    engine._sources = tuple(
-        ObjectSource(name, source, bench.store) for name, source in bench.spec.sources.items()
+    return bench.engine(
+        sources=[
+            ObjectSource(name, source, bench.store) for name, source in bench.spec.sources.items()
+        ],
+        mover=mover or ReferenceMover(bench.store, bench.spec),
     )
-    engine._mover = mover or ReferenceMover(bench.store, bench.spec)
-    return engine
 
 
 @pytest.fixture(params=["memory", "local"])

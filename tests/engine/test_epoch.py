@@ -147,7 +147,7 @@ def test_a_chosen_beginning_is_sealed_at_once() -> None:
     assert plain.engine().run_epoch().sealed is None
     engine = chosen.engine()
     assert engine.run_epoch().sealed is not None
-    assert "a/0" in chosen.engine().standing.resume
+    assert "a/0" in chosen.engine().resume_state.resume
     assert engine.run_epoch().sealed is None
 
 

@@ -32,7 +32,7 @@ from tidegate.errors import ConfigurationError, FencedError, PoisonError, Transi
 from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.driver.startup_recovery import select_start_checkpoint
 from tidegate.jobs.driver.status_reporter import DriverSteps
-from tidegate.jobs.engine.epoch_engine import Engine
+from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
 from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.output_tables import DriverTables
@@ -200,7 +200,7 @@ class Stage:
                 PIPELINE,
                 lambda: lease.token,
                 process.stop,
-                lambda: engine.standing.head.record,
+                lambda: engine.resume_state.head.record,
                 clock,
             )
             self._epochs(engine, steps, inbox, process, clock, epochs)
@@ -269,13 +269,12 @@ class Stage:
         return Engine(
             self.spec,
             log,
-            list(self.sources.values()),
-            ReferenceMover(store, self.spec, self.sources),
-            author=ManifestAuthor(uid, name, "0"),
-            steps=steps,
-            clock=clock,
-            faults=self.world,
-            small_tables=DriverTables(store).write,
+            EpochPorts(
+                list(self.sources.values()),
+                ReferenceMover(store, self.spec, self.sources),
+                DriverTables(store).write,
+            ),
+            EngineRuntime(ManifestAuthor(uid, name, "0"), steps, clock, self.world),
         )
 
     def _keep(self, keeper: LeaseRenewer, clock: SimClock, process: Process) -> None:

@@ -16,7 +16,7 @@ from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.jobs.engine.epoch_engine import Engine
+from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
 from tidegate.jobs.engine.fault_points import NoFaults
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.exactness_audit import ExactnessReport, audit_exactness
@@ -59,13 +59,17 @@ class World:
         self.engine = Engine(
             self.spec,
             self.log,
-            [ObjectSource("s", self.spec.sources["s"], self.store)],
-            ReferenceMover(self.store, self.spec),
-            author=ManifestAuthor(ensure_identity(self.store, "p"), "driver", "0"),
-            steps=PlainSteps(),
-            clock=ManualClock(),
-            faults=NoFaults(),
-            small_tables=DriverTables(self.store).write,
+            EpochPorts(
+                [ObjectSource("s", self.spec.sources["s"], self.store)],
+                ReferenceMover(self.store, self.spec),
+                DriverTables(self.store).write,
+            ),
+            EngineRuntime(
+                ManifestAuthor(ensure_identity(self.store, "p"), "driver", "0"),
+                PlainSteps(),
+                ManualClock(),
+                NoFaults(),
+            ),
         )
 
     def play(self, draw: random.Random, objects: int) -> None:

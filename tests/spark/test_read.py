@@ -15,7 +15,8 @@ import pytest
 
 from tests.spark.test_kafka import spec_of
 from tidegate.errors import TransientError
-from tidegate.jobs.engine.interfaces import CorruptObjectsError, Cut, Slice
+from tidegate.jobs.engine.errors import CorruptObjectsError
+from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources.kafka_source import KafkaSource
 from tidegate.jobs.spark.cut_reader import (

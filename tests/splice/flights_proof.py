@@ -32,7 +32,7 @@ from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.infra.flights import AIRPORTS, FlightsFeed
-from tidegate.jobs.engine.epoch_engine import Engine
+from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
 from tidegate.jobs.engine.fault_points import NoFaults
 from tidegate.jobs.engine.interfaces import Mover
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
@@ -119,13 +119,12 @@ class Proof:
         engine = Engine(
             self.spec,
             self.log,
-            [ObjectSource(name, source, self.store) for name, source in self.spec.sources.items()],
-            self.mover,
-            author=ManifestAuthor(self.uid, "driver", "0"),
-            steps=PlainSteps(),
-            clock=clock,
-            faults=NoFaults(),
-            small_tables=DriverTables(self.store).write,
+            EpochPorts(
+                [ObjectSource(name, src, self.store) for name, src in self.spec.sources.items()],
+                self.mover,
+                DriverTables(self.store).write,
+            ),
+            EngineRuntime(ManifestAuthor(self.uid, "driver", "0"), PlainSteps(), clock, NoFaults()),
         )
         begun = time.monotonic()
         for number, bucket in enumerate(chain(buckets(days, hours), self._far())):

@@ -1,0 +1,75 @@
+"""The errors of the engine; see `tidegate.errors.ErrorDefinition`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidegate.errors import ConfigurationError, ErrorDefinition, PoisonError, TransientError
+
+_EPOCH_KEPT = "everything sealed so far; nothing of this epoch was sealed"
+_CORRUPT = "object.corrupt"
+
+
+class CorruptObjectsError(PoisonError):
+    """The data pages of objects cannot be read, although their footers can.
+
+    The engine turns the objects into dead letters and plans the epoch again.
+
+    Attributes:
+        keys: the objects.
+    """
+
+    keys: tuple[str, ...] = ()
+
+    @classmethod
+    def for_keys(cls, keys: Sequence[str]) -> CorruptObjectsError:
+        """Return the error for these objects."""
+        error = PAGES_CORRUPT(keys=", ".join(keys))
+        error.keys = tuple(keys)
+        return error
+
+
+PAGES_CORRUPT = ErrorDefinition(
+    _CORRUPT,
+    CorruptObjectsError,
+    "the data pages of {keys} cannot be read, although the footer can",
+    kept="the object, and everything sealed before it",
+    advice="replace the object, or move it out of the source's folder",
+)
+EPOCH_HAS_CORRUPT_OBJECTS = ErrorDefinition(
+    _CORRUPT,
+    TransientError,
+    "epoch {epoch} of {pipeline}: {detail}",
+    kept=_EPOCH_KEPT,
+    advice="the epoch is planned again by itself, with dead letters for these objects (or ends,"
+    " with on_bad: fail)",
+)
+SOURCE_CHANGED = ErrorDefinition(
+    "source.changed",
+    TransientError,
+    "epoch {epoch} of {pipeline}: {key} of source {member} changed while it was read: {detail}",
+    kept=_EPOCH_KEPT,
+    advice="the epoch is planned again by itself; write each object once, under a key of its own",
+    retry_after=1.0,
+)
+ROWS_NOT_CONSERVED = ErrorDefinition(
+    "epoch.not_conserved",
+    PoisonError,
+    "epoch {epoch} of {pipeline}: rows do not add up: {counters}",
+    kept="the previous checkpoint; this epoch was not sealed",
+    advice="report this message; it is a defect of tidegate",
+)
+SINK_UNEXPECTED = ErrorDefinition(
+    "sink.unexpected",
+    PoisonError,
+    "publishing failed with {kind}: {detail}",
+    kept="everything sealed; the tables show the epochs before",
+    advice="start the driver again: publishing goes on from the log; if it fails again, report"
+    " this message",
+)
+UNKNOWN_FAULT_POINT = ErrorDefinition(
+    "faults.unknown",
+    ConfigurationError,
+    "no fault point {point!r} (n-th: {nth})",
+    advice="TIDEGATE_FAULT=POINT:N with POINT one of {points}",
+)
