@@ -272,6 +272,7 @@ def merge_request(
 
     spec, log = _open_spec_and_log(pipeline, store)
     from tidegate.jobs.splice import merge as merging
+    from tidegate.jobs.splice.merge_attempt import MergeDecision
 
     if digest is None and merging.find_merge_checkpoint(log, request_id) is None:
         request = read_splice_request(log.store, spec.name, request_id)
@@ -281,7 +282,10 @@ def merge_request(
             _print_impact(request, impact)
             typer.confirm("Merge?", abort=True)
     outcome = merging.merge_request(
-        spec, log, request_id, who=who or arguments.get_user_name(), why=why, digest=digest
+        spec,
+        log,
+        request_id,
+        MergeDecision(who or arguments.get_user_name(), why=why, digest=digest),
     )
     _publish_merged_tables(spec, log)
     facts: dict[str, Any] = {

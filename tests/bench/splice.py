@@ -35,6 +35,7 @@ from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.splice.merge import estimate_impact, merge_request
+from tidegate.jobs.splice.merge_attempt import MergeDecision
 from tidegate.jobs.splice.request_creation import (
     LateFilter,
     RequestOptions,
@@ -98,7 +99,7 @@ def merged(
     asked = time.monotonic()
     _, impact = estimate_impact(spec, log, request)
     shown = time.monotonic()
-    outcome = merge_request(spec, log, request.id, who="bench", digest=impact.digest)
+    outcome = merge_request(spec, log, request.id, MergeDecision("bench", digest=impact.digest))
     sealed = time.monotonic()
     sink.follow(log)
     assert outcome.actual == impact.digest

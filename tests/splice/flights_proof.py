@@ -42,6 +42,7 @@ from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.splice.merge import estimate_impact, merge_request
+from tidegate.jobs.splice.merge_attempt import MergeDecision
 from tidegate.jobs.splice.request_creation import (
     LateFilter,
     RequestOptions,
@@ -169,7 +170,7 @@ class Proof:
             asked = time.monotonic()
             _, impact = estimate_impact(self.spec, self.log, request)
             outcome = merge_request(
-                self.spec, self.log, request.id, who="proof", digest=impact.digest
+                self.spec, self.log, request.id, MergeDecision("proof", digest=impact.digest)
             )
             sealed = time.monotonic()
             self.sink.follow(self.log)

@@ -25,6 +25,7 @@ from tests.streams.support import World, streams_spec
 
 from tidegate.checkpoints.open_store import open_store
 from tidegate.jobs.splice.merge import merge_request
+from tidegate.jobs.splice.merge_attempt import MergeDecision
 from tidegate.jobs.splice.request_creation import LateFilter, RequestOptions, create_from_late_rows
 
 pytestmark = pytest.mark.minio
@@ -83,7 +84,10 @@ def test_merges_race_a_driver(minio_environment: RealMinio) -> None:
         for since, until in pairwise(bounds)
     ]
     with driving(world):
-        outcomes = [merge_request(spec, log, request, who="ann") for request in reversed(requests)]
+        outcomes = [
+            merge_request(spec, log, request, MergeDecision("ann"))
+            for request in reversed(requests)
+        ]
     assert all(outcome.actual == outcome.reported_digest for outcome in outcomes)
     sys.stdout.write(
         f"lost slots: {[o.lost for o in outcomes]}, seconds:"

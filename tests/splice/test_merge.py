@@ -24,6 +24,7 @@ from tidegate.jobs.splice.merge import (
     find_merge_checkpoint,
     merge_request,
 )
+from tidegate.jobs.splice.merge_attempt import MergeDecision
 from tidegate.jobs.splice.request_creation import (
     LateFilter,
     RequestOptions,
@@ -51,7 +52,7 @@ def _request(bench: Bench, **which: Any) -> str:
 
 
 def _merge(bench: Bench, **which: Any) -> Any:
-    return merge_request(bench.spec, bench.log, _request(bench, **which), who="ann")
+    return merge_request(bench.spec, bench.log, _request(bench, **which), MergeDecision("ann"))
 
 
 def _same_as_in_time(bench: Bench, epochs: Epochs) -> None:
@@ -187,7 +188,10 @@ def test_the_report_is_the_merge() -> None:
         2,
         1,
     )
-    assert merge_request(bench.spec, bench.log, request.id, who="ann").actual == impact.digest
+    assert (
+        merge_request(bench.spec, bench.log, request.id, MergeDecision("ann")).actual
+        == impact.digest
+    )
 
 
 def test_an_effect_that_changed_is_refused() -> None:
@@ -200,9 +204,9 @@ def test_an_effect_that_changed_is_refused() -> None:
     mine = _request(bench, sources=("a",), until=5 * SECOND)
     digest = estimate_impact(bench.spec, bench.log, _read(bench, mine))[1].digest
     other = _request(bench)
-    merge_request(bench.spec, bench.log, other, who="bob")
+    merge_request(bench.spec, bench.log, other, MergeDecision("bob"))
     with pytest.raises(ConfigurationError, match="not the one that was approved"):
-        merge_request(bench.spec, bench.log, mine, who="ann", digest="0" * 64)
+        merge_request(bench.spec, bench.log, mine, MergeDecision("ann", digest="0" * 64))
     assert len(digest) == 64
 
 
@@ -246,7 +250,7 @@ def test_a_merge_goes_on_after_a_drivers_epoch() -> None:
             bench.clock.advance(1.0)
             assert driver.run_epoch().sealed
 
-    outcome = merge_request(bench.spec, bench.log, _request(bench), who="ann", step=step)
+    outcome = merge_request(bench.spec, bench.log, _request(bench), MergeDecision("ann"), step=step)
     assert (outcome.lost, outcome.actual) == (2, outcome.reported_digest)
     assert str(bench.log.head().checkpoint) == outcome.checkpoint
 
@@ -271,17 +275,17 @@ def test_crash_at_every_step(point: str) -> None:
             raise Crash
 
     with pytest.raises(Crash):
-        merge_request(bench.spec, bench.log, mine, who="ann", step=step)
+        merge_request(bench.spec, bench.log, mine, MergeDecision("ann"), step=step)
     if CRASH_POINTS.index(point) <= CRASH_POINTS.index("merge.seal"):
         assert {name: results(bench, name) for name in bench.spec.windows} == before
         assert find_merge_checkpoint(bench.log, mine) is None
     else:
         _same_as_in_time(bench, LATE_ONES)
-    again = merge_request(bench.spec, bench.log, mine, who="ann")
+    again = merge_request(bench.spec, bench.log, mine, MergeDecision("ann"))
     assert again.again == (CRASH_POINTS.index(point) > CRASH_POINTS.index("merge.seal"))
     assert _read(bench, mine).state == "merged"
     _same_as_in_time(bench, LATE_ONES)
-    assert merge_request(bench.spec, bench.log, mine, who="ann").again
+    assert merge_request(bench.spec, bench.log, mine, MergeDecision("ann")).again
 
 
 def test_a_restore_takes_the_merge_back() -> None:
@@ -290,11 +294,11 @@ def test_a_restore_takes_the_merge_back() -> None:
     play(bench, LATE_ONES)
     target = bench.log.head().checkpoint
     mine = _request(bench)
-    merge_request(bench.spec, bench.log, mine, who="ann")
+    merge_request(bench.spec, bench.log, mine, MergeDecision("ann"))
     bench.log.fork(bench.log.head(), target, request_id="r", who="ann", why="oops")
     assert resolve_request_state(bench.log, _read(bench, mine)) == "created"
     assert results(bench, "fixed") != results(in_time(bench.spec, LATE_ONES), "fixed")
-    assert not merge_request(bench.spec, bench.log, mine, who="ann").again
+    assert not merge_request(bench.spec, bench.log, mine, MergeDecision("ann")).again
     _same_as_in_time(bench, LATE_ONES)
 
 
@@ -305,7 +309,7 @@ def test_rows_are_asked_for_once() -> None:
     mine = _request(bench)
     with pytest.raises(ConfigurationError, match="no such rows"):
         _request(bench)
-    merge_request(bench.spec, bench.log, mine, who="ann")
+    merge_request(bench.spec, bench.log, mine, MergeDecision("ann"))
     with pytest.raises(ConfigurationError, match="no such rows"):
         _request(bench)
 
@@ -420,7 +424,7 @@ def test_any_series_of_merges_equals_a_run_in_time(
                     create_from_late_rows(bench.spec, bench.log, which, RequestOptions("ann")).id
                 )
     for request in data.draw(st.permutations(mine)):
-        outcome = merge_request(bench.spec, bench.log, request, who="ann")
+        outcome = merge_request(bench.spec, bench.log, request, MergeDecision("ann"))
         assert outcome.actual == outcome.reported_digest
     _same_as_in_time(bench, epochs)
     for name, window in bench.spec.windows.items():
@@ -445,7 +449,7 @@ def test_dead_rows_keep_the_times_they_have() -> None:
     )
     mend = RowRepair({"t": "1970-01-01T00:00:02Z"}, {})
     request = create_from_dead_letters(bench.spec, bench.log, mend, RequestOptions("ann"))
-    merge_request(bench.spec, bench.log, request.id, who="ann")
+    merge_request(bench.spec, bench.log, request.id, MergeDecision("ann"))
     assert sorted(r["n"] for r in results(bench, "fixed") if r["_source"] == "a") == [1, 2]
     rows = _cast_rows(bench.spec, [{"t": 5, "_seq": 1}, {"t": "1970-01-01T00:00:02Z", "_seq": 2}])
     assert rows["t"].cast("int64").to_pylist() == [5, 2 * SECOND]

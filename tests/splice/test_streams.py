@@ -42,6 +42,7 @@ from tidegate.jobs.sinks.row_positions import (
     select_current_rows,
 )
 from tidegate.jobs.splice.merge import CRASH_POINTS, estimate_impact, merge_request
+from tidegate.jobs.splice.merge_attempt import MergeDecision
 from tidegate.jobs.splice.request_creation import (
     LateFilter,
     RequestOptions,
@@ -197,7 +198,7 @@ class Pair:
     def _merged(self, request: str) -> None:
         bench = self.world.bench
         before = {name: seen(self.world, name) for name in STREAMS}
-        outcome = merge_request(bench.spec, bench.log, request, who="ann")
+        outcome = merge_request(bench.spec, bench.log, request, MergeDecision("ann"))
         assert outcome.actual == outcome.reported_digest
         rewrites = next(
             s.extra
@@ -366,7 +367,9 @@ def test_a_late_row_reaches_everything_behind_the_events() -> None:
         (6, 9),
         (15, 18),
     ]
-    outcome = merge_request(bench.spec, bench.log, request, who="ann", digest=impact.digest)
+    outcome = merge_request(
+        bench.spec, bench.log, request, MergeDecision("ann", digest=impact.digest)
+    )
     assert outcome.actual == outcome.reported_digest == impact.digest
     assert (values(world, "sums"), values(world, "more")) == ([1, 4, 9, 18], [1, 5, 14, 32])
     assert {name: sum(f.rows for f in files) for name, files in world.head().files.items()} == {
@@ -399,13 +402,13 @@ def test_a_crash_at_any_step_of_a_merge_into_streams(point: str) -> None:
             raise Crash
 
     with pytest.raises(Crash):
-        merge_request(bench.spec, bench.log, request, who="ann", step=step)
+        merge_request(bench.spec, bench.log, request, MergeDecision("ann"), step=step)
     done = CRASH_POINTS.index(point) > CRASH_POINTS.index("merge.seal")
     assert values(world, "more") == ([1, 5, 14, 32] if done else before)
     world.driver()
     world.epoch((10, 1))
     assert values(world, "sums") == ([1, 4, 9, 18, 19] if done else [1, 6, 15, 16])
-    assert merge_request(bench.spec, bench.log, request, who="ann").again == done
+    assert merge_request(bench.spec, bench.log, request, MergeDecision("ann")).again == done
     assert values(world, "sums") == [1, 4, 9, 18, 19]
 
 
@@ -428,7 +431,7 @@ def test_a_driver_that_seals_meanwhile_loses_nothing() -> None:
             assert driver.run_epoch().sealed
 
     outcome = merge_request(
-        bench.spec, bench.log, request, who="ann", digest=impact.digest, step=step
+        bench.spec, bench.log, request, MergeDecision("ann", digest=impact.digest), step=step
     )
     assert (outcome.lost, outcome.actual) == (2, outcome.reported_digest)
     assert values(world, "sums") == [1, 4, 9, 18, 19, 20]
@@ -453,7 +456,7 @@ def test_a_merge_that_keeps_losing_is_given_the_next_slot() -> None:
             world.feed((20 + bench.log.head().slot, 1))
             assert driver.run_epoch().sealed
 
-    outcome = merge_request(bench.spec, bench.log, request, who="ann", step=step)
+    outcome = merge_request(bench.spec, bench.log, request, MergeDecision("ann"), step=step)
     assert (outcome.lost, outcome.actual) == (2, outcome.reported_digest)
     inbox.collect()
     assert inbox.held is None
@@ -470,9 +473,9 @@ def test_another_effect_than_the_approved_one_is_refused() -> None:
     first = late_request(world)
     _, impact = estimate_impact(bench.spec, bench.log, read_splice_request(bench.store, "p", first))
     world.epoch((2, 2))
-    merge_request(bench.spec, bench.log, late_request(world), who="bob")
+    merge_request(bench.spec, bench.log, late_request(world), MergeDecision("bob"))
     with pytest.raises(ConfigurationError, match="not the one that was approved"):
-        merge_request(bench.spec, bench.log, first, who="ann", digest=impact.digest)
+        merge_request(bench.spec, bench.log, first, MergeDecision("ann", digest=impact.digest))
 
 
 def test_a_merge_over_which_a_reducer_fails_is_refused() -> None:
@@ -480,7 +483,7 @@ def test_a_merge_over_which_a_reducer_fails_is_refused() -> None:
     world = late_world(function="tests.streams.folds:picky")
     world.epoch((4, 13))
     with pytest.raises(PoisonError, match="would stop sum at a/0/4: ValueError: not a 13"):
-        merge_request(world.bench.spec, world.bench.log, late_request(world), who="ann")
+        merge_request(world.bench.spec, world.bench.log, late_request(world), MergeDecision("ann"))
     assert read_splice_request(world.bench.store, "p", read_only(world)).state == "created"
     assert values(world, "sums") == [0, 1, 2]
 
@@ -495,7 +498,7 @@ def test_a_paused_reducer_stays_paused_at_its_row() -> None:
     """Rows merged before the row at which it stopped are dispatched, those behind it wait with it."""
     folds.broken.add(9)
     world = late_world(function="tests.streams.folds:fragile")
-    merge_request(world.bench.spec, world.bench.log, late_request(world), who="ann")
+    merge_request(world.bench.spec, world.bench.log, late_request(world), MergeDecision("ann"))
     assert values(world, "sums") == [100, 301, 502]
     state = world.state().attachments["sum"]
     assert (state.status, state.cursor, state.failure and state.failure["position"]) == (
@@ -513,7 +516,7 @@ def test_a_stream_may_end_earlier_than_before() -> None:
     """A fold that dispatches nothing any more leaves an empty stream, and the next row is its first."""
     world = late_world(function="tests.streams.folds:until_three")
     assert values(world, "sums") == [5, 9]
-    merge_request(world.bench.spec, world.bench.log, late_request(world), who="ann")
+    merge_request(world.bench.spec, world.bench.log, late_request(world), MergeDecision("ann"))
     assert values(world, "sums") == []
     world.driver()
     world.epoch((11, 100))
@@ -525,19 +528,19 @@ def test_a_restore_takes_a_merge_into_streams_back() -> None:
     world = late_world()
     bench = world.bench
     target, request = bench.log.head().checkpoint, late_request(world)
-    merge_request(bench.spec, bench.log, request, who="ann")
+    merge_request(bench.spec, bench.log, request, MergeDecision("ann"))
     bench.log.fork(bench.log.head(), target, request_id="r", who="ann", why="oops")
     world.driver()
     world.epoch((10, 1))
     assert values(world, "sums") == [1, 6, 15, 16]
-    merge_request(bench.spec, bench.log, request, who="ann")
+    merge_request(bench.spec, bench.log, request, MergeDecision("ann"))
     assert values(world, "sums") == [1, 4, 9, 18, 19]
 
 
 def test_an_attachment_made_after_a_merge_reads_the_rows_as_they_stand() -> None:
     """Its backfill has the merged rows in their places, from the events and from a stream."""
     world = late_world()
-    merge_request(world.bench.spec, world.bench.log, late_request(world), who="ann")
+    merge_request(world.bench.spec, world.bench.log, late_request(world), MergeDecision("ann"))
     spec = world.bench.spec.model_dump(by_alias=True)
     copies: dict[str, Any] = {"all": {}, "of_sums": {}}
     pipes = {"p": {"from": "events", "to": "all"}, "q": {"from": "sums", "to": "of_sums"}}
@@ -565,7 +568,7 @@ def test_readers_of_the_published_tables_see_one_version(tmp_path: Path) -> None
     sink = IcebergSink(spec, store, "0" * 32, tmp_path / "work")
     sink.follow(log)
     slot = log.head().slot
-    merge_request(spec, log, late_request(world), who="ann")
+    merge_request(spec, log, late_request(world), MergeDecision("ann"))
 
     def shown(**options: Any) -> list[int]:
         return list(read_table(spec, store, "sums", **options)["v"].to_pylist())
@@ -597,7 +600,7 @@ def test_with_pass_through_merged_rows_are_the_next_ones(tmp_path: Path) -> None
         bench.spec,
         bench.log,
         create_from_file(bench.spec, bench.log, lost, RequestOptions("ann")).id,
-        who="ann",
+        MergeDecision("ann"),
     )
     assert values(world, "sums") == [1, 6]
     world.driver()
@@ -614,7 +617,7 @@ def test_an_epoch_before_a_merge_is_replayed_on_what_it_had() -> None:
     world.epoch((5, 5), (9, 9))
     world.epoch(ask=(("attach", "p"),))
     world.epoch((3, 3))
-    merge_request(spec, world.bench.log, late_request(world), who="ann")
+    merge_request(spec, world.bench.log, late_request(world), MergeDecision("ann"))
     parent, attaching = world.bench.epochs()[1:3]
     scratch = MemoryStore()
     overlay = ScratchStore(world.bench.store, scratch)
@@ -630,7 +633,7 @@ def test_an_epoch_before_a_merge_is_replayed_on_what_it_had() -> None:
 def test_a_merge_into_streams_verifies() -> None:
     """Every checkpoint of the lineage, the merge's own among them, is whole when it is looked at to the last row."""
     world = late_world()
-    merge_request(world.bench.spec, world.bench.log, late_request(world), who="ann")
+    merge_request(world.bench.spec, world.bench.log, late_request(world), MergeDecision("ann"))
     world.driver()
     world.epoch((10, 1))
     for epoch in world.bench.epochs():
