@@ -97,7 +97,8 @@ class KafkaClient:
 
         Whoever asked for it ends it, for example by `abortTransaction`.
         """
-        producer = self._open(transactional_id=name)
+        # The default of a minute is over before a driver on a busy machine has read anything.
+        producer = self._open(transactional_id=name, transaction_timeout_ms="600000")
         producer.initTransactions()
         producer.beginTransaction()
         for value in values:
