@@ -1,4 +1,4 @@
-"""Every pipeline spec in `pipelines/` beside this file (or in `TIDEGATE_PIPELINES`) becomes its Airflow DAGs."""
+"""Builds the Airflow DAGs of every spec in `pipelines/` here, or in `TIDEGATE_PIPELINES`."""
 
 import os
 from pathlib import Path

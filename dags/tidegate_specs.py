@@ -1,6 +1,6 @@
 """Shows broken specs of `pipelines/` among Airflow's import errors.
 
-It has no DAGs: a file with such an error loses them all.
+This file has no DAGs, because Airflow would start none of a file with an import error.
 """
 
 import os

@@ -1,10 +1,8 @@
-"""What the Airflow side measures, by Airflow's own metrics.
+"""What the Airflow side measures, sent by Airflow's own metrics.
 
-They go where the site's `[metrics]` sends those, under its prefix.
-
-The pipeline stands in the tags: OpenTelemetry, Datadog and StatsD with InfluxDB tags have them,
-plain StatsD has none. What is called here is called in the event loop of the triggerer, or by a
-task, and only notes: Airflow sends.
+The metrics go where the site's `[metrics]` settings send Airflow's, under its prefix. The pipeline
+is in the tags: OpenTelemetry, Datadog and StatsD with InfluxDB tags have them, plain StatsD has
+none. Triggers call these functions in the triggerer's event loop, so they only record values.
 """
 
 from __future__ import annotations
@@ -13,8 +11,8 @@ from typing import Final
 
 from airflow.sdk.observability import stats
 
-from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
-from tidegate.operators.liveness import LivenessSample, StreamLiveness
+from tidegate.checkpoints.pipeline_overview import PipelineState
+from tidegate.operators.liveness import LivenessSample
 
 METRIC_DESCRIPTIONS: Final = {
     "tidegate.stream.watched": "1 while a trigger of this triggerer watches the stream",
@@ -32,11 +30,10 @@ METRIC_DESCRIPTIONS: Final = {
     ),
     "tidegate.driver.adopted": "drivers that ran already when their task began",
 }
-_TICKS_PER_SECOND: Final = 1_000_000
 
 
 def record_look(pipeline: str, seen: LivenessSample | None) -> None:
-    """One look of a trigger; None when the store did not answer."""
+    """Record one look of a trigger; None when the store did not answer."""
     tags = {"pipeline": pipeline}
     stats.gauge("tidegate.stream.watched", 1, tags=tags)
     if seen is None:
@@ -44,34 +41,29 @@ def record_look(pipeline: str, seen: LivenessSample | None) -> None:
         return
     stats.incr("tidegate.stream.looks", tags=tags)
     stats.gauge("tidegate.stream.heartbeat.age", seen.silent_for, tags=tags)
-    sealed_at = (seen.status or {}).get("sealed_at")
+    sealed_at = seen.driver.last_facts.get("sealed_at")
     if sealed_at is not None:
-        stats.gauge(
-            "tidegate.stream.seal.age",
-            (SYSTEM_CLOCK.wall_ticks() - sealed_at) / _TICKS_PER_SECOND,
-            tags=tags,
-        )
+        seal_age = (seen.driver.read_at - sealed_at) / 1_000_000
+        stats.gauge("tidegate.stream.seal.age", seal_age, tags=tags)
 
 
-def record_stream_end(pipeline: str, state: StreamLiveness) -> None:
-    """A trigger reports that its stream is not live any more."""
-    stats.incr("tidegate.stream.ended", tags={"pipeline": pipeline, "state": state.value})
+def record_stream_end(pipeline: str, state: PipelineState) -> None:
+    """Record that a stream is no longer live."""
+    tags = {"pipeline": pipeline, "state": state.word_for("event")}
+    stats.incr("tidegate.stream.ended", tags=tags)
 
 
 def record_unwatched(pipeline: str) -> None:
-    """A trigger ends, whatever ended it.
-
-    The ages would stand still from here on: they are of nobody's looking.
-    """
+    """Mark the stream as unwatched, so that dashboards ignore its last age gauges."""
     stats.gauge("tidegate.stream.watched", 0, tags={"pipeline": pipeline})
 
 
 def record_launch(pipeline: str, *, replaces: bool) -> None:
-    """A task started a driver."""
+    """Record that a task started a driver."""
     why = "replacement" if replaces else "start"
     stats.incr("tidegate.driver.launched", tags={"pipeline": pipeline, "why": why})
 
 
 def record_adoption(pipeline: str) -> None:
-    """A task found its driver running."""
+    """Record that a task found its driver running."""
     stats.incr("tidegate.driver.adopted", tags={"pipeline": pipeline})

@@ -1,4 +1,4 @@
-"""Sealed checkpoints, late rows and troubled barriers as Airflow assets, so that checks run when there is something to check."""
+"""Sealed checkpoints, late rows, barriers and closed windows as Airflow assets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from airflow.sdk import Asset, AssetWatcher, BaseOperator
+from airflow.sdk import Asset, AssetWatcher
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
@@ -15,14 +15,15 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError
+from tidegate.operators.pipeline_operator import PipelineOperator
 from tidegate.operators.store_access import StoreAccess
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
-_SEAL_POLL_SECONDS = 5.0  # seconds
+_SEAL_POLL_SECONDS = 5.0
 
 
 def stream_asset(pipeline: str, kind: str, every: float, conn_id: str | None = None) -> Asset:
-    """The asset of one kind of event of a pipeline, with its watcher: schedule your own DAGs on it.
+    """Return the asset of one kind of event, with its watcher: schedule your DAGs on it.
 
     Args:
         pipeline: its name.
@@ -41,13 +42,11 @@ def stream_asset(pipeline: str, kind: str, every: float, conn_id: str | None = N
 
 
 class SealTrigger(BaseEventTrigger):
-    """Yields for ever.
+    """Yields an event when the newest checkpoint brings something of its kind; never ends.
 
-    One event when the newest checkpoint brings something of its kind, at most one per `every`
-    seconds.
-
-    The last position told is kept in the asset's state store, so a restarted triggerer neither
-    repeats nor skips.
+    At most one event per `every` seconds. The asset's state store keeps the last position, so a
+    restarted triggerer neither repeats nor skips an event. Airflow's database has this class path
+    and these arguments.
     """
 
     def __init__(
@@ -58,17 +57,15 @@ class SealTrigger(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         names = ("pipeline", "kind", "every", "conn_id")
-        return f"{type(self).__module__}.{type(self).__name__}", {
-            name: getattr(self, name) for name in names
-        }
+        path = f"{type(self).__module__}.{type(self).__name__}"
+        return path, {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         log = await asyncio.to_thread(self._open_log)
         before = await asyncio.to_thread(self._load_last_position)
         while True:
-            await asyncio.sleep(
-                self.every
-            )  # first: a stream that has just begun has nothing to check yet
+            # Sleep first: a stream that has just begun has nothing to check yet.
+            await asyncio.sleep(self.every)
             newest = await asyncio.to_thread(_read_newest_manifest, log)
             while newest is None or not has_new_event(self.kind, newest, before):
                 await asyncio.sleep(_SEAL_POLL_SECONDS)
@@ -84,24 +81,24 @@ class SealTrigger(BaseEventTrigger):
 
     def _load_last_position(self) -> dict[str, Any] | None:
         store = self.asset_state_store
-        found = store.get(self.kind) if store is not None else None
-        return found if isinstance(found, dict) else None
+        position = store.get(self.kind) if store is not None else None
+        return position if isinstance(position, dict) else None
 
-    def _save_last_position(self, mark: dict[str, Any]) -> None:
+    def _save_last_position(self, position: dict[str, Any]) -> None:
         if self.asset_state_store is not None:
-            self.asset_state_store.set(self.kind, mark)
+            self.asset_state_store.set(self.kind, position)
 
 
 def has_new_event(kind: str, newest: Manifest, before: dict[str, Any] | None) -> bool:
-    """Whether the newest checkpoint brings something of this kind since the mark.
+    """Whether the newest checkpoint brings something of this kind since the position `before`.
 
-    Counters are cumulative.
+    Counters are cumulative, and a restore begins again from zero.
     """
-    mark = _extract_event_position(newest)
-    if before is None or before["timeline"] != mark["timeline"]:
-        before = {"timeline": mark["timeline"], "slot": 0, "late": 0, "barrier": 0, "frontier": 0}
+    now = _extract_event_position(newest)
+    if before is None or before["timeline"] != now["timeline"]:
+        before = {}
     field = "slot" if kind == "sealed" else kind
-    return bool(mark[field] > before.get(field, 0))
+    return bool(now[field] > before.get(field, 0))
 
 
 def _extract_event_position(manifest: Manifest) -> dict[str, Any]:
@@ -119,36 +116,34 @@ def _read_newest_manifest(log: SlotLog) -> Manifest | None:
     try:
         return log.head().record
     except TidegateError:
-        return None  # the store is away, or the log is being repaired: look again later
+        return None  # the store does not answer, or the log is being repaired: look again later
 
 
-# Closed windows as asset partitions: DAGs of your own run once per period that the stream has
-# closed.
+# Closed windows as asset partitions: a user's DAG runs once per period that the stream has closed.
 #
 # A period is closed when the frontier has passed its end: every window that ends in it has its
-# first result. Rows that come late revise windows afterwards, as long as the spec's lateness
-# allows; whoever must not see that schedules on a longer period.
+# first result. Late rows revise windows afterwards, as long as the spec's lateness allows; DAGs
+# that must not see revisions are scheduled on a longer period.
 #
-# What was announced stands in the bucket, so neither a restart nor a second task announces a period
+# The bucket keeps what was announced, so neither a restart nor a second task announces a period
 # twice. A restore takes periods back; they are announced again when they close again.
 
-MAX_PERIODS: Final = (
-    200  # periods announced by one run; a stream that catches up is followed by the next runs
-)
+MAX_PERIODS: Final = 200  # announced by one run; the next runs go on while a stream catches up
 _UNIX_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class AnnouncedPeriods(SharedDocument):
     """The bytes of `announced.json`.
 
-    All periods before this instant were announced, in ticks; None before the first.
+    Attributes:
+        upto: all periods before this instant were announced, in ticks; None before the first.
     """
 
     upto: int | None = None
 
 
 def window_asset(pipeline: str, window: str) -> Asset:
-    """The asset of a window's closed periods, for `PartitionedAssetTimetable(assets=...)`.
+    """Return the asset of a window's closed periods, for `PartitionedAssetTimetable(assets=...)`.
 
     Args:
         pipeline: its name; the spec says `supervision: {announce: 1h}`, which is the period.
@@ -159,59 +154,53 @@ def window_asset(pipeline: str, window: str) -> Asset:
     )
 
 
-class ClosedWindowsOperator(BaseOperator):
-    """Adds a partition to the assets of all windows for every period that closed since the last run.
+class ClosedWindowsOperator(PipelineOperator):
+    """Adds a partition to the assets of all windows for each period closed since the last run.
 
     Args:
-        pipeline: name of the pipeline.
-        windows: names of its windows.
+        windows: names of the pipeline's windows.
         period: ticks.
-        conn_id: Airflow connection of the store; None for the environment.
     """
 
     ui_color = "#d9e4f5"
 
     def __init__(
-        self,
-        *,
-        pipeline: str,
-        windows: Sequence[str],
-        period: int,
-        conn_id: str | None = None,
-        **kwargs: Any,
+        self, *, pipeline: str, windows: Sequence[str], period: int, **kwargs: Any
     ) -> None:
         self.assets = [window_asset(pipeline, window) for window in windows]
-        super().__init__(outlets=self.assets, **kwargs)
-        self.pipeline, self.period, self.conn_id = pipeline, period, conn_id
+        super().__init__(pipeline=pipeline, outlets=self.assets, **kwargs)
+        self.period = period
 
     def execute(self, context: Any) -> list[str]:
         """Announce; the partition keys are the task's result."""
-        log = SlotLog(StoreAccess.resolve(self.conn_id).open(), self.pipeline)
+        log = self.open_log()
         key = f"{BucketLayout(self.pipeline).pipeline_prefix}announced.json"
         before = (read_document(log.store, key, AnnouncedPeriods)[0] or AnnouncedPeriods()).upto
+        frontier = _read_frontier(log.head().record)
         begin = before if before is not None else _read_first_frontier(log)
-        periods = list_closed_periods(begin, _read_frontier(log.head().record), self.period)
+        periods = list_closed_periods(begin, frontier, self.period)
         keys = [format_partition_key(start) for start in periods]
         for asset in self.assets if keys else ():
             context["outlet_events"][asset].add_partitions(keys)
         self.log.info("closed since the last run: %s", ", ".join(keys) or "none")
-        upto = (
-            periods[-1] + self.period
-            if periods
-            else _rewind_announced(before, _read_frontier(log.head().record), self.period)
-        )
+        upto: int | None = None
+        if periods:
+            upto = periods[-1] + self.period
+        elif before is not None and frontier is not None and frontier < before:
+            # A restore has moved the frontier back: periods from here on close again.
+            upto = frontier // self.period * self.period
         if upto is not None:
             change_document(
                 log.store,
                 key,
                 AnnouncedPeriods(),
-                lambda found: found.model_copy(update={"upto": upto}),
+                lambda document: document.model_copy(update={"upto": upto}),
             )
         return keys
 
 
 def list_closed_periods(begin: int | None, frontier: int | None, period: int) -> list[int]:
-    """Starts of the periods between the two that are over, oldest first, not more than `MAX_PERIODS`."""
+    """Return the starts of at most `MAX_PERIODS` closed periods after `begin`, oldest first."""
     if begin is None or frontier is None:
         return []
     first, last = begin // period, frontier // period
@@ -219,27 +208,15 @@ def list_closed_periods(begin: int | None, frontier: int | None, period: int) ->
 
 
 def format_partition_key(start: int) -> str:
-    """The start of a period in UTC, as Airflow's own partition mappers read it."""
+    """Return the start of a period in UTC, as Airflow's own partition mappers read it."""
     return f"{_UNIX_EPOCH + timedelta(microseconds=start):%Y-%m-%dT%H:%M:%S}"
 
 
-def _rewind_announced(before: int | None, frontier: int | None, period: int) -> int | None:
-    """After a restore the frontier stands before what was announced.
-
-    From there it will be announced again.
-    """
-    if before is None or frontier is None or frontier >= before:
-        return None
-    return frontier // period * period
-
-
 def _read_first_frontier(log: SlotLog) -> int | None:
-    """Where the stream began; where it stands when that is no longer known."""
+    """The frontier of the first epoch; of the newest one if the first was retired."""
     head = log.head()
-    for found in log.epochs_between(head.timeline, 1, head.slot):
-        frontier = _read_frontier(
-            found.record if isinstance(found.record, Manifest) else head.record
-        )
+    for slot in log.epochs_between(head.timeline, 1, head.slot):
+        frontier = _read_frontier(slot.record if isinstance(slot.record, Manifest) else head.record)
         if frontier is not None:
             return frontier
     return None

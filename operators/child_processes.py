@@ -1,7 +1,7 @@
-"""From what a driver left behind to the one failure taxonomy, and from there to Airflow's RetryPolicy.
+"""Run a command in a child process, and turn its failure into the one failure taxonomy.
 
 This module is imported at DAG parse (a RetryRule imports the exceptions it names), so it stays
-light.
+light. What Airflow's processes must not import, a child process does for them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -17,12 +17,14 @@ from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
 from tidegate.errors import (
     ConfigurationError,
+    ErrorDefinition,
     FailureClass,
     FencedError,
     PoisonError,
     TidegateError,
     TransientError,
 )
+from tidegate.operators.errors import COMMAND_CRASHED
 from tidegate.operators.store_access import StoreAccess, build_child_environment
 
 _ERROR_TYPES: Final[dict[FailureClass, type[TidegateError]]] = {
@@ -32,19 +34,16 @@ _ERROR_TYPES: Final[dict[FailureClass, type[TidegateError]]] = {
     FailureClass.CONFIGURATION: ConfigurationError,
 }
 _CLASS_BY_EXIT_CODE: Final = {kind.exit_code: kind for kind in FailureClass}
+# Seconds. A merge reads what its windows touch, which may be a large part of the events.
+_COMMAND_TIMEOUT: Final = 3600.0
 
-
-class DriverLostError(TransientError):
-    """The driver vanished again and again without sealing anything.
-
-    Airflow tries again with its own back-off.
-    """
+CompletedChild = subprocess.CompletedProcess[str]
 
 
 def classify_exit_code(code: int) -> FailureClass | None:
-    """The failure class of a driver's exit code.
+    """Return the failure class of an exit code.
 
-    None for 0 and for codes no driver chooses (a signal, out of memory).
+    None for 0 and for codes that tidegate never chooses (a signal, out of memory).
     """
     return _CLASS_BY_EXIT_CODE.get(code)
 
@@ -54,9 +53,8 @@ def rebuild_error(error: Mapping[str, Any]) -> TidegateError:
     try:
         kind = FailureClass(error.get("class", ""))
     except ValueError:
-        kind = (
-            FailureClass.TRANSIENT
-        )  # a newer driver may know more classes; trying again does no harm
+        # A newer driver may have more classes; trying again does no harm.
+        kind = FailureClass.TRANSIENT
     return _ERROR_TYPES[kind](
         str(error.get("message") or "the driver failed without a message"),
         code=str(error.get("code") or "driver.failed"),
@@ -68,7 +66,7 @@ def rebuild_error(error: Mapping[str, Any]) -> TidegateError:
 
 
 def build_retry_policy(delay: timedelta) -> ExceptionRetryPolicy:
-    """Poison and configuration wait for a person; everything else is tried again after `delay`."""
+    """Retry after `delay`, but not what only a person can resolve (poison, configuration)."""
     final = [f"{kind.__module__}.{kind.__name__}" for kind in (PoisonError, ConfigurationError)]
     return ExceptionRetryPolicy(
         rules=[
@@ -81,59 +79,70 @@ def build_retry_policy(delay: timedelta) -> ExceptionRetryPolicy:
                 exception=f"{TransientError.__module__}.{TransientError.__name__}",
                 action=RetryAction.RETRY,
                 retry_delay=delay,
-                reason="the world may be better by then",
+                reason="the failed server or disk may be back by then",
             ),
         ]
     )
 
 
-# `tidegate ... --json` as a process: what the Airflow side may not import, it asks for in words.
+def run_child(
+    access: StoreAccess, command: Sequence[str], timeout: float | None = _COMMAND_TIMEOUT
+) -> CompletedChild:
+    """Run a command with the store's keys in its environment, and capture its output."""
+    return subprocess.run(
+        command,
+        env=build_child_environment(access),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
-_CRASH_CODE: Final = "airflow.command_crashed"
-_COMMAND_TIMEOUT: Final = (
-    3600.0  # seconds; a merge reads what its windows touch, which may be a large part of the events
-)
+
+def build_child_error(
+    child: CompletedChild,
+    crashed: ErrorDefinition[TransientError],
+    pipeline: str,
+    crash_codes: tuple[int, ...] = (),
+) -> TidegateError:
+    """Return the error of a child process that could not do its work.
+
+    Its exit code gives the class and its last line the message; the error's code is
+    ``<room>.not_run``. Exit codes that tidegate never chooses, and `crash_codes`, mean a crash.
+    """
+    last = (child.stderr.strip().splitlines() or ["no message"])[-1][:1000]
+    kind = classify_exit_code(child.returncode)
+    if kind is None or child.returncode in crash_codes:
+        return crashed(code=child.returncode, last=last, pipeline=pipeline)
+    code = f"{crashed.code.partition('.')[0]}.not_run"
+    return rebuild_error({"class": kind.value, "code": code, "message": last, "pipeline": pipeline})
 
 
 def run_tidegate(
-    access: StoreAccess, pipeline: str, *arguments: str, nothing: tuple[str, ...] = ()
+    access: StoreAccess, pipeline: str, *arguments: str, empty_on: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Run one command and give back the data of its envelope.
+    """Run `tidegate ARGUMENTS --json` and return the data of its envelope.
 
-    An error with a code in `nothing` is an empty answer.
+    An error with a code in `empty_on` gives an empty answer.
 
     Raises:
-        TidegateError: as the command said, or transient when it ended without a word.
+        TidegateError: the command's error, or a transient one if it ended without any.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "tidegate.jobs.cli",
-        *arguments,
-        "--store",
-        access.url,
-        "--json",
-    ]
-    environment = build_child_environment(access)
-    done = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_COMMAND_TIMEOUT,
-        check=False,
-    )
-    ended = f"tidegate {arguments[0]} ended with code {done.returncode}"
+    command = [sys.executable, "-m", "tidegate.jobs.cli", *arguments]
+    child = run_child(access, [*command, "--store", access.url, "--json"])
     try:
-        said = json.loads(done.stdout.strip().splitlines()[-1])
+        envelope = json.loads(child.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        said = {"kind": "error", "data": {"message": (done.stderr.strip() or "no message")[-1000:]}}
-    data: dict[str, Any] = said["data"]
-    if said["kind"] != "error" and done.returncode == 0:
+        message = (child.stderr.strip() or "no message")[-1000:]
+        envelope = {"kind": "error", "data": {"message": message}}
+    data: dict[str, Any] = envelope["data"]
+    if envelope["kind"] != "error" and child.returncode == 0:
         return data
-    if data.get("code") in nothing:
+    if data.get("code") in empty_on:
         return {}
-    kind = classify_exit_code(done.returncode)
+    kind = classify_exit_code(child.returncode)
     if kind is None:
-        raise TransientError(f"{ended}: {data.get('message')}", code=_CRASH_CODE)
-    raise rebuild_error({"code": _CRASH_CODE, **data, "class": kind.value, "pipeline": pipeline})
+        raise COMMAND_CRASHED(command=arguments[0], code=child.returncode, last=data.get("message"))
+    raise rebuild_error(
+        {"code": COMMAND_CRASHED.code, **data, "class": kind.value, "pipeline": pipeline}
+    )

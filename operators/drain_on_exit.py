@@ -1,10 +1,9 @@
-"""``python -m tidegate.operators.drain_on_exit COMMAND...``.
+"""``python -m tidegate.operators.drain_on_exit COMMAND...``: drain drivers when a container ends.
 
-A command whose container is also that of the drivers started below it.
-
-An init forwards SIGTERM to the one process it started; when that has ended the container ends, and
-every driver in it is killed. This stands between: it forwards SIGTERM, and when the command has
-ended it asks the drivers here to drain, and waits for them.
+The container of Airflow's worker is also that of the drivers started in it. An init process
+forwards SIGTERM to the one process that it started; when that has ended, the container ends and
+every driver in it is killed. So this program runs between the two: it forwards SIGTERM to the
+command, and when the command has ended it asks the drivers on this host to drain, and waits.
 """
 
 from __future__ import annotations
@@ -32,37 +31,41 @@ def main(command: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: child.send_signal(number))
     code = child.wait()
-    left = drain_drivers(get_tidegate_home() / "drivers")
-    if left:
-        sys.stderr.write(
-            f"drivers that have not ended in time: {', '.join(one.attempt for one in left)}\n"
-        )
+    remaining = drain_drivers(get_tidegate_home() / "drivers")
+    if remaining:
+        names = ", ".join(driver.attempt for driver in remaining)
+        sys.stderr.write(f"drivers that have not ended in time: {names}\n")
     return code
 
 
-def drain_drivers(folder: Path, patience: float = _DRAIN_TIMEOUT) -> list[LaunchedDriver]:
-    """Ask every driver that was launched on this host and lives to drain.
+def drain_drivers(folder: Path, timeout: float = _DRAIN_TIMEOUT) -> list[LaunchedDriver]:
+    """Ask every living driver that was launched on this host to drain.
 
-    Returns those that did not end in time.
+    Args:
+        folder: launch records, `<pipeline>/<attempt>.json`.
+        timeout: seconds to wait.
+
+    Returns:
+        The drivers that did not end in time.
     """
+    records = (_read_launch_record(path) for path in folder.glob("*/*.json"))
     living = [
-        one
-        for path in folder.glob("*/*.json")
-        if (one := _read_launch_record(path)) and is_on_this_host(one.leader) and one.is_alive()
+        driver
+        for driver in records
+        if driver and is_on_this_host(driver.leader) and driver.is_alive()
     ]
-    for one in living:
-        send_signal(one.leader, signal.SIGTERM, group=True)
-    deadline = time.monotonic() + patience
+    for driver in living:
+        send_signal(driver.leader, signal.SIGTERM, group=True)
+    deadline = time.monotonic() + timeout
     while living and time.monotonic() < deadline:
         time.sleep(_DRAIN_POLL_SECONDS)
-        living = [one for one in living if one.is_alive()]
+        living = [driver for driver in living if driver.is_alive()]
     return living
 
 
 def _read_launch_record(path: Path) -> LaunchedDriver | None:
-    with suppress(
-        OSError, ValueError, KeyError, TypeError
-    ):  # being written in this moment, or no driver's
+    # A file may be half written, or belong to another program.
+    with suppress(OSError, ValueError, KeyError, TypeError):
         return LaunchedDriver.from_dict(json.loads(path.read_text(encoding="utf-8")))
     return None
 

@@ -1,7 +1,7 @@
-"""Start a driver that outlives the task, and name it so that it can be found again and never be mistaken for another.
+"""Start a driver that outlives its task, and identify it so that it is found again.
 
-The driver runs in a session of its own under a tiny shell that writes down its exit code: nobody is
-left to `wait` for it once the task has ended.
+The driver runs in its own session under a tiny shell that writes down its exit code, because no
+process waits for it once the task has ended.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from tidegate.checkpoints.process_identity import ProcessIdentity
-from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.spark_packages import add_connector_jars
+from tidegate.operators.errors import NO_KUBERNETES, NO_SPARK_SUBMIT, SUBMIT_MODE, SUBMIT_UPLOAD
 from tidegate.operators.store_access import StoreAccess, build_child_environment, get_tidegate_home
 
 # The shell must survive a SIGTERM sent to the whole group, or the exit code is lost; `:` instead of
@@ -39,12 +39,12 @@ _EXIT_CODE_SHELL = (
 
 @dataclass(frozen=True)
 class LaunchedDriver:
-    """One started driver.
+    """One started driver. Deferred triggers carry these fields.
 
     Attributes:
         attempt: unique name of this start.
         log: where its output goes.
-        leader: the process group's leader, identified for ever; the driver itself is its child.
+        leader: the leader of its process group; the driver itself is the leader's child.
         exit_file: appears with the exit code when the driver has ended.
     """
 
@@ -54,9 +54,9 @@ class LaunchedDriver:
     exit_file: str
 
     def read_exit_code(self) -> int | None:
-        """The driver's exit code.
+        """Return the driver's exit code.
 
-        None while it runs, or when it was killed together with its group.
+        None while it runs, or if it was killed together with its group.
         """
         try:
             return int(Path(self.exit_file).read_text(encoding="ascii"))
@@ -68,7 +68,7 @@ class LaunchedDriver:
         return self.read_exit_code() is None and not self.leader.is_proven_dead()
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready, for triggers."""
+        """Return JSON-ready data, for triggers."""
         return {**asdict(self), "leader": self.leader.model_dump()}
 
     @classmethod
@@ -88,7 +88,7 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """Starts the driver on this host, as a process group of its own.
+    """Starts the driver on this host, in its own process group.
 
     Args:
         folder: of logs and exit codes; default `$TIDEGATE_HOME/drivers`.
@@ -98,57 +98,43 @@ class LocalLauncher:
 
     def __init__(self, folder: Path | None = None, command: list[str] | None = None) -> None:
         self._folder = folder
-        own = shlex.split(os.environ.get("TIDEGATE_DRIVER", ""))
-        self._command = command or own or [sys.executable, "-m", "tidegate.jobs.driver"]
+        configured = shlex.split(os.environ.get("TIDEGATE_DRIVER", ""))
+        self._command = command or configured or [sys.executable, "-m", "tidegate.jobs.driver"]
 
     def launch(
         self, pipeline: str, spec: str, access: StoreAccess, recover_to: str
     ) -> LaunchedDriver:
         """Start the driver; secrets travel in its environment only."""
-        attempt = make_attempt_name()
-        driver = [
-            *self._command,
-            str(Path(spec).absolute()),
-            "--store",
-            access.url,
-            "--recover-to",
-            recover_to,
-        ]
-        return start_detached(
-            make_driver_folder(pipeline, self._folder),
-            attempt,
-            driver,
-            build_child_environment(access),
-        )
+        command = [*self._command, str(Path(spec).absolute())]
+        command += ["--store", access.url, "--recover-to", recover_to]
+        folder = make_driver_folder(pipeline, self._folder)
+        return start_detached(folder, make_attempt_name(), command, build_child_environment(access))
 
 
 def make_launcher(submit: Mapping[str, Any] | None) -> Launcher:
-    """The launcher a spec asks for.
-
-    `supervision.submit` by spark-submit, else a process of its own on this host.
-    """
-    if submit is None:
-        return LocalLauncher()
-
-    return SubmitLauncher(**submit)
+    """Return the launcher of a spec: spark-submit with `supervision.submit`, else a local one."""
+    return LocalLauncher() if submit is None else SubmitLauncher(**submit)
 
 
 def make_attempt_name() -> str:
-    """A unique name for a start; names sort by time."""
+    """Return a unique name for a start; names sort by time."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
 def make_driver_folder(pipeline: str, folder: Path | None = None) -> Path:
-    """Where the logs and exit codes of a pipeline's drivers lie."""
-    found = (folder or get_tidegate_home() / "drivers") / pipeline
-    found.mkdir(parents=True, exist_ok=True)
-    return found
+    """Return the folder of the logs and exit codes of a pipeline's drivers; make it if needed."""
+    drivers = (folder or get_tidegate_home() / "drivers") / pipeline
+    drivers.mkdir(parents=True, exist_ok=True)
+    return drivers
 
 
 def start_detached(
     folder: Path, attempt: str, command: Sequence[str], environment: Mapping[str, str]
 ) -> LaunchedDriver:
-    """Start a command as a process group that outlives us, its output in a log, its exit code in a file."""
+    """Start a command in a process group that outlives this process.
+
+    `folder` gets its output, its exit code and a launch record, all named after the attempt.
+    """
     log, exit_file = folder / f"{attempt}.log", folder / f"{attempt}.exit"
     with log.open("ab") as output:
         child = subprocess.Popen(
@@ -158,69 +144,62 @@ def start_detached(
             stderr=subprocess.STDOUT,
             cwd=folder,
             # The driver sends its log to the bucket while it runs; jobs/driver/log_output.py reads
-            # these.
+            # these variables.
             env={**environment, "TIDEGATE_DRIVER_LOG": str(log), "TIDEGATE_ATTEMPT": attempt},
             start_new_session=True,
         )
-    child.returncode = (
-        0  # never waited for: it is meant to outlive us, and Popen would warn about that
-    )
-    launched = LaunchedDriver(
-        attempt, str(log), _identify_process(child.pid, attempt), str(exit_file)
-    )
+    # Nothing waits for the child, because it outlives this process; Popen would warn about that.
+    child.returncode = 0
+    leader = _identify_process(child.pid, attempt)
+    launched = LaunchedDriver(attempt, str(log), leader, str(exit_file))
     (folder / f"{attempt}.json").write_text(json.dumps(launched.as_dict()), encoding="utf-8")
     return launched
 
 
-def is_on_this_host(holder: ProcessIdentity) -> bool:
-    """Whether the process belongs to this host, this boot and this pid namespace.
+def is_on_this_host(process: ProcessIdentity) -> bool:
+    """Whether the process belongs to this host, boot and pid namespace.
 
-    Only then its pid means anything.
+    Otherwise its pid may be that of another process here.
     """
-    me = ProcessIdentity.this_process()
-    return (holder.host, holder.boot, holder.namespace) == (
-        me.host,
-        me.boot,
-        me.namespace,
-    ) and bool(me.boot)
+    here, there = (
+        (identity.host, identity.boot, identity.namespace)
+        for identity in (ProcessIdentity.this_process(), process)
+    )
+    return here == there and bool(process.boot)
 
 
-def send_signal(holder: ProcessIdentity, number: signal.Signals, *, group: bool = False) -> bool:
-    """Signal exactly this process (or the group it belongs to).
+def send_signal(process: ProcessIdentity, number: signal.Signals, *, group: bool = False) -> bool:
+    """Signal exactly this process, or the group it belongs to.
 
-    False when it is not here or no longer itself.
+    Returns False if it is not on this host or has ended.
     """
-    if not is_on_this_host(holder) or holder.is_proven_dead():
+    if not is_on_this_host(process) or process.is_proven_dead():
         return False
     with suppress(ProcessLookupError, PermissionError):
         if group:
-            os.killpg(os.getpgid(holder.pid), number)
+            os.killpg(os.getpgid(process.pid), number)
         else:
-            os.kill(holder.pid, number)
+            os.kill(process.pid, number)
         return True
     return False
 
 
-def tail_log_file(log: str, lines: int = 20, most_bytes: int = 16_384) -> list[str]:
-    """The last lines of a log, reading at most the end of it."""
+def tail_log_file(log: str, lines: int = 20, max_bytes: int = 16_384) -> list[str]:
+    """Return the last lines of a log, reading at most its last `max_bytes`."""
     try:
         with Path(log).open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - most_bytes))
+            file.seek(max(0, file.tell() - max_bytes))
             return file.read().decode(errors="replace").splitlines()[-lines:]
     except OSError:
         return []
 
 
 def _identify_process(pid: int, driver: str) -> ProcessIdentity:
-    # The second field of stat is the command in parentheses and may hold anything, also
+    # The second field of stat is the command in parentheses, which may contain anything, also
     # parentheses.
-    fields = (
-        Path(f"/proc/{pid}/stat")
-        .read_text(encoding="utf-8", errors="replace")
-        .rpartition(")")[2]
-        .split()
-    )
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    fields = stat.rpartition(")")[2].split()
     return ProcessIdentity.this_process(driver).model_copy(
         update={"pid": pid, "start_ticks": int(fields[19])}
     )
@@ -229,15 +208,15 @@ def _identify_process(pid: int, driver: str) -> ProcessIdentity:
 # Drivers by spark-submit, with the Spark provider's hook and connection: standalone (client mode),
 # YARN, Kubernetes.
 #
-# The hook builds the command line; the process is ours, detached like a local driver, because the
-# hook's own call stays with it until its end. In client mode that process is the driver. In cluster
-# mode it is spark-submit, which waits for the driver: the lease and the status in the bucket say
-# how that one is, as for any driver on another host.
+# The hook builds the command line; this module starts the process, detached like a local driver,
+# because the hook's own call waits for its end. In client mode that process is the driver. In
+# cluster mode it is spark-submit, which waits for the driver: lease and report in the bucket show
+# how the driver is, as for any driver on another host.
 #
-# Secrets are never an argument: in client mode they stand in the environment of the process, in
-# cluster mode in a properties file that only its owner can read. What YARN and Kubernetes make of
-# them there is theirs to hide; on Kubernetes prefer `spark.kubernetes.driver.secretKeyRef.*`, in
-# which case the connection of the store needs no keys.
+# Secrets are never an argument: in client mode they are in the environment of the process, in
+# cluster mode in a properties file that only its owner can read. YARN and Kubernetes may show them
+# to others there; on Kubernetes prefer `spark.kubernetes.driver.secretKeyRef.*`, in which case the
+# connection of the store needs no keys.
 
 _APP_SOURCE: Final = (
     'import runpy\n\nrunpy.run_module("tidegate.jobs.driver", run_name="__main__")\n'
@@ -262,8 +241,8 @@ class SubmitLauncher:
 
     Args:
         conn_id: Airflow connection of the Spark provider: master, deploy mode, queue, namespace.
-        py_files: what Python needs on the other side, usually tidegate's wheel; none where it is
-            installed.
+        py_files: what Python needs on the other side, usually tidegate's wheel; empty if it is
+            installed there.
         conf: Spark settings, beyond the spec's.
         folder: of logs and exit codes; default `$TIDEGATE_HOME/drivers`.
     """
@@ -275,12 +254,8 @@ class SubmitLauncher:
         conf: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> None:
-        self._conn_id, self._py_files, self._conf, self._folder = (
-            conn_id,
-            tuple(py_files),
-            dict(conf or {}),
-            folder,
-        )
+        self._conn_id, self._folder = conn_id, folder
+        self._py_files, self._conf = tuple(py_files), dict(conf or {})
 
     def launch(
         self, pipeline: str, spec: str, access: StoreAccess, recover_to: str
@@ -290,7 +265,7 @@ class SubmitLauncher:
         folder = make_driver_folder(pipeline, self._folder)
         environment = build_child_environment(access)
         command = self.build_command(spec, access, recover_to, folder / attempt, environment)
-        if "--properties-file" not in command:  # else Python is elsewhere as well
+        if "--properties-file" not in command:  # client mode: the driver runs here, on this Python
             environment = {"PYSPARK_PYTHON": sys.executable, **environment}
         return start_detached(folder, attempt, command, environment)
 
@@ -302,61 +277,45 @@ class SubmitLauncher:
         stem: Path,
         environment: Mapping[str, str],
     ) -> list[str]:
-        """The command line; what it needs beside it is written to `stem` with other endings."""
+        """Return the command line, and write the files it names to `stem` with other endings."""
         pipeline = load_spec(spec)
-        hook = self._make_hook(pipeline)
-        found: dict[str, Any] = hook._resolve_connection()
-        away = found["deploy_mode"] == "cluster"
-        kind = next(
-            (kind for kind in _DRIVER_ENV_PREFIXES if found["master"].startswith(kind)), None
-        )
-        if away and kind is None:
-            raise ConfigurationError(
-                f"{found['master']} with deploy mode cluster: a standalone master takes no Python"
-                " driver",
-                code="airflow.submit_mode",
-                advice=(
-                    f"set deploy-mode to client in the extra of the connection {self._conn_id!r}"
-                ),
-            )
-        if kind == "k8s" and away and _UPLOAD_SETTING not in {**pipeline.spark.conf, **self._conf}:
-            raise ConfigurationError(
-                f"{pipeline.name}: in cluster mode Kubernetes' drivers fetch their program from a"
-                f" place that {_UPLOAD_SETTING} names",
-                code="airflow.submit_upload",
-                advice=(
-                    "set it in supervision.submit.conf, and spark.kubernetes.container.image"
-                    " (docs/clusters.md, Clusters)"
-                ),
+        cluster = self._find_cluster_kind(pipeline)
+        path = Path(spec).absolute()
+        arguments = ["--store", access.url, "--recover-to", recover_to]
+        if cluster is None:
+            hook = self._make_hook(pipeline, application_args=[str(path), *arguments])
+        else:
+            # In cluster mode the spec travels along and lies in the driver's working folder.
+            driver_environment = _select_driver_environment(pipeline, environment)
+            hook = self._make_hook(
+                pipeline,
+                application_args=[path.name, *arguments],
+                files=str(path),
+                properties_file=_write_private_properties(stem, cluster, driver_environment),
             )
         app = stem.with_suffix(".app.py")
         app.write_text(_APP_SOURCE, encoding="utf-8")
-        path = Path(spec).absolute()
-        # In cluster mode the spec travels along and lies in the driver's working folder.
-        own: dict[str, Any] = {}
-        if away and kind:
-            own = {
-                "files": str(path),
-                "properties_file": _write_private_properties(
-                    stem, kind, _select_driver_environment(pipeline, environment)
-                ),
-            }
-        arguments = [
-            path.name if away else str(path),
-            "--store",
-            access.url,
-            "--recover-to",
-            recover_to,
-        ]
-        built = self._make_hook(
-            pipeline, application_args=arguments, **own
-        )._build_spark_submit_command(str(app))
+        built = hook._build_spark_submit_command(str(app))
         # The site's own defaults count as well: a properties file would replace them.
-        return [_find_program(built[0]), *(["--load-spark-defaults"] if own else []), *built[1:]]
+        defaults = [] if cluster is None else ["--load-spark-defaults"]
+        return [_find_program(built[0]), *defaults, *built[1:]]
+
+    def _find_cluster_kind(self, pipeline: PipelineSpec) -> str | None:
+        """`yarn` or `k8s` in cluster mode; None in client mode."""
+        connection: dict[str, Any] = self._make_hook(pipeline)._resolve_connection()
+        if connection["deploy_mode"] != "cluster":
+            return None
+        master = connection["master"]
+        kind = next((kind for kind in _DRIVER_ENV_PREFIXES if master.startswith(kind)), None)
+        if kind is None:
+            raise SUBMIT_MODE(master=master, conn_id=self._conn_id)
+        if kind == "k8s" and _UPLOAD_SETTING not in {**pipeline.spark.conf, **self._conf}:
+            raise SUBMIT_UPLOAD(pipeline=pipeline.name, setting=_UPLOAD_SETTING)
+        return kind
 
     def _make_hook(self, pipeline: PipelineSpec, **more: Any) -> Any:
-        # Here, not above: the hook takes a second to import, and the factory is imported at every
-        # parse.
+        # Imported here because the hook takes a second to import, and the factory is imported at
+        # every parse.
         from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
         try:
@@ -368,24 +327,18 @@ class SubmitLauncher:
                 driver_memory=pipeline.spark.driver_memory,
                 **more,
             )
-        except (
-            NameError,
-            RuntimeError,
-        ) as error:  # what the hook says to a k8s:// master without that package
-            raise ConfigurationError(
-                f"spark-submit to Kubernetes needs a package that is not here: {error}",
-                code="airflow.no_kubernetes",
-                advice="install apache-airflow-providers-cncf-kubernetes beside Airflow",
-            ) from error
+        except (NameError, RuntimeError) as error:
+            # The hook raises these for a k8s:// master if Kubernetes' client is missing.
+            raise NO_KUBERNETES(error=error) from error
 
 
-def _write_private_properties(stem: Path, kind: str, environment: Mapping[str, str]) -> str:
-    """A properties file with the driver's environment, for its owner's eyes only."""
+def _write_private_properties(stem: Path, cluster: str, environment: Mapping[str, str]) -> str:
+    """Write a properties file with the driver's environment, readable by its owner only."""
     file = stem.with_suffix(".conf")
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as output:
         output.writelines(
-            f"{_DRIVER_ENV_PREFIXES[kind]}{name} {_escape_property(value)}\n"
+            f"{_DRIVER_ENV_PREFIXES[cluster]}{name} {_escape_property(value)}\n"
             for name, value in environment.items()
         )
     return str(file)
@@ -394,10 +347,7 @@ def _write_private_properties(stem: Path, kind: str, environment: Mapping[str, s
 def _select_driver_environment(
     pipeline: PipelineSpec, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the driver needs of an environment.
-
-    Our settings, and what the spec writes as `env:NAME`.
-    """
+    """The variables that the driver needs: tidegate's, and what the spec names as `env:NAME`."""
     named = set(re.findall(r'"env:([^"]+)"', pipeline.canonical_json()))
     return {
         name: value
@@ -411,20 +361,15 @@ def _escape_property(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-def _find_program(name: str) -> str:
-    """Beside this Python, on PATH, or inside the pyspark that this Python would import."""
+def _find_program(program: str) -> str:
+    """Find a program beside this Python, on PATH, or inside the installed pyspark."""
     spark = find_spec("pyspark")
-    inside = [f"{place}/bin" for place in spark.submodule_search_locations or []] if spark else []
-    places = [
+    folders = [
         str(Path(sys.executable).parent),
         *os.environ.get("PATH", os.defpath).split(os.pathsep),
-        *inside,
+        *(f"{folder}/bin" for folder in (spark.submodule_search_locations or [] if spark else [])),
     ]
-    found = shutil.which(name, path=os.pathsep.join(places))
-    if found is None:
-        raise ConfigurationError(
-            f"there is no {name} on this worker",
-            code="airflow.no_spark_submit",
-            advice="install Spark, or pyspark beside Airflow",
-        )
-    return found
+    path = shutil.which(program, path=os.pathsep.join(folders))
+    if path is None:
+        raise NO_SPARK_SUBMIT(program=program)
+    return path

@@ -1,15 +1,20 @@
-"""From a folder of pipeline specs to DAGs.
+"""Build Airflow DAGs from a folder of pipeline specs.
 
 Parsing reads YAML and nothing else: no store, no Spark, no expectations.
 
-    <p>.stream    supervises the driver          <p>.recover   goes back to a checkpoint of choice
-    <p>.quality   checks, on asset events        <p>.maintain  retention, scrub, index, once a night
-    <p>.pin       keeps a checkpoint by name     tidegate.sweep  starts what should run and does not
-    <p>.backfill  a past range as a batch        <p>.windows  announces closed periods, where the
-    spec says so <p>.splice    late rows back into history
+    <p>.stream      supervises the driver
+    <p>.recover     goes back to a chosen checkpoint
+    <p>.pin         keeps a checkpoint by name
+    <p>.quality     checks, on asset events
+    <p>.maintain    index, retention, scrub, once a night
+    <p>.backfill    runs a past range as a batch
+    <p>.splice      merges late rows into history
+    <p>.windows     announces closed periods, if the spec says so
+    tidegate.sweep  starts what should run and does not
 
-One broken spec does not take the others down: its findings become a DAG of their own, which fails
-and names them, and an import error of a file that asks for it (`check_specs`).
+One broken spec does not stop the others. What is wrong with it becomes a separate DAG, which fails
+and names the mistakes, and an import error of a file that asks for it (`check_specs`); see
+docs/decisions/0065-a-broken-spec-is-a-dag.md.
 """
 
 from __future__ import annotations
@@ -29,21 +34,27 @@ from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators.assets import ClosedWindowsOperator, stream_asset
 from tidegate.operators.backfill_operator import BackfillOperator
+from tidegate.operators.errors import SPEC_INVALID, SPEC_NAME_TAKEN
 from tidegate.operators.maintain_operator import MaintainOperator
 from tidegate.operators.quality_operator import QualityOperator
 from tidegate.operators.recover_and_pin import PinOperator, RecoverOperator
 from tidegate.operators.stream_operator import StreamOperator
 from tidegate.operators.sweep_operator import SweepOperator
 
-STORE_TAG_PREFIX: Final = "store:"  # and the Airflow connection of the store
+STORE_TAG_PREFIX: Final = "store:"  # of the tag that names the store's Airflow connection
 SWEEP_DAG_ID: Final = "tidegate.sweep"
 BROKEN_SPECS_DAG_ID: Final = "tidegate.broken_specs"
 _BROKEN_SPECS_CRON: Final = "*/15 * * * *"
-# Seconds; a check costs about ten seconds of one core, most of it importing Great Expectations.
+# A check costs about ten seconds of one core, most of it importing Great Expectations.
 QUALITY_EVERY_SECONDS: Final = 600.0
-# Seconds, or a tenth of the period by the clock: nobody waits for an hour's end by the second.
+# The least time between two announcements of closed periods; long periods need fewer looks.
 ANNOUNCE_EVERY_SECONDS: Final = 10.0
-_START_DATE: Final = datetime(2026, 1, 1, tzinfo=UTC)
+_DAG_DEFAULTS: Final[dict[str, Any]] = {
+    "start_date": datetime(2026, 1, 1, tzinfo=UTC),
+    "catchup": False,
+    "max_active_runs": 1,
+    "is_paused_upon_creation": False,
+}
 
 
 def build_dags(
@@ -53,12 +64,12 @@ def build_dags(
     quality_every: float = QUALITY_EVERY_SECONDS,
     on_failure: Sequence[Callable[[Any], Any]] = (),
 ) -> dict[str, DAG]:
-    """All DAGs for the specs in a folder, by id.
+    """Return all DAGs for the specs in a folder, by id.
 
     Args:
         folder: holds one `*.yaml` file per pipeline.
         conn_id: Airflow connection of the store; None for the environment (`TIDEGATE_STORE`).
-        quality_every: at most one check of a pipeline in so many seconds.
+        quality_every: at most one check per pipeline in so many seconds.
         on_failure: Airflow's notifiers, or functions of a context, called when a task of any of
             these DAGs fails.
     """
@@ -77,11 +88,10 @@ def build_dags(
 
 
 def check_specs(folder: str | Path) -> None:
-    """Read all specs of a folder.
+    """Read all specs of a folder, so that mistakes show in Airflow's banner of import errors.
 
-    A DAG file that calls this shows what is wrong with them in Airflow's banner of import errors.
-
-    Such a file must build no DAGs: an import error stops all DAGs of its file from being started.
+    The DAG file that calls this must build no DAGs: an import error makes all DAGs of its file
+    stale, and Airflow starts none of them.
 
     Args:
         folder: holds one `*.yaml` file per pipeline.
@@ -95,13 +105,15 @@ def check_specs(folder: str | Path) -> None:
 
 
 def _read_specs(folder: str | Path) -> tuple[dict[str, tuple[PipelineSpec, Path]], list[str]]:
-    """The good specs by name, and what is wrong with the others."""
+    """The valid specs by name, and what is wrong with the others."""
     specs: dict[str, tuple[PipelineSpec, Path]] = {}
     findings = []
     for path in sorted(Path(folder).glob("*.yaml")):
         try:
             spec = load_spec(path)
-            _refuse_duplicate_name(spec, path, specs)
+            if spec.name in specs:
+                taken_by = specs[spec.name][1]
+                raise SPEC_NAME_TAKEN(path=path, name=spec.name, taken_by=taken_by)
         except ConfigurationError as error:
             findings.append(error.message)
         else:
@@ -110,23 +122,7 @@ def _read_specs(folder: str | Path) -> tuple[dict[str, tuple[PipelineSpec, Path]
 
 
 def _build_spec_error(findings: Sequence[str]) -> ConfigurationError:
-    return ConfigurationError(
-        "\n".join(findings),
-        code="spec.invalid",
-        kept="every other pipeline of the folder",
-        advice="mend the file: tidegate validate FILE",
-    )
-
-
-def _refuse_duplicate_name(
-    spec: PipelineSpec, path: Path, taken: dict[str, tuple[PipelineSpec, Path]]
-) -> None:
-    if spec.name in taken:
-        raise ConfigurationError(
-            f"{path}:1: name: {spec.name!r} is taken by {taken[spec.name][1]}; names are unique in"
-            " a folder",
-            code="spec.name_taken",
-        )
+    return SPEC_INVALID(findings="\n".join(findings))
 
 
 def _build_pipeline_dags(
@@ -148,8 +144,9 @@ def _build_pipeline_dags(
 def _build_stream_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
     supervision = spec.supervision
     what = "Runs the stream: adopts a live driver or launches one, and stays with it."
-    # The page knows a DAG as Airflow's database has it, and that has no arguments of operators.
+    # The page reads DAGs from Airflow's database, which has no arguments of operators but has tags.
     tags = [] if conn_id is None else [f"{STORE_TAG_PREFIX}{conn_id}"]
+    rotate_after = supervision.rotate_after
     with _make_dag(spec, "stream", what, tags=tags) as dag:
         StreamOperator(
             task_id="stream",
@@ -160,9 +157,7 @@ def _build_stream_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG
             stall_after=supervision.stall_after / 1e6,
             start_timeout=supervision.start_timeout / 1e6,
             submit=_dump_submit_settings(spec),
-            rotate_after=(
-                None if supervision.rotate_after is None else supervision.rotate_after / 1e6
-            ),
+            rotate_after=None if rotate_after is None else rotate_after / 1e6,
             retries=supervision.retries,
             retry_delay=timedelta(microseconds=supervision.retry_delay),
         )
@@ -174,44 +169,29 @@ def _dump_submit_settings(spec: PipelineSpec) -> dict[str, Any] | None:
     return None if submit is None else submit.model_dump()
 
 
+def _text(title: str, description: str, default: str = "") -> Param:
+    return Param(default, type="string", title=title, description=description)
+
+
+def _flag(title: str, description: str = "") -> Param:
+    return Param(False, type="boolean", title=title, description=description or None)
+
+
 def _build_recover_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
+    names = "`latest`, `latest_healthy`, a pin, or an id such as t0-000123-ab12cd"
     params = {
-        "checkpoint": Param(
-            "latest",
-            type="string",
-            title="Checkpoint",
-            description=(
-                "`latest`, `latest_healthy`, a pin, or an id such as t0-000123-ab12cd from the"
-                " Streams page."
-            ),
-        ),
-        "reason": Param(
-            "",
-            type="string",
-            title="Reason",
-            description="Kept with the restore, for whoever asks later.",
-        ),
-        "dry_run": Param(
-            False,
-            type="boolean",
-            title="Dry run",
-            description="Verify and report only; nothing is changed.",
-        ),
+        "checkpoint": _text("Checkpoint", f"{names} from the Streams page.", "latest"),
+        "reason": _text("Reason", "Kept with the restore, for people who ask later."),
+        "dry_run": _flag("Dry run", "Verify and report only; nothing is changed."),
     }
-    with _make_dag(
-        spec,
-        "recover",
-        "Goes back to a checkpoint: verify, report, stop, restore, start again.",
-        params=params,
-    ) as dag:
+    what = "Goes back to a checkpoint: verify, report, stop, restore, start again."
+    with _make_dag(spec, "recover", what, params=params) as dag:
         approval = _add_approval_tasks(spec, conn_id) if spec.supervision.approval else None
-        ids = None if approval is None else (approval.task_id, *approval.upstream_task_ids)
         recover = RecoverOperator(
             task_id="recover",
             pipeline=spec.name,
             spec=path,
-            stream_dag=f"{spec.name}.stream",
-            approval=ids,
+            approval=approval and (approval.task_id, *approval.upstream_task_ids),
             submit=_dump_submit_settings(spec),
             conn_id=conn_id,
         )
@@ -221,7 +201,8 @@ def _build_recover_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DA
 
 
 def _add_approval_tasks(spec: PipelineSpec, conn_id: str | None) -> Any:
-    # Imported by those who want it only: it costs every parse a tenth of a second.
+    # Imported only for specs that ask for it: the human-in-the-loop costs every parse a tenth of a
+    # second.
     from tidegate.operators.restore_approval import (
         REPORT_TASK_ID,
         ApproveRestoreOperator,
@@ -229,58 +210,41 @@ def _add_approval_tasks(spec: PipelineSpec, conn_id: str | None) -> Any:
     )
 
     supervision = spec.supervision
-    asked = ReportRestoreOperator(task_id=REPORT_TASK_ID, pipeline=spec.name, conn_id=conn_id)
-    patience = supervision.approval_timeout
+    report = ReportRestoreOperator(task_id=REPORT_TASK_ID, pipeline=spec.name, conn_id=conn_id)
+    timeout = supervision.approval_timeout
     approve = ApproveRestoreOperator(
         task_id="approve",
         pipeline=spec.name,
         approvers=supervision.approvers,
         conn_id=conn_id,
-        response_timeout=None if patience is None else timedelta(microseconds=patience),
+        response_timeout=None if timeout is None else timedelta(microseconds=timeout),
         retries=2,
         retry_delay=timedelta(seconds=2),
     )
-    asked >> approve
+    report >> approve
     return approve
 
 
 def _build_pin_dag(spec: PipelineSpec, conn_id: str | None) -> DAG:
     params = {
         "action": Param("pin", type="string", enum=["pin", "unpin"], title="Action"),
-        "checkpoint": Param(
-            "latest",
-            type="string",
-            title="Checkpoint",
-            description="`latest`, a pin, or an id; for `pin`.",
-        ),
-        "name": Param(
-            "",
-            type="string",
-            title="Name",
-            description="The pin's name, by which the checkpoint can be restored.",
-        ),
-        "reason": Param("", type="string", title="Reason", description="Kept with the pin."),
+        "checkpoint": _text("Checkpoint", "`latest`, a pin, or an id; for `pin`.", "latest"),
+        "name": _text("Name", "The pin's name, by which the checkpoint can be restored."),
+        "reason": _text("Reason", "Kept with the pin."),
     }
-    with _make_dag(
-        spec, "pin", "Keeps a checkpoint under a name, or gives the name up.", params=params
-    ) as dag:
-        PinOperator(
-            task_id="pin",
-            pipeline=spec.name,
-            conn_id=conn_id,
-            retries=2,
-            retry_delay=timedelta(seconds=5),
-        )
+    what = "Keeps a checkpoint under a name, or gives the name up."
+    retry: dict[str, Any] = {"retries": 2, "retry_delay": timedelta(seconds=5)}
+    with _make_dag(spec, "pin", what, params=params) as dag:
+        PinOperator(task_id="pin", pipeline=spec.name, conn_id=conn_id, **retry)
     return dag
 
 
 def _build_quality_dag(spec: PipelineSpec, path: str, conn_id: str | None, every: float) -> DAG:
     # One asset, so that there is one throttle: late rows and troubled barriers come with a sealed
     # checkpoint anyway.
-    due = [stream_asset(spec.name, "sealed", every, conn_id)]
-    with _make_dag(
-        spec, "quality", "Checks late rows, barriers and checkpoints.", schedule=due
-    ) as dag:
+    schedule = [stream_asset(spec.name, "sealed", every, conn_id)]
+    what = "Checks late rows, barriers and checkpoints."
+    with _make_dag(spec, "quality", what, schedule=schedule) as dag:
         QualityOperator(task_id="quality", pipeline=spec.name, spec=path, conn_id=conn_id)
     return dag
 
@@ -293,20 +257,12 @@ def _build_maintain_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> D
 
 
 def _build_backfill_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
-    when = (
-        "An instant with its offset, 2026-01-31T00:00:00Z; empty in a scheduled run: its data"
-        " interval."
-    )
+    instant = "An instant with its offset, 2026-01-31T00:00:00Z; empty in a scheduled run: its"
     params = {
-        "start": Param("", type="string", title="First window start", description=when),
-        "end": Param("", type="string", title="End of the last window", description=when),
-        "fail_on_difference": Param(False, type="boolean", title="Fail on a difference"),
-        "replace": Param(
-            False,
-            type="boolean",
-            title="Replace",
-            description="Ask for the late rows of the range to be merged.",
-        ),
+        "start": _text("First window start", f"{instant} data interval."),
+        "end": _text("End of the last window", f"{instant} data interval."),
+        "fail_on_difference": _flag("Fail on a difference"),
+        "replace": _flag("Replace", "Ask for the late rows of the range to be merged."),
     }
     cron = spec.supervision.backfill
     schedule = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
@@ -319,43 +275,23 @@ def _build_backfill_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> D
 
 
 def _build_splice_dag(spec: PipelineSpec, path: str, conn_id: str | None) -> DAG:
-    from tidegate.operators.splice_operators import (
-        add_splice_tasks,
-    )  # with the human-in-the-loop, as in `_add_approval_tasks`
+    # Imported here as in `_add_approval_tasks`.
+    from tidegate.operators.splice_operators import add_splice_tasks
 
-    wanted, title = spec.splice, "Splice request"
-    params = {
-        "request": Param(
-            "",
-            type="string",
-            title=title,
-            description="Its id; empty: the late rows are offered as one.",
-        )
-    }
-    schedule = wanted.offer_at if wanted.offer_rows is not None else None
+    request = _text("Splice request", "Its id; empty: the late rows are offered as one.")
+    schedule = spec.splice.offer_at if spec.splice.offer_rows is not None else None
     what = "Merges late rows and dead letters back, after a person has seen the exact effect."
-    with _make_dag(spec, "splice", what, schedule=schedule, params=params) as dag:
-        add_splice_tasks(
-            pipeline=spec.name,
-            spec=path,
-            at_least=wanted.offer_rows or 1,
-            approvers=wanted.approvers,
-            patience=wanted.patience / 1e6,
-            conn_id=conn_id,
-        )
+    with _make_dag(spec, "splice", what, schedule=schedule, params={"request": request}) as dag:
+        add_splice_tasks(spec, path, conn_id)
     return dag
 
 
 def _build_windows_dag(spec: PipelineSpec, period: int, conn_id: str | None) -> DAG:
-    moved = [
-        stream_asset(spec.name, "frontier", max(ANNOUNCE_EVERY_SECONDS, period / 1e7), conn_id)
-    ]
-    with _make_dag(
-        spec,
-        "windows",
-        "Announces closed periods as partitions of the windows' assets.",
-        schedule=moved,
-    ) as dag:
+    # A tenth of the period, in seconds: a DAG per hour need not start within a second of its end.
+    every = max(ANNOUNCE_EVERY_SECONDS, period / 1e7)
+    schedule = [stream_asset(spec.name, "frontier", every, conn_id)]
+    what = "Announces closed periods as partitions of the windows' assets."
+    with _make_dag(spec, "windows", what, schedule=schedule) as dag:
         ClosedWindowsOperator(
             task_id="windows",
             pipeline=spec.name,
@@ -374,20 +310,16 @@ def _make_dag(
         dag_id=f"{spec.name}.{kind}",
         description=what,
         doc_md=spec.description or None,
-        start_date=_START_DATE,
-        catchup=False,
-        max_active_runs=1,
-        is_paused_upon_creation=False,
         tags=["tidegate", spec.name, *tags],
         default_args={"owner": spec.supervision.owner},
-        **{"schedule": None, **kwargs},
+        **{"schedule": None, **_DAG_DEFAULTS, **kwargs},
     )
 
 
 def _build_sweep_dags(specs: Sequence[PipelineSpec], conn_id: str | None) -> list[DAG]:
     """One sweep for all pipelines with the same cron.
 
-    A process per pipeline would cost more than what it guards.
+    A process per pipeline would cost more than the streams that it guards.
     """
     groups: dict[str, list[PipelineSpec]] = defaultdict(list)
     for spec in specs:
@@ -410,12 +342,9 @@ def _build_sweep_dag(
     with DAG(
         dag_id=dag_id,
         description="Starts every stream that should run and has no driver.",
-        start_date=_START_DATE,
         schedule=cron,
-        catchup=False,
-        max_active_runs=1,
-        is_paused_upon_creation=False,
         tags=["tidegate"],
+        **_DAG_DEFAULTS,
     ) as dag:
         look = SweepOperator(
             task_id="look",
@@ -431,20 +360,17 @@ def _slugify_cron(cron: str) -> str:
 
 
 def _build_broken_specs_dag(findings: list[str]) -> DAG:
-    """Fails and says why.
+    """A DAG that fails and says why.
 
-    Not an import error: by one of those Airflow makes every DAG of the file stale, and starts none.
+    An import error instead would make every DAG of the file stale, and Airflow would start none.
     """
     with DAG(
         dag_id=BROKEN_SPECS_DAG_ID,
         description=findings[0],
         doc_md="\n".join(f"- {finding}" for finding in findings),
-        start_date=_START_DATE,
         schedule=_BROKEN_SPECS_CRON,
-        catchup=False,
-        max_active_runs=1,
-        is_paused_upon_creation=False,
         tags=["tidegate"],
+        **_DAG_DEFAULTS,
     ) as dag:
         BrokenSpecsOperator(task_id="read", findings=findings, retries=0)
     return dag
@@ -454,7 +380,7 @@ class BrokenSpecsOperator(BaseOperator):
     """Fails with what is wrong in the specs of a folder.
 
     Args:
-        findings: file, line, field and problem of each.
+        findings: file, line, field and problem of each mistake.
     """
 
     ui_color = "#f5d5d5"
@@ -464,5 +390,5 @@ class BrokenSpecsOperator(BaseOperator):
         self.findings = list(findings)
 
     def execute(self, context: Any) -> None:
-        """Say it, in the log and to notifiers."""
+        """Raise the mistakes, for the log and for notifiers."""
         raise _build_spec_error(self.findings)

@@ -1,8 +1,8 @@
-"""The Streams page: static files that ask this small JSON API every few seconds.
+"""The Streams page: static files, and the small JSON API that they ask every few seconds.
 
-Every route asks Airflow who is there and what they may see. There is no writing route: a restore or
-a pin is a DAG run, started through Airflow's own API, with its permissions, its audit log and its
-refusal of other sites' requests.
+Every route asks Airflow who the user is and what they may see. No route writes: a restore or a pin
+is a DAG run, started through Airflow's own API, with its permissions, its audit log and its refusal
+of other sites' requests.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError, TidegateError
 from tidegate.operators.airflow_db import STREAM_DAG_SUFFIX, AirflowQueries
+from tidegate.operators.errors import NO_STREAM
 from tidegate.operators.stream_view import (
     CHART_POINTS,
     CHECKPOINTS_PER_PAGE,
@@ -36,8 +37,8 @@ from tidegate.operators.stream_view import (
     build_unknown_row,
 )
 
-# The page loads nothing from anywhere else, runs no script but its own files, and only Airflow may
-# put it into a frame.
+# The page loads nothing from other sites, runs only its own scripts, and only Airflow may put it
+# into a frame.
 _PAGE_CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src"
     " 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
@@ -48,7 +49,7 @@ _PAGE_HEADERS: Final = {
     "Cache-Control": "no-cache",
     **_COMMON_HEADERS,
 }
-# Data Docs show values from the data: they may look as they like and run nothing.
+# Data Docs show values from the data, so they may have styles but run no scripts.
 _DOCS_CSP: Final = (
     "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors"
     " 'self'"
@@ -62,11 +63,11 @@ REQUIRE_STREAM_ACCESS = Depends(requires_access_dag("GET"))
 PositionParam = Annotated[str | None, Query(pattern=r"^\d{1,9}-\d{1,10}$")]
 
 
-def make_app(desk: AirflowQueries | None = None) -> FastAPI:
-    """The application behind `/tidegate`.
+def make_app(airflow: AirflowQueries | None = None) -> FastAPI:
+    """Return the application behind `/tidegate`.
 
     Args:
-        desk: what knows Airflow's DAGs, runs and connections.
+        airflow: reads Airflow's DAGs, runs and connections.
     """
     app = FastAPI(
         title="tidegate",
@@ -76,31 +77,42 @@ def make_app(desk: AirflowQueries | None = None) -> FastAPI:
         openapi_url=None,
     )
     app.add_exception_handler(TidegateError, _respond_with_error)
-    airflow = desk or AirflowQueries()
+    airflow = airflow or AirflowQueries()
     views = _StreamViews(airflow)
+    prefix = "/api/streams/{dag_id}"
+    app.include_router(_make_site_routes(views, airflow))
+    app.include_router(
+        _make_stream_routes(views, airflow), prefix=prefix, dependencies=[REQUIRE_STREAM_ACCESS]
+    )
+    return app
 
-    @app.get("/page")
+
+def _make_site_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter:
+    """The page itself, the list of streams, and the Data Docs."""
+    routes = APIRouter()
+
+    @routes.get("/page")
     def serve_page(request: Request) -> Response:
         return _serve_file("page.html", request)
 
-    @app.get("/assets/{name}")
+    @routes.get("/assets/{name}")
     def serve_asset(name: str, request: Request) -> Response:
         return _serve_file(name, request)
 
-    @app.get("/api/streams")
+    @routes.get("/api/streams")
     def list_streams(user: GetUserDep) -> dict[str, Any]:
         return {
             "at": time.time_ns() // 1_000_000,
             "streams": views.summaries(airflow.list_streams(user)),
         }
 
-    @app.get("/docs/{dag_id}/{path:path}", dependencies=[REQUIRE_STREAM_ACCESS])
+    @routes.get("/docs/{dag_id}/{path:path}", dependencies=[REQUIRE_STREAM_ACCESS])
     def serve_data_docs(dag_id: str, path: str) -> Response:
         pipeline = dag_id.removesuffix(".quality")
         key = f"{BucketLayout(pipeline).quality_prefix}docs/{path or 'index.html'}"
         dag = airflow.find_stream(f"{pipeline}{STREAM_DAG_SUFFIX}")
         if dag is None:
-            raise _build_no_stream_error(dag_id)
+            raise NO_STREAM(dag_id=dag_id)
         try:
             data = views.store_for(dag["conn_id"]).get(key).data
         except (NotFoundError, ValueError):
@@ -109,16 +121,11 @@ def make_app(desk: AirflowQueries | None = None) -> FastAPI:
             data, media_type=mimetypes.guess_type(key)[0] or "text/plain", headers=_DOCS_HEADERS
         )
 
-    app.include_router(
-        _make_stream_routes(views, airflow),
-        prefix="/api/streams/{dag_id}",
-        dependencies=[REQUIRE_STREAM_ACCESS],
-    )
-    return app
+    return routes
 
 
 def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRouter:
-    """What the page asks about one stream. The caller guards them."""
+    """What the page asks about one stream. The caller checks that the user may see it."""
     routes = APIRouter()
 
     def find_view(dag_id: str) -> StreamView:
@@ -127,7 +134,7 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
     def find_dag(dag_id: str) -> dict[str, Any]:
         dag = airflow.find_stream(dag_id)
         if dag is None:
-            raise _build_no_stream_error(dag_id)
+            raise NO_STREAM(dag_id=dag_id)
         return dag
 
     @routes.get("")
@@ -175,22 +182,19 @@ def _make_stream_routes(views: _StreamViews, airflow: AirflowQueries) -> APIRout
 
 
 def parse_pipeline_name(dag_id: str) -> str:
-    """`flights` of `flights.stream`.
+    """Return `flights` for `flights.stream`.
 
     Raises:
-        ConfigurationError: the DAG is none of ours.
+        ConfigurationError: the DAG does not belong to tidegate.
     """
     pipeline = dag_id.rpartition(".")[0]
     if not dag_id.endswith(STREAM_DAG_SUFFIX) or not pipeline:
-        raise _build_no_stream_error(dag_id)
+        raise NO_STREAM(dag_id=dag_id)
     return pipeline
 
 
 class _StreamViews:
-    """One view per pipeline, on one client for each store.
-
-    A client costs more than what a page asks of it.
-    """
+    """One view per pipeline, and one client per store, because clients are expensive."""
 
     def __init__(self, airflow: AirflowQueries) -> None:
         self._airflow, self._lock = airflow, threading.Lock()
@@ -214,45 +218,40 @@ class _StreamViews:
     def summaries(self, dags: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A row per stream.
 
-        Where the first of a store finds nobody at home, the others do not wait for the same
-        silence.
+        Where the first stream of a store finds that the store does not answer, the store's other
+        streams do not wait for the same time-out.
         """
         first: dict[str | None, dict[str, Any]] = {}
         for dag in dags:
             if dag["conn_id"] not in first:
                 first[dag["conn_id"]] = self._summarize_stream(dag)
-        return list(
-            self._pool.map(lambda dag: self._summarize_like(first[dag["conn_id"]], dag), dags)
-        )
+        rows = self._pool.map(lambda dag: self._summarize_like(first[dag["conn_id"]], dag), dags)
+        return list(rows)
 
     def _summarize_like(self, first: dict[str, Any], dag: dict[str, Any]) -> dict[str, Any]:
         if first["dag_id"] == dag["dag_id"]:
             return first
-        return (
-            {**first, **dag, "pipeline": parse_pipeline_name(dag["dag_id"])}
-            if first.get("away")
-            else self._summarize_stream(dag)
-        )
+        if first.get("away"):
+            return {**first, **dag, "pipeline": parse_pipeline_name(dag["dag_id"])}
+        return self._summarize_stream(dag)
 
     def _summarize_stream(self, dag: dict[str, Any]) -> dict[str, Any]:
         try:
-            found = self.view_for(dag).summary(dag["paused"], dag["unread"])
-        except (
-            ConfigurationError
-        ) as error:  # no such connection, or it names no store: the other streams have theirs
-            found = build_unknown_row(
-                parse_pipeline_name(dag["dag_id"]), error, dag["paused"], dag["unread"]
-            )
-        return {**found, **dag}
+            row = self.view_for(dag).summary(dag["paused"], dag["unread"])
+        except ConfigurationError as error:
+            # The connection is missing or names no store: the other streams are still shown.
+            pipeline = parse_pipeline_name(dag["dag_id"])
+            row = build_unknown_row(pipeline, error, dag["paused"], dag["unread"])
+        return {**row, **dag}
 
 
 def _serve_file(name: str, request: Request) -> Response:
-    """A file of the page; asked again with the same tag, only its being the same."""
+    """A file of the page; 304 if the browser has this version."""
     kind = _MEDIA_TYPES.get(name.rpartition(".")[2])
-    found = files("tidegate.operators").joinpath("web", name)
-    if kind is None or "/" in name or not found.is_file():
+    file = files("tidegate.operators").joinpath("web", name)
+    if kind is None or "/" in name or not file.is_file():
         raise HTTPException(404, f"no such file: {name}")
-    data = found.read_bytes()
+    data = file.read_bytes()
     headers = {**_PAGE_HEADERS, "ETag": f'"{hashlib.sha256(data).hexdigest()[:20]}"'}
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
@@ -266,12 +265,5 @@ def _parse_position(text: str | None) -> tuple[int, int] | None:
 
 def _respond_with_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, TidegateError)  # noqa: S101 - registered for this class only
-    return JSONResponse(
-        error.as_dict(), status_code=404 if isinstance(error, ConfigurationError) else 503
-    )
-
-
-def _build_no_stream_error(dag_id: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"there is no stream {dag_id!r}", code="page.no_stream", advice="see the list of streams"
-    )
+    status = 404 if isinstance(error, ConfigurationError) else 503
+    return JSONResponse(error.as_dict(), status_code=status)

@@ -1,6 +1,6 @@
-"""Airflow's hooks into the page and into what people do to tasks.
+"""Registers the Streams page, the task panel, and a task-state listener in API servers.
 
-Loaded by every Airflow process, so it imports nothing.
+Every Airflow process loads this module, so it imports nothing of the page or the database.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from airflow.plugins_manager import AirflowPlugin
 
 
 class _LazyApp:
-    """The ASGI application of `page.make_app`, made when somebody first asks for it."""
+    """The ASGI application of `page_api.make_app`, made at the first request."""
 
     def __init__(self) -> None:
         self._app: Any = None
@@ -29,7 +29,7 @@ _hookimpl = pluggy.HookimplMarker("airflow")
 
 
 class _TaskStateListener:
-    """Hears when a person ends a stream's task.
+    """Acts when a person ends a stream's task.
 
     Only the API server calls without a previous state, and only for a person.
     """
@@ -52,7 +52,7 @@ class _TaskStateListener:
 
 def _forward_mark(previous_state: Any, task: Any, state: str) -> None:
     if previous_state is None and task.task_id == "stream" and task.dag_id.endswith(".stream"):
-        from tidegate.operators.airflow_db import on_task_marked
+        from tidegate.operators.task_state_listener import on_task_marked
 
         on_task_marked(task, state)
 
@@ -61,12 +61,11 @@ _LISTENER = _TaskStateListener()
 
 
 class _ListenerMiddleware:
-    """Middleware that changes no request: by it only API servers listen.
+    """Middleware that changes no request; it registers the listener in API servers only.
 
-    A listener elsewhere would forbid DAGs of others.
-
-    Airflow's DAG processor refuses tasks with `end_from_trigger` as soon as any plugin names a
-    listener.
+    If the plugin named the listener, every process would have it, and Airflow's DAG processor
+    refuses tasks with `end_from_trigger` as soon as any plugin names a listener
+    (docs/decisions/0064-marks-are-heard-in-the-api-server.md).
     """
 
     def __init__(self, app: Any) -> None:
@@ -80,7 +79,7 @@ class _ListenerMiddleware:
 
 
 class TidegatePlugin(AirflowPlugin):
-    """One entry in the navigation, one panel beside the tasks of a stream, and ears in the API server."""
+    """What Airflow shows of tidegate: a page in the navigation, and panels at DAGs and tasks."""
 
     name = "tidegate"
     fastapi_root_middlewares = [  # noqa: RUF012 - declared so by Airflow

@@ -1,10 +1,8 @@
-"""A restore that another person has to approve.
+"""A restore that another person has to approve: the impact report is what they decide on.
 
-Who asks is not who decides, and the impact report is what is decided on.
-
-report     chooses and verifies the checkpoint; what would be rewound goes into the body of the
-question approve    Airflow's own human-in-the-loop; the answer stands in the trail recover
-refuses when whoever asked has approved, or when the stream is no longer what the report was about
+report     chooses and verifies the checkpoint; what would be rewound is the question's text
+approve    Airflow's own human-in-the-loop; the answer is kept in the audit document
+recover    refuses if the requester has approved, or if the stream has moved on since the report
 """
 
 from __future__ import annotations
@@ -12,31 +10,27 @@ from __future__ import annotations
 from typing import Any, Final
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
-from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from tidegate.checkpoints.restore import RestoreEvent, plan_restore, record_restore_event
-from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
 from tidegate.operators.recover_and_pin import (
     MAX_APPROVAL_DRIFT,
     choose_checkpoint,
     format_impact_report,
-    get_requester,
 )
 from tidegate.operators.store_access import StoreAccess
 
 REPORT_TASK_ID: Final = "report"
 
 
-class ReportRestoreOperator(BaseOperator):
-    """Verifies the checkpoint and says what going back to it would take back; a dry run ends here.
+class ReportRestoreOperator(PipelineOperator):
+    """Verifies the checkpoint and reports what a restore would take back; a dry run ends here.
 
     Args:
-        pipeline: name of the pipeline.
         checkpoint: as `RecoverOperator`'s; a template.
-        reason: kept in the trail; a template.
+        reason: kept in the audit document; a template.
         dry_run_only: a template that renders to `True` or `False`.
-        conn_id: Airflow connection of the store; None for the environment.
     """
 
     ui_color = "#f3d9cf"
@@ -45,29 +39,21 @@ class ReportRestoreOperator(BaseOperator):
     def __init__(
         self,
         *,
-        pipeline: str,
         checkpoint: str = "{{ params.checkpoint }}",
         reason: str = "{{ params.reason }}",
         dry_run_only: str = "{{ params.dry_run }}",
-        conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.pipeline, self.checkpoint, self.reason, self.conn_id = (
-            pipeline,
-            checkpoint,
-            reason,
-            conn_id,
-        )
-        self.dry_run_only = dry_run_only
+        self.checkpoint, self.reason, self.dry_run_only = checkpoint, reason, dry_run_only
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Plan; the text for the question and the head it is bound to are the task's result."""
-        log = SlotLog(StoreAccess.resolve(self.conn_id).open(), self.pipeline)
+        """Plan; the question's text and the head it is bound to are the task's result."""
+        log = self.open_log()
         target = choose_checkpoint(log, self.checkpoint)
         plan = plan_restore(log, target)
-        text = format_impact_report(plan)
-        self.log.info("%s", text)
+        report = format_impact_report(plan)
+        self.log.info("%s", report)
         if self.dry_run_only == "True":
             raise AirflowSkipException("dry run: nothing was changed, nobody is asked")
         who, request = get_requester(context), str(context["run_id"])
@@ -81,22 +67,19 @@ class ReportRestoreOperator(BaseOperator):
             head=plan.head,
             why=self.reason,
         )
-        bound = {"timeline": plan.timeline, "slot": plan.slot, "sha256": plan.sha256}
         return {
-            "text": _format_approval_question(text, who, self.reason),
+            "text": _format_approval_question(report, who, self.reason),
             "target": str(target),
-            "bound": bound,
+            "bound": {"timeline": plan.timeline, "slot": plan.slot, "sha256": plan.sha256},
             "who": who,
         }
 
 
 class ApproveRestoreOperator(ApprovalOperator):
-    """Asks another person.
+    """Asks another person, and keeps the answer in the bucket. A rejection ends the run.
 
-    The answer is kept in the bucket; a rejection ends the run without a restore.
-
-    An answer that meets the task in the instant it parks makes this try fail, although Airflow has
-    accepted it: so it is tried again, which asks again.
+    Airflow fails this try if the answer arrives in the moment in which the task is deferred, though
+    it has accepted the answer; so the task has retries, and a retry asks again.
     """
 
     def __init__(
@@ -108,12 +91,10 @@ class ApproveRestoreOperator(ApprovalOperator):
         **kwargs: Any,
     ) -> None:
         self.pipeline, self.conn_id = pipeline, conn_id
+        report = f"ti.xcom_pull(task_ids='{REPORT_TASK_ID}')"
         super().__init__(
-            subject=(
-                f"Restore {pipeline} to {{{{ ti.xcom_pull(task_ids='{REPORT_TASK_ID}')['target']"
-                " }}?"
-            ),
-            body=f"{{{{ ti.xcom_pull(task_ids='{REPORT_TASK_ID}')['text'] }}}}",
+            subject=f"Restore {pipeline} to {{{{ {report}['target'] }}}}?",
+            body=f"{{{{ {report}['text'] }}}}",
             assigned_users=[{"id": user, "name": user} for user in approvers] or None,
             **kwargs,
         )
@@ -122,22 +103,21 @@ class ApproveRestoreOperator(ApprovalOperator):
         """Keep the answer, then do what Airflow does with it."""
         if "error" not in event:
             person, chosen = event.get("responded_by_user") or {}, event["chosen_options"]
-            what = RestoreEvent.APPROVED if chosen == [self.APPROVE] else RestoreEvent.REJECTED
-            store = StoreAccess.resolve(self.conn_id).open()
+            answer = RestoreEvent.APPROVED if chosen == [self.APPROVE] else RestoreEvent.REJECTED
             record_restore_event(
-                store,
+                StoreAccess.resolve(self.conn_id).open(),
                 self.pipeline,
                 str(context["run_id"]),
-                what,
+                answer,
                 who=str(person.get("id") or "nobody"),
             )
         return super().execute_complete(context=context, event=event)
 
 
-def _format_approval_question(text: str, who: str, reason: str) -> str:
-    told = f"**{who}** asks for this restore: {reason or 'no reason given'}"
+def _format_approval_question(report: str, who: str, reason: str) -> str:
+    request = f"**{who}** asks for this restore: {reason or 'no reason given'}"
     binding = (
         f"The approval holds for this checkpoint and timeline, and for up to {MAX_APPROVAL_DRIFT}"
         " further epochs; then ask again."
     )
-    return f"{told}\n\n```\n{text}\n```\n\n{binding}"
+    return f"{request}\n\n```\n{report}\n```\n\n{binding}"

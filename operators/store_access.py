@@ -1,7 +1,4 @@
-"""How Airflow's processes reach the bucket.
-
-By an Airflow connection, or by the environment they were started with.
-"""
+"""How Airflow's processes reach the bucket: by an Airflow connection, or by their environment."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import Any
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError
+from tidegate.operators.errors import BAD_CONNECTION, NO_STORE
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,7 @@ class StoreAccess:
     Attributes:
         url: `s3://bucket/prefix` or a folder.
         environment: endpoint and keys; empty when the processes already have them. Never logged,
-            never an argument.
+            and never an argument of a process.
     """
 
     url: str
@@ -33,10 +30,10 @@ class StoreAccess:
 
     @classmethod
     def resolve(cls, conn_id: str | None = None) -> StoreAccess:
-        """From the Airflow connection, if one is named, else from `TIDEGATE_STORE` and its companions.
+        """Read the address from the named Airflow connection, or from `TIDEGATE_STORE`.
 
-        The connection: host or extra `endpoint`, login and password as keys, extra `store` with the
-        address, optional extra `region`.
+        A connection has the endpoint as host or extra `endpoint`, the keys as login and password,
+        the address as extra `store`, and optionally the extra `region`.
 
         Raises:
             ConfigurationError: no address is configured.
@@ -47,63 +44,44 @@ class StoreAccess:
             return cls.from_connection(Connection.get(conn_id))
         url = os.environ.get("TIDEGATE_STORE")
         if not url:
-            raise ConfigurationError(
-                "no store: TIDEGATE_STORE is not set for Airflow's processes",
-                code="airflow.no_store",
-                advice=(
-                    "set TIDEGATE_STORE=s3://bucket (and TIDEGATE_S3_*), or name a connection:"
-                    " build_dags(..., conn_id=...)"
-                ),
-            )
+            raise NO_STORE()
         return cls(url)
 
     @classmethod
-    def from_connection(cls, found: Any) -> StoreAccess:
-        """From a connection, however it was found.
-
-        Tasks and the API server find theirs in different ways.
+    def from_connection(cls, connection: Any) -> StoreAccess:
+        """Read the address from a connection; tasks and API server load theirs in different ways.
 
         Raises:
-            ConfigurationError: it names no store.
+            ConfigurationError: the connection names no store.
         """
-        extra = found.extra_dejson
+        extra = connection.extra_dejson
         if "store" not in extra:
-            raise ConfigurationError(
-                f"the connection {found.conn_id!r} has no 'store' in its extra",
-                code="airflow.bad_connection",
-                advice='set extra to {"store": "s3://bucket", "endpoint": "https://..."}',
-            )
-        wanted = {
-            "TIDEGATE_S3_ENDPOINT": extra.get("endpoint") or found.host,
+            raise BAD_CONNECTION(conn_id=connection.conn_id)
+        environment = {
+            "TIDEGATE_S3_ENDPOINT": extra.get("endpoint") or connection.host,
             "TIDEGATE_S3_REGION": extra.get("region"),
-            "TIDEGATE_S3_ACCESS_KEY": found.login,
-            "TIDEGATE_S3_SECRET_KEY": found.password,
+            "TIDEGATE_S3_ACCESS_KEY": connection.login,
+            "TIDEGATE_S3_SECRET_KEY": connection.password,
         }
-        return cls(str(extra["store"]), {key: str(value) for key, value in wanted.items() if value})
+        return cls(
+            str(extra["store"]), {key: str(value) for key, value in environment.items() if value}
+        )
 
     def open(self) -> Store:
         """Open the store. No request is made yet."""
         if not self.environment or not self.url.startswith("s3://"):
             return open_store(self.url)
         bucket, _, prefix = self.url.removeprefix("s3://").partition("/")
-        settings: dict[str, Any] = {"bucket": bucket, "prefix": prefix.strip("/")}
-        names = {
-            "endpoint": "ENDPOINT",
-            "region": "REGION",
-            "access_key": "ACCESS_KEY",
-            "secret_key": "SECRET_KEY",
-        }
-        found = {key: self.environment.get(f"TIDEGATE_S3_{name}") for key, name in names.items()}
-        return S3Store(
-            S3Settings.model_validate(
-                settings | {key: value for key, value in found.items() if value}
-            )
-        )
+        settings = {"bucket": bucket, "prefix": prefix.strip("/")}
+        for name in ("endpoint", "region", "access_key", "secret_key"):
+            if value := self.environment.get(f"TIDEGATE_S3_{name.upper()}"):
+                settings[name] = value
+        return S3Store(S3Settings.model_validate(settings))
 
     def open_shared(self) -> Store:
-        """The same store for everybody in this process who asks for it.
+        """Open the store once per process, because each S3 client costs 10 MB.
 
-        Each S3 client of its own costs 10 MB.
+        See docs/decisions/0060-triggers-share-one-store-client.md.
         """
         return _open_cached_store(self.url, tuple(sorted(self.environment.items())))
 
@@ -116,9 +94,9 @@ def _open_cached_store(url: str, environment: tuple[tuple[str, str], ...]) -> St
 def build_child_environment(
     access: StoreAccess, inherited: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment of a driver or check.
+    """Return the environment of a driver or check.
 
-    The caller's without Airflow's own settings and secrets, plus the store's keys.
+    That is the caller's without Airflow's settings and secrets, plus the store's keys.
     """
     kept = {
         key: value
@@ -129,5 +107,5 @@ def build_child_environment(
 
 
 def get_tidegate_home() -> Path:
-    """`TIDEGATE_HOME`: logs of drivers and whatever else must outlive a task."""
+    """Return `TIDEGATE_HOME`, the folder for drivers' logs and all else that outlives a task."""
     return Path(os.environ.get("TIDEGATE_HOME") or Path.home() / ".tidegate").absolute()

@@ -1,20 +1,18 @@
-"""The supervising task of a stream.
+"""The supervising task of a stream: adopt or launch a driver, sleep while a trigger watches, act.
 
-Adopt or launch a driver, sleep while a trigger watches, act on what it saw.
+    execute   the stream shall run: adopt the live driver, wherever it was started, or launch one;
+              then defer to the trigger
+    resume    lost, stalled      launch again, without using up a retry of the task, as long as new
+                                 checkpoints are sealed
+              failed             poison and configuration fail the task at once; others are launched
+                                 again
+              stopped, finished  end green if this was intended, else launch again
+              live               this run is old enough: the next one adopts the driver, so that
+                                 Airflow's history stays readable
 
-    execute   the stream shall run: adopt the live driver, wherever it came from, else launch one;
-        then defer
-    resume    lost, stalled     launch anew, without using up a retry of the task, as long as
-    checkpoints go on
-              failed            poison and configuration fail the task at once; transient ones are
-              tried again fenced            somebody else drives: adopt that one stopped, finished
-              end green, if this was intended; else launch anew live              this run is old
-              enough: the next one adopts the driver, so that history stays readable
-
-The truth stays in the bucket (lease, log, desired.json); nothing here has to survive but what the
-trigger carries, and that the run said `run` once, which Airflow's task state store keeps from try
-to try. A bucket that has forgotten the stream after that is a fault, never a stop: somebody wiped
-it, or put another in its place.
+The truth stays in the bucket (lease, log, desired.json). Only two things are kept here: what the
+trigger carries, and in Airflow's task state store that this run has set the desired state to run.
+If the bucket has forgotten the stream after that, it was wiped or replaced: an error, not a stop.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import DagRunTriggerException
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
@@ -42,12 +39,13 @@ from tidegate.checkpoints.driver_reports import DriverLog, delete_old_logs, read
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.pipeline_identity import read_identity
+from tidegate.checkpoints.pipeline_overview import PipelineState
 from tidegate.checkpoints.shared_documents import read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError, TransientError
+from tidegate.errors import TransientError
 from tidegate.operators import airflow_metrics
-from tidegate.operators.child_processes import DriverLostError, build_retry_policy, rebuild_error
+from tidegate.operators.child_processes import build_retry_policy, rebuild_error
 from tidegate.operators.driver_launch import (
     LaunchedDriver,
     make_launcher,
@@ -55,20 +53,20 @@ from tidegate.operators.driver_launch import (
     tail_log_file,
 )
 from tidegate.operators.driver_shutdown import find_stop_request, terminate_driver
-from tidegate.operators.liveness import LivenessLimits, Observation, StreamLiveness, needs_person
-from tidegate.operators.store_access import StoreAccess
+from tidegate.operators.errors import BUCKET_WIPED, DRIVER_LOST
+from tidegate.operators.liveness import LivenessLimits, Observation, needs_person
+from tidegate.operators.pipeline_operator import PipelineOperator, get_requester
 from tidegate.operators.trigger import StreamTrigger
 
 _RUN_DECLARED_KEY = "said_run"  # key in the task state store
 
-MAX_RELAUNCHES = (
-    3  # in a row without a new checkpoint; then Airflow's own retries and their delay take over
-)
+# In a row without a new checkpoint; then Airflow's own retries and their delay take over.
+MAX_RELAUNCHES = 3
 
 
 @dataclass(frozen=True)
 class RelaunchBudget:
-    """How often the driver was launched since the last progress.
+    """How often the driver was launched since the last progress. Deferred tasks carry this.
 
     Attributes:
         checkpoint: newest checkpoint when it was last launched.
@@ -79,20 +77,20 @@ class RelaunchBudget:
     relaunches: int = 0
 
     def after_loss(self, newest: str | None) -> RelaunchBudget:
-        """The budget after one more loss."""
+        """Return the budget after one more loss."""
         if newest != self.checkpoint:
             return RelaunchBudget(newest, 1)
         return replace(self, relaunches=self.relaunches + 1)
 
     @property
     def exhausted(self) -> bool:
-        """Launching again by ourselves makes no sense."""
+        """Whether this task must not launch the driver again by itself."""
         return self.relaunches > MAX_RELAUNCHES
 
 
 @dataclass(frozen=True)
 class RunMemory:
-    """What the run knows of itself, through all of its resumes.
+    """What the run remembers through all of its resumes. Deferred tasks carry this.
 
     Attributes:
         uid: identity of the pipeline in the bucket; None before its first driver has made one.
@@ -103,14 +101,11 @@ class RunMemory:
     due: int | None = None
 
 
-class StreamOperator(BaseOperator):
-    """Runs a pipeline's driver and stays with it until the driver itself says that it is done.
+class StreamOperator(PipelineOperator):
+    """Runs a pipeline's driver and stays with it until the driver itself reports its end.
 
     Args:
-        pipeline: name of the pipeline.
-        spec: path of its YAML file, as the workers see it.
         recover_to: `latest`, `latest_healthy` or a checkpoint id.
-        conn_id: Airflow connection of the store; None for the environment (`TIDEGATE_STORE`).
         stall_after: seconds without a finished step that count as stalled.
         start_timeout: seconds from launch to the lease.
         rotate_after: seconds after which the next run takes over the driver; None for one endless
@@ -125,10 +120,7 @@ class StreamOperator(BaseOperator):
     def __init__(
         self,
         *,
-        pipeline: str,
-        spec: str,
         recover_to: str = "latest",
-        conn_id: str | None = None,
         stall_after: float = 120.0,
         start_timeout: float = 180.0,
         rotate_after: float | None = None,
@@ -138,55 +130,33 @@ class StreamOperator(BaseOperator):
         kwargs.setdefault("retry_delay", timedelta(seconds=5))
         kwargs.setdefault("retry_policy", build_retry_policy(kwargs["retry_delay"]))
         super().__init__(**kwargs)
-        self.pipeline, self.spec, self.recover_to, self.conn_id = (
-            pipeline,
-            spec,
-            recover_to,
-            conn_id,
-        )
-        self.stall_after, self.start_timeout, self.rotate_after = (
-            stall_after,
-            start_timeout,
-            rotate_after,
-        )
-        self.submit = submit
+        self.recover_to, self.submit = recover_to, submit
+        self.stall_after, self.start_timeout = stall_after, start_timeout
+        self.rotate_after = rotate_after
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Adopt or launch, then defer."""
-        access = StoreAccess.resolve(self.conn_id)
-        store = access.open()
-        desired, memory = (
-            read_desired_state(store, self.pipeline).state,
-            context["task_state_store"],
-        )
-        # A try that Airflow ended before it came here said nothing: then this one is the first.
+        store, task_state = self.resolve_access().open(), context["task_state_store"]
+        desired = read_desired_state(store, self.pipeline).state
+        # If Airflow ended an earlier try before it declared the run, this try is the first one.
         if (
             desired is DesiredState.STOPPED
             and _is_automatic_retry(context["ti"], self.retries or 0)
-            and memory.get(_RUN_DECLARED_KEY)
+            and task_state.get(_RUN_DECLARED_KEY)
         ):
             refuse_wiped_bucket(store, self.pipeline, RunMemory())
             return self._end_run("the stream was stopped while this task waited for its retry")
         if desired is not DesiredState.RECOVERING:
-            set_desired_state(
-                store,
-                self.pipeline,
-                DesiredState.RUN,
-                who=_get_requester(context),
-                why=f"run {context['run_id']}",
-            )
-        memory.set(_RUN_DECLARED_KEY, True, retention=NEVER_EXPIRE)
+            who, why = get_requester(context), f"run {context['run_id']}"
+            set_desired_state(store, self.pipeline, DesiredState.RUN, who=who, why=why)
+        task_state.set(_RUN_DECLARED_KEY, True, retention=NEVER_EXPIRE)
         due = (
             None
             if self.rotate_after is None
             else SYSTEM_CLOCK.wall_ticks() + round(self.rotate_after * 1e6)
         )
-        return self._adopt_or_launch(
-            access,
-            store,
-            RelaunchBudget(_read_newest_checkpoint(store, self.pipeline)),
-            RunMemory(due=due),
-        )
+        budget = RelaunchBudget(_read_newest_checkpoint(store, self.pipeline))
+        return self._adopt_or_launch(store, budget, RunMemory(due=due))
 
     def resume(
         self,
@@ -196,57 +166,54 @@ class StreamOperator(BaseOperator):
         budget: dict[str, Any],
         past: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Act on what the trigger saw."""
-        seen, known = Observation.from_dict(event), RunMemory(**(past or {}))
-        access = StoreAccess.resolve(self.conn_id)
-        store = access.open()
-        self.log.info("%s: %s", seen.state.value, seen.why)
-        refuse_wiped_bucket(store, self.pipeline, known)
-        if seen.state is StreamLiveness.LIVE:
+        """Act on what the trigger saw. Airflow's database has this name and these arguments."""
+        seen, memory = Observation.from_dict(event), RunMemory(**(past or {}))
+        store = self.resolve_access().open()
+        self.log.info("%s: %s", event["state"], seen.why)
+        refuse_wiped_bucket(store, self.pipeline, memory)
+        if seen.state is PipelineState.RUNNING:
             return self._hand_over_driver(context, seen.why)
         process = LaunchedDriver.from_dict(launched) if launched else None
         self._show_driver_log(store, process)
-        if seen.state is StreamLiveness.FINISHED:
-            set_desired_state(
-                store, self.pipeline, DesiredState.STOPPED, who="airflow", why=seen.why
-            )
+        self._keep_intended_end(store, seen)
+        if seen.state is PipelineState.FINISHED:
             return self._end_run(seen.why)
-        request = (
-            find_stop_request(store, self.pipeline, seen.token)
-            if seen.state is StreamLiveness.STOPPED
-            else None
-        )
-        if request is not None:
-            set_desired_state(
-                store, self.pipeline, DesiredState.STOPPED, who=request.who, why=request.why
-            )
         if read_desired_state(store, self.pipeline).state is DesiredState.STOPPED:
             return self._end_run(f"the stream is meant to be stopped, and {seen.why}")
-        if needs_person(seen):
+        if seen.state is PipelineState.FAILED and needs_person(seen.error):
             error = rebuild_error(seen.error)
             self.log.error("%s", error)
             raise error
-        left = RelaunchBudget(**budget).after_loss(_read_newest_checkpoint(store, self.pipeline))
-        if left.exhausted:
-            raise DriverLostError(
-                f"{seen.why}; launched {MAX_RELAUNCHES + 1} times without a new checkpoint",
-                code="airflow.driver_lost",
-                pipeline=self.pipeline,
-                kept="everything sealed so far",
-                advice=(
-                    "read the driver's log:"
-                    f" {process.log if process else 'on the host that ran it'}"
-                ),
+        newest = _read_newest_checkpoint(store, self.pipeline)
+        remaining = RelaunchBudget(**budget).after_loss(newest)
+        if remaining.exhausted:
+            log = process.log if process else "on the host that ran it"
+            raise DRIVER_LOST(
+                pipeline=self.pipeline, why=seen.why, launches=MAX_RELAUNCHES + 1, log=log
             )
-        if seen.state is not StreamLiveness.FAILED:
-            self._remove_wedged_driver(store, process)
-        return self._adopt_or_launch(access, store, left, known)
+        if seen.state is not PipelineState.FAILED:
+            # A wedged driver, and the rest of its process group, must end before the next starts.
+            self.log.info("%s", terminate_driver(store, self.pipeline, self.log.info))
+            if process is not None:
+                send_signal(process.leader, SIGKILL, group=True)
+        return self._adopt_or_launch(store, remaining, memory)
+
+    def _keep_intended_end(self, store: Store, seen: Observation) -> None:
+        """Set the desired state to stopped if the driver finished or a person stopped it."""
+        who, why = "airflow", seen.why
+        if seen.state is not PipelineState.FINISHED:
+            request = (
+                find_stop_request(store, self.pipeline, seen.token)
+                if seen.state is PipelineState.STOPPED
+                else None
+            )
+            if request is None:
+                return
+            who, why = request.who, request.why
+        set_desired_state(store, self.pipeline, DesiredState.STOPPED, who=who, why=why)
 
     def _hand_over_driver(self, context: Any, why: str) -> dict[str, Any]:
-        """End this run while the driver goes on.
-
-        The next run, queued before this one ends, adopts it.
-        """
+        """End this run while the driver goes on; the next run, queued before, adopts it."""
         if context["ti"].get_dr_count(dag_id=self.dag_id, states=["queued"]) > 0:
             return self._end_run(f"{why}; another run is queued already")
         raise DagRunTriggerException(
@@ -264,115 +231,83 @@ class StreamOperator(BaseOperator):
         )
 
     def _adopt_or_launch(
-        self, access: StoreAccess, store: Store, budget: RelaunchBudget, past: RunMemory
+        self, store: Store, budget: RelaunchBudget, memory: RunMemory
     ) -> dict[str, Any]:
-        past = replace(past, uid=past.uid or read_identity(store, self.pipeline))
+        memory = replace(memory, uid=memory.uid or read_identity(store, self.pipeline))
         lease = read_lease(store, self.pipeline)
-        if lease is not None and not lease.is_free and lease.holder is not None:
+        if lease is not None and lease.holder is not None and not lease.is_free:
+            holder = lease.holder
             self.log.info(
                 "adopting the driver with pid %s on %s, token %s",
-                lease.holder.pid,
-                lease.holder.host,
+                holder.pid,
+                holder.host,
                 lease.token,
             )
             airflow_metrics.record_adoption(self.pipeline)
-            return self._defer_to_trigger(None, lease.token, budget, past)
+            return self._defer_to_trigger(None, lease.token, budget, memory)
         if read_desired_state(store, self.pipeline).state is DesiredState.RECOVERING:
             self.log.info("a recovery is under way: waiting for its end")
-            return self._defer_to_trigger(None, lease.token if lease else 0, budget, past)
-        self.log.info(
-            "launching a driver from %s (recover_to: %s)",
-            budget.checkpoint or "the beginning",
-            self.recover_to,
-        )
+            return self._defer_to_trigger(None, lease.token if lease else 0, budget, memory)
+        start = budget.checkpoint or "the beginning"
+        self.log.info("launching a driver from %s (recover_to: %s)", start, self.recover_to)
         launched = make_launcher(self.submit).launch(
-            self.pipeline, self.spec, access, self.recover_to
+            self.pipeline, self.spec, self.resolve_access(), self.recover_to
         )
         self.log.info("launched attempt %s, log %s", launched.attempt, launched.log)
         airflow_metrics.record_launch(self.pipeline, replaces=budget.relaunches > 0)
-        return self._defer_to_trigger(launched, lease.token + 1 if lease else 1, budget, past)
+        return self._defer_to_trigger(launched, lease.token + 1 if lease else 1, budget, memory)
 
     def _defer_to_trigger(
-        self, launched: LaunchedDriver | None, floor: int, budget: RelaunchBudget, past: RunMemory
+        self, launched: LaunchedDriver | None, floor: int, budget: RelaunchBudget, memory: RunMemory
     ) -> dict[str, Any]:
         process = launched.as_dict() if launched else None
-        rules = asdict(
-            LivenessLimits(start_timeout=self.start_timeout, stall_after=self.stall_after)
-        )
+        limits = LivenessLimits(start_timeout=self.start_timeout, stall_after=self.stall_after)
         trigger = StreamTrigger(
             pipeline=self.pipeline,
             floor=floor,
             conn_id=self.conn_id,
             launched=process,
-            rules=rules,
-            due=past.due,
+            rules=asdict(limits),
+            due=memory.due,
         )
-        remembered = {"launched": process, "budget": asdict(budget), "past": asdict(past)}
+        remembered = {"launched": process, "budget": asdict(budget), "past": asdict(memory)}
         self.defer(trigger=trigger, method_name="resume", kwargs=remembered)
         return {}  # never reached: defer leaves by an exception
 
-    def _remove_wedged_driver(self, store: Store, process: LaunchedDriver | None) -> None:
-        """A wedged driver must be gone before the next one starts, and so must what it left of its process group."""
-        self.log.info("%s", terminate_driver(store, self.pipeline, say=self.log.info))
-        if process is not None:
-            send_signal(process.leader, SIGKILL, group=True)
-
     def _show_driver_log(self, store: Store, process: LaunchedDriver | None) -> None:
-        """The end of the driver's log for the task's own.
-
-        What the driver could not send any more is sent by now.
-        """
+        """Copy the end of the driver's log into the task's, and what is missing to the bucket."""
         if process is None:
             return
         lines = tail_log_file(process.log)
         with suppress(TransientError):
             DriverLog(store, self.pipeline, process.attempt, Path(process.log)).send_new_pieces()
             delete_old_logs(store, self.pipeline)
-            lines = lines or read_log_tail(
-                store, self.pipeline, process.attempt, 20
-            )  # it ran on another worker's host
-        where = (
-            f"{process.log}, in the bucket"
-            f" {BucketLayout(self.pipeline).logs_prefix}{process.attempt}/"
-        )
+            # Without a file here, the driver ran on another worker's host.
+            lines = lines or read_log_tail(store, self.pipeline, process.attempt, 20)
+        folder = f"{BucketLayout(self.pipeline).logs_prefix}{process.attempt}/"
+        where = f"{process.log}, in the bucket {folder}"
         self.log.info("end of the driver's log (%s):\n%s", where, "\n".join(lines))
 
     def _end_run(self, why: str) -> dict[str, Any]:
         self.log.info("ending: %s", why)
-        store = StoreAccess.resolve(self.conn_id).open()
-        return {
-            "pipeline": self.pipeline,
-            "why": why,
-            "checkpoint": _read_newest_checkpoint(store, self.pipeline),
-        }
+        newest = _read_newest_checkpoint(self.resolve_access().open(), self.pipeline)
+        return {"pipeline": self.pipeline, "why": why, "checkpoint": newest}
 
 
-def refuse_wiped_bucket(store: Store, pipeline: str, past: RunMemory) -> None:
-    """Refuse to go on, and to end green, when the bucket no longer knows a stream that this run has seen running.
+def refuse_wiped_bucket(store: Store, pipeline: str, memory: RunMemory) -> None:
+    """Refuse to go on, or to end green, if the bucket has forgotten a stream that this run saw.
 
     Raises:
         ConfigurationError: desired.json, which the run wrote itself, is gone, or the identity is
             gone or another one.
     """
-    said, _ = read_document(store, BucketLayout(pipeline).desired_key, DesiredDocument)
+    desired, _ = read_document(store, BucketLayout(pipeline).desired_key, DesiredDocument)
     uid = read_identity(store, pipeline)
-    if said is not None and past.uid in (None, uid):
-        return
-    gone = (
-        f"its identity is {uid or 'gone'}, it was {past.uid}"
-        if past.uid not in (None, uid)
-        else "its desired.json is gone"
-    )
-    raise ConfigurationError(
-        f"the bucket no longer knows {pipeline}, which this run has seen running: {gone}",
-        code="airflow.bucket_wiped",
-        pipeline=pipeline,
-        kept="what is left in the bucket; no driver was started",
-        advice=(
-            "restore the bucket or point Airflow at the right one; to begin from nothing, start a"
-            " new run"
-        ),
-    )
+    if memory.uid not in (None, uid):
+        change = f"its identity is {uid or 'gone'}, it was {memory.uid}"
+        raise BUCKET_WIPED(pipeline=pipeline, change=change)
+    if desired is None:
+        raise BUCKET_WIPED(pipeline=pipeline, change="its desired.json is gone")
 
 
 def _read_newest_checkpoint(store: Store, pipeline: str) -> str | None:
@@ -380,10 +315,6 @@ def _read_newest_checkpoint(store: Store, pipeline: str) -> str | None:
     return str(checkpoint) if checkpoint else None
 
 
-def _get_requester(context: Any) -> str:
-    return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")
-
-
 def _is_automatic_retry(task: Any, retries: int) -> bool:
-    """A retry by Airflow itself; a person's clear raises `max_tries` above the operator's own."""
+    """Whether Airflow retries by itself; clearing raises `max_tries` above the operator's."""
     return int(task.try_number) > 1 and int(task.max_tries) <= retries

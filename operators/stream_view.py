@@ -1,13 +1,10 @@
-"""What the page shows of one stream, read from the bucket.
-
-Plain data, times in milliseconds since 1970.
-"""
+"""What the page shows of one stream: plain data, times in milliseconds since 1970."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -19,13 +16,13 @@ from tidegate.checkpoints.checkpoint_catalog import (
     build_health_check,
     diff_checkpoints,
 )
-from tidegate.checkpoints.desired_state import read_desired_state
 from tidegate.checkpoints.driver_reports import count_waiting_messages
 from tidegate.checkpoints.driver_requests import list_pending_requests
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.lease import LeaseObserver, LeaseView
+from tidegate.checkpoints.lease import LeaseObserver
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
-from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.pins import Roots, RootsFile
+from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState, read_overview
 from tidegate.checkpoints.restore import plan_restore, read_restore_audits
 from tidegate.checkpoints.slot_index import SlotIndex, SlotSummary
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotContents, SlotLog
@@ -40,44 +37,43 @@ from tidegate.operators.chart_data import (
     read_sketches,
     to_milliseconds,
 )
-from tidegate.operators.diagnosis import describe_state, diagnose_stream, pick_worst_tone
-from tidegate.operators.liveness import read_flat_status
+from tidegate.operators.diagnosis import diagnose_stream, explain_state, pick_worst_tone
 
-CHART_POINTS: Final = (
-    120  # epochs in the charts: more than pixels need, few enough to be read in a moment
-)
-CHECKPOINTS_PER_PAGE: Final = 25  # checkpoints in one answer
+# Epochs in the charts: more than pixels need, few enough to be read in a moment.
+CHART_POINTS: Final = 120
+CHECKPOINTS_PER_PAGE: Final = 25
 READ_WORKERS: Final = 8
 BARRIERS_SHOWN: Final = 60
-_QUALITY_FRESH_SECONDS: Final = 15.0  # seconds; a verdict is minutes old when it is new
-_BARRIER_LOOK_BACK: Final = (
-    2_000  # epochs searched for barriers when the page is first asked for; four pages of the index
-)
+_QUALITY_FRESH_SECONDS: Final = 15.0  # a verdict is minutes old when it is new
+# Epochs searched for barriers when the page is first asked for: four pages of the index.
+_BARRIER_LOOK_BACK: Final = 2_000
 
 T = TypeVar("T")
+_Position = tuple[int, int]  # timeline and slot
 _SeenEpoch = tuple[dict[str, Any], SlotSummary, LatenessSketches]
 
 
 def build_unknown_row(
     pipeline: str, error: TidegateError, paused: bool = False, unread: str | None = None
 ) -> dict[str, Any]:
-    """The row of a stream whose store says nothing: that is a state like any other."""
-    found = {
-        "pipeline": pipeline,
-        "state": "unknown",
-        "why": error.message,
-        "away": isinstance(error, TransientError),
-    }
-    return _add_findings({**found, "paused": paused, "unread": unread})
+    """Return the row of a stream whose store does not answer or is not configured."""
+    return _add_findings(
+        {
+            "pipeline": pipeline,
+            "state": PipelineState.UNKNOWN.word_for("page"),
+            "why": error.message,
+            "away": isinstance(error, TransientError),
+            "paused": paused,
+            "unread": unread,
+        }
+    )
 
 
 class StreamView:
     """Reads one stream.
 
-    Remembers what cannot change, so that a refresh costs a handful of small GETs.
-
-    Safe to use from several threads; whoever asks within `fresh` seconds shares one look at the
-    bucket.
+    Remembers what cannot change, so that a refresh costs a handful of small GETs. Safe to use from
+    several threads; requests within `fresh` seconds share one look at the bucket.
     """
 
     def __init__(
@@ -88,16 +84,16 @@ class StreamView:
         self._index = SlotIndex(self.log, workers=READ_WORKERS)
         self._watch = LeaseObserver(store, pipeline, clock)
         self._fresh, self._clock = fresh, clock
-        self._seen: dict[tuple[int, int], _SeenEpoch | None] = {}
-        self._barriers: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self._seen: dict[_Position, _SeenEpoch | None] = {}
+        self._barriers: dict[_Position, list[dict[str, Any]]] = {}
         self._searched: int | None = None  # the timeline whose past was searched for barriers
         self._forks: tuple[int, list[LineageSegment], list[ForkRecord]] | None = None
         self._verified: dict[str, dict[str, Any]] = {}
-        self._kept: dict[str, tuple[float, Any]] = {}
+        self._shared: dict[str, tuple[float, Any]] = {}
         self._lock = threading.RLock()
 
     def summary(self, paused: bool = False, unread: str | None = None) -> dict[str, Any]:
-        """One row of the list. A store that does not answer is a state like any other.
+        """Return the stream's row of the list, also if the store does not answer.
 
         Args:
             paused: whether its DAG is.
@@ -105,162 +101,153 @@ class StreamView:
         """
         try:
             with self._lock:
-                found = self._read_shared("summary", lambda: self._read_summary(self.log.head()))
+                row = self._read_shared("summary", lambda: self._read_summary(self.log.head()))
         except TidegateError as error:
             return build_unknown_row(self.pipeline, error, paused, unread)
-        return _add_findings({**found, "paused": paused, "unread": unread})
+        return _add_findings({**row, "paused": paused, "unread": unread})
 
     def detail(
         self,
         paused: bool = False,
-        since: tuple[int, int] | None = None,
+        since: _Position | None = None,
         span: int = CHART_POINTS,
         unread: str | None = None,
     ) -> dict[str, Any]:
-        """Everything about the stream but older checkpoints.
+        """Return everything about the stream except older checkpoints.
 
         Args:
             paused: whether its DAG is.
             unread: as for `summary`.
-            since: (timeline, slot) of the newest point the caller has; only newer ones are sent
-                when it is still good.
+            since: the newest point that the caller has; if its timeline is still the current one,
+                only newer points are sent.
             span: how many epochs back the charts reach, 0 for all; at most `CHART_POINTS` of them
                 are drawn.
         """
         with self._lock:
             head = self.log.head()
-            found = self._read_shared("detail", lambda: self._read_detail(head))
+            detail = self._read_shared("detail", lambda: self._read_detail(head))
             recent = self._recent_points(head)
             points = recent if span == CHART_POINTS else self._sampled_points(head, span)
             partial = since is not None and since[0] == head.timeline and span == CHART_POINTS
-            newer = [
-                point
-                for point in points
-                if since is None or not partial or point["slot"] > since[1]
-            ]
+            if since is not None and partial:
+                points = [point for point in points if point["slot"] > since[1]]
             return _add_findings(
-                {**found, "paused": paused, "unread": unread, "points": newer, "partial": partial}
+                {**detail, "paused": paused, "unread": unread, "points": points, "partial": partial}
             )
 
     def checkpoint_page(
         self,
-        before: tuple[int, int] | None = None,
+        before: _Position | None = None,
         *,
         limit: int = CHECKPOINTS_PER_PAGE,
         abandoned: bool = False,
     ) -> dict[str, Any]:
-        """A page of the checkpoint table, newest first.
+        """Return a page of the checkpoint table, newest first.
 
         Args:
-            before: (timeline, slot) of the last row of the page before this one, as `next` said.
+            before: the last row of the previous page, as its `next` said.
             limit: rows of a page.
             abandoned: those that restores have left behind, instead of the current lineage.
         """
         with self._lock:
             head = self.log.head()
             source = self._iterate_abandoned(head) if abandoned else self._iterate_lineage(head)
-            rows = list(
-                islice(
-                    (
-                        row
-                        for row in source
-                        if before is None or _is_past_cursor(row, before, abandoned)
-                    ),
-                    limit + 1,
-                )
+            rest = (
+                row for row in source if before is None or _is_past_cursor(row, before, abandoned)
             )
-            pins, condemned = self._read_pins()
-            well = (
+            rows = list(islice(rest, limit + 1))
+            roots = RootsFile(self.store, self.pipeline).read()
+            is_healthy = (
                 build_health_check(self.store, self.pipeline)
                 if self._read_quality() is not None
                 else None
             )
         shown = [
-            self._build_checkpoint_row(row, pins, condemned, well, not abandoned)
+            {
+                **self._describe_checkpoint(row, roots),
+                "healthy": (
+                    is_healthy(CheckpointId.parse(row.id or ""))
+                    if is_healthy and row.kind == "epoch"
+                    else None
+                ),
+                "on_lineage": not abandoned,
+            }
             for row in rows[:limit]
         ]
         more = [rows[limit - 1].timeline, rows[limit - 1].slot] if len(rows) > limit else None
         return {"rows": shown, "next": more, "newest": head.slot}
 
     def restore_impact(self, checkpoint: str) -> dict[str, Any]:
-        """What a restore to this checkpoint would take back."""
+        """Return what a restore to this checkpoint would take back."""
         plan = plan_restore(self.log, CheckpointCatalog(self.log).resolve(checkpoint))
         return {**plan.model_dump(), "since": to_milliseconds(plan.since)}
 
     def diff(self, left: str, right: str) -> dict[str, Any]:
-        """What differs between two checkpoints; names and pins are resolved."""
+        """Return what differs between two checkpoints; names and pins are resolved."""
         catalog = CheckpointCatalog(self.log)
-        return diff_checkpoints(
-            *(catalog.read_manifest(catalog.resolve(name)) for name in (left, right))
-        ).model_dump()
+        manifests = (catalog.read_manifest(catalog.resolve(name)) for name in (left, right))
+        return diff_checkpoints(*manifests).model_dump()
 
     def verify(self, checkpoint: str) -> dict[str, Any]:
-        """Whether everything a checkpoint needs is there in the right size.
+        """Check that everything a checkpoint needs is there in the right size.
 
-        Checksums are left to the restore itself.
+        The restore itself also compares checksums.
         """
         target = CheckpointId.parse(checkpoint)
         result = verify_checkpoint(self.log, target, checksums=False).model_dump(mode="json")
-        self._verified[checkpoint] = {
-            "verdict": result["verdict"],
-            "at": time.time_ns() // 1_000_000,
-        }
+        at = time.time_ns() // 1_000_000
+        self._verified[checkpoint] = {"verdict": result["verdict"], "at": at}
         return result
 
-    # What does not change from one second to the next is read once for everybody.
+    # What does not change from one second to the next is read once for all requests.
 
-    def _read_shared(self, name: str, look: Callable[[], T], fresh: float | None = None) -> T:
-        known = self._kept.get(name)
+    def _read_shared(self, name: str, read: Callable[[], T], fresh: float | None = None) -> T:
+        cached = self._shared.get(name)
         now = self._clock.monotonic()
-        if known is not None and now - known[0] < (self._fresh if fresh is None else fresh):
-            found: T = known[1]
-            return found
+        if cached is not None and now - cached[0] < (self._fresh if fresh is None else fresh):
+            value: T = cached[1]
+            return value
         try:
-            found = look()
+            value = read()
         except TransientError:
-            # The drivers could not renew either: their silence must not be counted from before the
-            # outage.
+            # The drivers could not renew their leases either: silence is timed from the store's
+            # return on.
             self._watch = LeaseObserver(self.store, self.pipeline, self._clock)
             raise
-        self._kept[name] = (now, found)
-        return found
+        self._shared[name] = (now, value)
+        return value
 
     def _read_summary(self, head: LogHead) -> dict[str, Any]:
-        lease = self._watch.observe()
-        alive = not self._watch.is_expired(lease)
-        status = read_flat_status(self.store, self.pipeline) or {}
-        desired = read_desired_state(self.store, self.pipeline)
-        state, why = describe_state(desired, alive, lease, status)
-        manifest = head.record
-        current = lease is not None and status.get("token") == lease.token
+        overview = read_overview(self.log, self._watch, head)
+        driver, desired, newest = overview.driver, overview.desired, overview.newest
+        alive = not driver.lease_expired
+        live_facts = driver.facts if alive else {}
         return {
             "pipeline": self.pipeline,
-            "state": state,
-            "why": why,
+            "state": overview.state.word_for("page"),
+            "why": explain_state(overview),
             "desired": {
                 "state": desired.state.value,
                 "who": desired.who,
                 "why": desired.why,
                 "at": desired.at // 1000,
             },
-            "driver": _describe_driver(lease) if alive else None,
-            "step": status.get("step") if alive else None,
-            "unpublished": status.get("unpublished") if current else None,
-            "trouble": _format_error(status.get("trouble")) if alive and current else None,
-            "silent": (
-                {name: ticks // 1_000_000 for name, ticks in (status.get("silent") or {}).items()}
-                if alive and current
-                else {}
-            ),
-            "lag": count_waiting_messages(status) if alive and current else {},
-            "late_uploads": (status.get("late_uploads") or {}) if alive and current else {},
-            "holder": _describe_frontier_holder(status, manifest),
-            "error": status.get("error") if current else None,
-            "checkpoint": str(manifest.id) if manifest else None,
+            "driver": _describe_driver(driver) if alive else None,
+            "step": driver.last_report.step if alive and driver.last_report else None,
+            "unpublished": driver.facts.get("unpublished"),
+            "trouble": _format_error(live_facts.get("trouble")),
+            "silent": {
+                name: ticks // 1_000_000 for name, ticks in (live_facts.get("silent") or {}).items()
+            },
+            "lag": count_waiting_messages(live_facts),
+            "late_uploads": live_facts.get("late_uploads") or {},
+            "holder": _describe_frontier_holder(driver, newest),
+            "error": driver.facts.get("error"),
+            "checkpoint": str(newest.id) if newest else None,
             "timeline": head.timeline,
             "slot": head.slot,
-            "sealed_at": manifest.created_at // 1000 if manifest else None,
-            "latest": build_epoch_point(manifest) if manifest else None,
+            "sealed_at": newest.created_at // 1000 if newest else None,
+            "latest": build_epoch_point(newest) if newest else None,
             "quality": self._read_shared("quality", self._read_quality, _QUALITY_FRESH_SECONDS),
         }
 
@@ -268,23 +255,17 @@ class StreamView:
         recent = self._recent_points(head)
         seen = [self._seen.get((point["timeline"], point["slot"])) for point in recent]
         roots = RootsFile(self.store, self.pipeline).read()
+        forks = reversed(self._read_lineage(head)[1])
+        requests = list_pending_requests(self.store, self.pipeline)
+        audits = read_restore_audits(self.store, self.pipeline)
         return {
             **self._read_shared("summary", lambda: self._read_summary(head)),
-            "lateness": build_lateness_charts(found[2] for found in seen if found),
+            "lateness": build_lateness_charts(epoch[2] for epoch in seen if epoch),
             "barriers": self._barrier_history(head, recent),
             "open_barriers": list_open_barriers(head.record) if head.record else [],
-            "requests": [
-                request.model_dump(mode="json")
-                for request in list_pending_requests(self.store, self.pipeline)
-            ],
-            "restores": [
-                _describe_restore(fork.model_dump())
-                for fork in reversed(self._read_lineage(head)[1])
-            ],
-            "trail": [
-                trail.model_dump(mode="json")
-                for trail in read_restore_audits(self.store, self.pipeline)
-            ],
+            "requests": [request.model_dump(mode="json") for request in requests],
+            "restores": [_describe_restore(fork) for fork in forks],
+            "trail": [audit.model_dump(mode="json") for audit in audits],
             "pins": [
                 {"name": name, **pin.model_dump(), "at": pin.at // 1000}
                 for name, pin in sorted(roots.pins.items())
@@ -292,55 +273,41 @@ class StreamView:
         }
 
     def _read_quality(self) -> dict[str, Any] | None:
+        key = f"{BucketLayout(self.pipeline).quality_prefix}results/latest.json"
         try:
-            found = parse_json(
-                self.store.get(
-                    f"{BucketLayout(self.pipeline).quality_prefix}results/latest.json"
-                ).data
-            )
+            result = parse_json(self.store.get(key).data)
         except (NotFoundError, ValueError):
             return None
-        docs = str(found.get("docs") or "").partition("/quality/docs/")[2]
-        return {
-            **{name: found.get(name) for name in ("at", "verdict", "checkpoint", "failed")},
-            "docs": docs or "index.html",
-        }
+        docs = str(result.get("docs") or "").partition("/quality/docs/")[2]
+        names = ("at", "verdict", "checkpoint", "failed")
+        return {**{name: result.get(name) for name in names}, "docs": docs or "index.html"}
 
     # Epochs
 
     def _recent_points(self, head: LogHead) -> list[dict[str, Any]]:
-        """The newest epochs of the lineage, oldest first."""
+        """The newest epochs of the lineage, oldest first. Forgets what has left the charts."""
         slots = range(max(1, head.slot - CHART_POINTS + 1), head.slot + 1)
-        wanted = self._locate_slots(head, slots)
-        found = [seen[0] for seen in self._load_epochs(wanted) if seen is not None]
-        self._seen = {
-            place: self._seen[place] for place in self._seen if place in {*wanted}
-        }  # forget what left the charts
-        return found
+        positions = self._locate_slots(head, slots)
+        points = [seen[0] for seen in self._load_epochs(positions) if seen is not None]
+        self._seen = {position: self._seen[position] for position in positions}
+        return points
 
     def _sampled_points(self, head: LogHead, span: int) -> list[dict[str, Any]]:
-        """At most `CHART_POINTS` epochs, evenly spread over the last `span`.
-
-        Always with the newest.
-        """
+        """At most `CHART_POINTS` of the last `span` epochs, evenly spread, with the newest."""
         reach = min(span or head.slot, head.slot)
         step = max(1, -(-reach // CHART_POINTS))
         slots = [*range(head.slot, head.slot - reach, -step)][::-1]
-        known = dict(self._seen)
-        found = [
-            seen[0]
-            for seen in self._load_epochs(self._locate_slots(head, slots))
-            if seen is not None
-        ]
-        self._seen = known
-        return found
+        seen_before = dict(self._seen)
+        epochs = self._load_epochs(self._locate_slots(head, slots))
+        self._seen = seen_before  # a sample is not kept: it may reach over the whole history
+        return [epoch[0] for epoch in epochs if epoch is not None]
 
-    def _locate_slots(self, head: LogHead, slots: range | list[int]) -> list[tuple[int, int]]:
-        lineage, _ = self._read_lineage(head)
-        homes = (
-            (next((s.timeline for s in lineage if s.contains(slot)), None), slot) for slot in slots
+    def _locate_slots(self, head: LogHead, slots: Iterable[int]) -> list[_Position]:
+        segments, _ = self._read_lineage(head)
+        timelines = (
+            (next((s.timeline for s in segments if s.contains(slot)), None), slot) for slot in slots
         )
-        return [(timeline, slot) for timeline, slot in homes if timeline is not None]
+        return [(timeline, slot) for timeline, slot in timelines if timeline is not None]
 
     def _read_lineage(self, head: LogHead) -> tuple[list[LineageSegment], list[ForkRecord]]:
         """Lineage and restores as of a head; both change only with its timeline."""
@@ -349,47 +316,39 @@ class StreamView:
             self._forks = head.timeline, self.log.lineage(head.timeline), forks
         return self._forks[1:]
 
-    def _load_epochs(self, places: list[tuple[int, int]]) -> list[_SeenEpoch | None]:
-        """What was sealed at these places; reads what it has not seen yet, several at once."""
-        missing = [place for place in places if place not in self._seen]
+    def _load_epochs(self, positions: list[_Position]) -> list[_SeenEpoch | None]:
+        """The epochs at these positions; reads those not seen before, several at once."""
+        missing = [position for position in positions if position not in self._seen]
         if missing:
             with ThreadPoolExecutor(READ_WORKERS) as pool:
-                self._seen |= dict(
-                    zip(
-                        missing,
-                        pool.map(
-                            lambda place: _summarize_epoch(self.log.read_slot(*place)), missing
-                        ),
-                        strict=True,
-                    )
-                )
-        return [self._seen[place] for place in places]
+                slots = pool.map(lambda position: self.log.read_slot(*position), missing)
+                self._seen |= zip(missing, map(_summarize_epoch, slots), strict=True)
+        return [self._seen[position] for position in positions]
 
     def _barrier_history(self, head: LogHead, recent: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The newest closed barriers, newest first.
 
-        Daily ones lie far behind the epochs in the charts.
+        Daily ones lie far before the epochs in the charts, so the index is searched once per
+        timeline.
         """
         if self._searched != head.timeline:
-            lineage = self._iterate_lineage(head)
-            older = [row for row in islice(lineage, _BARRIER_LOOK_BACK) if row.barriers][
-                :BARRIERS_SHOWN
-            ]
-            places = [(row.timeline, row.slot) for row in older]
-            self._barriers = {
-                p: s[0]["barriers"]
-                for p, s in zip(places, self._load_epochs(places), strict=True)
-                if s
-            }
+            lineage = islice(self._iterate_lineage(head), _BARRIER_LOOK_BACK)
+            rows = islice((row for row in lineage if row.barriers), BARRIERS_SHOWN)
+            positions = [(row.timeline, row.slot) for row in rows]
+            epochs = zip(positions, self._load_epochs(positions), strict=True)
+            self._barriers = {position: epoch[0]["barriers"] for position, epoch in epochs if epoch}
             self._searched = head.timeline
         self._barriers |= {
-            (p["timeline"], p["slot"]): p["barriers"] for p in recent if p["barriers"]
+            (point["timeline"], point["slot"]): point["barriers"]
+            for point in recent
+            if point["barriers"]
         }
-        newest = sorted(self._barriers, key=lambda place: place[1], reverse=True)[:BARRIERS_SHOWN]
-        self._barriers = {place: self._barriers[place] for place in newest}
-        return [barrier for place in newest for barrier in reversed(self._barriers[place])][
-            :BARRIERS_SHOWN
-        ]
+        newest = sorted(self._barriers, key=lambda position: position[1], reverse=True)
+        self._barriers = {
+            position: self._barriers[position] for position in newest[:BARRIERS_SHOWN]
+        }
+        shown = [barrier for group in self._barriers.values() for barrier in reversed(group)]
+        return shown[:BARRIERS_SHOWN]
 
     # Checkpoints
 
@@ -398,49 +357,31 @@ class StreamView:
 
         From memory as far as the charts reach, then from the index.
         """
-        recent = self._recent_points(head)
-        for point in reversed(recent):
+        for point in reversed(self._recent_points(head)):
             seen = self._seen[point["timeline"], point["slot"]]
             if seen is not None:
                 yield seen[1]
         oldest = max(1, head.slot - CHART_POINTS + 1)
-        for stretch in reversed(self._read_lineage(head)[0]):
-            if stretch.first < oldest:
-                yield from (
-                    row
-                    for row in self._index.iterate_newest_first(stretch.timeline)
-                    if stretch.contains(row.slot) and row.slot < oldest
-                )
+        for segment in reversed(self._read_lineage(head)[0]):
+            if segment.first < oldest:
+                for row in self._index.iterate_newest_first(segment.timeline):
+                    if segment.contains(row.slot) and row.slot < oldest:
+                        yield row
 
     def _iterate_abandoned(self, head: LogHead) -> Iterator[SlotSummary]:
         """Epochs that restores have left behind, newest first."""
-        lineage = {stretch.timeline: stretch for stretch in self._read_lineage(head)[0]}
+        lineage = {segment.timeline: segment for segment in self._read_lineage(head)[0]}
         for timeline in reversed(range(head.timeline)):
-            stretch = lineage.get(timeline)
+            segment = lineage.get(timeline)
             for row in self._index.iterate_newest_first(timeline):
-                if stretch is not None and stretch.contains(row.slot):
+                if segment is not None and segment.contains(row.slot):
                     break
                 if row.kind == "epoch":
                     yield row
 
-    def _read_pins(self) -> tuple[dict[str, list[str]], dict[str, str]]:
-        roots = RootsFile(self.store, self.pipeline).read()
-        pins: dict[str, list[str]] = {}
-        for name, pin in sorted(roots.pins.items()):
-            pins.setdefault(pin.checkpoint, []).append(name)
-        return pins, {
-            name: f"{entry.reason}: {entry.detail}" for name, entry in roots.condemned.items()
-        }
-
-    def _build_checkpoint_row(
-        self,
-        row: SlotSummary,
-        pins: dict[str, list[str]],
-        condemned: dict[str, str],
-        well: Callable[[CheckpointId], bool] | None,
-        on_lineage: bool,
-    ) -> dict[str, Any]:
+    def _describe_checkpoint(self, row: SlotSummary, roots: Roots) -> dict[str, Any]:
         name = row.id or ""
+        condemned = roots.condemned.get(name)
         return {
             "id": row.id,
             "kind": row.kind,
@@ -451,29 +392,22 @@ class StreamView:
             "late": row.late,
             "bytes": row.bytes,
             "files": row.files,
-            "pins": pins.get(name, []),
-            "condemned": condemned.get(name),
-            "verified": {"verdict": "damaged"} if name in condemned else self._verified.get(name),
-            "healthy": (
-                None if well is None or row.kind != "epoch" else well(CheckpointId.parse(name))
-            ),
-            "on_lineage": on_lineage,
-            "restorable": row.kind == "epoch" and name not in condemned,
+            "pins": sorted(pin for pin, root in roots.pins.items() if root.checkpoint == name),
+            "condemned": f"{condemned.reason}: {condemned.detail}" if condemned else None,
+            "verified": {"verdict": "damaged"} if condemned else self._verified.get(name),
+            "restorable": row.kind == "epoch" and not condemned,
         }
 
 
-def _is_past_cursor(row: SlotSummary, before: tuple[int, int], abandoned: bool) -> bool:
+def _is_past_cursor(row: SlotSummary, before: _Position, abandoned: bool) -> bool:
     return (row.timeline, row.slot) < before if abandoned else row.slot < before[1]
 
 
-def _summarize_epoch(filled: SlotContents | None) -> _SeenEpoch | None:
-    if filled is None or not isinstance(filled.record, Manifest):
+def _summarize_epoch(slot: SlotContents | None) -> _SeenEpoch | None:
+    if slot is None or not isinstance(slot.record, Manifest):
         return None
-    return (
-        build_epoch_point(filled.record),
-        SlotSummary.from_slot(filled),
-        read_sketches(filled.record),
-    )
+    manifest = slot.record
+    return build_epoch_point(manifest), SlotSummary.from_slot(slot), read_sketches(manifest)
 
 
 def _add_findings(row: dict[str, Any]) -> dict[str, Any]:
@@ -481,41 +415,30 @@ def _add_findings(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "findings": findings, "tone": pick_worst_tone(row["state"], findings)}
 
 
-def _describe_restore(fork: dict[str, Any]) -> dict[str, Any]:
-    names = (
-        "timeline",
-        "slot",
-        "new_timeline",
-        "fork_slot",
-        "who",
-        "why",
-        "recover_to",
-        "request_id",
-    )
-    return {**{name: fork[name] for name in names}, "at": fork["at"] // 1000}
+def _describe_restore(fork: ForkRecord) -> dict[str, Any]:
+    names = {"timeline", "slot", "new_timeline", "fork_slot", "who", "why", "recover_to", "at"}
+    facts = fork.model_dump(include={*names, "request_id"})
+    return {**facts, "at": fork.at // 1000}
 
 
 def _describe_frontier_holder(
-    status: dict[str, Any], manifest: Manifest | None
+    driver: DriverOverview, newest: Manifest | None
 ) -> dict[str, Any] | None:
-    found = status.get("holder") or (manifest.frontier_holder if manifest else None)
-    if not isinstance(found, dict):
+    holder = driver.last_facts.get("holder") or (newest.frontier_holder if newest else None)
+    if not isinstance(holder, dict):
         return None
     return {
-        "member": found.get("member"),
-        "why": found.get("why"),
-        "since": to_milliseconds(found.get("since")),
+        "member": holder.get("member"),
+        "why": holder.get("why"),
+        "since": to_milliseconds(holder.get("since")),
     }
 
 
-def _ticks_to_seconds(ticks: dict[str, int] | None) -> dict[str, int]:
-    return {name: value // 1_000_000 for name, value in (ticks or {}).items()}
-
-
-def _describe_driver(lease: LeaseView | None) -> dict[str, Any] | None:
-    if lease is None or lease.holder is None:
+def _describe_driver(driver: DriverOverview) -> dict[str, Any] | None:
+    if driver.lease is None or driver.lease.holder is None:
         return None
-    return {"pid": lease.holder.pid, "host": lease.holder.host, "token": lease.token}
+    holder = driver.lease.holder
+    return {"pid": holder.pid, "host": holder.host, "token": driver.lease.token}
 
 
 def _format_error(error: Any) -> str | None:

@@ -1,9 +1,7 @@
-"""The scheduled sweep.
+"""The scheduled sweep: give a run to each stream that should run and has none.
 
-Start what `desired.json` says should run and has neither a driver nor a run that cares for it.
-
-A driver without a run (its run was deleted, or ended while the triggerer was down) is given one:
-the run adopts it.
+That starts a stream without a driver. A driver without a run (its run was deleted, or ended while
+the triggerer was down) is adopted by the new one.
 """
 
 from __future__ import annotations
@@ -15,15 +13,16 @@ from airflow.sdk import BaseOperator
 
 from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.lease import read_lease
+from tidegate.checkpoints.pipeline_overview import PipelineState, parse_reported_state, read_driver
 from tidegate.checkpoints.store import Store
-from tidegate.errors import FailureClass, TransientError
-from tidegate.operators.liveness import read_flat_status
+from tidegate.errors import TransientError
+from tidegate.operators.liveness import needs_person
 from tidegate.operators.store_access import StoreAccess
 
 _ACTIVE_RUN_STATES = ["queued", "running"]
-_ABANDONED_AFTER = 15 * 60 * 1_000_000  # ticks
-_FINAL_FAILURE_CLASSES = {FailureClass.POISON.value, FailureClass.CONFIGURATION.value}
+# Ticks. Generous, because clocks of two hosts are compared: a restore from the command line has no
+# run, and takes a minute at most.
+_ABANDONED_AFTER = 15 * 60 * 1_000_000
 
 
 class SweepOperator(BaseOperator):
@@ -43,9 +42,9 @@ class SweepOperator(BaseOperator):
         self.pipelines, self.conn_id = dict(pipelines), conn_id
 
     def execute(self, context: Any) -> Sequence[str]:
-        """One look per pipeline; a store that does not answer is tried again by the next sweep."""
+        """Look at each pipeline; the next sweep tries again where the store did not answer."""
         store = StoreAccess.resolve(self.conn_id).open()
-        wanted = []
+        to_start = []
         for pipeline, dag_id in self.pipelines.items():
             try:
                 watched, recovering = (
@@ -62,25 +61,21 @@ class SweepOperator(BaseOperator):
                 start, why = False, error.message
             self.log.info("%s: %s", pipeline, why)
             if start:
-                wanted.append(dag_id)
-        return wanted
+                to_start.append(dag_id)
+        return to_start
 
 
 def end_abandoned_recovery(store: Store, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> bool:
-    """A recovery whose process was killed must not keep the stream down for ever: let it run again.
+    """Let a stream run again if the process of its recovery was killed.
 
     The restore itself is one PUT, so it either happened or did not; in both cases the next driver
-    knows where to go on.
+    finds in the log where to continue.
     """
     desired = read_desired_state(store, pipeline)
-    # Two hosts' clocks are compared, so generously: a restore from the command line has no run, and
-    # takes a minute at most.
-    if (
-        desired.state is not DesiredState.RECOVERING
-        or clock.wall_ticks() - desired.at < _ABANDONED_AFTER
-    ):
+    recovering = desired.state is DesiredState.RECOVERING
+    if not recovering or clock.wall_ticks() - desired.at < _ABANDONED_AFTER:
         return False
-    why = f"the recovery said by {desired.who} was abandoned"
+    why = f"the recovery begun by {desired.who} was abandoned"
     set_desired_state(
         store, pipeline, DesiredState.RUN, who="sweep", why=why, only_from=DesiredState.RECOVERING
     )
@@ -93,18 +88,18 @@ def decide_start(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, s
     Args:
         store: the bucket.
         pipeline: its name.
-        watched: a run of its stream DAG is active; it cares for the driver itself.
+        watched: a run of its stream DAG is active; that run cares for the driver itself.
     """
-    desired = read_desired_state(store, pipeline)
-    if desired.state is not DesiredState.RUN:
-        return False, f"desired: {desired.state.value}"
+    desired = read_desired_state(store, pipeline).state
+    if desired is not DesiredState.RUN:
+        return False, f"desired: {desired.value}"
     if watched:
         return False, "a run cares for it"
-    lease = read_lease(store, pipeline)
-    if lease is not None and not lease.is_free:
+    driver = read_driver(store, pipeline)
+    if not driver.lease_expired:
         return True, "a driver runs without a run: giving it one"
-    status = read_flat_status(store, pipeline) or {}
-    kind = (status.get("error") or {}).get("class")
-    if status.get("state") == "failed" and kind in _FINAL_FAILURE_CLASSES:
-        return False, f"waits for a person: {status['error'].get('message')}"
+    error = driver.last_facts.get("error") or {}
+    failed = parse_reported_state(driver.last_facts) is PipelineState.FAILED
+    if failed and needs_person(error):
+        return False, f"waits for a person: {error.get('message')}"
     return True, "should run and does not: starting it"

@@ -1,7 +1,4 @@
-"""What watches a stream while its task sleeps.
-
-A poll every two seconds in the triggerer, without blocking its loop.
-"""
+"""Watches a stream while its task sleeps: a look every two seconds, without blocking the loop."""
 
 from __future__ import annotations
 
@@ -15,33 +12,39 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
+from tidegate.checkpoints.pipeline_overview import PipelineState
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
 from tidegate.operators import airflow_metrics
 from tidegate.operators.driver_launch import LaunchedDriver
-from tidegate.operators.driver_shutdown import ENDED_TASK_STATES, StopTimeouts, stop_driver
-from tidegate.operators.liveness import LivenessLimits, Observation, StreamLiveness, StreamObserver
+from tidegate.operators.driver_shutdown import (
+    ENDED_TASK_STATES,
+    StopOrder,
+    StopTimeouts,
+    stop_driver,
+)
+from tidegate.operators.liveness import LivenessLimits, Observation, StreamObserver
 from tidegate.operators.store_access import StoreAccess
 
-# Seconds before the first event: an event that races with the parking of its task gets lost.
+# Seconds before the first event: Airflow loses an event that arrives while its task is parked.
 _SETTLE_SECONDS = 2.5
-_TASK_STATE_TIMEOUT = (
-    10.0  # seconds for Airflow to say what became of the task; once measured at 8.5
-)
-# Airflow gives on_kill 30 s: 10 to ask, then these.
+# Seconds for Airflow to answer what state the task is in; once measured at 8.5.
+_TASK_STATE_TIMEOUT = 10.0
+# Airflow gives on_kill 30 s: 10 to ask for the task's state, then these.
 _ON_KILL_TIMEOUTS = StopTimeouts(request=10.0, terminate=5.0, kill=3.0)
 
 
 class StreamTrigger(BaseTrigger):
-    """Fires once: the stream is no longer live, or its run is due to be followed by the next.
+    """Fires once: the stream is no longer live, or the next run should take over its driver.
 
-    The payload is an `Observation`.
+    The payload is an `Observation`. Airflow's database has this class path and these arguments, so
+    neither may change.
 
     Args:
         pipeline: name of the pipeline.
         conn_id: Airflow connection of the store; None for the environment.
         floor: token of the driver to watch, or the least it can get.
-        launched: `Launched.as_dict` of the process the task started, if it did.
+        launched: `LaunchedDriver.as_dict` of the process that the task launched, if it did.
         rules: `LivenessLimits` as a dict.
         poll: seconds between looks.
         due: ticks from which on a live stream is reported as well; None for never.
@@ -65,19 +68,17 @@ class StreamTrigger(BaseTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         names = ("pipeline", "floor", "conn_id", "launched", "rules", "poll", "due")
-        return f"{type(self).__module__}.{type(self).__name__}", {
-            name: getattr(self, name) for name in names
-        }
+        path = f"{type(self).__module__}.{type(self).__name__}"
+        return path, {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         store = await asyncio.to_thread(self._open_store)
-        launched = LaunchedDriver.from_dict(self.launched) if self.launched else None
         observer = StreamObserver(
             store,
             self.pipeline,
             floor=self.floor,
-            launched=launched,
-            rules=LivenessLimits(**self.rules),
+            launched=LaunchedDriver.from_dict(self.launched) if self.launched else None,
+            limits=LivenessLimits(**self.rules),
         )
         await asyncio.sleep(_SETTLE_SECONDS)
         try:
@@ -89,23 +90,24 @@ class StreamTrigger(BaseTrigger):
                 await asyncio.sleep(self.poll)
         finally:
             airflow_metrics.record_unwatched(self.pipeline)
-        if observation.state is not StreamLiveness.LIVE:
+        if observation.state is not PipelineState.RUNNING:
             airflow_metrics.record_stream_end(self.pipeline, observation.state)
         yield TriggerEvent(observation.as_dict())  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """A person ended the task.
+        """Stop the driver because Airflow has ended the task.
 
-        Stop the driver too, unless a new try of this task or another run wants or has it by now.
+        Does nothing if a new try of the task or another run wants the driver, or has it already.
 
-        Not called while the triggerer is down, nor for a task that was marked before its trigger
-        first ran: `marks` hears of marks in the API server. This is for what ends a task without a
-        person, a time-out for example, and for a mark that found no store there.
+        Airflow does not call this while the triggerer is down, nor for a task that was marked
+        before its trigger first ran; `task_state_listener` acts on marks in the API server. This is
+        for what ends a task without a person, a time-out for example, and for a mark that came
+        while the API server did not reach the store.
         """
         task = self.task_instance
         if task is None:
             return
-        # The state last: whatever was cleared until then is seen.
+        # The state is read last, so that it includes every clear that came until then.
         others, state = await asyncio.wait_for(
             asyncio.to_thread(lambda: (_count_other_runs(task), _read_task_state(task))),
             _TASK_STATE_TIMEOUT,
@@ -130,17 +132,16 @@ class StreamTrigger(BaseTrigger):
         observation = observer.observe()
         if observation is None:
             return None
-        if observation.state is StreamLiveness.LIVE:
+        if observation.state is PipelineState.RUNNING:
             self._seen_token = observer.floor
-            old = self.due is not None and SYSTEM_CLOCK.wall_ticks() >= self.due
-            return replace(observation, why="this run is old enough") if old else None
+            due = self.due is not None and SYSTEM_CLOCK.wall_ticks() >= self.due
+            return replace(observation, why="this run is old enough") if due else None
         try:
             recovering = read_desired_state(store, self.pipeline).state is DesiredState.RECOVERING
         except TransientError:
             return None
-        return (
-            None if recovering else observation
-        )  # somebody restores the stream and will say when it may run again
+        # A restore stops the driver, and sets the desired state at its end.
+        return None if recovering else observation
 
     def _stop_watched_driver(self, why: str, asker: str) -> None:
         store = self._open_store()
@@ -151,32 +152,24 @@ class StreamTrigger(BaseTrigger):
             )
             return
         set_desired_state(store, self.pipeline, DesiredState.STOPPED, who="airflow", why=why)
-        said = stop_driver(
-            store,
-            self.pipeline,
-            who="airflow",
-            why=why,
-            patience=_ON_KILL_TIMEOUTS,
-            asker=asker,
-            say=self.log.info,
-        )
-        self.log.info(said)
+        order = StopOrder("airflow", why, asker=asker, timeouts=_ON_KILL_TIMEOUTS)
+        self.log.info(stop_driver(store, self.pipeline, order, say=self.log.info))
 
 
 def _count_other_runs(task: Any) -> int:
     """How many other runs of the stream want its driver.
 
-    The task's own may still count as running for a moment.
+    The task's own run may still count as running for a moment.
     """
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-    every, own = (
+    all_runs, this_run = (
         RuntimeTaskInstance.get_dr_count(
             dag_id=task.dag_id, run_ids=ids, states=["queued", "running"]
         )
         for ids in (None, [task.run_id])
     )
-    return every - own
+    return all_runs - this_run
 
 
 def _read_task_state(task: Any) -> str | None:
@@ -186,5 +179,5 @@ def _read_task_state(task: Any) -> str | None:
     states = RuntimeTaskInstance.get_task_states(
         dag_id=task.dag_id, task_ids=[task.task_id], run_ids=[task.run_id]
     )
-    found = states.get(task.run_id, {}).get(task.task_id)
-    return None if found is None else str(getattr(found, "value", found))
+    state = states.get(task.run_id, {}).get(task.task_id)
+    return None if state is None else str(getattr(state, "value", state))

@@ -10,16 +10,12 @@ from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.cli.arguments import JsonOption, PipelineArgument, StoreOption
 
 if TYPE_CHECKING:
-    from tidegate.checkpoints.driver_reports import DriverStatus
-    from tidegate.checkpoints.lease import LeaseView
-    from tidegate.checkpoints.manifest import Manifest
+    from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineOverview
     from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.checkpoints.store import Store
     from tidegate.jobs.spec.pipeline import SourceSpec
 
 _LANDING_SILENT_AFTER = 40_000_000  # ticks; a landing leaves word every 10 s
-# Ticks; a driver writes its status every 2 s, and a loss is to be seen in under 15 s.
-_SILENT_AFTER = 15_000_000
 
 
 def show_status(
@@ -52,41 +48,37 @@ def show_status(
 
 
 def describe_pipeline(log: SlotLog) -> dict[str, Any]:
-    """One pipeline as JSON-ready data.
+    """Return one pipeline as JSON-ready data.
 
-    Data comes from the log; the driver's own word is used only for how it feels.
+    Progress is read from the log; only health comes from the driver's report.
     """
-    from tidegate.checkpoints.desired_state import read_desired_state
-    from tidegate.checkpoints.driver_reports import read_status
-    from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
-    from tidegate.checkpoints.lease import read_lease
+    from tidegate.checkpoints.pipeline_overview import read_overview
 
-    lease, said = read_lease(log.store, log.pipeline), read_status(log.store, log.pipeline)
-    head, now, wish = (
-        log.head(),
-        SYSTEM_CLOCK.wall_ticks(),
-        read_desired_state(log.store, log.pipeline),
-    )
-    body: dict[str, Any] = said.body if said and lease and said.token == lease.token else {}
+    overview = read_overview(log)
+    driver, head, desired = overview.driver, overview.head, overview.desired
+    word = driver.state.word_for("cli")
+    facts = driver.facts
     return {
         "pipeline": log.pipeline,
-        "state": _classify_state(lease, said, now) if lease or head.record is None else "stopped",
-        "why": body.get("why"),
+        "state": word if driver.lease or head.record is None else "stopped",
+        "why": facts.get("why"),
         "desired": (
-            {"state": wish.state.value, "who": wish.who, "why": wish.why} if wish.at else None
+            {"state": desired.state.value, "who": desired.who, "why": desired.why}
+            if desired.at
+            else None
         ),
-        "driver": _describe_driver(lease, said, now),
-        "checkpoint": _describe_checkpoint(head.record, now),
+        "driver": _describe_driver(driver),
+        "checkpoint": _describe_checkpoint(overview),
         "timeline": head.timeline,
         "restores": head.timeline,
         "unpublished": _count_unpublished(log.store, log.pipeline, head.timeline, head.slot),
-        "sinks": body.get("sinks", {}),
-        "error": body.get("error"),
-        "trouble": body.get("trouble"),
-        "silent": {name: ticks // 1_000_000 for name, ticks in (body.get("silent") or {}).items()},
-        "lag": body.get("lag") or {},
-        "late_uploads": body.get("late_uploads") or {},
-        **_describe_progress(head.record),
+        "sinks": facts.get("sinks", {}),
+        "error": facts.get("error"),
+        "trouble": facts.get("trouble"),
+        "silent": {name: ticks // 1_000_000 for name, ticks in (facts.get("silent") or {}).items()},
+        "lag": facts.get("lag") or {},
+        "late_uploads": facts.get("late_uploads") or {},
+        **_describe_progress(overview),
     }
 
 
@@ -124,58 +116,36 @@ def _describe_landing(name: str, source: SourceSpec, store: Store, now: int) -> 
     return {**said, "state": "silent"} if silent else said
 
 
-def _classify_state(lease: LeaseView | None, said: DriverStatus | None, now: int) -> str:
-    """One word.
-
-    `lost`: the driver died without a word; `silent`: it should speak every two seconds and does
-    not.
-    """
-    if lease is None:
-        return "never ran"
-    word = (
-        str(said.body.get("state", "starting"))
-        if said and said.token == lease.token
-        else "starting"
-    )
-    if lease.holder is None:
-        return word if word in ("stopped", "finished", "failed") else "stopped"
-    if lease.holder.is_proven_dead():
-        return "lost"
-    if said is not None and said.token == lease.token and now - said.at > _SILENT_AFTER:
-        return "silent"
-    return word
-
-
-def _describe_driver(
-    lease: LeaseView | None, said: DriverStatus | None, now: int
-) -> dict[str, Any] | None:
-    if lease is None or lease.holder is None:
+def _describe_driver(driver: DriverOverview) -> dict[str, Any] | None:
+    if driver.lease is None or driver.lease.holder is None:
         return None
-    own = said if said is not None and said.token == lease.token else None
+    holder, report = driver.lease.holder, driver.report
     return {
-        "name": lease.holder.driver,
-        "host": lease.holder.host,
-        "pid": lease.holder.pid,
-        "token": lease.token,
-        "step": own.step if own else None,
-        "started_at": own.body.get("started_at") if own else None,
-        "heard_of": (now - own.at) / 1_000_000 if own else None,
+        "name": holder.driver,
+        "host": holder.host,
+        "pid": holder.pid,
+        "token": driver.lease.token,
+        "step": report.step if report else None,
+        "started_at": driver.facts.get("started_at"),
+        "heard_of": (driver.read_at - report.at) / 1_000_000 if report else None,
     }
 
 
-def _describe_checkpoint(manifest: Manifest | None, now: int) -> dict[str, Any] | None:
+def _describe_checkpoint(overview: PipelineOverview) -> dict[str, Any] | None:
+    manifest = overview.newest
     if manifest is None:
         return None
     return {
         "id": str(manifest.id),
         "sealed_at": manifest.created_at,
-        "age_seconds": (now - manifest.created_at) / 1_000_000,
+        "age_seconds": overview.checkpoint_age,
         "epoch_seconds": round(sum(manifest.timings.values()), 3),
     }
 
 
-def _describe_progress(manifest: Manifest | None) -> dict[str, Any]:
+def _describe_progress(overview: PipelineOverview) -> dict[str, Any]:
     """Frontiers and rows as of the newest sealed epoch."""
+    manifest = overview.newest
     if manifest is None:
         return {
             "frontier": None,
@@ -202,7 +172,7 @@ def _describe_progress(manifest: Manifest | None) -> dict[str, Any]:
         for name in sorted({*inputs, *counters.per_source})
     }
     return {
-        "frontier": manifest.frontier_after,
+        "frontier": overview.frontier,
         "sources": sources,
         "holder": manifest.frontier_holder,
         "blocked": manifest.blocked_members,

@@ -19,10 +19,12 @@ from tests.driver.test_observe import FACTS, sealed
 from tests.infra.deploy import DEPLOY
 from tests.servers.otlp import Collector, collecting
 
+from tidegate.checkpoints.driver_reports import DriverStatus
+from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState
 from tidegate.jobs.driver.epoch_listeners import EpochListeners, measure_landing
 from tidegate.jobs.driver.otel_metrics import METRICS
 from tidegate.operators import airflow_metrics
-from tidegate.operators.liveness import LivenessSample, StreamLiveness
+from tidegate.operators.liveness import LivenessSample
 
 _METRIC = re.compile(r"(?:airflow_)?tidegate_[a-z_]*[a-z]")
 
@@ -52,8 +54,9 @@ def _airflow(collector: Collector) -> None:
         factory=lambda: cast(StatsLogger, SafeOtelLogger(provider)), export_legacy_names=True
     )
     airflow_metrics.record_look("p", None)
-    airflow_metrics.record_look("p", LivenessSample(None, 1.0, {"sealed_at": 0}, 1))
-    airflow_metrics.record_stream_end("p", StreamLiveness.LOST)
+    report = DriverStatus(token=1, driver="d", step="x", at=0, body={"sealed_at": 0})
+    airflow_metrics.record_look("p", LivenessSample(DriverOverview(None, report), 1.0, 1))
+    airflow_metrics.record_stream_end("p", PipelineState.LOST)
     airflow_metrics.record_launch("p", replaces=True)
     airflow_metrics.record_adoption("p")
     airflow_metrics.record_unwatched("p")

@@ -76,7 +76,6 @@ class Asking:
             task_id="recover",
             pipeline="p",
             spec="p.yaml",
-            stream_dag="p.stream",
             checkpoint="latest",  # the approved one counts, whatever the form says by now
             reason="a test",
             dry_run_only="False",

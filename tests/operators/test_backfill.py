@@ -91,7 +91,7 @@ def test_a_difference_is_replaced_by_a_merge(
     answers = [{"request": "s1"}, {}]
 
     def tidegate(
-        access: Any, pipeline: str, *command: str, nothing: tuple[str, ...]
+        access: Any, pipeline: str, *command: str, empty_on: tuple[str, ...]
     ) -> dict[str, Any]:
         asked.append(command)
         return answers.pop(0)

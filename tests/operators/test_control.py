@@ -11,7 +11,7 @@ from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.process_identity import ProcessIdentity
-from tidegate.operators.driver_shutdown import StopTimeouts, stop_driver
+from tidegate.operators.driver_shutdown import StopOrder, StopTimeouts, stop_driver
 from tidegate.operators.sweep_operator import decide_start, end_abandoned_recovery
 
 ELSEWHERE = ProcessIdentity(
@@ -45,7 +45,7 @@ def test_a_listening_driver_is_asked_and_drains() -> None:
 
     clock.meanwhile = driver
     assert (
-        stop_driver(store, "p", who="ann", why="test", clock=clock)
+        stop_driver(store, "p", StopOrder("ann", "test"), clock=clock)
         == "the driver drained and stopped by itself"
     )
 
@@ -56,7 +56,7 @@ def test_a_deaf_driver_elsewhere_loses_its_lease() -> None:
     lease = Lease.acquire(store, "p", ELSEWHERE, clock=clock)
     clock.meanwhile = lease.renew
     said = stop_driver(
-        store, "p", who="ann", why="test", patience=StopTimeouts(request=3), clock=clock
+        store, "p", StopOrder("ann", "test", timeouts=StopTimeouts(request=3)), clock=clock
     )
     view = read_lease(store, "p")
     assert "taken away" in said
@@ -68,7 +68,7 @@ def test_without_a_driver_there_is_nothing_to_stop() -> None:
     """A free lease ends it at once; no request is left behind for a successor."""
     store = MemoryStore()
     assert (
-        stop_driver(store, "p", who="ann", why="test", clock=ManualClock())
+        stop_driver(store, "p", StopOrder("ann", "test"), clock=ManualClock())
         == "no driver was running"
     )
     assert list_pending_requests(store, "p") == []

@@ -20,9 +20,9 @@ from tidegate.checkpoints.driver_requests import RequestKind, list_pending_reque
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.memory_store import Fault, MemoryStore
 from tidegate.checkpoints.process_identity import ProcessIdentity
-from tidegate.operators import airflow_db
-from tidegate.operators.airflow_db import MarkedTask, StopOnMark
+from tidegate.operators import task_state_listener
 from tidegate.operators.plugin import _LISTENER
+from tidegate.operators.task_state_listener import MarkedTask, StopOnMark
 
 ELSEWHERE = ProcessIdentity(
     driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9
@@ -193,17 +193,14 @@ def test_a_restore_says_itself_what_shall_be() -> None:
 
 def test_what_the_trigger_does_as_well_is_done_once() -> None:
     """on_kill asks the same driver for the same try: there is one request."""
-    from tidegate.operators.driver_shutdown import StopTimeouts, stop_driver
+    from tidegate.operators.driver_shutdown import StopOrder, StopTimeouts, stop_driver
 
     stage = Stage()
     stage.clock.meanwhile = lambda: None
     stop_driver(
         stage.store,
         "p",
-        who="airflow",
-        why=WHY,
-        patience=StopTimeouts(0, 0, 0),
-        asker="try",
+        StopOrder("airflow", WHY, asker="try", timeouts=StopTimeouts(0, 0, 0)),
         clock=stage.clock,
     )
     asked = list_pending_requests(stage.store, "p")
@@ -214,11 +211,7 @@ def test_what_the_trigger_does_as_well_is_done_once() -> None:
         stop_driver(
             again.store,
             "p",
-            who="airflow",
-            why=WHY,
-            patience=StopTimeouts(0, 0, 0),
-            token=1,
-            asker="try",
+            StopOrder("airflow", WHY, token=1, asker="try", timeouts=StopTimeouts(0, 0, 0)),
             clock=again.clock,
         )
     assert [request.id for request in list_pending_requests(again.store, "p")] == [asked[0].id]
@@ -251,7 +244,7 @@ def test_a_store_that_is_away_is_asked_again_for_a_while() -> None:
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[MarkedTask]:
     """Marks for which a thread would be started."""
     found: list[MarkedTask] = []
-    monkeypatch.setattr(airflow_db, "_start_stop_thread", found.append)
+    monkeypatch.setattr(task_state_listener, "_start_stop_thread", found.append)
     return found
 
 
@@ -264,7 +257,7 @@ def test_only_a_person_s_mark_of_a_stream_is_heard(
     heard: list[MarkedTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers and the scheduler name the state before; other tasks are none of our business."""
-    monkeypatch.setattr(airflow_db, "object_session", lambda task: None)
+    monkeypatch.setattr(task_state_listener, "object_session", lambda task: None)
     _LISTENER.on_task_instance_failed("running", task())
     _LISTENER.on_task_instance_success("running", task())
     _LISTENER.on_task_instance_success(None, task("other"))
@@ -285,14 +278,14 @@ def test_a_mark_counts_when_it_is_committed(
 ) -> None:
     """Not before, and not if the request fails."""
     with Session(create_engine("sqlite://")) as session:
-        monkeypatch.setattr(airflow_db, "object_session", lambda task: session)
+        monkeypatch.setattr(task_state_listener, "object_session", lambda task: session)
         session.execute(text("select 1"))
-        airflow_db.on_task_marked(task(), "failed")
+        task_state_listener.on_task_marked(task(), "failed")
         session.rollback()
         assert heard == []
     with Session(create_engine("sqlite://")) as session:
         session.execute(text("select 1"))
-        airflow_db.on_task_marked(task(), "failed")
+        task_state_listener.on_task_marked(task(), "failed")
         assert heard == []
         session.commit()
         assert len(heard) == 1

@@ -27,7 +27,6 @@ def _run(
         task_id="recover",
         pipeline="p",
         spec="p.yaml",
-        stream_dag="p.stream",
         checkpoint=checkpoint,
         reason="a test",
         dry_run_only=str(dry_run),

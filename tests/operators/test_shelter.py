@@ -68,5 +68,5 @@ def test_a_driver_that_does_not_end_is_named(tmp_path: Path, wait_until: Wait) -
         " pathlib.Path('started').touch(); time.sleep(600)"
     )
     driver = _launch(tmp_path, stuck, wait_until)
-    assert drain_drivers(tmp_path / "drivers", patience=0.5) == [driver]
+    assert drain_drivers(tmp_path / "drivers", timeout=0.5) == [driver]
     os.killpg(driver.leader.pid, signal.SIGKILL)

@@ -23,8 +23,8 @@ from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.operators import stream_operator
-from tidegate.operators.child_processes import DriverLostError
 from tidegate.operators.driver_launch import LaunchedDriver
+from tidegate.operators.errors import DriverLostError
 from tidegate.operators.stream_operator import (
     MAX_RELAUNCHES,
     RelaunchBudget,

@@ -20,6 +20,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.operators import trigger
 from tidegate.operators.assets import SealTrigger, has_new_event
 from tidegate.operators.driver_launch import LaunchedDriver
+from tidegate.operators.driver_shutdown import StopOrder
 from tidegate.operators.liveness import StreamObserver
 from tidegate.operators.trigger import StreamTrigger
 
@@ -41,8 +42,8 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Reasons of the stops the trigger ordered."""
     found: list[str] = []
 
-    def stop(store: Store, pipeline: str, *, why: str, **_: Any) -> str:
-        found.append(why)
+    def stop(store: Store, pipeline: str, order: StopOrder, **_: Any) -> str:
+        found.append(order.why)
         return "stopped"
 
     monkeypatch.setattr(trigger, "stop_driver", stop)
@@ -152,7 +153,7 @@ def test_a_live_stream_is_reported_when_its_run_is_due(store: Store) -> None:
     watching.due = SYSTEM_CLOCK.wall_ticks()
     seen = watching._observe_change(store, observer)
     assert seen is not None
-    assert seen.state == "live"
+    assert seen.as_dict()["state"] == "live"
 
 
 def _manifest(slot: int, late: int = 0, outcome: str | None = None, timeline: int = 0) -> Manifest:

@@ -8,13 +8,13 @@ from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, LeaseView, read_lease
 from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore
+from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.operators.liveness import (
     ChangeTimer,
     LivenessLimits,
     LivenessSample,
     Observation,
-    StreamLiveness,
     StreamObserver,
     judge_liveness,
     needs_person,
@@ -42,23 +42,27 @@ def _seen(**changes: Any) -> LivenessSample:
         "silent_for": 1.0,
         "status": {"token": 1, "state": "running"},
         "floor": 1,
-    }
-    return LivenessSample(**(base | changes))
+    } | changes
+    lease, status = base.pop("lease"), base.pop("status")
+    report = status and DriverStatus(
+        token=status["token"], driver="d", step="move", at=0, body=status
+    )
+    return LivenessSample(driver=DriverOverview(lease, report), **base)
 
 
-def _state(**changes: Any) -> StreamLiveness:
+def _state(**changes: Any) -> PipelineState:
     return judge_liveness(_seen(**changes), RULES).state
 
 
 def test_a_renewed_lease_is_live() -> None:
     """Somebody who renews the lease and finishes steps drives."""
-    assert _state() is StreamLiveness.LIVE
+    assert _state() is PipelineState.RUNNING
 
 
 def test_a_silent_lease_is_lost() -> None:
     """A lease elsewhere that was not renewed for longer than its TTL is lost."""
-    assert _state(silent_for=7.5) is StreamLiveness.LOST
-    assert _state(silent_for=6.5) is StreamLiveness.LIVE
+    assert _state(silent_for=7.5) is PipelineState.LOST
+    assert _state(silent_for=6.5) is PipelineState.RUNNING
 
 
 def test_a_dead_holder_here_is_lost_at_once() -> None:
@@ -68,19 +72,19 @@ def test_a_dead_holder_here_is_lost_at_once() -> None:
         _lease().record.model_copy(update={"holder": me.model_copy(update={"start_ticks": 1})}), "e"
     )
     found = judge_liveness(_seen(lease=dead, silent_for=0.0), RULES)
-    assert found.state is StreamLiveness.LOST
+    assert found.state is PipelineState.LOST
     assert "is dead" in found.why
 
 
 def test_no_step_finished_is_stalled() -> None:
     """Whoever renews the lease but finishes nothing for `stall_after` is stalled."""
-    assert _state(still_for=121) is StreamLiveness.STALLED
+    assert _state(still_for=121) is PipelineState.STALLED
 
 
 @pytest.mark.parametrize(("word", "still_for"), [("waiting", 9_999.0), ("starting", 170.0)])
 def test_waiting_and_starting_are_not_stalled(word: str, still_for: float) -> None:
     """A driver that waits for the store, or for its JVM, does not count as stalled."""
-    assert _state(status={"token": 1, "state": word}, still_for=still_for) is StreamLiveness.LIVE
+    assert _state(status={"token": 1, "state": word}, still_for=still_for) is PipelineState.RUNNING
 
 
 def test_a_launched_process_may_take_its_time() -> None:
@@ -92,26 +96,26 @@ def test_a_launched_process_may_take_its_time() -> None:
         "process_alive": True,
         "status": before,
     }
-    assert _state(**start, launched_for=30.0) is StreamLiveness.LIVE
-    assert _state(**start, launched_for=200.0) is StreamLiveness.STALLED
+    assert _state(**start, launched_for=30.0) is PipelineState.RUNNING
+    assert _state(**start, launched_for=200.0) is PipelineState.STALLED
 
 
 def test_a_running_process_without_its_lease_is_stalled() -> None:
     """A wedged driver loses its lease; its process must be removed before another starts."""
-    assert _state(silent_for=9.0, process_alive=True) is StreamLiveness.STALLED
+    assert _state(silent_for=9.0, process_alive=True) is PipelineState.STALLED
 
 
 @pytest.mark.parametrize("word", ["finished", "stopped"])
 def test_last_words_of_the_watched_driver_count(word: str) -> None:
     """What the driver said last decides when the lease is free."""
-    assert _state(lease=_lease(1, None), status={"token": 1, "state": word}) is StreamLiveness(word)
+    assert _state(lease=_lease(1, None), status={"token": 1, "state": word}) is PipelineState(word)
 
 
 def test_last_words_of_an_earlier_driver_do_not_count() -> None:
     """A status with a token below the floor was written by a predecessor."""
     assert (
         _state(lease=_lease(1, None), floor=2, status={"token": 1, "state": "finished"})
-        is StreamLiveness.LOST
+        is PipelineState.LOST
     )
 
 
@@ -121,24 +125,24 @@ def test_a_failure_keeps_its_class() -> None:
     found = judge_liveness(
         _seen(lease=_lease(1, None), status={"token": 1, "state": "failed", "error": error}), RULES
     )
-    assert found.state is StreamLiveness.FAILED
-    assert needs_person(found)
+    assert found.state is PipelineState.FAILED
+    assert needs_person(found.error)
     assert Observation.from_dict(found.as_dict()) == found
 
 
 @pytest.mark.parametrize(
     ("code", "expected", "kind"),
     [
-        (0, StreamLiveness.STOPPED, None),
-        (1, StreamLiveness.FAILED, "poison"),
-        (2, StreamLiveness.FAILED, "configuration"),
-        (3, StreamLiveness.FAILED, "transient"),
-        (4, StreamLiveness.FAILED, "fenced"),
-        (137, StreamLiveness.LOST, None),
+        (0, PipelineState.STOPPED, None),
+        (1, PipelineState.FAILED, "poison"),
+        (2, PipelineState.FAILED, "configuration"),
+        (3, PipelineState.FAILED, "transient"),
+        (4, PipelineState.FAILED, "fenced"),
+        (137, PipelineState.LOST, None),
     ],
 )
 def test_an_exit_code_stands_in_for_missing_words(
-    code: int, expected: StreamLiveness, kind: str | None
+    code: int, expected: PipelineState, kind: str | None
 ) -> None:
     """A driver that could not even write its status is classified by its exit code.
 
@@ -175,11 +179,11 @@ def test_an_outage_of_the_store_is_not_held_against_the_driver() -> None:
     away[0] = False
     found = observer.observe()
     assert found is not None
-    assert found.state is StreamLiveness.LIVE
+    assert found.state is PipelineState.RUNNING
     clock.advance(8)
     lost = observer.observe()
     assert lost is not None
-    assert lost.state is StreamLiveness.LOST
+    assert lost.state is PipelineState.LOST
 
 
 def test_the_floor_follows_the_driver() -> None:
@@ -198,4 +202,4 @@ def test_the_floor_follows_the_driver() -> None:
     clock.advance(60)
     found = observer.observe()
     assert found is not None
-    assert found.state is StreamLiveness.LOST
+    assert found.state is PipelineState.LOST

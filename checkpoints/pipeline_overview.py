@@ -1,0 +1,213 @@
+"""One typed overview of a pipeline for every surface that shows or judges it.
+
+`read_overview` needs five requests at most: lease, report, desired state, and the head of the log
+with its newest epoch. The command line, the Streams page, the trigger and the sweep all derive one
+`PipelineState` from it, and `PipelineState.word_for` gives the word that each surface shows. The
+states name nothing that only pipelines with sources or windows have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final, Literal
+
+from tidegate.checkpoints.desired_state import DesiredDocument, DesiredState, read_desired_state
+from tidegate.checkpoints.driver_reports import DriverStatus, read_status
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.lease import LeaseObserver, LeaseView, read_lease
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.slot_log import LogHead, SlotLog
+from tidegate.checkpoints.store import Store
+
+# Ticks. A driver reports every 2 s, and `tidegate status` should show a loss in under 15 s.
+_REPORT_IS_OLD_AFTER: Final = 15_000_000
+
+
+class PipelineState(StrEnum):
+    """What a pipeline is doing."""
+
+    NEW = "new"  # no driver ever held the lease
+    LEASED = "leased"  # a driver holds the lease and has not reported yet
+    STARTING = "starting"  # this and the next three: a driver holds the lease and reports it
+    RUNNING = "running"
+    WAITING = "waiting"
+    DRAINING = "draining"
+    SILENT = "silent"  # a driver holds the lease, and its newest report is old
+    STALLED = "stalled"  # a driver holds the lease or runs, and makes no progress
+    LOST = "lost"  # the driver ended without a final report
+    FINISHED = "finished"  # this and the next two: the final report of the last driver
+    FAILED = "failed"
+    STOPPED = "stopped"
+    RECOVERING = "recovering"  # a restore is under way
+    UNKNOWN = "unknown"  # the store does not answer
+
+    def word_for(self, surface: Surface) -> str:
+        """Return the word that a surface shows for this state."""
+        return _WORDS[surface].get(self, self.value)
+
+
+# `cli`: tidegate status. `page`: the API of the Streams page. `event`: the trigger's event, which
+# also lies in Airflow's database, and the tag of a metric.
+Surface = Literal["cli", "page", "event"]
+
+# Scripts, dashboards and live databases have these words, so they differ from the states for good.
+_WORDS: Final[Mapping[Surface, Mapping[PipelineState, str]]] = {
+    "cli": {PipelineState.NEW: "never ran", PipelineState.LEASED: "starting"},
+    "page": {PipelineState.LEASED: "running", PipelineState.LOST: "down"},
+    "event": {PipelineState.RUNNING: "live"},
+}
+FINAL_STATES: Final = frozenset(
+    {PipelineState.FINISHED, PipelineState.FAILED, PipelineState.STOPPED}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverOverview:
+    """The lease of a pipeline, and what its drivers report.
+
+    Attributes:
+        lease: as it lies in the bucket; None if no driver ever held it.
+        last_report: the newest report, whichever driver wrote it.
+        lease_expired: the lease is absent or free, its holder is proven dead, or an observer has
+            seen no renewal for longer than the TTL.
+        report_is_old: the holder has not reported for 15 s. Always False for an observer, which
+            times the lease itself and need not compare the clocks of two hosts.
+        read_at: ticks of this host's wall clock.
+    """
+
+    lease: LeaseView | None
+    last_report: DriverStatus | None = None
+    lease_expired: bool = False
+    report_is_old: bool = False
+    read_at: int = 0
+
+    @property
+    def report(self) -> DriverStatus | None:
+        """The report of the driver that took the lease last; None if it has not reported."""
+        report = self.last_report
+        current = report is not None and self.lease and report.token == self.lease.token
+        return report if current else None
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The body of `report`."""
+        return self.report.body if self.report else {}
+
+    @property
+    def last_facts(self) -> Mapping[str, Any]:
+        """The body of `last_report`."""
+        return self.last_report.body if self.last_report else {}
+
+    @property
+    def reported_state(self) -> PipelineState:
+        """The state in `report`; LEASED without one."""
+        return parse_reported_state(self.facts)
+
+    @property
+    def state(self) -> PipelineState:
+        """The state by lease and report alone, whatever people want."""
+        if self.lease is None:
+            return PipelineState.NEW
+        reported = self.reported_state
+        if self.lease.holder is None:
+            return reported if reported in FINAL_STATES else PipelineState.STOPPED
+        if self.lease_expired:
+            return PipelineState.LOST
+        return PipelineState.SILENT if self.report_is_old else reported
+
+
+def parse_reported_state(facts: Mapping[str, Any]) -> PipelineState:
+    """Return the state in the body of a driver's report."""
+    try:
+        return PipelineState(facts.get("state", PipelineState.LEASED))
+    except ValueError:
+        return PipelineState.RUNNING  # a newer driver may report states that are unknown here
+
+
+def read_driver(
+    store: Store, pipeline: str, observer: LeaseObserver | None = None
+) -> DriverOverview:
+    """Read lease and report: two requests.
+
+    Args:
+        store: the bucket.
+        pipeline: its name.
+        observer: times the lease from look to look. A single look can only prove that the lease is
+            free or that a holder on this host is dead.
+    """
+    lease = observer.observe() if observer else read_lease(store, pipeline)
+    expired = observer.is_expired(lease) if observer else lease is None or lease.is_free
+    driver = DriverOverview(
+        lease, read_status(store, pipeline), expired, read_at=SYSTEM_CLOCK.wall_ticks()
+    )
+    age = driver.read_at - driver.report.at if driver.report and not observer else 0
+    return replace(driver, report_is_old=age > _REPORT_IS_OLD_AFTER)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOverview:
+    """A pipeline as its bucket shows it at one moment.
+
+    Attributes:
+        driver: who drives, and what the driver reports.
+        desired: what people want, a restore under way included.
+        head: timeline, slot and newest epoch of the log.
+    """
+
+    driver: DriverOverview
+    desired: DesiredDocument
+    head: LogHead
+
+    @property
+    def state(self) -> PipelineState:
+        """The one state of the pipeline.
+
+        A restore under way comes first. A driver that holds the lease counts as running even if it
+        has reported its end, because no other driver can start yet.
+        """
+        reported = self.driver.reported_state
+        if self.desired.state is DesiredState.RECOVERING:
+            return PipelineState.RECOVERING
+        if not self.driver.lease_expired:
+            return PipelineState.RUNNING if reported in FINAL_STATES else self.driver.state
+        if reported in (PipelineState.FINISHED, PipelineState.FAILED):
+            return reported
+        if self.desired.state is DesiredState.RUN:
+            return PipelineState.LOST
+        started = self.driver.lease or self.desired.at
+        return PipelineState.STOPPED if started else PipelineState.NEW
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The newest epoch: its counters, decision and cut."""
+        return self.head.record
+
+    @property
+    def frontier(self) -> int | None:
+        """The output's frontier after the newest epoch, in ticks."""
+        return self.newest.frontier_after if self.newest else None
+
+    @property
+    def checkpoint_age(self) -> float | None:
+        """Seconds since the newest epoch was sealed, by the wall clocks of driver and reader."""
+        newest = self.newest
+        return (self.driver.read_at - newest.created_at) / 1_000_000 if newest else None
+
+
+def read_overview(
+    log: SlotLog, observer: LeaseObserver | None = None, head: LogHead | None = None
+) -> PipelineOverview:
+    """Read the overview of a pipeline.
+
+    Args:
+        log: the pipeline's log.
+        observer: as for `read_driver`.
+        head: the head of the log if the caller has read it already.
+    """
+    return PipelineOverview(
+        read_driver(log.store, log.pipeline, observer),
+        read_desired_state(log.store, log.pipeline),
+        head or log.head(),
+    )

@@ -1,0 +1,39 @@
+"""The base of tidegate's operators: which pipeline, its spec, and its store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.operators.store_access import StoreAccess
+
+
+class PipelineOperator(BaseOperator):
+    """A task about one pipeline.
+
+    Args:
+        pipeline: name of the pipeline.
+        spec: path of its YAML file, as the workers see it; not every task needs it.
+        conn_id: Airflow connection of the store; None for the environment (`TIDEGATE_STORE`).
+    """
+
+    def __init__(
+        self, *, pipeline: str, spec: str = "", conn_id: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pipeline, self.spec, self.conn_id = pipeline, spec, conn_id
+
+    def resolve_access(self) -> StoreAccess:
+        """Return the address of the pipeline's store."""
+        return StoreAccess.resolve(self.conn_id)
+
+    def open_log(self) -> SlotLog:
+        """Open the pipeline's log; its `store` is the pipeline's store."""
+        return SlotLog(self.resolve_access().open(), self.pipeline)
+
+
+def get_requester(context: Any) -> str:
+    """Return the user who started the run; ``airflow`` for a scheduled one."""
+    return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")

@@ -1,0 +1,254 @@
+"""Stops the driver when a person ends a stream's task in Airflow.
+
+The API server, where the person did it, does this itself, because a trigger learns that its task
+has ended only if a triggerer runs it: not while the triggerer is down, and not if the task was
+marked before the trigger began (docs/decisions/0064-marks-are-heard-in-the-api-server.md). The
+listener records which try was marked and waits until the request is committed. Then a thread
+
+1. reads who drives, and only then whether the mark still holds: the task was not cleared since, and
+   no other run waits or has begun;
+2. sets the desired state to stopped, so that the sweep leaves the stream alone;
+3. checks again that the mark holds, and takes step 2 back if not: a new run may have asked for the
+   stream in between;
+4. asks the driver of step 1, by its token, to drain, and goes on as `stop_driver` does.
+
+A later run sets the desired state itself, and launches a driver when the draining one has ended. A
+task that was awake may have launched a driver that has no lease yet, so the thread watches the
+lease for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from airflow.models.dagrun import DagRun
+from airflow.models.taskinstance import TaskInstance
+from airflow.utils.session import create_session
+from sqlalchemy import event, func, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import object_session
+
+from tidegate.checkpoints.desired_state import (
+    DesiredDocument,
+    DesiredState,
+    read_desired_state,
+    set_desired_state,
+)
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.lease import read_lease
+from tidegate.checkpoints.store import Store
+from tidegate.errors import ConfigurationError, TransientError
+from tidegate.operators.airflow_db import ACTIVE_RUN_STATES, AirflowQueries
+from tidegate.operators.driver_shutdown import ENDED_TASK_STATES, StopOrder, stop_driver
+
+_ACTOR: Final = "airflow"
+_RETRY_SECONDS: Final = 300.0  # while store or database do not answer
+_RETRY_AFTER: Final = 5.0  # seconds
+# A worker learns with its next heartbeat that its task was ended (a minute by default), and a
+# driver has its lease soon after its launch.
+_AWAKE_TASK_SECONDS: Final = 120.0
+_LEASE_POLL_SECONDS: Final = 3.0
+_CLOCK_TOLERANCE: Final = timedelta(minutes=1)  # more than the clocks of two hosts differ
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MarkedTask:
+    """A stream's task that a person has marked.
+
+    Attributes:
+        try_id: of the task's try; clearing the task gives it another one.
+        dag_id: `<pipeline>.stream`.
+        state: what the task was set to.
+        asleep: the task was deferred, so it launches nothing any more.
+        at: when it was marked.
+    """
+
+    try_id: str
+    dag_id: str
+    run_id: str
+    state: str
+    asleep: bool
+    at: datetime
+
+    @property
+    def pipeline(self) -> str:
+        """Name of the pipeline."""
+        return self.dag_id.rpartition(".")[0]
+
+    @property
+    def why(self) -> str:
+        """The reason in the stop request and in desired.json."""
+        return f"the task was set to {self.state} in Airflow"
+
+
+def on_task_marked(task: Any, state: str) -> None:
+    """Handle a mark; Airflow calls this inside the request that marks the task.
+
+    Returns at once and acts when the request is committed.
+    """
+    asleep = task.trigger_id is not None
+    mark = MarkedTask(
+        str(task.id), task.dag_id, task.run_id, state, asleep=asleep, at=datetime.now(UTC)
+    )
+    session = object_session(task)
+    if session is None:
+        _start_stop_thread(mark)
+    else:
+        event.listen(session, "after_commit", lambda _: _start_stop_thread(mark), once=True)
+
+
+def _start_stop_thread(mark: MarkedTask) -> None:
+    threading.Thread(
+        target=_stop_marked_driver, args=(mark,), name=f"mark {mark.dag_id}", daemon=True
+    ).start()
+
+
+def _stop_marked_driver(mark: MarkedTask) -> None:
+    """Body of the thread. No caller waits for it, so every step goes to the API server's log."""
+    airflow = AirflowQueries()
+
+    def log_step(text: str) -> None:
+        _log.info("%s of %s: %s: %s", mark.run_id, mark.dag_id, mark.why, text)
+
+    try:
+        StopOnMark(
+            mark,
+            lambda: airflow.open_stream_store(mark.dag_id),
+            lambda: _find_objection(mark),
+            say=log_step,
+        ).run()
+    except Exception:
+        _log.exception("%s of %s: %s, and the driver may go on", mark.run_id, mark.dag_id, mark.why)
+
+
+def _find_objection(mark: MarkedTask) -> str | None:
+    """Why a mark does not concern the driver (any more); None while it does."""
+    with create_session() as session:
+        task = session.execute(
+            select(TaskInstance.id, TaskInstance.state).where(
+                TaskInstance.dag_id == mark.dag_id,
+                TaskInstance.run_id == mark.run_id,
+                TaskInstance.task_id == "stream",
+            )
+        ).first()  # None: the run was deleted after the mark
+        of_dag, of_run = DagRun.dag_id == mark.dag_id, DagRun.run_id == mark.run_id
+        ended = session.scalar(select(DagRun.end_date).where(of_dag, of_run))
+        other_runs = session.scalar(
+            select(func.count())
+            .select_from(DagRun)
+            .where(of_dag, ~of_run, DagRun.state.in_(ACTIVE_RUN_STATES))
+        )
+    if task is not None and str(task.id) != mark.try_id:
+        return "the task was cleared since"
+    if task is not None and str(task.state) not in ENDED_TASK_STATES:
+        return f"the task is {task.state}"
+    if ended is not None and mark.at - ended > _CLOCK_TOLERANCE:
+        return "its run had ended long before"
+    return "another run waits or has begun, and adopts the driver" if other_runs else None
+
+
+class StopOnMark:
+    """Stops the driver of one marked task.
+
+    Args:
+        mark: the marked task.
+        open_store: opens the pipeline's store; None if the DAG does not belong to tidegate.
+        find_objection: why the mark does not hold (any more); None while it does.
+        clock: for waiting.
+        say: called with a line per step.
+    """
+
+    def __init__(
+        self,
+        mark: MarkedTask,
+        open_store: Callable[[], Store | None],
+        find_objection: Callable[[], str | None],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._mark, self._clock, self._say = mark, clock, say
+        self._open_store, self._find_objection = open_store, find_objection
+        self._stopped_tokens: set[int] = set()
+
+    def run(self) -> None:
+        """Act until the driver is gone and no other can come, or until the mark no longer holds."""
+        begun = self._clock.monotonic()
+        awake_until = begun if self._mark.asleep else begun + _AWAKE_TASK_SECONDS
+        first = True
+        while True:
+            try:
+                store = self._open_store()
+                if store is None or not self._apply_mark(store, first):
+                    return
+                first = False
+            except (TransientError, SQLAlchemyError) as error:
+                if self._clock.monotonic() - begun > _RETRY_SECONDS:
+                    self._say(f"given up, the driver may go on: {error}")
+                    return
+                self._say(f"once more in {_RETRY_AFTER:.0f} s: {error}")
+                self._clock.sleep(_RETRY_AFTER)
+                continue
+            if self._clock.monotonic() >= awake_until:
+                return
+            self._clock.sleep(_LEASE_POLL_SECONDS)
+
+    def _apply_mark(self, store: Store, first: bool) -> bool:
+        """One round: stop the present driver. Returns whether the mark (still) holds."""
+        pipeline, mark = self._mark.pipeline, self._mark
+        desired, lease = read_desired_state(store, pipeline), read_lease(store, pipeline)
+        token = None if lease is None or lease.is_free else lease.token
+        if not first and not self._was_undone_by_run(desired, token):
+            return True
+        objection = self._find_objection()
+        if objection is None and desired.state is DesiredState.RECOVERING:
+            objection = "a restore is under way, and sets the desired state at its end"
+        if objection is None and desired.state is DesiredState.RUN:
+            objection = self._set_stopped(store, desired)
+        if objection is not None:
+            self._say(f"{objection}: the driver stays")
+            return False
+        if token is not None:
+            self._stopped_tokens.add(token)
+            order = StopOrder(_ACTOR, mark.why, token=token, asker=mark.try_id)
+            self._say(stop_driver(store, pipeline, order, clock=self._clock, say=self._say))
+        elif first:
+            self._say("no driver holds the lease")
+        return True
+
+    def _set_stopped(self, store: Store, before: DesiredDocument) -> str | None:
+        """Steps 2 and 3. Returns why the mark no longer holds."""
+        pipeline = self._mark.pipeline
+        set_desired_state(store, pipeline, DesiredState.STOPPED, who=_ACTOR, why=self._mark.why)
+        objection = self._find_objection()
+        if objection is not None:
+            # Another writer that came in between keeps its desired state.
+            with suppress(ConfigurationError):
+                set_desired_state(
+                    store,
+                    pipeline,
+                    before.state,
+                    who=before.who,
+                    why=before.why,
+                    only_from=DesiredState.STOPPED,
+                )
+        return objection
+
+    def _was_undone_by_run(self, desired: DesiredDocument, token: int | None) -> bool:
+        """Whether the marked run has undone the stop before its worker learned of the mark."""
+        if desired.state is DesiredState.RUN:
+            return desired.why == f"run {self._mark.run_id}"
+        return (
+            desired.state is DesiredState.STOPPED
+            and desired.why == self._mark.why
+            and token is not None
+            and token not in self._stopped_tokens
+        )

@@ -1,0 +1,91 @@
+"""One state for every surface, whatever lies in the bucket."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
+from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
+from tidegate.checkpoints.lease import Lease, LeaseObserver
+from tidegate.checkpoints.memory_store import MemoryStore, StoreRequest
+from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
+from tidegate.checkpoints.process_identity import ProcessIdentity
+from tidegate.checkpoints.slot_log import SlotLog
+
+ELSEWHERE = ProcessIdentity(
+    driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9
+)
+
+
+def bucket(lease: str = "none", reported: str | None = None, ago: float = 0.0) -> MemoryStore:
+    """A pipeline `p` whose driver has the lease, gave it back or died, and last reported this."""
+    store = MemoryStore()
+    if lease != "none":
+        dead = ProcessIdentity.this_process().model_copy(update={"start_ticks": 1})
+        taken = Lease.acquire(store, "p", dead if lease == "dead" else ELSEWHERE)
+        if lease == "free":
+            taken.release()
+    if reported:
+        at = SYSTEM_CLOCK.wall_ticks() - int(ago * 1_000_000)
+        body = {"state": reported}
+        write_status(store, "p", DriverStatus(token=1, driver="d", step="move", at=at, body=body))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("lease", "reported", "desired", "state"),
+    [
+        ("none", None, None, "new"),
+        ("none", None, "run", "lost"),
+        ("none", None, "stopped", "stopped"),
+        ("held", None, "run", "leased"),
+        ("held", "waiting", "run", "waiting"),
+        ("held", "failed", "run", "running"),
+        ("held", "a state of a newer driver", "run", "running"),
+        ("held", "running", "recovering", "recovering"),
+        ("dead", "running", "run", "lost"),
+        ("dead", "failed", "run", "failed"),
+        ("free", "finished", "stopped", "finished"),
+        ("free", "stopped", "stopped", "stopped"),
+        ("free", "stopped", "run", "lost"),
+    ],
+)
+def test_one_state_of_a_pipeline(
+    lease: str, reported: str | None, desired: str | None, state: str
+) -> None:
+    """It follows from lease, report and what people want."""
+    store = bucket(lease, reported)
+    if desired:
+        set_desired_state(store, "p", DesiredState(desired), who="ann")
+    assert read_overview(SlotLog(store, "p")).state == state
+
+
+def test_an_old_report_is_silence_only_without_an_observer() -> None:
+    """An observer times the lease on its own clock, so it does not compare those of two hosts."""
+    log, clock = SlotLog(bucket("held", "running", ago=60), "p"), ManualClock()
+    assert read_overview(log).state is PipelineState.SILENT
+    observer = LeaseObserver(log.store, "p", clock)
+    assert read_overview(log, observer).state is PipelineState.RUNNING
+    clock.advance(10)
+    assert read_overview(log, observer).driver.state is PipelineState.LOST
+
+
+def test_an_overview_is_five_requests() -> None:
+    """So that lists of many pipelines stay cheap."""
+    requests: list[StoreRequest] = []
+    store = MemoryStore(bucket("held", "running").bucket, hook=requests.append)
+    read_overview(SlotLog(store, "p"))
+    assert len(requests) <= 5
+
+
+def test_surfaces_keep_their_words() -> None:
+    """Scripts and live databases have them."""
+    words = {state: [state.word_for(on) for on in ("cli", "page", "event")] for state in PipelineState}
+    different = {state: each for state, each in words.items() if set(each) != {state.value}}
+    assert different == {
+        "new": ["never ran", "new", "new"],
+        "leased": ["starting", "running", "leased"],
+        "running": ["running", "running", "live"],
+        "lost": ["lost", "down", "lost"],
+    }
