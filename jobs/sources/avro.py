@@ -16,6 +16,7 @@ import lzma
 import zlib
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 
 import fastavro
@@ -23,28 +24,6 @@ import pyarrow as pa
 from fastavro import _read_py as pure_fastavro
 
 _MAGIC: Final = b"Obj\x01"
-_SYNC: Final = {"type": "fixed", "name": "Sync", "size": 16}
-_HEADER: Final = fastavro.parse_schema(
-    {
-        "type": "record",
-        "name": "Header",
-        "fields": [
-            {"name": "meta", "type": {"type": "map", "values": "bytes"}},
-            {"name": "sync", "type": _SYNC},
-        ],
-    }
-)
-_BLOCK: Final = fastavro.parse_schema(
-    {
-        "type": "record",
-        "name": "Block",
-        "fields": [
-            {"name": "rows", "type": "long"},
-            {"name": "data", "type": "bytes"},
-            {"name": "sync", "type": _SYNC},
-        ],
-    }
-)
 # A default that does not fit its type must not make a file unreadable: it is never used here.
 _IGNORED_ATTRIBUTES: Final = frozenset({"aliases", "default", "doc", "order"})
 
@@ -66,6 +45,20 @@ _TIME_TYPES: Final[dict[str, pa.DataType]] = {
     "local-timestamp-micros": pa.timestamp("us"),
     "date": pa.date32(),
 }
+
+
+def _record(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    declared = [{"name": field, "type": schema} for field, schema in fields.items()]
+    return {"type": "record", "name": name, "fields": declared}
+
+
+_SYNC: Final = {"type": "fixed", "name": "Sync", "size": 16}
+_HEADER: Final = fastavro.parse_schema(
+    _record("Header", {"meta": {"type": "map", "values": "bytes"}, "sync": _SYNC})
+)
+_BLOCK: Final = fastavro.parse_schema(
+    _record("Block", {"rows": "long", "data": "bytes", "sync": _SYNC})
+)
 
 
 class AvroError(ValueError):
@@ -194,9 +187,8 @@ class _RecordSchema:
     ) -> tuple[dict[str, Any], dict[str, pa.DataType | None]]:
         self._named[schema["name"]] = (schema["name"], None)  # first, as it may contain itself
         reduced = {field["name"]: self._reduce(field["type"]) for field in schema["fields"]}
-        fields = [{"name": name, "type": physical} for name, (physical, _) in reduced.items()]
-        types = {name: arrow_type for name, (_, arrow_type) in reduced.items()}
-        return {"type": "record", "name": schema["name"], "fields": fields}, types
+        record = _record(schema["name"], {name: kind for name, (kind, _) in reduced.items()})
+        return record, {name: arrow_type for name, (_, arrow_type) in reduced.items()}
 
 
 def _reduce_decimal(schema: dict[str, Any]) -> tuple[dict[str, Any], pa.DataType]:
@@ -254,7 +246,7 @@ def _select_codec(name: str) -> Callable[[bytes], bytes]:
         "deflate": lambda data: zlib.decompress(data, -15),
         "snappy": _decompress_snappy,
         "xz": lzma.decompress,
-        "zstandard": _decompress_zstandard,
+        "zstandard": partial(decompress_stream, "zstd"),
         "bzip2": bz2.decompress,
     }
     if name not in codecs:
@@ -276,6 +268,7 @@ def _decompress_snappy(data: bytes) -> bytes:
     return result
 
 
-def _decompress_zstandard(data: bytes) -> bytes:
-    with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
+def decompress_stream(codec: str, data: bytes) -> bytes:
+    """Return the bytes inside a compressed stream, by a codec of Arrow's."""
+    with pa.CompressedInputStream(pa.BufferReader(data), codec) as stream:
         return bytes(stream.read())

@@ -18,6 +18,7 @@ import lzma
 import zlib
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -28,7 +29,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from tidegate.jobs.sources.avro import read_avro_file
+from tidegate.jobs.sources.avro import decompress_stream, read_avro_file
 from tidegate.jobs.sources.cast_sql import build_cast_sql, build_complaint_sql
 from tidegate.jobs.sources.parquet_footers import BadObject, read_parquet_table
 from tidegate.jobs.spec.pipeline import SourceSpec
@@ -129,20 +130,12 @@ def decompress_object(key: str, data: bytes) -> bytes:
     return data
 
 
-def _make_stream_decompressor(codec: str) -> Callable[[bytes], bytes]:
-    def decompress(data: bytes) -> bytes:
-        with pa.CompressedInputStream(pa.BufferReader(data), codec) as stream:
-            return bytes(stream.read())
-
-    return decompress
-
-
 _DECOMPRESS_BY_ENDING: Final[dict[str, Callable[[bytes], bytes]]] = {
     ".gz": gzip.decompress,
     ".bz2": bz2.decompress,
     ".xz": lzma.decompress,
-    ".zst": _make_stream_decompressor("zstd"),
-    ".lz4": _make_stream_decompressor("lz4"),
+    ".zst": partial(decompress_stream, "zstd"),
+    ".lz4": partial(decompress_stream, "lz4"),
 }
 
 
