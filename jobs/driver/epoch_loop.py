@@ -15,7 +15,7 @@ from tidegate.jobs.driver.operator_requests import RequestInbox
 from tidegate.jobs.driver.status_reporter import DriverSteps, StatusReporter
 from tidegate.jobs.engine.epoch_engine import Engine, EpochReport, EpochRequests
 from tidegate.jobs.engine.fault_points import Faults
-from tidegate.jobs.engine.publisher import PublisherGroup
+from tidegate.jobs.engine.publisher import Publisher
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _log = structlog.get_logger("tidegate.driver")
@@ -75,7 +75,7 @@ class EpochLoop:
     def __init__(
         self,
         engine: Engine,
-        publisher: PublisherGroup,
+        publisher: Publisher,
         runtime: LoopRuntime,
         until: EndConditions,
     ) -> None:

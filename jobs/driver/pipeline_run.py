@@ -57,7 +57,7 @@ from tidegate.jobs.engine.epoch_engine import (
 from tidegate.jobs.engine.fault_points import read_faults_from_environment
 from tidegate.jobs.engine.interfaces import Mover, RowDispatcher, Sink
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
-from tidegate.jobs.engine.publisher import PublisherGroup
+from tidegate.jobs.engine.publisher import Publisher
 from tidegate.jobs.sinks.factory import make_sinks
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.sources.factory import PipelineSources
@@ -226,7 +226,7 @@ class DriverSession:
         self._steps.start()
         self._faults = read_faults_from_environment()
         self._housekeeper = Housekeeper(spec, self._log).start()
-        self._publisher = PublisherGroup(
+        self._publisher = Publisher(
             make_followers(spec, store, uid, run.work),
             self._log,
             self._faults,
