@@ -41,11 +41,6 @@ ROWS: Final = {  # preset -> table -> rows, as docs/presets.md names them
     "pipet": {"events": 29, "late": 1, "large": 14, "totals": 29, "rejections": 0},
     "wire": {"events": 37, "late": 1, "per_10_s": 12, "busy": 2, "barriers": 2},
 }
-REJECTED: Final = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the audit expects rejected rows in no table; they are in the late table",
-)
 
 
 def read_documented_options(preset: str) -> dict[tuple[str, str], str]:
@@ -129,11 +124,7 @@ def test_an_example_runs_to_its_end(ended_run: Piped) -> None:
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "ended_run",
-    [pytest.param(name, marks=REJECTED) if name == "pipet" else name for name in NAMES],
-    indirect=True,
-)
+@pytest.mark.parametrize("ended_run", NAMES, indirect=True)
 def test_an_example_is_exact(ended_run: Piped, tmp_path: Path) -> None:
     """The independent check, which reads the JSON lines again, finds every row in one place."""
     spec, store = ended_run.spec, ended_run.store()
