@@ -85,16 +85,15 @@ def _dump_check(check: CheckResult) -> dict[str, Any]:
 
 
 def _make_table_reader(spec: PipelineSpec, store: Store) -> TableReader:
-    from tidegate.jobs.sinks.published_tables import (
-        read_table,
-    )  # pyiceberg takes a second to import
+    # pyiceberg takes a second to import.
+    from tidegate.jobs.sinks.published_tables import scan_table
 
     # The two tables that may be large are read without the user's columns.
     narrow = {EVENTS: event_columns(spec), LATE: LATE_COLUMNS}
 
     def read_run_rows(name: str, *, since: int = 0) -> pa.Table:
         # What was merged in later is not the run's doing: the checks judge the run.
-        return read_table(spec, store, name, since=since, columns=narrow.get(name), spliced=False)
+        return scan_table(spec, store, name, since=since, columns=narrow.get(name), spliced=False)
 
     return read_run_rows
 

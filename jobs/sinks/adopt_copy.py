@@ -1,7 +1,4 @@
-"""A copy of a store becomes a pipeline of its own.
-
-Its driver writes nothing where the original's does.
-"""
+"""Turns a copied store into an independent pipeline that never writes to the original's tables."""
 
 from __future__ import annotations
 
@@ -15,23 +12,25 @@ from tidegate.checkpoints.pipeline_identity import refuse_copied_store, rewrite_
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError
+from tidegate.jobs.sinks.errors import COPY_LACKS_ROWS, NOT_A_COPY
 from tidegate.jobs.sinks.iceberg_catalog import open_catalog, resolve_namespace
 from tidegate.jobs.sinks.lineage_position import build_cut_key
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
 def adopt_copied_store(spec: PipelineSpec, log: SlotLog) -> str:
-    """Give the copy an identity of its own, and forget the original's tables.
+    """Give the copied pipeline a new uid and drop its reference to the original's tables.
 
-    The next driver makes them anew, here.
+    The next driver creates new tables next to the copy. Because of the new uid, this pipeline
+    cannot write to tables of a shared catalog or to sinks that the original filled.
 
-    With the new uid every table of a shared catalog, every ledger of a sink and every mark that the
-    original filled is refused.
+    Returns:
+        The new uid.
 
     Raises:
-        ConfigurationError: the store is no copy, or epochs were retired, so that their rows are in
-            the original's tables only.
-        LeaseHeldError: somebody drives it.
+        ConfigurationError: the store is not a copy, or epochs were retired, so that their rows are
+            only in the original's tables.
+        LeaseHeldError: a driver is running on the copy.
     """
     store = log.store
     try:
@@ -40,17 +39,10 @@ def adopt_copied_store(spec: PipelineSpec, log: SlotLog) -> str:
         if error.code != "identity.copied":
             raise
     else:
-        raise _adoption_error(
-            spec, f"{store.url} is no copy", "nothing to adopt", "run it as it is"
-        )
+        raise NOT_A_COPY(pipeline=spec.name, store=store.url)
     if any(row.kind == "stub" for row in CheckpointCatalog(log).list_checkpoints(kinds=("stub",))):
-        raise _adoption_error(
-            spec,
-            f"epochs of {spec.name} were retired: their rows are in the original's tables only,"
-            " whose metadata names their place",
-            "the copy, which every reading command can look at",
-            "put the copy in the place it came from, under the same address",
-        )
+        raise COPY_LACKS_ROWS(pipeline=spec.name)
+    # The lease keeps a driver of the copy from reading the old uid while it changes.
     lease = Lease.acquire(store, spec.name, ProcessIdentity.this_process("adopt"))
     try:
         _forget_published_tables(spec, log)
@@ -60,18 +52,12 @@ def adopt_copied_store(spec: PipelineSpec, log: SlotLog) -> str:
 
 
 def _forget_published_tables(spec: PipelineSpec, log: SlotLog) -> None:
-    """Take them out of the pointer, and out of the catalog that was copied with the store.
+    """Delete the pointer to the tables, and drop the tables from a catalog that was copied along.
 
-    No file is touched.
+    No data file is deleted.
     """
     log.store.delete(build_cut_key(spec.name))
     if spec.outputs.catalog is None and isinstance(log.store, LocalStore):
         with closing(open_catalog(spec, log.store, Path())) as catalog:
             for identifier in catalog.list_tables(resolve_namespace(spec)):
                 catalog.drop_table(identifier)
-
-
-def _adoption_error(spec: PipelineSpec, what: str, kept: str, advice: str) -> ConfigurationError:
-    return ConfigurationError(
-        what, code="identity.not_adopted", pipeline=spec.name, kept=kept, advice=advice
-    )

@@ -1,11 +1,11 @@
-"""A follower that applies the log slot by slot and keeps its mark itself.
+"""Base of the sinks that apply the log slot by slot: PostgreSQL, Kafka, files and webhooks.
 
-What PostgreSQL, files and webhooks have in common.
+`<pipeline>/sinks/<name>.json` holds the sink's position. For a sink that is applied at least once
+it *is* the ledger. A transactional sink has its ledger next to its rows; there the document is a
+copy, so that retention does not retire what the sink still needs. The copy is written after the
+ledger, so it is never ahead of it.
 
-`<pipeline>/sinks/<name>.json` says how far it is. For a sink that is applied at least once it *is*
-the ledger; a transactional sink has its ledger where its rows are, and this is a copy for
-retention, which must not retire what a sink still needs. The copy is written after the fact, so it
-never says too much.
+See `docs/decisions/0050-sinks-keep-their-own-ledger.md`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
@@ -24,20 +25,27 @@ from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
+from tidegate.errors import PoisonError
+from tidegate.jobs.sinks.errors import (
+    CONTENDED,
+    EPOCH_RETIRED,
+    LEDGER_MOVED,
+    NO_CLIENT_LIBRARY,
+    NO_VARIABLE,
+    SINK_FENCED,
+    SINK_OF_OTHER_PIPELINE,
+    LedgerMovedError,
+)
 from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
 from tidegate.jobs.sinks.output_tables import build_checkpoint_rows
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
 
-_MAX_CONFLICTS = 20  # in a row, before asking the caller to come back later
-
-
-class LedgerMovedError(TransientError):
-    """Another publisher moved the ledger meanwhile: nothing was applied; judge again."""
+# Lost races in a row before the caller is asked to come back later.
+_MAX_CONFLICTS = 20
 
 
 class StoredPosition(SharedDocument):
-    """How far a sink is: slots 1 to `upto` of the lineage of `timeline`."""
+    """The position of a sink: it has slots 1 to `upto` of the lineage of `timeline`."""
 
     uid: str = ""
     timeline: int = 0
@@ -45,36 +53,32 @@ class StoredPosition(SharedDocument):
 
     @property
     def position(self) -> FollowerPosition:
-        """Without the pipeline."""
+        """The position without the pipeline's uid."""
         return FollowerPosition(self.timeline, self.upto)
 
 
 def build_position_key(pipeline: str, sink: str) -> str:
-    """Where a sink's mark lies."""
+    """Return the key of a sink's position."""
     return f"{pipeline}/sinks/{sink}.json"
 
 
 def read_stored_position(store: Store, pipeline: str, sink: str) -> StoredPosition | None:
-    """The mark in the store, or None before the first."""
+    """Return the position in the store, or None before the first."""
     return read_document(store, build_position_key(pipeline, sink), StoredPosition)[0]
 
 
 def expand_variables(text: str, sink: str) -> str:
-    """Put environment variables in the place of ``${NAME}``.
+    """Replace ``${NAME}`` by environment variables.
 
     Raises:
         ConfigurationError: one of them is not set.
     """
 
     def read_variable(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1])
-        if found is None:
-            raise ConfigurationError(
-                f"sinks.{sink}: the environment variable {match[1]} is not set",
-                code="sink.no_variable",
-                advice=f"set {match[1]} where the driver is started",
-            )
-        return found
+        value = os.environ.get(match[1])
+        if value is None:
+            raise NO_VARIABLE(sink=sink, variable=match[1])
+        return value
 
     return re.sub(r"\$\{(\w+)\}", read_variable, text)
 
@@ -82,7 +86,7 @@ def expand_variables(text: str, sink: str) -> str:
 class SlotFollower(ABC):
     """Implements `Sink`.
 
-    Subclasses say where the mark is kept, and how one epoch is applied and taken back.
+    Subclasses define where the ledger is kept, and how an epoch is applied and taken back.
     """
 
     def __init__(
@@ -94,14 +98,14 @@ class SlotFollower(ABC):
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
         """Bring the sink to the head of the current timeline.
 
-        Every slot by itself, so groups need no flush.
+        Every slot is applied by itself, so `flush` changes nothing.
 
         Returns:
-            Slots applied.
+            The number of slots applied.
 
         Raises:
-            FencedError: the sink stands on a timeline outside this log's lineage, or ahead of it.
-            TransientError: it cannot be reached now, or other publishers kept winning; call again.
+            FencedError: the sink is on a timeline outside this log's lineage, or ahead of it.
+            TransientError: it cannot be reached now, or other publishers kept winning. Call again.
             ConfigurationError: it belongs to another pipeline, or refuses these credentials.
             PoisonError: an epoch that it needs was retired, or a row does not fit.
         """
@@ -110,82 +114,87 @@ class SlotFollower(ABC):
                 return self._follow_once(log)
             except LedgerMovedError:
                 continue
-        raise TransientError(
-            f"other publishers of {self.name} kept winning", code="sink.contended", retry_after=1.0
-        )
+        raise CONTENDED(pipeline=self.spec.name, what=self.name)
 
     def lag(self, log: SlotLog) -> int:
-        """Sealed slots that the sink has not applied yet."""
-        mark, way = self._load_position(), CurrentLineage(log, log.head())
-        return way.slot - (way.last_shared_slot(mark) if mark and way.is_in_log(mark) else 0)
+        """Return the number of sealed slots that the sink has not applied yet."""
+        position = self._load_position()
+        return CurrentLineage(log, log.head()).count_missing_slots(position)
 
     @abstractmethod
     def _load_position(self) -> FollowerPosition | None:
-        """The mark; None before the first.
+        """Return the sink's position; None before the first.
 
-        Raises ConfigurationError when it is another pipeline's.
+        Raises:
+            ConfigurationError: the ledger belongs to another pipeline.
         """
 
     @abstractmethod
-    def _create_ledger(self, log: SlotLog, way: CurrentLineage) -> FollowerPosition:
-        """Make the ledger of a new sink."""
+    def _create_ledger(self, log: SlotLog, lineage: CurrentLineage) -> FollowerPosition:
+        """Create the ledger of a new sink and return its first position."""
 
     @abstractmethod
     def _rewind_sink(
-        self, before: FollowerPosition, after: FollowerPosition, way: CurrentLineage
+        self, before: FollowerPosition, after: FollowerPosition, lineage: CurrentLineage
     ) -> None:
-        """Take back the slots after `after.upto` and go on on its timeline.
+        """Take back the slots after `after.upto` and continue on the timeline of `after`.
 
-        Raises MovedError when the mark is not `before`.
+        Raises:
+            LedgerMovedError: the position is not `before`.
         """
 
     @abstractmethod
     def _apply_epoch(
         self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
     ) -> None:
-        """Apply one epoch. Raises MovedError when the mark is not `before`."""
+        """Apply one epoch. Raises `LedgerMovedError` if the position is not `before`."""
 
     @abstractmethod
     def _handle_retired_epoch(
-        self, slot: int, before: FollowerPosition, way: CurrentLineage
+        self, slot: int, before: FollowerPosition, lineage: CurrentLineage
     ) -> FollowerPosition:
-        """An epoch that is still to be applied was retired: get past it by other means, or refuse.
+        """Get past a retired epoch that was not applied yet, or raise.
 
-        Returns the new mark.
+        Returns:
+            The new position.
         """
 
     def _follow_once(self, log: SlotLog) -> int:
-        """The mark first, then the head.
+        """Read the position, then the head.
 
         Whatever the sink has was sealed before, so it cannot be ahead of the log.
         """
-        mark = self._load_position()
-        way = CurrentLineage(log, log.head())
-        if mark is None:
-            mark = self._create_ledger(log, way)
-        if not way.is_in_log(mark):
-            raise self._fenced_sink_error(mark, way)
-        here = FollowerPosition(way.timeline, way.last_shared_slot(mark))
-        if here != mark:
-            self._rewind_sink(mark, here, way)
+        stored = self._load_position()
+        lineage = CurrentLineage(log, log.head())
+        if stored is None:
+            stored = self._create_ledger(log, lineage)
+        if not lineage.is_in_log(stored):
+            raise SINK_FENCED(
+                pipeline=self.spec.name, sink=self.name, **lineage.describe_mismatch(stored)
+            )
+        here = FollowerPosition(lineage.timeline, lineage.last_shared_slot(stored))
+        # Another timeline means a restore, even if no slot has to be taken back: receivers are
+        # told, and the ledger must name the timeline that it continues.
+        if here != stored:
+            self._rewind_sink(stored, here, lineage)
         begin = here.upto
-        while here.upto < way.slot:
-            here = self._apply_remaining_epochs(log, here, way)
+        while here.upto < lineage.slot:
+            here = self._apply_remaining_epochs(log, here, lineage)
         return here.upto - begin
 
     def _apply_remaining_epochs(
-        self, log: SlotLog, here: FollowerPosition, way: CurrentLineage
+        self, log: SlotLog, here: FollowerPosition, lineage: CurrentLineage
     ) -> FollowerPosition:
-        for filled in log.epochs_between(way.timeline, here.upto + 1, way.slot):
+        for filled in log.epochs_between(lineage.timeline, here.upto + 1, lineage.slot):
             if isinstance(filled.record, RetiredEpoch):
-                return self._handle_retired_epoch(filled.record.slot, here, way)
-            after = FollowerPosition(way.timeline, filled.epoch.slot)
+                return self._handle_retired_epoch(filled.record.slot, here, lineage)
+            after = FollowerPosition(lineage.timeline, filled.epoch.slot)
             self._apply_epoch(filled.epoch, here, after)
             here = after
         return here
 
     def read_epoch_rows(self, epoch: Manifest, table: str) -> Iterator[Any]:
-        """The epoch's rows of one table, a file at a time.
+        """Yield the epoch's rows of one table, a file at a time.
 
         Those of `checkpoints` follow from the manifest.
         """
@@ -196,13 +205,35 @@ class SlotFollower(ABC):
             if file.rows:
                 yield pq.read_table(BufferReader(self.store.get(file.key).data))
 
-    def move_position(self, before: FollowerPosition | None, after: FollowerPosition) -> None:
-        """Swap the mark in the store.
+    def describe_epoch(self, epoch: Manifest) -> dict[str, Any]:
+        """Return the fields by which receivers recognise an epoch."""
+        return {
+            "pipeline": self.spec.name,
+            "uid": self.uid,
+            "timeline": epoch.timeline,
+            "epoch": epoch.slot,
+        }
 
-        Without `before` it is a copy of a ledger elsewhere and only has to be true.
+    def read_own_position(self) -> FollowerPosition | None:
+        """Return the sink's position in the store; None before the first.
 
         Raises:
-            MovedError: the mark is not `before`.
+            ConfigurationError: another pipeline filled the sink.
+        """
+        stored = read_stored_position(self.store, self.spec.name, self.name)
+        if stored is None:
+            return None
+        self.refuse_other_owner(stored.uid)
+        return stored.position
+
+    def move_position(self, before: FollowerPosition | None, after: FollowerPosition) -> None:
+        """Swap the position in the store.
+
+        Without `before` it is a copy of a ledger elsewhere, and is written unless the store has a
+        newer copy.
+
+        Raises:
+            LedgerMovedError: the position is not `before`.
         """
         key = build_position_key(self.spec.name, self.name)
 
@@ -212,75 +243,40 @@ class SlotFollower(ABC):
                 return there
             if before is not None and there.uid and there.position != before:
                 raise self.ledger_moved_error(there.position, before)
-            if (
-                before is None
-                and there.uid
-                and (there.timeline, there.upto) > (after.timeline, after.upto)
-            ):
-                return there  # a faster publisher's word about the same ledger
-            return there.model_copy(
-                update={"uid": self.uid, "timeline": after.timeline, "upto": after.upto}
-            )
+            if before is None and there.uid and there.position > after:
+                return there  # a faster publisher has copied the same ledger already
+            return there.model_copy(update={"uid": self.uid, **asdict(after)})
 
         change_document(self.store, key, StoredPosition(), advance_position)
 
     def refuse_other_owner(self, owner: str) -> None:
-        """Refuse what another pipeline filled."""
+        """Raise if another pipeline filled the sink."""
         if owner not in ("", self.uid):
-            raise ConfigurationError(
-                f"sink {self.name} of {self.spec.name} was filled by another pipeline (uid {owner},"
-                f" not {self.uid})",
-                code="sink.other_pipeline",
-                pipeline=self.spec.name,
-                kept="everything in the sink; nothing was changed",
-                advice="give the sink another name and place",
+            raise SINK_OF_OTHER_PIPELINE(
+                pipeline=self.spec.name, sink=self.name, owner=owner, uid=self.uid
             )
 
     def ledger_moved_error(
         self, found: FollowerPosition, expected: FollowerPosition
     ) -> LedgerMovedError:
-        """The error for a ledger that is not where it was judged."""
-        return LedgerMovedError(
-            f"the ledger of {self.name} is at {found}, not {expected}",
-            code="sink.moved",
-            pipeline=self.spec.name,
+        """Return the error for a ledger that has moved since it was read."""
+        return LEDGER_MOVED(
+            pipeline=self.spec.name, sink=self.name, position=found, expected=expected
         )
 
     def epoch_retired_error(self, slot: int) -> PoisonError:
-        """The error for an epoch that is gone."""
-        return PoisonError(
-            f"sink {self.name} of {self.spec.name} needs slot {slot}, which was retired",
-            code="sink.retired",
-            pipeline=self.spec.name,
-            kept="everything in the sink",
-            advice=(
-                f"take the old rows from the tables (tidegate tables {self.spec.name} ...), and"
-                " start the sink anew under another name with: start: head"
-            ),
-        )
-
-    def _fenced_sink_error(self, mark: FollowerPosition, way: CurrentLineage) -> FencedError:
-        return FencedError(
-            f"sink {self.name} of {self.spec.name} stands at slot {mark.upto} of timeline"
-            f" {mark.timeline}, but the log ends at slot {way.slot} of timeline {way.timeline}",
-            code="sink.fenced",
-            pipeline=self.spec.name,
-            kept="everything in the sink; nothing was changed",
-            advice="check that the store is the one this sink was filled from",
-        )
-
-
-# Client libraries that only some sinks need, and that an extra of the package brings.
+        """Return the error for an epoch that was retired."""
+        return EPOCH_RETIRED(pipeline=self.spec.name, sink=self.name, slot=slot)
 
 
 def import_client_library(module: str, *, of: str, package: str, extra: str) -> Any:
-    """The module, imported when a sink first needs it.
+    """Import a client library that only some sinks need, when a sink first needs it.
 
     Args:
         module: its import name.
         of: what needs it, for the error.
-        package: what it is called where it is installed from.
-        extra: of tidegate, that brings it.
+        package: its name in the package index.
+        extra: the extra of tidegate that installs it.
 
     Raises:
         ConfigurationError: it is not installed.
@@ -288,8 +284,4 @@ def import_client_library(module: str, *, of: str, package: str, extra: str) -> 
     try:
         return import_module(module)
     except ImportError as error:
-        raise ConfigurationError(
-            f"{of} needs {package}, which is not installed",
-            code="sink.no_driver",
-            advice=f'install it: pip install "tidegate[{extra}]"',
-        ) from error
+        raise NO_CLIENT_LIBRARY(what=of, package=package, extra=extra) from error

@@ -1,10 +1,8 @@
-"""Is every row in exactly one place, and do the windows equal a recomputation?
+"""Checks that every row is in exactly one table, and that windows equal a recomputation.
 
-Asked of the tables themselves.
-
-An independent check: it reads the input objects again with pyarrow, the published tables as any
-reader would, and recomputes in DuckDB. Nothing of the decider or a mover is used. *Exact* as issue
-and design mean it: semantics.md section 9.1 and 9.8.
+The check is independent of the decider and the movers: it reads the input objects with pyarrow and
+the published tables as any reader would, and recomputes in DuckDB. What *exact* means:
+`docs/semantics.md`, sections 9.1 and 9.8.
 """
 
 from __future__ import annotations
@@ -44,13 +42,12 @@ class ExactnessReport:
     """The findings.
 
     Attributes:
-        rows: source -> disposition -> rows, as counted from the tables; `read` from the input
-            objects, for topics by the epochs.
-        problems: sentences; empty means exact.
-        windows: window -> results compared.
+        rows: source -> disposition -> rows, counted in the tables; `read` is counted in the input
+            objects, for topics in the epochs.
+        problems: sentences; empty if the tables are exact.
+        windows: window -> number of results compared.
         skipped: windows that DuckDB cannot recompute, with the reason.
-        topics: sources that are not read again: the tables are only asked whether a row of theirs
-            stands there twice.
+        topics: sources that are not read again; their rows are only checked for duplicates.
     """
 
     rows: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -61,12 +58,12 @@ class ExactnessReport:
 
     @property
     def is_exact(self) -> bool:
-        """No problem was found."""
+        """Whether no problem was found."""
         return not self.problems
 
 
 def list_sealed_epochs(log: SlotLog) -> list[Manifest]:
-    """All epochs on the current lineage, oldest first."""
+    """Return all epochs on the current lineage, oldest first."""
     head = log.head()
     return [filled.epoch for filled in log.epochs_between(head.timeline, 1, head.slot)]
 
@@ -80,7 +77,7 @@ def audit_exactness(
 
     Args:
         spec: the pipeline.
-        store: where its input objects lie.
+        store: the store with its input objects.
         log: its log.
         table: reads one published table (late rows, events, windows in their current revision).
     """
@@ -103,9 +100,9 @@ def audit_exactness(
 
 
 def _read_input_rows(spec: PipelineSpec, store: Store, epochs: Iterable[Manifest]) -> pa.Table:
-    """Every data row of every consumed object, with its provenance.
+    """Return every data row of every consumed object, with its provenance.
 
-    Messages are not asked for: the topic may have forgotten.
+    Topics are not read: Kafka may have deleted the messages.
     """
     tables: dict[str, pa.Table] = {}
     rows = []
@@ -137,9 +134,9 @@ def _build_empty_input(spec: PipelineSpec) -> pa.Table:
 
 
 def _cast_to_declared_types(spec: SourceSpec, chunk: pa.Table) -> pa.Table:
-    """Texts cast value by value, naive times put into their zone.
+    """Cast texts value by value, and put naive times into the source's zone.
 
-    What cannot be cast is null, and its row a dead letter.
+    A value that cannot be cast becomes null; its row is a dead letter.
     """
     chunk = chunk.select(
         [name for name in chunk.column_names if name in spec.columns]
@@ -200,9 +197,9 @@ def _add_provenance_columns(
 def _register_merged_rows(
     db: duckdb.DuckDBPyConnection, spec: PipelineSpec, store: Store, head: Manifest
 ) -> None:
-    """The relation `merged`.
+    """Create the relation `merged` from splice requests.
 
-    Rows of merged splice requests, one per output that they were merged into.
+    It has a row for each output that a requested row was merged into.
     """
     columns = [
         *spec.columns,
@@ -340,7 +337,10 @@ def _check_window_results(
 
 
 def _build_window_assignment_sql(spec: PipelineSpec, window: WindowSpec, frontier: int) -> str:
-    """Accepted rows, each with the start of a window that it is in: one, but for what lasts."""
+    """Select accepted rows with the start of each window that they are in.
+
+    Only rows that last (with an end time or edges) can be in several windows.
+    """
     if all(source.end_time is None and source.edges is None for source in spec.sources.values()):
         return f"select *, {_build_window_start_sql('_time', window)} as window_start from accepted"
     stops = " ".join(
@@ -357,7 +357,7 @@ def _build_window_assignment_sql(spec: PipelineSpec, window: WindowSpec, frontie
 
 
 def _build_window_start_sql(ticks: str, window: WindowSpec) -> str:
-    """Start of the window that an instant is in."""
+    """Return the start of the window that contains an instant."""
     return (
         f"{window.offset} + cast(floor(({ticks} - {window.offset}) / {window.size}::double) as"
         f" bigint) * {window.size}"
@@ -365,10 +365,10 @@ def _build_window_start_sql(ticks: str, window: WindowSpec) -> str:
 
 
 def _build_row_end_sql(source: SourceSpec) -> str:
-    """When a row ends.
+    """Return the end of a row.
 
-    Of a start edge at the first end edge behind it, null while there is none; an end edge lasts no
-    time.
+    A start edge ends at the next end edge, and is null if there is none yet; an end edge has no
+    duration.
     """
     if source.end_time is not None:
         return f'coalesce(epoch_us("{source.end_time}"), _time + 1)'
@@ -386,7 +386,7 @@ def _build_row_end_sql(source: SourceSpec) -> str:
 
 
 def _build_difference_sql(window: WindowSpec) -> str:
-    """Rows of either side without an equal partner; averages within rounding."""
+    """Count the rows of either side without an equal partner; averages may differ by rounding."""
     same = " and ".join(
         f'e."{k}" is not distinct from p."{k}"' for k in (*window.keys, "window_start")
     )

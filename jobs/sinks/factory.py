@@ -1,7 +1,4 @@
-"""From a spec to its followers.
-
-The Iceberg tables first, since another sink may have to be filled from them.
-"""
+"""Makes the followers of a pipeline: the Iceberg tables, then the sinks of its spec."""
 
 from __future__ import annotations
 
@@ -19,7 +16,10 @@ from tidegate.jobs.spec.sinks import FilesSinkSpec, KafkaSinkSpec, PostgresSinkS
 
 
 def make_sinks(spec: PipelineSpec, store: Store, uid: str, workdir: Path) -> list[Sink]:
-    """Every follower of a pipeline. Nothing is opened yet."""
+    """Return every follower of a pipeline, without opening a connection.
+
+    The Iceberg tables come first, because another sink may have to be filled from them.
+    """
     return [
         IcebergSink(spec, store, uid, workdir),
         *(_make_sink(n, given, spec, store, uid) for n, given in spec.sinks.items()),
@@ -32,10 +32,7 @@ def _make_sink(name: str, given: SinkSpec, spec: PipelineSpec, store: Store, uid
     if isinstance(given, FilesSinkSpec):
         return FilesSink(name, given, spec, store, uid)
     if isinstance(given, KafkaSinkSpec):
-        exact = given.delivery == "exactly_once"
-        return (
-            ExactlyOnceKafkaSink(name, given, spec, store, uid)
-            if exact
-            else KafkaSink(name, given, spec, store, uid)
-        )
+        exactly_once = given.delivery == "exactly_once"
+        kind = ExactlyOnceKafkaSink if exactly_once else KafkaSink
+        return kind(name, given, spec, store, uid)
     return WebhookSink(name, given, spec, store, uid)

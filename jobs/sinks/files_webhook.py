@@ -1,10 +1,9 @@
 """Sinks that are applied at least once: files and webhooks.
 
-Repetitions carry the id of the epoch, so that they can be told.
-
-What was delivered is marked afterwards, by compare-and-swap. A crash in between, or two publishers
-at once, deliver an epoch again: same id, same rows. A restore is told as such; what to do with the
-rows of abandoned epochs is the receiver's business.
+The position is moved after an epoch was delivered, by compare-and-swap. A crash in between, or two
+publishers at once, deliver an epoch again with the same id and the same rows, so receivers can
+recognise the repetition. A restore is announced; receivers decide what to do with the rows of
+abandoned epochs.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import json
 import urllib.error
 import urllib.request
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -23,35 +23,30 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError, TransientError
-from tidegate.jobs.sinks.base_follower import SlotFollower, expand_variables, read_stored_position
+from tidegate.errors import TransientError
+from tidegate.jobs.sinks.base_follower import SlotFollower, expand_variables
+from tidegate.jobs.sinks.errors import SINK_REFUSED, SINK_UNAVAILABLE
 from tidegate.jobs.sinks.lineage_position import CurrentLineage, FollowerPosition
 from tidegate.jobs.sinks.published_tables import to_json_lines
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import FilesSinkSpec, WebhookSinkSpec
 
-_RETRY_STATUS_CODES = (408, 425, 429)  # answers of 400 to 499 that mean: not now
+_RETRY_STATUS_CODES = (408, 425, 429)  # answers of 400 to 499 that ask to try later
 
 
 class AtLeastOnceSink(SlotFollower):
-    """The mark in the store is the ledger."""
+    """A follower whose ledger is its position in the store."""
 
     start: str
 
     def _load_position(self) -> FollowerPosition | None:
-        found = read_stored_position(self.store, self.spec.name, self.name)
-        if found is None:
-            return None
-        self.refuse_other_owner(found.uid)
-        return found.position
+        return self.read_own_position()
 
-    def _create_ledger(self, log: SlotLog, way: CurrentLineage) -> FollowerPosition:
-        first = FollowerPosition(way.timeline, way.slot if self.start == "head" else 0)
-        if (
-            way.timeline > 0
-            # A publisher that began before the restore may still deliver an epoch that does not count.
-        ):
-            self._announce_restore(build_restore_notice(self, first, way))
+    def _create_ledger(self, log: SlotLog, lineage: CurrentLineage) -> FollowerPosition:
+        first = FollowerPosition(lineage.timeline, lineage.slot if self.start == "head" else 0)
+        # A publisher that began before the restore may still deliver an epoch that does not count.
+        if lineage.timeline > 0:
+            self._announce_restore(build_restore_notice(self, first, lineage))
         self.move_position(None, first)
         return first
 
@@ -62,43 +57,49 @@ class AtLeastOnceSink(SlotFollower):
         self.move_position(before, after)
 
     def _rewind_sink(
-        self, before: FollowerPosition, after: FollowerPosition, way: CurrentLineage
+        self, before: FollowerPosition, after: FollowerPosition, lineage: CurrentLineage
     ) -> None:
-        self._announce_restore(build_restore_notice(self, after, way))
+        self._announce_restore(build_restore_notice(self, after, lineage))
         self.move_position(before, after)
 
     def _handle_retired_epoch(
-        self, slot: int, before: FollowerPosition, way: CurrentLineage
+        self, slot: int, before: FollowerPosition, lineage: CurrentLineage
     ) -> FollowerPosition:
         raise self.epoch_retired_error(slot)
 
     @abstractmethod
     def _deliver_epoch(self, epoch: Manifest) -> None:
-        """Hand an epoch over; returns when the receiver has it."""
+        """Deliver an epoch; return when the receiver has it."""
 
     @abstractmethod
     def _announce_restore(self, notice: dict[str, Any]) -> None:
-        """Tell that the epochs after `after_epoch` of older timelines are taken back, and which epochs count from now on."""
+        """Announce that epochs after `after_epoch` of older timelines do not count any more."""
 
 
 def build_restore_notice(
-    sink: SlotFollower, after: FollowerPosition, way: CurrentLineage
+    sink: SlotFollower, after: FollowerPosition, lineage: CurrentLineage
 ) -> dict[str, Any]:
-    """What a receiver needs to know which of the epochs it was sent count.
+    """Return what a receiver needs to know which epochs count: those on the new timeline's lineage.
 
-    Those on the lineage of the newest timeline.
+    See `docs/decisions/0053-rewind-notices-carry-the-lineage.md`.
     """
-    lineage = [
-        {"timeline": s.timeline, "first": s.first, "last": s.last} for s in way.list_segments()
+    segments = [
+        {"timeline": s.timeline, "first": s.first, "last": s.last} for s in lineage.list_segments()
     ]
-    place = {"timeline": after.timeline, "after_epoch": after.upto, "lineage": lineage}
-    return {"pipeline": sink.spec.name, "uid": sink.uid, **place}
+    return {
+        "pipeline": sink.spec.name,
+        "uid": sink.uid,
+        "timeline": after.timeline,
+        "after_epoch": after.upto,
+        "lineage": segments,
+    }
 
 
 class FilesSink(AtLeastOnceSink):
-    """`<path>/<table>/t<timeline>-<epoch>-<attempt>.<format>`, then `<path>/_epochs/<checkpoint>.json`, which names them.
+    """Writes each epoch's rows as files, then one object that names them.
 
-    A file counts once the epoch's own object names it. Restores are
+    A file `<path>/<table>/t<timeline>-<epoch>-<attempt>.<format>` counts once the object
+    `<path>/_epochs/<checkpoint>.json` names it. A restore is announced in
     `<path>/_restores/t<timeline>.json`.
     """
 
@@ -107,39 +108,30 @@ class FilesSink(AtLeastOnceSink):
     ) -> None:
         super().__init__(name, spec, store, uid, given.tables)
         self.start, self._format = given.start, given.format
-        self._to = open_store(expand_variables(given.path, name))
+        self._target = open_store(expand_variables(given.path, name))
 
     def _deliver_epoch(self, epoch: Manifest) -> None:
         files: dict[str, int] = {}
         for table in self.tables:
             for number, rows in enumerate(self.read_epoch_rows(epoch, table)):
                 key = f"{table}/{epoch.id}{f'-{number}' if number else ''}.{self._format}"
-                self._to.put(
-                    key,
-                    (
-                        _encode_parquet(rows)
-                        if self._format == "parquet"
-                        else to_json_lines(rows).encode()
-                    ),
-                )
+                as_parquet = self._format == "parquet"
+                data = _encode_parquet(rows) if as_parquet else to_json_lines(rows).encode()
+                self._target.put(key, data)
                 files[key] = rows.num_rows
-        body = {
-            "pipeline": self.spec.name,
-            "uid": self.uid,
-            "timeline": epoch.timeline,
-            "epoch": epoch.slot,
-            "files": files,
-        }
-        self._to.put(f"_epochs/{epoch.id}.json", canonical_bytes(body))
+        # Written last: readers ignore files that no such object names.
+        body = self.describe_epoch(epoch) | {"files": files}
+        self._target.put(f"_epochs/{epoch.id}.json", canonical_bytes(body))
 
     def _announce_restore(self, notice: dict[str, Any]) -> None:
-        self._to.put(f"_restores/t{notice['timeline']}.json", canonical_bytes(notice))
+        self._target.put(f"_restores/t{notice['timeline']}.json", canonical_bytes(notice))
 
 
 class WebhookSink(AtLeastOnceSink):
-    """POST with JSON.
+    """Posts the rows of each epoch as JSON.
 
-    `{"kind": "rows", ..., "rows": [...]}`, and at the end of each epoch one of kind `epoch`.
+    Requests of kind `rows` carry `{"kind": "rows", ..., "rows": [...]}`; one request of kind
+    `epoch` ends each epoch.
     """
 
     def __init__(
@@ -149,31 +141,21 @@ class WebhookSink(AtLeastOnceSink):
         self.start, self._given = given.start, given
 
     def _deliver_epoch(self, epoch: Manifest) -> None:
-        about = {
-            "pipeline": self.spec.name,
-            "uid": self.uid,
-            "timeline": epoch.timeline,
-            "epoch": epoch.slot,
-        }
+        about = self.describe_epoch(epoch)
         counts: dict[str, int] = {}
         for table in self.tables:
-            part = 0
-            for rows in self.read_epoch_rows(epoch, table):
+            for part, rows in enumerate(self._split_into_requests(epoch, table)):
                 counts[table] = counts.get(table, 0) + rows.num_rows
-                for begin in range(0, rows.num_rows, self._given.rows):
-                    lines = to_json_lines(rows.slice(begin, self._given.rows)).splitlines()
-                    body = {
-                        **about,
-                        "kind": "rows",
-                        "table": table,
-                        "part": part,
-                        "rows": [json.loads(line) for line in lines],
-                    }
-                    self._post_json(body, f"{epoch.id}/{table}/{part}")
-                    part += 1
-        self._post_json(
-            {**about, "kind": "epoch", "checkpoint": str(epoch.id), "rows": counts}, str(epoch.id)
-        )
+                lines = [json.loads(line) for line in to_json_lines(rows).splitlines()]
+                body = {**about, "kind": "rows", "table": table, "part": part, "rows": lines}
+                self._post_json(body, f"{epoch.id}/{table}/{part}")
+        end = {**about, "kind": "epoch", "checkpoint": str(epoch.id), "rows": counts}
+        self._post_json(end, str(epoch.id))
+
+    def _split_into_requests(self, epoch: Manifest, table: str) -> Iterator[Any]:
+        for rows in self.read_epoch_rows(epoch, table):
+            for begin in range(0, rows.num_rows, self._given.rows):
+                yield rows.slice(begin, self._given.rows)
 
     def _announce_restore(self, notice: dict[str, Any]) -> None:
         self._post_json({**notice, "kind": "restore"}, f"restore-t{notice['timeline']}")
@@ -182,13 +164,11 @@ class WebhookSink(AtLeastOnceSink):
         """Send one request.
 
         Raises:
-            TransientError: no answer, or one that means: later.
-            ConfigurationError: the receiver refuses it.
+            TransientError: there was no answer, or the answer asks to try later.
+            ConfigurationError: the receiver refuses the request.
         """
-        headers = {
-            "Content-Type": "application/json",
-            "Idempotency-Key": f"{self.uid}/{self.name}/{identity}",
-        }
+        key = f"{self.uid}/{self.name}/{identity}"
+        headers = {"Content-Type": "application/json", "Idempotency-Key": key}
         request = urllib.request.Request(  # noqa: S310  # the spec admits http and https only
             expand_variables(self._given.url, self.name),
             json.dumps(body).encode(),
@@ -201,30 +181,23 @@ class WebhookSink(AtLeastOnceSink):
         except urllib.error.HTTPError as error:
             error.close()
             if 300 <= error.code < 500 and error.code not in _RETRY_STATUS_CODES:
-                raise self._receiver_refused_error(identity, error.code) from error
+                raise SINK_REFUSED(
+                    pipeline=self.spec.name,
+                    sink=self.name,
+                    cause=f"the receiver refuses {identity} with {error.code}",
+                    remedy=f"the receiver, or sinks.{self.name}",
+                ) from error
             raise self._receiver_unavailable_error(f"answered {error.code}") from error
-        except (
-            OSError
-        ) as error:  # URLError, time-outs and broken connections are all of this family
+        # URLError, time-outs and broken connections are all of this family.
+        except OSError as error:
             raise self._receiver_unavailable_error(str(error)) from error
 
     def _receiver_unavailable_error(self, cause: str) -> TransientError:
-        return TransientError(
-            f"sink {self.name} of {self.spec.name}: the receiver {cause}",
-            code="sink.unavailable",
+        return SINK_UNAVAILABLE(
             pipeline=self.spec.name,
-            kept="everything sealed; the sink catches up later",
-            advice="bring the receiver back; tidegate tries again by itself",
-            retry_after=1.0,
-        )
-
-    def _receiver_refused_error(self, identity: str, code: int) -> ConfigurationError:
-        return ConfigurationError(
-            f"sink {self.name} of {self.spec.name}: the receiver refuses {identity} with {code}",
-            code="sink.refused",
-            pipeline=self.spec.name,
-            kept="everything sealed",
-            advice=f"mend the receiver, or sinks.{self.name}",
+            sink=self.name,
+            cause=f"the receiver {cause}",
+            remedy="bring the receiver back",
         )
 
 

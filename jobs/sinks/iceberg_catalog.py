@@ -1,8 +1,8 @@
-"""Where the Iceberg tables are registered, and how their files are opened.
+"""Opens the Iceberg catalog in which the tables are registered, and the files of the tables.
 
-The catalog is a SQLite file, any SQL database, or an Iceberg REST catalog: it gives the
-compare-and-swap of a table commit. It need not be reachable for readers, and may be lost: see
-`pointer`.
+The catalog is a SQLite file, any SQL database, or an Iceberg REST catalog. It provides the
+compare-and-swap of a table commit. Readers do not need it, and it may be lost: the pointer
+`current.json` names every table's metadata file (see `lineage_position`).
 """
 
 from __future__ import annotations
@@ -27,33 +27,36 @@ _CATALOG_NAME = "tidegate"  # Spark's JdbcCatalog on the same database needs the
 
 
 def resolve_namespace(spec: PipelineSpec) -> str:
-    """The Iceberg namespace of a pipeline."""
+    """Return the Iceberg namespace of a pipeline."""
     return spec.outputs.namespace or spec.name
 
 
 def build_table_location(spec: PipelineSpec, store: Store, table: str) -> str:
-    """Where Iceberg's own metadata of a table lies; the data files lie with their epochs."""
+    """Return the folder of a table's Iceberg metadata; data files are stored with their epochs."""
     return store.uri(f"{spec.name}/iceberg/{table}")
 
 
 def has_shared_catalog(spec: PipelineSpec, store: Store) -> bool:
-    """Whether all who publish use one catalog; else each driver has its own, in its work folder."""
+    """Return whether all publishers use one catalog.
+
+    If not, each driver has one in its work folder.
+    """
     return spec.outputs.catalog is not None or isinstance(store, LocalStore)
 
 
 def open_catalog(
     spec: PipelineSpec, store: Store, workdir: Path, *, durable: bool = False
 ) -> Catalog:
-    """The catalog of `outputs.catalog`.
+    """Open the catalog of `outputs.catalog`, by default a SQLite file.
 
-    Else a SQLite file beside a local store, or in the work folder.
+    The SQLite file is next to a local store; for any other store it is in the work folder.
 
     Args:
         spec: the pipeline.
         store: its store.
         workdir: the driver's folder.
-        durable: whether a commit, with all before it, must survive a power failure: where files are
-            deleted because of it.
+        durable: whether commits must survive a power failure. Needed by callers that delete files
+            because of a commit.
     """
     catalog = _connect_catalog(spec, store, workdir, durable)
     catalog.create_namespace_if_not_exists(resolve_namespace(spec))
@@ -87,9 +90,9 @@ def _connect_catalog(spec: PipelineSpec, store: Store, workdir: Path, durable: b
 
 
 def _set_normal_sync(connection: Any, _record: object) -> None:
-    """A power failure may take the last commits of the catalog, whole.
+    """Let a power failure take the last commits of the catalog, each as a whole.
 
-    The tables then follow the log again from there.
+    The tables then follow the log again from the commits that were kept.
     """
     _set_sqlite_pragmas(connection, "NORMAL")
 
@@ -104,7 +107,7 @@ def _set_sqlite_pragmas(connection: Any, synchronous: str) -> None:
 
 
 def build_io_properties(store: Store) -> dict[str, str]:
-    """What pyiceberg needs to open the store's files."""
+    """Return the properties with which pyiceberg opens the store's files."""
     properties = {"py-io-impl": f"{StoreFileIO.__module__}.{StoreFileIO.__name__}"}
     if isinstance(store, S3Store):
         settings = store.settings
@@ -123,18 +126,17 @@ def build_io_properties(store: Store) -> dict[str, str]:
 
 
 class StoreFileIO(PyArrowFileIO):
-    """pyiceberg's way to files, with what Arrow takes as an argument, and pyiceberg has no property for.
+    """pyiceberg's file access, with two S3 settings for which pyiceberg has no property.
 
-    * A small file, as all metadata is, is one PUT: by itself Arrow opens an upload of parts for
-      each, which is three requests.
-    * The private CA of `AWS_CA_BUNDLE` is trusted as boto3 does it. By itself Arrow looks at
-      `SSL_CERT_FILE` only, which would hold for every connection of the process.
+    * A small file, as all metadata is, is written by one PUT. By default Arrow opens a multipart
+      upload for each file, which takes three requests.
+    * The private CA of `AWS_CA_BUNDLE` is trusted, as boto3 does. By default Arrow reads only
+      `SSL_CERT_FILE`, which would apply to every connection of the process.
     """
 
     def _initialize_s3_fs(self, netloc: str | None) -> Any:
-        rebuild, (settings,) = (
-            super()._initialize_s3_fs(netloc).__reduce__()
-        )  # what pickling keeps: all that it was made with
+        # Pickling keeps all settings that the file system was made with.
+        rebuild, (settings,) = super()._initialize_s3_fs(netloc).__reduce__()
         ca = os.environ.get("AWS_CA_BUNDLE")
         return rebuild(
             {**settings, "allow_delayed_open": True, **({"tls_ca_file_path": ca} if ca else {})}

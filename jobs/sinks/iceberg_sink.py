@@ -1,11 +1,15 @@
-"""The Iceberg tables of a pipeline, as a follower of its log (design.md section 2, 'Iceberg as a follower')."""
+"""Publishes sealed epochs to the pipeline's Iceberg tables, as a follower of its log.
+
+See `docs/architecture.md`, section 2.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,15 @@ from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import PreconditionFailedError, Store
-from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
+from tidegate.jobs.sinks.errors import (
+    CATALOG_DENIED,
+    CONTENDED,
+    FILE_MISSING,
+    OTHER_ROWS,
+    TABLE_FENCED,
+    TABLE_OF_OTHER_PIPELINE,
+    TABLES_UNREACHABLE,
+)
 from tidegate.jobs.sinks.iceberg_catalog import (
     build_table_location,
     open_catalog,
@@ -56,37 +68,32 @@ from tidegate.jobs.sinks.table_files import (
 from tidegate.jobs.sinks.table_follower import TABLE_PROPERTIES, TableFollower, build_tag_name
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
 
-# Tables committed at a time: a commit is 40 ms of work and four times that of waiting for the
-# store.
+# Tables committed at a time: a commit works for 40 ms and waits four times as long for the store.
 _COMMIT_THREADS = 3
-# In a row, before asking the caller to come back later: two publishers lose at most every other
-# one.
+# Lost races in a row before the caller is asked to come back later. Of two publishers, each loses
+# at most every other race.
 _MAX_CONFLICTS = 20
 # Slots between group ends: an empty snapshot per untouched table and epoch would double the cost of
 # publishing.
 _SLOTS_PER_GROUP = 10
-_MAX_SLOTS_PER_SNAPSHOT = (
-    100  # slots in one snapshot while catching up: bounds memory and the size of one commit
-)
-# Bytes of an epoch's files arranged at a time; the names of arranged files depend on it.
+# Slots in one snapshot while catching up: bounds memory and the size of one commit.
+_MAX_SLOTS_PER_SNAPSHOT = 100
+# Bytes of an epoch's files rearranged at a time; the names of rearranged files depend on it.
 _BATCH_BYTES = 64_000_000
-_MAX_TAGS = 20  # group ends kept as tags, 200 slots; every snapshot kept makes every commit slower
+# Group ends kept as tags, for 200 slots; every snapshot kept makes every commit slower.
+_MAX_TAGS = 20
 
 
 class IcebergSink:
-    """Publishes sealed epochs.
+    """Publishes sealed epochs into the tables `<namespace>.<table>`, each slot exactly once.
 
-    Tables `<namespace>.<table>`, each slot exactly once, rewound by a restore.
-
-    The `checkpoints` table is committed last: its mark says that every other table was brought that
-    far, though a table without new files has an older mark. At a group end every table gets a
-    snapshot and the same tag.
+    A restore rewinds the tables. The `checkpoints` table is committed last: its position says that
+    every other table has been brought at least that far, even where a table without new files has
+    an older position. At a group end every table gets a snapshot and the same tag.
     """
 
     name = "iceberg"
-    follower: type[TableFollower] = (
-        TableFollower  # the simulation puts a model of a table in its place
-    )
+    follower: type[TableFollower] = TableFollower  # the simulation replaces it by a model
 
     def __init__(self, spec: PipelineSpec, store: Store, uid: str, workdir: Path) -> None:
         self.spec, self.store, self.uid = spec, store, uid
@@ -94,64 +101,53 @@ class IcebergSink:
         self._layout = BucketLayout(spec.name)
         self._catalog: Catalog | None = None
         self._tables: dict[str, TableFollower] = {}
-        self._pointed: PublishedCut | None = None
+        self._published_cut: PublishedCut | None = None
         self._pool = ThreadPoolExecutor(_COMMIT_THREADS, thread_name_prefix="tidegate-iceberg")
 
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
-        """Bring all tables to the head of the current timeline; rewind first if a fork says so.
+        """Bring all tables to the head of the current timeline, after rewinding them if it forked.
 
         Args:
             log: the pipeline's log.
-            flush: without it, fewer than `outputs.publish_every` new epochs wait for the next call.
+            flush: if False, fewer than `outputs.publish_every` new epochs wait for the next call.
 
         Returns:
-            Slots applied.
+            The number of slots applied.
 
         Raises:
-            FencedError: the tables stand on a timeline outside this log's lineage, or ahead of it.
-            TransientError: catalog or store cannot be reached now, or other publishers kept
-                winning; call again.
-            PoisonError: an epoch that the tables still need was retired, or its files are gone.
+            FencedError: the tables are on a timeline outside this log's lineage, or ahead of it.
+            TransientError: the catalog or the store cannot be reached now, or other publishers kept
+                winning. Call again.
+            PoisonError: an epoch that the tables still need was retired, or its files are missing.
         """
         for _ in range(_MAX_CONFLICTS):
             try:
                 with self._translate_sink_errors():
                     return self._follow_once(log, flush)
             except (CommitFailedException, NoSuchTableError, TableAlreadyExistsError):
-                self._tables.clear()  # somebody else committed: load again, judge again
-        raise TransientError(
-            "other publishers kept winning",
-            code="sink.contended",
-            pipeline=self.spec.name,
-            retry_after=1.0,
-        )
+                self._tables.clear()  # another publisher committed: load and decide again
+        raise CONTENDED(pipeline=self.spec.name, what="the tables")
 
     def lag(self, log: SlotLog) -> int:
-        """Sealed slots that the tables do not show yet."""
+        """Return the number of sealed slots that the tables do not show yet."""
         with self._translate_sink_errors():
             self._load_tables()
-            head = log.head()
-            return head.slot - min(head.slot, self._published_slot(CurrentLineage(log, head)))
-
-    def readable_epoch(self) -> int:
-        """The newest slot that readers of all tables can see as one cut; 0 before the first."""
-        current = read_published_cut(self.store, self.spec.name)
-        return current.upto if current else 0
+            lineage = CurrentLineage(log, log.head())
+            return lineage.slot - min(lineage.slot, self._published_slot(lineage))
 
     def open_table(self, table: str) -> Table:
-        """A table as the catalog has it now.
+        """Load a table from the catalog.
 
         Raises:
-            NoSuchTableError: it never had a row, or is no table of this pipeline.
+            NoSuchTableError: it never had a row, or is not a table of this pipeline.
         """
         return self._get_catalog().load_table(self._table_identifier(table))
 
     def rebuild_tables(self, log: SlotLog) -> int:
-        """Register every table anew and publish the whole log into it. Files stay where they are.
+        """Drop every table from the catalog and publish the whole log again. Data files are kept.
 
         Raises:
-            PoisonError: an epoch of the lineage was retired; its files are known to the old tables
-                only.
+            PoisonError: an epoch of the lineage was retired; only the old tables list its files.
         """
         with self._translate_sink_errors():
             catalog = self._get_catalog()
@@ -160,78 +156,76 @@ class IcebergSink:
                     catalog.drop_table(self._table_identifier(table))
             self._tables.clear()
             self.store.delete(build_cut_key(self.spec.name))
-            self._pointed = None
+            self._published_cut = None
         return self.follow(log)
 
     def _follow_once(self, log: SlotLog, flush: bool) -> int:
         """Follow in four steps.
 
-        1. Load the tables, then the head: whatever a table shows was sealed before, so nothing can
-            be ahead of the log.
-        2. Rewind tables that stand on another timeline.
-        3. Apply slot by slot group, the `checkpoints` table last.
-        4. Move the readers' pointer.
+        1. Load the tables, then the head. Whatever a table shows was sealed before, so no table can
+           be ahead of the log.
+        2. Rewind tables that are on another timeline.
+        3. Apply slots in groups, the `checkpoints` table last.
+        4. Advance the readers' pointer.
         """
         self._load_tables()
-        head = log.head()
-        way = CurrentLineage(log, head)
-        if head.slot == 0 and not self._tables:
+        lineage = CurrentLineage(log, log.head())
+        if lineage.slot == 0 and not self._tables:
             return 0
-        self._rewind_tables(way)
-        begin = self._published_slot(way)
-        if not flush and head.slot - begin < self.spec.outputs.publish_every:
+        self._rewind_tables(lineage)
+        begin = self._published_slot(lineage)
+        if not flush and lineage.slot - begin < self.spec.outputs.publish_every:
             return 0
-        while (done := self._published_slot(way)) < head.slot:
-            self._apply_slot_group(log, way, min(head.slot, done + _MAX_SLOTS_PER_SNAPSHOT))
-        self._publish_cut(way)
-        return head.slot - begin
+        while (done := self._published_slot(lineage)) < lineage.slot:
+            upto = min(lineage.slot, done + _MAX_SLOTS_PER_SNAPSHOT)
+            self._apply_slot_group(log, lineage, upto)
+        self._publish_cut(lineage)
+        return lineage.slot - begin
 
     def _load_tables(self) -> None:
-        """Open what is registered; what the pointer names but the catalog lost is registered again.
+        """Open the registered tables; register again those that the catalog lost.
 
-        `checkpoints` first: the others, loaded after it, then hold at least what its mark says
-        about them. As long as it is unknown, the others are never taken from an earlier call:
-        another publisher may have moved them on since, and only a commit on `checkpoints` would
-        tell.
+        `checkpoints` is loaded first: the others, loaded later, then hold at least what its
+        position says about them. While `checkpoints` is not loaded, tables from an earlier call are
+        dropped: another publisher may have moved them on, and only a commit on `checkpoints` would
+        show that.
         """
-        catalog = self._get_catalog()
-        known = None
-        anew = CHECKPOINTS not in self._tables
-        if anew:
+        reload = CHECKPOINTS not in self._tables
+        if reload:
             self._tables.clear()
+        # Read at most once, and only if a table is missing.
+        read_cut = cache(lambda: read_published_cut(self.store, self.spec.name))
         for table in sorted(self.spec.table_names, key=lambda name: name != CHECKPOINTS):
-            if table in self._tables:
-                continue
-            identifier = self._table_identifier(table)
-            if not catalog.table_exists(identifier):
-                known = (
-                    known
-                    or read_published_cut(self.store, self.spec.name)
-                    or PublishedCut(self.uid, 0, 0)
-                )
-                if known.uid != self.uid or table not in known.tables:
-                    continue
-                catalog.register_table(identifier, known.tables[table])
-            self._tables[table] = self._require_same_owner(
-                self.follower(catalog.load_table(identifier), self.uid)
-            )
-        if anew and CHECKPOINTS in self._tables:
+            if table not in self._tables and self._register_lost_table(table, read_cut):
+                follower = self.follower(self.open_table(table), self.uid)
+                self._tables[table] = self._require_same_owner(follower)
+        if reload and CHECKPOINTS in self._tables:
             self._refuse_rolled_back_checkpoints()
 
-    def _refuse_rolled_back_checkpoints(self) -> None:
-        """Look at `checkpoints` once more, after the others.
+    def _register_lost_table(self, table: str, read_cut: Callable[[], PublishedCut | None]) -> bool:
+        """Return whether the table exists, after registering it if only the pointer names it."""
+        catalog, identifier = self._get_catalog(), self._table_identifier(table)
+        if catalog.table_exists(identifier):
+            return True
+        cut = read_cut()
+        # The pointer of a copied store names tables of the original pipeline.
+        if cut is None or cut.uid != self.uid or table not in cut.tables:
+            return False
+        catalog.register_table(identifier, cut.tables[table])
+        return True
 
-        It goes back where a table was rolled back by hand (see `_rewind_tables`). A table that was
-        loaded after another publisher had mended it holds less than the `checkpoints` of before
-        says, and looks as if it had no files in the slots that it lacks.
+    def _refuse_rolled_back_checkpoints(self) -> None:
+        """Check, after the other tables are loaded, that `checkpoints` has not gone back meanwhile.
+
+        `_rewind_tables` moves it back if somebody rolled back a table by hand. A table that was
+        loaded after another publisher repaired it holds less than the earlier `checkpoints` says,
+        and would look as if it had no files in the slots that it lacks.
 
         Raises:
-            CommitFailedException: it has gone back meanwhile.
+            CommitFailedException: `checkpoints` has gone back.
         """
         before = self._tables[CHECKPOINTS].newest_position()
-        now = self.follower(
-            self._get_catalog().load_table(self._table_identifier(CHECKPOINTS)), self.uid
-        ).newest_position()
+        now = self.follower(self.open_table(CHECKPOINTS), self.uid).newest_position()
         if before and (now is None or (now.timeline == before.timeline and now.upto < before.upto)):
             raise CommitFailedException(
                 f"{CHECKPOINTS} went back from slot {before.upto} while the tables were loaded"
@@ -240,104 +234,108 @@ class IcebergSink:
     def _require_same_owner(self, follower: TableFollower) -> TableFollower:
         owner = follower.owner_uid()
         if owner not in (None, self.uid):
-            raise ConfigurationError(
-                f"the table {'.'.join(follower.table.name())} belongs to another pipeline (uid"
-                f" {owner}, not {self.uid})",
-                code="sink.other_pipeline",
+            raise TABLE_OF_OTHER_PIPELINE(
                 pipeline=self.spec.name,
-                kept="the tables; nothing was changed",
-                advice="set outputs.namespace or outputs.catalog to a place of its own",
+                table=".".join(follower.table.name()),
+                owner=owner,
+                uid=self.uid,
             )
         return follower
 
-    def _rewind_tables(self, way: CurrentLineage) -> None:
-        """Bring every table onto this lineage: what was published after the fork is taken out.
+    def _rewind_tables(self, lineage: CurrentLineage) -> None:
+        """Bring every table onto this lineage by removing what was published after the fork.
 
         A table that somebody rolled back by hand holds less than `checkpoints` says. Then
         `checkpoints` goes back as far, and goes first, so that the slots are applied to that table
-        again, also after a crash at any point of this.
+        again even after a crash at any point of this method.
         """
-        marks = {
-            table: mark
-            for table, follower in self._tables.items()
-            if (mark := follower.newest_position())
-        }
-        for table, mark in marks.items():
-            if not way.is_in_log(mark):
-                raise self._fenced_table_error(table, mark, way)
-        complete = self._published_slot(way)
+        positions = self._read_positions(lineage)
+        complete = self._published_slot(lineage)
         rolled_back = {
-            table: way.last_shared_slot(mark)
-            for table, mark in marks.items()
+            table: lineage.last_shared_slot(position)
+            for table, position in positions.items()
             if self._tables[table].was_rolled_back()
         }
-        for table, mark in sorted(marks.items(), key=lambda item: item[0] != CHECKPOINTS):
+        for table, position in sorted(positions.items(), key=lambda item: item[0] != CHECKPOINTS):
             if table == CHECKPOINTS:
-                position = min([complete, *rolled_back.values()])
+                target = min([complete, *rolled_back.values()])
             else:
-                position = rolled_back.get(table, max(complete, way.last_shared_slot(mark)))
-            if mark.timeline != way.timeline or table in rolled_back or position < mark.upto:
-                self._tables[table].rewind(way.timeline, position)
+                shared = max(complete, lineage.last_shared_slot(position))
+                target = rolled_back.get(table, shared)
+            moved_on = position.timeline != lineage.timeline
+            if moved_on or table in rolled_back or target < position.upto:
+                self._tables[table].rewind(lineage.timeline, target)
 
-    def _apply_slot_group(self, log: SlotLog, way: CurrentLineage, upto: int) -> None:
-        """Apply everything up to a slot.
+    def _read_positions(self, lineage: CurrentLineage) -> dict[str, FollowerPosition]:
+        """Return the positions of the tables that have one; raise if one is not in the log."""
+        positions = {}
+        for table, follower in self._tables.items():
+            position = follower.newest_position()
+            if position is None:
+                continue
+            if not lineage.is_in_log(position):
+                mismatch = lineage.describe_mismatch(position)
+                raise TABLE_FENCED(pipeline=self.spec.name, table=table, **mismatch)
+            positions[table] = position
+        return positions
 
-        Tables without new files are left alone, unless the group ends here.
+    def _apply_slot_group(self, log: SlotLog, lineage: CurrentLineage, upto: int) -> None:
+        """Apply all slots up to `upto`.
+
+        Tables without new files get a snapshot only at a group end.
         """
-        done = self._published_slot(way)
-        epochs = [filled.epoch for filled in log.epochs_between(way.timeline, done + 1, upto)]
-        tags = self._select_kept_tags(way, upto)
+        done = self._published_slot(lineage)
+        epochs = [filled.epoch for filled in log.epochs_between(lineage.timeline, done + 1, upto)]
+        tags = self._select_kept_tags(lineage, upto)
         others = [t for t in self.spec.table_names if t != CHECKPOINTS]
-        list(self._pool.map(lambda table: self._apply_to_table(table, way, epochs, tags), others))
-        self._apply_to_table(CHECKPOINTS, way, epochs, tags)
+        list(
+            self._pool.map(lambda table: self._apply_to_table(table, lineage, epochs, tags), others)
+        )
+        self._apply_to_table(CHECKPOINTS, lineage, epochs, tags)
 
     def _apply_to_table(
-        self, table: str, way: CurrentLineage, epochs: list[Manifest], tags: set[str] | None
+        self, table: str, lineage: CurrentLineage, epochs: list[Manifest], tags: set[str] | None
     ) -> None:
-        """Apply epochs to one table: those after its mark, which may be ahead after a crash."""
+        """Apply epochs to one table: those after its position, which may be ahead after a crash."""
         follower = self._tables.get(table)
-        mark = follower.newest_position() if follower else None
-        left = [e for e in epochs if mark is None or e.slot > mark.upto]
-        by_epoch = [self._list_epoch_files(table, epoch) for epoch in left]
+        position = follower.newest_position() if follower else None
+        missing = [e for e in epochs if position is None or e.slot > position.upto]
+        by_epoch = [self._list_epoch_files(table, epoch) for epoch in missing]
         files = [key for keys in by_epoch for key in keys]
-        if not left or (follower is None and table in self.spec.windows and not files):
-            # A window's table is made from its first file, which tells the types of its columns.
+        if not missing or (follower is None and table in self.spec.windows and not files):
+            # A window's table is made from its first file, which has the types of its columns.
             return
-        first, upto = left[0].slot, left[-1].slot
+        first, upto = missing[0].slot, missing[-1].slot
         if follower is None:
-            follower = self._create_table(table, files, way.timeline, first - 1)
-            if not way.is_current():
-                # The restore's follower may have rewound the tables before this one was there. If
-                # it holds until here, that follower meets the table and moves it on, and what is
-                # committed below is refused.
-                raise CommitFailedException(f"a restore ended timeline {way.timeline}")
+            follower = self._create_table(table, files, lineage.timeline, first - 1)
+            if not lineage.is_current():
+                # The restore's follower may have rewound the tables before this one existed. If the
+                # timeline is still current here, that follower meets the table and moves it on, and
+                # the commit below is refused.
+                raise CommitFailedException(f"a restore ended timeline {lineage.timeline}")
         elif files:
             follower.add_missing_columns(self._wanted_schema(table, files, follower))
-        if table == EVENTS and any(epoch.is_merge for epoch in left):
-            follower.add_missing_columns(pa.schema([(SPLICE_COLUMN, pa.string())]))
-        if table in self.spec.streams and any(
-            epoch.is_merge and table in epoch.files for epoch in left
-        ):
-            follower.add_missing_columns(
-                pa.schema([(SPLICE_COLUMN, pa.string()), (ARRIVAL_SLOT_COLUMN, pa.int64())])
-            )
+        self._add_merge_columns(table, follower, missing)
         if files or tags is not None:
-            sealed = zip(left, by_epoch, strict=True)
-            follower.append_slots(
-                self._prepare_files(table, follower, sealed) if files else [],
-                way.timeline,
-                first,
-                upto,
-                tags,
-            )
+            sealed = zip(missing, by_epoch, strict=True)
+            prepared = self._prepare_files(table, follower, sealed) if files else []
+            follower.append_slots(prepared, lineage.timeline, first, upto, tags)
+
+    def _add_merge_columns(
+        self, table: str, follower: TableFollower, epochs: list[Manifest]
+    ) -> None:
+        """Add the columns of merged rows to a table with the first merge."""
+        merges = [epoch for epoch in epochs if epoch.is_merge]
+        if table == EVENTS and merges:
+            follower.add_missing_columns(pa.schema([(SPLICE_COLUMN, pa.string())]))
+        if table in self.spec.streams and any(table in epoch.files for epoch in merges):
+            columns = [(SPLICE_COLUMN, pa.string()), (ARRIVAL_SLOT_COLUMN, pa.int64())]
+            follower.add_missing_columns(pa.schema(columns))
 
     def _prepare_files(
         self, table: str, follower: TableFollower, sealed: Iterable[tuple[Manifest, list[str]]]
     ) -> list[str] | dict[str, PartitionValues]:
-        """The files to append.
-
-        Those that the epochs sealed, or the same rows arranged as the spec has it.
-        """
+        """Return the files to append, rearranged if the spec has a layout for the table."""
         wanted = PhysicalLayout.from_spec(self.spec.outputs.layout.get(table))
         follower.set_layout(wanted)
         if not wanted:
@@ -355,7 +353,7 @@ class IcebergSink:
         return written
 
     def _read_row_batches(self, keys: list[str]) -> Iterator[pa.Table]:
-        """The rows of an epoch's files, so many at a time."""
+        """Yield the rows of an epoch's files in batches of about `_BATCH_BYTES`."""
         batch: list[pa.Table] = []
         size = 0
         for key in keys:
@@ -369,59 +367,52 @@ class IcebergSink:
             yield pa.concat_tables(batch, promote_options="permissive")
 
     def _create_layout_file(self, key: str, data: bytes, rows: int) -> str:
-        """Store a file of the epoch under a key that says what is in it.
+        """Store a rearranged file under a key that follows from its content.
 
-        A second publisher finds the first one's.
+        A second publisher finds the file of the first one and keeps it.
         """
         try:
             self.store.create(key, data)
         except PreconditionFailedError:
-            found = pq.read_metadata(io.BytesIO(self.store.get(key).data)).num_rows
-            if found != rows:
-                raise PoisonError(
-                    f"{self.store.uri(key)} has {found} rows, not {rows}",
-                    code="sink.other_rows",
+            existing = pq.read_metadata(io.BytesIO(self.store.get(key).data)).num_rows
+            if existing != rows:
+                raise OTHER_ROWS(
                     pipeline=self.spec.name,
-                    kept="the sealed epochs; the table shows the ones before",
-                    advice=(
-                        "find out who wrote it; once it is moved away, the driver writes it anew"
-                    ),
+                    address=self.store.uri(key),
+                    rows=existing,
+                    expected=rows,
                 ) from None
         return self.store.uri(key)
 
     def _list_epoch_files(self, table: str, epoch: Manifest) -> list[str]:
-        """The epoch's files of a table.
+        """Return the keys of the epoch's files of a table.
 
-        That of `checkpoints` follows from the manifest, so any publisher may write it.
+        The file of `checkpoints` follows from the manifest alone, so any publisher may write it.
         """
         if table != CHECKPOINTS:
             return [f.key for f in epoch.files.get(table, []) if f.rows]
         key = f"{self._layout.table_prefix(table, epoch.id)}publisher.parquet"
         return [write_parquet_once(self.store, key, build_checkpoint_rows([epoch])).key]
 
-    def _select_kept_tags(self, way: CurrentLineage, upto: int) -> set[str] | None:
-        """At a group end the older tags that stay.
+    def _select_kept_tags(self, lineage: CurrentLineage, upto: int) -> set[str] | None:
+        """Return the older tags to keep if `upto` ends a group; None if it does not.
 
-        The newest ones of this lineage; None elsewhere.
+        The newest tags of this lineage are kept.
         """
         follower = self._tables.get(CHECKPOINTS)
-        tagged = (
-            [
-                m
-                for m in follower.tagged_positions()
-                if way.is_in_log(m) and way.last_shared_slot(m) == m.upto
-            ]
-            if follower
-            else []
-        )
-        if upto - max((m.upto for m in tagged), default=0) < _SLOTS_PER_GROUP:
+        tagged = [
+            position
+            for position in (follower.tagged_positions() if follower else ())
+            if lineage.count_applied_slots(position) == position.upto
+        ]
+        if upto - max((position.upto for position in tagged), default=0) < _SLOTS_PER_GROUP:
             return None
-        return {build_tag_name(m.timeline, m.upto) for m in tagged[-_MAX_TAGS + 1 :]}
+        return {build_tag_name(p.timeline, p.upto) for p in tagged[-_MAX_TAGS + 1 :]}
 
     def _create_table(
         self, table: str, files: list[str], timeline: int, upto: int
     ) -> TableFollower:
-        """A new table, marked as empty up to the sink's position."""
+        """Create a table whose position says that it is empty up to slot `upto`."""
         identifier, catalog = self._table_identifier(table), self._get_catalog()
         schema = self._wanted_schema(table, files)
         location = build_table_location(self.spec, self.store, table)
@@ -437,12 +428,13 @@ class IcebergSink:
         return created
 
     def _refuse_begun_table(self, created: TableFollower) -> None:
-        """A catalog may load what it has just created.
+        """Refuse a table that another publisher started between its creation and this call.
 
-        By then another publisher may have begun it, on a newer timeline even.
+        Catalogs may load a table after creating it. By then it can hold commits of another
+        publisher, even on a newer timeline.
 
         Raises:
-            CommitFailedException: it is so; what was committed on top of that would come after it.
+            CommitFailedException: the table has a position; a commit would come on top of it.
         """
         if created.newest_position() is not None:
             raise CommitFailedException(
@@ -452,28 +444,27 @@ class IcebergSink:
     def _wanted_schema(
         self, table: str, files: list[str], follower: TableFollower | None = None
     ) -> Any:
-        """The columns a table should have.
+        """Return the columns that a table should have.
 
-        A window's come from its newest file when the spec names one the table lacks.
+        Those of a window come from its newest file if the table lacks a column of the spec.
         """
         schema = build_table_schema(self.spec, table)
-        known = {field.name for field in follower.table.schema().fields} if follower else set()
-        if table not in self.spec.windows or known.issuperset(schema.names):
+        present = {field.name for field in follower.table.schema().fields} if follower else set()
+        if table not in self.spec.windows or present.issuperset(schema.names):
             return schema
         return pq.read_schema(io.BytesIO(self.store.get(files[-1]).data)).remove_metadata()
 
-    def _publish_cut(self, way: CurrentLineage) -> None:
-        places = {table: follower.metadata_location for table, follower in self._tables.items()}
-        current = PublishedCut(self.uid, way.timeline, self._published_slot(way), places)
-        if self._pointed != current:
+    def _publish_cut(self, lineage: CurrentLineage) -> None:
+        locations = {table: follower.metadata_location for table, follower in self._tables.items()}
+        current = PublishedCut(self.uid, lineage.timeline, self._published_slot(lineage), locations)
+        if self._published_cut != current:
             advance_published_cut(self.store, self.spec.name, current)
-            self._pointed = current
+            self._published_cut = current
 
-    def _published_slot(self, way: CurrentLineage) -> int:
-        """The slot up to which everything is in the tables."""
+    def _published_slot(self, lineage: CurrentLineage) -> int:
+        """Return the slot up to which all tables are complete."""
         follower = self._tables.get(CHECKPOINTS)
-        mark = follower.newest_position() if follower else None
-        return way.last_shared_slot(mark) if mark and way.is_in_log(mark) else 0
+        return lineage.count_applied_slots(follower.newest_position() if follower else None)
 
     def _table_identifier(self, table: str) -> tuple[str, str]:
         return resolve_namespace(self.spec), table
@@ -483,54 +474,22 @@ class IcebergSink:
             self._catalog = open_catalog(self.spec, self.store, self._workdir)
         return self._catalog
 
-    def _fenced_table_error(
-        self, table: str, mark: FollowerPosition, way: CurrentLineage
-    ) -> FencedError:
-        return FencedError(
-            f"table {table} of {self.spec.name} stands at slot {mark.upto} of timeline"
-            f" {mark.timeline}, but the log ends at slot {way.slot} of timeline {way.timeline}",
-            code="sink.fenced",
-            pipeline=self.spec.name,
-            kept="the tables; nothing was changed",
-            advice="check that the store is the one these tables were made from",
-        )
-
     @contextmanager
     def _translate_sink_errors(self) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:
             self._tables.clear()
-            raise PoisonError(
-                f"a file of {self.spec.name}'s tables is gone: {error}",
-                code="sink.file_missing",
-                pipeline=self.spec.name,
-                kept="all other files",
-                advice=f"look with: tidegate checkpoints verify {self.spec.name}",
-            ) from error
+            raise FILE_MISSING(pipeline=self.spec.name, cause=error) from error
         except (ForbiddenError, UnauthorizedError) as error:
-            raise ConfigurationError(
-                f"the catalog {self.spec.outputs.catalog} refuses {self.spec.name}:"
-                f" {str(error).splitlines()[0]}",
-                code="sink.catalog_denied",
-                pipeline=self.spec.name,
-                kept="everything sealed; the tables catch up later",
-                advice=(
-                    "set outputs.catalog_options (token or credential, as env:NAME) and the rights"
-                    " on the namespace"
-                ),
+            raise CATALOG_DENIED(
+                pipeline=self.spec.name, catalog=self.spec.outputs.catalog, cause=_first_line(error)
             ) from error
-        except (
-            OSError,
-            SQLAlchemyError,
-            RESTError,
-        ) as error:  # also a commit of unknown outcome: the marks tell, next time
+        # This may be a commit of unknown outcome: the next call sees it in the tables' positions.
+        except (OSError, SQLAlchemyError, RESTError) as error:
             self._tables.clear()
-            raise TransientError(
-                f"the tables of {self.spec.name} cannot be reached: {str(error).splitlines()[0]}",
-                code="sink.unavailable",
-                pipeline=self.spec.name,
-                kept="everything sealed; the tables catch up later",
-                advice="check the store and the catalog; tidegate tries again by itself",
-                retry_after=2.0,
-            ) from error
+            raise TABLES_UNREACHABLE(pipeline=self.spec.name, cause=_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

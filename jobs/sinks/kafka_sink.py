@@ -1,11 +1,9 @@
-"""A sink into Kafka topics, at least once.
+"""Writes into Kafka topics, at least once.
 
-Every message carries its epoch in a header, and says which row it is.
-
-Key: ``<source>/<partition>/<seq>`` for rows with provenance, else none. Value: the row as JSON.
-Headers: ``tidegate-epoch`` (the checkpoint id), ``tidegate-uid``, ``tidegate-table``. A reader that
-keeps the set of (epoch, key) it has seen has each row once; one that is told of a restore (a
-message without a value and with a ``tidegate-restore`` header) knows which epochs count no more.
+Key: ``<source>/<partition>/<seq>`` for rows with provenance, otherwise none. Value: the row as
+JSON. Headers: ``tidegate-epoch`` (the checkpoint id), ``tidegate-uid``, ``tidegate-table``. A
+reader that remembers the pairs (epoch, key) it has seen gets each row once. A message without a
+value and with a ``tidegate-restore`` header announces a restore, and says which epochs still count.
 """
 
 from __future__ import annotations
@@ -20,15 +18,17 @@ import pyarrow as pa
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError, TransientError
+from tidegate.errors import ConfigurationError
 from tidegate.jobs.sinks.base_follower import SlotFollower
+from tidegate.jobs.sinks.errors import MESSAGE_TOO_LARGE, SINK_UNAVAILABLE
 from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink
 from tidegate.jobs.sinks.published_tables import to_json_lines
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.sinks import KafkaSinkSpec
 from tidegate.jobs.spec.source_options import resolve_environment_value
 
-_MESSAGES_PER_JOB: Final = 50_000  # messages of one Spark job, which the driver holds as objects
+# The driver holds the messages of one Spark job as Python objects.
+_MESSAGES_PER_JOB: Final = 50_000
 _MESSAGE_SCHEMA: Final = pa.schema(
     {
         "topic": pa.string(),
@@ -42,7 +42,7 @@ SendMessages = Callable[[pa.Table, dict[str, str]], None]
 
 
 class KafkaSink(AtLeastOnceSink):
-    """`<topic>` with ``{table}`` replaced, a message per row."""
+    """Sends a message per row to the topic of its table."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class KafkaSink(AtLeastOnceSink):
 
     def _send_by_topic(self, messages: Iterable[KafkaMessage]) -> None:
         settings = build_sink_client_settings(self._given, self.name)
-        for topic, some in groupby(messages, lambda message: message.topic):
-            while chunk := list(islice(some, _MESSAGES_PER_JOB)):
+        for topic, of_topic in groupby(messages, lambda message: message.topic):
+            while chunk := list(islice(of_topic, _MESSAGES_PER_JOB)):
                 self._send_chunk(topic, chunk, settings)
 
     def _send_chunk(
@@ -77,27 +77,23 @@ class KafkaSink(AtLeastOnceSink):
         ]
         try:
             self._send(pa.Table.from_pylist(rows, schema=_MESSAGE_SCHEMA), settings)
-        except Exception as error:  # whatever Spark wraps around what the client says
+        # Spark wraps the client's exceptions in types of its own, which differ between versions.
+        except Exception as error:
             if "RecordTooLargeException" in str(error):
                 raise message_too_large_error(
                     self, _find_exception_line(error, "RecordTooLargeException")
                 ) from error
-            raise TransientError(
-                f"sink {self.name} of {self.spec.name}: Kafka does not take {topic}:"
-                f" {str(error).strip().splitlines()[0][:300]}",
-                code="sink.unavailable",
+            first_line = str(error).strip().splitlines()[0]
+            raise SINK_UNAVAILABLE(
                 pipeline=self.spec.name,
-                kept="everything sealed; the sink catches up later",
-                advice=(
-                    "bring the brokers back, or mend the sink's options; tidegate tries again by"
-                    " itself"
-                ),
-                retry_after=1.0,
+                sink=self.name,
+                cause=f"Kafka does not take {topic}: {first_line[:300]}",
+                remedy="bring the brokers back, or correct the sink's options",
             ) from error
 
 
 def _find_exception_line(error: Exception, name: str) -> str:
-    """The line that names an exception of the client's."""
+    """Return the line of the message that names an exception of the Kafka client."""
     return next(line.strip() for line in str(error).splitlines() if name in line)
 
 
@@ -111,7 +107,7 @@ def _send_with_spark(messages: pa.Table, settings: dict[str, str]) -> None:
     writer.save()
 
 
-# What Kafka sinks write: a message per row, and one that tells of a restore.
+# Messages, shared with the exactly-once sink.
 
 _TABLE_PLACEHOLDER: Final = "{table}"
 
@@ -126,23 +122,23 @@ class KafkaMessage(NamedTuple):
 
 
 def resolve_topic(given: KafkaSinkSpec, table: str) -> str:
-    """Where a table's rows go."""
+    """Return the topic of a table's rows."""
     return given.topic.replace(_TABLE_PLACEHOLDER, table)
 
 
 def build_sink_client_settings(given: KafkaSinkSpec, sink: str) -> dict[str, str]:
-    """The client's settings, with what is named ``env:NAME`` read from the environment."""
-    own = {
-        n: resolve_environment_value(f"sinks.{sink}.options.{n}", v, os.environ)
-        for n, v in given.options.items()
+    """Return the client's settings, with ``env:NAME`` values read from the environment."""
+    options = {
+        name: resolve_environment_value(f"sinks.{sink}.options.{name}", value, os.environ)
+        for name, value in given.options.items()
     }
-    return {"bootstrap.servers": given.servers, **own}
+    return {"bootstrap.servers": given.servers, **options}
 
 
 def build_row_messages(
     sink: SlotFollower, given: KafkaSinkSpec, epoch: Manifest
 ) -> Iterator[KafkaMessage]:
-    """The rows of an epoch, table by table."""
+    """Yield a message for each row of an epoch, table by table."""
     for table in sink.tables:
         headers = _build_headers(sink, {"tidegate-epoch": str(epoch.id), "tidegate-table": table})
         for rows in sink.read_epoch_rows(epoch, table):
@@ -152,35 +148,25 @@ def build_row_messages(
                 )
 
 
-def message_too_large_error(sink: SlotFollower, said: str) -> ConfigurationError:
-    """The error for a message that brokers or the client's own settings do not let through.
+def message_too_large_error(sink: SlotFollower, cause: str) -> ConfigurationError:
+    """Return the error for a message that the broker or the client's settings refuse.
 
-    No waiting mends it.
+    Trying again does not help.
     """
-    return ConfigurationError(
-        f"sink {sink.name} of {sink.spec.name}: a row is too large a message: {said[:300]}",
-        code="sink.too_large",
-        pipeline=sink.spec.name,
-        kept="everything sealed; this sink stays where it is",
-        advice=(
-            f"raise max.message.bytes of the topic and, in sinks.{sink.name}.options,"
-            " max.request.size (exactly_once: message.max.bytes); or leave the column out of the"
-            " schema"
-        ),
-    )
+    return MESSAGE_TOO_LARGE(pipeline=sink.spec.name, sink=sink.name, cause=cause[:300])
 
 
 def build_restore_messages(
     sink: SlotFollower, given: KafkaSinkSpec, notice: dict[str, Any]
 ) -> Iterator[KafkaMessage]:
-    """A restore, told to the readers of each topic."""
+    """Yield a message for each topic that announces a restore."""
     headers = _build_headers(sink, {"tidegate-restore": json.dumps(notice)})
     for table in sink.tables:
         yield KafkaMessage(resolve_topic(given, table), None, None, headers)
 
 
-def _build_headers(sink: SlotFollower, own: dict[str, str]) -> list[tuple[str, bytes]]:
-    return [(name, value.encode()) for name, value in {"tidegate-uid": sink.uid, **own}.items()]
+def _build_headers(sink: SlotFollower, headers: dict[str, str]) -> list[tuple[str, bytes]]:
+    return [(name, value.encode()) for name, value in {"tidegate-uid": sink.uid, **headers}.items()]
 
 
 def _build_message_key(row: dict[str, Any]) -> str | None:

@@ -1,6 +1,9 @@
-"""Where a follower stands.
+"""Positions of followers on a timeline's lineage, and the pointer to one published cut.
 
-A position on the lineage of a timeline, and whether that is also a position of another one.
+The pointer `<pipeline>/iceberg/current.json` names one consistent cut over all tables by their
+Iceberg metadata files. Readers start there and need no catalog. Publishers only move it forward on
+a lineage. Whatever it names is exact, because a table's content is a function of its position in
+the log: two publishers with separate catalogs name equal rows.
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotLog
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
 
-_OPEN_END = 1 << 62  # an open stretch: more slots than any timeline has
+_OPEN_END = 1 << 62  # the last slot of an open segment: more slots than any timeline has
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class FollowerPosition:
-    """What a table holds: slots 1 to `upto` of the lineage of `timeline`, each once."""
+    """A follower holds slots 1 to `upto` of the lineage of `timeline`, each once."""
 
     timeline: int
     upto: int
@@ -32,39 +35,58 @@ class CurrentLineage:
         self.slot = head.slot
         self._lineage: Callable[[int], list[LineageSegment]] = log.lineage
         self._head: Callable[[], LogHead] = log.head
+        # A lineage never changes below a timeline's end, so what it shares is computed once.
         self._shared: dict[int, int] = {head.timeline: head.slot}
 
     def list_segments(self) -> list[LineageSegment]:
-        """Where the epochs of the current timeline's history lie, oldest first.
+        """Return the segments of the current timeline's lineage, oldest first.
 
         No other epoch counts.
         """
         return self._lineage(self.timeline)
 
     def is_current(self) -> bool:
-        """Whether no restore has ended this timeline; asks the log again."""
+        """Read the log again and return whether no restore has ended this timeline."""
         return self._head().timeline == self.timeline
 
-    def is_in_log(self, mark: FollowerPosition) -> bool:
-        """Whether the log has this timeline, and for its current one this slot."""
-        return mark.timeline < self.timeline or (
-            mark.timeline == self.timeline and mark.upto <= self.slot
+    def is_in_log(self, position: FollowerPosition) -> bool:
+        """Return whether the log has this position's timeline and, on the current one, its slot."""
+        return position.timeline < self.timeline or (
+            position.timeline == self.timeline and position.upto <= self.slot
         )
 
-    def last_shared_slot(self, mark: FollowerPosition) -> int:
-        """How far a table with this mark is right on this lineage.
+    def last_shared_slot(self, position: FollowerPosition) -> int:
+        """Return the last slot up to which a follower at this position is right on this lineage.
 
-        Slots after that are of an abandoned one.
+        Its later slots belong to an abandoned timeline.
         """
-        if mark.timeline not in self._shared:
-            self._shared[mark.timeline] = count_shared_slots(
-                self._lineage(mark.timeline), self._lineage(self.timeline)
+        timeline = position.timeline
+        if timeline not in self._shared:
+            self._shared[timeline] = count_shared_slots(
+                self._lineage(timeline), self._lineage(self.timeline)
             )
-        return min(mark.upto, self._shared[mark.timeline])
+        return min(position.upto, self._shared[timeline])
+
+    def count_applied_slots(self, position: FollowerPosition | None) -> int:
+        """Return how many slots of this lineage a follower has; 0 without a valid position."""
+        return self.last_shared_slot(position) if position and self.is_in_log(position) else 0
+
+    def count_missing_slots(self, position: FollowerPosition | None) -> int:
+        """Return how many slots of this lineage a follower lacks."""
+        return self.slot - self.count_applied_slots(position)
+
+    def describe_mismatch(self, position: FollowerPosition) -> dict[str, int]:
+        """Return the fields of an error about a position that is not in the log."""
+        return {
+            "slot": position.upto,
+            "timeline": position.timeline,
+            "head": self.slot,
+            "head_timeline": self.timeline,
+        }
 
 
 def count_shared_slots(left: Sequence[LineageSegment], right: Sequence[LineageSegment]) -> int:
-    """The number of slots at which two lineages are the same, counted from the first."""
+    """Return the number of leading slots that two lineages have in common."""
     shared = 0
     for one, other in zip(left, right, strict=False):
         if one.timeline != other.timeline:
@@ -76,21 +98,13 @@ def count_shared_slots(left: Sequence[LineageSegment], right: Sequence[LineageSe
     return shared
 
 
-# `<pipeline>/iceberg/current.json`: one consistent cut over all tables, by the names of their
-# Iceberg metadata files.
-#
-# Readers start here and need no catalog. Whoever publishes moves it forward; it never goes back on
-# a lineage, and whatever it names is exact, because a table's content is a function of its mark on
-# the log alone: also two publishers with catalogs of their own name equal rows.
-
-
 @dataclass(frozen=True, slots=True)
 class PublishedCut:
     """One cut over all tables.
 
     Attributes:
-        upto: every table holds slots 1 to `upto` of the lineage of `timeline`, and nothing else.
-        tables: table -> address of its Iceberg metadata file; tables that never had a row may be
+        upto: every table holds exactly slots 1 to `upto` of the lineage of `timeline`.
+        tables: table -> address of its Iceberg metadata file. Tables that never had a row may be
             missing.
     """
 
@@ -101,34 +115,37 @@ class PublishedCut:
 
 
 def build_cut_key(pipeline: str) -> str:
-    """Key of the pointer."""
+    """Return the key of the pointer."""
     return f"{pipeline}/iceberg/current.json"
 
 
 def read_published_cut(store: Store, pipeline: str) -> PublishedCut | None:
-    """The newest published cut, or None before the first."""
+    """Return the newest published cut, or None before the first."""
     found = _read_cut_with_etag(store, pipeline)
     return found[0] if found else None
 
 
 def advance_published_cut(store: Store, pipeline: str, new: PublishedCut) -> None:
-    """Move the pointer forward, unless somebody has moved it at least as far."""
+    """Move the pointer forward, unless another publisher has moved it at least as far."""
     while True:
         found = _read_cut_with_etag(store, pipeline)
+        key, content = build_cut_key(pipeline), canonical_bytes(asdict(new))
         try:
             if found is None:
-                store.create(build_cut_key(pipeline), canonical_bytes(asdict(new)))
+                store.create(key, content)
             elif found[0] != new and not _is_ahead(found[0], new):
-                store.compare_and_swap(
-                    build_cut_key(pipeline), canonical_bytes(asdict(new)), found[1]
-                )
+                store.compare_and_swap(key, content, found[1])
             return
         except PreconditionFailedError:
             continue
 
 
 def replace_table_location(store: Store, pipeline: str, table: str, old: str, new: str) -> bool:
-    """Name another metadata file with the same rows, if the pointer still names the one it was made from."""
+    """Name another metadata file with the same rows, if the pointer still names `old`.
+
+    Returns:
+        Whether the pointer was moved.
+    """
     while True:
         found = _read_cut_with_etag(store, pipeline)
         if found is None or found[0].tables.get(table) != old:
@@ -144,6 +161,8 @@ def replace_table_location(store: Store, pipeline: str, table: str, old: str, ne
 
 
 def _is_ahead(there: PublishedCut, new: PublishedCut) -> bool:
+    # A new timeline is ahead even with fewer slots: a restore took the others back. A pointer with
+    # another uid was copied with the store and is overwritten.
     return there.uid == new.uid and (there.timeline, there.upto) > (new.timeline, new.upto)
 
 

@@ -1,6 +1,7 @@
-"""Columns of the output tables (Arrow).
+"""Defines the columns of the output tables (Arrow), and writes the small tables of the driver.
 
-User columns keep the spec's names and types; times are microseconds in UTC.
+User columns keep the spec's names and types; times are microseconds in UTC. The driver writes the
+rows of `barriers`, `checkpoints` and of dead objects itself, without Spark.
 """
 
 from __future__ import annotations
@@ -132,9 +133,9 @@ _SYSTEM_COLUMNS: Final[dict[str, dict[str, Any]]] = {
 
 
 def build_table_schema(spec: PipelineSpec, table: str) -> Any:
-    """The Arrow schema of one output table.
+    """Return the Arrow schema of one output table.
 
-    A window's aggregates over expressions get their likely type only.
+    For a window's aggregates over expressions it holds only the likely type.
     """
     if table in spec.windows:
         return pa.schema(_build_window_columns(spec, spec.windows[table]))
@@ -158,7 +159,7 @@ def build_table_schema(spec: PipelineSpec, table: str) -> Any:
 
 
 def build_system_schema(table: str) -> Any:
-    """tidegate's own columns of a table that is no window."""
+    """Return tidegate's columns of a table that is not a window."""
     return pa.schema(_SYSTEM_COLUMNS[table])
 
 
@@ -211,18 +212,16 @@ def _infer_aggregate_type(spec: PipelineSpec, aggregate: Aggregate) -> Any:
 
 
 class DriverTables:
-    """Writes what the driver itself knows of an attempt.
-
-    Its closed barriers and its dead objects.
-    """
+    """Writes the rows that the driver itself produces: closed barriers and dead objects."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def write(self, order: MoveOrder) -> dict[str, tuple[FileRef, ...]]:
-        """Table -> files, in the attempt's own folders.
+        """Write the rows into the attempt's folders.
 
-        Nothing is written for a table without rows.
+        Returns:
+            Table -> files; tables without rows are left out.
         """
         dead = [d for part in order.cut.slices for d in part.dead]
         found = {
@@ -241,7 +240,7 @@ class DriverTables:
 
 
 def build_barrier_rows(decision: Decision, timeline: int, epoch: int) -> Any:
-    """One row per barrier that closed in the epoch."""
+    """Return one row per barrier that closed in the epoch."""
     return _build_system_table(
         BARRIERS,
         [{**_barrier_to_row(b), "_timeline": timeline, "_epoch": epoch} for b in decision.barriers],
@@ -249,7 +248,7 @@ def build_barrier_rows(decision: Decision, timeline: int, epoch: int) -> Any:
 
 
 def build_dead_object_rows(dead: Iterable[DeadObject], timeline: int, epoch: int) -> Any:
-    """One dead letter per object that could not be read."""
+    """Return one dead letter per object that could not be read."""
     rows = [
         {
             "reason": d.reason,
@@ -268,17 +267,17 @@ def build_dead_object_rows(dead: Iterable[DeadObject], timeline: int, epoch: int
 
 
 def build_checkpoint_rows(manifests: Sequence[Manifest]) -> Any:
-    """One row per sealed epoch, from its manifest alone.
+    """Return one row per sealed epoch, from its manifest alone.
 
-    `rows_…` are the epoch's own, not cumulative.
+    The columns `rows_…` count this epoch only.
     """
     return _build_system_table(CHECKPOINTS, [_checkpoint_to_row(m) for m in manifests])
 
 
 def write_parquet_once(store: Store, key: str, table: Any) -> FileRef:
-    """Write rows as one Parquet object under a key whose content never differs.
+    """Write rows as one Parquet object under a key whose content is always the same.
 
-    A second writer keeps the first's.
+    If the key exists already, the existing object is kept.
     """
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="snappy")

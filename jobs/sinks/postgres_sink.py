@@ -1,16 +1,14 @@
-"""PostgreSQL as a follower of the log.
+"""Writes into PostgreSQL, exactly once: an epoch's rows and the ledger are one transaction.
 
-An epoch's rows and the ledger that says so are one transaction.
-
-1. Lock the ledger's row, and refuse any other predecessor than the slot before this one: a second
-  publisher, or one that slept through a restore, changes nothing.
-2. Rows into the tables: appended, or for window tables with ``windows: upsert`` in the place of
-    older revisions.
+1. Lock the ledger's row, and refuse any position but the slot before this one. So a second
+   publisher, or one that was suspended during a restore, changes nothing.
+2. Insert the rows: appended, or for window tables with ``windows: upsert`` in place of older
+   revisions.
 3. Move the ledger; commit.
 
-After a restore the rows of abandoned slots are deleted. A table that was upserted has overwritten
-what it would need for that, and is filled again from the Iceberg table at that cut; so is a new
-sink whose first epochs were retired already.
+After a restore the rows of abandoned slots are deleted. A table with upserts has overwritten the
+rows that it would need for that, so it is filled again from the Iceberg table at that cut. A new
+sink whose first epochs were retired is filled the same lineage.
 """
 
 from __future__ import annotations
@@ -26,8 +24,9 @@ import pyarrow.csv
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
+from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.sinks.base_follower import SlotFollower, expand_variables, import_client_library
+from tidegate.jobs.sinks.errors import SINK_MISFIT, SINK_REFUSED, SINK_UNAVAILABLE, WAITS_FOR_TABLES
 from tidegate.jobs.sinks.lineage_position import (
     CurrentLineage,
     FollowerPosition,
@@ -45,9 +44,11 @@ _LEDGER_TABLE = "tidegate_ledger"
 _CONNECT_OPTIONS = {
     "connect_timeout": 10,
     "application_name": "tidegate",
-    # A publisher that was stopped in the middle must not hold the ledger's row for ever.
+    # A publisher that is suspended in a transaction must not lock the ledger's row indefinitely.
     "options": "-c idle_in_transaction_session_timeout=60s -c lock_timeout=20s -c timezone=UTC",
 }
+# Upserts: first the sessions that a new row replaces (`replaces` holds "start/end"), then older
+# revisions of the same window.
 _DELETE_REPLACED_SQL = (
     "delete from {} t using (select s.*, jsonb_array_elements_text(s.replaces) as r from {} s where"
     " jsonb_typeof(s.replaces) = 'array') s where t.window_start = split_part(r, '/',"
@@ -57,6 +58,7 @@ _DELETE_OLDER_SQL = (
     "delete from {} t using {} s where t.window_start = s.window_start and t.window_end ="
     " s.window_end"
 )
+_REFUSALS = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf")
 _POSTGRES_TYPES = {
     pa.string(): "text",
     pa.large_string(): "text",
@@ -72,9 +74,9 @@ _POSTGRES_TYPES = {
 
 
 class PostgresSink(SlotFollower):
-    """Tables `<namespace>.<table>`, each slot exactly once.
+    """Fills the tables `<namespace>.<table>`, each slot exactly once.
 
-    One connection per call: nothing is held between epochs.
+    It opens one connection per transaction and holds none between epochs.
     """
 
     def __init__(
@@ -85,12 +87,16 @@ class PostgresSink(SlotFollower):
         self._namespace = given.namespace or spec.name
         self._ready = False
 
+    @property
+    def _ledger(self) -> Identifier:
+        return self._qualify_name(_LEDGER_TABLE)
+
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
-        """As promised by `SlotFollower`; afterwards the copy of the mark is brought up to date."""
+        """Follow as `SlotFollower` does, then update the copy of the position in the store."""
         applied = super().follow(log, flush=flush)
-        mark = self._load_position()
-        if mark is not None:
-            self.move_position(None, mark)
+        position = self._load_position()
+        if position is not None:
+            self.move_position(None, position)
         return applied
 
     def _load_position(self) -> FollowerPosition | None:
@@ -98,16 +104,14 @@ class PostgresSink(SlotFollower):
             self._prepare_schema(cursor)
             return self._read_ledger(cursor)
 
-    def _create_ledger(self, log: SlotLog, way: CurrentLineage) -> FollowerPosition:
+    def _create_ledger(self, log: SlotLog, lineage: CurrentLineage) -> FollowerPosition:
         with self._transaction_cursor() as cursor:
-            put = (
+            insert = (
                 "insert into {} (pipeline, sink, uid, timeline, slot) values (%s, %s, %s, 0, 0) on"
                 " conflict do nothing"
             )
-            cursor.execute(
-                self._compose_sql(put, self._qualify_name(_LEDGER_TABLE)),
-                (self.spec.name, self.name, self.uid),
-            )
+            values = (self.spec.name, self.name, self.uid)
+            cursor.execute(self._compose_sql(insert, self._ledger), values)
             return self._read_ledger(cursor) or FollowerPosition(0, 0)
 
     def _apply_epoch(
@@ -120,7 +124,7 @@ class PostgresSink(SlotFollower):
                     self._insert_rows(cursor, table, rows)
 
     def _rewind_sink(
-        self, before: FollowerPosition, after: FollowerPosition, way: CurrentLineage
+        self, before: FollowerPosition, after: FollowerPosition, lineage: CurrentLineage
     ) -> None:
         with self._transaction_cursor() as cursor:
             self._move_ledger(cursor, before, after)
@@ -130,25 +134,22 @@ class PostgresSink(SlotFollower):
                 if self._is_upserted(table):
                     self._refill_table(cursor, table, after)
                 else:
-                    cursor.execute(
-                        self._compose_sql(
-                            "delete from {} where _epoch > %s", self._qualify_name(table)
-                        ),
-                        (after.upto,),
-                    )
+                    delete = "delete from {} where _epoch > %s"
+                    target = self._qualify_name(table)
+                    cursor.execute(self._compose_sql(delete, target), (after.upto,))
 
     def _handle_retired_epoch(
-        self, slot: int, before: FollowerPosition, way: CurrentLineage
+        self, slot: int, before: FollowerPosition, lineage: CurrentLineage
     ) -> FollowerPosition:
-        """Whatever was retired stands in the Iceberg tables: start from their newest cut."""
+        """Start from the newest cut of the Iceberg tables, which hold all retired rows."""
         current = read_published_cut(self.store, self.spec.name)
         if (
             current is None
-            or current.timeline != way.timeline
-            or not before.upto < current.upto <= way.slot
+            or current.timeline != lineage.timeline
+            or not before.upto < current.upto <= lineage.slot
         ):
             raise self._not_published_error(slot)
-        after = FollowerPosition(way.timeline, current.upto)
+        after = FollowerPosition(lineage.timeline, current.upto)
         with self._transaction_cursor() as cursor:
             self._move_ledger(cursor, before, after)
             for table in self.tables:
@@ -156,61 +157,51 @@ class PostgresSink(SlotFollower):
         return after
 
     def _refill_table(
-        self, cursor: psycopg.Cursor[Any], table: str, mark: FollowerPosition
+        self, cursor: psycopg.Cursor[Any], table: str, position: FollowerPosition
     ) -> None:
-        """Fill a table anew from the Iceberg table as of a mark."""
+        """Replace a table's rows by those of the Iceberg table as of a position."""
         current = read_published_cut(self.store, self.spec.name)
-        if current is None or current.timeline != mark.timeline or current.upto < mark.upto:
-            raise self._not_published_error(mark.upto)
-        rows = read_table(
-            self.spec, self.store, table, at=mark.upto, current_only=self._is_upserted(table)
-        )
+        if current is None or current.timeline != position.timeline or current.upto < position.upto:
+            raise self._not_published_error(position.upto)
+        upserted = self._is_upserted(table)
+        rows = read_table(self.spec, self.store, table, at=position.upto, current_only=upserted)
         if self._read_columns(cursor, table):
             cursor.execute(self._compose_sql("delete from {}", self._qualify_name(table)))
         if rows.num_rows:
             self._insert_rows(cursor, table, rows)
 
     def _not_published_error(self, slot: int) -> TransientError:
-        return TransientError(
-            f"sink {self.name} of {self.spec.name} waits for the Iceberg tables, which do not show"
-            f" slot {slot} yet",
-            code="sink.waits_for_tables",
-            pipeline=self.spec.name,
-            retry_after=1.0,
-        )
+        return WAITS_FOR_TABLES(pipeline=self.spec.name, sink=self.name, slot=slot)
 
     def _move_ledger(
         self, cursor: psycopg.Cursor[Any], before: FollowerPosition, after: FollowerPosition
     ) -> None:
         """Move the ledger, in the transaction of the rows."""
-        found = self._read_ledger(cursor, lock=True)
-        if found != before:
-            raise self.ledger_moved_error(found or FollowerPosition(0, 0), before)
-        to = (
+        ledger = self._read_ledger(cursor, lock=True)
+        if ledger != before:
+            raise self.ledger_moved_error(ledger or FollowerPosition(0, 0), before)
+        update = (
             "update {} set timeline = %s, slot = %s, moved_at = now() where pipeline = %s and sink"
             " = %s"
         )
-        cursor.execute(
-            self._compose_sql(to, self._qualify_name(_LEDGER_TABLE)),
-            (after.timeline, after.upto, self.spec.name, self.name),
-        )
+        values = (after.timeline, after.upto, self.spec.name, self.name)
+        cursor.execute(self._compose_sql(update, self._ledger), values)
 
     def _read_ledger(
         self, cursor: psycopg.Cursor[Any], *, lock: bool = False
     ) -> FollowerPosition | None:
-        ask = f"select uid, timeline, slot from {{}} where pipeline = %s and sink = %s{' for update' if lock else ''}"  # noqa: S608
-        found = cursor.execute(
-            self._compose_sql(ask, self._qualify_name(_LEDGER_TABLE)), (self.spec.name, self.name)
-        ).fetchone()
-        if found is None:
+        select = "select uid, timeline, slot from {} where pipeline = %s and sink = %s"
+        statement = self._compose_sql(select + " for update" * lock, self._ledger)
+        row = cursor.execute(statement, (self.spec.name, self.name)).fetchone()
+        if row is None:
             return None
-        self.refuse_other_owner(found[0])
-        return FollowerPosition(found[1], found[2])
+        self.refuse_other_owner(row[0])
+        return FollowerPosition(row[1], row[2])
 
     def _prepare_schema(self, cursor: psycopg.Cursor[Any]) -> None:
-        """Make schema and ledger.
+        """Create the schema and the ledger table.
 
-        Two publishers that start together take turns: `if not exists` alone races in PostgreSQL.
+        Publishers that start together take turns: `if not exists` alone races in PostgreSQL.
         """
         if self._ready:
             return
@@ -223,16 +214,16 @@ class PostgresSink(SlotFollower):
             cursor.execute(
                 self._compose_sql("create schema if not exists {}", Identifier(self._namespace))
             )
-            make = (
+            create = (
                 "create table {} (pipeline text, sink text, uid text not null, timeline integer not"
                 " null, slot bigint not null, moved_at timestamptz not null default now(), primary"
                 " key (pipeline, sink))"
             )
-            cursor.execute(self._compose_sql(make, self._qualify_name(_LEDGER_TABLE)))
+            cursor.execute(self._compose_sql(create, self._ledger))
         self._ready = True
 
     def _insert_rows(self, cursor: psycopg.Cursor[Any], table: str, rows: Any) -> None:
-        """Rows into their table, which is made or widened to hold them."""
+        """Insert rows into their table, which is created or widened to hold them."""
         self._fit_table(cursor, table, rows.schema)
         if not self._is_upserted(table):
             self._copy_rows(cursor, self._qualify_name(table), rows)
@@ -240,74 +231,54 @@ class PostgresSink(SlotFollower):
         from psycopg.sql import Identifier
 
         stage, target = Identifier("tidegate_stage"), self._qualify_name(table)
-        cursor.execute(
-            self._compose_sql("create temporary table {} (like {}) on commit drop", stage, target)
-        )
+        create = "create temporary table {} (like {}) on commit drop"
+        cursor.execute(self._compose_sql(create, stage, target))
         self._copy_rows(cursor, stage, rows)
         for step in (_DELETE_REPLACED_SQL, _DELETE_OLDER_SQL):
-            cursor.execute(
-                self._compose_sql(step + self._same_keys_condition(table), target, stage)
-            )
+            delete = step + self._same_keys_condition(table)
+            cursor.execute(self._compose_sql(delete, target, stage))
         columns = self._join_identifiers(rows.schema.names)
-        cursor.execute(
-            self._compose_sql(
-                "insert into {} ({}) select {} from {}", target, columns, columns, stage
-            )
-        )
+        insert = "insert into {} ({}) select {} from {}"
+        cursor.execute(self._compose_sql(insert, target, columns, columns, stage))
         cursor.execute(self._compose_sql("drop table {}", stage))
 
     def _copy_rows(self, cursor: psycopg.Cursor[Any], target: Identifier, rows: Any) -> None:
-        """CSV made by Arrow.
+        """Copy rows as CSV made by Arrow: a million rows a second.
 
-        A million rows a second; null is empty and unquoted, texts are quoted, as PostgreSQL has it.
+        As PostgreSQL expects it, null is empty and unquoted, and texts are quoted.
         """
         buffer = io.BytesIO()
-        pyarrow.csv.write_csv(
-            _to_csv_values(rows), buffer, pyarrow.csv.WriteOptions(include_header=False)
-        )
-        into = self._compose_sql(
-            "copy {} ({}) from stdin (format csv)",
-            target,
-            self._join_identifiers(rows.schema.names),
-        )
-        with cursor.copy(into) as copy:
+        options = pyarrow.csv.WriteOptions(include_header=False)
+        pyarrow.csv.write_csv(_to_csv_values(rows), buffer, options)
+        columns = self._join_identifiers(rows.schema.names)
+        statement = self._compose_sql("copy {} ({}) from stdin (format csv)", target, columns)
+        with cursor.copy(statement) as copy:
             copy.write(buffer.getbuffer())
 
     def _fit_table(self, cursor: psycopg.Cursor[Any], table: str, schema: Any) -> None:
         from psycopg.sql import SQL, Identifier
 
-        known = self._read_columns(cursor, table)
+        present = self._read_columns(cursor, table)
         wanted = {field.name: _to_postgres_type(field.type) for field in schema}
-        if not known:
-            body = SQL(", ").join(
-                self._compose_sql("{} " + kind, Identifier(name)) for name, kind in wanted.items()
-            )
-            cursor.execute(
-                self._compose_sql("create table {} ({})", self._qualify_name(table), body)
-            )
-            cursor.execute(
-                self._compose_sql(
-                    "create index on {} ({})",
-                    self._qualify_name(table),
-                    self._join_identifiers(self._index_columns(table)),
-                )
-            )
+        target = self._qualify_name(table)
+        if present:
+            for name in wanted.keys() - present:
+                alter = "alter table {} add column {} " + wanted[name]
+                cursor.execute(self._compose_sql(alter, target, Identifier(name)))
             return
-        for name in wanted.keys() - known:
-            cursor.execute(
-                self._compose_sql(
-                    "alter table {} add column {} " + wanted[name],
-                    self._qualify_name(table),
-                    Identifier(name),
-                )
-            )
+        columns = SQL(", ").join(
+            self._compose_sql("{} " + kind, Identifier(name)) for name, kind in wanted.items()
+        )
+        cursor.execute(self._compose_sql("create table {} ({})", target, columns))
+        indexed = self._join_identifiers(self._index_columns(table))
+        cursor.execute(self._compose_sql("create index on {} ({})", target, indexed))
 
     def _read_columns(self, cursor: psycopg.Cursor[Any], table: str) -> set[str]:
-        ask = (
+        select = (
             "select column_name from information_schema.columns where table_schema = %s and"
             " table_name = %s"
         )
-        return {row[0] for row in cursor.execute(ask, (self._namespace, table))}
+        return {row[0] for row in cursor.execute(select, (self._namespace, table))}
 
     def _is_upserted(self, table: str) -> bool:
         window = self.spec.windows.get(table)
@@ -341,7 +312,7 @@ class PostgresSink(SlotFollower):
 
     @staticmethod
     def _compose_sql(text: str, *parts: SQL | Composed | Identifier) -> Composed:
-        """A statement; `text` is written in this module, names of people's tables and columns come quoted, as `parts`."""
+        """Return a statement: `text` is written in this module, user names are quoted as `parts`."""
         from psycopg.sql import SQL
 
         return SQL(text).format(*parts)
@@ -353,7 +324,7 @@ class PostgresSink(SlotFollower):
 
     @contextmanager
     def _transaction_cursor(self) -> Iterator[psycopg.Cursor[Any]]:
-        """One transaction."""
+        """Open a connection for one transaction."""
         psycopg = self._import_psycopg()
         try:
             with (
@@ -369,41 +340,17 @@ class PostgresSink(SlotFollower):
 
     def _translate_database_error(self, error: psycopg.Error) -> TidegateError:
         psycopg = self._import_psycopg()
-        text = str(error).strip().partition("\n")[0]
-        what = f"sink {self.name} of {self.spec.name}: {text}"
+        cause = str(error).strip().partition("\n")[0]
+        # PostgreSQL reports refused logins without an error class, only in the text.
         refused = isinstance(error, psycopg.errors.InsufficientPrivilege) or any(
-            sign in text
-            for sign in (
-                "authentication failed",
-                "no password supplied",
-                "does not exist",
-                "no pg_hba.conf",
-            )
+            refusal in cause for refusal in _REFUSALS
         )
+        who = {"pipeline": self.spec.name, "sink": self.name, "cause": cause}
         if refused:
-            return ConfigurationError(
-                what,
-                code="sink.refused",
-                pipeline=self.spec.name,
-                kept="everything sealed",
-                advice=f"mend sinks.{self.name}.url, the database or its grants",
-            )
+            return SINK_REFUSED(**who, remedy=f"sinks.{self.name}.url, the database or its grants")
         if isinstance(error, psycopg.OperationalError | psycopg.InternalError):
-            return TransientError(
-                what,
-                code="sink.unavailable",
-                pipeline=self.spec.name,
-                kept="everything sealed; the sink catches up later",
-                advice="bring PostgreSQL back; tidegate tries again by itself",
-                retry_after=1.0,
-            )
-        return PoisonError(
-            what,
-            code="sink.misfit",
-            pipeline=self.spec.name,
-            kept="the sealed epochs; the sink shows the ones before",
-            advice="mend the table in PostgreSQL, or give the sink another namespace",
-        )
+            return SINK_UNAVAILABLE(**who, remedy="bring PostgreSQL back")
+        return SINK_MISFIT(**who)
 
 
 def _to_postgres_type(kind: Any) -> str:
@@ -415,7 +362,7 @@ def _to_postgres_type(kind: Any) -> str:
 
 
 def _to_csv_values(rows: Any) -> Any:
-    """Columns that CSV has no form for, as texts that PostgreSQL reads back."""
+    """Convert columns that CSV cannot hold to texts that PostgreSQL reads back."""
     rows = flatten_for_csv(rows, hex_prefix="\\x")
     for i, field in enumerate(rows.schema):
         if pa.types.is_decimal(field.type):

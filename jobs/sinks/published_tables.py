@@ -1,15 +1,16 @@
-"""The output tables as a reader sees them: one consistent cut over all of them, without a catalog.
+"""Reads the output tables: one consistent cut over all of them, without a catalog.
 
-`<pipeline>/iceberg/current.json` names the metadata files; each holds exactly the slots up to the
-pointer's, so an older cut is the rows whose `_epoch` is not above it.
+`<pipeline>/iceberg/current.json` names the metadata files. Each holds exactly the slots up to the
+pointer's, so an older cut consists of the rows whose `_epoch` is not above it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from pyiceberg.table import ALWAYS_TRUE, StaticTable
 
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.sinks.base_follower import read_stored_position
+from tidegate.jobs.sinks.errors import EXPORT_FAILED, NOT_PUBLISHED, TABLE_UNREADABLE, UNKNOWN_TABLE
 from tidegate.jobs.sinks.iceberg_catalog import build_io_properties
 from tidegate.jobs.sinks.lineage_position import (
     CurrentLineage,
@@ -42,6 +43,7 @@ from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import format_instant
 
 EXPORT_FORMATS = (".parquet", ".csv", ".json")
+# Iceberg returns files in any order; rows are sorted by those of these columns that a table has.
 _SORT_COLUMNS = (
     "position",
     "_epoch",
@@ -50,7 +52,40 @@ _SORT_COLUMNS = (
     "_partition",
     "_seq",
     "barrier_id",
-)  # files come in no order
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowSelection:
+    """The rows and columns to read.
+
+    Attributes:
+        since: only rows of later slots; files of older ones are not opened.
+        at: only rows of slots up to this one; None: all that are published.
+        columns: None: all.
+        spliced: whether rows that splice requests inserted are included.
+    """
+
+    since: int = 0
+    at: int | None = None
+    columns: tuple[str, ...] | None = None
+    spliced: bool = True
+
+    def scan(self, table: StaticTable, condition: str = "", needed: Collection[str] = ()) -> Any:
+        """Scan the selected rows with a further condition; `needed` columns are added."""
+        since = f"_epoch > {self.since}" if self.since else ""
+        until = "" if self.at is None else f"_epoch <= {self.at}"
+        rows = " and ".join(filter(None, (since, until, condition))) or ALWAYS_TRUE
+        columns = ("*",) if not self.columns else tuple({*self.columns, *needed})
+        return use_plain_types(table.scan(row_filter=rows, selected_fields=columns).to_arrow())
+
+    def scan_inserted(self, table: StaticTable, columns: Collection[str]) -> Any:
+        """Scan columns of *all* inserted rows up to `at`, whatever `since` is.
+
+        Older insertions move the positions of later rows.
+        """
+        inserted = _RowSelection(at=self.at, columns=tuple(columns))
+        return inserted.scan(table, f"{SPLICE_COLUMN} is not null")
 
 
 def read_table(
@@ -60,26 +95,21 @@ def read_table(
     *,
     current_only: bool = False,
     at: int | None = None,
-    since: int = 0,
     columns: tuple[str, ...] | None = None,
-    spliced: bool = True,
 ) -> Any:
-    """Rows of one output table.
+    """Return rows of one output table; events come with their current positions.
 
-    A table that never had a row is empty. Events come with their current positions.
+    A table that never had a row is empty.
 
     Args:
         spec: the pipeline.
         store: its store.
         name: a table of the pipeline.
-        current_only: of a window's results only the newest revision of each, without replaced
+        current_only: return only the newest revision of each window result, without replaced
             sessions.
-        at: the cut after this slot of the current lineage; default: the newest that every table
+        at: the cut after this slot of the current lineage; by default the newest that every table
             shows.
-        since: only rows of later slots than this one; files of older ones are not opened.
-        columns: only these; default: all.
-        spliced: with the events that splice requests inserted; without them positions are those
-            that the epochs gave.
+        columns: only these; by default all.
 
     Raises:
         ConfigurationError: no such table, or the tables do not show that slot yet.
@@ -88,45 +118,59 @@ def read_table(
     _require_table(spec, name)
     current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
     if at is not None and at > current.upto:
-        raise ConfigurationError(
-            f"the tables of {spec.name} show slots up to {current.upto}, not {at} yet",
-            code="tables.not_published",
-            pipeline=spec.name,
-            advice="wait until the epoch is published, or ask for an older one",
-        )
-    window = spec.windows.get(name)
-    wanted = None if current_only and window else columns
-    table = _scan_table(spec, store, name, current, (since, at), wanted, spliced)
-    if current_only and window:
+        raise NOT_PUBLISHED(pipeline=spec.name, published=current.upto, slot=at)
+    window = spec.windows.get(name) if current_only else None
+    # Choosing revisions needs columns that the caller may not have asked for.
+    selection = _RowSelection(at=at, columns=None if window else columns)
+    table = _scan_table(spec, store, name, current, selection)
+    if window:
         table = select_current_revisions(table, window)
     return table.select(list(columns)) if columns else table
 
 
+def scan_table(
+    spec: PipelineSpec,
+    store: Store,
+    name: str,
+    *,
+    since: int = 0,
+    columns: tuple[str, ...] | None = None,
+    spliced: bool = True,
+) -> Any:
+    """Return rows of slots after `since`, of all revisions; files of older slots are not opened.
+
+    Without `spliced` the rows that splice requests inserted are left out, and positions are those
+    that the epochs gave. `columns` and errors are those of `read_table`.
+    """
+    _require_table(spec, name)
+    current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
+    selection = _RowSelection(since, columns=columns, spliced=spliced)
+    table = _scan_table(spec, store, name, current, selection)
+    return table.select(list(columns)) if columns else table
+
+
 def find_published_slot(spec: PipelineSpec, log: SlotLog) -> int:
-    """The newest position of the current lineage that the tables and every sink show.
+    """Return the newest slot of the current lineage that the tables and every sink show.
 
     Slots after it must not be retired.
     """
-    marks = _read_follower_positions(spec, log.store)
-    way = CurrentLineage(log, log.head())
-    return min(
-        way.last_shared_slot(mark) if mark is not None and way.is_in_log(mark) else 0
-        for mark in marks
-    )
+    positions = _read_follower_positions(spec, log.store)
+    lineage = CurrentLineage(log, log.head())
+    return min(map(lineage.count_applied_slots, positions))
 
 
 def have_followers_rewound(spec: PipelineSpec, log: SlotLog) -> bool:
-    """Whether tables and sinks stand on the current timeline.
+    """Return whether the tables and all sinks are on the current timeline.
 
-    Then no publisher can apply a slot of an abandoned one any more.
+    Then no publisher can apply a slot of an abandoned timeline any more.
     """
-    marks = _read_follower_positions(spec, log.store)
+    positions = _read_follower_positions(spec, log.store)
     timeline = log.head().timeline
-    return all(mark is not None and mark.timeline == timeline for mark in marks)
+    return all(found is not None and found.timeline == timeline for found in positions)
 
 
 def _read_follower_positions(spec: PipelineSpec, store: Store) -> list[FollowerPosition | None]:
-    """How far each follower says it is; None for one that never said so."""
+    """Return the position of each follower; None for one that has not stored any."""
     current = read_published_cut(store, spec.name)
     sinks = [read_stored_position(store, spec.name, name) for name in spec.sinks]
     return [
@@ -136,12 +180,12 @@ def _read_follower_positions(spec: PipelineSpec, store: Store) -> list[FollowerP
 
 
 def list_referenced_files(spec: PipelineSpec, store: Store) -> set[str]:
-    """Addresses of every data file that a snapshot of the published tables still names.
+    """Return the addresses of all data files that snapshots of the published tables name.
 
-    GC must keep them.
+    Garbage collection must keep them.
 
     Raises:
-        TransientError: something could not be read; the answer would not be complete.
+        TransientError: something could not be read, so the set would be incomplete.
     """
     current = read_published_cut(store, spec.name) or PublishedCut("", 0, 0)
     found: set[str] = set()
@@ -160,9 +204,9 @@ def list_referenced_files(spec: PipelineSpec, store: Store) -> set[str]:
 
 
 def select_current_revisions(table: Any, window: WindowSpec) -> Any:
-    """The newest revision of each result, without sessions that a later one replaces.
+    """Return the newest revision of each result, without sessions that a later one replaces.
 
-    With `revisions: delta` every revision carries a part of its own, so all of them are current.
+    With `revisions: delta` every revision is a part of the result, so all of them are current.
     """
     if window.revisions == "delta" or table.num_rows == 0:
         return table
@@ -186,10 +230,10 @@ def select_current_revisions(table: Any, window: WindowSpec) -> Any:
 def export_table(table: Any, path: Path) -> None:
     """Write rows to a .parquet, .csv or .json file (one JSON object per line).
 
-    Lists stand in CSV as JSON texts.
+    CSV holds lists as JSON texts.
 
     Raises:
-        ConfigurationError: another ending, or the file cannot be written.
+        ConfigurationError: the ending is not supported, or the file cannot be written.
     """
     try:
         match path.suffix:
@@ -200,15 +244,16 @@ def export_table(table: Any, path: Path) -> None:
             case ".json":
                 path.write_text(to_json_lines(table))
             case _:
-                raise _export_error(path, f"the ending must be one of {', '.join(EXPORT_FORMATS)}")
+                endings = ", ".join(EXPORT_FORMATS)
+                raise EXPORT_FAILED(path=path, cause=f"the ending must be one of {endings}")
     except OSError as error:
-        raise _export_error(path, str(error)) from error
+        raise EXPORT_FAILED(path=path, cause=error) from error
 
 
 def to_json_lines(table: Any) -> str:
-    """Rows as JSON, one object per line.
+    """Return rows as JSON, one object per line.
 
-    Times in ISO form, bytes in hexadecimal, what is no number as "NaN" or "Infinity".
+    Times are in ISO form, bytes in hexadecimal; non-finite numbers are "NaN" or "Infinity".
     """
     return "".join(_to_json_line(row) + "\n" for row in table.to_pylist())
 
@@ -216,12 +261,12 @@ def to_json_lines(table: Any) -> str:
 def _to_json_line(row: dict[str, Any]) -> str:
     try:
         return json.dumps(row, default=_to_json_text, allow_nan=False)
-    except ValueError:  # JSON has no word for them
+    except ValueError:  # JSON has no NaN and no infinity
         return json.dumps(_stringify_non_finite(row), default=_to_json_text)
 
 
 def _stringify_non_finite(value: Any) -> Any:
-    """With texts instead of floats that are no numbers."""
+    """Replace floats that are not finite by texts."""
     if isinstance(value, dict):
         return {name: _stringify_non_finite(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -233,117 +278,67 @@ def _stringify_non_finite(value: Any) -> Any:
 
 def _require_table(spec: PipelineSpec, name: str) -> None:
     if name not in spec.table_names:
-        raise ConfigurationError(
-            f"{spec.name} has no table {name!r}",
-            code="tables.unknown",
-            pipeline=spec.name,
-            advice=f"choose one of: {', '.join(spec.table_names)}",
-        )
+        raise UNKNOWN_TABLE(pipeline=spec.name, table=name, tables=", ".join(spec.table_names))
 
 
 def _scan_table(
-    spec: PipelineSpec,
-    store: Store,
-    name: str,
-    current: PublishedCut,
-    slots: tuple[int, int | None],
-    columns: tuple[str, ...] | None,
-    spliced: bool,
+    spec: PipelineSpec, store: Store, name: str, current: PublishedCut, selection: _RowSelection
 ) -> Any:
     location = current.tables.get(name)
     if location is None:
         empty = build_table_schema(spec, name).empty_table()
-        return empty.select(list(columns)) if columns else empty
-    since, at = slots
-    bounds = [f"_epoch > {since}"] * (since > 0) + [f"_epoch <= {at}"] * (at is not None)
-    rows = " and ".join(bounds) or ALWAYS_TRUE
+        return empty.select(list(selection.columns)) if selection.columns else empty
     with translate_read_errors(spec, name):
         table = StaticTable.from_metadata(location, build_io_properties(store))
-        if name == EVENTS and SPLICE_COLUMN in {field.name for field in table.schema().fields}:
-            return _scan_merged_events(spec, table, bounds, at, columns, spliced)
-        if name in spec.streams and SPLICE_COLUMN in {
-            field.name for field in table.schema().fields
-        }:
-            return _scan_merged_stream(table, bounds, at, columns, spliced)
-        found = table.scan(row_filter=rows, selected_fields=columns or ("*",)).to_arrow()
-    plain = use_plain_types(found)
-    order = [(c, "ascending") for c in _SORT_COLUMNS if c in plain.column_names]
-    return plain.sort_by(order) if order else plain
+        # A table has this column from its first merge on.
+        merged = SPLICE_COLUMN in {field.name for field in table.schema().fields}
+        if merged and name == EVENTS:
+            return _scan_merged_events(spec, table, selection)
+        if merged and name in spec.streams:
+            return _scan_merged_stream(table, selection)
+        rows = selection.scan(table)
+    order = [(column, "ascending") for column in _SORT_COLUMNS if column in rows.column_names]
+    return rows.sort_by(order) if order else rows
 
 
-def _scan_merged_events(
-    spec: PipelineSpec,
-    table: StaticTable,
-    bounds: list[str],
-    at: int | None,
-    columns: tuple[str, ...] | None,
-    spliced: bool,
-) -> Any:
-    """Rows of an events table into which something was merged."""
+def _scan_merged_events(spec: PipelineSpec, table: StaticTable, selection: _RowSelection) -> Any:
+    """Return rows of an events table into which rows were merged."""
     time = next(iter(spec.sources.values())).event_time
     order = {"position", SPLICE_COLUMN, "_source", "_partition", "_seq", "_epoch", time}
-    wanted = ("*",) if columns is None else tuple({*columns, *order})
-    rows = (
-        " and ".join([*bounds, *([] if spliced else [f"{SPLICE_COLUMN} is null"])]) or ALWAYS_TRUE
-    )
-    found = use_plain_types(table.scan(row_filter=rows, selected_fields=wanted).to_arrow())
-    if not spliced or spec.release.mode is ReleaseMode.PASS_THROUGH:
-        return (found if spliced else found.drop_columns([SPLICE_COLUMN])).sort_by("position")
-    merged = " and ".join(
-        [f"{SPLICE_COLUMN} is not null", *([] if at is None else [f"_epoch <= {at}"])]
-    )
-    inserted = use_plain_types(
-        table.scan(row_filter=merged, selected_fields=tuple(order)).to_arrow()
-    )
-    return compute_current_positions(found, inserted, time)
+    if not selection.spliced:
+        rows = selection.scan(table, f"{SPLICE_COLUMN} is null", order)
+        return rows.drop_columns([SPLICE_COLUMN]).sort_by("position")
+    rows = selection.scan(table, needed=order)
+    if spec.release.mode is ReleaseMode.PASS_THROUGH:
+        return rows.sort_by("position")  # merged rows were appended: stored positions are current
+    return compute_current_positions(rows, selection.scan_inserted(table, order), time)
 
 
-def _scan_merged_stream(
-    table: StaticTable,
-    bounds: list[str],
-    at: int | None,
-    columns: tuple[str, ...] | None,
-    spliced: bool,
-) -> Any:
-    """Rows of a stream that merges wrote anew in part."""
-    own = {"position", "_id", "_epoch"}
-    wanted = ("*",) if columns is None else tuple({*columns, *own})
-    rows = (
-        " and ".join([*bounds, *([] if spliced else [f"{SPLICE_COLUMN} is null"])]) or ALWAYS_TRUE
-    )
-    found = use_plain_types(table.scan(row_filter=rows, selected_fields=wanted).to_arrow())
-    if not spliced:
-        return found.sort_by("position")
-    merged = " and ".join(
-        [f"{SPLICE_COLUMN} is not null", *([] if at is None else [f"_epoch <= {at}"])]
-    )
-    return select_current_rows(
-        found,
-        find_rewrite_starts(
-            table.scan(row_filter=merged, selected_fields=("position", "_epoch")).to_arrow()
-        ),
-    )
+def _scan_merged_stream(table: StaticTable, selection: _RowSelection) -> Any:
+    """Return rows of a stream that merges rewrote in part."""
+    needed = ("position", "_id", "_epoch")
+    if not selection.spliced:
+        return selection.scan(table, f"{SPLICE_COLUMN} is null", needed).sort_by("position")
+    rewritten = selection.scan_inserted(table, ("position", "_epoch"))
+    rows = selection.scan(table, needed=needed)
+    return select_current_rows(rows, find_rewrite_starts(rewritten))
 
 
 @contextmanager
 def translate_read_errors(spec: PipelineSpec, name: str) -> Iterator[None]:
-    """What goes wrong while a table is read is the store's fault, and may pass."""
+    """Raise a TransientError for failures of the store while a table is read."""
     try:
         yield
     except OSError as error:
-        raise TransientError(
-            f"table {name} of {spec.name} cannot be read: {str(error).splitlines()[0]}",
-            code="tables.unavailable",
-            pipeline=spec.name,
-            advice="check the store and try again",
-            retry_after=2.0,
+        raise TABLE_UNREADABLE(
+            pipeline=spec.name, table=name, cause=str(error).splitlines()[0]
         ) from error
 
 
 def use_plain_types(table: Any) -> Any:
-    """The table without large types.
+    """Return the table without Arrow's large types.
 
-    Pyiceberg answers with them where there is no file to learn from; readers need not know.
+    pyiceberg uses them if there is no file to take the types from.
     """
     return table.cast(
         pa.schema([field.with_type(_to_plain_type(field.type)) for field in table.schema])
@@ -357,7 +352,7 @@ def _to_plain_type(kind: Any) -> Any:
 
 
 def _list_result_keys(table: Any, window: WindowSpec) -> Iterator[tuple[Any, ...]]:
-    """What each row is a result of: its keys and its bounds, written as in `replaces`."""
+    """Yield the identity of each row's result: keys and bounds, written as in `replaces`."""
     bounds = zip(*(_to_tick_list(table[c]) for c in ("window_start", "window_end")), strict=True)
     keys = (
         zip(*(table[c].to_pylist() for c in window.keys), strict=True)
@@ -373,7 +368,7 @@ def _to_tick_list(column: Any) -> list[int]:
 
 
 def flatten_for_csv(table: Any, *, hex_prefix: str = "") -> Any:
-    """Lists and bytes as texts: CSV has neither."""
+    """Convert lists and bytes to texts, because CSV has neither."""
     for i, field in enumerate(table.schema):
         if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
             texts = [
@@ -393,11 +388,3 @@ def _to_json_text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.hex()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _export_error(path: Path, cause: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"cannot write {path}: {cause}",
-        code="tables.export",
-        advice="choose another file with --out",
-    )

@@ -1,15 +1,17 @@
-"""The current position of every event: the rank in the stream with all merged rows in their places.
+"""Computes the current position of every event: its rank in the stream after all merges.
 
-A row of an epoch keeps its stored position p for ever. A merged row (`_splice` names its request)
-stores the position of the row it stands behind; among rows inserted there the stamp decides, then
-the merge, then the origin. In SQL:
+A row of an epoch keeps its stored position forever. A merged row (`_splice` names its request)
+stores the position of the row that it follows. Rows inserted at the same position are ordered by
+event time, then merge, then origin. In SQL:
 
     select row_number() over (order by position, _splice is not null, <event time>, _epoch, _source,
     _partition, _seq) - 1
 
-A *stream* behind the events is written anew by a merge, from the first row that is another one:
-those rows have `_splice`, and hide whatever older slots wrote at their positions and behind. A row
-without `_id` is none: it only marks where the stream ends.
+A merge rewrites a *stream* behind the events from its first changed row on: the new rows have
+`_splice`, and hide whatever older slots wrote at their positions and after. A row without `_id`
+only marks the end of the stream.
+
+See `docs/decisions/0041-stored-positions-never-change.md`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ The slot in which a row came that a merge wrote anew or inserted; `_epoch` is th
 
 
 def compute_current_positions(events: Any, inserted: Any, time: str) -> Any:
-    """The events with their current positions, in order.
+    """Return the events with their current positions, in order.
 
     Args:
         events: any rows of the table, with their stored positions and `_splice`.
@@ -61,15 +63,18 @@ def compute_current_positions(events: Any, inserted: Any, time: str) -> Any:
 
 
 def find_rewrite_starts(written: Any) -> dict[int, int]:
-    """Slot -> position of the first row that its merge wrote anew, from all such rows of a stream."""
+    """Return, for each merge's slot, the position of the first row that the merge rewrote.
+
+    `written` holds all rewritten rows of a stream.
+    """
     found = written.group_by("_epoch", use_threads=False).aggregate([("position", "min")])
     return dict(zip(found["_epoch"].to_pylist(), found["position_min"].to_pylist(), strict=True))
 
 
 def select_current_rows(rows: Any, starts: Mapping[int, int]) -> Any:
-    """Rows of a stream that no later merge wrote anew, in order.
+    """Return the rows of a stream that no later merge replaced, in order.
 
-    With `_id`, `_epoch` and `position`.
+    The rows need `_id`, `_epoch` and `position`.
     """
     keep = pc.is_valid(rows["_id"])
     for slot, first in starts.items():

@@ -1,19 +1,19 @@
-"""Small files of older epochs become larger ones, and merged files that no snapshot names any more are deleted.
+"""Merges small files of older epochs, and deletes merged files that no snapshot can name any more.
 
-1. **Plan** on main as it is: files of one partition and of like size, whose slots are older than
-    the newest ones, so that most restores still drop whole files. Of like size: a row is written
-    again a few times in its life, not in each run. Files of an earlier partitioning are planned
-    whatever their size, and come out arranged as the table is now.
-2. **Write** the merged files, under names that say until when they may be committed (`rewrite`).
-3. **Commit** them in the place of their parts, on main as it is then: one snapshot, in which no row
-  is another one. If somebody committed meanwhile, look again whether main has all the parts, and
-  try again; if not (a restore took some), leave it.
-4. **Point** readers to it, if they still are at what it was made from; else the next publisher
-  does.
+1. **Plan** on main: files of one partition and of similar size, whose slots are not among the
+   newest ones, so that most restores still drop whole files. Similar size means that a row is
+   rewritten a few times in its life, not in each run. Files of an earlier partitioning are planned
+   whatever their size, and are rearranged to the current one.
+2. **Write** the merged files, under names that carry a commit bound (see `table_files`).
+3. **Commit** them in place of their parts, on the then current main, in one snapshot that changes
+   no row. If another publisher committed meanwhile, check whether main still has all the parts and
+   try again; if it has not (a restore removed some), give up.
+4. **Point** readers to the new metadata, if the pointer still names the metadata that it was made
+   from; otherwise the next publisher does.
 
-A crash after any step leaves files that nobody names. Only where all publishers use one catalog:
-drivers with catalogs of their own would each merge for themselves, and one's files would be the
-other's garbage.
+A crash after any step leaves unreferenced files only. Compaction needs one catalog for all
+publishers: drivers with separate catalogs would each merge for themselves, and would delete each
+other's files as orphans.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import ObjectInfo, Store
-from tidegate.errors import TransientError
+from tidegate.jobs.sinks.errors import COMPACTION_UNAVAILABLE
 from tidegate.jobs.sinks.iceberg_catalog import (
     build_io_properties,
     has_shared_catalog,
@@ -69,8 +69,8 @@ from tidegate.jobs.sinks.table_follower import TableFollower
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 _NEWEST_SLOTS_KEPT = 100  # newest slots whose files stay as they are
-_MIN_FILES_PER_MERGE = 8  # files of like size that are worth a new one
-_LOWEST_LEVEL_BYTES = 64_000  # bytes; files below are of one size
+_MIN_FILES_PER_MERGE = 8  # files of similar size that are worth a new one
+_LOWEST_LEVEL_BYTES = 64_000  # smaller files count as files of one size
 _MERGES_PER_COMMIT = 16  # merged files in one commit: bounds what a conflict costs
 _MAX_MERGES_PER_RUN = 256  # merged files per table and run, so that a run over a long history ends
 _COMMIT_ATTEMPTS = 5
@@ -80,10 +80,7 @@ _log = structlog.get_logger("tidegate.compaction")
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """What a run made of one table.
-
-    Data files of main before and after, and why nothing was done, if it could not.
-    """
+    """The number of data files of main before and after, and why nothing was done, if so."""
 
     before: int
     after: int
@@ -91,16 +88,16 @@ class CompactionResult:
 
 
 def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, CompactionResult]:
-    """Merge small files of every published table; rows, marks and restores stay what they are.
+    """Merge small files of every published table; rows, positions and restores are unaffected.
 
-    Safe beside any publisher.
+    Publishers may run at the same time.
 
     Returns:
-        Table -> what became of its files; tables that need nothing are in it with equal numbers.
-        Empty where the spec says so, nothing was published, or drivers have catalogs of their own.
+        Table -> result; tables that need nothing have equal numbers. Empty if the spec switches
+        compaction off, nothing was published, or drivers have separate catalogs.
 
     Raises:
-        TransientError: the catalog or the store cannot be reached; what was merged so far stays.
+        TransientError: the catalog or the store cannot be reached; finished merges stay.
     """
     current = read_published_cut(store, spec.name)
     if current is None or not spec.outputs.compact or not has_shared_catalog(spec, store):
@@ -112,13 +109,8 @@ def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, CompactionResu
                 for table in current.tables
             }
     except (OSError, ImportError, SQLAlchemyError, RESTError) as error:
-        raise TransientError(
-            f"the tables of {spec.name} cannot be compacted now: {str(error).splitlines()[0]}",
-            code="compaction.unavailable",
-            pipeline=spec.name,
-            kept="the tables",
-            advice="check the store and the catalog; the next maintenance tries again",
-            retry_after=60.0,
+        raise COMPACTION_UNAVAILABLE(
+            pipeline=spec.name, cause=str(error).splitlines()[0]
         ) from error
 
 
@@ -130,44 +122,46 @@ def delete_orphan_files(
     dry_run: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> list[ObjectInfo]:
-    """Delete merged files that no snapshot names and that none will name any more: see `rewrite`.
+    """Delete merged files that no snapshot names and that none can name any more.
 
     Args:
         spec: the pipeline.
         store: its store.
-        grace: seconds for which such a file stays.
-        dry_run: only say which.
-        clock: tells how old a file is.
+        grace: seconds for which such a file is kept.
+        dry_run: only list them.
+        clock: gives the age of a file.
+
+    Returns:
+        The deleted files.
     """
     current = read_published_cut(store, spec.name)
     if current is None or not has_shared_catalog(spec, store):
         return []
-    going: list[ObjectInfo] = []
-    for table, location in current.tables.items():
-        # First what is named, then what is there: a file that comes in between has a bound above
-        # this table's number.
-        with translate_read_errors(spec, table):
-            found = StaticTable.from_metadata(location, build_io_properties(store))
-            named, number = (
-                _collect_snapshot_files(found),
-                get_newest_sequence_number(found.metadata),
-            )
-        for entry in store.list_objects(f"{spec.name}/iceberg/{table}/{MERGED_FOLDER}/"):
-            bound = parse_commit_bound(entry.key)
-            young = (
-                entry.modified is not None
-                and clock.wall_ticks() / 1_000_000 - entry.modified < grace
-            )
-            if (
-                bound is not None
-                and bound < number
-                and store.uri(entry.key) not in named
-                and not young
-            ):
-                going.append(entry)
-    for entry in going if not dry_run else ():
+    oldest = clock.wall_ticks() / 1_000_000 - grace
+    orphans = [
+        entry
+        for table, location in current.tables.items()
+        for entry in _list_orphan_files(spec, store, table, location)
+        if entry.modified is None or entry.modified <= oldest
+    ]
+    for entry in orphans if not dry_run else ():
         store.delete(entry.key)
-    return going
+    return orphans
+
+
+def _list_orphan_files(
+    spec: PipelineSpec, store: Store, table: str, location: str
+) -> Iterator[ObjectInfo]:
+    # The table's metadata is read before the listing: a file that is added between the two has a
+    # bound above this table's sequence number.
+    with translate_read_errors(spec, table):
+        static = StaticTable.from_metadata(location, build_io_properties(store))
+        named = _collect_snapshot_files(static)
+    number = get_newest_sequence_number(static.metadata)
+    for entry in store.list_objects(f"{spec.name}/iceberg/{table}/{MERGED_FOLDER}/"):
+        bound = parse_commit_bound(entry.key)
+        if bound is not None and bound < number and store.uri(entry.key) not in named:
+            yield entry
 
 
 def _collect_snapshot_files(table: StaticTable) -> set[str]:
@@ -181,7 +175,7 @@ def _collect_snapshot_files(table: StaticTable) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _FileGroup:
-    """Files that become one per partition."""
+    """Files that become one file per partition."""
 
     parts: tuple[LiveDataFile, ...]
 
@@ -201,7 +195,7 @@ class _TableCompactor:
         self._target = spec.outputs.file_mb * 1_000_000
 
     def compact(self) -> CompactionResult:
-        """All four steps."""
+        """Plan, write, commit and point."""
         try:
             follower = self._load_follower()
             if follower.owner_uid() != self._uid:
@@ -209,7 +203,7 @@ class _TableCompactor:
             files, arrangement = follower.live_files(), follower.current_layout()
         except NoSuchTableError:
             return CompactionResult(0, 0, "the catalog does not have it")
-        except ValueError as error:  # only other engines bring a table there
+        except ValueError as error:  # only other engines can cause it
             return CompactionResult(0, 0, str(error))
         done = self._merge_groups(follower, list(self._plan_groups(follower, files)), arrangement)
         return CompactionResult(len(files), len(files) + done)
@@ -222,7 +216,7 @@ class _TableCompactor:
     def _plan_groups(
         self, follower: TableFollower, files: Iterable[LiveDataFile]
     ) -> Iterator[_FileGroup]:
-        """Step 1."""
+        """Step 1: yield groups of files to merge."""
         mark = follower.newest_position()
         upto = (mark.upto if mark else 0) - _NEWEST_SLOTS_KEPT
         groups: dict[tuple[int, str, int], list[LiveDataFile]] = {}
@@ -258,7 +252,7 @@ class _TableCompactor:
     def _merge_groups(
         self, follower: TableFollower, bins: list[_FileGroup], arrangement: PhysicalLayout
     ) -> int:
-        """Steps 2 to 4 for so many bins at a time; by how many files main has grown or shrunk."""
+        """Do steps 2 to 4 for a few groups at a time; return by how many the files of main changed."""
         done = 0
         for start in range(0, min(len(bins), _MAX_MERGES_PER_RUN), _MERGES_PER_COMMIT):
             chosen = bins[start : start + _MERGES_PER_COMMIT]
@@ -272,7 +266,7 @@ class _TableCompactor:
     def _write_merged_files(
         self, follower: TableFollower, bins: Iterable[_FileGroup], arrangement: PhysicalLayout
     ) -> dict[str, PartitionValues]:
-        """Step 2."""
+        """Step 2: write the merged files of some groups; return address -> partition."""
         files, metadata = follower.table.io, follower.table.metadata
         schema = use_plain_types(metadata.schema().as_arrow().empty_table()).schema
         schema = pa.schema([field.remove_metadata() for field in schema])
@@ -281,7 +275,8 @@ class _TableCompactor:
             rows = pa.concat_tables(
                 [conform_to_schema(read_file_rows(files, part.file), schema) for part in one.parts]
             )
-            assert rows.num_rows == one.row_count  # noqa: S101 - the files would not be those that Iceberg describes
+            # A mismatch means that the files are not those that Iceberg describes.
+            assert rows.num_rows == one.row_count  # noqa: S101
             new |= write_partition_files(
                 self._store_merged_file,
                 f"{self._spec.name}/iceberg/{self._name}/{make_merged_stem(metadata)}",
@@ -299,7 +294,7 @@ class _TableCompactor:
         new: Mapping[str, PartitionValues],
         metadata: TableMetadata,
     ) -> bool:
-        """Steps 3 and 4."""
+        """Steps 3 and 4; return False if the merged files cannot be committed."""
         gone = [part.file for one in bins for part in one.parts]
         for _ in range(_COMMIT_ATTEMPTS):
             try:
@@ -324,7 +319,7 @@ class _TableCompactor:
 
 
 def _compute_size_level(size: int) -> int:
-    """Files of one level differ in size by less than the number that is merged."""
+    """Return the size level; files of one level differ by less than the number of files merged."""
     return (
         0
         if size < _LOWEST_LEVEL_BYTES

@@ -1,9 +1,15 @@
-"""Rows of a table on their way into its files.
+"""Splits, sorts and writes the rows of a table's files, and describes the files for Iceberg.
 
-Split by partition, sorted, written, described for Iceberg.
+A table's own metadata decides about partitions and order, not the spec: so rows always fit the
+table as it is. `TableFollower.set_layout` brings the metadata in line with the spec.
 
-What a table's metadata says about partitions and order decides, not the spec: rows written into a
-table always fit the table as it is. `Follower.arrange` brings the metadata in line with the spec.
+The second half replaces data files in one snapshot, for compaction and for the rewind of a merged
+file. New files are stored as `<table>/merged/<bound>-<id>-<partition>.parquet`. Only a snapshot
+whose sequence number is at most the bound may commit them, and no catalog gives a table the same
+sequence number twice. So a file that no snapshot names, with a bound below the table's newest
+number, can never be committed and may be deleted, even if its writer is still running.
+
+See `docs/decisions/0075-the-publisher-arranges-and-compacts-files.md`.
 """
 
 from __future__ import annotations
@@ -44,7 +50,7 @@ PartitionValues = tuple[Any, ...]
 PutFile = Callable[[str, bytes, int], str]
 """Stores a file of so many rows under a name, and returns its address."""
 
-_PARTITION, _SORT_ORDER = 3, 15  # places of these fields in Iceberg's record of a data file
+_PARTITION, _SORT_ORDER = 3, 15  # positions of these fields in Iceberg's record of a data file
 _NUMPY_TIME_UNITS: Final = {
     PartitionTransform.YEAR: "Y",
     PartitionTransform.MONTH: "M",
@@ -55,22 +61,22 @@ _NUMPY_TIME_UNITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PhysicalLayout:
-    """By what a table's files are partitioned, and their rows sorted."""
+    """How a table's files are partitioned and their rows sorted."""
 
     partitions: tuple[PartitionBy, ...] = ()
     order: tuple[SortBy, ...] = ()
 
     @classmethod
     def from_spec(cls, layout: TableLayout | None) -> PhysicalLayout:
-        """What a spec says."""
+        """Return the layout that a spec asks for."""
         return cls(layout.partition_fields, layout.sort_fields) if layout else cls()
 
     @classmethod
     def from_metadata(cls, metadata: TableMetadata) -> PhysicalLayout:
-        """What a table says.
+        """Return the layout that a table has.
 
         Raises:
-            ValueError: it is partitioned by something that tidegate does not know.
+            ValueError: the table uses a transform that tidegate does not support.
         """
         name = metadata.schema().find_column_name
         partitions = [
@@ -90,7 +96,7 @@ class PhysicalLayout:
 
     @property
     def digest(self) -> str:
-        """Stands in the names of files that are arranged so."""
+        """A short hash of the layout, used in the names of files arranged by it."""
         words = {
             "partitions": [str(p) for p in self.partitions],
             "order": [f"{s.column} {s.descending}" for s in self.order],
@@ -106,46 +112,37 @@ def _parse_partition(column: str, transform: str) -> PartitionBy:
 def split_by_partition(
     rows: pa.Table, by: PhysicalLayout
 ) -> Iterator[tuple[PartitionValues, pa.Table]]:
-    """The rows of each partition, sorted.
+    """Yield (partition, sorted rows) for each partition.
 
-    Equal ones stay as they came, so that a repetition gives the same.
+    Equal rows keep their order, so that a repetition gives the same files.
     """
     parts = [
         _encode_partition_values(_get_column_or_nulls(rows, part.column), part)
         for part in by.partitions
     ]
-    keys = {f"p{n}": pa.array(codes) for n, (codes, _) in enumerate(parts)} | {
-        f"s{n}": _get_column_or_nulls(rows, key.column) for n, key in enumerate(by.order)
-    }
-    directions = [(f"p{n}", "ascending") for n in range(len(parts))] + [
-        (f"s{n}", "descending" if key.descending else "ascending") for n, key in enumerate(by.order)
-    ]
+    keys: dict[str, Any] = {f"p{n}": pa.array(codes) for n, (codes, _) in enumerate(parts)}
+    directions = dict.fromkeys(keys, "ascending")
+    for n, key in enumerate(by.order):
+        keys[f"s{n}"] = _get_column_or_nulls(rows, key.column)
+        directions[f"s{n}"] = "descending" if key.descending else "ascending"
     if keys:
-        indices = pc.sort_indices(pa.table(keys), sort_keys=directions)
+        indices = pc.sort_indices(pa.table(keys), sort_keys=list(directions.items()))
         rows = rows.take(indices)
         parts = [(codes[indices.to_numpy()], values) for codes, values in parts]
-    codes = (
-        np.stack([codes for codes, _ in parts], axis=1)
-        if parts
-        else np.zeros((rows.num_rows, 1), np.int64)
-    )
-    starts = [
-        0,
-        *(np.flatnonzero(np.any(codes[1:] != codes[:-1], axis=1)) + 1).tolist(),
-        rows.num_rows,
-    ]
-    for start, end in pairwise(starts):
+    no_codes = np.zeros((rows.num_rows, 1), np.int64)
+    codes = np.stack([codes for codes, _ in parts], axis=1) if parts else no_codes
+    # A part ends where any of its codes changes.
+    changes = np.flatnonzero(np.any(codes[1:] != codes[:-1], axis=1)) + 1
+    for start, end in pairwise([0, *changes.tolist(), rows.num_rows]):
         if end > start:
-            yield (
-                tuple(values[codes[start, n]] for n, (_, values) in enumerate(parts)),
-                rows.slice(start, end - start),
-            )
+            values = tuple(values[codes[start, n]] for n, (_, values) in enumerate(parts))
+            yield values, rows.slice(start, end - start)
 
 
 def conform_to_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows with exactly these columns.
+    """Return the rows with exactly the columns of `schema`.
 
-    A file from before a column was added reads as null there.
+    A file written before a column was added reads as null there.
     """
     return pa.table(
         [_get_column_or_nulls(rows, f.name, f.type).cast(f.type) for f in schema], schema=schema
@@ -157,7 +154,8 @@ def write_partition_files(
 ) -> dict[str, PartitionValues]:
     """Write one file for each part, named after `stem` and its partition.
 
-    Returns address -> partition.
+    Returns:
+        Address -> partition.
     """
     written = {}
     for values, rows in parts:
@@ -171,12 +169,12 @@ def write_partition_files(
 def describe_data_file(
     files: FileIO, metadata: TableMetadata, path: str, values: PartitionValues
 ) -> DataFile:
-    """A Parquet file as Iceberg records it.
+    """Return Iceberg's record of a Parquet file of the partition `values`.
 
-    Bounds and sizes from the file, the partition as it was split.
+    Bounds and sizes come from the file.
 
     Raises:
-        ValueError: its columns do not fit the table.
+        ValueError: the file's columns do not fit the table.
     """
     # pyiceberg would take the partition from the bounds, and refuses where those cannot tell, as
     # with buckets.
@@ -199,7 +197,7 @@ def _get_column_or_nulls(
 
 
 def _encode_partition_values(column: pa.ChunkedArray, part: PartitionBy) -> tuple[Any, list[Any]]:
-    """A number for each row, and the partition's value for each number; null is the last one."""
+    """Return a code for each row, and the partition value for each code; the last code is null."""
     plain = _to_iceberg_integers(column)
     if part.transform in _NUMPY_TIME_UNITS:
         plain = _truncate_times(plain, part.transform, pa.types.is_date(column.type))
@@ -214,7 +212,7 @@ def _encode_partition_values(column: pa.ChunkedArray, part: PartitionBy) -> tupl
 
 
 def _to_iceberg_integers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Times and days as Iceberg counts them."""
+    """Convert times and dates to the integers by which Iceberg counts them."""
     if pa.types.is_timestamp(column.type):
         return column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64())
     if pa.types.is_date(column.type):
@@ -225,7 +223,7 @@ def _to_iceberg_integers(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _truncate_times(
     whole: pa.ChunkedArray, transform: PartitionTransform, days: bool
 ) -> pa.ChunkedArray:
-    """Years, months, days or hours since 1970, rounded down, also before."""
+    """Return years, months, days or hours since 1970, rounded down for times before 1970 too."""
     nulls = whole.is_null().to_numpy()
     ticks = whole.fill_null(0).to_numpy().astype(f"datetime64[{'D' if days else 'us'}]")
     return pa.chunked_array(
@@ -256,17 +254,10 @@ def _build_transform(part: PartitionBy, kind: pa.DataType) -> Callable[[Any], An
             return lambda value: value
 
 
-# Data files in the place of others, in one snapshot: what compaction and the rewind of a merged
-# file have in common.
-#
-# New files lie at `<table>/merged/<bound>-<id>-<partition>.parquet`. They may only be committed by
-# a snapshot whose sequence number is not above the bound, and no catalog gives a table a sequence
-# number twice. So a file that no snapshot names, with a bound below the table's newest number, will
-# never be named by one: it may be deleted, whoever sleeps.
-
 MERGED_FOLDER = "merged"
-"""Folder of a table's merged files, beside Iceberg's own `metadata`."""
-_COMMITS_UNTIL_EXPIRY = 1000  # commits that a table may take while files are written and brought in
+"""Folder of a table's merged files, next to Iceberg's `metadata`."""
+# Commits that a table may take while merged files are written and committed.
+_COMMITS_UNTIL_EXPIRY = 1000
 _MERGED_FILE_NAME = re.compile(
     rf"/{MERGED_FOLDER}/(\d{{12}})-[0-9a-f]{{12}}-[0-9a-f]{{16}}\.parquet\Z"
 )
@@ -274,9 +265,9 @@ _MERGED_FILE_NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LiveDataFile:
-    """A data file of main.
+    """A data file of main with rows of the slots `first` to `last`.
 
-    Its rows are of the slots `first` to `last`; None where Iceberg does not know.
+    Both are None if Iceberg has no bounds for the file.
     """
 
     file: DataFile
@@ -290,26 +281,27 @@ class LiveDataFile:
 
 
 def make_merged_stem(metadata: TableMetadata) -> str:
-    """Name, within the table's folder, of files that are about to be written."""
-    return f"{MERGED_FOLDER}/{get_newest_sequence_number(metadata) + _COMMITS_UNTIL_EXPIRY:012d}-{secrets.token_hex(6)}"
+    """Return the start of the names, within the table's folder, of merged files to be written."""
+    bound = get_newest_sequence_number(metadata) + _COMMITS_UNTIL_EXPIRY
+    return f"{MERGED_FOLDER}/{bound:012d}-{secrets.token_hex(6)}"
 
 
 def get_newest_sequence_number(metadata: TableMetadata) -> int:
-    """Number of the table's newest snapshot, whether or not it is still there."""
+    """Return the sequence number of the table's newest snapshot, even if that snapshot has expired."""
     return metadata.next_sequence_number() - 1
 
 
 def parse_commit_bound(path: str) -> int | None:
-    """The newest sequence number by which a merged file may be committed.
+    """Return the highest sequence number by which a merged file may be committed.
 
-    None for any other file.
+    None if the path is not that of a merged file.
     """
     found = _MERGED_FILE_NAME.search(path)
     return int(found[1]) if found else None
 
 
 def list_live_files(metadata: TableMetadata, files: FileIO) -> Iterator[LiveDataFile]:
-    """What main holds.
+    """Yield the data files of main.
 
     Raises:
         ValueError: another engine deleted single rows, so that a file's rows are not the table's.
@@ -333,7 +325,7 @@ def _decode_slot_bound(bounds: Mapping[int, bytes] | None, field: int) -> int | 
 
 
 def read_file_rows(files: FileIO, file: DataFile) -> pa.Table:
-    """The rows of a data file, with the columns it has."""
+    """Return the rows of a data file, with the columns that the file has."""
     with files.new_input(file.file_path).open() as stream:
         return pq.read_table(stream)
 
@@ -346,19 +338,18 @@ def stage_file_replacement(
     operation: Operation,
     properties: Mapping[str, str],
 ) -> None:
-    """Stage a snapshot with the new files in the place of those that are gone.
+    """Stage a snapshot that replaces data files by new ones.
 
     Args:
         commit: the table's transaction.
-        files: opens the new ones.
-        gone: files of main.
-        new: address -> partition.
-        operation: `REPLACE` if the rows are the same ones, so that whoever reads the table's
-            commits passes it over.
-        properties: stand in the snapshot.
+        files: opens the new files.
+        gone: the files of main to remove.
+        new: address -> partition of the new files.
+        operation: `REPLACE` if the rows are the same, so that incremental readers skip it.
+        properties: added to the snapshot's summary.
 
     Raises:
-        ValidationException: main does not have a file that should go, or a new one may not be
+        ValidationException: main lacks a file that should be removed, or a new file may not be
             committed any more.
     """
     if any(
@@ -378,9 +369,9 @@ def stage_file_replacement(
 
 
 class _FileReplacement(_OverwriteFiles):
-    """pyiceberg's overwrite by files.
+    """pyiceberg's overwrite by files, with the operation `replace` and without a search.
 
-    It knows no `replace`, and looks for the files by their partitions, which is not needed.
+    pyiceberg would look for the removed files by their partitions; they are given here.
     """
 
     recorded_operation: Operation

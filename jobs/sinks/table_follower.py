@@ -1,16 +1,15 @@
-"""One Iceberg table as a follower of the log.
+"""Keeps one Iceberg table in step with the log: appends slots and rewinds after a restore.
 
-Marked snapshots, appended and rewound by compare-and-swap.
+Snapshots carry the table's position in the log. These rules keep a slot from being applied twice or
+on the wrong timeline (`docs/architecture.md`, section 2; the tests reproduce the failures):
 
-Rules that keep a slot from being applied twice or on the wrong timeline (design.md section 2,
-reproduced in the tests):
+* pyiceberg's commit retry is off: it would rebase on any snapshot, without looking at its position.
+* Every commit asserts that main is still the snapshot whose position was checked.
+* A rewind removes the abandoned slots *and* appends an empty fence snapshot in the same commit. It
+  needs no old snapshot, so the table can follow any restore, however old. And main is never an old
+  snapshot again, on which a delayed publisher could still commit.
 
-* pyiceberg's commit retry is off: it would rebase on whatever it finds, without looking at the
-  marks.
-* Every commit asserts that main still is the snapshot whose mark was judged.
-* A rewind takes the abandoned slots out *and* appends an empty fence in the same commit. It needs
-  no old snapshot, so any restore can be followed, however old; and main never is an old snapshot
-  again, on which a sleeper could still commit.
+See `docs/decisions/0005-tables-are-rewound-in-one-commit.md`.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from pyiceberg.table.update.snapshot import ExpireSnapshots, ManageSnapshots
 from pyiceberg.transforms import IdentityTransform, parse_transform
 
 from tidegate.errors import PoisonError
+from tidegate.jobs.sinks.errors import TABLE_MISFIT
 from tidegate.jobs.sinks.lineage_position import FollowerPosition
 from tidegate.jobs.sinks.table_files import (
     LiveDataFile,
@@ -51,25 +51,24 @@ UID, TIMELINE, FROM, UPTO, FENCE, COMPACTED = (
 )
 TABLE_PROPERTIES = {
     "commit.retry.num-retries": "0",
-    "commit.manifest-merge.enabled": (
-        "true"
-    ),  # else every commit rewrites a list as long as the table's history
+    # Without merging, every commit rewrites a manifest list as long as the table's history.
+    "commit.manifest-merge.enabled": "true",
     "commit.manifest.min-count-to-merge": "16",
-    "gc.enabled": "false",  # data files belong to checkpoints; tidegate's own GC decides about them
+    # Data files belong to checkpoints; only tidegate's garbage collection may delete them.
+    "gc.enabled": "false",
     "write.metadata.previous-versions-max": "20",
-    "write.metadata.metrics.column._epoch": (
-        "full"
-    ),  # a rewind drops whole files by these bounds, however many columns there are
+    # A rewind drops whole files by these bounds. By default only the first columns have some.
+    "write.metadata.metrics.column._epoch": "full",
 }
 
 
 def build_tag_name(timeline: int, slot: int) -> str:
-    """Tag of a group end: every table of the pipeline has it."""
+    """Return the tag of a group end; every table of the pipeline has it."""
     return f"t{timeline}-e{slot}"
 
 
 class TableFollower:
-    """A table with marks."""
+    """A table whose snapshots carry positions in the log."""
 
     def __init__(self, table: Table, uid: str) -> None:
         self.table = table
@@ -77,23 +76,23 @@ class TableFollower:
 
     @property
     def metadata_location(self) -> str:
-        """Address of the table's metadata file."""
+        """The address of the table's metadata file."""
         return self.table.metadata_location
 
     def owner_uid(self) -> str | None:
-        """The uid of the pipeline that published last; None in a new table."""
+        """Return the uid of the pipeline that published last; None for a new table."""
         newest = self._newest_published_snapshot()
         return newest.summary.additional_properties.get(UID) if newest and newest.summary else None
 
     def newest_position(self) -> FollowerPosition | None:
-        """The newest marked snapshot on main; None in a table whose first commit never happened."""
+        """Return the newest position on main; None if the table's first commit never happened."""
         newest = self._newest_published_snapshot()
         return _parse_position(newest) if newest else None
 
     def was_rolled_back(self) -> bool:
-        """Whether somebody else moved main back.
+        """Return whether somebody else moved main back.
 
-        The newest mark that was ever set is not the one main has.
+        Then the newest position that was ever committed is not the one of main.
         """
         marked = [s for s in self.table.metadata.snapshots if _parse_position(s)]
         newest = self._newest_published_snapshot()
@@ -102,7 +101,7 @@ class TableFollower:
         )
 
     def tagged_positions(self) -> list[FollowerPosition]:
-        """Marks of group ends, oldest first."""
+        """Return the positions of group ends, oldest first."""
         ends = {
             r.snapshot_id
             for r in self.table.metadata.refs.values()
@@ -114,9 +113,9 @@ class TableFollower:
         )
 
     def add_missing_columns(self, schema: Any) -> None:
-        """Add the columns of an Arrow schema that the table has not got.
+        """Add the columns of an Arrow schema that the table lacks.
 
-        A spec may grow, and old rows read as null there.
+        A spec may gain columns; old rows read as null there.
         """
         known = {field.name for field in self.table.schema().fields}
         if not known.issuperset(schema.names):
@@ -124,17 +123,17 @@ class TableFollower:
                 update.union_by_name(schema)
 
     def current_layout(self) -> PhysicalLayout:
-        """How files that come now are partitioned and sorted.
+        """Return how new files of the table are partitioned and sorted.
 
         Raises:
-            ValueError: by something that tidegate does not know.
+            ValueError: the table uses a transform that tidegate does not support.
         """
         return PhysicalLayout.from_metadata(self.table.metadata)
 
     def set_layout(self, wanted: PhysicalLayout) -> None:
-        """Let the table say how its files are partitioned and sorted from now on.
+        """Set how new files of the table are partitioned and sorted.
 
-        Those that are there stay as they are.
+        Existing files stay as they are.
         """
         metadata = self.table.metadata
         if _has_layout(metadata, wanted):
@@ -150,12 +149,11 @@ class TableFollower:
                     update.add_field(part.column, parse_transform(part.iceberg_transform))
             with commit.update_sort_order() as sorting:
                 for key in wanted.order:
-                    (sorting.desc if key.descending else sorting.asc)(
-                        key.column, IdentityTransform()
-                    )
+                    add_field = sorting.desc if key.descending else sorting.asc
+                    add_field(key.column, IdentityTransform())
 
     def initialize(self, timeline: int, upto: int) -> None:
-        """The first snapshot of a new table: empty, since no slot so far has rows for it."""
+        """Commit the first snapshot of a new table: empty, because no slot so far has rows for it."""
         with _CachedTransaction(self.table) as commit:
             _append_files(commit, [], self._position_properties(timeline, 1, upto))
 
@@ -170,12 +168,12 @@ class TableFollower:
         """Append slots `first` to `upto`.
 
         Args:
-            files: addresses of the Parquet files of these slots; with their partitions, where the
-                table has some.
+            files: addresses of the Parquet files of these slots, with their partitions if the table
+                is partitioned.
             timeline: the lineage on which `first` and `upto` are positions.
-            first: the slot after the table's mark.
-            upto: the new mark.
-            tags: at a group end, the names of older tags that are kept; None elsewhere.
+            first: the slot after the table's position.
+            upto: the new position.
+            tags: at a group end, the names of older tags to keep; None elsewhere.
         """
         with _CachedTransaction(self.table) as commit:
             _append_files(commit, files, self._position_properties(timeline, first, upto))
@@ -183,15 +181,14 @@ class TableFollower:
                 self._tag_and_expire(commit, timeline, upto, tags)
 
     def rewind(self, timeline: int, position: int) -> None:
-        """Take out the slots after `position`, and mark main as standing there on another timeline.
+        """Remove the slots after `position`, and set main's position to it on another timeline.
 
-        One commit, whose snapshot nobody has seen before: main never is an old snapshot again, and
-        whoever prepared a commit on the old main is refused. Files of single slots are dropped by
-        their bounds; one with more slots is written anew.
+        This is one commit with a new snapshot: main is never an old snapshot again, so a commit
+        that was prepared on the old main is refused. Files of single slots are dropped by their
+        bounds; a file with more slots is rewritten.
 
-        The snapshots on the way to the fence have its mark as well: whoever rolls main back to one
-        of them by hand gets a table that lacks what was dropped, and the mark before them would say
-        that it is there.
+        The snapshots between carry the position of the fence as well. If somebody rolls main back
+        to one of them by hand, the position before them would claim rows that were dropped.
         """
         beyond, marked = (
             f"_epoch > {position}",
@@ -205,7 +202,7 @@ class TableFollower:
             _append_files(commit, [], marked | {FENCE: str(timeline)})
 
     def live_files(self) -> list[LiveDataFile]:
-        """The data files of main.
+        """Return the data files of main.
 
         Raises:
             ValueError: another engine deleted single rows.
@@ -213,13 +210,13 @@ class TableFollower:
         return list(list_live_files(self.table.metadata, self.table.io))
 
     def replace_files(self, gone: Collection[DataFile], new: Mapping[str, PartitionValues]) -> None:
-        """Put merged files in the place of others with the same rows.
+        """Replace files by merged files with the same rows.
 
-        The mark stays: the snapshot has none of its own.
+        The new snapshot has no position, so the table keeps its position.
 
         Raises:
             CommitFailedException: main has moved.
-            ValidationException: main does not have the files any more, or the new ones came too
+            ValidationException: main does not have the old files any more, or the new ones came too
                 late.
         """
         with _CachedTransaction(self.table) as commit:
@@ -230,9 +227,10 @@ class TableFollower:
     def _rewrite_merged_files(
         self, commit: Transaction, position: int, marked: Mapping[str, str]
     ) -> bool:
-        """Write merged files anew without the rows beyond a position.
+        """Rewrite merged files without the rows after a position.
 
-        False where somebody else's files have such rows.
+        Returns:
+            False if files that tidegate did not merge hold such rows.
         """
         metadata, files = commit.table_metadata, self.table.io
         try:
@@ -273,9 +271,9 @@ class TableFollower:
     def _tag_and_expire(
         self, commit: Transaction, timeline: int, upto: int, kept: Collection[str]
     ) -> None:
-        """Tag the new snapshot, drop old tags, and forget snapshots that nothing names any more.
+        """Tag the new snapshot, drop old tags, and expire snapshots without a reference.
 
-        Files stay.
+        Data files stay.
         """
         before = self.table.metadata
         tags = [n for n, r in before.refs.items() if r.snapshot_ref_type is SnapshotRefType.TAG]
@@ -300,9 +298,9 @@ class TableFollower:
 
 
 class _CachedTransaction(Transaction):
-    """A transaction that builds its metadata once per staged change, not at every look.
+    """A transaction that builds its metadata once per staged change instead of at every access.
 
-    A sixth of the time.
+    A commit takes a sixth of the time.
     """
 
     def __init__(self, table: Table) -> None:
@@ -320,8 +318,7 @@ class _CachedTransaction(Transaction):
         """Commit once.
 
         Raises:
-            CommitFailedException: somebody else committed first; nothing of this commit took
-                effect.
+            CommitFailedException: another publisher committed first; nothing was changed.
         """
         try:
             return super().commit_transaction()
@@ -365,7 +362,7 @@ def _append_files(commit: Transaction, files: Collection[str], properties: dict[
 def _append_partitioned_files(
     commit: Transaction, files: Mapping[str, PartitionValues], properties: dict[str, str]
 ) -> None:
-    """As pyiceberg's `add_files`, for partitions that no bounds can tell."""
+    """Do what pyiceberg's `add_files` does, for partitions that column bounds cannot tell."""
     if commit.table_metadata.name_mapping() is None:
         names = commit.table_metadata.schema().name_mapping.model_dump_json()
         commit.set_properties({TableProperties.DEFAULT_NAME_MAPPING: names})
@@ -385,13 +382,7 @@ def _get_main_snapshot_id(commit: Transaction) -> int:
 
 
 def _schema_mismatch_error(commit: Transaction, error: Exception) -> PoisonError:
-    table = ".".join(commit._table.name())
-    return PoisonError(
-        f"a file of an epoch does not fit the table {table}: {error}",
-        code="sink.misfit",
-        kept="the sealed epochs; the table shows the ones before",
-        advice="if the spec's columns changed, give the pipeline a new name or outputs.namespace",
-    )
+    return TABLE_MISFIT(table=".".join(commit._table.name()), cause=error)
 
 
 def _parse_position(snapshot: Snapshot) -> FollowerPosition | None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import list_splice_requests
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.sinks.published_tables import read_table
+from tidegate.jobs.sinks.published_tables import scan_table
 from tidegate.jobs.sinks.row_positions import SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
@@ -317,7 +317,7 @@ class _RowTracer:
         Of a row that is not published yet it is not known.
         """
         columns = ("position", *_IDENTITY_COLUMNS)
-        table = read_table(
+        table = scan_table(
             self.spec, self.log.store, EVENTS, columns=columns, since=row["_epoch"] - 1
         )
         return next(

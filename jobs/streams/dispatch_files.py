@@ -1,6 +1,7 @@
-"""What an epoch of dispatching writes.
+"""Writes what an epoch of dispatching produces: tables of streams, and state for the next epoch.
 
-Tables of streams, and the state that the next epoch starts from.
+Reducer states are segments: each epoch appends the keys it changed, and a reducer's small segments
+are merged into one from time to time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tidegate.jobs.streams.row_history import read_parquet_files
 
 
 class DispatchFiles:
-    """The attempt's own files, and the live segments as they change."""
+    """The attempt's files, and the live segments as they change."""
 
     def __init__(self, store: Store, order: MoveOrder, segments: Sequence[FileRef]) -> None:
         self._store, self._order = store, order
@@ -31,17 +32,17 @@ class DispatchFiles:
         self.tables: dict[str, tuple[FileRef, ...]] = {}
 
     def live_segments(self, kind: str) -> list[FileRef]:
-        """Live segments of a kind."""
+        """Return the live segments of a kind."""
         return [ref for ref in self.segments if ref.kind == kind]
 
     def drop_segments(self, kind: str) -> None:
-        """The segments of a kind are not needed any more."""
+        """Drop all segments of a kind from the live ones."""
         self.segments = [ref for ref in self.segments if ref.kind != kind]
 
     def write_table(self, name: str, rows: Any, time: str | None) -> None:
         """Write this epoch's rows of a table.
 
-        `time` is the column whose least and greatest values its reference carries.
+        `time` is the column whose minimum and maximum go into the file's reference.
         """
         low, high = _compute_time_range(rows[time]) if time else (None, None)
         key = f"{self._order.prefix}/tables/{name}/{self._order.tag}/part-0.parquet"
@@ -101,14 +102,14 @@ _STATE_SCHEMA: Final = pa.schema({"key": pa.string(), "state": pa.string(), "see
 
 
 class ReducerStateStore:
-    """Reads states, and remembers them by the immutable segments they came from."""
+    """Reads reducer states, and caches them by the immutable segments they came from."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[str, tuple[tuple[str, ...], ReducerStates]] = {}
 
     def load(self, name: str, segments: list[FileRef]) -> ReducerStates:
-        """All states of a reducer; a later segment's win."""
+        """Return all states of a reducer; those of later segments win."""
         keys = tuple(ref.key for ref in segments)
         known = self._known.get(name)
         if known is None or known[0] != keys:
@@ -123,9 +124,9 @@ class ReducerStateStore:
         before: ReducerStates,
         changed: ReducerStates,
     ) -> None:
-        """Write what a batch changed.
+        """Write the states that a batch changed.
 
-        The states before stay as they are: the epoch may not be sealed.
+        `before` is not changed, because the epoch may not be sealed.
         """
         if not changed:
             return
@@ -138,7 +139,7 @@ class ReducerStateStore:
 
 
 def read_reducer_states(store: Store, segments: list[FileRef]) -> ReducerStates:
-    """The states in some segments; a later one's win."""
+    """Return the states in some segments; those of later segments win."""
     rows = read_parquet_files(store, segments)
     return {
         r["key"]: (json.loads(r["state"]), r["seen"]) for r in (rows.to_pylist() if rows else [])
@@ -146,7 +147,7 @@ def read_reducer_states(store: Store, segments: list[FileRef]) -> ReducerStates:
 
 
 def build_states_table(states: ReducerStates) -> Any:
-    """Rows of a segment."""
+    """Return the rows of a state segment."""
     rows = [
         {"key": key, "state": json.dumps(state), "seen": seen}
         for key, (state, seen) in states.items()

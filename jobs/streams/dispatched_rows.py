@@ -1,7 +1,4 @@
-"""What a pipe or a reducer dispatches, on its way.
-
-Identity, stamp, into the stream or its request; and what a stream refused.
-"""
+"""Gives dispatched rows their identity and stamp, and describes rows that a stream rejected."""
 
 from __future__ import annotations
 
@@ -21,7 +18,10 @@ from tidegate.jobs.streams.row_history import PROVENANCE_FIELDS
 
 
 def build_arrival_schema(columns: Mapping[str, str]) -> Any:
-    """What arrives at a stream with these columns; no stamp: the destination stamps it."""
+    """Return the schema of arrivals at a stream with these columns.
+
+    A row without a stamp is stamped by its destination.
+    """
     fields = {name: to_arrow_type(kind) for name, kind in columns.items()}
     return pa.schema({**fields, "_stamp": pa.int64(), **PROVENANCE_FIELDS})
 
@@ -34,7 +34,7 @@ def address_rows(
     table: Any,
     rows: Any,
 ) -> tuple[Any, Any]:
-    """Dispatched rows as they arrive, in order, and which of them are collected in the attachment's request.
+    """Return dispatched rows as they arrive, and a mask of those that the splice request collects.
 
     Args:
         one: the attachment.
@@ -76,7 +76,7 @@ def address_rows(
 def build_rejection_rows(
     spec: PipelineSpec, stream: str, refused: Any, timeline: int, epoch: int
 ) -> Any:
-    """Rows of the table `rejections` for arrivals that a stream has refused."""
+    """Return rows of the table `rejections` for arrivals that a stream has rejected."""
     rows = []
     for row in refused.to_pylist():
         value = {name: row[name] for name in spec.stream_graph.columns[stream]}

@@ -1,17 +1,14 @@
-"""One epoch of dispatching, on Arrow columns.
+"""Dispatches one epoch's released rows through pipes and reducers into streams.
 
-What the pipeline released goes through pipes and reducers into streams.
-
-1. Take the rows that this epoch released: they are appended to `events` already, with positions.
-2. Attach, detach and resume what the spec or a person asks for.
+1. Take the rows that this epoch released. They are in `events` already, with positions.
+2. Attach, detach and resume what the spec or a user asks for.
 3. Stream by stream, in the order of the graph: append what its writers sent, merged by stamp; log
-  what it rejects.
-4. Run the stream's readers over the rows they have not seen: backfill up to where the origin stood
-  when they were attached, then head. A reducer that fails is paused at that row; nobody else
-  notices.
-5. Write streams, rejections, reducer states, buffers and collected splices under the attempt's own
-  id. Sealing the epoch commits all of it at once, and an epoch that is not sealed leaves garbage
-  only.
+   what the stream rejects.
+4. Run the stream's readers over the rows they have not seen: first the backfill, up to the origin's
+   end when they were attached, then new rows. A reducer that fails is paused at that row; the other
+   attachments continue.
+5. Write streams, rejections, reducer states, buffers and collected splices under the attempt's id.
+   Sealing the epoch commits all of it at once; an epoch that is not sealed leaves only garbage.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.interfaces import DispatchResult, MoveOrder, MoveResult
 from tidegate.jobs.engine.resume_state import DISPATCHER_KINDS
@@ -38,6 +34,7 @@ from tidegate.jobs.streams.dispatched_rows import (
     build_arrival_schema,
     build_rejection_rows,
 )
+from tidegate.jobs.streams.errors import BAD_EXPRESSION, ROWS_INCOMPLETE
 from tidegate.jobs.streams.pipe_filter import PipeFilter
 from tidegate.jobs.streams.reducers import (
     FoldedBatch,
@@ -49,17 +46,12 @@ from tidegate.jobs.streams.reducers import (
 )
 from tidegate.jobs.streams.row_history import RowHistory, read_parquet_files, to_event_rows
 from tidegate.jobs.streams.stream_append import append_rows, merge_by_stamp, release_below
-from tidegate.jobs.streams.stream_state import (
-    AttachmentState,
-    CollectedRequest,
-    DispatchState,
-    StreamState,
-)
+from tidegate.jobs.streams.stream_state import CollectedRequest, DispatchState, StreamState
 
 
 @dataclass(slots=True)
 class _DispatchEpoch:
-    """What one epoch knows and gathers.
+    """The working state of one epoch.
 
     Attributes:
         fresh: stream -> rows appended in this epoch.
@@ -81,11 +73,11 @@ class _DispatchEpoch:
 
 
 class StreamDispatcher:
-    """Dispatches one epoch after the other. Keeps nothing between them but caches.
+    """Dispatches one epoch after another; keeps only caches between them.
 
     Args:
         history: gives rows of earlier epochs, for backfills and for attachments that were paused.
-        run: how reducers are run; default: in this process.
+        run: how reducers are run; by default in this process.
 
     Raises:
         ConfigurationError: a reducer's function or a pipe's predicate does not exist or cannot be
@@ -95,13 +87,8 @@ class StreamDispatcher:
     def __init__(
         self, spec: PipelineSpec, store: Store, history: RowHistory, run: ReducerRunner = fold_batch
     ) -> None:
-        self._spec, self._graph, self._store, self._history, self._run = (
-            spec,
-            spec.stream_graph,
-            store,
-            history,
-            run,
-        )
+        self._spec, self._graph, self._store = spec, spec.stream_graph, store
+        self._history, self._run = history, run
         self._event_time = next(iter(spec.sources.values())).event_time
         self._states = ReducerStateStore(store)
         columns = self._graph.columns
@@ -123,14 +110,13 @@ class StreamDispatcher:
 
         Args:
             order: the epoch's order, with all live segments.
-            moved: what the mover did.
-            before: ``notes["streams"]`` of the epoch before.
+            moved: the result of the mover.
+            before: ``notes["streams"]`` of the previous epoch.
             asked: (attach | detach | resume, name), in order.
         """
-        mine = [ref for ref in order.segments if ref.kind.startswith(DISPATCHER_KINDS)]
-        epoch = _DispatchEpoch(
-            order, DispatchState.from_record(before), DispatchFiles(self._store, order, mine)
-        )
+        segments = [ref for ref in order.segments if ref.kind.startswith(DISPATCHER_KINDS)]
+        files = DispatchFiles(self._store, order, segments)
+        epoch = _DispatchEpoch(order, DispatchState.from_record(before), files)
         self._take_released_events(epoch, moved)
         self._apply_attachments(epoch, asked)
         for stream in self._graph.order:
@@ -141,135 +127,112 @@ class StreamDispatcher:
         if epoch.rejections:
             epoch.files.write_table(REJECTIONS, pa.concat_tables(epoch.rejections), None)
         lagging = any(self._is_lagging(epoch.state, name) for name in self._graph.attachments)
-        record = {
-            **DispatchState(
-                epoch.state.streams, epoch.state.attachments, epoch.state.requests, lagging
-            ).to_record()
-        }
-        return DispatchResult(
-            epoch.files.tables,
-            tuple(epoch.files.segments),
-            {**record, "asked": [list(one) for one in asked]},
-        )
+        record = replace(epoch.state, lagging=lagging).to_record()
+        record["asked"] = [list(request) for request in asked]
+        return DispatchResult(epoch.files.tables, tuple(epoch.files.segments), record)
 
-    # 1. what was released
+    # 1. released rows
 
     def _take_released_events(self, epoch: _DispatchEpoch, moved: MoveResult) -> None:
-        columns, known = self._graph.columns[EVENTS_STREAM], epoch.state.stream_state(EVENTS_STREAM)
-        shift = known.shift
+        columns = self._graph.columns[EVENTS_STREAM]
+        state = epoch.state.stream_state(EVENTS_STREAM)
+        shift = state.shift
         start = epoch.order.next_position + shift
-        if known.next < start:  # the pipeline has run without streams, at first or in between
-            old = self._history.read_rows(EVENTS_STREAM, columns, known.next, start)
-            known = StreamState(start, old["stream_time"][-1].as_py(), shift)
+        if state.next < start:  # the pipeline has run without streams, at first or in between
+            old = self._history.read_rows(EVENTS_STREAM, columns, state.next, start)
+            state = StreamState(start, old["stream_time"][-1].as_py(), shift)
         table = read_parquet_files(self._store, list(moved.files.get(EVENTS_STREAM, ())))
         epoch.before[EVENTS_STREAM] = start
-        epoch.state.streams[EVENTS_STREAM] = known
+        epoch.state.streams[EVENTS_STREAM] = state
         if table is not None and table.num_rows:
-            rows = to_event_rows(table, columns, self._event_time, known.last, shift)
+            rows = to_event_rows(table, columns, self._event_time, state.last, shift)
             epoch.fresh[EVENTS_STREAM] = rows
             epoch.state.streams[EVENTS_STREAM] = StreamState(
                 start + rows.num_rows, rows["stream_time"][-1].as_py(), shift
             )
 
-    # 2. who is attached
+    # 2. attachments
 
     def _apply_attachments(self, epoch: _DispatchEpoch, asked: Sequence[tuple[str, str]]) -> None:
-        """Attach what the spec wants from the start, then do what people asked for."""
+        """Attach what the spec attaches from the start, then do what users asked for."""
         state = epoch.state
         started = [
             ("attach", n)
-            for n, one in self._graph.attachments.items()
-            if one.attach == "at_start" and n not in state.attachments
+            for n, attachment in self._graph.attachments.items()
+            if attachment.attach == "at_start" and n not in state.attachments
         ]
         for verb, name in (*started, *asked):
-            known = state.attachments.get(name)
+            current = state.attachments.get(name)
             if name not in self._graph.attachments:
                 continue
-            if verb == "attach" and (known is None or known.status == "detached"):
+            if verb == "attach" and (current is None or current.status == "detached"):
                 self._attach_at_head(epoch, name)
-            elif verb == "detach" and known is not None:
-                state.update_attachment(
-                    name,
-                    status="detached",
-                    until=epoch.order.epoch if known.until is None else known.until,
-                )
+            elif verb == "detach" and current is not None:
+                until = epoch.order.epoch if current.until is None else current.until
+                state.update_attachment(name, status="detached", until=until)
                 self._complete_request(epoch, name)
-            elif verb == "resume" and known is not None and known.status == "paused":
+            elif verb == "resume" and current is not None and current.status == "paused":
                 state.update_attachment(name, status="attached", failure=None)
 
     def _attach_at_head(self, epoch: _DispatchEpoch, name: str) -> None:
-        one = self._graph.attachments[name]
-        epoch.files.drop_segments(f"reducer:{name}")
-        there = epoch.before.get(one.origin, epoch.state.stream_state(one.origin).next)
-        epoch.state.attach(name, there, f"{epoch.order.timeline}-{epoch.order.epoch:06d}")
-        if one.merge == "splice":
+        attachment = self._graph.attachments[name]
+        epoch.files.drop_segments(f"reducer:{name}")  # a second round starts from the initial state
+        origin = attachment.origin
+        head = epoch.before.get(origin, epoch.state.stream_state(origin).next)
+        epoch.state.attach(name, head, f"{epoch.order.timeline}-{epoch.order.epoch:06d}")
+        if attachment.merge == "splice":
             request = epoch.state.attachments[name].request_id(name)
-            epoch.state.requests[request] = CollectedRequest(name, one.destinations[0])
+            epoch.state.requests[request] = CollectedRequest(name, attachment.destinations[0])
             self._complete_request(epoch, name)
 
     def _complete_request(self, epoch: _DispatchEpoch, name: str) -> None:
-        """A request is complete when the backfill is over, or its attachment is gone."""
-        known = epoch.state.attachments[name]
-        found = epoch.state.requests.get(known.request_id(name))
-        if (
-            found is not None
-            and found.open
-            and (known.cursor >= known.head or known.status == "detached")
-        ):
-            epoch.state.requests[known.request_id(name)] = replace(found, open=False)
+        """Close the splice request of an attachment whose backfill is over or that was detached."""
+        attachment = epoch.state.attachments[name]
+        request = epoch.state.requests.get(attachment.request_id(name))
+        complete = attachment.cursor >= attachment.head or attachment.status == "detached"
+        if request is not None and request.open and complete:
+            epoch.state.requests[attachment.request_id(name)] = replace(request, open=False)
 
     def _is_lagging(self, state: DispatchState, name: str) -> bool:
-        known = state.attachments.get(name)
-        origin = self._graph.attachments[name].origin
-        return (
-            known is not None
-            and known.status == "attached"
-            and known.cursor < state.stream_state(origin).next
-        )
+        attachment = state.attachments.get(name)
+        if attachment is None or attachment.status != "attached":
+            return False
+        return attachment.cursor < state.stream_state(self._graph.attachments[name].origin).next
 
     # 3. appending
 
     def _append_arrivals(self, epoch: _DispatchEpoch, stream: str) -> None:
-        known = epoch.state.stream_state(stream)
-        epoch.before[stream] = known.next
+        state = epoch.state.streams.setdefault(stream, StreamState())
+        epoch.before[stream] = state.next
+        columns = self._graph.columns[stream]
         writers = epoch.sent.pop(stream, [])
-        arrived = (
-            merge_by_stamp(writers, epoch.now)
-            if writers
-            else _make_empty_arrivals(self._graph.columns[stream])
-        )
+        arrived = merge_by_stamp(writers, epoch.now) if writers else _make_empty_arrivals(columns)
         if self._spec.streams[stream].buffer:
-            arrived = self._pass_through_buffer(epoch, stream, arrived, known.last)
+            arrived = self._pass_through_buffer(epoch, stream, arrived, state.last)
         if arrived.num_rows == 0:
-            epoch.state.streams[stream] = known
             return
-        rows, refused = append_rows(arrived, epoch.now, known.last, known.next)
-        if refused.num_rows:
+        rows, rejected = append_rows(arrived, epoch.now, state.last, state.next)
+        order = epoch.order
+        if rejected.num_rows:
             epoch.rejections.append(
-                build_rejection_rows(
-                    self._spec, stream, refused, epoch.order.timeline, epoch.order.epoch
-                )
+                build_rejection_rows(self._spec, stream, rejected, order.timeline, order.epoch)
             )
         if rows.num_rows:
             last = rows["stream_time"][-1].as_py()
-            epoch.state.streams[stream] = StreamState(known.next + rows.num_rows, last)
-            epoch.fresh[stream] = rows.select(
-                [*self._graph.columns[stream], "position", "stream_time", "_id"]
-            )
-            epoch.files.write_table(
-                stream,
-                _to_stream_table(rows, epoch.order, build_table_schema(self._spec, stream)),
-                "stream_time",
-            )
+            epoch.state.streams[stream] = StreamState(state.next + rows.num_rows, last)
+            epoch.fresh[stream] = rows.select([*columns, "position", "stream_time", "_id"])
+            table = _to_stream_table(rows, order, build_table_schema(self._spec, stream))
+            epoch.files.write_table(stream, table, "stream_time")
 
     def _pass_through_buffer(
         self, epoch: _DispatchEpoch, stream: str, arrived: Any, last: int | None
     ) -> Any:
-        """The ordered stage: what leaves it now.
+        """Put arrivals through the stream's ordering buffer; return the rows that leave it now.
 
-        It holds while a writer may still send rows from further back.
+        The buffer holds rows as long as a writer may still send older ones.
         """
         behind = any(self._is_writer_behind(epoch, name) for name in self._graph.writers_of(stream))
+        # A writer that is behind may send any stamp, so nothing leaves.
         mark = -(2**63) if behind else epoch.order.decision.frontier_after
         kind = f"buffer:{stream}"
         before = epoch.files.live_segments(kind)
@@ -283,16 +246,18 @@ class StreamDispatcher:
             if waiting.num_rows:
                 epoch.files.write_segment(kind, waiting)
         if leaving.num_rows and last is not None:
+            # What leaves is never rejected: rows that came too late get the stream's last time.
             stamps = pc.max_element_wise(leaving["_stamp"], pa.scalar(last, pa.int64()))
             leaving = leaving.set_column(leaving.schema.get_field_index("_stamp"), "_stamp", stamps)
         return leaving
 
     def _is_writer_behind(self, epoch: _DispatchEpoch, name: str) -> bool:
-        known = epoch.state.attachments.get(name)
-        if known is None or known.status == "detached":
+        attachment = epoch.state.attachments.get(name)
+        if attachment is None or attachment.status == "detached":
             return False
         origin = self._graph.attachments[name].origin
-        late = known.status == "paused" or known.cursor < epoch.state.stream_state(origin).next
+        end = epoch.state.stream_state(origin).next
+        late = attachment.status == "paused" or attachment.cursor < end
         return late or any(
             self._is_writer_behind(epoch, further) for further in self._graph.writers_of(origin)
         )
@@ -300,27 +265,33 @@ class StreamDispatcher:
     # 4. reading
 
     def _run_attachment(self, epoch: _DispatchEpoch, name: str) -> None:
-        known, one = epoch.state.attachments.get(name), self._graph.attachments[name]
-        if known is None or known.status != "attached":
+        state, attachment = epoch.state.attachments.get(name), self._graph.attachments[name]
+        if state is None or state.status != "attached":
             return
-        end = min(epoch.state.stream_state(one.origin).next, known.cursor + one.rows_per_epoch)
-        if known.cursor >= end:
+        origin = attachment.origin
+        end = min(epoch.state.stream_state(origin).next, state.cursor + attachment.rows_per_epoch)
+        if state.cursor >= end:
             return
-        rows = self._read_origin_rows(epoch, one.origin, known.cursor, end)
-        sent, failure = self._run_pipe_or_reducer(epoch, name, one, rows)
+        rows = self._read_origin_rows(epoch, origin, state.cursor, end)
+        sent, failure = self._run_pipe_or_reducer(epoch, name, attachment, rows)
         for to, table in sent.items():
-            self._send_rows(epoch, name, one, known, to, table, rows)
+            if table.num_rows:
+                columns = self._graph.columns[to]
+                via = state.dispatch_name(name)
+                arrivals = address_rows(attachment, via, state.head, columns, table, rows)
+                self._send_rows(epoch, name, to, *arrivals)
         cursor = end if failure is None else failure.position
-        late = (known.cursor, min(cursor, epoch.before.get(one.origin, 0)), epoch.order.epoch)
-        caught_up = (*known.caught_up, late) if late[0] < late[1] else known.caught_up
+        # A replay needs to know which rows were not taken in the epoch they came in.
+        late = (state.cursor, min(cursor, epoch.before.get(origin, 0)), epoch.order.epoch)
+        caught_up = (*state.caught_up, late) if late[0] < late[1] else state.caught_up
         epoch.state.update_attachment(name, cursor=cursor, caught_up=caught_up)
         if failure is not None:
-            what = {"position": failure.position, "id": failure.row_id, "error": failure.error}
-            epoch.state.update_attachment(name, status="paused", failure=what)
+            cause = {"position": failure.position, "id": failure.row_id, "error": failure.error}
+            epoch.state.update_attachment(name, status="paused", failure=cause)
         self._complete_request(epoch, name)
 
     def _read_origin_rows(self, epoch: _DispatchEpoch, stream: str, start: int, end: int) -> Any:
-        """Rows of a stream, of earlier epochs and of this one."""
+        """Return rows of a stream from earlier epochs and from this one."""
         first, parts = epoch.before.get(stream, 0), []
         if start < first:
             parts.append(
@@ -330,23 +301,19 @@ class StreamDispatcher:
             parts.append(epoch.fresh[stream].slice(max(start - first, 0), end - max(start, first)))
         rows = pa.concat_tables(parts)
         if rows.num_rows != end - start:
-            raise TransientError(
-                f"{self._spec.name}: {stream} should hold rows {start} to {end}, and"
-                f" {rows.num_rows} of them were found",
-                code="streams.incomplete",
-                kept="everything sealed so far",
-                advice=(
-                    "the epoch is planned again by itself; if this stays, look at the tables:"
-                    " tidegate checkpoints verify"
-                ),
+            raise ROWS_INCOMPLETE(
+                name=self._spec.name, stream=stream, start=start, end=end, rows=rows.num_rows
             )
         return rows
 
     def _run_pipe_or_reducer(
-        self, epoch: _DispatchEpoch, name: str, one: PipeSpec | ReducerSpec, rows: Any
+        self, epoch: _DispatchEpoch, name: str, attachment: PipeSpec | ReducerSpec, rows: Any
     ) -> tuple[dict[str, Any], FoldFailure | None]:
-        """Destination -> rows to dispatch, with the ``_position`` of the row they were made of and their ``_nth``."""
-        if isinstance(one, PipeSpec):
+        """Return destination -> rows to dispatch, and the failure that stopped the batch.
+
+        The rows have the ``_position`` of the row they were made of, and their ``_nth``.
+        """
+        if isinstance(attachment, PipeSpec):
             return self._selections[name].select_rows(rows)
         segments = epoch.files.live_segments(f"reducer:{name}")
         states = self._states.load(name, segments)
@@ -354,73 +321,48 @@ class StreamDispatcher:
         self._states.save(epoch.files, name, segments, states, batch.states)
         return batch.sent, batch.failure
 
-    def _require_valid_sql(self, name: str, one: ReducerSpec) -> None:
-        """The expressions of its aggregates can be read."""
-        if not one.aggregates:
+    def _require_valid_sql(self, name: str, reducer: ReducerSpec) -> None:
+        """Raise if an expression of the reducer's aggregates cannot be read."""
+        if not reducer.aggregates:
             return
-        fields = {
-            column: to_arrow_type(kind) for column, kind in self._graph.columns[one.origin].items()
-        }
+        columns = self._graph.columns[reducer.origin]
+        empty = pa.schema({c: to_arrow_type(kind) for c, kind in columns.items()}).empty_table()
         try:
-            add_argument_columns(
-                pa.schema(fields).empty_table(), build_reducer(self._spec, name).aggregates
-            )
+            add_argument_columns(empty, build_reducer(self._spec, name).aggregates)
         except duckdb.Error as error:
-            raise ConfigurationError(
-                f"reducers.{name}.aggregates: {str(error).strip().splitlines()[0]}",
-                code="reducer.bad_expression",
-                kept="nothing was started or changed",
-                advice=f"expressions are SQL over {', '.join(fields)}",
+            raise BAD_EXPRESSION(
+                reducer=name, cause=str(error).strip().splitlines()[0], columns=", ".join(columns)
             ) from error
 
     def _send_rows(
-        self,
-        epoch: _DispatchEpoch,
-        name: str,
-        one: PipeSpec | ReducerSpec,
-        known: AttachmentState,
-        to: str,
-        table: Any,
-        rows: Any,
+        self, epoch: _DispatchEpoch, name: str, to: str, arrivals: Any, collected: Any
     ) -> None:
-        """Give dispatched rows their identity and stamp, and put them on their way.
+        """Add arrivals to their destination, those that are `collected` to the splice request."""
+        self._add_to_request(epoch, name, arrivals.filter(collected))
+        epoch.sent.setdefault(to, []).append(arrivals.filter(pc.invert(collected)))
 
-        To the destination, or into the request.
-        """
-        if table.num_rows == 0:
-            return
-        sent, collected = address_rows(
-            one, known.dispatch_name(name), known.head, self._graph.columns[to], table, rows
-        )
-        self._add_to_request(epoch, name, known, sent.filter(collected))
-        sent = sent.filter(pc.invert(collected))
-        epoch.sent.setdefault(to, []).append(sent)
-
-    def _add_to_request(
-        self, epoch: _DispatchEpoch, name: str, known: AttachmentState, rows: Any
-    ) -> None:
+    def _add_to_request(self, epoch: _DispatchEpoch, name: str, rows: Any) -> None:
         if rows.num_rows == 0:
             return
-        found = epoch.state.requests[known.request_id(name)]
+        request_id = epoch.state.attachments[name].request_id(name)
+        request = epoch.state.requests[request_id]
         low, high = rows["_stamp"][0].as_py(), rows["_stamp"][-1].as_py()
-        epoch.state.requests[known.request_id(name)] = replace(
-            found,
-            rows=found.rows + rows.num_rows,
-            min_time=low if found.min_time is None else min(low, found.min_time),
-            max_time=high if found.max_time is None else max(high, found.max_time),
+        epoch.state.requests[request_id] = replace(
+            request,
+            rows=request.rows + rows.num_rows,
+            min_time=low if request.min_time is None else min(low, request.min_time),
+            max_time=high if request.max_time is None else max(high, request.max_time),
         )
-        epoch.files.write_segment(
-            f"splice:{name}", rows, low, high, {"request": known.request_id(name)}
-        )
+        epoch.files.write_segment(f"splice:{name}", rows, low, high, {"request": request_id})
 
 
 def _make_empty_arrivals(columns: Mapping[str, str]) -> Any:
-    """No arrivals for a stream with these columns."""
+    """Return an empty table of arrivals for a stream with these columns."""
     return build_arrival_schema(columns).empty_table()
 
 
 def _to_stream_table(rows: Any, order: MoveOrder, schema: Any) -> Any:
-    """Rows as they stand in the stream's table."""
+    """Convert accepted arrivals to rows of the stream's table."""
     count = rows.num_rows
     rows = rows.append_column("_timeline", pa.array([order.timeline] * count, pa.int32()))
     rows = rows.append_column("_epoch", pa.array([order.epoch] * count, pa.int64()))

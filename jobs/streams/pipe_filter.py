@@ -1,6 +1,6 @@
-"""What a pipe copies.
+"""Selects the rows that a pipe copies, on Arrow columns with DuckDB.
 
-Position range, time range, keys and a predicate in SQL, on Arrow columns by DuckDB.
+A pipe selects by position range, time range, key values and an SQL predicate.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.errors import ConfigurationError
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.spec.stream_specs import PipeSpec
+from tidegate.jobs.streams.errors import BAD_PREDICATE
 from tidegate.jobs.streams.reducers import FoldFailure
 
 
 class PipeFilter:
-    """Chooses the rows of one pipe.
+    """Selects the rows of one pipe.
 
     Raises:
-        ConfigurationError: the predicate cannot be read, or names columns that are not there.
+        ConfigurationError: the predicate cannot be read, or names columns that do not exist.
     """
 
     def __init__(self, name: str, pipe: PipeSpec, columns: Mapping[str, str]) -> None:
@@ -34,17 +34,12 @@ class PipeFilter:
         try:
             self._build_row_mask(empty)
         except (duckdb.Error, pa.ArrowException) as error:
-            raise ConfigurationError(
-                f"pipes.{name}: {_first_error_line(error)}",
-                code="pipe.bad_predicate",
-                kept="nothing was started or changed",
-                advice=(
-                    f"'where' is SQL over {', '.join(columns)}, 'keys' values of the columns' types"
-                ),
+            raise BAD_PREDICATE(
+                pipe=name, cause=_first_error_line(error), columns=", ".join(columns)
             ) from error
 
     def select_rows(self, rows: Any) -> tuple[dict[str, Any], FoldFailure | None]:
-        """Destination -> chosen rows, with ``_position`` and ``_nth``.
+        """Return destination -> selected rows, with ``_position`` and ``_nth``.
 
         A predicate that fails on the data pauses the pipe.
         """
@@ -57,13 +52,9 @@ class PipeFilter:
                 first["_id"],
                 f"in the batch from here on: {_first_error_line(error)}",
             )
-        number = pa.array([0] * chosen.num_rows, pa.int64())
-        sent = (
-            chosen.select(list(self._columns))
-            .append_column("_position", chosen["position"])
-            .append_column("_nth", number)
-        )
-        return {self._pipe.to: sent}, None
+        sent = chosen.select(list(self._columns)).append_column("_position", chosen["position"])
+        nth = pa.array([0] * chosen.num_rows, pa.int64())  # a pipe sends each row at most once
+        return {self._pipe.to: sent.append_column("_nth", nth)}, None
 
     def _build_row_mask(self, rows: Any) -> Any:
         pipe = self._pipe
@@ -86,14 +77,13 @@ def _mask_range(column: Any, low: int | None, high: int | None) -> Any:
 
 
 def _mask_predicate(predicate: str, rows: Any) -> Any:
-    """Row by row, whether the predicate is true; unknown is not."""
+    """Return for each row whether the predicate is true; null counts as false."""
+    # Without external access the user's SQL cannot read files of the driver's machine.
     with duckdb.connect(config={"enable_external_access": "false"}) as session:
         session.execute("SET TimeZone = 'UTC'")
         session.register("origin", rows)
-        found = session.sql(
-            f"SELECT coalesce(CAST(({predicate}) AS BOOLEAN), false) AS chosen FROM origin"
-        ).to_arrow_table()
-    return found["chosen"]
+        select = f"SELECT coalesce(CAST(({predicate}) AS BOOLEAN), false) AS chosen FROM origin"  # noqa: S608 - from a validated spec
+        return session.sql(select).to_arrow_table()["chosen"]
 
 
 def _first_error_line(error: Exception) -> str:

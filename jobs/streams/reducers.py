@@ -1,10 +1,13 @@
-"""Running a reducer over a batch of rows: state in, state and dispatches out.
+"""Runs a reducer over a batch of rows: state in, state and dispatches out.
 
-1. Fold every row, in order of position, under `guard.pure`; the first row that fails ends the batch
-  there.
-2. Fold the first rows once more from the same state; whatever differs is a fold that is not
-  deterministic.
-3. States must be JSON and come back from it unchanged: they are, after every epoch.
+1. Fold every row, in order of position, under `refuse_side_effects`. The first row that fails ends
+   the batch there.
+2. Fold the first rows once more from the same state. A fold whose second run differs is not
+   deterministic.
+3. States must be JSON and must not change by a JSON round trip, because they make one with every
+   epoch.
+
+See `docs/decisions/0032-folds-have-no-side-effects-and-json-states.md`.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 import duckdb
 import pyarrow as pa
 
-from tidegate.errors import ConfigurationError
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.streams.dispatch_rules import Event
+from tidegate.jobs.streams.errors import REDUCER_NOT_CALLABLE, REDUCER_NOT_FOUND
 from tidegate.jobs.streams.side_effect_guard import refuse_side_effects
 
 ReducerStates = dict[str, tuple[Any, int]]
@@ -32,11 +35,11 @@ _NOT_DETERMINISTIC = "not deterministic: a second run over the same rows came ou
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """What it takes to run one: JSON-ready.
+    """All that is needed to run a reducer, JSON-ready.
 
     Attributes:
         columns: destination -> column -> type; a dispatch without a name goes to the first.
-        aggregates: without a function: column -> (aggregate, SQL expression).
+        aggregates: for a reducer without a function: column -> (aggregate, SQL expression).
     """
 
     function: str | None
@@ -47,7 +50,7 @@ class Reducer:
     aggregates: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def load_fold(self) -> Callable[..., Any]:
-        """What it runs."""
+        """Return the function that it runs."""
         return (
             make_running_fold(self.aggregates, self.keys)
             if self.function is None
@@ -57,7 +60,7 @@ class Reducer:
 
 @dataclass(frozen=True, slots=True)
 class DispatchedRow:
-    """One dispatched row: made of the row at `position`, its `nth`."""
+    """A dispatched row: the `nth` row emitted for the input row at `position`."""
 
     position: int
     nth: int
@@ -76,7 +79,7 @@ class FoldFailure:
 
 @dataclass(slots=True)
 class FoldResult:
-    """What a batch gave. With a failure: what its rows before the failing one gave."""
+    """The result of a batch; after a failure, the result of the rows before the failing one."""
 
     dispatches: list[DispatchedRow] = field(default_factory=list)
     states: ReducerStates = field(default_factory=dict)
@@ -84,37 +87,33 @@ class FoldResult:
 
 
 def load_fold_function(path: str) -> Callable[..., Any]:
-    """The function at ``package.module:function``.
+    """Return the function at ``package.module:function``.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: there is no such function.
     """
     module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"no reducer at {path}: {error}",
-            code="reducer.not_found",
-            kept="everything sealed so far",
-            advice="install its package where the driver runs, or mend the path",
-        ) from error
-    if not callable(found):
-        raise ConfigurationError(f"{path} is not a function", code="reducer.not_found")
-    return found  # type: ignore[no-any-return]
+        raise REDUCER_NOT_FOUND(path=path, cause=error) from error
+    if not callable(function):
+        raise REDUCER_NOT_CALLABLE(path=path)
+    return function  # type: ignore[no-any-return]
 
 
 def encode_row_key(row: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """The key of a row as JSON text; one and the same for a fold without keys."""
+    """Return the key of a row as JSON text; without key columns all rows have the same key."""
     return json.dumps([row[key] for key in keys], default=str)
 
 
 def fold_rows(
     reducer: Reducer, rows: Sequence[Mapping[str, Any]], states: ReducerStates
 ) -> FoldResult:
-    """Fold rows (columns of the stream, and ``position``, ``stream_time`` in ticks, ``_id``) in order of position.
+    """Fold rows in order of position.
 
-    `states` are those before the first row, and stay as they are.
+    A row has the stream's columns, ``position``, ``stream_time`` in ticks and ``_id``. `states` are
+    those before the first row, and are not changed.
     """
     function = reducer.load_fold()
     folded = _fold_once(function, reducer, rows, states)
@@ -139,42 +138,39 @@ def _fold_once(
     rows: Sequence[Mapping[str, Any]],
     states: ReducerStates,
 ) -> FoldResult:
-    folded, fresh, keys = FoldResult(), dict[str, Any](), dict[tuple[Any, ...], str]()
-    names = [
-        name
-        for name in (rows[0] if rows else ())
-        if name not in ("position", "stream_time") and not name.startswith("_")
-    ]
+    folded, copies, keys = FoldResult(), dict[str, Any](), dict[tuple[Any, ...], str]()
+    names = _list_user_columns(rows)
     with refuse_side_effects() as guard:
         for row in rows:
             values = tuple(row[name] for name in reducer.keys)
-            key = (
-                keys[values]
-                if values in keys
-                else keys.setdefault(values, encode_row_key(row, reducer.keys))
-            )
+            if values not in keys:
+                keys[values] = encode_row_key(row, reducer.keys)
+            key = keys[values]
             state, seen = folded.states.get(key) or states.get(key) or (reducer.initial, 0)
-            # A fold may change the state it was given: what it gets is nobody else's.
-            given = fresh[key] if key in fresh else _copy_through_json(state)
+            # A fold may change its argument, so it gets a copy that nothing else uses.
+            argument = copies[key] if key in copies else _copy_through_json(state)
             event = Event(row["_id"], row["stream_time"], {name: row[name] for name in names})
             try:
-                after, items = function(given, event, seen if reducer.keys else row["position"])
+                after, items = function(argument, event, seen if reducer.keys else row["position"])
                 sent = [
                     _parse_dispatch(reducer, row["position"], nth, item)
                     for nth, item in enumerate(items)
                 ]
-                fresh[key] = _copy_through_json(after)
+                copies[key] = _copy_through_json(after)
                 guard.raise_refused()
-            except (
-                Exception
-            ) as error:  # a fold is a stranger's code: whatever it raises pauses it, and only it
-                folded.failure = FoldFailure(
-                    row["position"], row["_id"], f"{type(error).__name__}: {error}"
-                )
+            # A fold is user code: whatever it raises pauses this reducer, and only this one.
+            except Exception as error:
+                cause = f"{type(error).__name__}: {error}"
+                folded.failure = FoldFailure(row["position"], row["_id"], cause)
                 return folded
             folded.dispatches += sent
             folded.states[key] = (after, seen + 1)
     return folded
+
+
+def _list_user_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = rows[0] if rows else ()
+    return [n for n in names if n not in ("position", "stream_time") and not n.startswith("_")]
 
 
 def _parse_dispatch(reducer: Reducer, position: int, nth: int, item: Any) -> DispatchedRow:
@@ -184,17 +180,21 @@ def _parse_dispatch(reducer: Reducer, position: int, nth: int, item: Any) -> Dis
             f"dispatches to {to!r}, which is not among its destinations"
             f" ({', '.join(reducer.columns)})"
         )
-    strange = [name for name in value if name not in reducer.columns[to]]
-    if strange:
+    unknown = [name for name in value if name not in reducer.columns[to]]
+    if unknown:
         raise ValueError(
-            f"dispatches a column {strange[0]!r} that {to} has not"
+            f"dispatches a column {unknown[0]!r} that {to} has not"
             f" ({', '.join(reducer.columns[to])})"
         )
     return DispatchedRow(position, nth, to, dict(value))
 
 
 def _copy_through_json(state: Any) -> Any:
-    """A copy of the state as it would come back from the checkpoint, which must be the state itself."""
+    """Return a copy of the state as the checkpoint would give it back.
+
+    Raises:
+        TypeError: the copy differs from the state.
+    """
     if state is None or type(state) in (bool, int, str):
         return state
     copied = json.loads(json.dumps(state))
@@ -206,7 +206,7 @@ def _copy_through_json(state: Any) -> Any:
 def _find_first_difference(
     sample: Sequence[Mapping[str, Any]], first: FoldResult, second: FoldResult, *, whole: bool
 ) -> FoldFailure | None:
-    """The failure of a batch: its own, or the first row whose second run came out differently."""
+    """Return the batch's failure: the first run's, or the first row whose second run differs."""
     stopped = [f.failure.position for f in (first, second) if f.failure]
     sent, again = _group_by_row(first.dispatches), _group_by_row(second.dispatches)
     for row in sample:
@@ -229,14 +229,13 @@ def _find_first_difference(
 def _group_by_row(
     dispatches: Iterable[DispatchedRow],
 ) -> dict[int, list[tuple[str, Mapping[str, Any]]]]:
-    found: dict[int, list[tuple[str, Mapping[str, Any]]]] = {}
-    for one in dispatches:
-        found.setdefault(one.position, []).append((one.to, one.value))
-    return found
+    groups: dict[int, list[tuple[str, Mapping[str, Any]]]] = {}
+    for row in dispatches:
+        groups.setdefault(row.position, []).append((row.to, row.value))
+    return groups
 
 
-# Running aggregates: the fold that a reducer without a function of its own runs. Nulls count for
-# nothing, as in SQL.
+# Running aggregates: the fold of a reducer without a function. Nulls are ignored, as in SQL.
 
 _AGGREGATE_STEPS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "sum": lambda before, value: before + value,
@@ -248,12 +247,12 @@ _AGGREGATE_STEPS: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 
 def argument_column_name(name: str) -> str:
-    """The column that holds an aggregate's argument; no column of a stream is called so."""
+    """Return the column that holds an aggregate's argument; streams have no such column names."""
     return f"{name}()"
 
 
 def add_argument_columns(rows: Any, aggregates: Mapping[str, tuple[str, str]]) -> Any:
-    """The rows, with a column for the argument of each aggregate (function, SQL expression).
+    """Add a column for the argument of each aggregate (function, SQL expression).
 
     Raises:
         duckdb.Error: an expression fails over the rows.
@@ -265,16 +264,19 @@ def add_argument_columns(rows: Any, aggregates: Mapping[str, tuple[str, str]]) -
     with duckdb.connect(config={"enable_external_access": "false"}) as session:
         session.execute("SET TimeZone = 'UTC'")
         session.register("origin", rows)
-        found = session.sql(f"SELECT {chosen} FROM origin").to_arrow_table()  # noqa: S608 - from a validated spec
-    for name in found.column_names:
-        rows = rows.append_column(name, found[name])
+        arguments = session.sql(f"SELECT {chosen} FROM origin").to_arrow_table()  # noqa: S608 - from a validated spec
+    for name in arguments.column_names:
+        rows = rows.append_column(name, arguments[name])
     return rows
 
 
 def make_running_fold(
     aggregates: Mapping[str, tuple[str, str]], keys: tuple[str, ...]
 ) -> Callable[[Any, Event, int], Any]:
-    """The fold: its state is the dispatched row without the keys."""
+    """Return the fold of a reducer that has aggregates instead of a function.
+
+    Its state is the dispatched row without the keys.
+    """
 
     def fold_event(state: Any, event: Event, _index: int) -> Any:
         before = state or {}
@@ -300,13 +302,13 @@ def _apply_aggregate(kind: str, before: Any, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FoldedBatch:
-    """What a batch gave.
+    """The result of a batch, as Arrow tables.
 
     Attributes:
-        sent: destination -> its columns, and ``_position`` (of the row it was made of) and
-            ``_nth``, in their order.
-        states: states of the keys that were met.
-        failure: the row at which it stopped; nothing of it or behind it is in here.
+        sent: destination -> its columns, ``_position`` (of the row it was made of) and ``_nth``, in
+            their order.
+        states: states of the keys in the batch.
+        failure: the row at which it stopped; nothing of that row or later ones is included.
     """
 
     sent: dict[str, Any] = field(default_factory=dict)
@@ -322,11 +324,16 @@ Columns of the stream, ``position``, ``stream_time`` (int64 ticks), ``_id``; sor
 
 
 def build_reducer(spec: PipelineSpec, name: str) -> Reducer:
-    """What the spec says about a reducer, as it is run."""
-    one = spec.reducers[name]
-    columns = {to: dict(spec.stream_graph.columns[to]) for to in one.to}
-    aggregates = {column: (a.function.value, a.expression) for column, a in one.aggregates.items()}
-    return Reducer(one.function, one.keys, one.initial, columns, one.recheck, aggregates)
+    """Return the reducer that the spec describes, ready to run."""
+    reducer = spec.reducers[name]
+    columns = {to: dict(spec.stream_graph.columns[to]) for to in reducer.to}
+    aggregates = {
+        column: (aggregate.function.value, aggregate.expression)
+        for column, aggregate in reducer.aggregates.items()
+    }
+    return Reducer(
+        reducer.function, reducer.keys, reducer.initial, columns, reducer.recheck, aggregates
+    )
 
 
 @runtime_checkable
@@ -334,20 +341,20 @@ class FoldingMover(Protocol):
     """A mover that can run reducers where it moves rows."""
 
     def fold_runner(self) -> ReducerRunner:
-        """The runner."""
+        """Return the runner."""
         ...
 
 
 def fold_batch(reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
-    """The runner in this process."""
+    """Run a reducer in this process."""
     ready = prepare_arguments(reducer, rows)
     return ready if isinstance(ready, FoldedBatch) else fold_prepared_rows(reducer, ready, states)
 
 
 def prepare_arguments(reducer: Reducer, rows: Any) -> Any:
-    """The rows with the arguments of running aggregates.
+    """Return the rows with the arguments of running aggregates.
 
-    A failed `FoldedBatch` if SQL cannot compute one.
+    Returns a failed `FoldedBatch` if SQL cannot compute one.
     """
     if not reducer.aggregates:
         return rows
@@ -364,9 +371,9 @@ def prepare_arguments(reducer: Reducer, rows: Any) -> Any:
 
 
 def fold_prepared_rows(reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
-    """Fold prepared rows: all of a batch, or of some keys of it.
+    """Fold prepared rows: all of a batch, or those of some keys.
 
-    The one fold of driver and Spark tasks.
+    Both the driver and Spark tasks run this function.
     """
     listed = rows.to_pylist()
     folded = fold_rows(reducer, listed, states)
@@ -384,7 +391,7 @@ def fold_prepared_rows(reducer: Reducer, rows: Any, states: ReducerStates) -> Fo
 
 
 def build_dispatch_schema(columns: Mapping[str, str]) -> Any:
-    """The schema of what is sent to a destination with these columns."""
+    """Return the schema of rows sent to a destination with these columns."""
     fields = {name: to_arrow_type(kind) for name, kind in columns.items()}
     return pa.schema({**fields, "_position": pa.int64(), "_nth": pa.int64()})
 
@@ -403,7 +410,7 @@ def _build_dispatch_table(reducer: Reducer, to: str, dispatches: Sequence[Dispat
 def _find_misfit(
     reducer: Reducer, folded: FoldResult, ids: Mapping[int, str]
 ) -> FoldFailure | None:
-    """The first dispatch whose values do not fit the columns of its destination."""
+    """Return the first dispatch whose values do not fit the columns of its destination."""
     try:
         for to in reducer.columns:
             _build_dispatch_table(reducer, to, [d for d in folded.dispatches if d.to == to])

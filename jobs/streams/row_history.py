@@ -1,6 +1,6 @@
-"""Rows of a stream by position, from the sealed epochs of the current lineage.
+"""Reads rows of a stream by position from the sealed epochs of the current lineage.
 
-What a backfill reads.
+Backfills read the origin this way.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.errors import PoisonError
 from tidegate.jobs.engine.column_types import to_arrow_type
 from tidegate.jobs.engine.resume_state import SPLICE_KIND
 from tidegate.jobs.sinks.row_positions import compute_current_positions
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
+from tidegate.jobs.streams.errors import ROWS_RETIRED
 from tidegate.jobs.streams.stream_append import compute_running_max
 
 PROVENANCE_FIELDS = {
@@ -34,25 +34,25 @@ PROVENANCE_FIELDS = {
 
 
 class RowHistory(Protocol):
-    """Where old rows come from."""
+    """Gives rows of earlier epochs."""
 
     def read_rows(self, stream: str, columns: Mapping[str, str], start: int, end: int) -> Any:
-        """Rows ``start <= position < end``.
+        """Return the rows ``start <= position < end``, in order.
 
-        Columns, ``position``, ``stream_time`` (int64 ticks), ``_id``; in order.
+        They have the given columns, ``position``, ``stream_time`` (int64 ticks) and ``_id``.
         """
         ...
 
 
 class LogHistory:
-    """Reads them from the files that the manifests name, as they stand after every merge.
+    """Reads rows from the files that the manifests name, as they are after all merges.
 
-    One GET for each epoch back to the first row asked for.
+    It reads one manifest for each epoch back to the first row asked for.
 
     Args:
         log: the pipeline's log.
-        event_time: the column of the events.
-        after: an epoch that is looked back from, for a replay of the next one; default: the newest.
+        event_time: the event time column.
+        after: the epoch before the one that is replayed; by default the newest.
     """
 
     def __init__(self, log: SlotLog, event_time: str, after: Manifest | None = None) -> None:
@@ -61,10 +61,10 @@ class LogHistory:
         self._after = after
 
     def read_rows(self, stream: str, columns: Mapping[str, str], start: int, end: int) -> Any:
-        """The rows; retired epochs cannot be read.
+        """Return the rows ``start <= position < end``.
 
         Raises:
-            PoisonError: the rows are in epochs that were retired.
+            PoisonError: some of the rows are in epochs that were retired.
         """
         if start >= end:
             return pa.table({}, schema=_build_row_schema(columns))
@@ -79,7 +79,7 @@ class LogHistory:
             rows = self._read_stream_rows(head, stream, columns, start, end, merges)
         first = rows["position"][0].as_py() if rows.num_rows else start + 1
         if first > start:
-            self._refuse_retired_rows(stream, start)
+            raise ROWS_RETIRED(stream=stream, row=start)
         return rows.slice(start - first, end - start)
 
     def _read_event_rows(
@@ -90,14 +90,13 @@ class LogHistory:
         end: int,
         merges: Mapping[int, Any],
     ) -> Any:
-        """Rows of the pipeline, and those that merges inserted between them."""
+        """Return rows of the pipeline's epochs and the rows that merges inserted between them."""
         inserted = self._read_inserted_events(head, merges)
-        below = 0 if inserted is None else inserted.num_rows
-        found = list(self._iter_event_epochs(head, max(start - below, 0), end))[::-1]
-        table = read_parquet_files(
-            self._log.store,
-            [file for epoch, _ in found for file in epoch.files.get(EVENTS_STREAM, [])],
-        )
+        # An insertion moves later rows up by at most this much.
+        shift = 0 if inserted is None else inserted.num_rows
+        epochs = list(self._iter_event_epochs(head, max(start - shift, 0), end))[::-1]
+        files = [file for epoch, _ in epochs for file in epoch.files.get(EVENTS_STREAM, [])]
+        table = read_parquet_files(self._log.store, files)
         if table is None:
             return pa.table({}, schema=_build_row_schema(columns))
         if inserted is not None:
@@ -105,28 +104,28 @@ class LogHistory:
             near = inserted.filter(pc.greater_equal(inserted["position"], low - 1))
             both = pa.concat_tables([table, near], promote_options="permissive")
             table = compute_current_positions(both, inserted, self._event_time)
-        return to_event_rows(table, columns, self._event_time, found[0][1])
+        return to_event_rows(table, columns, self._event_time, epochs[0][1])
 
     def _read_inserted_events(self, head: LogHead, merges: Mapping[int, Any]) -> Any | None:
-        """Events that merges inserted into the stream."""
+        """Return the events that merges inserted into the stream; None if there are none."""
         epochs = [
             filled.epoch
             for slot in merges
             for filled in self._log.epochs_between(head.timeline, slot, slot)
         ]
-        return read_parquet_files(
-            self._log.store,
-            [file for epoch in epochs for file in epoch.files.get(EVENTS_STREAM, [])],
-        )
+        files = [file for epoch in epochs for file in epoch.files.get(EVENTS_STREAM, [])]
+        return read_parquet_files(self._log.store, files)
 
     def _iter_event_epochs(
         self, head: LogHead, start: int, end: int
     ) -> Iterator[tuple[Manifest, int | None]]:
-        """Epochs that may hold events with these positions, newest first, each with the stream's last time before it."""
+        """Yield epochs that may hold events with these positions, newest first.
+
+        Each comes with the stream's last time before it.
+        """
         for older, newer in self._iter_epoch_pairs(head):
             first, last = _read_stream_end(older, EVENTS_STREAM)
-            # A splice merged into ordered events has rows that stand between others and have no
-            # position of their own.
+            # A merge into ordered events adds rows between others, without new positions.
             if first < min(end, _read_stream_end(newer, EVENTS_STREAM)[0]):
                 yield newer, last
             if first <= start and (last is not None or first == 0):
@@ -141,41 +140,33 @@ class LogHistory:
         end: int,
         merges: Mapping[int, Any],
     ) -> Any:
-        """Newest first: what a merge wrote anew hides everything older from its first row on."""
+        """Return rows of a stream, reading newest epochs first.
+
+        What a merge rewrote hides everything older from its first row on.
+        """
         parts, limit = [], end
         for older, newer in self._iter_epoch_pairs(head):
-            anew = merges.get(newer.slot, {}).get("rewrites", {}).get(stream)
-            first = _read_stream_end(older, stream)[0] if anew is None else anew
-            if newer.is_merge and anew is None:
+            rewritten_from = merges.get(newer.slot, {}).get("rewrites", {}).get(stream)
+            if newer.is_merge and rewritten_from is None:
                 continue
-            table = (
-                read_parquet_files(self._log.store, newer.files.get(stream, []))
-                if first < limit
-                else None
-            )
+            first = rewritten_from
+            if first is None:
+                first = _read_stream_end(older, stream)[0]
+            files = newer.files.get(stream, []) if first < limit else []
+            table = read_parquet_files(self._log.store, files)
             if table is not None:
-                rows = to_stream_rows(table, columns)
-                parts.append(
-                    rows.filter(
-                        pc.and_(
-                            pc.greater_equal(rows["position"], first),
-                            pc.less(rows["position"], limit),
-                        )
-                    )
-                )
+                parts.append(_slice_positions(to_stream_rows(table, columns), first, limit))
             limit = min(limit, first)
             if limit <= start:
                 break
-        return (
-            pa.concat_tables(parts[::-1])
-            if parts
-            else pa.table({}, schema=_build_row_schema(columns))
-        )
+        if not parts:
+            return pa.table({}, schema=_build_row_schema(columns))
+        return pa.concat_tables(parts[::-1])
 
     def _iter_epoch_pairs(self, head: LogHead) -> Iterator[tuple[Manifest | None, Manifest]]:
-        """Each sealed epoch with the one before it, newest first.
+        """Yield each sealed epoch with the one before it, newest first.
 
-        None before the first and where epochs were retired.
+        The earlier one is None before the first epoch and where epochs were retired.
         """
         newer: Manifest | None = None
         for filled in self._log.iterate_ancestors(head.checkpoint):
@@ -188,26 +179,15 @@ class LogHistory:
         if newer is not None:
             yield None, newer
 
-    def _refuse_retired_rows(self, stream: str, start: int) -> Any:
-        raise PoisonError(
-            f"row {start} of {stream} lies in an epoch that was retired",
-            code="streams.retired",
-            kept="everything sealed so far",
-            advice=(
-                "raise checkpoint.retain before attaching to an old stream, or attach with"
-                " positions that are still there"
-            ),
-        )
-
 
 def list_merges(record: Manifest | None) -> dict[int, dict[str, Any]]:
-    """Slot -> what its merge did, of all merges that an epoch stands on."""
-    found = [dict(s.extra) for s in (record.segments if record else ()) if s.kind == SPLICE_KIND]
-    return {CheckpointId.parse(str(extra["checkpoint"])).slot: extra for extra in found}
+    """Return, for each slot that merged splice requests before this epoch, what the merge did."""
+    extras = [dict(s.extra) for s in (record.segments if record else ()) if s.kind == SPLICE_KIND]
+    return {CheckpointId.parse(str(extra["checkpoint"])).slot: extra for extra in extras}
 
 
 def read_parquet_files(store: Store, files: list[FileRef]) -> Any | None:
-    """All rows of Parquet files in the store; None without files."""
+    """Return all rows of Parquet files in the store; None without files."""
     tables = [
         pq.read_table(io.BytesIO(store.get(file.key).data), partitioning=None) for file in files
     ]
@@ -217,11 +197,16 @@ def read_parquet_files(store: Store, files: list[FileRef]) -> Any | None:
 def to_event_rows(
     table: Any, columns: Mapping[str, str], event_time: str, last: int | None, shift: int = 0
 ) -> Any:
-    """Rows of the events table as rows of a stream.
+    """Convert rows of the events table to rows of a stream.
 
-    Identity from provenance, time the running maximum of event time.
+    The identity is the provenance; the stream time is the running maximum of event time.
 
-    `shift`: rows that merges inserted before these.
+    Args:
+        table: rows of the events table.
+        columns: of the stream.
+        event_time: the event time column.
+        last: the stream's last time before these rows.
+        shift: how many rows merges inserted before these.
     """
     table = table.sort_by("position")
     identity = pc.binary_join_element_wise(
@@ -239,13 +224,18 @@ def to_event_rows(
 
 
 def to_stream_rows(table: Any, columns: Mapping[str, str]) -> Any:
-    """Rows of a stream's own table; what only marks the end of what a merge left is no row."""
+    """Convert rows of a stream's table to rows of the stream, without end markers of merges."""
     table = table.filter(pc.is_valid(table["_id"])).sort_by("position")
     time = table["stream_time"].cast(pa.int64())
     picked = {name: table[name] for name in (*columns, "position", "_id")}
     return pa.table({**picked, "stream_time": time}).select(
         [f.name for f in _build_row_schema(columns)]
     )
+
+
+def _slice_positions(rows: Any, start: int, end: int) -> Any:
+    position = rows["position"]
+    return rows.filter(pc.and_(pc.greater_equal(position, start), pc.less(position, end)))
 
 
 def _build_row_schema(columns: Mapping[str, str]) -> Any:
@@ -256,14 +246,14 @@ def _build_row_schema(columns: Mapping[str, str]) -> Any:
 
 
 def _read_stream_end(epoch: Manifest | None, stream: str) -> tuple[int, int | None]:
-    """Next position and last time of a stream after an epoch.
+    """Return the next position and the last time of a stream after an epoch.
 
-    No time is known of epochs whose spec had no streams.
+    The time is None for epochs whose spec had no streams.
     """
-    known = epoch.stream_state.get("streams", {}).get(stream) if epoch else None
+    state = epoch.stream_state.get("streams", {}).get(stream) if epoch else None
     if stream != EVENTS_STREAM:
-        return (known["next"], known["last"]) if known else (0, None)
+        return (state["next"], state["last"]) if state else (0, None)
     position = epoch.next_position if epoch else 0
-    return position, (
-        known["last"] if known and known["next"] - known.get("shift", 0) == position else None
-    )
+    # The pipeline may have run without streams: then the recorded state is older than the epoch.
+    is_current = state and state["next"] - state.get("shift", 0) == position
+    return position, state["last"] if is_current else None

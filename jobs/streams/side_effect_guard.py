@@ -1,6 +1,7 @@
-"""Side effects are refused while a fold runs.
+"""Refuses side effects while a fold runs.
 
-Any run may be a replay, and a replay must do nothing but compute.
+Any run may be a replay, and a replay must not change anything outside the fold. See
+`docs/decisions/0032-folds-have-no-side-effects-and-json-states.md`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _installed: list[bool] = []
 
 
 class SideEffectError(Exception):
-    """A fold tried to change the world.
+    """A fold tried a side effect.
 
     Its author has to move that to a reader of the dispatched rows.
     """
@@ -46,7 +47,7 @@ class _SideEffectGuard:
     """Held while folds run."""
 
     def raise_refused(self) -> None:
-        """Raise what was refused since the last look, even if the code swallowed it."""
+        """Raise what was refused since the last call, even if the fold swallowed the error."""
         refused, _thread_state.refused = _thread_state.refused, None
         if refused is not None:
             raise SideEffectError(refused)
@@ -54,7 +55,10 @@ class _SideEffectGuard:
 
 @contextmanager
 def refuse_side_effects() -> Iterator[_SideEffectGuard]:
-    """In this thread, writing files, connecting and starting processes raise `SideEffectError`."""
+    """Refuse to write files, connect and start processes in this thread.
+
+    These raise `SideEffectError`.
+    """
     _install_audit_hook()
     _thread_state.refused = None
     _thread_state.on = True
@@ -67,18 +71,16 @@ def refuse_side_effects() -> Iterator[_SideEffectGuard]:
 def _install_audit_hook() -> None:
     with _install_lock:
         if not _installed:
-            sys.addaudithook(
-                _refuse_audit_event
-            )  # can never be taken out again: it asks the thread's flag first
+            # A hook can never be removed again, so it checks the thread's flag first.
+            sys.addaudithook(_refuse_audit_event)
             _installed.append(True)
 
 
 def _refuse_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
     if not getattr(_thread_state, "on", False):
         return
-    if arguments and "__pycache__" in str(
-        arguments[0]
-    ):  # the interpreter's own cache of an import inside the fold
+    # An import inside the fold may write the interpreter's cache.
+    if arguments and "__pycache__" in str(arguments[0]):
         return
     if event in _REFUSED_EVENTS or (event == "open" and _opens_for_writing(arguments)):
         _thread_state.refused = f"{event} {arguments[0] if arguments else ''}".strip()
@@ -87,7 +89,7 @@ def _refuse_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
 
 def _opens_for_writing(arguments: tuple[Any, ...]) -> bool:
     path, mode, flags = arguments
-    if isinstance(path, int):  # a file that is open already: opening it was judged
+    if isinstance(path, int):  # a file descriptor: opening it was checked before
         return False
     named = isinstance(mode, str) and any(letter in mode for letter in "wax+")
     return named or bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))

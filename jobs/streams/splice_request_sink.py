@@ -1,9 +1,7 @@
-"""The document of a splice request follows the log.
+"""Writes the document of a splice request once the request is sealed complete.
 
-It is written when the request was sealed complete, any number of times.
-
-The truth is the manifest that holds the rows; a driver that died before it wrote the document
-leaves it to the next one.
+Writing it again changes nothing. The rows are in the manifest: if a driver dies before it writes
+the document, the next one does.
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from tidegate.jobs.streams.stream_state import DispatchState
 def write_request_documents(
     store: Store, epoch: Manifest, clock: Clock = SYSTEM_CLOCK
 ) -> list[SpliceRequest]:
-    """Put the documents of the requests that are complete after an epoch.
+    """Create the documents of the requests that are complete after an epoch.
 
-    Those that are there already stay as they are.
+    Existing documents are not changed.
     """
-    found = []
+    documents = []
     for name, request in DispatchState.from_record(epoch.stream_state).requests.items():
         if request.open or not request.rows:
             continue
@@ -47,8 +45,8 @@ def write_request_documents(
             why=f"the backfill of {request.attachment}",
             at_slot={"timeline": epoch.timeline, "slot": epoch.slot},
         )
-        found.append(create_splice_request(store, document))
-    return found
+        documents.append(create_splice_request(store, document))
+    return documents
 
 
 class SpliceRequestSink:
@@ -61,7 +59,7 @@ class SpliceRequestSink:
         self._offered: set[str] = set()
 
     def follow(self, log: SlotLog, *, flush: bool = True) -> int:
-        """Write what the newest epoch holds; a later epoch holds all that an earlier one did."""
+        """Write the requests of the newest epoch, which holds all those of earlier ones."""
         head = log.head().record
         if head is None:
             return 0
@@ -73,5 +71,5 @@ class SpliceRequestSink:
         return 1
 
     def lag(self, log: SlotLog) -> int:
-        """None: one look at the head shows everything."""
+        """Return 0: one look at the head shows everything."""
         return 0

@@ -1,10 +1,8 @@
-"""Appending a batch to a stream, on Arrow columns.
+"""Appends a batch to a stream, on Arrow columns without a loop.
 
-The rules of `rules.accepted_time` without a loop.
-
-An append is accepted unless its stamp is below the greatest time before it, and what is rejected is
-below that by definition; so the stream's last time before each row is the running maximum over
-*all* rows before it.
+The rule is that of `compute_stream_time`. A row is rejected if its stamp is below the greatest time
+before it, so rejected rows never raise that maximum. The stream's last time before each row is
+therefore the running maximum over *all* rows before it.
 """
 
 from __future__ import annotations
@@ -19,48 +17,37 @@ from tidegate.time_units import TICK_MIN
 
 
 def compute_running_max(times: Any, last: int | None) -> Any:
-    """The running maximum of int64 times, starting at `last`."""
+    """Return the running maximum of int64 times, starting at `last`."""
     return pc.cumulative_max(_combine_chunks(times), start=TICK_MIN if last is None else last)
 
 
 def merge_by_stamp(writers: Sequence[Any], now: int) -> Any:
-    """The batches of several writers as one.
+    """Merge the batches of several writers by stamp; each writer's rows keep their order.
 
-    By stamp, each writer's own order kept, whatever its stamps say.
-
-    Every batch has a column ``_stamp`` (null: the destination stamps it).
+    Every batch has a column ``_stamp`` (null: the destination stamps the row).
     """
     filled = [table for table in writers if table.num_rows]
     if len(filled) < 2:
         return filled[0] if filled else writers[0]
-    keys = [
-        pa.table(
-            {
-                "high": compute_running_max(resolve_stamps(table, now), None),
-                "rank": pa.array([rank] * table.num_rows, pa.int32()),
-            }
-        )
-        for rank, table in enumerate(filled)
-    ]
     merged = pa.concat_tables(filled)
-    number = pa.table({"n": pa.array(range(merged.num_rows))})
-    key = pa.concat_tables(keys).append_column("n", number["n"])
-    return merged.take(
-        pc.sort_indices(
-            key, sort_keys=[("high", "ascending"), ("rank", "ascending"), ("n", "ascending")]
-        )
-    )
+    # Sorting by the running maximum keeps each writer's order. Rows are concatenated by writer, so
+    # their number breaks ties in favour of the earlier writer.
+    high = [compute_running_max(resolve_stamps(table, now), None) for table in filled]
+    key = pa.table({"high": pa.concat_arrays(high), "n": pa.array(range(merged.num_rows))})
+    return merged.take(pc.sort_indices(key, sort_keys=[("high", "ascending"), ("n", "ascending")]))
 
 
 def resolve_stamps(rows: Any, now: int) -> Any:
-    """The stamp each row wants: its own, or the clock."""
+    """Return the stamp of each row; `now` for rows without one."""
     return pc.fill_null(_combine_chunks(rows["_stamp"]), now)
 
 
 def append_rows(rows: Any, now: int, last: int | None, position: int) -> tuple[Any, Any]:
     """Append rows in their order.
 
-    (accepted, with ``position`` and ``stream_time``; rejected, with ``_last``).
+    Returns:
+        The accepted rows, with ``position`` and ``stream_time``, and the rejected rows, with
+        ``_last``.
     """
     high = compute_running_max(resolve_stamps(rows, now), last)
     before = (
@@ -78,9 +65,10 @@ def append_rows(rows: Any, now: int, last: int | None, position: int) -> tuple[A
 
 
 def release_below(held: Any, batch: Any, now: int, mark: int) -> tuple[Any, Any]:
-    """A buffer: (rows below the mark, in order; rows that go on waiting).
+    """Split a buffer and new arrivals at the time `mark`.
 
-    Both carry the stamp they want.
+    Returns:
+        The rows below the mark, in order, and the rows that keep waiting; both with their stamps.
     """
     arrived = batch.set_column(
         batch.schema.get_field_index("_stamp"), "_stamp", resolve_stamps(batch, now)

@@ -1,6 +1,6 @@
-"""Where streams and attachments stand after an epoch.
+"""The state of streams and attachments after an epoch, stored in its manifest.
 
-``notes["streams"]`` of its manifest, and nothing else.
+It is ``notes["streams"]`` of the manifest, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """Where a stream stands.
+    """The end of a stream.
 
     Attributes:
         next: position of the next row.
         last: its time may not be below this; None before the first row.
-        shift: of `events`: rows that merges inserted into the stream; the pipeline's own positions
-            do not count them.
+        shift: of `events`: rows that merges inserted into the stream; the pipeline's positions do
+            not count them.
     """
 
     next: int = 0
@@ -28,16 +28,16 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class AttachmentState:
-    """One pipe or reducer.
+    """The state of one pipe or reducer.
 
     Attributes:
         cursor: position of the next row of the origin.
-        head: where the origin stood when it was attached: rows below are its backfill.
+        head: the origin's end when it was attached; rows below are its backfill.
         since: ``<timeline>-<slot>`` of that epoch.
-        round: how many times it was attached; a second round dispatches under a name of its own.
+        round: how many times it was attached; later rounds dispatch under a name with the number.
         failure: the row that paused it: position, id and error.
         caught_up: (from, to, slot) of rows that it took in a later epoch than the one they came in:
-            its backfill, and what it made up for after a pause. All others it took as they came.
+            its backfill, and what it made up for after a pause. It took all others as they came.
         until: slot that detached it.
     """
 
@@ -51,11 +51,11 @@ class AttachmentState:
     until: int | None = None
 
     def dispatch_name(self, name: str) -> str:
-        """Its name in the identities of what it dispatches."""
+        """Return its name in the identities of what it dispatches."""
         return name if self.round == 1 else f"{name}@{self.round}"
 
     def request_id(self, name: str) -> str:
-        """Id of its splice request."""
+        """Return the id of its splice request."""
         return f"{name}-{self.since}"
 
 
@@ -63,9 +63,7 @@ class AttachmentState:
 class CollectedRequest:
     """A splice request as its rows come in.
 
-    It is complete, and can be decided, when it is not `open` any more.
-
-    `merged` is the slot that merged it.
+    It can be decided when it is not `open` any more. `merged` is the slot that merged it.
     """
 
     attachment: str
@@ -79,7 +77,10 @@ class CollectedRequest:
 
 @dataclass(frozen=True, slots=True)
 class DispatchState:
-    """All of it. `lagging`: an attachment has rows to take without any new ones coming."""
+    """The state of all streams, attachments and requests.
+
+    `lagging` means that an attachment has rows to take even if no new ones come.
+    """
 
     streams: dict[str, StreamState] = field(default_factory=dict)
     attachments: dict[str, AttachmentState] = field(default_factory=dict)
@@ -88,7 +89,7 @@ class DispatchState:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> DispatchState:
-        """Read it from a manifest; empty when the manifest knows no streams."""
+        """Read the state from a manifest; empty if the manifest has no streams."""
         return cls(
             {name: StreamState(**one) for name, one in record.get("streams", {}).items()},
             {
@@ -100,11 +101,11 @@ class DispatchState:
         )
 
     def to_record(self) -> dict[str, Any]:
-        """As it stands in a manifest."""
+        """Return the state as a manifest stores it."""
         return asdict(self)
 
     def stream_state(self, name: str) -> StreamState:
-        """Where a stream stands."""
+        """Return the end of a stream."""
         return self.streams.get(name, StreamState())
 
     def attach(self, name: str, head: int, since: str) -> None:
@@ -113,7 +114,7 @@ class DispatchState:
         self.attachments[name] = AttachmentState(0, head, since, before.round + 1 if before else 1)
 
     def update_attachment(self, name: str, **fields: Any) -> None:
-        """Change what is known of an attachment."""
+        """Change fields of an attachment's state."""
         self.attachments[name] = replace(self.attachments[name], **fields)
 
 
@@ -126,5 +127,5 @@ def _attachment_from_record(record: Mapping[str, Any]) -> AttachmentState:
 
 
 def parse_since_slot(since: str) -> int:
-    """The slot of `AttachmentState.since`."""
+    """Return the slot of `AttachmentState.since`."""
     return int(since.partition("-")[2] or 0)

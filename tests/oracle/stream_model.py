@@ -1,7 +1,7 @@
 """The reference model of streams: everything in memory, event by event, splice merges included.
 
 What a stream holds follows from what arrived at it: per turn, arrivals in order of their stamps
-(each writer's own order kept), each accepted or rejected by the one rule of `rules.accepted_time`;
+(each writer's own order kept), each accepted or rejected by the one rule of `compute_stream_time`;
 merged rows stand behind the rows of the same stamp that were there when they were merged. An
 attachment is a fold over its origin by position. So a merge is an insertion followed by the same
 computation again, from the first row that moved: folds keep their state before every row, and
@@ -20,12 +20,8 @@ from tidegate.jobs.streams.dispatch_rules import (
     DispatchPhase,
     Event,
     MergeMode,
-    Rejection,
-    RowOrigin,
-    StreamRow,
     compute_stream_time,
     inherits_stamp,
-    is_collected,
 )
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
@@ -33,6 +29,64 @@ Fold = Callable[
     [Any, Event, int], tuple[Any, Iterable[Mapping[str, Any] | tuple[str, Mapping[str, Any]]]]
 ]
 Value = Mapping[str, Any]
+
+
+def is_collected(merge: MergeMode, phase: DispatchPhase) -> bool:
+    """Return whether a dispatched row goes into a splice request instead of the destination."""
+    return merge is MergeMode.SPLICE and phase is DispatchPhase.BACKFILL
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrigin:
+    """Where a dispatched row comes from.
+
+    The attachment, the row it was made of, and which of that row's dispatches it is.
+    """
+
+    attachment: str
+    stream: str
+    row_id: str
+    nth: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """One row of a stream.
+
+    Attributes:
+        id: identity; survives re-indexing.
+        position: zero-based and contiguous; a merge before it moves it up.
+        time: its stamp on this stream, the stream time; never below its predecessor's.
+        turn: the turn in which it came (in a pipeline: the epoch). A merged row came with its
+            predecessor, or with the first row.
+        at: clock of that turn.
+        origin: None for rows from outside.
+    """
+
+    id: str
+    position: int
+    time: int
+    value: Mapping[str, Any]
+    turn: int = 0
+    at: int = 0
+    origin: RowOrigin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A dispatch that the destination rejected; it is logged on the origin stream."""
+
+    stream: str
+    row_id: str
+    destination: str
+    attachment: str
+    stamp: int
+    last: int
+
+    @property
+    def reason(self) -> str:
+        """The reason as a sentence."""
+        return f"stamp {self.stamp} is below {self.last}, the last of {self.destination}"
 
 
 @dataclass(frozen=True, slots=True)

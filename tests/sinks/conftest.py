@@ -17,6 +17,7 @@ from tidegate.checkpoints.manifest import Counters, FileRef, Manifest, RetiredEp
 from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.lineage_position import read_published_cut
 from tidegate.jobs.sinks.output_tables import build_table_schema, write_parquet_once
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -111,6 +112,11 @@ class World:
         """(timeline, epoch) of every row on main, sorted."""
         found = sink.open_table(table).scan().to_arrow()
         return sorted(zip(found["_timeline"].to_pylist(), found["_epoch"].to_pylist(), strict=True))
+
+    def published_slot(self) -> int:
+        """The slot of the published cut; 0 before the first."""
+        cut = read_published_cut(self.store, self.spec.name)
+        return cut.upto if cut else 0
 
     def wanted(self, table: str = "events") -> list[tuple[int, int]]:
         """What a table must hold: the rows of the current lineage."""

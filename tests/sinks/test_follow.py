@@ -57,13 +57,13 @@ def test_applies_each_sealed_slot_once(world: World) -> None:
     assert sink.follow(world.log) == 3
     assert world.exact(sink)
     assert sink.follow(world.log) == 0
-    assert (sink.readable_epoch(), sink.lag(world.log)) == (3, 0)
+    assert (world.published_slot(), sink.lag(world.log)) == (3, 0)
 
 
 def test_nothing_sealed_is_nothing_to_do(world: World) -> None:
     """An empty log makes no tables and no pointer."""
     sink = world.sink()
-    assert (sink.follow(world.log), sink.lag(world.log), sink.readable_epoch()) == (0, 0, 0)
+    assert (sink.follow(world.log), sink.lag(world.log), world.published_slot()) == (0, 0, 0)
 
 
 def test_window_table_appears_with_its_first_file(world: World) -> None:
@@ -365,10 +365,10 @@ def test_crash_between_tables_heals(
         with pytest.raises(KeyboardInterrupt):
             sink.follow(world.log)
     fresh = world.sink()
-    assert (fresh.readable_epoch(), fresh.lag(world.log)) == (1, 1)
+    assert (world.published_slot(), fresh.lag(world.log)) == (1, 1)
     fresh.follow(world.log)
     assert world.exact(fresh)
-    assert fresh.readable_epoch() == 2
+    assert world.published_slot() == 2
 
 
 def test_restore_of_a_restore(world: World) -> None:

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.oracle.stream_model import Attachment, World, pipe
+from tests.oracle.stream_model import Attachment, World, is_collected, pipe
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.streams.dispatch_rules import (
     DispatchPhase,
     Event,
     MergeMode,
     inherits_stamp,
-    is_collected,
 )
 
 HEAD_ROW = 40
