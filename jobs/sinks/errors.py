@@ -59,7 +59,7 @@ SINK_OF_OTHER_PIPELINE = ErrorDefinition(
 FILE_MISSING = ErrorDefinition(
     "sink.file_missing",
     PoisonError,
-    "a file of {pipeline}'s tables is missing: {cause}",
+    "a file of {pipeline}'s tables is gone: {cause}",
     kept="all other files",
     advice="look with: tidegate checkpoints verify {pipeline}",
 )

@@ -255,5 +255,6 @@ def _read_stream_end(epoch: Manifest | None, stream: str) -> tuple[int, int | No
         return (state["next"], state["last"]) if state else (0, None)
     position = epoch.next_position if epoch else 0
     # The pipeline may have run without streams: then the recorded state is older than the epoch.
-    is_current = state and state["next"] - state.get("shift", 0) == position
-    return position, state["last"] if is_current else None
+    if state is None or state["next"] - state.get("shift", 0) != position:
+        return position, None
+    return position, state["last"]

@@ -22,7 +22,8 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError, FencedError, PoisonError, TransientError
 from tidegate.jobs.engine.column_types import TIMESTAMP_UTC
-from tidegate.jobs.sinks.base_follower import LedgerMovedError, read_stored_position
+from tidegate.jobs.sinks.base_follower import read_stored_position
+from tidegate.jobs.sinks.errors import LedgerMovedError
 from tidegate.jobs.sinks.lineage_position import FollowerPosition
 from tidegate.jobs.sinks.output_tables import write_parquet_once
 from tidegate.jobs.sinks.postgres_sink import PostgresSink
@@ -369,7 +370,7 @@ def test_what_a_person_has_to_mend_is_said(
     with pytest.raises(PoisonError, match="check constraint"):
         sink_of(world).follow(world.log)
     world.forget_after(0, 0)
-    with pytest.raises(FencedError, match="stands at slot 1"):
+    with pytest.raises(FencedError, match="is at slot 1"):
         sink_of(world).follow(world.log)
     monkeypatch.setenv("TIDEGATE_TEST_URL", pg.url.replace("/postgres", "/nowhere"))
     with pytest.raises(ConfigurationError, match="does not exist"):

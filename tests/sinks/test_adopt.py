@@ -126,7 +126,7 @@ def test_what_cannot_be_adopted(original: World, tmp_path: Path) -> None:
 
     And a copy whose first epochs were retired, so that only the original's tables have their rows.
     """
-    with pytest.raises(ConfigurationError, match="is no copy"):
+    with pytest.raises(ConfigurationError, match="is not a copy"):
         adopt_copied_store(original.spec, original.log)
     copy = copy_of(original, tmp_path)
     copy.retire(1)

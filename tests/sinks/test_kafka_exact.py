@@ -205,7 +205,7 @@ def test_a_message_that_is_too_large() -> None:
     """No waiting mends it."""
     of = world()
     of.seal()
-    with pytest.raises(ConfigurationError, match="a row is too large a message") as caught:
+    with pytest.raises(ConfigurationError, match="a row is too large for a message") as caught:
         sink(of, Client(Broker(), "MSG_SIZE_TOO_LARGE")).follow(of.log)
     assert caught.value.code == "sink.too_large"
 

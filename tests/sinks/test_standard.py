@@ -19,7 +19,8 @@ from tests.sinks.conftest import UID, World, make_spec
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.jobs.sinks.base_follower import LedgerMovedError, SlotFollower
+from tidegate.jobs.sinks.base_follower import SlotFollower
+from tidegate.jobs.sinks.errors import LedgerMovedError
 from tidegate.jobs.sinks.factory import make_sinks
 from tidegate.jobs.sinks.files_webhook import FilesSink
 from tidegate.jobs.sinks.lineage_position import FollowerPosition
