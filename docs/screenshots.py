@@ -33,8 +33,7 @@ def shoot_made_up_streams(browser: Browser) -> None:
     """The list, one stream by day and by night, the restore form, a phone."""
     from tests.operators.history import GALLERY, gallery
     from tests.operators.pages import FakeAirflowQueries, app_of, served
-
-    from tidegate.checkpoints.memory_store import MemoryStore
+    from tests.servers.memory_store import MemoryStore
 
     store = MemoryStore()
     gallery(store)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tests.servers.minio import RealMinio
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, generate_attempt_id
@@ -21,7 +22,6 @@ from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.host_clock import Clock, ManualClock
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
-from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.slot_log import LogHead, Sealed, SlotLog
 from tidegate.checkpoints.store import Store

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.servers.memory_store import MemoryBucket, MemoryStore
 from tests.yardstick import slowness
 
 from tidegate.checkpoints import slot_index
@@ -14,7 +15,6 @@ from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog, diff_checkpoints
 from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
-from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.slot_log import LogHead, SlotLog

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.desired_state import (
@@ -28,7 +29,6 @@ from tidegate.checkpoints.driver_requests import (
     submit_request,
 )
 from tidegate.checkpoints.host_clock import ManualClock
-from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.pins import Roots, RootsFile, pin_checkpoint
 from tidegate.checkpoints.shared_documents import change_document
 from tidegate.checkpoints.slot_log import SlotLog

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints import driver_reports
 from tidegate.checkpoints.driver_reports import (
@@ -16,7 +17,6 @@ from tidegate.checkpoints.driver_reports import (
     list_log_attempts,
     read_log_tail,
 )
-from tidegate.checkpoints.memory_store import MemoryStore
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import build_health_check
-from tidegate.checkpoints.memory_store import MemoryStore
 
 
 @pytest.mark.parametrize(

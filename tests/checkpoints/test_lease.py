@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import (
@@ -20,7 +21,6 @@ from tidegate.checkpoints.lease import (
     read_lease,
 )
 from tidegate.checkpoints.lease_renewal import LeaseRenewer
-from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import OutcomeUnknownError, Store, StoreUnavailableError
 from tidegate.errors import ConfigurationError, FencedError, PoisonError

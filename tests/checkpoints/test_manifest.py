@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.servers.memory_store import Fault, MemoryStore
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, generate_attempt_id
 from tidegate.checkpoints.canonical_json import (
@@ -25,7 +26,6 @@ from tidegate.checkpoints.manifest import (
     RetiredEpoch,
     parse_record,
 )
-from tidegate.checkpoints.memory_store import Fault, MemoryStore
 from tidegate.checkpoints.pipeline_identity import ensure_identity, read_identity, require_identity
 from tidegate.errors import ConfigurationError, PoisonError
 

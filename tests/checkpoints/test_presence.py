@@ -9,9 +9,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.verify import (
     CheckpointVerdict,

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from hypothesis import Phase, example, given, settings
 from tests.checkpoints.conftest import RACE, SCRIPT, Author, Ledger, Stage
+from tests.servers.memory_store import MemoryBucket, MemoryStore
 
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
-from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import Sealed, SlotLog
 from tidegate.errors import ConfigurationError, TidegateError

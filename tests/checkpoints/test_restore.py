@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, LeaseLostError, evict_lease_holder
 from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.restore import HeadMovedError, commit_restore, plan_restore

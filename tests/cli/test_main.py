@@ -130,9 +130,9 @@ def test_store_comes_from_option_then_environment_then_folder(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TIDEGATE_STORE", raising=False)
     assert arguments.resolve_store_url(None) == ".tidegate/store"
-    monkeypatch.setenv("TIDEGATE_STORE", "memory://env")
-    assert arguments.resolve_store_url(None) == "memory://env"
-    assert arguments.resolve_store_url("memory://own") == "memory://own"
+    monkeypatch.setenv("TIDEGATE_STORE", "s3://env")
+    assert arguments.resolve_store_url(None) == "s3://env"
+    assert arguments.resolve_store_url("s3://own") == "s3://own"
 
 
 def test_spec_is_found_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from tests.oracle.memory_source import MemorySource
 from tests.oracle.model import Model, Offer
 from tests.oracle.mover import ReferenceMover
 from tests.oracle.tables import read_rows_of
+from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice
 from tidegate.jobs.eventtime.decider import create_initial_state, decide, list_blocked_members

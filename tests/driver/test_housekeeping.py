@@ -7,8 +7,8 @@ from unittest.mock import patch
 import pytest
 
 from tests.checkpoints.conftest import Author
+from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.host_clock import ManualClock
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.slot_index import SlotIndex
 from tidegate.checkpoints.slot_log import SlotLog

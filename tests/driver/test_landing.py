@@ -16,7 +16,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pydantic import ValidationError
 
-from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
+from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tidegate.errors import (
     ConfigurationError,
     FencedError,

@@ -13,8 +13,8 @@ from tenacity import Retrying, stop_after_attempt
 
 from tests.driver.test_observe import FACTS, sealed
 from tests.engine.harness import spec_of
+from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.lease import Lease, read_lease
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.jobs.driver import epoch_listeners
 from tidegate.jobs.driver.epoch_listeners import EpochListeners

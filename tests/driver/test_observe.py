@@ -18,8 +18,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.engine.harness import SECOND, Bench, PlainSteps, barrier, row, spec_of
+from tests.servers.memory_store import MemoryStore
 from tests.servers.otlp import collecting
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError

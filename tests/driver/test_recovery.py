@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.epochs import seal_epoch
+from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tenacity import Retrying, stop_after_attempt
 
+from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.desired_state import (
     DesiredDocument,
     DesiredState,
@@ -16,7 +17,6 @@ from tidegate.checkpoints.desired_state import (
     set_desired_state,
 )
 from tidegate.checkpoints.lease import Lease, read_lease
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.errors import FencedError
 from tidegate.jobs.driver import leader_election

@@ -22,8 +22,8 @@ from tests.e2e.browser import (
 )
 from tests.operators.history import GALLERY, History, gallery
 from tests.operators.pages import FakeAirflowQueries, app_of, served
+from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 from tests.yardstick import slowness
-from tidegate.checkpoints.memory_store import Fault, MemoryStore, StoreRequest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(1800)]
 

@@ -18,10 +18,10 @@ import pytest
 
 from tests.operators.history import History, drives
 from tests.operators.pages import FakeAirflowQueries, app_of, served
+from tests.servers.memory_store import MemoryStore
 from tests.servers.minio import RealMinio
 from tests.yardstick import slowness
 from tidegate.checkpoints.bucket_layout import generate_attempt_id
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.open_store import open_store
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from tests.oracle.memory_source import MemorySource
 from tests.oracle.mover import ReferenceMover
+from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts

@@ -16,8 +16,8 @@ import pytest
 
 from tests.engine.harness import Bench, spec_of
 from tests.oracle.mover import ReferenceMover
+from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.engine.epoch_engine import Engine

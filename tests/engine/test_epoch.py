@@ -11,7 +11,7 @@ import pytest
 from tests.engine.harness import SECOND, Bench, PlainSteps, barrier, row, spec_of
 from tests.oracle.memory_source import MemorySource
 from tests.oracle.mover import ReferenceMover
-from tidegate.checkpoints.memory_store import MemoryStore
+from tests.servers.memory_store import MemoryStore
 from tidegate.errors import FencedError
 from tidegate.jobs.engine.fault_points import EPOCH_POINTS
 from tidegate.jobs.engine.interfaces import Slice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.checkpoints.memory_store import MemoryStore
+from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import PoisonError, TidegateError, TransientError
 from tidegate.jobs.engine.fault_points import NoFaults

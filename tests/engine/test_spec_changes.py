@@ -8,11 +8,11 @@ import pytest
 
 from tests.engine.harness import Bench, row, spec_of
 from tests.oracle.memory_source import MemorySource
+from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_specs import compare_spec_with_checkpoint
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.errors import ConfigurationError

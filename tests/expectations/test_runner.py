@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.expectations.conftest import LATE, changed, manifest, rows
+from tests.servers.memory_store import MemoryStore
 
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.errors import ConfigurationError
 from tidegate.expectations import data_docs, gx_runner
 from tidegate.expectations.gx_runner import RunResult

@@ -16,8 +16,8 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.servers.memory_store import MemoryBucket, MemoryStore
 
-from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore
 from tidegate.checkpoints.store import OutcomeUnknownError, StoreUnavailableError
 from tidegate.errors import ConfigurationError
 from tidegate.infra import flights as module

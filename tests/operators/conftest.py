@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from tidegate.checkpoints.desired_state import read_desired_state
 from tidegate.checkpoints.lease import LeaseView, read_lease
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import Store
 from tidegate.infra import airflow_config
 from tidegate.infra.airflow_config import build_airflow_settings
 from tidegate.infra.local_stack import Stack, StackSettings
@@ -38,11 +38,16 @@ Wait = Callable[..., None]
 
 
 @pytest.fixture
-def empty_log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SlotLog:
+def empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The store that the operators open, without an object."""
+    monkeypatch.setenv("TIDEGATE_STORE", str(tmp_path / "store"))
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def empty_log(empty_store: Store) -> SlotLog:
     """Pipeline `p` without epochs, in the store that the operators open."""
-    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
-    monkeypatch.setenv("TIDEGATE_STORE", url)
-    return SlotLog(open_store(url), "p")
+    return SlotLog(empty_store, "p")
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import uvicorn
 from airflow.api_fastapi.core_api.security import get_user
 from fastapi import FastAPI
 from tests.operators.history import GALLERY, gallery
+from tests.servers.memory_store import MemoryBucket, MemoryStore
 
-from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore
 from tidegate.checkpoints.store import Store
 from tidegate.operators.page_api import REQUIRE_SITE_ACCESS, REQUIRE_STREAM_ACCESS, make_app
 

@@ -45,7 +45,7 @@ def test_a_connection_gives_address_and_keys(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_extra_names_another_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra wins over the host; the store is the connection's, not the environment's."""
-    monkeypatch.setenv("TIDEGATE_STORE", "memory://elsewhere")
+    monkeypatch.setenv("TIDEGATE_STORE", "/elsewhere")
     _connection(monkeypatch, store="s3://lake/streams", endpoint="https://s3.example")
     access = StoreAccess.resolve("lake")
     assert access.environment["TIDEGATE_S3_ENDPOINT"] == "https://s3.example"

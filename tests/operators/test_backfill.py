@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from airflow.sdk import CronDataIntervalTimetable
 from airflow.sdk.exceptions import DagRunTriggerException
 
-from tidegate.checkpoints.open_store import open_store
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.operators import backfill_operator
 from tidegate.operators.backfill_operator import BackfillOperator
@@ -28,11 +26,9 @@ FOUND = {
 
 
 @pytest.fixture
-def said(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def said(empty_store: Store, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Commands; the process answers with a difference."""
-    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
-    monkeypatch.setenv("TIDEGATE_STORE", url)
-    open_store(url).put("p/backfills/x.json", json.dumps(FOUND).encode())
+    empty_store.put("p/backfills/x.json", json.dumps(FOUND).encode())
     return _answer(monkeypatch, 0, "p/backfills/x.json\n")
 
 

@@ -3,13 +3,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.driver_requests import RequestKind, list_pending_requests
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, read_lease
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.operators.driver_shutdown import StopOrder, StopTimeouts, stop_driver
 from tidegate.operators.sweep_operator import decide_start, end_abandoned_recovery

@@ -1,4 +1,4 @@
-"""The maintenance of a bucket, step by step, on a store in memory.
+"""The maintenance of a bucket, step by step, on a local store.
 
 The retention's process is only noted.
 """
@@ -122,9 +122,8 @@ def test_a_retention_that_cannot_run_says_why(
         _run()
 
 
-def test_an_empty_stream_needs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_stream_needs_nothing(empty_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was sealed: no process is started."""
-    monkeypatch.setenv("TIDEGATE_STORE", "memory://maintain-empty")
     said = _answer(monkeypatch, 1)
     assert _run() == {"pipeline": "p"}
     assert said == []

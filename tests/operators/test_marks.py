@@ -14,11 +14,11 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 from tests.operators.test_control import World
+from tests.servers.memory_store import Fault, MemoryStore
 
 from tidegate.checkpoints.desired_state import DesiredState, read_desired_state, set_desired_state
 from tidegate.checkpoints.driver_requests import RequestKind, list_pending_requests
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.memory_store import Fault, MemoryStore
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.operators import task_state_listener
 from tidegate.operators.plugin import _LISTENER

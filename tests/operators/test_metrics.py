@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, cast
 
@@ -15,12 +14,11 @@ from airflow.sdk.observability import stats
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from tests.operators.test_stream import NotingLauncher, _execute, _resume
+from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.memory_store import MemoryStore
-from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store, StoreUnavailableError
 from tidegate.operators import airflow_metrics, stream_operator, trigger
@@ -59,12 +57,10 @@ def noted() -> Iterator[Noted]:
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(empty_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A bucket of its own per test; triggers look at it without settling."""
-    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
-    monkeypatch.setenv("TIDEGATE_STORE", url)
     monkeypatch.setattr(trigger, "_SETTLE_SECONDS", 0.0)
-    return open_store(url)
+    return empty_store
 
 
 async def _until(noted: Noted, name: str, least: float) -> None:

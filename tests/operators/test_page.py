@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from tests.operators.history import GALLERY, History, drives, drove, gallery
+from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 
 from tidegate.checkpoints import slot_index
 from tidegate.checkpoints.desired_state import DesiredState
 from tidegate.checkpoints.host_clock import ManualClock
-from tidegate.checkpoints.memory_store import Fault, MemoryStore, StoreRequest
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.restore import RestoreEvent, record_restore_event
 from tidegate.operators import stream_view

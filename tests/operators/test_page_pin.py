@@ -1,26 +1,22 @@
-"""The pin DAG's task on a store in memory."""
+"""The pin DAG's task on a local store."""
 
 from __future__ import annotations
 
-import hashlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.operators.history import History
 
-from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.errors import ConfigurationError
 from tidegate.operators.recover_and_pin import PinOperator
 
 
 @pytest.fixture
-def history(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> History:
+def history(empty_store: Store) -> History:
     """Three epochs in the store that the task will open."""
-    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
-    monkeypatch.setenv("TIDEGATE_STORE", url)
-    found = History(open_store(url), "p")
+    found = History(empty_store, "p")
     found.extend(3)
     return found
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tests.operators.history import History
 from tests.operators.pages import FakeAirflowQueries, app_of, served
+from tests.servers.memory_store import MemoryStore
 
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError
 from tidegate.operators.airflow_db import AirflowQueries, _find_store_connection

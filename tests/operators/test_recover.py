@@ -1,4 +1,4 @@
-"""The recovery, step by step, on a store in memory.
+"""The recovery, step by step, on a local store.
 
 What is reported, what is changed, what a second try does.
 """

@@ -1,8 +1,7 @@
-"""The supervising task, step by step, on a store in memory and with a launcher that only notes what it should start."""
+"""The supervising task, step by step, on a local store and with a launcher that only notes what it should start."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -17,7 +16,6 @@ from tidegate.checkpoints.desired_state import DesiredState, read_desired_state,
 from tidegate.checkpoints.driver_requests import RequestKind, submit_request
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store
@@ -46,13 +44,11 @@ class NotingLauncher:
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(empty_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A bucket of its own per test, and no process is ever started."""
-    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
-    monkeypatch.setenv("TIDEGATE_STORE", url)
     monkeypatch.setattr(NotingLauncher, "started", [])
     monkeypatch.setattr(stream_operator, "make_launcher", lambda submit: NotingLauncher())
-    return open_store(url)
+    return empty_store
 
 
 def _operator() -> StreamOperator:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,6 @@ from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Counters, Manifest
-from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store
 from tidegate.operators import trigger
@@ -30,11 +28,9 @@ ELSEWHERE = ProcessIdentity(
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(empty_store: Store) -> Store:
     """A bucket of its own per test; a stop is only noted."""
-    url = f"memory://{hashlib.sha256(request.node.name.encode()).hexdigest()[:12]}"
-    monkeypatch.setenv("TIDEGATE_STORE", url)
-    return open_store(url)
+    return empty_store
 
 
 @pytest.fixture

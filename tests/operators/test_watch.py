@@ -3,11 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore
 
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.host_clock import ManualClock
 from tidegate.checkpoints.lease import Lease, LeaseView, read_lease
-from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore
 from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.operators.liveness import (

@@ -13,8 +13,8 @@ import pytest
 from tests.oracle.memory_source import MemorySource
 from tests.oracle.mover import ReferenceMover
 from tests.oracle.tables import read_rows_of
+from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.errors import PoisonError
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, join_seq
 from tidegate.jobs.eventtime.decision_types import FIRST_RELEASE_MARK, Decision, Member, ReleaseMark

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+from tests.servers.memory_store import MemoryStore
 from tests.simulation.actors import SPEC, Stage
 from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import parsed, record_of, rows_of
@@ -15,7 +16,6 @@ from tests.simulation.storage import MERGED
 
 from tidegate.checkpoints.bucket_layout import LAST_SLOT, BucketLayout
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.slot_log import LineageSegment, SlotLog
 from tidegate.jobs.sinks.lineage_position import read_published_cut

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+from tests.servers.memory_store import MemoryStore
 from tests.simulation import actors, mutants
 from tests.simulation.actors import Stage
 from tests.simulation.basics import PIPELINE, Violation
@@ -27,7 +28,6 @@ from tidegate.checkpoints.driver_requests import (
 )
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.lease_renewal import LeaseRenewer
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.pins import Roots, RootsFile
 from tidegate.checkpoints.retention import Retention
 from tidegate.checkpoints.slot_log import SlotLog

@@ -168,36 +168,41 @@ def _give_up(log: SlotLog, key: str, data: bytes) -> str | None:
 
 
 def _rows_then_ledger(
-    sink: Any, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
+    sink: PostgresSink, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
 ) -> None:
-    with sink._cursor() as cursor:
+    with sink._transaction_cursor() as cursor:
         for table in sink.tables:
-            for rows in sink.rows_of(epoch_engine, table):
-                sink._insert(cursor, table, rows)
-    with sink._cursor() as cursor:
-        sink._move(cursor, before, after)
+            for rows in sink.read_epoch_rows(epoch, table):
+                sink._insert_rows(cursor, table, rows)
+    with sink._transaction_cursor() as cursor:
+        sink._move_ledger(cursor, before, after)
 
 
-def _move_anyway(sink: Any, cursor: Any, before: FollowerPosition, after: FollowerPosition) -> None:
-    _MOVE(sink, cursor, sink._ledger(cursor, lock=True), after)
+def _move_anyway(
+    sink: PostgresSink, cursor: Any, before: FollowerPosition, after: FollowerPosition
+) -> None:
+    # Whatever the ledger says is taken for the predecessor.
+    there = sink._read_ledger(cursor, lock=True)
+    _MOVE(sink, cursor, there or before, after)
 
 
 def _mark_first(
-    sink: Any, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
+    sink: AtLeastOnceSink, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
 ) -> None:
-    sink.move_mark(before, after)
-    sink._deliver(epoch_engine)
+    sink.move_position(before, after)
+    sink._deliver_epoch(epoch)
 
 
 def _rewind_silently(
-    sink: Any, before: FollowerPosition, after: FollowerPosition, way: Any
+    sink: AtLeastOnceSink, before: FollowerPosition, after: FollowerPosition, way: Any
 ) -> None:
-    sink.move_mark(before, after)
+    sink.move_position(before, after)
 
 
-def _announce_first(sink: Any, epoch: Manifest) -> None:
+def _announce_first(sink: FilesSink, epoch: Manifest) -> None:
     receiver, kept = sink._to, list[tuple[str, bytes]]()
-    sink._to = SimpleNamespace(put=lambda key, data: kept.append((key, data)))
+    # Its last write comes first.
+    sink._to = SimpleNamespace(put=lambda key, data: kept.append((key, data)))  # type: ignore[assignment]
     try:
         _DELIVER(sink, epoch)
     finally:
@@ -339,6 +344,8 @@ def hunt(mutant: Mutant, seconds: float, seed: int = 0) -> tuple[int, str]:
                 world = run_seed(
                     seed + number, rate=mutant.rate, focus=mutant.focus, sink=mutant.sink
                 )
+            except (AttributeError, NameError):  # a defect of the mutant itself
+                raise
             except Exception as error:  # a defect that ends a driver is found as well
                 return number, f"{type(error).__name__}: {error}"
             if world.violation is not None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from tests.servers.memory_store import MemoryBucket, MemoryStore, StoreRequest, compute_etag
 from tests.simulation.basics import PIPELINE, Violation
 from tests.simulation.cheap import parsed
 from tests.simulation.coverage import ASK, KINDS, PUT, SWAP
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore, StoreRequest, compute_etag
 from tidegate.checkpoints.store import (
     NotFoundError,
     ObjectInfo,

@@ -12,11 +12,11 @@ from typing import Any
 import duckdb
 import pytest
 from pyiceberg.table.snapshots import Operation
+from tests.servers.memory_store import MemoryStore
 from tests.sinks.conftest import World, make_spec
 from tests.sinks.test_layout import COLUMNS, LAYOUT, content, make_world, paths, published
 
 from tidegate.checkpoints.host_clock import ManualClock
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.jobs.sinks import table_compaction, table_files
 from tidegate.jobs.sinks.lineage_position import (
     PublishedCut,

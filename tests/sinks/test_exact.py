@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from tests.engine.harness import SECOND, PlainSteps
 from tests.oracle.mover import ReferenceMover
+from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.host_clock import ManualClock
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts

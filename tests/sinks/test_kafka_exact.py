@@ -12,9 +12,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from tests.servers.memory_store import MemoryStore
 from tests.sinks.conftest import UID, World, make_spec
 
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.sinks.factory import make_sinks
 from tidegate.jobs.sinks.kafka_exactly_once import ExactlyOnceKafkaSink, KafkaClientError

@@ -6,8 +6,8 @@ import io
 import json
 
 import pyarrow.parquet as pq
+from tests.servers.memory_store import MemoryStore
 
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.jobs.engine.interfaces import Cut, DeadObject, MoveOrder, Slice
 from tidegate.jobs.eventtime.decision_types import (
     FIRST_RELEASE_MARK,

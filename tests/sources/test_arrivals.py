@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.servers.memory_store import MemoryBucket, MemoryStore, StoreRequest
 from tests.servers.minio import CertifiedMinio, RealMinio
 from tests.sources.test_objects import ME, all_slices, inbox, parquet, rows_of, spec
 
-from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore, StoreRequest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import require_honest_store

@@ -24,8 +24,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracle.objects import ObjectReader
 from tests.oracle.rows import RawRow
+from tests.servers.memory_store import MemoryBucket, MemoryStore
 
-from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore
 from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources.avro import AvroError, read_avro_file

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore
 
-from tidegate.checkpoints.memory_store import Fault, MemoryBucket, MemoryStore
 from tidegate.checkpoints.store import ObjectInfo, StoredObject, StoreUnavailableError
 from tidegate.jobs.engine.interfaces import Slice, join_seq
 from tidegate.jobs.eventtime.decision_types import Member

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.servers.memory_store import MemoryBucket, MemoryStore
 from tests.spark.agreement import spec_of
-from tidegate.checkpoints.memory_store import MemoryBucket, MemoryStore
 from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.checkpoints.store import StoreUnavailableError
 from tidegate.errors import ConfigurationError

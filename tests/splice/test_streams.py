@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from tests.oracle import stream_model
 from tests.oracle.mover import ReferenceMover
+from tests.servers.memory_store import MemoryStore
 from tests.streams import folds
 from tests.streams.support import World, streams_spec
 from tests.streams.test_agreement import EDGES, attachment, spec_of
 
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.scratch_store import ScratchStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import list_splice_requests, read_splice_request

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.oracle.mover import ReferenceMover
+from tests.servers.memory_store import MemoryStore
 from tests.streams import folds
 from tests.streams.support import World, streams_spec
-from tidegate.checkpoints.memory_store import MemoryStore
 from tidegate.checkpoints.scratch_store import ScratchStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import list_splice_requests

@@ -1,4 +1,4 @@
-"""A store in memory, with a fault script: what the tests and the simulation run on.
+"""A store in memory with a fault script, for tests and the simulation.
 
 A `MemoryBucket` holds the objects; each driver gets a `MemoryStore` of its own on it, with its own
 hook. The hook sees every request before it takes effect and answers with a `Fault` (or None). A
