@@ -12,6 +12,7 @@ import pytest
 from airflow.sdk import CronDataIntervalTimetable
 from airflow.sdk.exceptions import DagRunTriggerException
 
+from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.operators import backfill_operator
 from tidegate.operators.backfill_operator import BackfillOperator

@@ -16,6 +16,7 @@ from tests.epochs import checkpoint_id, seal_epoch
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import Verification
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
 from tidegate.operators import maintain_operator

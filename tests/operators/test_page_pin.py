@@ -9,6 +9,7 @@ import pytest
 from tests.operators.history import History
 
 from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError
 from tidegate.operators.recover_and_pin import PinOperator
 

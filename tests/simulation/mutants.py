@@ -29,7 +29,6 @@ from tidegate.checkpoints.store import (
     PreconditionFailedError,
     StoreUnavailableError,
 )
-from tidegate.jobs.engine import epoch_engine
 from tidegate.jobs.engine.epoch_engine import Engine
 from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.sinks import table_compaction
@@ -202,7 +201,7 @@ def _rewind_silently(
 def _announce_first(sink: FilesSink, epoch: Manifest) -> None:
     receiver, kept = sink._to, list[tuple[str, bytes]]()
     # Its last write comes first.
-    sink._to = SimpleNamespace(put=lambda key, data: kept.append((key, data)))  # type: ignore[assignment]
+    sink._to = SimpleNamespace(put=lambda key, data: kept.append((key, data)))
     try:
         _DELIVER(sink, epoch)
     finally:
