@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.servers.memory_store import MemoryStore, StoreRequest
 
 from tidegate.checkpoints.desired_state import DesiredState, set_desired_state
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, ManualClock
 from tidegate.checkpoints.lease import Lease, LeaseObserver
-from tidegate.checkpoints.memory_store import MemoryStore, StoreRequest
 from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
 from tidegate.checkpoints.process_identity import ProcessIdentity
 from tidegate.checkpoints.slot_log import SlotLog
@@ -81,7 +81,9 @@ def test_an_overview_is_five_requests() -> None:
 
 def test_surfaces_keep_their_words() -> None:
     """Scripts and live databases have them."""
-    words = {state: [state.word_for(on) for on in ("cli", "page", "event")] for state in PipelineState}
+    words = {
+        state: [state.word_for(on) for on in ("cli", "page", "event")] for state in PipelineState
+    }
     different = {state: each for state, each in words.items() if set(each) != {state.value}}
     assert different == {
         "new": ["never ran", "new", "new"],
