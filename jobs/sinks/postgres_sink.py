@@ -312,7 +312,7 @@ class PostgresSink(SlotFollower):
 
     @staticmethod
     def _compose_sql(text: str, *parts: SQL | Composed | Identifier) -> Composed:
-        """Return a statement: `text` is written in this module, user names are quoted as `parts`."""
+        """Return a statement: `text` is from this module, user names are quoted as `parts`."""
         from psycopg.sql import SQL
 
         return SQL(text).format(*parts)

@@ -252,7 +252,7 @@ class _TableCompactor:
     def _merge_groups(
         self, follower: TableFollower, bins: list[_FileGroup], arrangement: PhysicalLayout
     ) -> int:
-        """Do steps 2 to 4 for a few groups at a time; return by how many the files of main changed."""
+        """Do steps 2 to 4 for some groups at a time; return the change in the number of files."""
         done = 0
         for start in range(0, min(len(bins), _MAX_MERGES_PER_RUN), _MERGES_PER_COMMIT):
             chosen = bins[start : start + _MERGES_PER_COMMIT]

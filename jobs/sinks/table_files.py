@@ -287,7 +287,7 @@ def make_merged_stem(metadata: TableMetadata) -> str:
 
 
 def get_newest_sequence_number(metadata: TableMetadata) -> int:
-    """Return the sequence number of the table's newest snapshot, even if that snapshot has expired."""
+    """Return the sequence number of the table's newest snapshot, even of an expired one."""
     return metadata.next_sequence_number() - 1
 
 

@@ -153,7 +153,7 @@ class TableFollower:
                     add_field(key.column, IdentityTransform())
 
     def initialize(self, timeline: int, upto: int) -> None:
-        """Commit the first snapshot of a new table: empty, because no slot so far has rows for it."""
+        """Commit the first snapshot of a new table, which is empty: no slot so far has rows."""
         with _CachedTransaction(self.table) as commit:
             _append_files(commit, [], self._position_properties(timeline, 1, upto))
 
