@@ -1,14 +1,15 @@
-"""All key names in the bucket, and the public name of a checkpoint. Nobody else joins keys by hand.
+"""All key names in the bucket, and the public name of a checkpoint. No other module builds keys.
 
-    <pipeline>/identity.json lease.json desired.json roots.json status.json
+    <pipeline>/identity.json lease.json desired.json roots.json status.json announced.json
     <pipeline>/timelines/<t>/slots/<inverted number>.json
     <pipeline>/timelines/<t>/state/<slot>-<attempt>/...
     <pipeline>/timelines/<t>/tables/<table>/<slot>-<attempt>/...
-    <pipeline>/index/... requests/<id>.json acks/<id>.json trail/<id>.json logs/<attempt>/...
-    quality/... <pipeline>/staging/<driver>/...
+    <pipeline>/requests/<id>.json acks/<id>.json splices/<id>.json trail/<id>.json
+    <pipeline>/specs/<digest>.json sinks/<sink>.json iceberg/... arrivals/<source>/<partition>/...
+    <pipeline>/index/... logs/<attempt>/... quality/... staging/<driver>/... backfills/...
 
-Slot keys carry `LAST_SLOT - slot` in fixed width, so that the newest slot sorts first and is one
-LIST of one key.
+A slot key carries `LAST_SLOT - slot` in fixed width. The newest slot therefore sorts first, and
+one LIST of one key finds it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from tidegate.errors import ConfigurationError
+from tidegate.checkpoints.errors import BAD_CHECKPOINT_ID, BAD_NAME
 
 LAST_SLOT = 9_999_999_999  # ten digits: one epoch a second for three centuries
 _PIPELINE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -29,7 +30,7 @@ _ATTEMPT_FOLDER_PATTERN = re.compile(
 
 
 def generate_attempt_id() -> str:
-    """A fresh attempt id. 48 random bits: two attempts of one slot must never share a folder."""
+    """Return a new attempt id of 48 random bits: attempts of one slot never share a folder."""
     return secrets.token_hex(6)
 
 
@@ -37,7 +38,8 @@ def generate_attempt_id() -> str:
 class CheckpointId:
     """Name of one attempt to seal one slot of one timeline, written `t0-000123-ab12cd`.
 
-    Only the attempt that fills the slot is a checkpoint; an aborted id is never reused.
+    Only the attempt that fills the slot is a checkpoint. The id of an aborted attempt is never
+    used again.
     """
 
     timeline: int
@@ -45,7 +47,12 @@ class CheckpointId:
     attempt: str
 
     def __str__(self) -> str:
-        return f"t{self.timeline}-{self.slot:06d}-{self.attempt}"
+        return f"t{self.timeline}-{self.folder_name}"
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the attempt's folders, ``<slot>-<attempt>``."""
+        return f"{self.slot:06d}-{self.attempt}"
 
     @classmethod
     def parse(cls, text: str) -> CheckpointId:
@@ -56,11 +63,7 @@ class CheckpointId:
         """
         match = _CHECKPOINT_PATTERN.fullmatch(text)
         if match is None:
-            raise ConfigurationError(
-                f"{text!r} is not a checkpoint id; ids look like t0-000123-ab12cd",
-                code="checkpoint.bad_id",
-                advice="list the ids with: tidegate checkpoints list",
-            )
+            raise BAD_CHECKPOINT_ID(text=text)
         return cls(int(match[1]), int(match[2]), match[3])
 
 
@@ -73,19 +76,16 @@ class BucketLayout:
     def __post_init__(self) -> None:
         _require_match(_PIPELINE_PATTERN, self.pipeline, "pipeline name")
 
-    @property
-    def pipeline_prefix(self) -> str:
-        """Prefix of everything this pipeline owns."""
-        return f"{self.pipeline}/"
+    # Single documents
 
     @property
     def identity_key(self) -> str:
-        """Put-if-absent: the pipeline's random uid."""
+        """The pipeline's random uid; put if absent."""
         return f"{self.pipeline}/identity.json"
 
     @property
     def lease_key(self) -> str:
-        """Who drives; swapped by ETag."""
+        """Which process drives the pipeline; swapped by ETag."""
         return f"{self.pipeline}/lease.json"
 
     @property
@@ -95,13 +95,25 @@ class BucketLayout:
 
     @property
     def roots_key(self) -> str:
-        """Pins, condemned set, restore claims; swapped by ETag."""
+        """Pins, condemned checkpoints and restore claims; swapped by ETag."""
         return f"{self.pipeline}/roots.json"
 
     @property
     def status_key(self) -> str:
-        """Last writer wins; never trusted for data."""
+        """The driver's report for people; the last writer wins."""
         return f"{self.pipeline}/status.json"
+
+    @property
+    def announced_key(self) -> str:
+        """The window periods that Airflow has announced to its assets; swapped by ETag."""
+        return f"{self.pipeline}/announced.json"
+
+    # Prefixes
+
+    @property
+    def pipeline_prefix(self) -> str:
+        """Prefix of everything this pipeline owns."""
+        return f"{self.pipeline}/"
 
     @property
     def timelines_prefix(self) -> str:
@@ -110,17 +122,17 @@ class BucketLayout:
 
     @property
     def requests_prefix(self) -> str:
-        """Prefix of all requests."""
+        """Prefix of the requests to the driver."""
         return f"{self.pipeline}/requests/"
 
     @property
     def acks_prefix(self) -> str:
-        """Prefix of all acknowledgements."""
+        """Prefix of the driver's acknowledgements."""
         return f"{self.pipeline}/acks/"
 
     @property
     def index_prefix(self) -> str:
-        """Prefix of the catalog's pages: a cache, rebuildable."""
+        """Prefix of the pages of the slot index, a cache that can be rebuilt."""
         return f"{self.pipeline}/index/"
 
     @property
@@ -130,14 +142,14 @@ class BucketLayout:
 
     @property
     def restore_audit_prefix(self) -> str:
-        """Prefix of the restores' histories: who asked, who approved, what came of it."""
+        """Prefix of the restores' histories: who asked, who approved, how it ended."""
         return f"{self.pipeline}/trail/"
 
     @property
     def staging_prefix(self) -> str:
-        """Prefix of what drivers and Spark's tasks hand each other, where they share no disk.
+        """Prefix of the files that a driver and Spark's tasks exchange if they share no disk.
 
-        Gone with its epoch.
+        The driver deletes them at the end of the epoch.
         """
         return f"{self.pipeline}/staging/"
 
@@ -150,6 +162,13 @@ class BucketLayout:
     def splice_requests_prefix(self) -> str:
         """Prefix of all splice requests."""
         return f"{self.pipeline}/splices/"
+
+    @property
+    def iceberg_folder(self) -> str:
+        """Folder of the Iceberg metadata, without a slash at the end."""
+        return f"{self.pipeline}/iceberg"
+
+    # Slots and the files of attempts
 
     def timeline_prefix(self, timeline: int) -> str:
         """Prefix of one timeline."""
@@ -166,33 +185,35 @@ class BucketLayout:
         return f"{self.slots_prefix(timeline)}{LAST_SLOT - slot:010d}.json"
 
     def parse_slot_key(self, key: str) -> tuple[int, int] | None:
-        """The (timeline, slot) a slot key names, or None for any other key."""
+        """Return the (timeline, slot) that a slot key names, or None for any other key."""
         match = re.fullmatch(re.escape(self.timelines_prefix) + r"(\d+)/slots/(\d{10})\.json", key)
         return (int(match[1]), LAST_SLOT - int(match[2])) if match else None
 
     def state_prefix(self, attempt: CheckpointId) -> str:
         """Folder of the state segments of one attempt."""
-        return (
-            f"{self.timeline_prefix(attempt.timeline)}state/{attempt.slot:06d}-{attempt.attempt}/"
-        )
+        return f"{self.timeline_prefix(attempt.timeline)}state/{attempt.folder_name}/"
 
     def table_prefix(self, table: str, attempt: CheckpointId) -> str:
-        """Folder of the files of one table written by one attempt."""
-        require_name(table, "table name")
-        return f"{self.timeline_prefix(attempt.timeline)}tables/{table}/{attempt.slot:06d}-{attempt.attempt}/"
+        """Folder of the files that one attempt wrote for one table."""
+        folder = f"{self.timeline_prefix(attempt.timeline)}tables"
+        return f"{folder}/{require_name(table, 'table name')}/{attempt.folder_name}/"
 
     def parse_attempt(self, key: str) -> CheckpointId | None:
-        """The attempt whose folder a data key lies in, or None for any other key."""
-        match = (
-            _ATTEMPT_FOLDER_PATTERN.match(key, len(self.pipeline_prefix))
-            if key.startswith(self.pipeline_prefix)
-            else None
-        )
+        """Return the attempt in whose folder a data key lies, or None for any other key."""
+        if not key.startswith(self.pipeline_prefix):
+            return None
+        match = _ATTEMPT_FOLDER_PATTERN.match(key, len(self.pipeline_prefix))
         return CheckpointId(int(match[1]), int(match[2]), match[3]) if match else None
 
+    # Documents by name
+
     def request_key(self, request_id: str) -> str:
-        """Key of one request."""
+        """Key of one request to the driver."""
         return f"{self.requests_prefix}{require_name(request_id, 'request id')}.json"
+
+    def parse_request_key(self, key: str) -> str:
+        """Return the request id in the key of a request or of an acknowledgement."""
+        return key.rpartition("/")[2].removesuffix(".json")
 
     def ack_key(self, request_id: str) -> str:
         """Key of the acknowledgement of one request."""
@@ -206,25 +227,70 @@ class BucketLayout:
         """Folder of the rows and reports of one splice request."""
         return f"{self.splice_requests_prefix}{require_name(request_id, 'splice request id')}/"
 
+    def restore_audit_key(self, request_id: str) -> str:
+        """Key of the history of one restore."""
+        return f"{self.restore_audit_prefix}{require_name(request_id, 'request id')}.json"
+
     def index_page_key(self, name: str) -> str:
-        """Key of one index page."""
+        """Key of one page of the slot index."""
         return f"{self.index_prefix}{require_name(name, 'index page')}.json"
+
+    def attempt_logs_prefix(self, attempt: str) -> str:
+        """Folder of the log of one driver process."""
+        return f"{self.logs_prefix}{require_name(attempt, 'attempt')}/"
+
+    def spec_key(self, digest: str) -> str:
+        """Key of the spec with this digest."""
+        return f"{self.pipeline}/specs/{digest}.json"
+
+    def sink_position_key(self, sink: str) -> str:
+        """Key of the position up to which a sink has followed the log."""
+        return f"{self.pipeline}/sinks/{sink}.json"
+
+    def iceberg_table_folder(self, table: str) -> str:
+        """Folder of the Iceberg metadata of one table, without a slash at the end."""
+        return f"{self.iceberg_folder}/{table}"
+
+    @property
+    def published_cut_key(self) -> str:
+        """Key of the pointer to the tables' metadata files, one cut over all tables."""
+        return f"{self.iceberg_folder}/current.json"
+
+    def arrivals_prefix(self, source: str, partition: str) -> str:
+        """Prefix of the log of arrivals of one partition of a source."""
+        return f"{self.pipeline}/arrivals/{source}/{partition}/"
+
+    def backfill_report_key(self, name: str) -> str:
+        """Key of the comparison of a backfill with the live pipeline."""
+        return f"{self.pipeline}/backfills/{name}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFolders:
+    """The folders of one attempt."""
+
+    layout: BucketLayout
+    attempt: CheckpointId
+
+    def table_prefix(self, table: str) -> str:
+        """Folder of the attempt's files of one table."""
+        return self.layout.table_prefix(table, self.attempt)
+
+    def segment_key(self, kind: str) -> str:
+        """Key of the attempt's state segment of this kind, if it writes one file of the kind."""
+        return f"{self.segment_stem(kind)}.parquet"
+
+    def segment_stem(self, kind: str) -> str:
+        """How the keys of the attempt's state segments of this kind begin."""
+        return self.layout.state_prefix(self.attempt) + kind.replace(":", "-")
 
 
 def require_name(text: str, what: str) -> str:
-    """Check that `text` can be a part of a key and of a command.
-
-    `what` it is stands in the error.
-    """
+    """Return `text` if it can be a part of a key and of a command; `what` stands in the error."""
     return _require_match(_NAME_PATTERN, text, what)
 
 
 def _require_match(pattern: re.Pattern[str], text: str, what: str) -> str:
     if not pattern.fullmatch(text):
-        raise ConfigurationError(
-            f"{text!r} cannot be a {what}: letters, digits and _.- only, starting with a letter or"
-            " digit",
-            code="layout.bad_name",
-            advice=f"choose another {what}",
-        )
+        raise BAD_NAME(text=text, what=what)
     return text

@@ -7,7 +7,7 @@ from itertools import islice
 
 from pydantic import ValidationError
 
-from tidegate.checkpoints.bucket_layout import CheckpointId
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
@@ -20,21 +20,18 @@ _MAX_CHECKPOINTS_SEARCHED = (
 )
 
 
-def build_spec_key(pipeline: str, digest: str) -> str:
-    """Where the spec of a digest lies."""
-    return f"{pipeline}/specs/{digest}.json"
-
-
 def write_spec(store: Store, spec: PipelineSpec) -> None:
     """Keep a spec, once."""
     with suppress(PreconditionFailedError):
-        store.create(build_spec_key(spec.name, spec.digest()), spec.canonical_json().encode())
+        key = BucketLayout(spec.name).spec_key(spec.digest())
+        store.create(key, spec.canonical_json().encode())
 
 
 def read_spec(store: Store, pipeline: str, digest: str) -> PipelineSpec | None:
     """The spec of a digest; None when nobody kept it, or this version cannot read it."""
     try:
-        return PipelineSpec.model_validate_json(store.get(build_spec_key(pipeline, digest)).data)
+        data = store.get(BucketLayout(pipeline).spec_key(digest)).data
+        return PipelineSpec.model_validate_json(data)
     except (NotFoundError, ValidationError):
         return None
 

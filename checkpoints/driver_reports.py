@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tidegate.checkpoints.bucket_layout import BucketLayout, require_name
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.store import NotFoundError, Store
 
@@ -36,7 +36,7 @@ class DriverLog:
 
     def __init__(self, store: Store, pipeline: str, attempt: str, file: Path) -> None:
         self._store, self._file = store, file
-        self._folder = _build_log_prefix(pipeline, attempt)
+        self._folder = BucketLayout(pipeline).attempt_logs_prefix(attempt)
         self._sent = 0
 
     def send_new_pieces(self) -> int:
@@ -83,7 +83,10 @@ def list_log_attempts(store: Store, pipeline: str) -> list[str]:
 
 def read_log_tail(store: Store, pipeline: str, attempt: str, lines: int = 200) -> list[str]:
     """The last lines of an attempt's log; at most the two newest pieces are read."""
-    keys = [entry.key for entry in store.list_objects(_build_log_prefix(pipeline, attempt))]
+    keys = [
+        entry.key
+        for entry in store.list_objects(BucketLayout(pipeline).attempt_logs_prefix(attempt))
+    ]
     text = b"".join(store.get(key).data for key in keys[-2:]).decode(errors="replace")
     return text.splitlines()[-lines:]
 
@@ -92,13 +95,9 @@ def delete_old_logs(store: Store, pipeline: str, keep: int = KEPT_ATTEMPTS) -> l
     """Delete the logs of all but the newest attempts; the attempts deleted."""
     old = list_log_attempts(store, pipeline)[keep:]
     for attempt in old:
-        for entry in list(store.list_objects(_build_log_prefix(pipeline, attempt))):
+        for entry in list(store.list_objects(BucketLayout(pipeline).attempt_logs_prefix(attempt))):
             store.delete(entry.key)
     return old
-
-
-def _build_log_prefix(pipeline: str, attempt: str) -> str:
-    return f"{BucketLayout(pipeline).logs_prefix}{require_name(attempt, 'attempt')}/"
 
 
 def _build_piece_key(folder: str, number: int) -> str:

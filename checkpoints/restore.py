@@ -19,7 +19,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
-from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, require_name
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import Lease
@@ -292,7 +292,10 @@ def record_restore_event(
 
     at = clock.wall_ticks()
     return change_document(
-        store, _build_audit_key(pipeline, request), RestoreAudit(request=request), add_entry
+        store,
+        BucketLayout(pipeline).restore_audit_key(request),
+        RestoreAudit(request=request),
+        add_entry,
     )
 
 
@@ -305,9 +308,3 @@ def read_restore_audits(store: Store, pipeline: str, most: int = 50) -> list[Res
         if trail is not None and trail.steps
     ]
     return sorted(found, key=lambda trail: trail.steps[0].at, reverse=True)[:most]
-
-
-def _build_audit_key(pipeline: str, request: str) -> str:
-    return (
-        f"{BucketLayout(pipeline).restore_audit_prefix}{require_name(request, 'request id')}.json"
-    )

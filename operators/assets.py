@@ -174,7 +174,7 @@ class ClosedWindowsOperator(PipelineOperator):
     def execute(self, context: Any) -> list[str]:
         """Announce; the partition keys are the task's result."""
         log = self.open_log()
-        key = f"{BucketLayout(self.pipeline).pipeline_prefix}announced.json"
+        key = BucketLayout(self.pipeline).announced_key
         before = (read_document(log.store, key, AnnouncedPeriods)[0] or AnnouncedPeriods()).upto
         frontier = _read_frontier(log.head().record)
         begin = before if before is not None else _read_first_frontier(log)

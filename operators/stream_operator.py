@@ -284,7 +284,7 @@ class StreamOperator(PipelineOperator):
             delete_old_logs(store, self.pipeline)
             # Without a file here, the driver ran on another worker's host.
             lines = lines or read_log_tail(store, self.pipeline, process.attempt, 20)
-        folder = f"{BucketLayout(self.pipeline).logs_prefix}{process.attempt}/"
+        folder = BucketLayout(self.pipeline).attempt_logs_prefix(process.attempt)
         where = f"{process.log}, in the bucket {folder}"
         self.log.info("end of the driver's log (%s):\n%s", where, "\n".join(lines))
 

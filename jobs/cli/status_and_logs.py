@@ -186,13 +186,14 @@ def _count_unpublished(store: Store, pipeline: str, timeline: int, slot: int) ->
 
     None while they still stand on an older timeline.
     """
+    from tidegate.checkpoints.bucket_layout import BucketLayout
     from tidegate.checkpoints.canonical_json import parse_json
     from tidegate.checkpoints.store import NotFoundError
 
-    # jobs.sinks.catalog owns this pointer, but importing it means importing pyiceberg: a second,
-    # for one number.
+    # jobs.sinks.lineage_position reads this document, but it imports pyiceberg, which takes a
+    # second.
     try:
-        pointer = parse_json(store.get(f"{pipeline}/iceberg/current.json").data)
+        pointer = parse_json(store.get(BucketLayout(pipeline).published_cut_key).data)
     except (NotFoundError, ValueError):
         return slot
     return slot - int(pointer["upto"]) if pointer["timeline"] == timeline else None

@@ -188,7 +188,7 @@ def _run_and_compare(spec: PipelineSpec, url: str, bounds: _Range, keep: bool, f
         "late_in_batch": newest.counters.late if newest is not None else 0,
         "windows": windows,
     }
-    key = f"{BucketLayout(spec.name).pipeline_prefix}backfills/{batch.name}.json"
+    key = BucketLayout(spec.name).backfill_report_key(batch.name)
     store.put(key, canonical_bytes(result))
     if not keep:
         _delete_pipeline_state(store, batch.name)

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
+from tidegate.checkpoints.bucket_layout import AttemptFolders, CheckpointId, generate_attempt_id
 from tidegate.checkpoints.epoch_notes import EpochNotes
 from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.manifest import AttemptLifecycle, CheckpointState, FileRef, Manifest
@@ -317,19 +317,16 @@ class Engine:
         self, surveyed: SurveyedCut, decision: Decision, asked: EpochRequests
     ) -> EpochAttempt:
         self._faults.reach("move.start")
-        head, attempt_id = self.resume_state.head, generate_attempt_id()
-        self._steps.begin_attempt(head.next_slot, attempt_id)
+        head = self.resume_state.head
+        checkpoint = CheckpointId(head.timeline, head.next_slot, generate_attempt_id())
+        self._steps.begin_attempt(checkpoint.slot, checkpoint.attempt)
         order = MoveOrder(
             cut=surveyed.cut,
             decision=decision,
             segments=self.resume_state.segments,
-            prefix=self._log.layout.timeline_prefix(head.timeline).rstrip("/"),
-            tag=f"{head.next_slot:06d}-{attempt_id}",
-            timeline=head.timeline,
-            epoch=head.next_slot,
+            folders=AttemptFolders(self._log.layout, checkpoint),
             next_position=self.resume_state.next_position,
         )
-        checkpoint = CheckpointId(head.timeline, head.next_slot, attempt_id)
         lifecycle = AttemptLifecycle(str(checkpoint))
         lifecycle.move_to(CheckpointState.SNAPSHOT)
         return EpochAttempt(checkpoint, lifecycle, order, surveyed, asked)

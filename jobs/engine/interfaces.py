@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.slot_log import SlotLog
@@ -18,6 +19,7 @@ from tidegate.jobs.eventtime.decision_types import Decision, Member, ReleaseMark
 from tidegate.jobs.spec.pipeline import ReadLimits
 
 _ROW_BITS = 32
+ROWS_PER_ORDINAL: Final = 1 << _ROW_BITS
 
 
 def join_seq(ordinal: int, row: int) -> int:
@@ -33,7 +35,7 @@ def join_seq(ordinal: int, row: int) -> int:
 
 def split_seq(seq: int) -> tuple[int, int]:
     """Inverse of `join_seq`."""
-    return seq >> _ROW_BITS, seq & (1 << _ROW_BITS) - 1
+    return seq >> _ROW_BITS, seq & ROWS_PER_ORDINAL - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,22 +217,25 @@ class MoveOrder:
         cut: what to read.
         decision: what it means.
         segments: live state segments before the epoch.
-        prefix: key prefix for this attempt's files, for example ``flights/timelines/0``; files go
-            to ``<prefix>/tables/<table>/<tag>/...`` and ``<prefix>/state/<tag>/...``.
-        tag: ``<slot>-<attempt>``, unique to this attempt.
-        timeline: written to ``_timeline`` of every output row.
-        epoch: slot number, written to ``_epoch``.
+        folders: where this attempt's files go.
         next_position: position of the next released event.
     """
 
     cut: Cut
     decision: Decision
     segments: tuple[FileRef, ...]
-    prefix: str
-    tag: str
-    timeline: int
-    epoch: int
+    folders: AttemptFolders
     next_position: int
+
+    @property
+    def timeline(self) -> int:
+        """The timeline, written to ``_timeline`` of every output row."""
+        return self.folders.attempt.timeline
+
+    @property
+    def epoch(self) -> int:
+        """The slot, written to ``_epoch`` of every output row."""
+        return self.folders.attempt.slot
 
 
 @dataclass(frozen=True, slots=True)

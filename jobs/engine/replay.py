@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, Mover, MoveResult, RowDispatcher
@@ -88,10 +89,7 @@ def rebuild_move_order(epoch: Manifest, parent: Manifest | None) -> MoveOrder:
         cut=Cut.from_record(epoch.cut),
         decision=Decision.from_record(epoch.decision, epoch.decider),
         segments=tuple(s for s in parent.segments if s.kind != SPLICE_KIND) if parent else (),
-        prefix=f"{epoch.pipeline}/timelines/{epoch.timeline}",
-        tag=f"{epoch.slot:06d}-{epoch.attempt}",
-        timeline=epoch.timeline,
-        epoch=epoch.slot,
+        folders=AttemptFolders(BucketLayout(epoch.pipeline), epoch.id),
         next_position=parent.next_position if parent else 0,
     )
 

@@ -14,7 +14,6 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.sinks.errors import COPY_LACKS_ROWS, NOT_A_COPY
 from tidegate.jobs.sinks.iceberg_catalog import open_catalog, resolve_namespace
-from tidegate.jobs.sinks.lineage_position import build_cut_key
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
@@ -56,7 +55,7 @@ def _forget_published_tables(spec: PipelineSpec, log: SlotLog) -> None:
 
     No data file is deleted.
     """
-    log.store.delete(build_cut_key(spec.name))
+    log.store.delete(log.layout.published_cut_key)
     if spec.outputs.catalog is None and isinstance(log.store, LocalStore):
         with closing(open_catalog(spec, log.store, Path())) as catalog:
             for identifier in catalog.list_tables(resolve_namespace(spec)):

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyarrow import BufferReader
 
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import SlotLog
@@ -57,14 +58,9 @@ class StoredPosition(SharedDocument):
         return FollowerPosition(self.timeline, self.upto)
 
 
-def build_position_key(pipeline: str, sink: str) -> str:
-    """Return the key of a sink's position."""
-    return f"{pipeline}/sinks/{sink}.json"
-
-
 def read_stored_position(store: Store, pipeline: str, sink: str) -> StoredPosition | None:
     """Return the position in the store, or None before the first."""
-    return read_document(store, build_position_key(pipeline, sink), StoredPosition)[0]
+    return read_document(store, BucketLayout(pipeline).sink_position_key(sink), StoredPosition)[0]
 
 
 def expand_variables(text: str, sink: str) -> str:
@@ -235,7 +231,7 @@ class SlotFollower(ABC):
         Raises:
             LedgerMovedError: the position is not `before`.
         """
-        key = build_position_key(self.spec.name, self.name)
+        key = BucketLayout(self.spec.name).sink_position_key(self.name)
 
         def advance_position(there: StoredPosition) -> StoredPosition:
             self.refuse_other_owner(there.uid)

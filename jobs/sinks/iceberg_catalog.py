@@ -17,6 +17,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from sqlalchemy import event
 
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import Store
@@ -33,7 +34,7 @@ def resolve_namespace(spec: PipelineSpec) -> str:
 
 def build_table_location(spec: PipelineSpec, store: Store, table: str) -> str:
     """Return the folder of a table's Iceberg metadata; data files are stored with their epochs."""
-    return store.uri(f"{spec.name}/iceberg/{table}")
+    return store.uri(BucketLayout(spec.name).iceberg_table_folder(table))
 
 
 def has_shared_catalog(spec: PipelineSpec, store: Store) -> bool:
@@ -80,9 +81,8 @@ def _connect_catalog(spec: PipelineSpec, store: Store, workdir: Path, durable: b
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         address = f"sqlite:///{path}"
-    catalog = SqlCatalog(
-        _CATALOG_NAME, uri=address, warehouse=store.uri(f"{spec.name}/iceberg"), **files
-    )
+    warehouse = store.uri(BucketLayout(spec.name).iceberg_folder)
+    catalog = SqlCatalog(_CATALOG_NAME, uri=address, warehouse=warehouse, **files)
     if catalog.engine.dialect.name == "sqlite":
         catalog.engine.dispose()
         event.listen(catalog.engine, "connect", _set_full_sync if durable else _set_normal_sync)

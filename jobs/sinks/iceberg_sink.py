@@ -50,7 +50,6 @@ from tidegate.jobs.sinks.lineage_position import (
     FollowerPosition,
     PublishedCut,
     advance_published_cut,
-    build_cut_key,
     read_published_cut,
 )
 from tidegate.jobs.sinks.output_tables import (
@@ -155,7 +154,7 @@ class IcebergSink:
                 if catalog.table_exists(self._table_identifier(table)):
                     catalog.drop_table(self._table_identifier(table))
             self._tables.clear()
-            self.store.delete(build_cut_key(self.spec.name))
+            self.store.delete(self._layout.published_cut_key)
             self._published_cut = None
         return self.follow(log)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotLog
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
@@ -114,11 +115,6 @@ class PublishedCut:
     tables: dict[str, str] = field(default_factory=dict)
 
 
-def build_cut_key(pipeline: str) -> str:
-    """Return the key of the pointer."""
-    return f"{pipeline}/iceberg/current.json"
-
-
 def read_published_cut(store: Store, pipeline: str) -> PublishedCut | None:
     """Return the newest published cut, or None before the first."""
     found = _read_cut_with_etag(store, pipeline)
@@ -129,7 +125,7 @@ def advance_published_cut(store: Store, pipeline: str, new: PublishedCut) -> Non
     """Move the pointer forward, unless another publisher has moved it at least as far."""
     while True:
         found = _read_cut_with_etag(store, pipeline)
-        key, content = build_cut_key(pipeline), canonical_bytes(asdict(new))
+        key, content = BucketLayout(pipeline).published_cut_key, canonical_bytes(asdict(new))
         try:
             if found is None:
                 store.create(key, content)
@@ -153,7 +149,7 @@ def replace_table_location(store: Store, pipeline: str, table: str, old: str, ne
         moved = replace(found[0], tables=found[0].tables | {table: new})
         try:
             store.compare_and_swap(
-                build_cut_key(pipeline), canonical_bytes(asdict(moved)), found[1]
+                BucketLayout(pipeline).published_cut_key, canonical_bytes(asdict(moved)), found[1]
             )
         except PreconditionFailedError:
             continue
@@ -168,7 +164,7 @@ def _is_ahead(there: PublishedCut, new: PublishedCut) -> bool:
 
 def _read_cut_with_etag(store: Store, pipeline: str) -> tuple[PublishedCut, str] | None:
     try:
-        stored = store.get(build_cut_key(pipeline))
+        stored = store.get(BucketLayout(pipeline).published_cut_key)
     except NotFoundError:
         return None
     raw: dict[str, Any] = parse_json(stored.data)

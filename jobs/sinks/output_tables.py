@@ -231,7 +231,7 @@ class DriverTables:
         return {
             table: (
                 write_parquet_once(
-                    self._store, f"{order.prefix}/tables/{table}/{order.tag}/driver.parquet", rows
+                    self._store, f"{order.folders.table_prefix(table)}driver.parquet", rows
                 ),
             )
             for table, rows in found.items()

@@ -37,6 +37,7 @@ from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadata
 from sqlalchemy.exc import SQLAlchemyError
 
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.jobs.sinks.errors import COMPACTION_UNAVAILABLE
@@ -158,7 +159,8 @@ def _list_orphan_files(
         static = StaticTable.from_metadata(location, build_io_properties(store))
         named = _collect_snapshot_files(static)
     number = get_newest_sequence_number(static.metadata)
-    for entry in store.list_objects(f"{spec.name}/iceberg/{table}/{MERGED_FOLDER}/"):
+    folder = BucketLayout(spec.name).iceberg_table_folder(table)
+    for entry in store.list_objects(f"{folder}/{MERGED_FOLDER}/"):
         bound = parse_commit_bound(entry.key)
         if bound is not None and bound < number and store.uri(entry.key) not in named:
             yield entry
@@ -271,6 +273,7 @@ class _TableCompactor:
         schema = use_plain_types(metadata.schema().as_arrow().empty_table()).schema
         schema = pa.schema([field.remove_metadata() for field in schema])
         new: dict[str, PartitionValues] = {}
+        layout = BucketLayout(self._spec.name)
         for one in bins:
             rows = pa.concat_tables(
                 [conform_to_schema(read_file_rows(files, part.file), schema) for part in one.parts]
@@ -279,7 +282,7 @@ class _TableCompactor:
             assert rows.num_rows == one.row_count  # noqa: S101
             new |= write_partition_files(
                 self._store_merged_file,
-                f"{self._spec.name}/iceberg/{self._name}/{make_merged_stem(metadata)}",
+                f"{layout.iceberg_table_folder(self._name)}/{make_merged_stem(metadata)}",
                 split_by_partition(rows, arrangement),
             )
         return new

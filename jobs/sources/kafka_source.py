@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from tidegate.jobs.engine.interfaces import DeadObject, Slice
+from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources.errors import CHANGED_WHILE_READ, KAFKA_GAP, KAFKA_OTHER_TOPIC
 from tidegate.jobs.sources.input_view import STAGED_PREFIX
@@ -25,8 +25,6 @@ OFFSET_COLUMN: Final = "_at"
 _MAX_MESSAGES_PER_SLICE: Final = (
     1_000_000  # of one partition in one epoch, if the spec has no limit
 )
-# A position is an ordinal and a row in it, so 64 bits of offset are split in two halves.
-_OFFSETS_PER_ORDINAL: Final = 1 << 32
 
 _ARROW_TYPES: Final = {
     "long": "int64",
@@ -205,7 +203,7 @@ class KafkaSource:
 
     def _build_part(self, member: Member, start: int, end: int) -> dict[str, Any]:
         topic, partition = self.kafka.topic, int(member.partition)
-        ordinal, row = divmod(start, _OFFSETS_PER_ORDINAL)
+        ordinal, row = split_seq(start)
         columns = {name: _to_arrow_type(kind) for name, kind in self.spec.columns.items()}
         columns |= {BAD_REASON: "string", BAD_TEXT: "string", OFFSET_COLUMN: "int64"}
         return {
@@ -222,7 +220,7 @@ class KafkaSource:
 
 
 def _end_of_range(start: int, end_of_topic: int, row_limit: int | None) -> int:
-    end_of_ordinal = (start // _OFFSETS_PER_ORDINAL + 1) * _OFFSETS_PER_ORDINAL
+    end_of_ordinal = join_seq(split_seq(start)[0] + 1, 0)
     return min(end_of_topic, start + (row_limit or _MAX_MESSAGES_PER_SLICE), end_of_ordinal)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final
 
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import Member
@@ -213,7 +214,7 @@ class ObjectSource:
         if member not in self._logs:
             self._logs[member] = ArrivalLog(
                 self.store,
-                f"{self._pipeline}/arrivals/{member.source}/{member.partition}/",
+                BucketLayout(self._pipeline).arrivals_prefix(member.source, member.partition),
                 self._member_folder(member),
                 is_data=_is_data_name,
                 safety=self.spec.discovery.safety_listing / 1e6,

@@ -31,7 +31,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
 from tidegate.jobs.engine.errors import CorruptObjectsError
-from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.engine.interfaces import Cut, join_seq
 from tidegate.jobs.sources.input_view import STAGED_PREFIX
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.parquet_footers import open_parquet_file
@@ -259,7 +259,10 @@ def read_table_at(
         rows = _read_part(index, part, pa.schema(fields), wanted)
         tables.append(rows.select(list(types)))
         place.append(
-            (np.full(rows.num_rows, part.member), (part.ordinal << 32) + rows["_row"].to_numpy())
+            (
+                np.full(rows.num_rows, part.member),
+                join_seq(part.ordinal, 0) + rows["_row"].to_numpy(),
+            )
         )
         size += tables[-1].nbytes
         if size > limit:

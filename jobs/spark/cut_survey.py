@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from tidegate.errors import PoisonError
 from tidegate.jobs.advise.lateness_sketch import GAMMA
+from tidegate.jobs.engine.interfaces import join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.parquet_footers import read_parquet_table
@@ -173,7 +174,7 @@ def _read_plain_columns(parts: list[CutPart], source: SourceSpec) -> MemberColum
         except (pa.ArrowException, OSError) as error:
             raise unreadable_objects_error([part.key]) from error
         tables.append(table)
-        seqs.append((part.ordinal << 32) + part.row_numbers(table).to_numpy())
+        seqs.append(join_seq(part.ordinal, 0) + part.row_numbers(table).to_numpy())
     rows = pa.concat_tables(tables, promote_options="permissive")
     times, absent = _convert_to_ticks(rows[source.event_time])
     kinds = (
@@ -273,7 +274,7 @@ def _dead_rows_error(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) 
     first = staged.frame.where(f"_dead IS NOT NULL AND _m = {member}").orderBy("_seq").limit(1)
     row = collect_to_driver(first.select("_dead", "_detail", "_json", "_seq", "_p")).to_pylist()[0]
     return PoisonError(
-        f"{found.dead} bad rows in {found.member}; the first is row {row['_seq'] & 0xFFFFFFFF} of"
+        f"{found.dead} bad rows in {found.member}; the first is row {split_seq(row['_seq'])[1]} of"
         f" {staged.parts[row['_p']].key}: {row['_dead']} ({row['_detail']}): {row['_json']}",
         code=f"row.{row['_dead']}",
         pipeline=spec.name,

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
+from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.spark.staging import Staging
@@ -81,11 +82,10 @@ class FileWriter:
     """
 
     def __init__(
-        self, store: Store, prefix: str, tag: str, scratch: Path, staging: Staging
+        self, store: Store, folders: AttemptFolders, scratch: Path, staging: Staging
     ) -> None:
         self._store = store
-        self._prefix = prefix
-        self._tag = tag
+        self._folders = folders
         self._scratch = scratch
         self.staging = staging
         self._numbers = count()
@@ -96,7 +96,7 @@ class FileWriter:
         `time` is the column whose least and greatest values the reference carries.
         """
         return self._write_and_upload(
-            f"{self._prefix}/tables/{name}/{self._tag}", f"table:{name}", "part", rows, time, {}
+            f"{self._folders.table_prefix(name)}part", f"table:{name}", rows, time, {}
         )
 
     def write_pieces(
@@ -104,7 +104,7 @@ class FileWriter:
     ) -> WrittenFiles:
         """Write rows of an output table that the driver makes piece by piece, a file each, in their order."""
         return self._write_and_upload(
-            f"{self._prefix}/tables/{name}/{self._tag}", f"table:{name}", "part", pieces, time, {}
+            f"{self._folders.table_prefix(name)}part", f"table:{name}", pieces, time, {}
         )
 
     def write_segment(
@@ -115,9 +115,8 @@ class FileWriter:
         extra: dict[str, Any] | None = None,
     ) -> WrittenFiles:
         """Write a state segment."""
-        stem = kind.replace(":", "-")
         return self._write_and_upload(
-            f"{self._prefix}/state/{self._tag}", kind, stem, rows, time, extra or {}
+            self._folders.segment_stem(kind), kind, rows, time, extra or {}
         )
 
     def write_scratch_files(self, rows: pa.Table | DataFrame) -> tuple[Path, ...]:
@@ -128,10 +127,10 @@ class FileWriter:
         return tuple(self._write_local_files(rows))
 
     def _write_and_upload(
-        self, folder: str, kind: str, stem: str, rows: Any, time: str | None, extra: dict[str, Any]
+        self, stem: str, kind: str, rows: Any, time: str | None, extra: dict[str, Any]
     ) -> WrittenFiles:
         files = self._write_local_files(rows)
-        named = [(path, f"{folder}/{stem}-{next(self._numbers):05d}.parquet") for path in files]
+        named = [(path, f"{stem}-{next(self._numbers):05d}.parquet") for path in files]
         refs = [_describe_file(path, key, kind, time, extra) for path, key in named]
         with ThreadPoolExecutor(4) as pool:
             sums = list(pool.map(lambda item: self._store.upload(*item), named))

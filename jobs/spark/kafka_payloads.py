@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, DataType, MapType, NumericType, StringType, StructType
 
 from tidegate.errors import ConfigurationError
+from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.sources.schema_registry import UnusableSchema
@@ -132,7 +133,7 @@ def decode_messages(
         *columns,
         f"_w AS {BAD_REASON}",
         f"CASE WHEN _w IS NOT NULL THEN make_valid_utf8({shown}) END AS {BAD_TEXT}",
-        f"pmod(offset, {1 << 32}L) AS {OFFSET_COLUMN}",
+        f"pmod(offset, {ROWS_PER_ORDINAL}L) AS {OFFSET_COLUMN}",
         f"partition AS {PARTITION}",
         *strangers,
     )

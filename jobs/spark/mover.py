@@ -191,7 +191,7 @@ class SparkMover:
         high = max(
             (member.max_time for member in members if member.max_time is not None), default=None
         )
-        writer = FileWriter(self._store, order.prefix, order.tag, staged.folder, self._staging)
+        writer = FileWriter(self._store, order.folders, staged.folder, self._staging)
         kept = self._workdir / "segments"
         known = SurveyedRows(
             self._sessions, self._spec, staged.frame, staged.scans.times if aside is None else {}

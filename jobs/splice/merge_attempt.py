@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidegate import __version__
-from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
+from tidegate.checkpoints.bucket_layout import AttemptFolders, CheckpointId, generate_attempt_id
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.epoch_notes import EpochCounters, EpochNotes, MergeSummary
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
@@ -137,7 +137,7 @@ class _MergeAttempt:
         for kind, segment in changed.items():
             if segment is not None:
                 rows, low, high, extra = segment
-                key = f"{self._log.layout.state_prefix(self._id)}{kind.replace(':', '-')}.parquet"
+                key = AttemptFolders(self._log.layout, self._id).segment_key(kind)
                 ref = self._put_parquet(key, kind, rows, pa.array([low, high], pa.int64()))
                 written.append(ref.model_copy(update={"extra": extra}))
         return [*(s for s in self._parent.segments if s.kind not in changed), *written]

@@ -45,7 +45,7 @@ class DispatchFiles:
         `time` is the column whose minimum and maximum go into the file's reference.
         """
         low, high = _compute_time_range(rows[time]) if time else (None, None)
-        key = f"{self._order.prefix}/tables/{name}/{self._order.tag}/part-0.parquet"
+        key = f"{self._order.folders.table_prefix(name)}part-0.parquet"
         self.tables[name] = (self._write_parquet_file(key, f"table:{name}", rows, low, high, {}),)
 
     def write_segment(
@@ -57,7 +57,7 @@ class DispatchFiles:
         extra: Mapping[str, Any] | None = None,
     ) -> FileRef:
         """Write a state segment."""
-        key = f"{self._order.prefix}/state/{self._order.tag}/{kind.replace(':', '-')}.parquet"
+        key = self._order.folders.segment_key(kind)
         ref = self._write_parquet_file(key, kind, rows, low, high, extra or {})
         self.segments.append(ref)
         return ref

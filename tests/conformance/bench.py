@@ -22,6 +22,7 @@ from tests.oracle.model import Model, Offer
 from tests.oracle.mover import ReferenceMover
 from tests.oracle.tables import read_rows_of
 from tests.servers.memory_store import MemoryStore
+from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice
@@ -198,16 +199,12 @@ class DeciderBench:
         survey = replace(survey, run_start=run_start, aborts=aborts)
         decision = decide(self.spec, self.state, survey)
         self.epochs += 1
-        tag = f"{self.epochs:06d}-bench"
         moved = self.mover.move(
             MoveOrder(
                 cut,
                 decision,
                 self.segments,
-                "bench/0",
-                tag,
-                0,
-                self.epochs,
+                AttemptFolders(BucketLayout("bench"), CheckpointId(0, self.epochs, "be0c4a")),
                 self.position,
             ),
             surveyed,

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.oracle.tables import read_rows_of, user_schema
+from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, join_seq, split_seq
@@ -128,10 +129,7 @@ class SparkBench:
             cut,
             decision,
             self.segments,
-            "bench/0",
-            f"{self.epochs:06d}-bench",
-            0,
-            self.epochs,
+            AttemptFolders(BucketLayout("bench"), CheckpointId(0, self.epochs, "be0c4a")),
             self.position,
         )
         moved: MoveResult = self.mover.move(order, surveyed)

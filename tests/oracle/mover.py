@@ -261,9 +261,7 @@ class ReferenceMover:
         epoch.segments += kept
         if later:
             rows = [(p.section, p.row, p.tardy) for p in later]
-            ref = save_buffer(
-                self._store, f"{order.prefix}/state/{order.tag}/order.parquet", self._spec, rows
-            )
+            ref = save_buffer(self._store, order.folders.segment_key("order"), self._spec, rows)
             epoch.segments.append(ref)
             epoch.written.append(ref)
         for placed, _ in released:
@@ -349,7 +347,7 @@ class ReferenceMover:
             epoch,
             "stamp",
         )
-        ref = save_group(self._store, f"{order.prefix}/state/{order.tag}/glom.parquet", group)
+        ref = save_group(self._store, order.folders.segment_key("glom"), group)
         epoch.segments.append(ref)
         epoch.written.append(ref)
 
@@ -363,7 +361,7 @@ class ReferenceMover:
         if book.open:
             ref = save_edges(
                 self._store,
-                f"{order.prefix}/state/{order.tag}/edges.parquet",
+                order.folders.segment_key("edges"),
                 self._spec,
                 book.open,
             )
@@ -407,19 +405,23 @@ class ReferenceMover:
         if len(kept) >= _MANY_SEGMENTS:
             kept, changed = [], list(fold.live.values())
         epoch.segments += kept
-        folder = f"{order.prefix}/state/{order.tag}"
         new = []
         if changed:
             new.append(
                 save_windows(
-                    self._store, f"{folder}/{name}.parquet", kind, self._spec, window.keys, changed
+                    self._store,
+                    order.folders.segment_key(name),
+                    kind,
+                    self._spec,
+                    window.keys,
+                    changed,
                 )
             )
         if fold.gaps:
             new.append(
                 save_gaps(
                     self._store,
-                    f"{folder}/{name}-gaps.parquet",
+                    order.folders.segment_key(f"{name}-gaps"),
                     kind,
                     self._spec,
                     window.keys,
@@ -458,7 +460,7 @@ class ReferenceMover:
         if time == "event_time":
             time = next(iter(self._spec.sources.values())).event_time
         times = [row[time] for row in rows] if time else []
-        key = f"{order.prefix}/tables/{table}/{order.tag}/part-0.parquet"
+        key = f"{order.folders.table_prefix(table)}part-0.parquet"
         ref = write_rows(self._store, key, f"table:{table}", schema, rows, times)
         epoch.files[table] = (ref,)
         epoch.written.append(ref)

@@ -14,6 +14,7 @@ from tests.oracle.memory_source import MemorySource
 from tests.oracle.mover import ReferenceMover
 from tests.oracle.tables import read_rows_of
 from tests.servers.memory_store import MemoryStore
+from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.errors import PoisonError
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, join_seq
@@ -69,10 +70,7 @@ class Rig:
             Cut((part,)),
             decided,
             self.segments,
-            "p/0",
-            str(self.epoch),
-            0,
-            self.epoch,
+            AttemptFolders(BucketLayout("p"), CheckpointId(0, self.epoch, "abcdef")),
             self.position,
         )
         moved = self.mover.move(order, surveyed)
@@ -269,7 +267,16 @@ def test_object_slices_are_cast_to_the_schema() -> None:
     decision = Decision(
         0, TICK_MIN, TICK_MAX, 0, None, False, FIRST_RELEASE_MARK, ReleaseMark(1, TICK_MIN)
     )
-    moved = mover.move(MoveOrder(Cut((part,)), decision, (), "p/0", "1", 0, 1, 0), surveyed)
+    moved = mover.move(
+        MoveOrder(
+            Cut((part,)),
+            decision,
+            (),
+            AttemptFolders(BucketLayout("p"), CheckpointId(0, 1, "abcdef")),
+            0,
+        ),
+        surveyed,
+    )
     rows = read_rows_of(store, moved.files["events"][0])
     assert [(r["t"], r["v"], r["_seq"]) for r in rows] == [(3000, 3, join_seq(2, 2))]
     dead = read_rows_of(store, moved.files["dead_letters"][0])

@@ -8,6 +8,7 @@ import json
 import pyarrow.parquet as pq
 from tests.servers.memory_store import MemoryStore
 
+from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
 from tidegate.jobs.engine.interfaces import Cut, DeadObject, MoveOrder, Slice
 from tidegate.jobs.eventtime.decision_types import (
     FIRST_RELEASE_MARK,
@@ -58,7 +59,9 @@ def decision(*barriers: BarrierHealth) -> Decision:
 def order(decided: Decision, *dead: DeadObject) -> MoveOrder:
     """An epoch's work."""
     cut = Cut((Slice(Member("a"), 0, 1, dead=dead),))
-    return MoveOrder(cut, decided, (), "p/timelines/0", "000004-abcdef", 0, 4, 0)
+    return MoveOrder(
+        cut, decided, (), AttemptFolders(BucketLayout("p"), CheckpointId(0, 4, "abcdef")), 0
+    )
 
 
 def test_barrier_rows() -> None:

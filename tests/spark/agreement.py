@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.oracle.mover import ReferenceMover
+from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, SurveyedCut, join_seq
@@ -56,7 +57,7 @@ class Side:
     """One mover with its own state."""
 
     mover: Any
-    prefix: str
+    pipeline: str
     segments: tuple[FileRef, ...] = ()
     position: int = 0
     moved: list[MoveResult] = field(default_factory=list)
@@ -72,8 +73,8 @@ class Pair:
         self.store = LocalStore(folder / "store")
         self.spark: SparkMover = SparkMover(self.store, spec, folder / "work", session=session)
         self.sides = {
-            "spark": Side(self.spark, "spark/0"),
-            "reference": Side(ReferenceMover(self.store, spec), "reference/0"),
+            "spark": Side(self.spark, "spark"),
+            "reference": Side(ReferenceMover(self.store, spec), "reference"),
         }
         self.state = create_initial_state(spec)
         self.ordinals: dict[Member, int] = {}
@@ -205,10 +206,7 @@ class Pair:
             surveyed.cut,
             decision,
             side.segments,
-            side.prefix,
-            f"{self.epoch:06d}-abcdef",
-            0,
-            self.epoch,
+            AttemptFolders(BucketLayout(side.pipeline), CheckpointId(0, self.epoch, "abcdef")),
             side.position,
         )
         moved: MoveResult = side.mover.move(order, surveyed)

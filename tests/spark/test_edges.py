@@ -173,7 +173,7 @@ def restored(pair: Pair, spec: PipelineSpec, session: SparkSession, folder: Path
     for name, mover in (("spark", after.spark), ("reference", ReferenceMover(pair.store, spec))):
         old = pair.sides[name]
         kept = tuple(FileRef.model_validate_json(ref.model_dump_json()) for ref in old.segments)
-        after.sides[name] = Side(mover, old.prefix, kept, old.position, old.moved)
+        after.sides[name] = Side(mover, old.pipeline, kept, old.position, old.moved)
     return after
 
 
