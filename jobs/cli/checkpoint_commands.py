@@ -249,10 +249,7 @@ def restore_checkpoint(
         output.print_envelope(
             "restore",
             plan.model_dump(mode="json")
-            | {
-                "done": not dry_run,
-                "spec_changes": [asdict(c) for c in changes],
-            },
+            | {"done": not dry_run, "spec_changes": [asdict(c) for c in changes]},
         )
     elif not dry_run:
         output.console().print(

@@ -93,10 +93,7 @@ def collect_garbage(
         output.print_envelope(
             "gc",
             report.model_dump()
-            | {
-                "compacted": compacted,
-                "compaction_left": done.compaction_obstacle,
-            },
+            | {"compacted": compacted, "compaction_left": done.compaction_obstacle},
         )
         return
     for table, files in done.compacted.items():

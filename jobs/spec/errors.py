@@ -15,9 +15,7 @@ SPEC_UNREADABLE: Final = ErrorDefinition(
     advice="give the path of a pipeline YAML file, for example dags/pipelines/flights.yaml",
 )
 SPEC_NOT_TEXT: Final = ErrorDefinition(
-    "spec.unreadable",
-    ConfigurationError,
-    "{path} is not UTF-8 text",
+    "spec.unreadable", ConfigurationError, "{path} is not UTF-8 text"
 )
 SPEC_INVALID: Final = ErrorDefinition(
     "spec.invalid",
